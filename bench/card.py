@@ -21,11 +21,10 @@ from typing import Any
 
 from bench.apex import find_apex, refuse_apex
 from bench.data import find_layout
-from bench.environment.asking import probe
 from bench.environment.device import Platform
+from bench.environment.examination import probe
 from bench.environment.host import has_cuda
 from bench.environment.packages import refuse_missing
-from bench.executors.server import lend_server
 from bench.flags import Parser, command, describe, parse_number
 from bench.gpu.cards import find_cards
 from bench.precision import FP8_INSTALL, PRECISIONS, find_torchao
@@ -166,8 +165,7 @@ def main(argv: Sequence[str]) -> int:
         os.environ |= {"TORCH_COMPILE_DISABLE": "1", "OMP_NUM_THREADS": "1"}
     print(f"{'REHEARSAL on ' * rehearsal}{platform.name}; {dataset} images; {folder}", flush=True)
     phases, log = state["phases"], folder / "log.txt"
-    with stop_signals(lambda: None) as stopped, lend_server(os.environ, ROOT) as lent:
-        os.environ |= lent
+    with stop_signals(lambda: None) as stopped:
         for name, least, need, text in (line.split(maxsplit=3) for line in STEPS.splitlines()):
             before, now = phases.get(name, {"state": "left", "seconds": 0.0}), time.monotonic()
             left = max(0.0, deadline - now)

@@ -1,23 +1,21 @@
 """Hashes that identify a model, and a check that it can be trained.
 
-They are computed once per sweep, in a separate process (`bench.environment`). Each model is
-examined in a fork of it, so that the imports of one are not counted for another, and a model that
-ends its process does not end the others. The sweep itself imports neither torch nor user code.
+They are computed once per sweep, for each model in a process of its own, so that the imports of one
+are not counted for another, and a model that ends its process does not end the others. The sweep
+itself imports neither torch nor user code.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import select
-import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from bench.models import MODELS, build_model, is_timm, load_factory, split_model
 from bench.models.freezing import normalises_batches
 from bench.processes import name_signal
 from bench.record import WorkRow
+from bench.run.process import EndedError, MessageError, Process
 from bench.workloads import IMAGES, Workload, WorkloadFacts, check_workload
 
 _SKETCH_S = 10.0  # limit for a user's code on the meta device; DPN-92 takes 0.4 s
@@ -212,42 +211,33 @@ def _hash(parts: Iterable[bytes]) -> str:
     return digest.hexdigest()[:12]
 
 
-def examine_in_fork(text: str) -> Any:
-    """Run `examine` on an `ExamineRequest` in a fork of this process. Returns a `Fingerprint` as
-    JSON, or a line that says what is wrong."""
-    asked = parse_request(text)
+def try_model(asked: ExamineRequest, timeout_s: float, **settings: Any) -> Fingerprint | str:
+    """Run `examine` in a process of its own, a `bench.run.process.Process` with these settings.
+    Return what it finds, or a line that says what is wrong. Raises TimeoutError."""
+    name, kind, *_ = split_subject(asked.subject)
+    with Process("bench.fingerprint:answer", asked, **settings) as process:
+        try:
+            found: Fingerprint | str = process.receive(timeout_s)
+            with suppress(TimeoutError, EndedError):
+                found = process.receive(_SKETCH_S)  # it may be sketching forever
+        except MessageError as error:
+            return f"{kind} {name!r} cannot be examined: {error}"
+        except EndedError:
+            code = process.wait() or 0
+            end = f"with return code {code}" if code >= 0 else f"by {name_signal(-code)}"
+            return f"{kind} {name!r} ends its process {end} when it is built and run once"
+    return found
+
+
+def answer(told: Connection, asked: ExamineRequest) -> None:
+    """Send what `examine` finds, first without the work of one item, or what is wrong."""
     name, kind, shape, classes = split_subject(asked.subject)
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if not pid:
-        os.close(reader)
-        with os.fdopen(writer, "w") as file:
-
-            def report(answer: Fingerprint | str) -> None:
-                file.write(json.dumps(answer if isinstance(answer, str) else asdict(answer)) + "\n")
-                file.flush()
-
-            try:
-                report(examine(name, kind, shape, classes, asked.freezes, asked.starts, report))
-            except UsageError as error:
-                report(str(error))
-            except BaseException as error:
-                report(f"{kind} {name!r} cannot be examined: {error!r}")
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as file:
-        told = file.readline()
-        # if both lines came, the second is in the file's buffer, and select sees the closed pipe
-        if told and select.select([reader], [], [], _SKETCH_S)[0]:
-            told = file.readline() or told
-    if told:
-        os.kill(pid, signal.SIGKILL)  # it may be sketching forever
-    _, status = os.waitpid(pid, 0)
-    if told:
-        return json.loads(told)
-    code = os.waitstatus_to_exitcode(status)
-    end = f"with return code {code}" if code >= 0 else f"by {name_signal(-code)}"
-    return f"{kind} {name!r} ends its process {end} when it is built and run once"
+    try:
+        told.send(examine(name, kind, shape, classes, asked.freezes, asked.starts, told.send))
+    except UsageError as error:
+        told.send(str(error))
+    except BaseException as error:
+        told.send(f"{kind} {name!r} cannot be examined: {error!r}")
 
 
 def check_outputs(name: str, found: Fingerprint, classes: int) -> None:

@@ -7,20 +7,13 @@ import gc
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
-from typing import NoReturn, TextIO
-
-from bench.text import last_line
-
-LENT = "BENCH_WORKERS"
-"""Environment variable: the id of the process that lends this one a server, and the server's
-socket, named after the `InheritedState` that it serves."""
+from typing import NoReturn
 
 
 def die_with_parent(parent: int) -> None:
@@ -102,32 +95,6 @@ def provide_home() -> None:
             os.environ["HOME"] = str(home)
 
 
-def take_input() -> TextIO:
-    """Return this process's standard input, and leave an empty one in its place: a user's code that
-    asks a question there gets EOFError, and neither waits nor reads what is meant for the harness.
-    """
-    own = os.fdopen(os.dup(0))
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    sys.stdin = os.fdopen(0, closefd=False)
-    return own
-
-
-def command_module(name: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module of this package in a new process of Python.
-
-    It finds modules where this process does, after what PYTHONPATH has gained since. Python's
-    ``-m`` looks in the current folder first, where a ``bench.py`` would hide the package.
-    """
-    code = (
-        f"import sys; ours = {sys.path!r}; "
-        "sys.path[:] = [*(p for p in sys.path if p and p not in ours), *ours]; import runpy; "
-        "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
-    )
-    return [sys.executable, "-c", code, name, *arguments]
-
-
 @contextmanager
 def keep_output() -> Iterator[None]:
     """Send to standard error what is printed in the block, by a user's code or what it starts, so
@@ -141,32 +108,6 @@ def keep_output() -> Iterator[None]:
     finally:
         os.dup2(own, 1)
         os.close(own)
-
-
-def run_module(
-    name: str, *arguments: str, timeout_s: float, variables: Mapping[str, str] | None = None
-) -> tuple[str, str | None]:
-    """Run a module in a process of its own. Ctrl-C does not reach it: the caller handles that.
-
-    ``variables`` are added to the environment. Returns what it printed, and the last line of its
-    errors; None for the latter if ``timeout_s`` ran out.
-    """
-    command = command_module(name, *arguments)
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            start_new_session=True,
-            env={**os.environ, **(variables or {})},
-        )
-    except subprocess.TimeoutExpired as late:  # its output is bytes despite text=True
-        said = late.stdout or b""
-        return said.decode(errors="replace") if isinstance(said, bytes) else said, None
-    return done.stdout, last_line(done.stderr)
 
 
 def name_signal(number: int) -> str:
@@ -213,12 +154,6 @@ def read_peak_memory() -> int:
 
     files = psutil.Process().memory_info().rss - read_held_memory(os.getpid())
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - files
-
-
-def find_lender() -> int | None:
-    """Return the id of the process that lends this one a server, the workers' parent; else None."""
-    pid = os.environ.get(LENT, "").partition(" ")[0]
-    return int(pid) if pid else None
 
 
 def read_cpu_time(pid: int | None = None) -> float:

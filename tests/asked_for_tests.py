@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from bench.environment.asking import ProcessAnswer, ask
+from bench.environment.examination import ProcessAnswer, ask
 
 
 def ask_once(*subjects: str) -> Callable[..., ProcessAnswer]:
-    """What a process says of the CPU and of ``subjects``, as `bench.environment.asking` would say
+    """What is found of the CPU and of ``subjects``, as `bench.environment.examination` would say
     it; KeyError for anything else."""
     whole = ask(["cpu"], subjects)
 

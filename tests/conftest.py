@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -64,7 +63,7 @@ def why_no_cuda() -> str:
 
 LONGEST = (
     "card check readme html ray asv_site parallel golden subprocess fingerprint cluster "
-    "lanes server extension asv sweep merge profile workload verdict export "
+    "lanes process extension asv sweep merge profile workload verdict export "
     "checkpoint fit loader why input advise yardstick scales train compare search "
     "apex queues figures"
 )
@@ -95,23 +94,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Have the garbage collector pass over what was imported, which took 4 % of the time."""
     gc.freeze()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_set_of_servers() -> Iterator[None]:
-    """What the tests of a process start is forked from servers that they share.
-
-    Most run a case or two, and would wait for a server of their own each.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        with suppress(ImportError):  # the tests for a card need pytest alone
-            from bench.executors import subprocess
-            from bench.executors.server import Servers
-
-            shared = Servers(cold=False)
-            patch.setattr(shared, "close", lambda: None)
-            patch.setattr(subprocess, "Servers", lambda cold: Servers(cold) if cold else shared)
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from bench.case import AXES, Case, parse_value
 from bench.data import SYNTHETIC, DatasetInfo, find_layout, refuse_file
 from bench.data.sources import CLASSES
 from bench.data.synthetic import IMAGES
-from bench.environment.asking import DeviceAnswer, ProcessAnswer
+from bench.environment.examination import DeviceAnswer, ProcessAnswer
 from bench.environment.host import describe_host
 from bench.errors import UnsupportedError, UsageError, nearest
 from bench.executors import Executor, Images, Job, Lane, Listener, Settings, Stopping

@@ -291,7 +291,6 @@ def describe_process() -> dict[str, object]:
         "streams": [(s.encoding, s.line_buffering, s.seekable(), s.isatty()) for s in streams],
         "kinds": [*kinds, descriptors[1] == descriptors[2]],
         "open": len(os.listdir("/proc/self/fd")),  # noqa: PTH208
-        "main": sys.modules["__main__"].__spec__.name,  # type: ignore[union-attr]
         "path": sys.path,
         "collecting": (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count() > 100_000),
         "threads": (torch.get_num_threads(), torch.get_num_interop_threads()),

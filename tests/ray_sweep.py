@@ -14,7 +14,7 @@ from typing import Any
 
 from ray_for_tests import MARK
 
-from bench.environment.asking import DeviceAnswer, ProcessAnswer
+from bench.environment.examination import DeviceAnswer, ProcessAnswer
 from bench.environment.host import describe_host
 from bench.executors import Event, Job, Lane
 from bench.executors.ray import RayExecutor

@@ -38,7 +38,7 @@ from bench.advise.standing import (
     strip,
 )
 from bench.case import Case
-from bench.environment.asking import DeviceAnswer
+from bench.environment.examination import DeviceAnswer
 from bench.errors import UsageError
 from bench.flags import join_flags
 from bench.record import Status

@@ -29,11 +29,10 @@ from bench.doctor import __main__ as doctor
 from bench.doctor.__main__ import main, write_findings, write_json
 from bench.doctor.judgement import MOST_LINES, Level, Remark, judge, write_warnings
 from bench.doctor.machine import Machine, examine_machine
-from bench.environment.asking import DeviceAnswer, ProcessAnswer
+from bench.environment.examination import DeviceAnswer, ProcessAnswer
 from bench.environment.variables import find_variables
 from bench.gpu.nvml import NvmlProblem
 from bench.plain import read_value
-from bench.processes import LENT, find_lender
 
 FINE, NOTE, UNBELIEVABLE = Level
 
@@ -271,7 +270,7 @@ def test_a_value_of_a_wrong_type_is_refused(data: st.DataObject) -> None:
 
 
 def answering(uuid: str | None, pid: int) -> Any:
-    """Stands in for `bench.environment.asking`: torch on the card ``uuid``, in process ``pid``."""
+    """Stands in for `ask`: torch on the card ``uuid``, in process ``pid``."""
 
     def ask(
         devices: Any, names: Any, *, timeout_s: float, look: Callable[[ProcessAnswer, int], None]
@@ -295,21 +294,14 @@ def gather(nvml: FakeNvml, ask: Any) -> Machine:
 BUSY = "while :; do :; done"
 
 
-@pytest.mark.parametrize("lent", [False, True])
-def test_what_a_process_of_ours_uses_is_not_called_others(lent: bool, monkeypatch: Patch) -> None:
-    """Also where it goes on, as the server of workers does; of a lent one, what lends it."""
-    if lent:
-        orphan = ["sh", "-c", f"({BUSY}) > /dev/null 2>&1 & echo $!"]
-        pid = int(subprocess.run(orphan, capture_output=True, check=True).stdout)
-        monkeypatch.setenv(LENT, f"{pid} /tmp/socket")
-    else:
-        pid = subprocess.Popen(["sh", "-c", BUSY]).pid
-    ours = psutil.Process(pid)
+def test_what_a_process_of_ours_uses_is_not_called_others(monkeypatch: Patch) -> None:
+    """Also where it goes on, as the server of workers does."""
+    ours = psutil.Process(subprocess.Popen(["sh", "-c", BUSY]).pid)
     try:
         # the one core computes nothing else
         monkeypatch.setattr(cores, "read_core_times", lambda: (sum(ours.cpu_times()[:2]), 0.0))
         monkeypatch.setattr(cores, "usable_cpus", lambda: [0])
-        load, begun = OtherWork(root=find_lender()), sum(ours.cpu_times()[:2])
+        load, begun = OtherWork(), sum(ours.cpu_times()[:2])
         load.start()
         while sum(ours.cpu_times()[:2]) < begun + 0.3:
             time.sleep(0.01)

@@ -21,11 +21,10 @@ from pytest_for_tests import Patch
 from bench import cores
 from bench.cores import read_governor
 from bench.environment import host, source
-from bench.environment.asking import DeviceAnswer, ProcessAnswer, ask, probe
 from bench.environment.device import Platform
+from bench.environment.examination import DeviceAnswer, ProcessAnswer, ask, describe_device, probe
 from bench.environment.host import CPU_FLAGS, describe_host, has_cuda, read_cpu_flags
 from bench.environment.packages import PACKAGES, find_missing
-from bench.environment.response import describe_device
 from bench.environment.source import hash_code
 from bench.environment.variables import find_variables
 from bench.errors import UsageError

@@ -27,7 +27,7 @@ from bench.failure import (
     list_kinds,
 )
 from bench.record import Status
-from bench.worker.__main__ import read_free_share
+from bench.worker.case import read_free_share
 
 FULL, ROOMY = NEARLY_FULL / 2, 0.5
 

@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from bench import fingerprint
-from bench.environment.asking import ProcessAnswer, ask
+from bench.environment.examination import ProcessAnswer, ask
 from bench.errors import UsageError
-from bench.fingerprint import Fingerprint, check_outputs, examine_in_fork
+from bench.fingerprint import Fingerprint, check_outputs, parse_request, try_model
 from bench.flags import join_flags
-from bench.plain import read_value
 from bench.store.reader import read_records
 from bench.sweep import __main__ as sweep
 
@@ -168,8 +167,8 @@ def unedited(answer: ProcessAnswer) -> Fingerprint:
 
 
 def examine_here(name: str) -> Fingerprint:
-    """As a process of its own would, but forked from this one, which has imported torch."""
-    found: Fingerprint = read_value(Fingerprint, examine_in_fork(name))
+    found = try_model(parse_request(name), 60)
+    assert isinstance(found, Fingerprint), found
     return found
 
 

@@ -21,7 +21,7 @@ from workers_for_tests import find_workers
 
 from bench import executors, fit
 from bench.case import Case
-from bench.environment.asking import ProcessAnswer
+from bench.environment.examination import ProcessAnswer
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, Job, Lane, Settings
 from bench.executors import subprocess as room

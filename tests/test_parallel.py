@@ -364,7 +364,7 @@ class Script:
                 if self._killed:
                     return
 
-    def send(self, line: bytes = GO_ON) -> None:
+    def send(self, content: str = GO_ON) -> None:
         self.told += 1
         self._may.release()
 
@@ -386,8 +386,8 @@ def play(
 ) -> tuple[Ranks, list[Message]]:
     """What the parent hears of workers that say their lines."""
     left = iter(scripts)
-    monkeypatch.setattr(room, "Worker", lambda job, variables, rendezvous, servers: next(left))
-    monkeypatch.setattr(room.os, "sched_setaffinity", lambda pid, cores: None)
+    monkeypatch.setattr(room, "Worker", lambda job, variables, rendezvous, cold: next(left))
+    monkeypatch.setattr(room, "prepare", lambda variables, cores: None)
     monkeypatch.setattr(room, "_GRACE_S", 0.5)
     ranks = Ranks(Job(replace(DDP, world_size=len(scripts)), log=log), {}, 60.0)
     heard = []
@@ -462,7 +462,7 @@ def test_too_few_gpus_are_unsupported() -> None:
 def test_each_process_sees_its_own_gpu(monkeypatch: Patch) -> None:
     seen: list[tuple[Job, Any, Any]] = []
 
-    def start(job: Job, variables: Any, rendezvous: Any, servers: Any) -> Script:
+    def start(job: Job, variables: Any, rendezvous: Any, cold: bool) -> Script:
         seen.append((job, variables, rendezvous))
         return Script([OK])
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -38,6 +38,7 @@ from bench.training.timing import Warmup
 from bench.worker import measurement
 from bench.worker.measurement import conclude, measure
 from bench.worker.messages import (
+    GO_ON,
     Assignment,
     Channel,
     Finished,
@@ -45,7 +46,6 @@ from bench.worker.messages import (
     PhaseEntered,
     Reporter,
     StepTaken,
-    decode,
 )
 from bench.worker.preparation import Stopwatch, set_up, start_over, warm_up_shapes
 from bench.workloads.images import Images
@@ -661,18 +661,15 @@ def uncountable() -> nn.Module:
 def test_each_epoch_and_its_evaluation_is_a_phase_that_waits_for_the_parent(
     few: DatasetInfo,
 ) -> None:
-    """At each boundary the worker says where it is and waits for a line before going on."""
-    read, write = os.pipe()
-    answers_read, answers_write = os.pipe()
-    with open(answers_read) as orders:  # noqa: PTH123
-        os.write(answers_write, b"\n" * 5)
-        os.close(answers_write)
-        case = replace(THREE, epochs=2)
-        measure(Assignment(case, few.folder, time.monotonic()), Channel(write, orders=orders))
-        assert orders.read() == ""  # five phases, five lines
-    with open(read, "rb") as events:  # noqa: PTH123
-        os.set_blocking(read, False)
-        said = [decode(line) for line in events.read().splitlines()]
+    """At each boundary the worker says where it is and waits for an answer before going on."""
+    ours, theirs = Pipe()
+    for _ in range(5):
+        ours.send(GO_ON)
+    measure(Assignment(replace(THREE, epochs=2), few.folder, time.monotonic()), Channel(theirs))
+    assert not theirs.poll(), "five phases, five answers"
+    said = []
+    while ours.poll():
+        said.append(ours.recv())
     entered = [(m.phase, m.epoch) for m in said if isinstance(m, PhaseEntered)]
     epochs = [(phase, epoch) for epoch in (0, 1) for phase in ("epoch", "evaluation")]
     assert entered == [("warmup", 0), *epochs]

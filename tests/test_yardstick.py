@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -25,13 +26,12 @@ from bench.doctor.earlier import describe_slowdown, read_earlier, read_rates
 from bench.doctor.judgement import Level, judge
 from bench.doctor.machine import measure_machine
 from bench.doctor.rates import SECONDS, check_rates, describe_rates, measure_rates
-from bench.environment.asking import DeviceAnswer, ProcessAnswer
 from bench.environment.device import Platform
+from bench.environment.examination import DeviceAnswer, ProcessAnswer
 from bench.executors.subprocess import SubprocessExecutor
 from bench.fingerprint import Fingerprint, name_subject
 from bench.gpu.device import Depth, Reading, Unreadable
 from bench.precision import Arithmetic
-from bench.processes import run_module
 from bench.questions.notices import warn
 from bench.record import Environment, Measurement, Outcome, Status, WorkRow, read_missing
 from bench.study.sweeps import read_sweep
@@ -139,11 +139,10 @@ def test_the_best_of_tries_counts_with_its_clock_while_it_ran(monkeypatch: Patch
 
 
 def test_a_process_that_fails_gives_its_reason(monkeypatch: Patch) -> None:
-    said, last = run_module("nowhere", timeout_s=60)
-    assert (said, "No module named nowhere" in (last or "")) == ("", True)
-    for why, reason in (("no device", "no device"), (None, "not measured within 120 s")):
-        monkeypatch.setattr("bench.doctor.rates.run_module", lambda *_, why=why, **__: ("", why))
-        assert measure_rates("cpu", 0.001) == Yardstick(reasons={"rates": reason})
+    (reason,) = measure_rates("nowhere", 0.001).reasons.values()
+    assert reason.startswith("RuntimeError: Expected one of cpu, cuda")
+    monkeypatch.setattr("bench.doctor.rates.call", Mock(side_effect=TimeoutError))
+    assert measure_rates("cpu", 0.001) == Yardstick(reasons={"rates": "not measured within 120 s"})
 
 
 # ------------------------------------------------------------------------------------ in a sweep

@@ -1,4 +1,4 @@
-"""Finding the workers among processes, whether each was started as a new Python or forked."""
+"""Finding the workers among processes."""
 
 from __future__ import annotations
 
@@ -8,19 +8,15 @@ import psutil
 
 
 def is_worker(process: psutil.Process) -> bool:
-    """Whether it is one. What a server has forked has the server's command line."""
     try:
-        line = process.cmdline()
-        if "bench.worker" not in line:
-            return False
-        return "serve" not in line or is_server(process.parent())
+        return process.name().startswith("bench.worker")
     except psutil.Error:
         return False
 
 
 def is_server(process: psutil.Process | None) -> bool:
-    """Whether it is one that forks workers, or a worker that one has forked."""
-    return process is not None and {"bench.worker", "serve"} <= {*process.cmdline()}
+    """Whether it is one that forks processes, or one of these."""
+    return process is not None and "import serve; serve(" in " ".join(process.cmdline())
 
 
 def find_workers(pid: int | None = None) -> list[psutil.Process]:

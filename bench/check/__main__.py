@@ -14,7 +14,7 @@ from bench.axis import Value
 from bench.case import Case, list_absent
 from bench.check.checks import CHECKS
 from bench.check.report import Report, head, show_running
-from bench.environment.asking import ask
+from bench.environment.examination import ask
 from bench.environment.host import list_devices
 from bench.environment.packages import refuse_missing
 from bench.errors import UsageError, choose

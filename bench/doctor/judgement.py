@@ -12,7 +12,7 @@ from bench.apex import Apex, choose_interface, refuse_apex
 from bench.diagnosis.rates import find_emulated
 from bench.doctor.machine import Gpu, Machine
 from bench.doctor.rates import check_rates, describe_rates
-from bench.environment.asking import DeviceAnswer
+from bench.environment.examination import DeviceAnswer
 from bench.environment.packages import describe_install
 from bench.environment.variables import THREADS, VARIABLES
 from bench.gpu.cards import find_card

@@ -23,8 +23,8 @@ from bench.cores import OtherWork, Quota, read_governor, usable_cpus
 from bench.data import find_layout
 from bench.doctor.earlier import describe_slowdown, read_earlier
 from bench.doctor.rates import choose_seconds, measure_rates
-from bench.environment.asking import DeviceAnswer, ProcessAnswer, ask
 from bench.environment.device import Platform
+from bench.environment.examination import DeviceAnswer, ProcessAnswer, ask
 from bench.environment.host import describe_host
 from bench.environment.packages import find_missing, find_version
 from bench.environment.variables import find_variables
@@ -34,7 +34,6 @@ from bench.gpu.cards import Card, find_card, find_cards
 from bench.gpu.device import READINGS, Depth, Process
 from bench.gpu.nvml import NvmlProblem, check_nvml, open_device
 from bench.precision import find_torchao
-from bench.processes import find_lender
 from bench.record import Environment
 from bench.yardstick import Yardstick
 
@@ -142,10 +141,10 @@ def examine_machine(
         timeout_s: the time limit for the models.
         watch_s: how long to watch the CPU at least.
         nvml: replaces the module pynvml.
-        ask: replaces `bench.environment.asking.ask`.
+        ask: replaces `bench.environment.examination.ask`.
     """
     devices = devices or DEVICES
-    begun, load = time.monotonic(), OtherWork(root=find_lender())
+    begun, load = time.monotonic(), OtherWork()
     load.start()
     lack, reason = check_nvml(nvml)
     cards, no_gpu = find_cards(nvml) if "cuda" in devices else ([], "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -12,8 +11,7 @@ from bench.diagnosis.rates import CALL, CONVOLUTION_COLUMNS, COPY, RATE_COLUMNS,
 from bench.errors import UsageError
 from bench.gpu.peaks import list_peaks
 from bench.limits import FAR
-from bench.plain import read_value
-from bench.processes import run_module
+from bench.run.process import EndedError, MessageError, call
 from bench.text import read_clock
 from bench.yardstick import Tries, Yardstick
 
@@ -48,20 +46,14 @@ def measure_rates(
         variables: environment variables that choose the GPU.
     """
     limit_s = _START_S + _SLOWEST * seconds
-    said, why = run_module(
-        "bench.training.yardstick",
-        device,
-        str(seconds),
-        timeout_s=limit_s,
-        variables=variables,
-    )
-    if why is None:
-        return Yardstick(reasons={"rates": f"not measured within {limit_s:.0f} s"})
+    place = "bench.training.yardstick:answer"
     try:
-        found: Yardstick = read_value(Yardstick, json.loads(said))
-        return replace(found, measured_at=read_clock())
-    except (ValueError, TypeError):
-        return Yardstick(reasons={"rates": why})
+        found: Yardstick = call(place, device, seconds, timeout_s=limit_s, variables=variables)
+    except TimeoutError:
+        return Yardstick(reasons={"rates": f"not measured within {limit_s:.0f} s"})
+    except (EndedError, MessageError) as error:
+        return Yardstick(reasons={"rates": str(error)})
+    return replace(found, measured_at=read_clock())
 
 
 def describe_rates(yardstick: Yardstick, gpu: str | None) -> str:

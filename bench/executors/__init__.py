@@ -5,17 +5,16 @@ An executor offers lanes, and each lane runs one case at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import IO
 
 from bench.case import Case
 from bench.data import DatasetInfo, prepare
 from bench.data.progress import Progress, progress_bar
 from bench.doctor.rates import measure_rates
-from bench.environment.asking import AnsweringProcess, ProcessAnswer, ask, start_answering
+from bench.environment.examination import ProcessAnswer, ask
 from bench.errors import UnsupportedError, UsageError
 from bench.origin import EXECUTORS
 from bench.processes import hold_to
@@ -147,8 +146,9 @@ class Executor:
         *,
         look: Callable[[ProcessAnswer, int], None] = lambda answer, pid: None,
     ) -> ProcessAnswer:
-        """Ask about devices and models on the lane's machine, as `bench.environment.asking.ask`
-        does; ``look`` is called only if the process that answers runs on this machine."""
+        """Ask about devices and models on the lane's machine, as
+        `bench.environment.examination.ask` does; ``look`` is called only if the process that
+        answers runs on this machine."""
         with hold_to(lane.cores):
             return ask(
                 devices,
@@ -156,14 +156,8 @@ class Executor:
                 timeout_s=timeout_s,
                 look=look,
                 variables=lane.variables,
-                start=self.start_answering,
+                cold=self.settings.cold,
             )
-
-    def start_answering(
-        self, names: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]
-    ) -> AnsweringProcess:
-        """Start the process that answers `examine`, as `bench.environment.asking` does."""
-        return start_answering(names, environment, errors)
 
     def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
         """Prepare images on the lane's machine; the result's ``folder`` is for jobs on this lane.

@@ -1,4 +1,4 @@
-"""Several workers that train one network, run as if they were one."""
+"""The worker of a case, or several that train one network, run as if they were one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ from threading import Thread
 from bench.cores import share_cores, usable_cpus
 from bench.errors import UnsupportedError
 from bench.executors import Job
-from bench.executors.process import Worker
-from bench.executors.server import Servers
-from bench.processes import hold_to
 from bench.record import MEASURED, REFUSED
+from bench.run.process import Process, prepare
 from bench.scratch import Scratch
-from bench.worker.messages import GO_ON, EpochEnded, Finished, Message, PhaseEntered, Rendezvous
+from bench.worker.messages import (
+    GO_ON,
+    Assignment,
+    EpochEnded,
+    Finished,
+    Message,
+    PhaseEntered,
+    Rendezvous,
+)
 
 _POLL_S = 0.1
 _GRACE_S = 3.0
@@ -44,6 +50,42 @@ def find_gpus(job: Job) -> tuple[str, ...]:
     return gpus[: job.case.world_size]
 
 
+class Worker(Process):
+    """The process of a case, or one of several."""
+
+    failed_rank = ""
+    """Prefix of the reason why it ended, if it is one of several."""
+    pids = ()
+
+    def __init__(
+        self,
+        job: Job,
+        variables: Mapping[str, str],
+        rendezvous: Rendezvous | None = None,
+        cold: bool = False,
+    ) -> None:
+        given = Assignment(
+            job.case,
+            job.folder,
+            time.monotonic(),
+            job.gpu_uuid,
+            str(job.checkpoints.absolute()) if job.checkpoints else "",
+            job.identity,
+            str(job.trace.absolute()) if job.trace else "",
+            rendezvous,
+            judged=job.enough is not None,
+            known=job.known,
+        )
+        super().__init__(
+            "bench.worker.case:work",
+            given,
+            variables={**job.lane.variables, **variables},
+            cores=job.lane.cores,
+            log=job.log,
+            cold=cold,
+        )
+
+
 class Ranks:
     """The workers of one case that trains in several processes, with the methods of a `Worker`.
 
@@ -60,7 +102,7 @@ class Ranks:
         job: Job,
         variables: Mapping[str, str],
         timeout_s: float,
-        servers: Servers | None = None,
+        cold: bool = False,
     ) -> None:
         self._log, self._failed, self._deciding = job.log, False, 0
         self.failed_rank = ""
@@ -75,17 +117,15 @@ class Ranks:
         given = {"GLOO_SOCKET_IFNAME": "lo", **variables}
         for name in given.keys() & os.environ.keys() - variables.keys():
             del given[name]
-        servers = servers or Servers(cold=True)
-        for few in cores:
-            with hold_to(few):
-                servers.prepare({**os.environ, **given})  # in parallel: each takes seconds
+        for few in () if cold else cores:
+            prepare(given, few)  # in parallel: each takes seconds
         try:
             for rank in range(size):
                 lane = replace(job.lane, gpus=job.lane.gpus[rank : rank + 1], cores=cores[rank])
                 store = str(Path(self._folder.name) / "store")
                 rendezvous = Rendezvous(rank, size, store, list(gpus), timeout_s + _MARGIN_S)
                 placed = replace(job, gpu_uuid=gpus[rank] if gpus else None, lane=lane)
-                self._workers.append(Worker(placed, given, rendezvous, servers))
+                self._workers.append(Worker(placed, given, rendezvous, cold))
         except BaseException:
             self.end(patiently=False)
             raise
@@ -110,7 +150,7 @@ class Ranks:
 
     def messages(self) -> Iterator[Message | None]:
         """Yield the first worker's messages, a phase once all have announced it, and None at least
-        every 0.1 s. Raises MessageError: a worker wrote a line that is not a message."""
+        every 0.1 s. Raises MessageError: a worker sent what is no message."""
         waiting: dict[int, PhaseEntered | EpochEnded] = {}
         ends: dict[int, Finished | None] = {}  # None for a worker that ended without a message
         decided: float | None = None
@@ -144,9 +184,9 @@ class Ranks:
         if (end := ends[rank]) is not None:
             yield replace(end, reason=self.failed_rank + end.reason) if self._failed else ends[0]
 
-    def send(self, line: bytes = GO_ON) -> None:
+    def send(self, content: str = GO_ON) -> None:
         for worker in self._workers:
-            worker.send(line)
+            worker.send(content)
 
     def dump_stacks(self) -> str:
         found = []

@@ -21,7 +21,7 @@ from typing import Any
 
 from bench.data import DatasetInfo
 from bench.doctor.rates import choose_seconds, measure_rates
-from bench.environment.asking import ProcessAnswer
+from bench.environment.examination import ProcessAnswer
 from bench.environment.packages import describe_install
 from bench.environment.source import hash_code
 from bench.environment.variables import find_variables

@@ -15,15 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
 from bench.cores import share_cores, usable_cpus
-from bench.environment.asking import AnsweringProcess
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, Executor, Job, Lane, Listener, Settings, Stopping
-from bench.executors.process import Worker, start_warm
-from bench.executors.ranks import Ranks, find_gpus
-from bench.executors.server import Servers
+from bench.executors.ranks import Ranks, Worker, find_gpus
 from bench.failure import classify, classify_death, count_oom_kills, list_kinds
 from bench.gpu.cards import Card, find_card, find_cards
 from bench.gpu.device import CombinedDevice, Device, Host, Unreadable
@@ -49,7 +45,6 @@ class SubprocessExecutor(Executor):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._workers: list[Worker | Ranks] = []
-        self._servers = Servers(settings.cold)
         self._compiled: Scratch | None = None
         self._lock = threading.Lock()
 
@@ -103,15 +98,6 @@ class SubprocessExecutor(Executor):
         name = "+".join(f"gpu{card.index}" for card in alike[:size]) if lane.name else ""
         return Lane(name, tuple(card.uuid for card in alike[:size]))
 
-    def start_answering(
-        self, names: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]
-    ) -> AnsweringProcess:
-        """Fork it from the server of the lane's workers. Starting the server takes about as long as
-        starting a new Python process, and the first worker finds it running."""
-        if self._servers.cold:
-            return super().start_answering(names, environment, errors)
-        return start_warm(self._servers, names, environment, errors)
-
     def run(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:
         """Run one case; after a transient failure try again, up to three attempts in all."""
         for tries in range(_ATTEMPTS):
@@ -136,8 +122,7 @@ class SubprocessExecutor(Executor):
             worker.kill()
 
     def close(self) -> None:
-        """End the workers' servers, and remove compiled code."""
-        self._servers.close()
+        """Remove compiled code."""
         if self._compiled is not None:
             self._compiled.cleanup()
 
@@ -176,9 +161,7 @@ class SubprocessExecutor(Executor):
         oom_kills = count_oom_kills()
         with Monitor(device) as monitor:
             try:
-                worker = start_worker(
-                    job, self.choose_cache(job), self.settings.timeout_s, self._servers
-                )
+                worker = start_worker(job, self.choose_cache(job), self.settings)
             except UnsupportedError as error:
                 return Outcome(Status.UNSUPPORTED, str(error)), False
             self._workers.append(worker)
@@ -208,7 +191,7 @@ class SubprocessExecutor(Executor):
                         trained = True  # or is about to
                         if message.phase != "warmup":
                             done = message.epoch + (message.phase == "evaluation")
-                        worker.send()
+                        worker.send(GO_ON)
             finally:
                 returncode = worker.end(patiently=not answer or answer.status not in _CUT_SHORT)
                 self._workers.remove(worker)
@@ -240,8 +223,8 @@ class SubprocessExecutor(Executor):
 
     def _listen(self, worker: Worker | Ranks, stopping: Stopping, of: str) -> Iterator[Message]:
         """Yield the worker's messages, with a final `Finished` if it is stopped or a phase, or what
-        all of them are ``of``, exceeds its deadline. Raises MessageError: the worker wrote a line
-        that is not a message."""
+        all of them are ``of``, exceeds its deadline. Raises MessageError: what the worker sent is
+        no message."""
         phase, deadline = "set-up", time.monotonic() + self.settings.timeout_s
         for message in worker.messages():
             if stopping():
@@ -318,13 +301,11 @@ def _conclude(last: Finished, seen: Observation, allow_shared: bool) -> Outcome:
     return Outcome(status, reason, m, *parts, unit=last.unit, epoch_items=last.epoch_items)
 
 
-def start_worker(
-    job: Job, variables: Mapping[str, str], timeout_s: float, servers: Servers
-) -> Worker | Ranks:
+def start_worker(job: Job, variables: Mapping[str, str], settings: Settings) -> Worker | Ranks:
     """Start the worker of a job, or several that train one network. Raises UnsupportedError: the
     job's lane has too few GPUs."""
     if job.case.parallel == "ddp":
-        return Ranks(job, variables, timeout_s, servers)
+        return Ranks(job, variables, settings.timeout_s, settings.cold)
     if job.case.parallel == "dp":
         find_gpus(job)
-    return Worker(job, variables, servers=servers)
+    return Worker(job, variables, cold=settings.cold)

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
 from bench.data import load
-from bench.environment.asking import ask, with_inputs
+from bench.environment.examination import ask, with_inputs
 from bench.errors import UsageError
 from bench.precision import PRECISIONS
 from bench.questions.loss_scales import (

@@ -25,8 +25,8 @@ from bench.diagnosis.prediction import predict_seconds
 from bench.diagnosis.rates import CONVOLUTIONS, find_emulated, find_halves, take_rates
 from bench.doctor.judgement import write_warnings
 from bench.doctor.machine import examine_machine
-from bench.environment.asking import ProcessAnswer, ask, with_inputs
 from bench.environment.device import Platform
+from bench.environment.examination import ProcessAnswer, ask, with_inputs
 from bench.environment.host import CPU_FLAGS, read_cpu_flags
 from bench.errors import UsageError
 from bench.executors import Executor, Images, Lane
@@ -416,7 +416,7 @@ def warn_of_download(cases: Sequence[Case], data_dir: Path | None) -> list[str]:
 
 
 def list_examined(cases: Sequence[Case]) -> list[str]:
-    """List the networks and workloads of ``cases`` as `bench.environment.asking.ask` takes them."""
+    """List the networks and workloads of ``cases`` as `ask` takes them."""
     parts: dict[str, list[Case]] = {}
     for case in (case for case in cases if case.command is None):
         parts.setdefault(name_subject(case), []).append(case)

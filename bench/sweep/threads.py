@@ -18,7 +18,6 @@ from pathlib import Path
 from bench.cores import OtherWork, count_cores, usable_cpus
 from bench.environment.variables import THREADS
 from bench.limits import BUSY_CORES
-from bench.processes import find_lender
 from bench.store.cells import RECORDS
 from bench.store.reader import read_records
 from bench.text import count
@@ -56,7 +55,7 @@ def _choose_threads(out: Path | None) -> tuple[int | None, str]:
         for variables in rows.loc[rows["device"] == "cpu", "variables"].tail(1):
             kept = re.search(rf"\b{THREADS[0]}=([0-9]+)", variables)
             return int(kept[1]) if kept else None, f"the rows in {out} are of {variables}"
-    others = OtherWork(root=find_lender())
+    others = OtherWork()
     with others.watch():
         time.sleep(_WATCHED_S)
     used, cores = others.cores(), count_cores()

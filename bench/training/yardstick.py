@@ -1,8 +1,5 @@
 """What a device can do now: products in each number format, a copy, the start of an operation.
 
-`python -m bench.training.yardstick cuda 0.2` spends about so many seconds on each and prints JSON:
-the fields of `bench.yardstick.Yardstick`.
-
 Each rate is the best of several short tries. On an H100 a second of large products drew 723 W at
 1365 MHz, where training runs at 1980 MHz, and three such seconds within an hour gave 652, 670 and
 636 TFLOP/s. So the tries of all rates take turns, and a GPU rests after each as long as it took.
@@ -10,14 +7,12 @@ Each rate is the best of several short tries. On an H100 a second of large produ
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -27,7 +22,6 @@ from psutil import virtual_memory
 from bench.gpu.device import Depth, Device
 from bench.gpu.nvml import open_device
 from bench.precision import PRECISIONS, Arithmetic, set_flags
-from bench.processes import leave
 from bench.text import first_line
 from bench.training.timing import StepClock, find_accelerator, synchronize
 from bench.yardstick import Tries, Yardstick
@@ -261,18 +255,10 @@ def time_task(
     return time_s / repeats, clock_mhz
 
 
-def _main(arguments: Sequence[str]) -> None:
-    name, seconds = arguments
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # a library may print
+def answer(told: Connection, name: str, seconds: float) -> None:
+    """Send the rates of a device, in a process of its own."""
     device, card = torch.device(name), None
     if device.type == "cuda":
         uuid = torch.cuda.get_device_properties(device).uuid
         card = open_device(f"GPU-{uuid}")
-    found = measure(device, float(seconds), card)
-    print(json.dumps(asdict(found)), file=answers, flush=True)
-
-
-if __name__ == "__main__":
-    _main(sys.argv[1:])
-    leave(0)
+    told.send(measure(device, seconds, card))

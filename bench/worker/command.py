@@ -29,7 +29,6 @@ from bench.failure import Fault, classify
 from bench.limits import find_ends
 from bench.precision import LEAST_LABELLED, OWN, PRECISIONS, Arithmetic, list_formats
 from bench.processes import (
-    LENT,
     die_with_parent,
     list_children,
     name_signal,
@@ -115,7 +114,6 @@ class _Run:
         self._due = 0.0
         variables, words = split_command(fill_command(case))
         environment = {**os.environ, **variables, FILE: str(self.told.path)}
-        environment.pop(LENT, None)
         _adopt_orphans()
         sys.stdout.flush()
         self.began = time.monotonic()

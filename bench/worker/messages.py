@@ -1,24 +1,17 @@
-"""The messages between a worker and its parent, one JSON line each, and the worker's channel.
-
-Only this module writes and reads such lines. A model that prints into the worker's pipe can send
-anything, so reading checks everything.
-"""
+"""The messages between a worker and its parent, and the worker's channel."""
 
 from __future__ import annotations
 
-import io
-import json
-import os
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any, Literal
 
 from bench.case import Case
 from bench.errors import UsageError
-from bench.plain import read_value
 from bench.processes import read_peak_memory
 from bench.record import EpochRow, KnownResults, Measurement, RankRow, Status, Step, WorkRow
 
@@ -28,12 +21,7 @@ if TYPE_CHECKING:
 Phase = Literal["warmup", "epoch", "evaluation"]
 """The phases that a worker announces, in this order; the last two once for each epoch."""
 
-_SHOWN = 200  # characters of an unreadable line that an error repeats
 _REPORT_EVERY_S = 0.2
-
-
-class MessageError(ValueError):
-    """A line is not a message."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +42,7 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A worker's task, the first line that it reads.
+    """A worker's task.
 
     ``folder`` is where `bench.data.prepare` left the dataset, ``started`` the time.monotonic() at
     which the worker was requested, in s, ``gpu_uuid`` the GPU as NVML knows it, ``checkpoints`` the
@@ -78,7 +66,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class PhaseEntered:
-    """The worker is about to enter ``phase`` and waits for a line. ``epoch`` counts from 0: it is
+    """The worker is about to enter ``phase`` and waits for `GO_ON`. ``epoch`` counts from 0: it is
     the epoch that begins or, for an evaluation, the one that has just ended."""
 
     phase: Phase
@@ -98,13 +86,13 @@ class StepTaken:
 
 @dataclass(frozen=True)
 class EpochEnded:
-    """The result of one of several epochs. The worker then waits for a line: `GO_ON`, or `END` to
+    """The result of one of several epochs. The worker then waits for `GO_ON`, or `END` to
     end the case here, measured so far and marked as truncated."""
 
     row: EpochRow
 
 
-GO_ON, END = b"\n", b"end\n"
+GO_ON, END = "go on", "end"
 
 
 @dataclass
@@ -159,76 +147,28 @@ class Finished:
 
 Message = PhaseEntered | StepTaken | EpochEnded | Finished
 
-_KINDS = {kind.__name__: kind for kind in (PhaseEntered, StepTaken, EpochEnded, Finished)}
-
-
-def encode(content: Message | Assignment) -> bytes:
-    values = {f.name: getattr(content, f.name) for f in fields(content)}
-    if not isinstance(content, Assignment):
-        values["kind"] = type(content).__name__
-    return json.dumps(values, default=_list_cells).encode() + b"\n"
-
-
-def _list_cells(part: Any) -> list[Any]:
-    """Write a row without field names: a whole epoch has thousands of steps."""
-    return [getattr(part, f.name) for f in fields(part)]
-
-
-def decode(line: bytes) -> Message:
-    """Read a message. Raises MessageError: the line is not one; says why."""
-    try:
-        values = read_value(dict[str, Any], json.loads(line))
-        kind = values.pop("kind", None)
-        if kind not in [*_KINDS]:
-            raise MessageError(f"no kind {kind!r}; right values: {', '.join(_KINDS)}")
-        message: Message = read_value(_KINDS[kind], values)
-    except (ValueError, TypeError) as error:
-        shown = line[:_SHOWN].decode(errors="replace")
-        raise MessageError(f"the worker sent {shown!r}, which is no message: {error}") from error
-    return message
-
-
-def encode_names(names: Sequence[str]) -> bytes:
-    """Write a worker's order to answer as `bench.environment` does, instead of an assignment."""
-    return json.dumps(list(names)).encode() + b"\n"
-
-
-def decode_order(line: str) -> Assignment | list[str]:
-    """Read a worker's first line: its assignment, or the names of devices and models to examine."""
-    values = json.loads(line)
-    kind = list[str] if isinstance(values, list) else Assignment
-    order: Assignment | list[str] = read_value(kind, values)
-    return order
-
 
 class Channel:
-    """The worker's end of the channel to its parent, whose lines are ``orders``. Without a parent
-    nothing is sent. If ``judged``, the parent is asked after each epoch whether to train another.
-    """
+    """The worker's end of the connection to its parent. Without a parent nothing is sent. If
+    ``judged``, the parent is asked after each epoch whether to train another."""
 
-    def __init__(
-        self, descriptor: int | None = None, judged: bool = False, orders: TextIO | None = None
-    ) -> None:
-        self._out = None if descriptor is None else os.fdopen(descriptor, "wb", buffering=0)
-        self._judged, self._orders = judged, orders or io.StringIO()
+    def __init__(self, parent: Connection | None = None, judged: bool = False) -> None:
+        self._parent, self._judged = parent, judged
 
     def send(self, message: Message) -> None:
-        if self._out:
-            line = encode(message)
-            while line:  # a pipe may take only part of a long line
-                line = line[self._out.write(line) :]
+        if self._parent:
+            self._parent.send(message)
 
     def enter(self, phase: Phase, epoch: int = 0) -> None:
-        if self._out:
-            self.send(PhaseEntered(phase, epoch))
-            self._orders.readline()
+        self._ask(PhaseEntered(phase, epoch))
 
     def ask(self, row: EpochRow) -> bool:
         """Send an epoch's result; return whether to train another."""
-        if not (self._out and self._judged):
-            return True
-        self.send(EpochEnded(row))
-        return self._orders.readline() != END.decode()
+        return not self._judged or self._ask(EpochEnded(row)) != END
+
+    def _ask(self, message: Message) -> object:
+        self.send(message)
+        return self._parent.recv() if self._parent else GO_ON
 
 
 class Reporter:

@@ -109,7 +109,9 @@ class Running:
         self._thread = threading.Thread(target=run)
         self._thread.start()
         self.worker = min(wait_for(lambda: set(nodes.workers()) - before))
-        self.task = psutil.Process(self.worker).ppid()  # the process of Ray's
+        server = psutil.Process(self.worker).parent()
+        assert server is not None
+        self.task = server.ppid()  # the process of Ray's
 
     def end(self) -> Outcome:
         self._thread.join(PATIENCE_S)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,9 +22,8 @@ from workers_for_tests import find_workers, gone
 
 from bench.case import Case
 from bench.data import DatasetInfo
-from bench.executors import Event, Job, Settings, process
+from bench.executors import Event, Job, Settings
 from bench.executors import subprocess as room
-from bench.executors.server import Servers, lend_server
 from bench.executors.subprocess import SubprocessExecutor
 from bench.gpu.device import Unreadable
 from bench.gpu.monitor import Observation
@@ -61,7 +59,7 @@ ENDS: dict[str, tuple[Status, str, list[str]]] = {
     "allocates_tensors": (Status.OOM, "RuntimeError: [enforce fail at alloc_cpu.cpp", []),
     "allocates_bytes": (Status.OOM, "MemoryError", ["MemoryError"]),
     "asks": (Status.ERROR, "EOFError: EOF when reading a line", ["go on? "]),
-    "speaks_out_of_turn": (Status.ERROR, "dinner", ["Traceback"]),
+    "speaks_out_of_turn": (Status.ERROR, "the worker sent what is no message", ["Traceback"]),
     "babbles": (Status.OK, "", ["so many words, "]),
     "good": (Status.OK, "", ["epoch 1 of 1: 2 steps in ", " s, loss ", ", accuracy "]),
 }  # fmt: skip
@@ -144,18 +142,11 @@ def test_of_a_hundred_megabytes_both_ends_are_kept(ended: Ended) -> None:
 # ------------------------------------------------------------------ stopped, killed, tried again
 
 
-@pytest.fixture(scope="module")
-def lent() -> Iterator[dict[str, str]]:
-    """What tells a sweep of a server that has imported torch."""
-    with lend_server(os.environ, Path.cwd()) as variables:
-        yield variables
-
-
-def start_sleeper(out: Path, pids: Path, lent: dict[str, str]) -> subprocess.Popen[str]:
+def start_sleeper(out: Path, pids: Path) -> subprocess.Popen[str]:
     """Start a sweep of a worker that never ends; wait until it trains."""
     flags = [*FLAGS.split(), "--model", model("sleeps"), "--out", str(out)]
     command, pipe = [sys.executable, "-m", "bench.sweep", *flags], subprocess.PIPE
-    environment = {**os.environ, **lent, models_for_tests.PIDS: str(pids)}
+    environment = {**os.environ, models_for_tests.PIDS: str(pids)}
     process = subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
     while not pids.exists():
         assert process.poll() is None, process.communicate()
@@ -164,12 +155,10 @@ def start_sleeper(out: Path, pids: Path, lent: dict[str, str]) -> subprocess.Pop
 
 
 @pytest.mark.parametrize("stopped", ["once", "twice", "killed"])
-def test_a_sweep_that_is_stopped_takes_its_worker_along(
-    stopped: str, tmp_path: Path, lent: dict[str, str]
-) -> None:
+def test_a_sweep_that_is_stopped_takes_its_worker_along(stopped: str, tmp_path: Path) -> None:
     """By Ctrl-C the worker's case is a record; twice, nobody waits for one that is deaf to SIGTERM;
     and where the sweep itself is killed."""
-    process = start_sleeper(tmp_path / "out", tmp_path / "pids", lent)
+    process = start_sleeper(tmp_path / "out", tmp_path / "pids")
     worker, child = map(int, (tmp_path / "pids").read_text().split())
     process.send_signal(signal.SIGKILL if stopped == "killed" else signal.SIGINT)
     if stopped == "twice":
@@ -247,43 +236,6 @@ def test_a_worker_that_cannot_even_start_in_time(data: DatasetInfo, tmp_path: Pa
 # -------------------------------------------------- what the parent does, with a scripted worker
 
 
-PRINTS = """
-import faulthandler, signal, sys, time
-faulthandler.register(signal.SIGUSR1)
-print("there", flush=True)
-while True:
-    print(".", flush=True)
-    time.sleep(0.001)
-"""
-LATE = """
-import faulthandler, signal, sys, time
-signal.signal(signal.SIGUSR1, lambda *_: (time.sleep(1.5), faulthandler.dump_traceback()))
-print("there", flush=True)
-while True:
-    time.sleep(0.1)
-"""
-
-
-@pytest.mark.parametrize("code", [PRINTS, LATE], ids=["one that prints", "one that is late"])
-def test_the_stacks_of_a_worker_are_waited_for(code: str) -> None:
-    class Launched(Servers):
-        def launch(self, environment: Mapping[str, str]) -> Any:
-            pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            command = [sys.executable, "-c", code]
-            made = subprocess.Popen(
-                command, stderr=subprocess.STDOUT, start_new_session=True, **pipe
-            )  # type: ignore[call-overload]
-            return made, "", os.open(os.devnull, os.O_RDONLY)
-
-    worker = process.Worker(Job(Case(device="cpu"), ""), {}, servers=Launched(cold=True))
-    try:
-        while b"there" not in worker._recent:
-            time.sleep(0.05)
-        assert "most recent call first" in worker.dump_stacks()
-    finally:
-        worker.end(patiently=False)
-
-
 class Script:
     """A worker that says what it is told to, one script a try."""
 
@@ -293,7 +245,7 @@ class Script:
     pids: Sequence[int] = ()
     failed_rank = note = ""
 
-    def __init__(self, job: Job, variables: Mapping[str, str], servers: Servers) -> None:
+    def __init__(self, job: Job, variables: Mapping[str, str], cold: bool) -> None:
         script = self.scripts[Script.started]
         Script.started += 1
         if isinstance(script, Exception):
@@ -303,7 +255,7 @@ class Script:
     def messages(self) -> Iterator[Message | None]:
         yield from self._messages
 
-    def send(self) -> None: ...
+    def send(self, content: object) -> None: ...
     def dump_stacks(self) -> str:
         return ""
 
@@ -513,37 +465,6 @@ def test_a_lack_of_memory_beside_others_is_an_error_unless_they_are_allowed(
     believed = allowed or not computing
     assert outcome.status is (status if believed else Status.ERROR)
     assert ("bench.doctor; so it is" in outcome.reason) != believed
-
-
-# ------------------------------------------------------------------------------------- the log
-
-
-def keep(path: Path | None, *parts: bytes) -> None:
-    read, write = os.pipe()
-    with os.fdopen(write, "wb", 0) as writer:
-        stream = os.fdopen(read, "rb", 0)
-        thread = threading.Thread(target=process._keep_log, args=(stream, path, bytearray()))
-        thread.start()
-        for part in parts:
-            writer.write(part)
-    thread.join(30)
-    assert not thread.is_alive()
-
-
-def test_a_log_that_cannot_be_written_does_not_stop_the_worker(tmp_path: Path) -> None:
-    keep(tmp_path / "no" / "folder", *[b"x" * 65536] * 100)
-    if Path("/dev/full").exists():
-        keep(Path("/dev/full"), *[b"x" * 65536] * 100)
-    keep(None, *[b"x" * 65536] * 100)
-
-
-def test_a_short_log_is_whole_and_silence_leaves_none(tmp_path: Path) -> None:
-    keep(tmp_path / "short", b"a", b"b\n")
-    assert (tmp_path / "short").read_bytes() == b"ab\n"
-    keep(tmp_path / "short", b"the next try\n")
-    assert (tmp_path / "short").read_bytes() == b"ab\nthe next try\n"
-    keep(tmp_path / "silent")
-    assert not (tmp_path / "silent").exists()
 
 
 def test_a_compiled_case_has_a_cache_of_its_own(monkeypatch: Patch, tmp_path: Path) -> None:

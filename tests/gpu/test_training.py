@@ -34,8 +34,8 @@ from bench.apex import find_apex, refuse_apex
 from bench.axis import Value
 from bench.case import Case
 from bench.data import DatasetInfo
-from bench.environment.asking import probe
 from bench.environment.device import Platform
+from bench.environment.examination import probe
 from bench.executors import Job, Settings
 from bench.executors.subprocess import SubprocessExecutor
 from bench.gpu.nvml import open_device

@@ -1,4 +1,4 @@
-"""Workers that are forked from a server: what they share with it, and what they must not."""
+"""Processes that are forked from a server: what they share with it, and what they must not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -20,26 +20,17 @@ from workers_for_tests import find_workers, gone, is_server
 
 from bench.case import Case
 from bench.data import DatasetInfo
-from bench.environment.asking import ProcessAnswer
+from bench.environment.examination import ProcessAnswer
 from bench.executors import Event, Job, Lane, Settings
-from bench.executors import subprocess as room
-from bench.executors.server import Process, Servers, lend_server
 from bench.executors.subprocess import SubprocessExecutor
-from bench.processes import LENT, find_lender
 from bench.record import BESIDE, Measurement, Status
-from bench.worker.messages import PhaseEntered, encode_names
+from bench.run import process as room
+from bench.run.process import EndedError, MessageError, Process, call
+from bench.worker.messages import PhaseEntered
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
 
 TESTS = Path(models_for_tests.__file__).parent
-
-
-@pytest.fixture(scope="module", autouse=True)
-def servers_of_their_own() -> Iterator[None]:
-    """Of each executor, as they are in a sweep."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "Servers", Servers)
-        yield
 
 
 class Run:
@@ -111,12 +102,13 @@ def test_a_warm_worker_is_as_a_cold_one_whatever_was_run_before(
     answers = [one.examine(Lane(), ["cpu"], names, 300, look=look) for one in (warm, cold)]
     assert answers[0] == answers[1]
     assert "returned str" in str(answers[0].models["models_for_tests:not_a_model"])
-    assert {spoilt.parent, killed.parent, last.parent, parents[0]} == {first.parent}, "one server"
+    assert {spoilt.parent, killed.parent, last.parent} == {first.parent}, "one server"
     assert is_server(psutil.Process(first.parent))
     assert len({first.worker, spoilt.worker, killed.worker, last.worker}) == 4
 
     fresh, facts_cold = tell(cold)
-    assert fresh.parent == parents[1] == os.getpid()
+    assert fresh.parent not in (first.parent, parents[1])
+    assert not psutil.pid_exists(fresh.parent), "it was of this worker alone"
     assert first.losses == last.losses == fresh.losses
     m, n = last.outcome.measurement, fresh.outcome.measurement
     same = [f.name for f in fields(Measurement) if not re.search(TIMED, f.name)]
@@ -135,19 +127,16 @@ def test_a_warm_worker_is_as_a_cold_one_whatever_was_run_before(
     assert facts["leads"]
     assert pinned["cores"] == [core]
     assert pinned["threads"][0] == 1
-    warm.close()
 
 
-# ------------------------------------------------------------------------------------- the server
+# ------------------------------------------------------------------------------------- its server
 
 LIGHT = """
-import sys, types
-from bench.worker import server
-server.MODULES = ()
-cuda = types.SimpleNamespace(is_initialized=lambda: False)
-sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
+import sys
+from bench.run import process
+process.MODULES = ("math",)
 """
-"""Has a server import nothing of what takes it seconds, and need it not."""
+"""Has a server import nothing of what takes it seconds."""
 
 
 @pytest.fixture
@@ -155,66 +144,60 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A module that every Python imports as it starts, servers among them."""
     file = tmp_path / "sitecustomize.py"
     file.write_text(LIGHT)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(TESTS.parent)]))
+    paths = [str(tmp_path), str(TESTS), str(TESTS.parent)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     return file
 
 
-@pytest.fixture
-def servers(site: Path) -> Iterator[Servers]:
-    servers = Servers(cold=False)
-    yield servers
-    servers.close()
+def fork() -> int:
+    """The server that a process is forked from."""
+    with Process("processes_for_tests:wait") as forked:
+        assert forked.note == ""
+        server = forked.receive(60)
+        assert is_server(psutil.Process(server))
+        forked.send(None)
+        assert forked.wait() == 0
+    return int(server)
 
 
-class Fork:
-    """A worker that has nothing to do, the process that had started it, and what was noted."""
-
-    def __init__(self, servers: Servers) -> None:
-        self.process: Process
-        self.process, self.note, reader = servers.launch(dict(os.environ))
-        self._answers = os.fdopen(reader)
-        self.process.stdin.write(encode_names([]))
-        self.process.stdin.flush()
-        assert self._answers.readline()
-        self.parent = psutil.Process(self.process.pid).ppid()
-
-    def end(self) -> int:
-        """Have it end; its return code."""
-        self.process.stdin.close()
-        self.process.stdout.close()
-        self._answers.close()
-        return self.process.wait()
-
-
-def fork(servers: Servers) -> int:
-    """The server that a worker is forked from."""
-    forked = Fork(servers)
-    assert (forked.end(), forked.note) == (0, "")
-    assert is_server(psutil.Process(forked.parent))
-    return forked.parent
-
-
-def test_servers_are_of_one_environment_each(
-    servers: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("site")
+def test_servers_are_of_one_environment_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch reads as it is imported makes another server; what is read late does not."""
-    first = fork(servers)
+    first = fork()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert fork(servers) == first
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    other = fork(servers)
-    assert other != first
-    # those of other tests of this process may be there yet
+    assert fork() == first
+    with Process("processes_for_tests:wait") as waiting:
+        assert waiting.receive(60) == first
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
+        assert fork() != first
+        assert waiting.wait(0) is None, "nor is one ended that has a process yet"
+    del waiting
     assert not psutil.pid_exists(first), "nobody asks the first any more"
-    servers.close()
-    assert not psutil.pid_exists(other)
 
 
-def test_a_server_is_replaced_when_what_it_imported_changes(servers: Servers, site: Path) -> None:
-    first = fork(servers)
-    assert fork(servers) == first
+def test_a_server_is_replaced_when_what_it_imported_changes(site: Path) -> None:
+    first = fork()
+    assert fork() == first
     site.write_text(f"{LIGHT}# another version\n")
-    assert fork(servers) != first
+    assert fork() != first
+
+
+def test_a_process_finds_modules_where_this_one_does(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And where PYTHONPATH has gained some since, and in the folder that this one is in."""
+    first = fork()
+    (site.parent / "more").mkdir()
+    monkeypatch.chdir(site.parent)
+    paths = os.pathsep.join(["more", os.environ["PYTHONPATH"]])
+    environment, path, folder = call(
+        "processes_for_tests:tell", timeout_s=60, variables={"PYTHONPATH": paths}
+    )
+    assert environment == os.environ["OMP_NUM_THREADS"]
+    assert path[:2] == [str(site.parent / "more"), str(site.parent)]
+    assert path[-len(sys.path) :] == sys.path
+    assert folder == str(site.parent)
+    assert fork() != first, "which the other environment replaced"
 
 
 @pytest.mark.parametrize(
@@ -222,46 +205,46 @@ def test_a_server_is_replaced_when_what_it_imported_changes(servers: Servers, si
     [
         ("import threading, time\nthreading.Thread(target=time.sleep, args=(99,), daemon=True)"
          ".start()\n", "it has 2 threads"),
-        ("server._DEVICES = ('/dev/zero',)\nkept = open('/dev/zero')\n",
+        ("process._DEVICES = ('/dev/zero',)\nkept = open('/dev/zero')\n",
          "it has opened /dev/zero"),
-        ("cuda.is_initialized = lambda: True\n", "it has initialised CUDA"),
-        ("import os\ndef refuse(pid): raise OSError(38, os.strerror(38))\n"
-         "os.pidfd_open = refuse\n", "it cannot watch a process: Function not implemented"),
-        ("if 'serve' in sys.argv: raise SystemExit('no luck')\n",
-         "it ended: SystemExit: no luck"),
+        ("import types\ncuda = types.SimpleNamespace(is_initialized=lambda: True)\n"
+         "sys.modules['torch'] = types.SimpleNamespace(cuda=cuda)\n", "it has initialised CUDA"),
+        ("process.MODULES = ('nowhere',)\n",
+         "ModuleNotFoundError: No module named 'nowhere'"),
+        ("serve = process.serve\ndef refuse(listener, alive, warm):\n"
+         "    if warm: raise SystemExit('no luck')\n    serve(listener, alive, warm)\n"
+         "process.serve = refuse\n", "it ended: no luck"),
     ],
 )  # fmt: skip
 def test_what_is_not_fit_to_fork_is_not_forked_and_it_says_so(
-    servers: Servers, site: Path, spoils: str, why: str
+    site: Path, spoils: str, why: str
 ) -> None:
-    """A thread, an open GPU, or no server at all: then each worker is a new Python."""
+    """A thread, an open GPU, or no server at all: then each process imports all by itself."""
     site.write_text(LIGHT + spoils)
+    servers = []
     for _ in range(2):
-        forked = Fork(servers)
-        assert (forked.end(), forked.parent) == (0, os.getpid())
+        with Process("processes_for_tests:wait") as forked:
+            servers.append(forked.receive(60))
         assert forked.note == f"the worker was started cold, because of its server: {why}"
+    assert servers[0] != servers[1]
 
 
 BUSY = """
 import errno, os
-fork, calls = os.fork, []
+calls = []
 def refuse_once():
     calls.append(None)
-    if len(calls) == 2:  # the first ends threads
+    if len(calls) == 1:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
     return fork()
-os.fork = refuse_once
+fork, process._fork = process._fork, refuse_once
 """
 
 
-def test_a_host_without_a_process_to_spare_keeps_its_server(servers: Servers, site: Path) -> None:
-    """Whoever asks may try again, as an executor does."""
+def test_a_host_without_a_process_to_spare_keeps_its_server(site: Path) -> None:
+    """It would end all that was forked from it."""
     site.write_text(LIGHT + BUSY)
-    with pytest.raises(BlockingIOError):
-        fork(servers)
-    (server,) = servers._running.values()
-    assert fork(servers) == fork(servers)
-    assert [*servers._running.values()] == [server]
+    assert fork() == fork()
 
 
 ASKED = """
@@ -276,11 +259,17 @@ for name in ("is_available", "device_count", "init", "_lazy_init", "current_devi
     setattr(torch.cuda, name, tell(name))
 for name in ("_cuda_init", "_cuda_getDeviceCount", "_cuda_getDevice", "_cuda_getCurrentRawStream"):
     setattr(torch._C, name, tell(name))
-from bench.worker import server
-server.preload()
-server._end_threads()
-assert server._refuse(server._look_at_files()) == "", server._refuse(server._look_at_files())
-print(asked)
+import os
+from bench.run import process
+process.preload()
+process._imported = process._look_at(process._list_imported())
+if not os.fork():  # as a server does
+    os._exit(0)
+os.wait()
+if not os.fork():
+    print(process._refuse(), asked, flush=True)
+    os._exit(0)
+os.wait()
 """
 
 
@@ -289,102 +278,96 @@ def test_nothing_that_the_server_imports_asks_anything_of_cuda() -> None:
     environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
     command = [sys.executable, "-c", ASKED]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, " []\n"), done.stderr
 
 
-# ------------------------------------------------------------------------------------------- lent
-
-BORROWING = """
-import os, time
-from bench.executors.server import Servers
-servers = Servers(cold=False)
-process, note, _ = servers.launch(dict(os.environ))
-assert not note
-print(process.pid, flush=True)
-time.sleep(3600)
-"""
+# --------------------------------------------------------------------------------- what is said
 
 
 @pytest.mark.usefixtures("site")
-def test_a_lent_server_outlives_who_borrows_it_and_their_workers_do_not() -> None:
-    parents = set()
-    with lend_server(os.environ, Path.cwd()) as lent:
-        for _ in range(2):
-            command = [sys.executable, "-c", BORROWING]
-            environment = {**os.environ, **lent}
-            with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
-                worker = int(process.stdout.readline())
-                parents.add(psutil.Process(worker).ppid())
-                process.kill()
-            assert gone([worker])
-        (server,) = parents
-        assert psutil.Process(server).ppid() == os.getpid()
-    assert not psutil.pid_exists(server)
-
-
-LENDING = """
-import os, time
-from pathlib import Path
-from bench.executors.server import lend_server
-with lend_server(os.environ, Path.cwd()) as lent:
-    print(*lent.values(), flush=True)
-    time.sleep(3600)
-"""
+def test_what_a_process_sends_is_told_from_what_it_prints(tmp_path: Path) -> None:
+    with Process("processes_for_tests:say", 1, "two", log=tmp_path / "log") as process:
+        assert [m for m in process.messages() if m is not None] == [1, "two"]
+        assert process.wait() == 2
+    assert (tmp_path / "log").read_text() == "1 two\n"
+    with pytest.raises(TimeoutError):
+        call("processes_for_tests:print_dots", timeout_s=0)
+    with pytest.raises(EndedError, match="No module named 'nowhere'"):
+        call("nowhere:say", timeout_s=60)
 
 
 @pytest.mark.usefixtures("site")
-def test_a_killed_lender_leaves_nothing() -> None:
-    command = [sys.executable, "-c", LENDING]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as lender:
-        place = Path(lender.stdout.readline().split()[1])
-        assert place.is_socket()
-        servers = [child.pid for child in psutil.Process(lender.pid).children()]
-        lender.kill()
-    assert gone(servers, within_s=60)
-    assert not place.parent.exists()
+@pytest.mark.parametrize("name", ["write_rubbish", "send_what_only_it_has"])
+def test_what_is_no_message(name: str) -> None:
+    with pytest.raises(MessageError, match="the worker sent what is no message"):
+        call(f"processes_for_tests:{name}", timeout_s=60)
 
 
-def test_a_lent_server_is_asked_where_it_is_of_the_same_surroundings(
-    site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run() -> int:
-        servers = Servers(cold=False)
-        found = fork(servers)
-        servers.close()
-        return found
+@pytest.mark.usefixtures("site")
+@pytest.mark.parametrize("name", ["print_dots", "be_late"])
+def test_the_stacks_of_a_process_are_waited_for(name: str) -> None:
+    with Process(f"processes_for_tests:{name}") as process:
+        process.receive(60)
+        assert "most recent call first" in process.dump_stacks()
 
-    assert find_lender() is None
-    with lend_server(os.environ, Path.cwd()) as lent:
-        monkeypatch.setenv(LENT, lent[LENT])
-        assert find_lender() == os.getpid()
-        server = run()
-        assert psutil.Process(server).ppid() == os.getpid()
-        with monkeypatch.context() as patch:
-            patch.setenv("OMP_NUM_THREADS", "2")
-            assert run() != server
-        assert run() == server
-        site.write_text(f"{LIGHT}# another version\n")
-        assert run() != server, "what it imported has changed"
-    assert run() != server, "it has ended"
+
+def keep(path: Path | None, *parts: bytes) -> None:
+    read, write = os.pipe()
+    with os.fdopen(write, "wb", 0) as writer:
+        stream = os.fdopen(read, "rb", 0)
+        thread = threading.Thread(target=room._keep_log, args=(stream, path, bytearray()))
+        thread.start()
+        for part in parts:
+            writer.write(part)
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_a_log_that_cannot_be_written_does_not_stop_the_process(tmp_path: Path) -> None:
+    keep(tmp_path / "no" / "folder", *[b"x" * 65536] * 100)
+    if Path("/dev/full").exists():
+        keep(Path("/dev/full"), *[b"x" * 65536] * 100)
+    keep(None, *[b"x" * 65536] * 100)
+
+
+def test_a_short_log_is_whole_and_silence_leaves_none(tmp_path: Path) -> None:
+    keep(tmp_path / "short", b"a", b"b\n")
+    assert (tmp_path / "short").read_bytes() == b"ab\n"
+    keep(tmp_path / "short", b"the next try\n")
+    assert (tmp_path / "short").read_bytes() == b"ab\nthe next try\n"
+    keep(tmp_path / "silent")
+    assert not (tmp_path / "silent").exists()
 
 
 # --------------------------------------------------------------------------------------- its end
 
 
-def test_a_killed_server_takes_its_worker_along_and_is_replaced(servers: Servers) -> None:
-    forked = Fork(servers)
-    os.kill(forked.parent, signal.SIGKILL)
-    assert gone([forked.parent, forked.process.pid])
-    assert forked.end() == -signal.SIGKILL
-    assert fork(servers) != forked.parent
+@pytest.mark.usefixtures("site")
+def test_a_killed_server_takes_its_process_along_and_is_replaced() -> None:
+    with Process("processes_for_tests:wait") as forked:
+        server = forked.receive(60)
+        os.kill(server, signal.SIGKILL)
+        assert gone([forked.pid])
+        assert forked.wait() == -signal.SIGKILL
+    assert fork() != server
+
+
+STARTING = """
+import time
+from bench.run.process import Process
+process = Process("processes_for_tests:wait")
+print(process.receive(60), flush=True)
+time.sleep(3600)
+"""
 
 
 @pytest.mark.parametrize("early", [True, False])
 def test_no_server_outlives_what_started_it(early: bool, site: Path) -> None:
     """Nor one that is still importing, and has forked nothing yet."""
     if early:
-        site.write_text(f"{LIGHT}if 'serve' in sys.argv: __import__('time').sleep(1)\n")
-    command = [sys.executable, "-c", BORROWING]
+        code = "import time\nprocess.preload = lambda: time.sleep(1)\n"
+        site.write_text(f"{LIGHT}{code}")
+    command = [sys.executable, "-c", STARTING]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         if not early:
             assert process.stdout.readline()

@@ -1,0 +1,81 @@
+"""One case in one process, which an executor starts: `work`.
+
+At each phase it waits for its parent, so that it can take readings of the card at the boundary.
+What it prints is its log.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from contextlib import suppress
+from multiprocessing.connection import Connection
+
+from bench.case import Case
+from bench.errors import UnsupportedError, UsageError
+from bench.failure import Fault, classify, list_kinds
+from bench.record import Status
+from bench.run.process import preload
+from bench.worker.limit import lift_host_limit
+from bench.worker.messages import Assignment, Channel, Finished
+
+
+def work(connection: Connection, given: Assignment) -> int:
+    """Measure a case and send its outcome, whatever happens; return 0 if it has a measurement."""
+    began, channel = time.monotonic(), Channel(connection, given.judged)
+    try:
+        run_case(given, channel, began)
+    except BaseException as error:
+        _report_failure(channel, given.case, error)
+        return 1
+    return 0
+
+
+def run_case(given: Assignment, channel: Channel, began: float) -> None:
+    """Measure what an assignment asks for, a user's command or a training, and send it."""
+    preload()
+    if given.case.command is not None:
+        from bench.worker.command import measure_command
+
+        measure_command(given, channel)
+        return
+    from bench.worker.measurement import measure  # imports torch
+
+    measure(given, channel, began)
+
+
+def read_free_share(case: Case) -> float | None:
+    """Return the free share of the memory this process may use, for `classify`; None on a CPU.
+
+    It is the smaller of the free shares of the card and of the cap that a memory limit sets. It is
+    0 once torch's allocator has refused an allocation: if cuDNN gets no workspace for any of its
+    algorithms, it only reports that it found none, and has freed its other memory by then.
+    """
+    torch = sys.modules.get("torch")
+    if case.device != "cuda" or torch is None:
+        return None
+    with suppress(Exception):  # after a sticky CUDA error the device answers nothing
+        if torch.cuda.memory_stats().get("num_ooms", 0):  # asks only the allocator
+            return 0.0
+        free, total = torch.cuda.mem_get_info()
+        cap = torch.cuda.get_per_process_memory_fraction() * total
+        return float(min(free / total, (cap - torch.cuda.memory_reserved()) / cap))
+    return None
+
+
+def _report_failure(channel: Channel, case: Case, error: BaseException) -> None:
+    import traceback
+
+    # torch's handler raises for each DataLoader worker that dies, even during the lines below
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if case.memory_limit is not None:
+        lift_host_limit()
+    traceback.print_exception(error)
+    if isinstance(error, UsageError):
+        fault = Fault(Status.ERROR, str(error))
+    elif isinstance(error, UnsupportedError):
+        fault = Fault(Status.UNSUPPORTED, str(error))
+    else:
+        fault = classify(list_kinds(error), str(error), read_free_share(case), case)
+    channel.send(Finished(fault.status, fault.reason, fault.transient, peer=fault.peer))
