@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -207,7 +206,7 @@ def read_parts(precision: str, batch_size: int) -> dict[str, float]:
 
 def estimate_nine() -> dict[str, float]:
     """The seconds of the nine cases by part. What the folder does not tell is autotuning: its first
-    steps were not recorded."""
+    steps were not recorded here."""
     cases = plan_cases(parse_arguments(["--preset", "rtx-titan", "--device", "cuda"])).cases
     total = Counter[str]()
     for case in cases:
@@ -259,7 +258,6 @@ class Card:
         monkeypatch.setattr(card, "find_cards", lambda: ([object()], ""))
         monkeypatch.setattr(card, "find_apex", lambda: None)
         monkeypatch.setattr(card, "find_torchao", lambda: "0.18")
-        monkeypatch.setattr(card, "lend_server", lambda *_: nullcontext({}))
         monkeypatch.setattr(card, "run", self.run)
         self.left: dict[str, float] = {}
 
