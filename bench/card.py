@@ -1,7 +1,6 @@
 """`python -m bench.card`: run every measurement of a new GPU, nine minutes at a time.
 
-The commands that a reader gains most by come first; all write into one folder with one log. The
-same command goes on with what is left. On a CPU it rehearses them with a few steps each.
+What a reader gains most by comes first; the same command goes on. A CPU rehearses it in few steps.
 """
 
 from __future__ import annotations
@@ -40,13 +39,14 @@ GRACE_S = 8.0  # a sweep stopped by SIGINT ends its worker in 3 s
 
 STEPS = """\
 doctor     12 -           bench.doctor --out {out} {data}
-rtx-titan  30 -           {nine} {part}
-precisions 5  cuDNN       {sweep} {part} --cudnn-benchmark
-autotuned  20 cuDNN       {sweep} {part} {all} --cudnn-benchmark --profile
-plain      5  -           {sweep} {part} {all}
+rtx-titan  30 -           {nine} {part} --repeats 1
+precisions 5  -           {sweep} {part} {six}
+plain      5  -           {sweep} {part} {all} --profile
+autotuned  60 cuDNN       {sweep} {part} {all} --cudnn-benchmark
 compiled   60 -           {sweep} {part} {all} --compile
 both       60 cuDNN       {sweep} {part} {all} --compile --cudnn-benchmark
-epochs     60 -           {sweep} --evaluate {whole} --cudnn-benchmark
+epochs     60 -           {sweep} --evaluate {whole}
+as-2019    60 cuDNN       {run} --preset rtx-titan --repeats 1 {part}
 repeats    20 -           {headline} {part} --repeats 3
 tests      30 pytest      pytest -v -p no:cacheprovider -m gpu tests/gpu
 scales     60 -           bench.scales {into} {images} {map}
@@ -67,8 +67,9 @@ report     20 -           bench.report {out} --format html -o {out}/report.html
 CARD = {
     "run": "bench.sweep {into} {images} --retry error killed timeout --no-report",
     "sweep": "{run} --preset precision --repeats 1",
-    "nine": "{run} --preset rtx-titan --repeats 1",
-    "headline": "{run} --preset rtx-titan --precision fp32 fp16 --batch-size 256 --loss-scale 128",
+    "nine": "{run} --preset rtx-titan --cudnn-benchmark off",
+    "headline": "{nine} --precision fp32 fp16 --batch-size 256 --loss-scale 128",
+    "six": "--batch-size 256",
     "fp8": "bench.sweep {into} --no-report --repeats 1 --workload examples.transformer:gpt",
     "fit": "bench.fit {into} {images} --retry error killed timeout --optimizer adamw",
     "part": "--fraction 0.2 --until 5%",
@@ -80,8 +81,9 @@ CARD = {
 }
 _SMALL = "--model dpn-small --precision fp32 --batch-size 8"
 REHEARSAL = CARD | {
-    "nine": f"{{run}} --repeats 1 {_SMALL}",
+    "nine": f"{{run}} {_SMALL}",
     "headline": f"{{run}} {_SMALL}",
+    "six": _SMALL,
     "fp16": _SMALL,
     "all": f"{_SMALL} 16",
     "whole": f"{_SMALL} --steps 2",
