@@ -45,7 +45,7 @@ def explain(
     profiled."""
     from bench.questions.notes import describe_constants
     from bench.questions.notices import warn
-    from bench.questions.profiles import doubt_profiles, explain_pairs, read_steps
+    from bench.questions.profiles import explain_pairs, read_steps
     from bench.questions.report_data import label_machines
     from bench.study.axes import find_varying, order_values, select
     from bench.study.results import make_results
@@ -57,7 +57,7 @@ def explain(
     tried = make_results(latest(runs))
     results = select(tried, where)
     steps = read_steps(tried, sweeps)
-    known = {cell for cell, one in steps.items() if one.step.profile is not None}
+    known = {cell for cell, one in steps.items() if one.profiled}
     profiled = [result for result in results if result.cell in known]
     if not profiled:
         raise UsageError(
@@ -82,8 +82,7 @@ def explain(
             )
         others = f"; try --axis {' or --axis '.join(varying)}" if varying else ""
         raise UsageError(f"{sweep}: {axis} is {held[0]} in all profiled cases{others}")
-    shown = (steps[result.cell] for result in profiled)
-    notices = [*warn(select(runs, where), results, runs), *doubt_profiles(shown)]
+    notices = warn(select(runs, where), results, runs)
     doubts = [notice for notice in notices if not notice.good]
     return Answer(found, list(describe_constants(results, find_varying(results))), doubts)
 
@@ -121,11 +120,18 @@ def render_text(answer: Answer, full: bool = False) -> str:
 def _tabulate_short(explanations: Sequence[Explanation]) -> Iterator[Sheet]:
     """Like `tabulate_explained`, with few rows, and sentences that no row or title repeats."""
     from bench.diagnosis.sentences import describe
-    from bench.questions.step_time import name_pair, tabulate_changes, tabulate_reasons
+    from bench.questions.step_time import (
+        ESTIMATED,
+        name_pair,
+        tabulate_changes,
+        tabulate_reasons,
+    )
 
     said: set[str] = set()
     for why in explanations:
-        words = [word for word in describe(replace(why, about=""), True) if word not in said]
+        words = describe(replace(why, about=""), True)
+        words += [ESTIMATED] if any(change.estimated for change in why.changes) else []
+        words = [word for word in words if word not in said]
         said.update(words)
         sheet = tabulate_reasons("reasons", why, MOST_ROWS)
         yield replace(sheet, title=name_pair(why), words=words)

@@ -141,7 +141,9 @@ def write_picture(card: Card | None) -> str:
 
 def ask(command: str, *flags: str, card: Path = CARD) -> Any:
     """What a command that reads results says of a card."""
-    program = importlib.import_module(f"bench.{command}.__main__")
+    program = importlib.import_module(f"bench.{command}")
+    if hasattr(program, "__path__"):
+        program = importlib.import_module(f"bench.{command}.__main__")
     with redirect_stdout(io.StringIO()) as said:
         assert program.main([str(card), *flags, "--format", "json"]) == 0
     return json.loads(said.getvalue())

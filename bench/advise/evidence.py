@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.advise.standing import Result, strip
 from bench.case import Case
 from bench.diagnosis.sentences import name_part
-from bench.questions.profiles import STEP, make_step
+from bench.questions.profiles import STEP, choose_repeat
 from bench.record import RELIABLE
 from bench.study.doubts import DOUBTS
 from bench.study.runs import list_runs, read_runs
@@ -41,7 +41,7 @@ class Evidence:
         work = dict(list(self._sweep.work.groupby("record_id", sort=False)))
         for run in list_runs(rows):
             mine = strip(run.case) == setting
-            step = make_step([(run, work.get(run.record_id))]) if mine else None
+            step = choose_repeat([(run, work.get(run.record_id))]) if mine else None
             if step and (divided := step.breakdown):
                 times = {part.name: divided.find_time(part.name) for part in divided.parts}
                 shares = {part: time / divided.step_s for part, time in times.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
@@ -267,8 +267,6 @@ class Growth:
     # the largest multiple of `STEP` predicted to fit, at most `FARTHEST` times the largest that ran
     largest: int | None = None
     more: bool = False  # whether larger ones may fit too, beyond what is predicted
-    # bytes by batch size, for the next power of two above those that ran, if it may fit
-    predicted: dict[int, float] = field(default_factory=dict)
     holds: bool = True  # whether the measured largest batch agrees with the line, within `ROUGH`
 
 
@@ -302,11 +300,9 @@ def fit_growth(family: Family) -> Growth | None:
     ):
         return replace(growth, holds=False)
     ends = math.inf if available is None else line.find_largest(available, STEP)
-    power, more = 2 ** top.bit_length(), ends > FARTHEST * top
+    more = ends > FARTHEST * top
     largest = None if available is None or (more and fails) else int(min(ends, FARTHEST * top))
-    predicted = power <= ends and power < (fails or math.inf)
-    ahead = {power: line.predict(power)} if predicted else {}
-    return replace(growth, largest=largest, more=more, predicted=ahead)
+    return replace(growth, largest=largest, more=more)
 
 
 def _find_available(family: Family) -> float | None:

@@ -7,7 +7,6 @@ either is a case on one GPU, and the cases on several that differ from it in not
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -332,41 +331,8 @@ def _explain_lines(lines: Sequence[Line], what: str, again: bool) -> Iterator[st
             "the wire: the bytes that each process sends in a ring all-reduce, 2 (N - 1) / N of "
             "the gradients, over the time of a step."
         )
-    links = {
-        point.gpus: kinds
-        for line in lines
-        for point in line.points
-        if (kinds := list_links(str(point.row.links)))
-    }
-    if len({tuple(kinds) for kinds in links.values()}) > 1:
-        yield (
-            f"Runs with different numbers of GPUs use different links ({name_links(links)}), so a "
-            "slower link may explain a drop. CUDA_VISIBLE_DEVICES chooses GPUs that are linked "
-            "alike; nvidia-smi topo -m shows how they are."
-        )
     if any(row.parallel in AXES["parallel"].legacy for row in rows):
         yield "dp is torch's DataParallel, which torch itself advises against; use --parallel ddp."
-
-
-_LINK = re.compile(r"\d+-\d+ ([^,]+)")
-
-
-def list_links(text: str) -> list[str]:
-    """Return the distinct kinds of links in the column ``links``.
-
-    >>> list_links("0-1 NV18, 0-2 SYS, 1-2 SYS")
-    ['NV18', 'SYS']
-    """
-    return sorted(set(_LINK.findall(text)))
-
-
-def name_links(kinds: Mapping[int, Sequence[str]]) -> str:
-    """Write the kinds of links for each number of GPUs.
-
-    >>> name_links({2: ["NV18"], 4: ["NV18", "SYS"]})
-    '2 GPUs: NV18; 4 GPUs: NV18 and SYS'
-    """
-    return "; ".join(f"{gpus} GPUs: {' and '.join(kinds[gpus])}" for gpus in sorted(kinds))
 
 
 SCALING = Section("scaling", "How much faster do several train one network?", _tabulate_scaling)

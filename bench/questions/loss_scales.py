@@ -24,7 +24,6 @@ from bench.scale_map import (
     Window,
     find_window,
 )
-from bench.store.scale_map import GRADIENTS
 
 
 def write_scale(scale: float) -> str:
@@ -125,14 +124,13 @@ def _overflow(case: ScaleCase, scale: float) -> str:
 
 def tabulate_scale_map(scales: ScaleMap, said: Sequence[str] = ()) -> Iterator[Sheet]:
     """Yield the windows, with the sentences ``said`` above their notes; then for each case its
-    scales, its trainings and its layers that lose most."""
+    scales and its trainings."""
     windows = [(case, find_window(case, scales.tolerance)) for case in scales.cases]
     yield _tabulate_windows(windows, scales.tolerance, said)
     for number, (case, window) in enumerate(windows, 1):
         name = f"-{number}" if len(windows) > 1 else ""
         yield _tabulate_scales(case, window, f"scales-gradients{name}")
         yield _tabulate_trainings(case, f"scales-trainings{name}")
-        yield _tabulate_layers(case, window, f"scales-layers{name}")
 
 
 _scale_column = partial(Column, write=write_scale)
@@ -274,42 +272,6 @@ def _tabulate_trainings(case: ScaleCase, name: str) -> Sheet:
     )
     title = f"Training by loss scale: {case.label}"
     return Sheet(title, columns, rows, [note], name=name, empty=())
-
-
-MOST_LAYERS = 8
-"""Most layers in the table; the CSV file has all."""
-
-
-def _tabulate_layers(case: ScaleCase, window: Window, name: str) -> Sheet:
-    shown = [s for s in dict.fromkeys((1.0, 128.0, window.use)) if s in case.scales]
-    shown = shown or [case.scales[0]]
-    lost = {kind: case.by_layer(Fate.FLUSHED, kind) for kind in Kind}
-    pairs = [
-        (layer, kind) for layer in case.layers for kind in Kind if (layer, shown[0]) in lost[kind]
-    ]
-    worst = sorted(
-        pairs, key=lambda pair: [lost[pair[1]][pair[0], s] for s in reversed(shown)], reverse=True
-    )[:MOST_LAYERS]
-
-    def take_lost(scale: float, pair: tuple[str, Kind]) -> float:
-        return lost[pair[1]][pair[0], scale]
-
-    columns: list[Column[tuple[str, Kind]]] = [
-        Column("layer", "layer", "its name in the network", lambda pair: pair[0], number=False),
-        Column("kind", "gradient", "of the layer's output or its weights",
-               lambda pair: pair[1].value, number=False),
-        *(
-            _share_column(f"lost_{s:g}", f"flushed at {write_scale(s)}", "rounded to zero",
-                          partial(take_lost, s), keep=9 if s == shown[-1] else 4)
-            for s in shown
-        ),
-    ]  # fmt: skip
-    note = (
-        f"The {len(worst)} of {len(pairs)} gradients with the largest shares in the last column; "
-        f"equal ones are sorted by the column before it. {GRADIENTS} has all."
-    )
-    title = f"Layers with the most values flushed to zero: {case.label}"
-    return Sheet(title, columns, worst, [note], name=name, empty=())
 
 
 SCALES = Section(

@@ -17,19 +17,16 @@ from bench.diagnosis.breakdown import Breakdown, divide
 from bench.diagnosis.explanation import Alternatives, Explanation, Side
 from bench.diagnosis.rates import take_rates
 from bench.diagnosis.reasons import explain
-from bench.diagnosis.sentences import name_part
 from bench.diagnosis.step import PROFILED, Profile, Step
 from bench.gpu.peaks import list_peaks
 from bench.precision import Arithmetic, find_formats
 from bench.record import RELIABLE, WorkRow, read_kernels, write_kernels
 from bench.render.cells import name_case
-from bench.render.model import Notice
 from bench.store.reader import list_work
 from bench.study.axes import MACHINE, Machines, find_varying, name_setting, order_values
 from bench.study.pairs import find_changes
 from bench.study.results import Result
 from bench.study.runs import Run, group, tell_but
-from bench.text import ESTIMATE, count, name_first
 from bench.verdict.ratio import compare
 
 if TYPE_CHECKING:
@@ -40,15 +37,40 @@ if TYPE_CHECKING:
 STEP = "step_time_median_s"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Profiled:
-    """A case with its step, whose time is the geometric mean of its repeats' median steps."""
+    """A case whose work was counted; its step is made when it is first asked for."""
 
-    case: Case
-    step: Step  # with the work of one of the repeats
+    run: Run  # the repeat that tells: the one of the median profiled step, as a mean would hold the
+    # pauses of all; or the first if none was profiled
+    work: pd.DataFrame  # of that run, as `bench.store.reader.read_work` returns it
+    profiled: bool  # whether its operations have times
     times: tuple[float, ...]  # of the repeats' median steps, in s
     sm_clock_mhz: float | None  # the mean over the repeats; None if unknown
     alloc_retries: int  # the maximum over the repeats
+
+    @property
+    def case(self) -> Case:
+        return self.run.case
+
+    @cached_property
+    def step(self) -> Step:
+        """The step, which takes the geometric mean of the repeats' median steps."""
+        run, case = self.run, self.case
+        peaks = list_peaks(run.gpu) if case.device == "cuda" else {}
+        # products of float32 were rounded as the probe found, else as asked
+        asked = find_formats(case.precision, case.opt_level).arithmetic
+        is_tf32 = Arithmetic.TFLOAT32 in (asked, *run.arithmetic.split("/"))
+        spent = (_none(getattr(run, name)) or 0.0 for name in PROFILED)
+        return Step(
+            geometric_mean(self.times),
+            list_work(self.work),
+            take_rates(vars(run), peaks),
+            case.device,
+            Arithmetic.TFLOAT32 if is_tf32 else Arithmetic.FLOAT32,
+            Profile(*spent) if self.profiled else None,
+            take_rates(peaks),
+        )
 
     @cached_property
     def breakdown(self) -> Breakdown | None:
@@ -66,83 +88,35 @@ def read_steps(results: Iterable[Result], sweeps: Sequence[Sweep]) -> dict[int, 
     for result in results if work else ():
         stepped = (run for run in result.every if run.status in RELIABLE)
         repeats = [run for run in stepped if not math.isnan(getattr(run, STEP))]
-        step = make_step([(run, work.get((run.sweep, run.record_id))) for run in repeats])
+        step = choose_repeat([(run, work.get((run.sweep, run.record_id))) for run in repeats])
         if step:
             steps[result.cell] = step
     return steps
 
 
-def make_step(repeats: Sequence[tuple[Run, pd.DataFrame | None]]) -> Profiled | None:
-    """Return the step of a case, with the work of one repeat, as a mean would hold the pauses of
-    all: the repeat whose profiled step is the median, or the first if none was profiled.
-    ``repeats`` are runs with a time, and their work as `bench.store.reader.read_work` returns it.
-    None if no work was counted."""
+def choose_repeat(repeats: Sequence[tuple[Run, pd.DataFrame | None]]) -> Profiled | None:
+    """Return a case by its runs with a time, each with its work; None if no work was counted."""
     known = [(run, frame) for run, frame in repeats if frame is not None and len(frame)]
+    if not known:
+        return None
     profiled = [
         (run, frame)
         for run, frame in known
         if run.profiled_step_s > 0 and frame["time_s"].notna().any()
     ]
-    if not known:
-        return None
     ranked = sorted(profiled, key=lambda repeat: repeat[0].profiled_step_s) or known[:1]
     run, frame = ranked[(len(ranked) - 1) // 2]
-    case, times = run.case, tuple(float(getattr(run, STEP)) for run, _ in repeats)
-    peaks = list_peaks(run.gpu) if case.device == "cuda" else {}
-    # products of float32 were rounded as the probe found, else as asked
-    asked = find_formats(case.precision, case.opt_level).arithmetic
-    is_tf32 = Arithmetic.TFLOAT32 in (asked, *run.arithmetic.split("/"))
-    step = Step(
-        geometric_mean(times),
-        list_work(frame),
-        take_rates(vars(run), peaks),
-        case.device,
-        Arithmetic.TFLOAT32 if is_tf32 else Arithmetic.FLOAT32,
-        Profile(*(_none(getattr(run, name)) or 0.0 for name in PROFILED)) if profiled else None,
-        take_rates(peaks),
-    )
+    times = tuple(float(getattr(run, STEP)) for run, _ in repeats)
     clocks, retries = (
         [value for run, _ in repeats if (value := _none(getattr(run, name))) is not None]
         for name in ("sm_clock_mhz", "alloc_retries")
     )
     clock = fmean(clocks) if clocks else None
-    return Profiled(case, step, times, clock, int(max(retries, default=0)))
+    return Profiled(run, frame, bool(profiled), times, clock, int(max(retries, default=0)))
 
 
 def _none(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
-
-
-def doubt_profiles(steps: Iterable[Profiled]) -> Iterator[Notice]:
-    """Warn of doubtful times and rates of operations in the steps that are shown."""
-    divided = [(one, one.breakdown) for one in steps if one.breakdown]
-    if guessed := [(one, breakdown) for one, breakdown in divided if breakdown.estimates]:
-        names = {name for _, breakdown in guessed for name in breakdown.estimates}
-        kinds = " and ".join(name_part(name) for name in sorted(names))
-        text = (
-            "Kernels ran side by side, and these profiles do not say how they shared the time: "
-            f"parts of a step that are marked {ESTIMATE} take all that overlapped from {kinds}."
-        )
-        mend = "Run the same command with --profile on and a new --out: profiles now measure it."
-        where = _count_cases([one for one, _ in guessed], len(divided))
-        yield Notice("Estimated division", text, mend, where)
-    if beyond := [
-        (one, timed) for one, breakdown in divided for timed in breakdown.rows if timed.beyond
-    ]:
-        operations = list(dict.fromkeys(timed.row.operation for _, timed in beyond))
-        text = (
-            f"The rates of {name_first(operations, 3)} would be above the data sheet of the card "
-            "and are left out: the data come from a cache, or the time is wrong."
-        )
-        where = _count_cases([one for one, _ in beyond], len(divided))
-        yield Notice("Beyond the data sheet", text, "Use a larger --batch-size.", where)
-
-
-def _count_cases(held: Sequence[Profiled], whole: int) -> str:
-    """Return how many cases, and which: ``1 of 8 profiled cases (fp32 · batch size 128)``."""
-    names = list(dict.fromkeys(one.case.label(("precision", "batch_size")) for one in held))
-    cases = len({id(one) for one in held})
-    return f"{cases:,} of {count(whole, 'profiled case')} ({name_first(names, 4)})"
 
 
 def explain_pairs(
@@ -157,7 +131,7 @@ def explain_pairs(
     """Explain each pair of profiled cases of `bench.study.pairs.find_changes` on one machine.
     ``before`` and ``after`` are the values of the change as CSV spells them; None is any. Options
     may have been ``tried`` in other cases too."""
-    known = {cell for cell, one in steps.items() if one.step.profile is not None}
+    known = {cell for cell, one in steps.items() if one.profiled}
     if not (profiled := [result for result in results if result.cell in known]):
         return []
     find_others = _group_others(steps, results if tried is None else tried)

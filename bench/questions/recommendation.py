@@ -337,7 +337,7 @@ class Place:
 
     def _find_profile(self, setting: Setting) -> Profiled | None:
         held = (self.found.steps.get(row.cell) for row in setting.cases)
-        return next((one for one in held if one and one.step.profile is not None), None)
+        return next((one for one in held if one and one.profiled), None)
 
     def _tell_batch_sizes(self, chosen: Setting) -> str:
         """Say what smaller batches cost, and what larger ones save and take."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from bench.case import AXES, SAME_QUESTION, UNTIMED
 from bench.limits import NEAR
@@ -40,7 +41,7 @@ class Setting:
 
     cases: tuple[Result, ...]
 
-    @property
+    @cached_property
     def best(self) -> Result:
         return self.cases[0]
 

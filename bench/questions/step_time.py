@@ -145,7 +145,10 @@ def _tabulate_operations(found: ReportData) -> Iterator[Sheet]:
     if any(timed.estimated for timed, *_ in rows):
         notes.append(ESTIMATED)
     if any(timed.beyond for timed, *_ in rows):
-        notes.append("A rate above the data sheet of the card is left out, and warned of.")
+        notes.append(
+            "A rate above the data sheet of the card is left out: the data come from a cache, or "
+            "the time is wrong. Use a larger --batch-size."
+        )
     if (more := len(profiled) - MOST_STEPS) > 0:
         notes.append(f"{say_left_out(more, 'case')}; --where chooses.")
     yield Sheet("The operations that take longest", columns, rows, notes, groups)
@@ -285,7 +288,8 @@ def tabulate_changes(name: str, why: Explanation, most: int = 0) -> Sheet:
                lambda row: write_speedup(row[1]), keep=8),
     ]  # fmt: skip
     title = f"From one step to the other: {name_pair(why)}"
-    return Sheet(title, columns, rows, name=name, empty=())
+    notes = [ESTIMATED] if any(ends.estimated for _, ends in rows) else []
+    return Sheet(title, columns, rows, notes, name=name, empty=())
 
 
 CAUSES = Section(

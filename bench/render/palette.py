@@ -38,5 +38,3 @@ COLOURS: dict[str, tuple[str, str]] = dict(zip(PRECISIONS, cycle(PALETTE), stric
 
 MARKERS: dict[str, str] = dict(zip(PRECISIONS, cycle(_SHAPES), strict=False))
 """Precision -> its marker, for readers who do not see the colours."""
-
-ACCENT = PALETTE[2][0]  # for what belongs to no precision

@@ -18,7 +18,6 @@ from bench.questions.loss_scales import SCALES
 from bench.questions.notes import MACHINES, describe_constants, describe_subject, write_notes
 from bench.questions.notices import choose_next, warn
 from bench.questions.overview import COSTS, OVERVIEW, PLACES, PUBLISHED, REACHED, TIMES
-from bench.questions.profiles import doubt_profiles
 from bench.questions.recommendation import list_places, recommend
 from bench.questions.report_data import ReportData, gather
 from bench.questions.startup import PRICES
@@ -141,17 +140,13 @@ class Report(ReportData):
 
     @cached_property
     def _notices(self) -> list[Notice]:
-        shown = (one for _, one in self.counted)
         chosen = [place.chosen for place in list_places(self)]
         spoken = {
             True: {setting.best.cell for setting in self.settings},
             False: {setting.best.cell for setting in chosen if setting is not None},
         }
         known = warn(self.runs, self.results, self.everything, self.sweeps, spoken=spoken)
-        return [
-            replace(one, found=say_period(one.found, self.period))
-            for one in [*known, *doubt_profiles(shown)]
-        ]
+        return [replace(one, found=say_period(one.found, self.period)) for one in known]
 
     @property
     def _told(self) -> Iterable[Section]:

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from functools import cache
+from functools import cache, cached_property
 from math import comb
 from typing import Any
 
@@ -84,14 +84,15 @@ class Result:
         return {"epoch_time_s_low": low, "epoch_time_s_high": high, **ends}
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.first, name)
+        vars(self)[name] = value = getattr(self.first, name)
+        return value
 
     @property
     def sound(self) -> bool:
         """Whether it ended well, by an executor that is known."""
         return bool(self.status == Status.OK and self.kind != "unknown")
 
-    @property
+    @cached_property
     def trusted(self) -> bool:
         """Whether it is sound, has an epoch time, and raises no fatal doubt."""
         doubted = any(doubt.fatal and getattr(self, doubt.name) for doubt in DOUBTS.values())

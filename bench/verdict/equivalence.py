@@ -6,22 +6,13 @@ four verdicts:
 - equivalent: two one-sided tests at 5 % reject both a ratio above the margin and one below it
   (TOST, Schuirmann 1987), so that the 90 % interval lies within the margin;
 - worse, better: the 95 % interval lies beyond the margin;
-- cannot tell: neither; the number of seeds that would probably tell is given.
+- cannot tell: neither.
 
 The true ratio lies in exactly one of three regions (below the margin, within it, above it), so the
 three tests together err in at most 5 % of cases (Goeman, Solari & Stijnen 2010, Statistics in
 Medicine 29). Several cases, such as several precisions, are one family: Holm's adjustment is
 applied to the claims "equivalent" and, separately, to "worse" and "better", so that any false claim
 of either kind has a probability of at most 5 %. The intervals are not adjusted.
-
-The number of seeds is the smallest with a power of 80 %. The power of two one-sided tests for a
-given spread is an integral over the chi-squared distribution of the sample variance (Owen 1965;
-Phillips 1990, J. Pharmacokinet. Biopharm. 18; see Chow & Liu, Design and Analysis of
-Bioavailability and Bioequivalence Studies). The true ratio is assumed to be 1, or the observed
-one if that differs from 1 significantly. A few seeds estimate the spread poorly (the 90 % interval
-from 5 seeds is 0.65 to 2.4 times the estimate), so the power is averaged over the spreads that fit
-the observed one (Julious & Owen 2006, Pharmaceutical Statistics 5). By simulation, plans from 5
-seeds then give a verdict in 86 to 88 % of cases; with the observed spread as the true one, in 67 %.
 """
 
 from __future__ import annotations
@@ -30,7 +21,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.text import write_percent
 from bench.verdict.difference import (
@@ -50,9 +41,6 @@ from bench.verdict.seeds import (
     scale_seeds,
     subtract_seeds,
 )
-
-if TYPE_CHECKING:
-    pass
 
 ERROR = 0.05
 """Error probability of a single claim of equivalence, and of all claims of a family."""
