@@ -97,6 +97,8 @@ class Forgets(Extra):
     set_extra_state = nn.Module.set_extra_state
 class InPlace(Extra):
     def forward(self, x): return super().forward(x).exp().mul_(2).exp().mul_(2)
+def sized(width: int, bias: bool = True):
+    return nn.Sequential(nn.Flatten(), nn.Linear(3072, width, bias), nn.Linear(width, 10))
 """
 
 BROKEN = {
@@ -116,7 +118,10 @@ BROKEN = {
     "mynet:conv": "gives (2, 4, 30, 30) for 2 images; forward returns logits of shape (2, classes)",
     "mynet:narrow": "model 'mynet:narrow' fails on (2, 3, 32, 32) images: RuntimeError: mat1",
     "mynet:pair": "returns tuple; forward returns a tensor of logits, (N, classes)",
-    "mynet:Odd": "--model 'mynet:Odd': missing a required argument: 'does'; write a function",
+    "mynet:Odd": "a required argument: 'does'; it takes does, written as 'mynet:Odd(does=…)'",
+    "mynet:sized(bais=off,width=8)": "'bais'; it takes width, bias=True, written as 'mynet:sized(w",
+    "mynet:build(x=1)": "got an unexpected keyword argument 'x'; it takes none",
+    "mynet:sized(width=many)": "'mynet:sized(width=many)' cannot be built: TypeError: ",
     "mynet:GPT": "(mynet.py, line 44); give images that it takes by --input, or train it by a",
     "mynet:Work": "model 'mynet:Work' returned a workload; give it as --workload mynet:Work",
     "nets:CLASSIFY": "module 'nets' has no function 'CLASSIFY'; did you mean 'classify'?",
@@ -150,7 +155,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 GOOD = ["mynet:build", "mynet:wide", "dpn92", "mynet:lambdas", "mynet:drawn", "blocks:classify"]
-GOOD += ["mynet:lazy", "mynet:Extra", "mynet:caches"]
+GOOD += ["mynet:lazy", "mynet:Extra", "mynet:caches", "mynet:sized(width=8)"]
+GOOD += ["mynet:sized(bias=off,width=8)"]
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +194,12 @@ def test_one_process_tells_of_all_models_and_of_what_is_wrong_with_each(
         assert message in found
         assert "\n" not in found
     assert [of(answer, name).outputs for name in GOOD[:3]] == [10, 100, None]
+
+
+def test_arguments_of_a_factory_make_another_network(answer: ProcessAnswer) -> None:
+    with_bias, without = (of(answer, name) for name in GOOD[-2:])
+    assert with_bias.source == without.source
+    assert with_bias.structure != without.structure
 
 
 def test_a_fingerprint_is_the_same_in_any_process_and_company(answer: ProcessAnswer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from torch import nn
 
 from bench.errors import UsageError
 from bench.fingerprint import examine
-from bench.models import build_model, dpn, parse_model
+from bench.models import build_model, dpn, parse_model, read_arguments
 from bench.training.counting import count_flop
 from bench.workloads import parse_workload
 from bench.workloads.images import Images
@@ -112,22 +113,71 @@ def test_a_file_is_told_its_module(given: str, right: str) -> None:
             parse(given)
 
 
+@pytest.mark.parametrize(
+    ("given", "spelled"),
+    [
+        ("nets:VGG()", "nets:VGG"),
+        ("nets:VGG(vgg_name=VGG11)", "nets:VGG(vgg_name=VGG11)"),
+        ("nets:VGG( depth = 16 , act='relu' )", "nets:VGG(act=relu,depth=16)"),
+        ("nets:f(a=True,b=OFF,c=None,d=.5,e=1e-3)", "nets:f(a=on,b=off,c=none,d=0.5,e=0.001)"),
+        ("nets:f(a='5',b=\"none\",c='')", "nets:f(a='5',b='none',c='')"),
+        ("nets:f(a=-3,b=0x10,c=runs/a.pt)", "nets:f(a=-3,b=0x10,c=runs/a.pt)"),
+    ],
+)
+def test_arguments_of_a_factory_have_one_spelling(given: str, spelled: str) -> None:
+    for parse in (parse_model, parse_workload):
+        assert parse(given) == parse(spelled) == spelled
+    assert read_arguments(given) == read_arguments(spelled)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("nets:VGG(16)", "'16': give arguments by name, such as (depth=16)"),
+        ("nets:VGG(depth=16,)", "'': give arguments by name"),
+        ("nets:VGG(depth=16,depth=19)", "depth is given twice"),
+        ("nets:VGG(depth=)", "depth=: an argument is a number, on, off, none, or text of letters"),
+        ("nets:VGG(cfg=[1)", "write a function that calls this one"),
+        ("nets:VGG(cfg='a b')", "write a function that calls this one"),
+        ("nets:VGG(f=os.system('x'))", "write a function that calls this one"),
+        ("nets:VGG(depth=16", "package.module:factory"),
+        ("nets.py:VGG(depth=16)", "give nets:VGG(depth=16)"),
+    ],
+)
+def test_arguments_that_cannot_be_written(given: str, message: str) -> None:
+    for parse in (parse_model, parse_workload):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            parse(given)
+
+
 MYNET = """
 from torch import nn
-def build(): return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
+def build(width=10, bias=True):
+    layers = [nn.Linear(3072, width, bias), nn.Linear(width, 10)]
+    return nn.Sequential(nn.Flatten(), *(layers if width != 10 else [nn.Linear(3072, 10)]))
 """
-SWEEP = [sys.executable, "-m", "bench.sweep", "--preset", "quick", "--model", "mynet:build"]
+SWEEP = [sys.executable, "-m", "bench.sweep", "--preset", "quick", "--out", "out"]
+SWEEP += ["--precision", "fp32", "--batch-size", "64", "--fraction", "0.002", "--repeats", "1"]
+SWEEP += ["--device", "cpu", "--model"]
+
+
+def train(folder: Path, *models: str) -> list[str]:
+    """Train networks by a sweep's command; return the models and outcomes of all rows."""
+    safe = {**os.environ, "PYTHONSAFEPATH": "1"}
+    command = [SWEEP[0], "-P", *SWEEP[1:], *models]
+    done = subprocess.run(command, cwd=folder, env=safe, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with (folder / "out" / "records.csv").open(newline="") as file:
+        return [f"{row['model']} {row['status']}" for row in csv.DictReader(file)]
 
 
 def test_own_model_of_the_current_folder_is_trained(tmp_path: Path) -> None:
     """By a worker, which is a process of its own: ``-P`` holds for the first process alone."""
     (tmp_path / "mynet.py").write_text(MYNET)
-    case = ["--precision", "fp32", "--batch-size", "64", "--fraction", "0.002", "--repeats", "1"]
-    command = [SWEEP[0], "-P", *SWEEP[1:], *case, "--out", "out", "--device", "cpu"]
-    safe = {**os.environ, "PYTHONSAFEPATH": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=safe, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert ",ok," in (tmp_path / "out" / "records.csv").read_text()
+    trained = train(tmp_path, "mynet:build", "mynet:build( width=8 , bias=False )")
+    assert trained == ["mynet:build ok", "mynet:build(bias=off,width=8) ok"]
+    # another spelling is the same network, which is not trained again
+    assert train(tmp_path, "mynet:build(bias=off,width=8)") == trained
 
 
 TIMM = """

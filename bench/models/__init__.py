@@ -26,13 +26,83 @@ MODELS: dict[str, str] = {
 TIMM = "timm:"
 
 
+Argument = bool | int | float | str | None
+"""A keyword argument of a factory, as it can be written in a name."""
+
+
 def parse_model(text: str) -> str:
     """Check a model's name without importing it: registered, of the form ``package.module:factory``
-    or ``timm:NAME``, or that of a command. Raises ValueError: it is none of these."""
-    if text in MODELS or is_factory(text) or is_timm(text) or is_command(text):
+    with or without arguments, or ``timm:NAME``, or that of a command. Return it as it is spelled in
+    records. Raises ValueError: it is none of these."""
+    if text in MODELS or is_timm(text) or is_command(text):
         return text
     own = "(or package.module:factory for your own, or timm:NAME)"
-    raise ValueError(name_module(text) or f"{nearest(text, list(MODELS))} {own}")
+    return parse_factory(text, f"{nearest(text, list(MODELS))} {own}")
+
+
+def parse_factory(text: str, otherwise: str) -> str:
+    """Return ``package.module:factory``, perhaps with arguments, in its one spelling: a sweep tells
+    networks apart by it. Raises ValueError: it has another form; the message may be ``otherwise``.
+
+    >>> parse_factory("nets:VGG( depth = 16, bias='off', act=relu, p=.5, pool=True )", "")
+    "nets:VGG(act=relu,bias='off',depth=16,p=0.5,pool=on)"
+    """
+    if not is_factory(text):
+        raise ValueError(name_module(text) or otherwise)
+    target, _, _ = text.partition("(")
+    given = sorted(read_arguments(text).items())
+    told = ",".join(f"{name}={_spell(value)}" for name, value in given)
+    return f"{target}({told})" if told else target
+
+
+def read_arguments(text: str) -> dict[str, Argument]:
+    """Return the arguments in the name of a factory. Raises ValueError: one has another form.
+
+    >>> read_arguments("nets:VGG(depth=16,bias=off)"), read_arguments("nets:build")
+    ({'depth': 16, 'bias': False}, {})
+    """
+    found: dict[str, Argument] = {}
+    inner = text.partition("(")[2].rstrip().removesuffix(")")
+    for part in inner.split(",") if inner.strip() else ():
+        name, equals, value = (word.strip() for word in part.partition("="))
+        if not (equals and name.isidentifier()):
+            raise ValueError(f"{part.strip()!r}: give arguments by name, such as (depth=16)")
+        if name in found:
+            raise ValueError(f"{name} is given twice")
+        found[name] = _read_argument(name, value)
+    return found
+
+
+_WORDS = {"on": True, "true": True, "off": False, "false": False, "none": None}
+
+_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,18}|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?)")
+
+_QUOTED = re.compile(r"""(['"]?)([\w.+/:@%~-]*)\1""")
+"""Text without what separates the words of a shell, of a CSV, or of these names."""
+
+
+def _read_argument(name: str, text: str) -> Argument:
+    if text.casefold() in _WORDS:
+        return _WORDS[text.casefold()]
+    if _NUMBER.fullmatch(text):
+        return float(text) if re.search(r"[.eE]", text) or len(text) > 18 else int(text)
+    found = _QUOTED.fullmatch(text)
+    if not text or not found:
+        raise ValueError(
+            f"{name}={text}: an argument is a number, on, off, none, or text of letters, digits "
+            "and . _ - + / : @ % ~; for any other write a function that calls this one"
+        )
+    return found[2]
+
+
+def _spell(value: Argument) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "on", False: "off"}[value]
+    text = str(value)
+    unquoted = isinstance(value, str) and (
+        not text or text.casefold() in _WORDS or _NUMBER.fullmatch(text)
+    )
+    return repr(value) if unquoted else text
 
 
 def is_timm(name: str) -> bool:
@@ -46,11 +116,11 @@ def is_command(text: str) -> bool:
 
 
 def is_factory(text: str) -> bool:
-    module, colon, factory = text.partition(":")
+    target, bracket, arguments = text.partition("(")
+    module, colon, factory = target.partition(":")
     parts = module.split(".")
-    return bool(
-        colon and all(part.isidentifier() for part in [*parts, factory]) and parts[-1] != "py"
-    )
+    named = colon and all(part.isidentifier() for part in [*parts, factory]) and parts[-1] != "py"
+    return bool(named and (not bracket or arguments.rstrip().endswith(")")))
 
 
 def name_module(text: str) -> str:
@@ -70,7 +140,8 @@ def name_module(text: str) -> str:
 def split_model(name: str) -> tuple[str, str]:
     """Return the module and the factory of a model: ``("bench.models.dpn", "dpn92")`` for
     ``dpn92``; for a network of timm the module is timm."""
-    module, _, factory = MODELS.get(name, name).partition(":")
+    target, _, _ = MODELS.get(name, name).partition("(")
+    module, _, factory = target.partition(":")
     return module, factory
 
 
@@ -78,9 +149,9 @@ def build_model(name: str, classes: int = CLASSES, shape: Shape = SHAPE) -> nn.M
     """Build the network ``name``, which maps float images (N, *shape), ``shape`` being channels,
     height and width, to logits (N, classes).
 
-    ``classes`` is for the head of built-in networks and those of timm; a user's own factory takes
-    no arguments. Raises UsageError: the module cannot be imported, has no such factory, or the
-    factory does not return an ``nn.Module``.
+    ``classes`` is for the head of built-in networks and those of timm; a user's own factory gets
+    the arguments in its name. Raises UsageError: the module cannot be imported, has no such
+    factory, or the factory does not return an ``nn.Module``.
     """
     from torch import nn
 
@@ -126,8 +197,8 @@ def _build_timm(name: str, classes: int, shape: Shape) -> nn.Module:
 
 
 def load_factory(name: str, flag: str = "--model") -> Callable[[], object]:
-    """Import the factory ``name``, given as ``flag``. Raises UsageError: the module cannot be
-    imported, or has no such function, or it needs arguments."""
+    """Import the factory ``name``, given as ``flag``, with the arguments in its name. Raises
+    UsageError: the module cannot be imported, or has no such function, or it takes others."""
     from importlib import import_module
     from inspect import signature
 
@@ -155,17 +226,18 @@ def load_factory(name: str, flag: str = "--model") -> Callable[[], object]:
             f"{flag} {name!r}: module {module_name!r} has no function {factory_name!r}; "
             + (nearest(factory_name, there) if there else "define it there")
         )
+    arguments = read_arguments(name)
     with suppress(ValueError):  # it does not say what it takes
         takes = signature(factory)
         try:
-            takes.bind()
+            takes.bind(**arguments)
         except TypeError as error:
-            raise UsageError(
-                f"{flag} {name!r}: {error}; write a function without arguments that calls it, and "
-                "give that"
-            ) from None
-    made: Callable[[], object] = factory
-    return made
+            told = [str(one.replace(annotation=one.empty)) for one in takes.parameters.values()]
+            needed = [f"{word}=…" for word in told if word.isidentifier()]
+            example = f"'{module_name}:{factory_name}({','.join(needed or ['…'])})'"
+            right = f"takes {', '.join(told)}, written as {example}" if told else "takes none"
+            raise UsageError(f"{flag} {name!r}: {error}; it {right}") from None
+    return partial(factory, **arguments)
 
 
 def _add_current_folder() -> None:

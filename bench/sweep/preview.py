@@ -209,7 +209,7 @@ def print_registries() -> int:
         "how several GPUs train (--parallel)": PARALLELS,
         "models": {
             **MODELS,
-            "package.module:factory": "your own torch.nn.Module",
+            "package.module:factory": "your own torch.nn.Module, or 'nets:build(depth=16)'",
             "timm:NAME": "a network of the package timm",
         },
         "datasets": DATASETS,

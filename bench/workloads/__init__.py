@@ -16,7 +16,7 @@ from bench.data.batches import count_items as count_items
 from bench.data.loader import Dataset, LoadedBatches, load_items
 from bench.data.sources import CLASSES, SHAPE, Shape
 from bench.errors import UsageError
-from bench.models import is_factory, load_factory, name_module
+from bench.models import load_factory, parse_factory
 from bench.precision import OWN as OWN
 from bench.precision import is_affine_batchnorm
 
@@ -37,11 +37,11 @@ NO_DATASET = (
 
 
 def parse_workload(text: str) -> str:
-    """Check a workload's name without importing it. Raises ValueError: it is neither `IMAGES` nor
-    of the form ``package.module:factory``."""
-    if text in (IMAGES, COMMAND) or is_factory(text):
+    """Check a workload's name without importing it, and return it as it is spelled in records.
+    Raises ValueError: it is neither `IMAGES` nor of the form ``package.module:factory``."""
+    if text in (IMAGES, COMMAND):
         return text
-    raise ValueError(name_module(text) or f"give package.module:factory of your own, or {IMAGES!r}")
+    return parse_factory(text, f"give package.module:factory of your own, or {IMAGES!r}")
 
 
 def load_workload(name: str) -> Workload:
