@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import sysconfig
+import traceback
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -173,6 +176,34 @@ def _quote(message: str) -> tuple[str, str]:
         if said := next((line for line in below if line[:1].strip()), ""):
             return clean(said.partition(": ")[2] or said), f" ({found[1]})"
     return next(filter(None, map(clean, lines)), ""), ""
+
+
+_HARNESS = Path(__file__).parent
+
+_LIBRARIES = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
+
+
+def is_library(file: Path) -> bool:
+    file = file.resolve()
+    installed = {"site-packages", "dist-packages"} & set(file.parts)
+    return bool(installed) or any(folder in file.parents for folder in _LIBRARIES)
+
+
+def find_place(failed: BaseException | str) -> str:
+    """Return the last line of the user's own code in an exception, or in the text of a traceback,
+    as `` (net.py, line 12)``; empty if there is none."""
+    if isinstance(failed, SyntaxError):  # its message has the line
+        return ""
+    if isinstance(failed, BaseException):
+        failed = "".join(traceback.format_exception(failed))
+    # torch.compile quotes the user's line in its message, a space further in
+    frames = re.findall(r'^ {2,3}File "([^"<]+)", line ([0-9]+)', failed, re.MULTILINE)
+    made = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "/torchinductor_")
+    for name, line in reversed(frames):
+        file = Path(name)
+        if not (is_library(file) or _HARNESS in file.parents or made in name):
+            return f" ({file.name}, line {line})"
+    return ""
 
 
 def classify_death(

@@ -23,6 +23,7 @@ from bench.case import Case
 from bench.data.sources import CLASSES, SHAPE, Shape
 from bench.data.synthetic import parse_shape
 from bench.errors import UsageError
+from bench.failure import is_library
 from bench.models import MODELS, build_model, is_timm, load_factory, split_model
 from bench.models.freezing import normalises_batches
 from bench.processes import name_signal
@@ -140,7 +141,6 @@ def examine(
         attempt,
         check_network,
         check_tuning,
-        is_library,
         materialise_first,
         try_images,
     )

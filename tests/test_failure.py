@@ -6,8 +6,10 @@ import errno
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -24,6 +26,7 @@ from bench.failure import (
     classify,
     classify_death,
     count_oom_kills,
+    find_place,
     list_kinds,
 )
 from bench.record import Status
@@ -316,6 +319,37 @@ def test_the_reason_is_one_line_with_the_class() -> None:
     assert classify(["MemoryError"], "").reason == "MemoryError"
     assert classify(["RuntimeError"], " \n\t\x00").reason == "RuntimeError"
     assert len(classify(["RuntimeError"], "x" * 10_000).reason) < 400
+
+
+NET = """
+import torch
+def fails(): return torch.ones(2) @ torch.ones(3)
+def nested():
+    try: fails()
+    except RuntimeError as error:
+        raise ValueError("so it is") from error
+"""
+
+
+def test_a_failure_is_traced_to_the_last_line_of_the_users_code(tmp_path: Path) -> None:
+    """Not to a line of torch below it, nor of the harness above; and in what a command prints."""
+    file = tmp_path / "net.py"
+    file.write_text(NET)
+    made: dict[str, Callable[[], object]] = {}
+    exec(compile(NET, str(file), "exec"), made)
+    for name, line in (("fails", 3), ("nested", 7)):
+        with pytest.raises((RuntimeError, ValueError)) as caught:
+            made[name]()
+        assert find_place(caught.value) == f" (net.py, line {line})"
+        assert find_place("".join(traceback.format_exception(caught.value))) == (
+            f" (net.py, line {line})"
+        )
+    loaded = f'Caught KeyError in DataLoader worker process 0.\n  File "{file}", line 9, in get\n'
+    assert find_place(RuntimeError(loaded)) == " (net.py, line 9)"
+    assert find_place(RuntimeError("raised nowhere")) == ""
+    with pytest.raises(SyntaxError) as broken:
+        compile("def build(: pass", str(file), "exec")
+    assert find_place(broken.value) == ""
 
 
 @given(st.text())

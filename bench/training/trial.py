@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sysconfig
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +18,7 @@ from bench.data.batches import count_items
 from bench.data.loader import load_items
 from bench.data.sources import SHAPE
 from bench.errors import UsageError
+from bench.failure import find_place
 from bench.models.freezing import NONE, freeze, normalises_batches
 from bench.models.weights import fit_weights
 from bench.precision import PRECISIONS
@@ -45,26 +43,8 @@ def attempt(what: str, action: Callable[[], Any]) -> Any:
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if _is_theirs(Path(frame.filename))]
-        place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
         message = " ".join(str(error).split())[:300]
-        raise UsageError(f"{what}: {type(error).__name__}: {message}{place}") from error
-
-
-_HARNESS = Path(__file__).parents[1]
-
-_LIBRARIES = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
-
-
-def _is_theirs(file: Path) -> bool:
-    return file.is_file() and not is_library(file) and _HARNESS not in file.parents
-
-
-def is_library(file: Path) -> bool:
-    file = file.resolve()
-    installed = {"site-packages", "dist-packages"} & set(file.parts)
-    return bool(installed) or any(folder in file.parents for folder in _LIBRARIES)
+        raise UsageError(f"{what}: {type(error).__name__}: {message}{find_place(error)}") from error
 
 
 # ----------------------------------------------------------------------------------------- networks

@@ -10,11 +10,12 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 
 from bench.case import Case
 from bench.errors import UnsupportedError, UsageError
-from bench.failure import Fault, classify, list_kinds
+from bench.failure import Fault, classify, find_place, list_kinds
 from bench.record import Status
 from bench.run.process import preload
 from bench.worker.limit import lift_host_limit
@@ -78,4 +79,6 @@ def _report_failure(channel: Channel, case: Case, error: BaseException) -> None:
         fault = Fault(Status.UNSUPPORTED, str(error))
     else:
         fault = classify(list_kinds(error), str(error), read_free_share(case), case)
+        if fault.status is Status.ERROR:
+            fault = replace(fault, reason=fault.reason + find_place(error))
     channel.send(Finished(fault.status, fault.reason, fault.transient, peer=fault.peer))

@@ -25,7 +25,7 @@ import torch
 from bench.case import Case, fill_command
 from bench.command import split_command
 from bench.errors import UsageError
-from bench.failure import Fault, classify
+from bench.failure import Fault, classify, find_place
 from bench.limits import find_ends
 from bench.precision import LEAST_LABELLED, OWN, PRECISIONS, Arithmetic, list_formats
 from bench.processes import (
@@ -287,19 +287,12 @@ def _find_fault(code: int, left: Sequence[str], run: _Run, case: Case) -> Fault 
         name, said = errors[-1][1], (errors[-1][2] or "").strip()
         fault = classify([name], text, case=case)
         reason = name + (f": {said[:300]}" if said else "")
-        return Fault(fault.status, f"{reason}{_find_place(text)}{after}", fault.transient)
+        return Fault(fault.status, f"{reason}{find_place(text)}{after}", fault.transient)
     fault = classify(["error"], text, case=case)
     said = next((line for line in reversed(text.splitlines()) if line.strip()), "")
     how = name_signal(-code) if code < 0 else f"code {code}"
     reason = f"the command ended with {how}" + (f": {said.strip()[:200]}" if said else "")
     return Fault(fault.status, reason + after, fault.transient)
-
-
-def _find_place(text: str) -> str:
-    """Return the file and line of the last frame of a traceback in the user's own code."""
-    frames = re.findall(r'^  File "([^"]+)", line (\d+)', text, re.MULTILINE)
-    own = [one for one in frames if "/site-packages/" not in one[0] and "<frozen" not in one[0]]
-    return f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""
 
 
 _OF_STEPS = ("warmup_steps", "warmup_time_s", "measured_steps", "step_time_median_s", "train_loss")

@@ -45,7 +45,7 @@ def model(name: str) -> str:
 # -------------------------------------------------------------- every way to end, in one sweep
 
 ENDS: dict[str, tuple[Status, str, list[str]]] = {
-    "raises": (Status.ERROR, "RuntimeError: no such <luck> | =1+1",
+    "raises": (Status.ERROR, "RuntimeError: no such <luck> | =1+1 (models_for_tests.py, line ",
                ["Traceback", "in behave", "nor a second line"]),
     "not_a_number": (Status.DIVERGED, "the loss was inf or NaN from step 0 of 2", []),
     "sleeps": (Status.TIMEOUT,
