@@ -14,22 +14,31 @@ from bench.errors import UsageError
 
 @dataclass(frozen=True)
 class OptimizerKind:
-    """An optimizer's default learning rate, and its weight decay; ``momentum`` is 0 if it has no
-    parameter of that name."""
+    """An optimizer's default learning rate, and its weight decay; ``momentum`` is 0 and ``betas``
+    are empty if it has no parameter of that name."""
 
-    help: str
+    name: str
     lr: float
     weight_decay: float
     momentum: float = 0.0
+    betas: tuple[float, ...] = ()
+
+    @property
+    def settings(self) -> str:
+        """What it does besides the learning rate: ``weight decay 0.0005, momentum 0.9``."""
+        told = [f"weight decay {self.weight_decay:g}"]
+        told += [f"momentum {self.momentum:g}"] if self.momentum else []
+        told += [f"betas {' and '.join(map(str, self.betas))}"] if self.betas else []
+        return ", ".join(told)
 
 
 OPTIMIZERS: Mapping[str, OptimizerKind] = {
     # momentum and decay are pytorch-cifar's, as in 2019. Its lr of 0.1 leaves DPN-92 at 11.5 %
     # after one epoch; 0.01 reaches 29.1 % (H200, batch 128, fp32).
-    "sgd": OptimizerKind("SGD with momentum 0.9, fused", 0.01, 5e-4, 0.9),
-    # torch's decay, but not its lr of 1e-3, at which DPN-92's loss first rises to 6.9; at 3e-4 to
-    # 3.3 (CPU, fp32, batch 32, 18 steps), and at batch 128 to 2.9
-    "adamw": OptimizerKind("AdamW, fused", 3e-4, 1e-2),
+    "sgd": OptimizerKind("SGD, fused", 0.01, 5e-4, 0.9),
+    # torch's decay and betas, but not its lr of 1e-3, at which DPN-92's loss first rises to 6.9; at
+    # 3e-4 to 3.3 (CPU, fp32, batch 32, 18 steps), and at batch 128 to 2.9
+    "adamw": OptimizerKind("AdamW, fused", 3e-4, 1e-2, betas=(0.9, 0.999)),
     # You, Gitman and Ginsburg, arXiv 1708.03888: each layer's step is a fixed part of its norm.
     # dpn-small on CIFAR-10, batch 32, loss of the last 10 of 26 steps: 2.27 at both seeds tried,
     # between SGD's 2.24 and the 2.28 of lr 0.1; 0.3 gives 2.25 and 2.29, 3 gives 2.31, 10 diverges

@@ -6,12 +6,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from dispatch_for_tests import Rule, Watch
+from pytest_for_tests import Capture
 from torch import Tensor
 from training_for_tests import CPU, LR, batch, small, training
 
@@ -20,6 +22,7 @@ from bench.errors import UnsupportedError, UsageError
 from bench.grid import grid
 from bench.optimization import OPTIMIZERS
 from bench.precision import POLICIES
+from bench.sweep.__main__ import main as sweep
 from bench.training.building import make_training
 from bench.training.loss_scale import DynamicScale
 from bench.training.optimizers import TRUST, build_optimizer
@@ -27,6 +30,7 @@ from bench.training.optimizers import TRUST, build_optimizer
 needs_package = pytest.mark.skipif(
     find_spec("pytorch_optimizer") is None, reason="pytorch-optimizer is not installed"
 )
+ROOT = Path(__file__).parents[1]
 NAMES = [pytest.param(n, marks=[needs_package] if n == "lars" else []) for n in OPTIMIZERS]
 Formula = Callable[[Tensor, Tensor, dict[str, Tensor], int, float], Tensor]
 
@@ -230,3 +234,16 @@ def test_each_optimizer_takes_its_own_learning_rate() -> None:
     assert {c.optimizer: c.lr for c in cases} == {n: k.lr for n, k in OPTIMIZERS.items()}
     with pytest.raises(UsageError, match="trains with SGD only"):
         grid({"optimizer": ["adamw"], "precision": ["fp16-apex"]})
+
+
+def test_the_list_and_the_page_tell_the_settings(capsys: Capture) -> None:
+    assert sweep(["--list"]) == 0
+    listed, page = capsys.readouterr().out, (ROOT / "docs" / "own-model.md").read_text()
+    for name, kind in OPTIMIZERS.items():
+        assert f"{kind.name}: lr {kind.lr:g}, {kind.settings}" in listed
+        assert f"| `{name}` | {kind.lr:g} | {kind.settings} |" in page
+        if name != "lars":  # of a package that need not be there
+            (group,) = build_optimizer(name, [torch.zeros(2)], 0.1).param_groups
+            assert group["weight_decay"] == kind.weight_decay
+            assert group.get("betas", ()) == kind.betas
+            assert group.get("momentum", 0.0) == kind.momentum

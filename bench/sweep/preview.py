@@ -202,7 +202,10 @@ def print_registries() -> int:
         "dynamic loss scales": {name: policy.help for name, policy in POLICIES.items()},
         "opt levels of fp16-apex": {name: level.help for name, level in OPT_LEVELS.items()},
         "recipes of fp8": {name: recipe.help for name, recipe in FP8_RECIPES.items()},
-        "optimizers": {name: kind.help for name, kind in OPTIMIZERS.items()},
+        "optimizers": {
+            name: f"{kind.name}: lr {kind.lr:g}, {kind.settings}"
+            for name, kind in OPTIMIZERS.items()
+        },
         "schedules": SCHEDULES,
         "how the network is compiled (--compile)": COMPILES,
         "what --freeze takes": FREEZES,

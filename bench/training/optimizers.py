@@ -57,8 +57,10 @@ def _build_sgd(parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimizer
 
 
 def _build_adamw(parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimizer:
+    kind = OPTIMIZERS["adamw"]
+    first, second = kind.betas
     optimizer = torch.optim.AdamW(
-        parameters, lr, weight_decay=OPTIMIZERS["adamw"].weight_decay, fused=True
+        parameters, lr, (first, second), weight_decay=kind.weight_decay, fused=True
     )
     for parameter in parameters:
         optimizer.state[parameter] = {
