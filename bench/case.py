@@ -147,7 +147,13 @@ class Case:
         "number formats; bench.sweep --list describes them", common=True, named=True, plain=True,
         baseline=True, order=list(PRECISIONS).index,
         conflicts=(Conflict(lambda case: case.precision == OWN,
-            f"--precision {OWN} is that of a --command; give another, or leave it out"),))
+            f"--precision {OWN} is that of a --command; give another, or leave it out"),
+            Conflict(lambda case: case.precision == "fp16-pure" and case.optimizer == "adamw",
+                "--precision fp16-pure with --optimizer adamw diverges: squares of gradients flush "
+                "to zero in fp16; give --optimizer sgd, or --precision bf16-pure"),
+            Conflict(lambda case: case.precision == "fp16-pure" and is_dynamic(case.loss_scale),
+                "--precision fp16-pure with --loss-scale {case.loss_scale}: torch's GradScaler "
+                "unscales no fp16 gradients; give a number, such as 128")))
     loss_scale: float | str | None = describe_axis(None, parse_loss_scale,
         "a number, or a rule of bench.sweep --list (default: 128, or dynamic)",
         common=True, named=True, number=True, affects=(LEARNING, FIT, WORK), follows="precision",

@@ -46,6 +46,7 @@ class Precision:
     scales_loss: bool = False
     default_loss_scale: float | str | None = None
     min_capability: tuple[int, int] = (0, 0)
+    pure: bool = False  # the optimizer steps the rounded weights, without fp32 masters
     rounds_start: bool = False  # the masters start from rounded weights, as apex's did
     apex: bool = False  # trained by NVIDIA apex, if installed
     float8: bool = False  # torchao converts the linear layers; the rest runs under autocast
@@ -57,9 +58,14 @@ class Precision:
         return ran if ran is Arithmetic.TFLOAT32 else Arithmetic.FLOAT32
 
     @property
+    def casts(self) -> bool:
+        """Return whether the network's weights are rounded."""
+        return self.weights != "float32"
+
+    @property
     def masters(self) -> bool:
         """Return whether the network computes with rounded copies of fp32 master weights."""
-        return self.weights != "float32"
+        return self.casts and not self.pure
 
 
 @dataclass(frozen=True)
@@ -187,6 +193,27 @@ PRECISIONS: dict[str, Precision] = {
             min_capability=(8, 9),
             float8=True,
             brief="bf16-amp with linear layers in fp8",
+        ),
+        # as airbench trains, which keeps BatchNorm in fp32 too. It scales no loss, but sums it over
+        # the batch; here the scale is fp16's, so that the two differ in the masters alone
+        Precision(
+            "fp16-pure",
+            "fp16 weights, gradients and optimizer state, no masters; fp32 BatchNorm, loss scale",
+            weights="float16",
+            arithmetic=Arithmetic.FLOAT16,
+            scales_loss=True,
+            default_loss_scale=128.0,
+            pure=True,
+            brief="as fp16, without master weights",
+        ),
+        Precision(
+            "bf16-pure",
+            "bf16 weights, gradients and optimizer state, no masters; fp32 BatchNorm",
+            weights="bfloat16",
+            arithmetic=Arithmetic.BFLOAT16,
+            min_capability=(8, 0),
+            pure=True,
+            brief="as bf16, without master weights",
         ),
         Precision(OWN, "what a --command without {precision} computes in"),
     )
@@ -343,7 +370,7 @@ def cast(
     """
     import torch
 
-    if precision.masters:
+    if precision.casts:
         dtype = getattr(torch, precision.weights)
         model.to(dtype)
         for module in filter(keeps_fp32, model.modules()):

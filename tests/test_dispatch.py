@@ -26,7 +26,8 @@ def test_a_step_waits_for_nothing(name: str) -> None:
     training = Training(workload.build_model(), PRECISIONS[name], CPU, lr=0.01, workload=workload)
     batch = workload.make_batch(2, CPU, torch.Generator())
     training.step(batch)  # a first step makes the masters' gradients
-    for scale in (128.0, *POLICIES) if PRECISIONS[name].scales_loss else (None,):
+    scales = (128.0,) if PRECISIONS[name].pure else (128.0, *POLICIES)
+    for scale in scales if PRECISIONS[name].scales_loss else (None,):
         training.loss_scale = build_loss_scale(scale, CPU)
         watch.judge()
         with watch:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from training_for_tests import batch, run_case, training
 
+from bench.case import Case
+from bench.data import DatasetInfo
+from bench.errors import UsageError
+from bench.grid import grid
 from bench.precision import PRECISIONS, cast, read_flags, set_flags
+from bench.training.optimizers import build_optimizer
 
 
 def network() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm2d(4, affine=False))
 
 
-@pytest.mark.parametrize("name", ["fp16", "bf16"])
+@pytest.mark.parametrize("name", ["fp16", "bf16", "fp16-pure", "bf16-pure"])
 def test_cast_keeps_affine_batchnorm_in_fp32(name: str) -> None:
     conv, affine, plain = cast(network(), PRECISIONS[name])  # type: ignore[misc]
     half = getattr(torch, PRECISIONS[name].weights)
@@ -41,3 +47,70 @@ def test_the_older_flags_can_be_read(name: str) -> None:
     set_flags(PRECISIONS[name])
     assert torch.backends.cudnn.allow_tf32 is (name == "tf32")
     assert torch.backends.cuda.matmul.allow_tf32 is (name == "tf32")
+
+
+PURE = [("fp16-pure", "sgd"), ("bf16-pure", "sgd"), ("bf16-pure", "adamw")]
+
+
+@pytest.mark.parametrize(("name", "optimizer"), PURE)
+def test_without_masters_the_optimizer_steps_the_weights_in_half(name: str, optimizer: str) -> None:
+    """Its state is half too, except that of BatchNorm. The loss falls, and a reset is a start."""
+    ours, half = training(name, optimizer=optimizer), getattr(torch, PRECISIONS[name].weights)
+    assert all(m is weight for m, weight in zip(ours.masters, ours.parameters, strict=True))
+    assert ours.state()["masters"] == []
+    begun = [weight.clone() for weight in ours.parameters]
+    ours.set_lr(0.01)
+    losses = [float(ours.step(batch())[0]) for _ in range(12)]
+    assert losses[-1] < 0.1 < losses[0]
+    normed = {id(weight) for weight in ours.model[1].parameters()}  # type: ignore[index]
+    for weight in ours.parameters:
+        kind = torch.float32 if id(weight) in normed else half
+        state = ours.optimizer.state[weight]
+        held = [value.dtype for key, value in state.items() if key != "step"]
+        assert {weight.dtype, *held} == {kind}
+        assert held, "momentum, or both averages"
+    ours.reset()
+    assert all(map(torch.equal, ours.parameters, begun))
+    again = training(name, optimizer=optimizer)
+    again.set_lr(0.01)
+    ours.set_lr(0.01)
+    assert torch.equal(ours.step(batch())[0], again.step(batch())[0])
+
+
+def test_half_precision_sgd_on_a_cpu_follows_the_rule() -> None:
+    """torch's own kernel leaves whole vectors of weights as they are (pytorch issue 191763)."""
+    for kind in (torch.float16, torch.bfloat16):
+        weight = torch.ones(1000, dtype=kind, requires_grad=True)
+        optimizer = build_optimizer("sgd", [weight], 0.5)
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        assert torch.allclose(weight, torch.full_like(weight, 0.5), rtol=1e-2)
+
+
+@pytest.mark.parametrize("setting", [{"optimizer": "adamw"}, {"loss_scale": "dynamic"}])
+def test_what_pure_fp16_cannot_train_with_is_refused(setting: dict[str, str]) -> None:
+    given = {name: [value] for name, value in setting.items()}
+    with pytest.raises(UsageError, match="--precision fp16-pure with --"):
+        grid({"precision": ["fp16-pure"], **given})
+
+
+def test_updates_below_the_spacing_of_pure_weights_are_lost() -> None:
+    """Which is what masters are for."""
+    for name, moves in (("bf16", True), ("bf16-pure", False)):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10, bias=False))
+        nn.init.ones_(model[1].weight)  # type: ignore[arg-type]
+        ours = training(name, build=lambda seed, model=model: model)
+        ours.set_lr(1e-5)
+        ours.step(batch())
+        assert bool((ours.masters[0] != 1).any()) is moves
+
+
+@pytest.mark.parametrize("name", ["fp16-pure", "bf16-pure"])
+def test_a_row_without_masters_is_proven_and_labelled(name: str, data: DatasetInfo) -> None:
+    case = Case(
+        model="models_for_tests:good", dataset="synthetic", batch_size=4, steps=4, device="cpu",
+        precision=name, loss_scale=PRECISIONS[name].default_loss_scale,
+    )  # fmt: skip
+    row = run_case(case, data.folder)
+    assert (row.status, row.measurement.labelled_flop_share) == ("ok", 1.0), row.reason
+    assert row.measurement.arithmetic == str(PRECISIONS[name].arithmetic)

@@ -31,7 +31,7 @@ from bench.worker.messages import Assignment, Channel, Finished
 CPU = torch.device("cpu")
 LR = 0.05
 MOMENTUM, WEIGHT_DECAY = OPTIMIZERS["sgd"].momentum, OPTIMIZERS["sgd"].weight_decay
-OURS = [name for name, p in PRECISIONS.items() if not (p.apex or p.float8)]
+OURS = [name for name, p in PRECISIONS.items() if not (p.apex or p.float8 or p.pure)]
 
 
 def small(seed: int = 0) -> nn.Module:

@@ -28,6 +28,7 @@ PALETTE: tuple[tuple[str, str], ...] = (
     ("#7a5c00", "#d9bf4a"),
     ("#b3261e", "#ff8a80"),
     ("#3f51b5", "#9fa8ff"),
+    ("#8c4a2f", "#d9a48c"),
 )
 """Colours on light and on dark; each at least 4.5 : 1 against its background."""
 

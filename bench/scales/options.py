@@ -34,7 +34,7 @@ TRAIN = ("1", "128", RECOMMENDED, "dynamic")
 _HALVES = [
     name
     for name, p in PRECISIONS.items()
-    if (p.autocast or p.weights) != "float32" and not (p.apex or p.float8)
+    if (p.autocast or p.weights) != "float32" and not (p.apex or p.float8 or p.pure)
 ]
 NARROW = tuple(dict.fromkeys([*_HALVES, *FORMATS]))
 """Precisions and formats whose gradients can flush and overflow."""

@@ -125,7 +125,7 @@ class Training:
             )
         self._move()
         # the optimizer steps the masters: fp32 copies, or the weights themselves if the precision
-        # has no masters or the cast left them in fp32 (affine BatchNorm)
+        # has none or the cast left them in fp32 (affine BatchNorm)
         self.masters = [
             p.detach().float().clone().requires_grad_()
             if self.precision.masters and p.dtype != torch.float32
@@ -296,7 +296,7 @@ class Training:
         """Cast inputs as in 2019's recipe before the network, and outputs to fp32 after it."""
 
         def prepare(x: Tensor) -> Tensor:
-            if self.precision.masters and x.is_floating_point():
+            if self.precision.casts and x.is_floating_point():
                 x = x.to(getattr(torch, self.precision.weights))
             return x.contiguous(memory_format=self.memory_format) if x.dim() == 4 else x
 

@@ -23,10 +23,11 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Make the optimizer ``name`` of `OPTIMIZERS` for ``parameters``.
 
-    SGD and AdamW are fused: one kernel, which also skips steps without waiting for the device. LARS
-    has no such kernel: if steps may be skipped, each waits for the device. If ``capturable``, steps
-    can be captured in a CUDA graph, and the learning rate is a tensor on the weights' device,
-    float32, (). Raises UnsupportedError: it needs a package that is not installed.
+    SGD and AdamW are fused, but for SGD on half-precision weights on a CPU: one kernel, which
+    also skips steps without waiting for the device. LARS has no such kernel: if steps may be
+    skipped, each waits for the device. If ``capturable``, steps can be captured in a CUDA
+    graph, and the learning rate is a tensor on the weights' device, float32, (). Raises
+    UnsupportedError: it needs a package that is not installed.
     """
     optimizer = _BUILDERS[name](parameters, lr)
     if capturable:
@@ -48,8 +49,10 @@ def clear_state(optimizer: torch.optim.Optimizer) -> None:
 
 def _build_sgd(parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimizer:
     kind = OPTIMIZERS["sgd"]
+    # the kernel for a CPU leaves most half-precision weights as they are (pytorch issue 191763)
+    loops = any(p.device.type == "cpu" and p.dtype.itemsize < 4 for p in parameters)
     optimizer = torch.optim.SGD(
-        parameters, lr, kind.momentum, weight_decay=kind.weight_decay, fused=True
+        parameters, lr, kind.momentum, weight_decay=kind.weight_decay, fused=not loops
     )
     for parameter in parameters:
         optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
