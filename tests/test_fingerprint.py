@@ -54,7 +54,7 @@ def conv(): return nn.Conv2d(3, 4, 3)
 def wide(): return nn.Sequential(nn.Flatten(), nn.Linear(3072, 100))
 def narrow(): return nn.Linear(5, 10)
 class Pair(nn.Linear):
-    def forward(self, x): return x, x
+    def forward(self, x): return {"x": x}
 def pair(): return Pair(1, 1)
 def sleeps(): import time; time.sleep(600)
 class Odd(nn.Linear):
@@ -97,6 +97,22 @@ class Forgets(Extra):
     set_extra_state = nn.Module.set_extra_state
 class InPlace(Extra):
     def forward(self, x): return super().forward(x).exp().mul_(2).exp().mul_(2)
+from collections import namedtuple
+from dataclasses import dataclass
+from typing import Any
+@dataclass
+class Described:
+    logits: Any
+    hidden: Any
+Named = namedtuple("Named", ["logits", "aux_logits2", "aux_logits1"])
+class Several(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.heads = how, nn.ModuleList(nn.Linear(3072, 10) for _ in range(3))
+    def forward(self, x):
+        outputs = [head(x.flatten(1)) for head in self.heads]
+        if self.how == "named": return Named(*outputs)
+        return Described(outputs[0], outputs[1]) if self.how == "described" else outputs
 def sized(width: int, bias: bool = True):
     return nn.Sequential(nn.Flatten(), nn.Linear(3072, width, bias), nn.Linear(width, 10))
 """
@@ -117,7 +133,7 @@ BROKEN = {
     "mynet:bare": "model 'mynet:bare' has no parameters; there is nothing to train",
     "mynet:conv": "gives (2, 4, 30, 30) for 2 images; forward returns logits of shape (2, classes)",
     "mynet:narrow": "model 'mynet:narrow' fails on (2, 3, 32, 32) images: RuntimeError: mat1",
-    "mynet:pair": "returns tuple; forward returns a tensor of logits, (N, classes)",
+    "mynet:pair": "returns dict; forward returns a tensor of logits, (N, classes), alone, as .log",
     "mynet:Odd": "a required argument: 'does'; it takes does, written as 'mynet:Odd(does=…)'",
     "mynet:sized(bais=off,width=8)": "'bais'; it takes width, bias=True, written as 'mynet:sized(w",
     "mynet:build(x=1)": "got an unexpected keyword argument 'x'; it takes none",
@@ -157,6 +173,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 GOOD = ["mynet:build", "mynet:wide", "dpn92", "mynet:lambdas", "mynet:drawn", "blocks:classify"]
 GOOD += ["mynet:lazy", "mynet:Extra", "mynet:caches", "mynet:sized(width=8)"]
 GOOD += ["mynet:sized(bias=off,width=8)"]
+HEADS = ["mynet:Several(how=named)", "mynet:Several(how=described)", "mynet:Several(how=first)"]
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +181,7 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> ProcessAnswer:
     """What one process tells of all models, as they were written."""
     with pytest.MonkeyPatch.context() as patch:
         move_into(tmp_path_factory.mktemp("unedited"), patch)
-        return ask([], [*BROKEN, *GOOD])
+        return ask([], [*BROKEN, *GOOD, *HEADS])
 
 
 @pytest.fixture
@@ -200,6 +217,10 @@ def test_arguments_of_a_factory_make_another_network(answer: ProcessAnswer) -> N
     with_bias, without = (of(answer, name) for name in GOOD[-2:])
     assert with_bias.source == without.source
     assert with_bias.structure != without.structure
+
+
+def test_a_network_of_several_outputs_has_the_classes_of_its_logits(answer: ProcessAnswer) -> None:
+    assert [of(answer, name).outputs for name in HEADS] == [10, 10, 10]
 
 
 def test_a_fingerprint_is_the_same_in_any_process_and_company(answer: ProcessAnswer) -> None:

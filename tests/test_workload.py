@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import OrderedDict, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -469,6 +470,69 @@ def test_a_reset_of_a_workloads_optimizer_is_bitwise_a_fresh_start(
     for batch in batches:
         assert torch.equal(fresh.step(batch)[0], warmed.step(batch)[0])
         assert all(map(torch.equal, fresh.masters, warmed.masters))
+
+
+class Heads(nn.Module):
+    """Three heads, which it returns as ``made`` puts them together."""
+
+    def __init__(self, made: Callable[[list[Tensor]], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.heads, self.made = nn.ModuleList(nn.Linear(3072, 10) for _ in range(3)), made
+
+    def forward(self, x: Tensor) -> Any:
+        return self.made([head(x.flatten(1)) for head in self.heads])
+
+
+GoogLeNetOutputs = namedtuple("GoogLeNetOutputs", ["logits", "aux_logits2", "aux_logits1"])
+InceptionOutputs = namedtuple("InceptionOutputs", ["logits", "aux_logits"])
+
+
+@dataclass
+class Classified:
+    """As transformers' outputs: what torch knows nothing of, and so casts no part of."""
+
+    logits: Tensor
+    hidden_states: Any = None
+
+
+class Ordered(OrderedDict[str, Any]):
+    """As transformers' outputs are in truth."""
+
+
+MADE: dict[str, tuple[Callable[[list[Tensor]], Any], tuple[float, float, float]]] = {
+    "googlenet": (lambda of: GoogLeNetOutputs(*of), (1, 0.3, 0.3)),
+    "one of two": (lambda of: GoogLeNetOutputs(of[0], of[1], None), (1, 0.4, 0)),
+    "inception": (lambda of: InceptionOutputs(*of[:2]), (1, 0.4, 0)),
+    "a dataclass": (lambda of: Classified(of[0], of[1]), (1, 0, 0)),
+    "a mapping": (lambda of: Ordered(loss=None, logits=of[0], hidden=of[1]), (1, 0, 0)),
+    "a tuple": (tuple, (1, 0, 0)),
+}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", MADE)
+def test_a_default_loss_takes_the_logits_and_named_auxiliary_heads(
+    name: str, precision: str
+) -> None:
+    made, weights = MADE[name]
+    ours = Training(Heads(made), PRECISIONS[precision], CPU, lr=0.1)
+    x, y = Workload().make_batch(8, CPU, torch.Generator().manual_seed(0))
+    found = ours.compute_loss((x, y))
+    x = x.bfloat16() if precision == "bf16" else x
+    logits = [head(x.flatten(1)).float() for head in ours.model.heads]  # type: ignore[union-attr]
+    right = sum(w * F.cross_entropy(one, y) for w, one in zip(weights, logits, strict=True))
+    assert found.loss.dtype == torch.float32
+    torch.testing.assert_close(found.loss, right)
+    assert found.correct is not None
+    assert int(found.correct) == int((logits[0].argmax(1) == y).sum())
+    before = [head.weight.clone() for head in ours.model.heads]  # type: ignore[union-attr]
+    ours.step((x, y))
+    moved = [
+        not torch.equal(head.weight, old)
+        for head, old in zip(ours.model.heads, before, strict=True)  # type: ignore[arg-type]
+    ]
+    assert moved == [bool(weight) for weight in weights]
 
 
 def test_a_loss_is_kept_without_the_memory_that_it_was_computed_in() -> None:

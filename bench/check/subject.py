@@ -29,7 +29,7 @@ from bench.training.loop import Training, train_epoch
 from bench.training.switches import keep_switches
 from bench.training.timing import StepClock
 from bench.worker.preparation import set_up
-from bench.workloads import count_classes
+from bench.workloads import count_classes, split_heads
 from bench.workloads.images import Images
 
 if TYPE_CHECKING:
@@ -262,4 +262,5 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def predict(training: Training, images: Tensor) -> Tensor:
     """Return probabilities in evaluation mode, float32 (N, classes). Training is not affected."""
     with evaluating(training.model):
-        return F.softmax(training.compute(images), dim=1)
+        logits, _ = split_heads(training.compute(images))
+        return F.softmax(logits.float(), dim=1)

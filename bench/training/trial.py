@@ -25,7 +25,7 @@ from bench.precision import PRECISIONS
 from bench.text import name_first
 from bench.training.building import materialise
 from bench.training.loop import Training
-from bench.workloads import Loss, Workload, WorkloadFacts, count_classes
+from bench.workloads import Loss, Workload, WorkloadFacts, count_classes, split_heads
 
 _TRIED = 2
 """Items in a trial batch: BatchNorm needs two."""
@@ -74,13 +74,14 @@ def try_images(name: str, model: nn.Module, workload: Workload) -> int:
     given = "" if shape == SHAPE else f", those of --input {'x'.join(map(str, shape))}"
     tried = f"model {name!r} fails on {tuple(images.shape)} images{given}"
     try:
-        logits = attempt(tried, lambda: model(images))
+        outputs = attempt(tried, lambda: model(images))
     except UsageError as error:
         raise UsageError(f"{error}; give images that it takes by --input, or {_OTHERS}") from error
+    logits, _ = split_heads(outputs)
     if not isinstance(logits, Tensor):
         raise UsageError(
-            f"model {name!r} returns {type(logits).__name__}; forward returns a tensor of logits, "
-            f"(N, classes), or {_OTHERS}"
+            f"model {name!r} returns {type(outputs).__name__}; forward returns a tensor of logits, "
+            f"(N, classes), alone, as .logits or first of several, or {_OTHERS}"
         )
     if logits.ndim != 2 or len(logits) != _TRIED:
         raise UsageError(

@@ -7,8 +7,8 @@ default. torch is imported only where it is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
 from bench.data.batches import BatchArguments, MadeBatches, Supply
@@ -58,6 +58,36 @@ def check_workload(name: str, made: object) -> Workload:
             f"bench.workloads.Workload; a network for images is given as --model {name}"
         )
     return made
+
+
+AUXILIARY = {1: 0.4, 2: 0.3}
+"""Weight of the loss of each auxiliary head, by how many a network has: Inception v3's one (Szegedy
+et al., arXiv 1512.00567; 0.4 is that of PyTorch's tutorial on fine-tuning), and GoogLeNet's two
+(Szegedy et al., arXiv 1409.4842)."""
+
+
+def split_heads(outputs: Any) -> tuple[Any, list[Any]]:
+    """Return the logits in what a network returned, and those of its auxiliary heads.
+
+    Both have names where they are told apart: ``logits`` and ``aux_logits…``, as in torchvision's
+    named tuples, in the outputs of Hugging Face's networks, in dataclasses and dicts. Of a tuple or
+    list without them it is the first that counts, and the others are not trained.
+
+    >>> split_heads(("logits", "features")), split_heads({"logits": 1, "aux_logits": 2})
+    (('logits', []), (1, [2]))
+    """
+    if isinstance(outputs, Mapping):
+        named = dict(outputs)
+    elif isinstance(outputs, tuple) and hasattr(outputs, "_asdict"):
+        named = outputs._asdict()
+    else:
+        named = vars(outputs) if is_dataclass(outputs) else {}
+    if "logits" in named:
+        beside = [x for name, x in named.items() if name.startswith("aux_logits") and x is not None]
+        return named["logits"], beside
+    if isinstance(outputs, tuple | list) and outputs:
+        return outputs[0], []
+    return outputs, []
 
 
 Network = Callable[..., Any]
@@ -140,19 +170,25 @@ class Workload:
         """Return the loss of a batch, float32 of shape (): the mean over its items.
 
         It is called for training and for evaluation; everything outside ``network`` is computed in
-        float32. By default it is the cross-entropy of images (N, ...) and labels (N,). Raises
-        UsageError: the network returns another shape than (N, classes).
+        float32. By default it is the cross-entropy of images (N, ...) and labels (N,), with those
+        of auxiliary heads, times `AUXILIARY`. Raises UsageError: the network returns another shape
+        than (N, classes).
         """
         import torch.nn.functional as F
 
         x, y = batch
-        logits = network(x)
-        if logits.shape != (len(x), self.classes):
-            raise UsageError(
-                f"the model returned {tuple(logits.shape)} for {len(x)} images; "
-                f"it must return ({len(x)}, {self.classes})"
-            )
-        return Loss(F.cross_entropy(logits, y), (logits.detach().argmax(dim=1) == y).sum())
+        main, beside = split_heads(network(x))
+        heads = [main.float(), *(head.float() for head in beside)]  # also in a class unknown here
+        for logits in heads:
+            if logits.shape != (len(x), self.classes):
+                raise UsageError(
+                    f"the model returned {tuple(logits.shape)} for {len(x)} images; "
+                    f"it must return ({len(x)}, {self.classes})"
+                )
+        loss = F.cross_entropy(heads[0], y)
+        for logits in heads[1:]:
+            loss = loss + AUXILIARY.get(len(beside), 0.3) * F.cross_entropy(logits, y)
+        return Loss(loss, (heads[0].detach().argmax(dim=1) == y).sum())
 
     def count_units(self, size: int) -> int:
         """Return the number of units in ``size`` items: by default one each."""
