@@ -382,7 +382,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory, cifar10: Path) -> Path:
         "def factory(): return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))\n"
     )
     files = re.findall(r"```python\n(.*?)```", (DOCS / "own-model.md").read_text(), re.DOTALL)
-    for name, text in zip(("mynet.py", "mywork.py"), files, strict=True):
+    for name, text in zip(("mynet.py", "mywork.py", "mysteps.py"), files, strict=True):
         (folder / name).write_text(text)
     for place, name in (("results", WHY_SWEEP), ("results", "reference"), (FEW, "reference")):
         (folder / place).mkdir(parents=True, exist_ok=True)

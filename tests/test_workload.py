@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import sys
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -677,3 +678,41 @@ def test_the_head_of_a_network_is_its_last_layer_with_weights() -> None:
     assert tokens.find_head(decoder) is decoder.head
     with pytest.raises(UsageError, match="no layer of the network has weights"):
         tokens.find_head(nn.ReLU())
+
+
+def test_the_optimizers_of_the_page_step_schedule_and_continue(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """Two kinds at once, at rates that fall, clipped; and a checkpoint holds the state of both."""
+    page = (Path(__file__).parents[1] / "docs" / "own-model.md").read_text()
+    for name in ("mywork", "mysteps"):
+        (tmp_path / f"{name}.py").write_text(
+            page.partition(f"<!-- {name} -->\n```python\n")[2].partition("```")[0]
+        )
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    workload = load_workload("mysteps:Steps")
+    assert Trial("mysteps:Steps", workload).run(workload.build_model()).optimizer == "Both"
+    batches = [workload.make_batch(64, CPU, torch.Generator().manual_seed(n)) for n in range(6)]
+
+    def begin() -> Training:
+        torch.manual_seed(0)
+        about: dict[str, Any] = {"lr": 0.1, "clip_grad": 0.5, "workload": workload}
+        return Training(workload.build_model(), PRECISIONS["bf16"], CPU, **about)
+
+    ours = begin()
+    started = [master.clone() for master in ours.masters]
+    for batch in batches[:3]:
+        ours.step(batch)
+    assert [group["lr"] for group in ours.optimizer.param_groups] == pytest.approx(
+        [0.1 / 1.02, 0.01 / 1.02]
+    )
+    assert not any(map(torch.equal, ours.masters, started))
+    torch.save(ours.state(), tmp_path / "state")
+    again = begin()
+    again.restore(torch.load(tmp_path / "state"))
+    for batch in batches[3:]:
+        assert torch.equal(ours.step(batch)[0], again.step(batch)[0])
+    assert all(map(torch.equal, ours.masters, again.masters))
+    rates = [[group["lr"] for group in one.optimizer.param_groups] for one in (ours, again)]
+    assert rates[0] == rates[1]
