@@ -294,8 +294,8 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
     assert "rounding odd" in told["plan"]
     assert "--momentum 0.25" in told["plan"]
     for side in (told["rounding"], told["precision"]):
-        assert "in out: 1 case in both" in side
-        assert "Not compared" not in side
+        assert "in out: 1 case with both values of" in side
+        assert "! Not compared" not in side
     each = [("fp32", "even"), ("fp16", "even"), ("fp16", "up")]
     assert [(wall["precision"], wall["rounding"]) for wall in json.loads(told["fit"])] == each
     trials = re.findall(r"^ +\d +(fp\d+) .* (even|up) .* whole", told["search"], re.MULTILINE)
@@ -341,7 +341,9 @@ def test_an_executor(copy: Copy) -> None:
 
 def test_an_output_and_a_section(copy: Copy) -> None:
     """One file and one entry each; a section's table is laid out as all others are."""
-    copy.insert("report/__main__.py", '    "text"', '    "list": ("bench.report.list", "names"),')
+    copy.insert(
+        "report/__main__.py", '    "text"', '    "list": ("bench.report.list:render", "names"),'
+    )
     copy.write("report/list.py", LIST)
     add_section(copy, "SLOWEST", SLOWEST)
     times = {("adamw", 64): 90.0, ("sgd", 64): 60.0, ("adamw", 128): 80.0, ("sgd", 128): 40.0}
