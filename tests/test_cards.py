@@ -13,8 +13,7 @@ import pytest
 
 from bench.cards.__main__ import main
 from bench.cards.document import Cards, build
-from bench.cards.groups import Entry
-from bench.cards.prices import read_prices
+from bench.cards.groups import Entry, read_prices
 from bench.case import Case
 from bench.compare.__main__ import main as compare
 from bench.errors import UsageError

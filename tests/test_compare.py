@@ -14,9 +14,8 @@ import pytest
 from bench.axis import Value
 from bench.case import SAME_QUESTION, Case, spell_value
 from bench.compare.__main__ import main
-from bench.compare.comparison import compare
+from bench.compare.comparison import compare, explain_unmatched, parse_axis, take_values
 from bench.compare.side import read_side
-from bench.compare.values import explain_unmatched, parse_axis, take_values
 from bench.record import Record, Status
 from bench.study.quantities import METRICS
 from bench.verdict.ratio import Verdict

@@ -11,19 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.case import Case
-from bench.diagnosis.advice import (
-    CURES,
-    advise,
-)
 from bench.diagnosis.causes import find_tensor_cores
 from bench.diagnosis.ceiling import Ceiling, find_violation
 from bench.diagnosis.explanation import (
+    CURES,
     LEFT_OVER,
     Advice,
     Alternatives,
     Cause,
     Explanation,
     Side,
+    advise,
 )
 from bench.diagnosis.reasons import explain
 from bench.diagnosis.sentences import describe

@@ -32,7 +32,7 @@ from pytest_for_tests import Capture, Patch
 from bench.__main__ import COMMANDS as PROGRAMS
 from bench.card import STATE
 from bench.case import AXES, Case, axis_flag, format_value
-from bench.diagnosis.advice import CURES
+from bench.diagnosis.explanation import CURES
 from bench.export import TRACKERS
 from bench.flags import join_flags
 from bench.precision import PRECISIONS

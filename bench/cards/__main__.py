@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     given = build_parser().parse(argv)
     module, _, name = choose("--format", given.format, FORMATS).partition(":")
     from bench.cards.document import build
-    from bench.cards.prices import read_prices
+    from bench.cards.groups import read_prices
     from bench.study.sweeps import REFERENCE, list_results, read_sweeps
 
     also = [REFERENCE] if REFERENCE.is_file() else []

@@ -16,13 +16,13 @@ from bench.cards.groups import (
     CardPair,
     Entry,
     Group,
+    Prices,
     find_groups,
     list_levers,
     name_precision,
     name_unusual,
     rate_card,
 )
-from bench.cards.prices import Prices
 from bench.case import AXES, UNTIMED
 from bench.limits import STEADY
 from bench.questions.notices import name_folder, warn

@@ -16,11 +16,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.compare.comparison import choose_metrics, compare, refuse_other_models
+from bench.compare.comparison import (
+    choose_metrics,
+    compare,
+    explain_one_sweep,
+    parse_axis,
+    refuse_other_models,
+    take_values,
+)
 from bench.compare.document import Margins
 from bench.compare.gates import OUTCOME_FINDINGS, describe_result, parse_gate, pass_gate
 from bench.compare.side import read_side
-from bench.compare.values import explain_one_sweep, parse_axis, take_values
 from bench.errors import UsageError, choose
 from bench.flags import Parser, add_output, command, parse_percent, writable
 from bench.limits import MIN_REPEATS

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bench.compare.comparison import Comparison
-from bench.compare.values import explain_unmatched
+from bench.compare.comparison import Comparison, explain_unmatched
 from bench.errors import UsageError, nearest
 from bench.flags import parse_percent
 from bench.study.quantities import METRICS

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bench.diagnosis.advice import advise
 from bench.diagnosis.causes import find_shares
 from bench.diagnosis.ceiling import find_ceiling, find_violation
 from bench.diagnosis.explanation import (
@@ -20,6 +19,7 @@ from bench.diagnosis.explanation import (
     Explanation,
     Reason,
     Side,
+    advise,
 )
 from bench.diagnosis.sentences import FEWEST_MS, show
 from bench.limits import STEADY

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from bench.axis import Value
 from bench.case import SAME_QUESTION, Case, format_value, free_axes, spell_value
-from bench.diagnosis.advice import CURES, Option
 from bench.diagnosis.breakdown import Breakdown, divide
-from bench.diagnosis.explanation import Alternatives, Explanation, Side
+from bench.diagnosis.explanation import CURES, Alternatives, Explanation, Option, Side
 from bench.diagnosis.rates import take_rates
 from bench.diagnosis.reasons import explain
 from bench.diagnosis.step import PROFILED, Profile, Step
