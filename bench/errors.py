@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -14,6 +14,14 @@ class UsageError(Exception):
     The message is one line: what is wrong, then what would be right. Command lines print it after
     ``error:`` on standard error and end with return code 2, before anything is trained.
     """
+
+
+class SeveralUsageError(UsageError):
+    """Several at once, each a line of ``lines``."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = lines
 
 
 class UnsupportedError(Exception):

@@ -22,7 +22,7 @@ from bench.axis import Trait, Value
 from bench.case import AXES, axis_flag, list_affecting
 from bench.command import combine_vary
 from bench.data import SYNTHETIC
-from bench.errors import StoreError, UsageError, nearest
+from bench.errors import SeveralUsageError, StoreError, UsageError, nearest
 from bench.grid import parse_values
 from bench.processes import provide_home
 from bench.text import PLAIN, capitalize, clean
@@ -297,10 +297,10 @@ def hold(lock: Path, busy: str) -> Iterator[None]:
 def command(run: Callable[[Sequence[str]], int]) -> Callable[..., int]:
     """Make the `main` of a command from a function of its arguments.
 
-    A `UsageError` becomes one line on standard error and return code 2, a `StoreError` return code
-    1. What the output cannot encode is written plainly. If the reader of standard output has gone,
-    as with ``| head``, the command ends without a traceback and with the return code that a shell
-    gives for SIGPIPE.
+    A `UsageError` becomes one line on standard error (`SeveralUsageError` one each) and return code
+    2, a `StoreError` return code 1. What the output cannot encode is written plainly. If the reader
+    of standard output has gone, as with ``| head``, the command ends without a traceback and with
+    the return code that a shell gives for SIGPIPE.
     """
 
     def main(argv: Sequence[str] | None = None) -> int:
@@ -319,7 +319,8 @@ def command(run: Callable[[Sequence[str]], int]) -> Callable[..., int]:
             sys.stdout.flush()  # here, where a closed pipe is caught, not at exit
             return code
         except (UsageError, StoreError) as error:
-            print(f"error: {clean(str(error))}", file=sys.stderr)  # a path may hold any character
+            for line in error.lines if isinstance(error, SeveralUsageError) else [str(error)]:
+                print(f"error: {clean(line)}", file=sys.stderr)  # a path may hold any character
             return 2 if isinstance(error, UsageError) else 1
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -29,6 +29,7 @@ from bench.cores import OtherWork
 from bench.data import DatasetInfo, loader, prepare
 from bench.data.batches import Batches, Divided
 from bench.data.loader import LoadedBatches, load_images, load_items, measure_rate
+from bench.environment.examination import ProcessAnswer
 from bench.errors import UsageError
 from bench.executors import Job, Settings
 from bench.executors import subprocess as room
@@ -338,10 +339,10 @@ def test_a_workload_without_a_dataset_is_refused_before_any_case() -> None:
     options = parse_arguments([*flags.split(), "device", "torch"])
     device, torch_ = plan_cases(options).cases
     known = Fingerprint("", "", "", workload=look(loads_for_tests.Bare()))
-    models = {name_subject(device): known}
-    preflight._check_examined([device], models, options.data_dir, options.axes)
+    answer = ProcessAnswer(models={name_subject(device): known})
+    preflight._take_models([device], answer, options.data_dir, options.axes)
     with pytest.raises(UsageError, match=f"workload '{name}': it has no dataset for --loader torc"):
-        preflight._check_examined([device, torch_], models, options.data_dir, options.axes)
+        preflight._take_models([device, torch_], answer, options.data_dir, options.axes)
 
 
 # ------------------------------------------------------------------------------------ its outcomes

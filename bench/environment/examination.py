@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from bench.data import DatasetInfo
+from bench.data.progress import Progress
 from bench.environment.device import Platform
 from bench.environment.host import CPU_FLAGS, describe_card, describe_host, read_cpu_flags
 from bench.errors import UsageError
@@ -81,11 +82,12 @@ def ask(
     look: Callable[[ProcessAnswer, int], None] = lambda answer, pid: None,
     variables: Mapping[str, str] | None = None,
     cold: bool = False,
+    progress: Progress = lambda what, done, total: None,
 ) -> ProcessAnswer:
     """Describe devices ("cuda" or "cpu") in a process of its own, and networks and workloads, each
     written as by `bench.fingerprint.ExamineRequest`, in one each. ``look`` is called with what the
     first says and its id while it still holds the devices; the environment ``variables`` choose the
-    GPU; ``cold`` as for `bench.run.process.Process`."""
+    GPU; ``cold`` as for `bench.run.process.Process`. ``progress`` is told of several models."""
     until = time.monotonic() + timeout_s
     about: dict[str, Any] = {"variables": variables, "cold": cold}
     with Process("bench.environment.examination:answer", devices, **about) as process:
@@ -97,8 +99,10 @@ def ask(
                 f"torch cannot be asked about the device: {why}; install torch>=2.9"
             )
         look(answer, process.pid)
-    for text in models:
+    for done, text in enumerate(models):
         request = parse_request(text)
+        if len(models) > 1:
+            progress("networks tried", done, len(models))
         try:
             left_s = until - time.monotonic()
             answer.models[request.subject] = try_model(request, left_s, **about)

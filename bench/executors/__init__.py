@@ -149,7 +149,7 @@ class Executor:
         """Ask about devices and models on the lane's machine, as
         `bench.environment.examination.ask` does; ``look`` is called only if the process that
         answers runs on this machine."""
-        with hold_to(lane.cores):
+        with hold_to(lane.cores), progress_bar() as progress:
             return ask(
                 devices,
                 models,
@@ -157,6 +157,7 @@ class Executor:
                 look=look,
                 variables=lane.variables,
                 cold=self.settings.cold,
+                progress=progress,
             )
 
     def prepare(self, lane: Lane, images: Images) -> DatasetInfo:

@@ -40,7 +40,7 @@ def run_sweep(asked: Plan, options: Options) -> Conclusion:
     for device in dict.fromkeys(case.device for case in every):
         choose_seconds(device)  # refuses a wrong environment variable before anything is opened
     with start_session(options, asked.cases, asked.unsized) as session:
-        asked = asked.settle(session.inputs.settle)
+        asked = session.inputs.keep(asked.settle(session.inputs.settle))
         refuse_searches(asked.searched, session.inputs)
         refuse_world_sizes(session.executor, next(iter(session.lanes)), every, options)
         part = Part(session.open_loop(), asked)
@@ -89,4 +89,5 @@ def conclude(session: Session, part: Part, grid: Grid) -> Conclusion:
     measured = grid.measured or any(wall.largest is not None for wall in walls.values())
     failed = any(wall.ending is not Ending.UNSUPPORTED for wall in lost.values())
     failed |= bool(part.runs or part.asked.families) and not measured
+    failed |= bool(session.inputs.broken)
     return Conclusion(part.folder, lines, left, failed, session.stopped)

@@ -64,7 +64,7 @@ class Part:
     def fill_in(self, walls: dict[Case, Wall]) -> None:
         """Use the batch sizes that the searches found, and write the configuration again."""
         self.walls, inputs = walls, self.loop.inputs
-        planned = plan_cases(self.options, walls, inputs.settle).cases
+        planned = inputs.keep(plan_cases(self.options, walls, inputs.settle)).cases
         self.cases, left_out = leave_out_batches(planned, inputs)
         self.loop.notes += left_out
         self.write_config()

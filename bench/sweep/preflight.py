@@ -28,7 +28,7 @@ from bench.doctor.machine import examine_machine
 from bench.environment.device import Platform
 from bench.environment.examination import ProcessAnswer, ask, with_inputs
 from bench.environment.host import CPU_FLAGS, read_cpu_flags
-from bench.errors import UsageError
+from bench.errors import SeveralUsageError, UsageError
 from bench.executors import Executor, Images, Lane
 from bench.fingerprint import ExamineRequest, Fingerprint, check_outputs, name_subject
 from bench.gpu.nvml import find_neighbours
@@ -58,6 +58,15 @@ class Inputs:
     starts: Mapping[str | None, str] = field(default_factory=dict)  # hashes of weights, by file
     # by device, the empty columns of rates, and why they are empty
     unrated: Mapping[str, dict[str, str]] = field(default_factory=dict)
+    broken: Mapping[str, str] = field(default_factory=dict)  # models that are left out, and why
+
+    def keep(self, plan: Plan) -> Plan:
+        """Return a plan without the models that are left out."""
+        return Plan(
+            [case for case in plan.cases if name_subject(case) not in self.broken],
+            [(case, text) for case, text in plan.searched if name_subject(case) not in self.broken],
+            [case for case in plan.unknown if name_subject(case) not in self.broken],
+        )
 
     @property
     def environments(self) -> dict[str, Environment]:
@@ -190,15 +199,20 @@ def find_inputs(
     warnings = [*write_warnings(machine), *list_notes(cases, options.data_dir, beside)]
     platforms = {device: answer.platform(device) for device in devices}
     examined = [case for case in cases if case.command is None]
-    models = {subject: answer.fingerprint(subject) for subject in map(name_subject, examined)}
     refuse_precisions(examined, platforms, options.axes)
     _refuse_places(platforms, cases, options)
     refuse_programs(cases)
-    _check_examined(examined, models, options.data_dir, options.axes)
+    models, broken = _take_models(
+        examined, answer, options.data_dir, options.axes, options.keep_going
+    )
+    warnings += _warn_of_broken(broken)
+    known, cases = (
+        [case for case in of if name_subject(case) not in broken] for of in (known, cases)
+    )
     prepare = partial(executor.prepare, lane)
     datasets = prepare_datasets(cases, options.data_dir, options.data_url, prepare)
     warnings += warn_of_missing_tests(cases, datasets)
-    inputs = Inputs(platforms, models, datasets, warnings, find_apex(), starts)
+    inputs = Inputs(platforms, models, datasets, warnings, find_apex(), starts, broken=broken)
     for case in known:
         inputs.check_batches(case)
     return inputs
@@ -238,12 +252,11 @@ def gather_inputs(
     batch size does not fit them.
     """
     device = cases[0].device
-    models = {subject: answer.fingerprint(subject) for subject in map(name_subject, cases)}
+    models, _ = _take_models(cases, answer, data_dir, given)
     inputs = Inputs({device: answer.platform(device)}, models, {}, apex=find_apex())
     for case in cases:
         if why := inputs.refuse(case):
             raise UsageError(f"--precision {case.precision}: {why}; leave it out")
-    _check_examined(cases, models, data_dir, given)
     with progress_bar() as progress:
         prepare = partial(Images.prepare, progress=progress)
         datasets = prepare_datasets(cases, data_dir, data_url, prepare)
@@ -445,52 +458,92 @@ def try_models(plan: Plan, options: Options) -> Inputs:
         if case.command is None
         and (case.model not in MODELS or case.start is not None or case.freeze != Case.freeze)
     ]
+    broken: dict[str, str] = {}
     if own:
-        answer = ask([], list_examined(own), timeout_s=options.timeout_s)
-        examined = {subject: answer.fingerprint(subject) for subject in map(name_subject, own)}
-        _check_examined(own, examined, options.data_dir, options.axes)
+        with progress_bar() as progress:
+            answer = ask([], list_examined(own), timeout_s=options.timeout_s, progress=progress)
+        asked = len(models)
+        examined, broken = _take_models(
+            own, answer, options.data_dir, options.axes, options.keep_going, asked
+        )
         models |= examined
+        cases = [case for case in cases if name_subject(case) not in broken]
     images = {name_data(case): case.dataset for case in cases if case.workload == IMAGES}
     datasets = {
         name: DatasetInfo(name, "", counted, 0, 0, "", "")
         for name, dataset in images.items()
         if (counted := count_images(dataset, options.data_dir))
     }
-    inputs = Inputs({}, models, datasets)
+    inputs = Inputs({}, models, datasets, _warn_of_broken(broken), broken=broken)
 
     def is_counted(case: Case) -> bool:
         return case.workload != IMAGES or name_data(case) in datasets
 
+    plan = inputs.keep(plan)
     for case in filter(is_counted, plan.cases):
         inputs.check_batches(case)
     refuse_searches([(case, text) for case, text in plan.searched if is_counted(case)], inputs)
     return inputs
 
 
-def _check_examined(
+def _take_models(
     cases: Sequence[Case],
-    models: Mapping[str, Fingerprint],
+    answer: ProcessAnswer,
     data_dir: Path | None,
     given: Collection[str],
+    keep_going: bool | None = None,
+    asked: int = 0,
+) -> tuple[dict[str, Fingerprint], dict[str, str]]:
+    """Return the models of ``cases`` that can be trained, and why others cannot.
+
+    Raises UsageError: torch cannot be used; or some cannot be trained, each of which has a line,
+    unless ``keep_going`` and others can. ``asked`` is how many models there are, by default those
+    of ``cases``.
+    """
+    if answer.error:
+        raise UsageError(answer.error)
+    models, broken = {}, dict[str, str]()
+    checked = {(name_data(c), name_subject(c), c.optimizer, c.loader): c for c in cases}
+    for case in checked.values():
+        subject = name_subject(case)
+        try:
+            models[subject] = answer.fingerprint(subject)
+            _check_examined(case, models[subject], data_dir, given)
+        except UsageError as error:
+            broken.setdefault(subject, str(error))
+    asked = asked or len({*models, *broken})
+    others = asked - len(broken)
+    if broken and not (keep_going and others):
+        lines = [*broken.values()]
+        if others and keep_going is not None:
+            lines.append(
+                f"{len(broken)} of {asked} models cannot be trained; --keep-going trains the others"
+            )
+        raise SeveralUsageError(lines)
+    return models, broken
+
+
+def _warn_of_broken(broken: Mapping[str, str]) -> list[str]:
+    return [f"warning: left out: {why}" for why in broken.values()]
+
+
+def _check_examined(
+    case: Case, found: Fingerprint, data_dir: Path | None, given: Collection[str]
 ) -> None:
-    asked = {(name_data(c), name_subject(c), c.optimizer, c.loader): c for c in cases}
-    for case in asked.values():
-        found = models[name_subject(case)]
-        if case.workload == IMAGES:
-            classes = case.classes or count_classes(case.dataset, data_dir)
-            check_outputs(case.model, found, classes)
-            continue
-        facts = found.workload
-        if case.loader != Case.loader and facts and not facts.dataset:
-            raise UsageError(f"workload {case.model!r}: {NO_DATASET}")
-        own = facts.optimizer if facts else ""
-        if own and "optimizer" in given and case.optimizer != OWN:
-            why = f"brings its own optimizer, {own}; leave out --optimizer"
-        elif case.optimizer == OWN and not own:
-            why = f"brings no optimizer of its own; leave out --optimizer {OWN}"
-        else:
-            continue
-        raise UsageError(f"--workload {case.model} {why}")
+    if case.workload == IMAGES:
+        check_outputs(case.model, found, case.classes or count_classes(case.dataset, data_dir))
+        return
+    facts = found.workload
+    if case.loader != Case.loader and facts and not facts.dataset:
+        raise UsageError(f"workload {case.model!r}: {NO_DATASET}")
+    own = facts.optimizer if facts else ""
+    if own and "optimizer" in given and case.optimizer != OWN:
+        why = f"brings its own optimizer, {own}; leave out --optimizer"
+    elif case.optimizer == OWN and not own:
+        why = f"brings no optimizer of its own; leave out --optimizer {OWN}"
+    else:
+        return
+    raise UsageError(f"--workload {case.model} {why}")
 
 
 def refuse_neighbours(uuid: str) -> None:

@@ -48,12 +48,13 @@ def preview(plan: Plan, options: Options) -> int:
     refuse_unwritable(options.out)
     beside = try_lanes(plan, options)
     refuse_precisions([*plan.cases, *plan.unsized], {"cpu": describe_own_cpu()}, options.axes)
-    plan = plan.settle(try_models(plan, options).settle)
+    inputs = try_models(plan, options)
+    plan = inputs.keep(plan.settle(inputs.settle))
     if options.out:
         runs = plan_runs(plan.cases, options.repeats)
         refuse_other_seeds(options.out, runs, _read_history(options), options.same_seed)
     cases = [*plan.cases, *plan.unsized]
-    warnings = [*list_notes(cases, options.data_dir, beside)]
+    warnings = [*inputs.warnings, *list_notes(cases, options.data_dir, beside)]
     if options.here:
         warnings += _warn_of_precisions(cases, options)
         warnings += warn_of_download(cases, options.data_dir)
