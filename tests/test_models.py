@@ -17,6 +17,7 @@ from torch import nn
 
 from bench.errors import UsageError
 from bench.fingerprint import examine
+from bench.grid import parse_values
 from bench.models import build_model, dpn, parse_model, read_arguments
 from bench.training.counting import count_flop
 from bench.workloads import parse_workload
@@ -108,9 +109,11 @@ def test_a_missing_module_is_told_where_it_was_looked_for() -> None:
     ],
 )
 def test_a_file_is_told_its_module(given: str, right: str) -> None:
-    for parse in (parse_model, parse_workload):
-        with pytest.raises(ValueError, match=f"^{right}$"):
-            parse(given)
+    with pytest.raises(ValueError, match=f"^{right}$"):
+        parse_workload(given)
+    # as the model in a record, net.py is what a command trains
+    with pytest.raises(UsageError, match=f"--model '{re.escape(given)}': {right}$"):
+        parse_values("model", given, "--model")
 
 
 @pytest.mark.parametrize(
