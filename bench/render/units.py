@@ -57,7 +57,8 @@ def find_period(cases: Iterable[Row]) -> str:
         return "run"
     if any(is_number(case.steps_per_epoch) for case in timed):
         return EPOCH
-    return f"{max(int(case.train_images) for case in timed):,} items"
+    known = [int(case.train_images) for case in timed if is_number(case.train_images)]
+    return f"{max(known):,} items" if known else "run"
 
 
 def say_period(text: str, period: str) -> str:
