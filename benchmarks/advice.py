@@ -13,7 +13,7 @@ import math
 import random
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -39,6 +39,19 @@ GRIDS = Path(__file__).with_name("grids.csv")
 
 PARTS = (0.1, 0.25, 0.5)
 """Parts of the time of the whole grid that are given as a budget."""
+
+
+def draw(*about: object) -> random.Random:
+    """Return random numbers that are always the same for ``about``. Of a case the settings that are
+    not the default count, so that a new axis leaves them as they are."""
+
+    def spell(one: object) -> str:
+        if not isinstance(one, Case):
+            return repr(one)
+        values = ((f.name, getattr(one, f.name), f.default) for f in fields(one))
+        return " ".join(f"{name}={value}" for name, value, default in values if value != default)
+
+    return random.Random(zlib.crc32("; ".join(map(spell, about)).encode()))
 
 
 @dataclass(frozen=True)
@@ -67,7 +80,7 @@ class Grid:
     def cost(self, trial: Trial) -> tuple[float, float]:
         """Seconds of a run beside its steps, and of its steps: of both up to three times more or
         less than is expected."""
-        chance = random.Random(zlib.crc32(repr(trial).encode()))
+        chance = draw(*vars(trial).values())
         time = self.times.get(trial.setting) or 0.0
         alone = Space(trial.setting, [trial.setting], [0.0], epoch_s=lambda setting: time)
         trained_s = Standing([], alone).find_case(trial).fraction * time
@@ -163,7 +176,7 @@ def plant(
             channels_last=last,
         )
         room = 256 if PRECISIONS[precision].arithmetic in _WIDE else 512
-        log = tell(setting, random.Random(zlib.crc32(repr((seed, setting)).encode())))
+        log = tell(setting, draw(seed, setting))
         times[setting] = 60 * math.exp(log) if size <= room else None
     return Grid(name, now, times, **more)
 

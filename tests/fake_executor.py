@@ -163,7 +163,7 @@ class FakeExecutor(Executor):
             else:  # the columns that a worker on a CPU fills
                 m.setup_process_bytes, m.peak_process_bytes = round(self._memory.fixed), used
                 m.alloc_retries = int(used > self._memory.retry * limit)
-            m.epoch_time_s = m.measured_time_s = 10 + 1000 / job.case.batch_size
+            m.epoch_time_s = m.measured_time_s = 10 + 1000 / (job.case.batch_size or 1)
             m.images_per_s = 50_000 / m.epoch_time_s
             m.train_loss = 2.0 if status is not Status.DIVERGED else None
             m.first_bad_step = 0 if status is Status.DIVERGED else None
