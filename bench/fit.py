@@ -83,12 +83,12 @@ def main(argv: Sequence[str]) -> int:
     """
     given = build_parser().parse(argv)
     options = _read_options(given)
-    walls, session = find_largest(options, given.step, given.margin, given.probes)
+    walls, loop = find_largest(options, given.step, given.margin, given.probes)
     print_walls(walls, given.step, given.json)
-    if session.stopped or any(wall.ending is None for wall in walls.values()):
-        print(f"not finished; to continue: {session.resume}", file=sys.stderr)
-    if session.stopped:
-        return 128 + session.stopped
+    if loop.stopped or any(wall.ending is None for wall in walls.values()):
+        print(f"not finished; to continue: {loop.resume}", file=sys.stderr)
+    if loop.stopped:
+        return 128 + loop.stopped
     found = any(wall.largest is not None for wall in walls.values())
     return 0 if found and all(wall.ending in ANSWERED for wall in walls.values()) else 1
 

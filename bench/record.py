@@ -6,13 +6,16 @@ Every column of a records file is a field here, described once: type, unit, mean
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
 from operator import attrgetter
 from typing import Any
 
 from bench.axis import Axis, Trait
 from bench.case import AXES, Case, list_affecting
+from bench.errors import UsageError
 from bench.text import Explained, count
 from bench.work import Kind
 
@@ -483,10 +486,15 @@ class Place:
 class Outcome:
     """The result of running a case: a status with its one-line reason, and what was measured.
 
-    ``preempted``: the case is lost because its machine was taken away as agreed.
+    ``epochs`` is empty for a case of one epoch, which its measurement describes. ``preempted``: the
+    case is lost because its machine was taken away as agreed; ``transient``: another attempt may
+    well succeed; ``peer``: it failed because a process that it trains with was gone. ``missing``
+    says why columns are empty, until the measurement does. ``follows`` lists the columns that the
+    worker will fill in another outcome; if none comes, this one is final without them. ``until`` is
+    the time.monotonic(), in s, up to which the columns of `BESIDE` are filled; 0 if they are not.
     """
 
-    status: Status
+    status: Status = Status.OK
     reason: str = ""
     measurement: Measurement = field(default_factory=Measurement)
     steps: list[Step] = field(default_factory=list)
@@ -496,9 +504,35 @@ class Outcome:
     unit: str = ""  # what a command counts, and how many of them its epoch time is of
     epoch_items: int = 0
     retries: int = 0
-    log: str = ""
     preempted: bool = False
     place: Place | None = None
+    transient: bool = False
+    peer: bool = False
+    missing: dict[str, str] = field(default_factory=dict)
+    follows: list[str] = field(default_factory=list)
+    until: float = 0.0
+
+    def note(self, text: str) -> None:
+        m = self.measurement
+        m.notes = f"{m.notes}; {text}" if m.notes else text
+
+    def leave_out(self, reason: str, *columns: str) -> None:
+        self.missing |= dict.fromkeys(columns, reason)
+
+    def fail_checkpoint(self, reason: str) -> None:
+        self.note(reason)
+        self.leave_out(reason, "checkpoint")
+
+    @contextmanager
+    def leave_out_on_error(self, *columns: str) -> Iterator[None]:
+        """Catch any error and leave ``columns`` empty, with the error as the reason."""
+        try:
+            yield
+        except UsageError as error:
+            self.leave_out(str(error), *columns)
+        except Exception as error:
+            traceback.print_exception(error)  # to the log
+            self.leave_out(f"{type(error).__name__}: {error}", *columns)
 
 
 @dataclass(kw_only=True)

@@ -22,12 +22,13 @@ from bench.data.synthetic import IMAGES
 from bench.environment.examination import DeviceAnswer, ProcessAnswer
 from bench.environment.host import describe_host
 from bench.errors import UnsupportedError, UsageError, nearest
-from bench.executors import Executor, Images, Job, Lane, Listener, Settings, Stopping
+from bench.executors import Executor, Images, Listener, Settings, Stopping
 from bench.fingerprint import Fingerprint, parse_request
 from bench.origin import EXECUTORS, Kind
 from bench.record import MEASURED, EpochRow, Measurement, Outcome, Status
 from bench.sweep import preflight
 from bench.text import parse_bytes
+from bench.worker.messages import Job, Lane
 
 ANSWERS = "BENCH_FAKE_ANSWERS"
 """Environment variable: rules ``axis=value:status`` separated by spaces; the first match wins."""

@@ -16,11 +16,12 @@ from ray_for_tests import MARK
 
 from bench.environment.examination import DeviceAnswer, ProcessAnswer
 from bench.environment.host import describe_host
-from bench.executors import Event, Job, Lane
+from bench.executors import Event
 from bench.executors.ray import RayExecutor
 from bench.executors.subprocess import SubprocessExecutor
 from bench.fingerprint import Fingerprint, parse_request
 from bench.record import Measurement, Outcome, Status
+from bench.worker.messages import Job, Lane
 
 CASE_S = 0.3
 

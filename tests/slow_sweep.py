@@ -16,11 +16,12 @@ from typing import Any
 
 from fake_executor import FakeExecutor
 
-from bench.executors import Event, Job
+from bench.executors import Event
 from bench.origin import EXECUTORS, Kind
 from bench.record import Outcome, Step
 from bench.store import writer
 from bench.sweep import __main__ as sweep
+from bench.worker.messages import Job
 
 DELAY_S = float(os.environ.get("BENCH_TEST_DELAY_S", "0.005"))
 STEPS = 5

@@ -30,7 +30,7 @@ from bench.apex import Apex, Interface, choose_interface, find_apex, refuse_apex
 from bench.case import Case
 from bench.data import DatasetInfo
 from bench.errors import UnsupportedError
-from bench.executors import Job, Settings
+from bench.executors import Settings
 from bench.executors.subprocess import SubprocessExecutor
 from bench.precision import OPT_LEVELS, find_formats, set_flags
 from bench.record import Status
@@ -40,6 +40,7 @@ from bench.training.building import make_training
 from bench.training.loop import Training, train_epoch
 from bench.training.timing import StepClock
 from bench.work import Kind
+from bench.worker.messages import Job
 
 WAYS = [("2018", None), ("today", None), *(("2019", level) for level in OPT_LEVELS)]
 """A generation, and the opt level where it is amp that trains."""

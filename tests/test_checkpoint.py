@@ -25,10 +25,10 @@ from training_for_tests import CPU, OURS, batch, in_parts, training
 from bench.case import Case
 from bench.data import loader
 from bench.data.batches import MadeBatches
-from bench.executors import Event, Job, Settings
+from bench.executors import Event, Settings
 from bench.executors.subprocess import SubprocessExecutor
 from bench.grid import grid
-from bench.record import Environment, EpochRow, Status
+from bench.record import Environment, EpochRow, Outcome, Status
 from bench.store.cells import BEST, LAST
 from bench.store.reader import read_epochs, read_records, read_steps
 from bench.sweep.__main__ import main as sweep_main
@@ -43,7 +43,7 @@ from bench.training.checkpoint import (
 from bench.training.loop import Training
 from bench.worker.checkpoints import find_best
 from bench.worker.measurement import measure
-from bench.worker.messages import Assignment, Channel, Finished, PhaseEntered
+from bench.worker.messages import Channel, Job, PhaseEntered
 from bench.workloads import Loss, Network
 from tests.planted.records import make_run
 
@@ -329,11 +329,12 @@ THREE = {"epochs": 3, "evaluate": True, "schedule": "cosine"}
 WHOLE = make_case(**THREE)
 
 
-def run(case: Case, folder: Path | str = "", **identity: str) -> Finished:
-    return measure(Assignment(case, "", time.monotonic(), None, str(folder), identity), Channel())
+def run(case: Case, folder: Path | None = None, **identity: str) -> Outcome:
+    job = Job(case, checkpoints=folder, identity=identity, asked_at=time.monotonic())
+    return measure(job, Channel())
 
 
-def learnt(found: Finished) -> tuple[Any, ...]:
+def learnt(found: Outcome) -> tuple[Any, ...]:
     """What was learnt, without times."""
     steps = [replace(step, time_s=None) for step in found.steps]
     epochs = [asdict(row) | {"time_s": 0, "eval_time_s": 0} for row in found.epochs]
@@ -342,7 +343,7 @@ def learnt(found: Finished) -> tuple[Any, ...]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """Three epochs that nothing interrupts."""
     return run(WHOLE, tmp_path_factory.mktemp("whole") / "run")
 
@@ -398,8 +399,9 @@ def interrupt(
             if (phase, entered) == ("epoch", epoch):
                 raise Interrupted
 
+    job = Job(case, checkpoints=folder, identity=identity, asked_at=time.monotonic())
     with pytest.raises(Interrupted):
-        measure(Assignment(case, "", time.monotonic(), None, str(folder), identity), Ear())
+        measure(job, Ear())
 
 
 @pytest.mark.parametrize(
@@ -458,7 +460,7 @@ def test_what_an_earlier_process_saw_of_the_loader_stays(
 
 
 def test_interrupted_after_its_last_epoch_nothing_is_trained_again(
-    whole: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
     def cut(*_: object) -> None:
@@ -508,7 +510,7 @@ def test_the_best_epoch() -> None:
     assert find_best([row(0, None, None, 0.5)]) is None
 
 
-def test_a_checkpoint_of_anything_else_is_not_resumed(whole: Finished, tmp_path: Path) -> None:
+def test_a_checkpoint_of_anything_else_is_not_resumed(whole: Outcome, tmp_path: Path) -> None:
     interrupt(WHOLE, tmp_path / "run", 2, code="1", torch="2.12")
     found = run(WHOLE, tmp_path / "run", code="1", torch="2.13")
     assert learnt(found) == learnt(whole)
@@ -537,7 +539,7 @@ def test_the_best_of_another_run_goes_with_its_last(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == [LAST]
 
 
-def test_where_nothing_can_be_saved_the_row_is_not_lost(whole: Finished, tmp_path: Path) -> None:
+def test_where_nothing_can_be_saved_the_row_is_not_lost(whole: Outcome, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     found = run(WHOLE, tmp_path / "file")
     assert learnt(found) == learnt(whole)
@@ -547,7 +549,7 @@ def test_where_nothing_can_be_saved_the_row_is_not_lost(whole: Finished, tmp_pat
     assert found.missing["checkpoint"] == said
 
 
-def test_a_full_disk_leaves_what_was_saved_before(whole: Finished, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_what_was_saved_before(whole: Outcome, tmp_path: Path) -> None:
     """From the second epoch on nothing more can be written; the first is gone on from."""
 
     def fill() -> None:
@@ -573,7 +575,7 @@ def test_apex_says_why_it_has_no_checkpoint(
 # ------------------------------------------------------------------------------ through processes
 
 
-def test_a_stopped_worker_is_gone_on_from(whole: Finished, tmp_path: Path) -> None:
+def test_a_stopped_worker_is_gone_on_from(whole: Outcome, tmp_path: Path) -> None:
     """As Ctrl-C stops it, within the second epoch."""
     executor, entered = SubprocessExecutor(Settings(timeout_s=300)), [0]
 

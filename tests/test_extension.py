@@ -65,7 +65,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bench.executors import Event, Executor, Job
+from bench.executors import Event, Executor
+from bench.worker.messages import Job
 from bench.record import Measurement, Outcome, Status
 
 

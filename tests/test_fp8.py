@@ -25,7 +25,7 @@ from bench.fingerprint import examine, name_subject
 from bench.grid import grid
 from bench.precision import EMULATE_FP8, FP8_INSTALL, FP8_RECIPES, PRECISIONS, Arithmetic, set_flags
 from bench.preset import Preset
-from bench.record import Environment, Status
+from bench.record import Environment, Outcome, Status
 from bench.sweep.__main__ import main as sweep
 from bench.sweep.preflight import Inputs
 from bench.training.arithmetic import name_arithmetic
@@ -34,7 +34,6 @@ from bench.training.counting import count_flop
 from bench.training.float8 import convert, find_products
 from bench.training.loop import Training
 from bench.training.proof import Proof, Setting, prove
-from bench.worker.messages import Finished
 from bench.workloads import Workload
 from examples import transformer
 
@@ -56,10 +55,10 @@ def _emulated() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def run() -> Callable[..., Finished]:
-    done: dict[Case, Finished] = {}
+def run() -> Callable[..., Outcome]:
+    done: dict[Case, Outcome] = {}
 
-    def run(**settings: Any) -> Finished:
+    def run(**settings: Any) -> Outcome:
         (case,) = grid({"workload": [TINY], "device": ["cpu"], "batch_size": [16]})
         case = replace(case, steps=5, **settings)
         if case not in done:
@@ -70,7 +69,7 @@ def run() -> Callable[..., Finished]:
 
 
 @pytest.mark.parametrize("recipe", FP8_RECIPES)
-def test_the_transformer_trains_in_fp8(recipe: str, run: Callable[..., Finished]) -> None:
+def test_the_transformer_trains_in_fp8(recipe: str, run: Callable[..., Outcome]) -> None:
     found = run(precision="fp8", fp8_recipe=recipe)
     m = found.measurement
     assert m.fp8_layers == "8 of 9 linear layers: blocks.*.qkv, blocks.*.out, blocks.*.wide.*"
@@ -90,7 +89,7 @@ def test_the_transformer_trains_in_fp8(recipe: str, run: Callable[..., Finished]
     assert [s.loss for s in found.steps] != [s.loss for s in theirs], "it would be bf16"
 
 
-def test_its_share_of_the_flop_is_what_torch_counts(run: Callable[..., Finished]) -> None:
+def test_its_share_of_the_flop_is_what_torch_counts(run: Callable[..., Outcome]) -> None:
     workload = transformer.tiny()
     model, batch = workload.build_model(), workload.make_batch(2, CPU, torch.Generator())
     with FlopCounterMode(display=False) as counter:

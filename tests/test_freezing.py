@@ -33,7 +33,7 @@ from bench.grid import grid
 from bench.models.freezing import freeze
 from bench.plain import read_value
 from bench.precision import PRECISIONS, find_formats, set_flags
-from bench.record import Status
+from bench.record import Outcome, Status
 from bench.sweep import preflight
 from bench.sweep.preflight import Inputs, warn_of_freezing
 from bench.training.building import make_training
@@ -41,7 +41,6 @@ from bench.training.counting import count_flop
 from bench.training.loop import Training
 from bench.training.proof import find_layers
 from bench.worker.epochs import evaluate
-from bench.worker.messages import Finished
 from bench.workloads import Workload, load_workload
 
 TWO, TRANSFORMER = "examples.two_losses:tiny", "examples.transformer:tiny"
@@ -68,7 +67,7 @@ def trained(model: nn.Module) -> list[str]:
     return [name for name, p in model.named_parameters() if p.requires_grad]
 
 
-def run(frozen: str, precision: str = "fp32", workload: str = f"{__name__}:Fine") -> Finished:
+def run(frozen: str, precision: str = "fp32", workload: str = f"{__name__}:Fine") -> Outcome:
     (case,) = grid({"workload": [workload], "device": ["cpu"], "precision": [precision]})
     return run_case(replace(case, batch_size=8, freeze=frozen, evaluate=True))
 

@@ -31,7 +31,7 @@ from bench.data.batches import Batches, Divided
 from bench.data.loader import LoadedBatches, load_images, load_items, measure_rate
 from bench.environment.examination import ProcessAnswer
 from bench.errors import UsageError
-from bench.executors import Job, Settings
+from bench.executors import Settings
 from bench.executors import subprocess as room
 from bench.executors.subprocess import SubprocessExecutor
 from bench.failure import classify, list_kinds
@@ -42,6 +42,7 @@ from bench.record import Status
 from bench.sweep import preflight
 from bench.sweep.options import parse_arguments, plan_cases
 from bench.training.trial import Trial
+from bench.worker.messages import Job
 from bench.worker.preparation import set_up, start_over, warm_up_shapes
 from bench.workloads import Workload
 

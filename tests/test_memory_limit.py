@@ -23,7 +23,7 @@ from bench.case import Case
 from bench.data import DatasetInfo
 from bench.environment.device import Platform
 from bench.errors import UnsupportedError, UsageError
-from bench.executors import Job, Settings
+from bench.executors import Settings
 from bench.executors.subprocess import SubprocessExecutor
 from bench.gpu.device import Depth, Reading, Unreadable
 from bench.processes import read_held_memory
@@ -38,6 +38,7 @@ from bench.worker.limit import (
     find_context,
     share_of_device,
 )
+from bench.worker.messages import Job
 
 MIB, GIB = 2**20, 2**30
 linux = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA limits mappings on Linux")

@@ -30,7 +30,7 @@ from bench.data import DatasetInfo
 from bench.data.batches import Batches, MadeBatches, Share, plan_steps
 from bench.data.loader import load_images
 from bench.errors import UsageError
-from bench.executors import Job, Lane, Settings
+from bench.executors import Settings
 from bench.executors import ranks as room
 from bench.executors import subprocess as parent
 from bench.executors.ranks import Ranks
@@ -40,7 +40,7 @@ from bench.record import Measurement, Outcome, RankRow, Status
 from bench.training.loop import Epoch, merge
 from bench.training.parallel import Exposed, find_slowest
 from bench.training.schedule import learning_rates
-from bench.worker.messages import GO_ON, Assignment, Finished, Message, PhaseEntered, StepTaken
+from bench.worker.messages import GO_ON, Job, Lane, Message, PhaseEntered, StepTaken
 
 RANKS = Path(__file__).with_name("ranks_for_tests.py")
 SIZES = (2, 3)
@@ -399,15 +399,15 @@ def play(
     return ranks, heard
 
 
-GONE = Finished(Status.ERROR, "RuntimeError: Connection closed by peer", peer=True)
-OOM = Finished(Status.OOM, "OutOfMemoryError: CUDA out of memory")
-OK = Finished(Status.OK, measurement=Measurement(epoch_time_s=1.0))
+GONE = Outcome(Status.ERROR, "RuntimeError: Connection closed by peer", peer=True)
+OOM = Outcome(Status.OOM, "OutOfMemoryError: CUDA out of memory")
+OK = Outcome(Status.OK, measurement=Measurement(epoch_time_s=1.0))
 
 
 def test_a_phase_begins_once_all_are_there(monkeypatch: Patch) -> None:
     step = StepTaken("warmup", 0, 0, 1.0, 1)
     one = Script([PhaseEntered("warmup"), step, PhaseEntered("epoch"), OK])
-    other = Script([PhaseEntered("warmup"), step, PhaseEntered("epoch"), Finished(Status.OK)])
+    other = Script([PhaseEntered("warmup"), step, PhaseEntered("epoch"), Outcome(Status.OK)])
     ranks, heard = play(monkeypatch, one, other)
     assert heard[-1] == OK
     assert [m for m in heard if isinstance(m, StepTaken)] == [step], "the first one's alone"
@@ -621,7 +621,7 @@ def test_a_case_of_several_processes_has_a_seat_or_says_so() -> None:
     from bench.worker.messages import Channel
 
     with pytest.raises(UsageError, match=r"only bench\.sweep starts"):
-        measure(Assignment(DDP, "", time.monotonic()), Channel())
+        measure(Job(DDP), Channel())
 
 
 def test_axes_of_several_gpus_vary_with_them_alone() -> None:

@@ -21,12 +21,12 @@ from workers_for_tests import find_workers, gone, is_server
 from bench.case import Case
 from bench.data import DatasetInfo
 from bench.environment.examination import ProcessAnswer
-from bench.executors import Event, Job, Lane, Settings
+from bench.executors import Event, Settings
 from bench.executors.subprocess import SubprocessExecutor
 from bench.record import BESIDE, Measurement, Status
 from bench.run import process as room
 from bench.run.process import EndedError, MessageError, Process, call
-from bench.worker.messages import PhaseEntered
+from bench.worker.messages import Job, Lane, PhaseEntered
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
 

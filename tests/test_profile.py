@@ -17,6 +17,7 @@ from training_for_tests import CPU, run_case
 from bench.case import Case
 from bench.grid import grid
 from bench.models import build_model
+from bench.record import Outcome
 from bench.sweep.__main__ import main as sweep
 from bench.sweep.options import parse_arguments, plan_cases
 from bench.timeline import Timed, Timeline
@@ -26,7 +27,6 @@ from bench.training.counting import join_work
 from bench.training.profiling import profile_step
 from bench.work import Kind, Label, Work
 from bench.worker import measurement
-from bench.worker.messages import Finished
 from bench.worker.preparation import open_supply
 from bench.workloads import Workload
 
@@ -272,7 +272,7 @@ def test_compiled_kernels_have_names_and_training_stays_as_it_was() -> None:
 
 
 @pytest.fixture(scope="module")
-def found() -> Finished:
+def found() -> Outcome:
     return run_case(tiny(profile=True))
 
 
@@ -281,7 +281,7 @@ def tiny(**settings: Any) -> Case:
     return replace(case, steps=4, **settings)
 
 
-def test_a_case_holds_what_was_profiled(found: Finished) -> None:
+def test_a_case_holds_what_was_profiled(found: Outcome) -> None:
     m = found.measurement
     assert m.profiled_steps == profiling.MOST
     assert m.profiled_step_s
@@ -309,7 +309,7 @@ def test_a_profile_that_fails_costs_only_itself(monkeypatch: Patch) -> None:
     assert found.work
 
 
-def test_nothing_is_missing_where_none_was_asked_for(monkeypatch: Patch, found: Finished) -> None:
+def test_nothing_is_missing_where_none_was_asked_for(monkeypatch: Patch, found: Outcome) -> None:
     monkeypatch.setattr(measurement, "profile_step", None)
     plain = run_case(tiny())
     assert plain.measurement.profiled_steps is None

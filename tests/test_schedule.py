@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from bench.case import Case
 from bench.errors import UsageError
-from bench.executors import Lane
 from bench.grid import grid
 from bench.record import Outcome, Status
 from bench.store.plans import find_width, leave_out_known, plan_runs
@@ -22,6 +21,7 @@ from bench.store.runs import LatestAttempt, Run
 from bench.sweep.grid import Grid
 from bench.sweep.options import parse_arguments, plan_cases
 from bench.sweep.schedule import OomSkips, remaining_runs
+from bench.worker.messages import Lane
 from tests.planted.records import make_record
 
 CASES = grid({"precision": ["fp32", "bf16"], "batch_size": [64, 128, 256]})

@@ -48,7 +48,7 @@ from bench.sweep import __main__ as sweep
 from bench.sweep.options import parse_arguments as parse_sweep
 from bench.sweep.options import plan_cases
 from bench.worker.measurement import measure
-from bench.worker.messages import Assignment, Channel, Finished
+from bench.worker.messages import Channel, Job
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -508,7 +508,7 @@ class Ending(Channel):
         return len(self.told) < self.epochs
 
 
-def train(channel: Channel, **settings: Any) -> Finished:
+def train(channel: Channel, **settings: Any) -> Outcome:
     axes = {
         "workload": ["models_for_tests:rows"],
         "device": ["cpu"],
@@ -517,7 +517,7 @@ def train(channel: Channel, **settings: Any) -> Finished:
     }
     (case,) = grid({**axes, "epochs": [4], "evaluate": [True], **settings})
     with torch.random.fork_rng():
-        return measure(Assignment(case, "", time.monotonic()), channel)
+        return measure(Job(case, asked_at=time.monotonic()), channel)
 
 
 def forget_times(rows: Sequence[EpochRow]) -> list[EpochRow]:

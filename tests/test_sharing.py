@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -16,7 +15,7 @@ from bench.record import PROVEN, KnownResults, Record, Status, WorkRow, read_mis
 from bench.store.reader import list_work, read_records, read_work
 from bench.store.writer import Store
 from bench.sweep.__main__ import main as sweep
-from bench.sweep.loop import SHARED, Loop
+from bench.sweep.known import SHARED, Known
 from tests.planted.records import make_run
 
 CASE = Case("dpn-small", "synthetic", batch_size=32, device="cpu")
@@ -43,24 +42,24 @@ def found(case: Case = CASE, **values: Any) -> Record:
     return make_run(case, **{"record_id": "first", **MEASURED, **values})
 
 
-def ask(loop: Loop, case: Case = CASE, **environment: Any) -> KnownResults:
-    return loop.recall(case, found(case, **environment).environment)
+def ask(known: Known, case: Case = CASE, **environment: Any) -> KnownResults:
+    return known.recall(case, found(case, **environment).environment)
 
 
 @pytest.fixture(params=["in one sweep", "in a sweep that is resumed"])
 def learn(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """Have a sweep, or an earlier one in its folder, write records."""
 
-    def write(*records: Record, work: list[WorkRow] = TIMED) -> Loop:
-        loop = Loop(Mock(folder=tmp_path), Mock(), {}, Mock())
+    def write(*records: Record, work: list[WorkRow] = TIMED) -> Known:
+        known = Known(tmp_path)
         if request.param == "in one sweep":
             for record in records:
-                loop.learn(record, work)
+                known.learn(record, work)
         else:
             with Store(tmp_path) as store:
                 for record in records:
                     store.append(record, work=work)
-        return loop
+        return known
 
     return write
 
@@ -78,27 +77,27 @@ def test_all_that_was_found_is_known_to_the_next_case(learn: Any) -> None:
 
 
 def test_the_work_of_another_batch_size_is_further_along_the_line(learn: Any) -> None:
-    loop = learn(found())
-    known = ask(loop, replace(CASE, batch_size=96))
+    rows = learn(found())
+    known = ask(rows, replace(CASE, batch_size=96))
     assert known.sources == PARTS
     assert known.work == [replace(LINE, flop=9600.0, bytes=1192.0)]
-    assert ask(loop, replace(CASE, batch_size=2)).work[0].bytes == 1004.0
-    assert "work" not in ask(loop, replace(CASE, batch_size=1)).sources
-    assert "proof" not in ask(loop, replace(CASE, batch_size=8)).sources, "of eight images"
+    assert ask(rows, replace(CASE, batch_size=2)).work[0].bytes == 1004.0
+    assert "work" not in ask(rows, replace(CASE, batch_size=1)).sources
+    assert "proof" not in ask(rows, replace(CASE, batch_size=8)).sources, "of eight images"
 
 
 def test_of_anything_else_it_is_found_anew(learn: Any) -> None:
-    loop = learn(found())
+    known = learn(found())
     names = ("parameters", "structure", "source")
     changes: dict[str, Any] = {f"model_{name}": "4567" for name in names}
     changes |= {"torch": "2.14.0", "gpu": "NVIDIA Other", "gpu_uuid": "GPU-1", "driver": "590.1"}
     changes |= {"cpu": "another", "code": "4567", "variables": "A=1"}
     for name, value in [*changes.items(), ("model_parameters", None)]:
-        assert ask(loop, **{name: value}) == KnownResults(), name
+        assert ask(known, **{name: value}) == KnownResults(), name
 
 
 def test_each_part_depends_on_some_axes(learn: Any) -> None:
-    loop = learn(found())
+    known = learn(found())
     changes: list[tuple[dict[str, Any], str]] = [
         ({"seed": 3, "lr": 0.5, "epochs": 2, "fraction": 0.1, "profile": True}, "proof flop work"),
         ({"precision": "bf16-amp"}, "flop"),
@@ -115,21 +114,21 @@ def test_each_part_depends_on_some_axes(learn: Any) -> None:
         ({"loss_scale": "dynamic"}, "proof flop"),
     ]
     for change, parts in changes:
-        assert [*ask(loop, replace(CASE, **change)).sources] == parts.split(), change
+        assert [*ask(known, replace(CASE, **change)).sources] == parts.split(), change
 
 
 def test_static_loss_scales_are_one_step(learn: Any) -> None:
     half = replace(CASE, precision="fp16", loss_scale=128.0)
-    loop = learn(found(half))
-    assert ask(loop, replace(half, loss_scale=64.0)).sources == PARTS
-    assert "work" not in ask(loop, replace(half, loss_scale="dynamic")).sources
+    known = learn(found(half))
+    assert ask(known, replace(half, loss_scale=64.0)).sources == PARTS
+    assert "work" not in ask(known, replace(half, loss_scale="dynamic")).sources
 
 
 def test_which_layers_run_in_fp8_depends_on_every_batch(learn: Any) -> None:
     eight = replace(CASE, precision="fp8")
-    loop = learn(found(eight))
-    assert ask(loop, eight).sources == PARTS
-    assert [*ask(loop, replace(eight, batch_size=64)).sources] == ["flop"]
+    known = learn(found(eight))
+    assert ask(known, eight).sources == PARTS
+    assert [*ask(known, replace(eight, batch_size=64)).sources] == ["flop"]
 
 
 def test_a_row_that_is_not_ok_is_no_source(learn: Any) -> None:
@@ -137,12 +136,12 @@ def test_a_row_that_is_not_ok_is_no_source(learn: Any) -> None:
 
 
 def test_neither_is_what_a_row_has_from_another_nor_what_failed_there(learn: Any) -> None:
-    loop = learn(
+    known = learn(
         found(shared="proof: a; flop: a; work: a"),
         found(arithmetic=None, record_id="unproven"),
         found(flop_per_image=None, record_id="second"),
     )
-    assert ask(loop).sources == {"proof": "second", "flop": "unproven", "work": "unproven"}
+    assert ask(known).sources == {"proof": "second", "flop": "unproven", "work": "unproven"}
 
 
 def test_work_that_is_no_line_is_not_shared(learn: Any) -> None:

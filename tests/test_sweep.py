@@ -36,13 +36,13 @@ from bench.executors import Images
 from bench.flags import join_flags
 from bench.gpu.cards import Card
 from bench.processes import stop_signals
-from bench.record import Environment, Outcome, Status
+from bench.record import Environment, Outcome, Record, Status
 from bench.store.cells import RECORDS
 from bench.store.reader import read_records
 from bench.store.runs import read_cases
 from bench.store.writer import Store
 from bench.sweep import __main__ as sweep
-from bench.sweep import crew, loop, preflight, preview, threads
+from bench.sweep import loop, preflight, preview, threads
 from tests.planted.records import ROOT
 
 HERE = Path(__file__).parent
@@ -341,8 +341,9 @@ def test_repeats_that_nobody_asked_for_take_five_minutes_at_most(
 ) -> None:
     """Two cases: a pass takes twice as long as a run, or as long on two lanes."""
     begun = datetime(2026, 1, 1, tzinfo=UTC)
-    monkeypatch.setattr(crew, "read_clock", lambda: begun.isoformat())
-    monkeypatch.setattr(loop, "read_clock", lambda: (begun + timedelta(0, run_s)).isoformat())
+    ended = begun + timedelta(0, run_s)
+    times = {"started_at": begun.isoformat(), "finished_at": ended.isoformat()}
+    monkeypatch.setattr(loop, "Record", lambda **values: Record(**values | times))
     flags = ["8", "16", "--fraction", "0.1"]
     flags += ["--lanes", str(lanes)] if lanes > 1 else []
     frame = run(out, *flags)

@@ -37,7 +37,7 @@ from bench.training.timing import (
 from bench.worker import epochs as worker_epochs
 from bench.worker.epochs import describe_steps
 from bench.worker.measurement import measure
-from bench.worker.messages import Assignment, Channel, Reporter
+from bench.worker.messages import Channel, Job, Reporter
 
 CPU = torch.device("cpu")
 READINGS = Path(__file__).parent / "readings"
@@ -553,7 +553,7 @@ def test_a_training_asks_its_accelerator(monkeypatch: pytest.MonkeyPatch, tmp_pa
         steps=3, fraction=0.01, checkpoint=True,
     )  # fmt: skip
     data = prepare("synthetic", data_dir=None)
-    given = Assignment(case, data.folder, monotonic(), None, str(tmp_path))
+    given = Job(case, data.folder, checkpoints=tmp_path, asked_at=monotonic())
     m = measure(given, Channel()).measurement
     assert (m.warmup_allocated_bytes, m.warmup_reserved_bytes) == (7 * 10**9, 8 * 10**9)
     assert (m.peak_allocated_bytes, m.peak_reserved_bytes) == (3 * 10**9, 4 * 10**9)
@@ -585,7 +585,7 @@ def test_tensors_in_graphs_of_torch_compile_are_not_counted(
         steps=2, fraction=0.01,
     )  # fmt: skip
     data = prepare("synthetic", data_dir=None)
-    found = measure(Assignment(case, data.folder, monotonic()), Channel())
+    found = measure(Job(case, data.folder, asked_at=monotonic()), Channel())
     m = found.measurement
     assert (m.peak_allocated_bytes, m.peak_reserved_bytes) == (None, 4 * 10**9)
     assert "what a graph holds" in found.missing["peak_allocated_bytes"]

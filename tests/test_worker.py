@@ -28,7 +28,7 @@ from bench.data import DatasetInfo, load, prepare
 from bench.errors import UsageError
 from bench.limits import find_ends
 from bench.precision import PRECISIONS, Arithmetic, set_flags
-from bench.record import BESIDE, Measurement, Status, Step, describe_unmet, write_missing
+from bench.record import BESIDE, Measurement, Outcome, Status, Step, describe_unmet, write_missing
 from bench.training.arithmetic import OperationProof
 from bench.training.counting import count_flop
 from bench.training.loop import Training
@@ -39,9 +39,8 @@ from bench.worker import measurement
 from bench.worker.measurement import conclude, measure
 from bench.worker.messages import (
     GO_ON,
-    Assignment,
     Channel,
-    Finished,
+    Job,
     Message,
     PhaseEntered,
     Reporter,
@@ -138,8 +137,8 @@ def data() -> Iterator[DatasetInfo]:
         yield prepare("synthetic", data_dir=None)
 
 
-def find(case: Case, data: DatasetInfo) -> Finished:
-    return measure(Assignment(case, data.folder, time.monotonic()), Channel())
+def find(case: Case, data: DatasetInfo) -> Outcome:
+    return measure(Job(case, data.folder, asked_at=time.monotonic()), Channel())
 
 
 def run(case: Case, data: DatasetInfo) -> tuple[Measurement, list[Step], dict[str, str]]:
@@ -220,7 +219,7 @@ def test_the_parts_of_the_time_of_a_worker_add_up(data: DatasetInfo) -> None:
     """Each instant from the moment it was asked for is in one of them, and in no other."""
     started = time.monotonic() - 5.0
     case = replace(CASE, evaluate=True, steps=2)
-    found = measure(Assignment(case, data.folder, started), Channel(), began=started + 2.0)
+    found = measure(Job(case, data.folder, asked_at=started), Channel(), began=started + 2.0)
     ended, m = time.monotonic(), found.measurement
     assert m.process_start_s == pytest.approx(2.0)
     assert m.imports_s >= 3.0, "from its first line on"
@@ -519,7 +518,7 @@ def test_divergence_is_measured_and_located(data: DatasetInfo) -> None:
 
 
 def test_uncountable_models_are_no_loss() -> None:
-    found = Finished()
+    found = Outcome()
     with found.leave_out_on_error("flop_per_image"):
         count_flop(Images(f"{__name__}:uncountable"))
     assert "meta tensor" in found.missing["flop_per_image"].lower()
@@ -665,7 +664,7 @@ def test_each_epoch_and_its_evaluation_is_a_phase_that_waits_for_the_parent(
     ours, theirs = Pipe()
     for _ in range(5):
         ours.send(GO_ON)
-    measure(Assignment(replace(THREE, epochs=2), few.folder, time.monotonic()), Channel(theirs))
+    measure(Job(replace(THREE, epochs=2), few.folder), Channel(theirs))
     assert not theirs.poll(), "five phases, five answers"
     said = []
     while ours.poll():

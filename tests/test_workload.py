@@ -25,13 +25,12 @@ from bench.fingerprint import examine
 from bench.flags import join_flags
 from bench.grid import grid
 from bench.precision import PRECISIONS
-from bench.record import Status
+from bench.record import Outcome, Status
 from bench.report.__main__ import main as report
 from bench.sweep.__main__ import main as sweep
 from bench.training.building import make_training
 from bench.training.loop import Training
 from bench.training.trial import Trial
-from bench.worker.messages import Finished
 from bench.workloads import IMAGES, OWN, Loss, Network, Workload, WorkloadFacts, load_workload
 from bench.workloads.images import Images
 from examples import transformer
@@ -346,7 +345,7 @@ def test_items_are_counted_by_the_first_tensor() -> None:
 # -------------------------------------------------------------------------------- the training
 
 
-def run(workload: str, **settings: Any) -> Finished:
+def run(workload: str, **settings: Any) -> Outcome:
     (case,) = grid({"workload": [workload], "device": ["cpu"], "batch_size": [16]})
     return run_case(replace(case, **settings))
 

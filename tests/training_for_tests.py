@@ -23,10 +23,11 @@ from bench.gpu.monitor import Monitor, Observation
 from bench.models import build_model
 from bench.optimization import OPTIMIZERS
 from bench.precision import PRECISIONS, set_flags
+from bench.record import Outcome
 from bench.training.loop import Epoch, Training, train_epoch
 from bench.training.timing import StepClock
 from bench.worker.measurement import measure
-from bench.worker.messages import Assignment, Channel, Finished
+from bench.worker.messages import Channel, Job
 
 CPU = torch.device("cpu")
 LR = 0.05
@@ -91,9 +92,9 @@ def distance(a: nn.Module, b: nn.Module) -> float:
     return float((one - other).norm() / other.norm())
 
 
-def run_case(case: Case, folder: str = "") -> Finished:
+def run_case(case: Case, folder: str = "") -> Outcome:
     """What a worker measures of a case, in this process."""
-    return measure(Assignment(case, folder, time.monotonic()), Channel())
+    return measure(Job(case, folder, asked_at=time.monotonic()), Channel())
 
 
 def compile_lightly(monkeypatch: pytest.MonkeyPatch) -> None:

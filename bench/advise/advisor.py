@@ -26,17 +26,16 @@ from bench.advise.space import (
 from bench.advise.standing import NOISE, Aim, Result, Space, Standing, Trial, read_trial, strip
 from bench.case import Case
 from bench.data import SYNTHETIC
-from bench.executors import Lane
 from bench.record import REPEATED, Outcome, Record, Status, flatten
 from bench.store.attempts import find_repeats, keep_latest
 from bench.store.runs import read_cases
 from bench.sweep.display import Display
 from bench.sweep.folder import read_past, write_config
-from bench.sweep.loop import Loop, Ticket
+from bench.sweep.loop import Loop, open_loop
 from bench.sweep.schedule import Losses
-from bench.sweep.session import start_session
 from bench.text import read_time
 from bench.wall.records import read_peak
+from bench.worker.messages import Job, Lane
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,8 +47,8 @@ MIN_STEPS = 6
 def find_advice(asked: Question, until: float) -> Answer:
     """Search until ``until``, by `time.monotonic`, and return what was found."""
     axes = asked.options.axes
-    with start_session(asked.options, [asked.now]) as session:
-        inputs = session.inputs
+    with open_loop(asked.options, [asked.now]) as loop:
+        inputs = loop.inputs
         now = strip(inputs.settle(asked.now))
         items = inputs.data(now).train_images
         fixed = {name: axes[name] for name in name_levers(now) if name in axes}
@@ -57,7 +56,7 @@ def find_advice(asked: Question, until: float) -> Answer:
         if asked.goal == "memory":  # the smallest batch takes least
             fixed.setdefault("batch_size", [now.batch_size])
         levers = list_levers(now, fixed, items)
-        scale = read_scale(session.out, now)
+        scale = read_scale(loop.out, now)
         said = {"loss_scale": scale} if scale else {}
         settings = list_settings(now, levers, {**said, **axes}, inputs)
         asked_for = axes.get("precision", ())
@@ -66,23 +65,25 @@ def find_advice(asked: Question, until: float) -> Answer:
             for value in levers.get("precision", ())
             if (why := refuse(replace(now, precision=str(value)), now, inputs, asked_for))
         }
-        loop = session.open_loop()
+        loop.lock()
         comparable, _ = read_past(loop, settings)
         write_config(loop)
         advisor = Advisor(loop, settings, comparable, asked, until)
         known, what = len(advisor.known), "the best setting"
-        session.run(advisor, Display(session.out, None, known, [*levers], what))
+        with Display(loop.out, None, known, [*levers], what) as display:
+            loop.show_on(display)
+            loop.work(advisor)
     return Answer(
         advisor.standing,
         asked.goal,
         {name: values for name, values in levers.items() if len(values) > 1},
         left_out,
-        session.resume,
+        loop.resume,
         asked.budget_s,
-        session.out,
+        loop.out,
         asked.price,
         items,
-        session.stopped,
+        loop.stopped,
     )
 
 
@@ -150,7 +151,7 @@ class Advisor:
             self._chosen = [choose(self.standing, budget)]
         return self._chosen[0]
 
-    def take(self, lane: Lane, idle: Sequence[Lane]) -> Ticket | None:
+    def take(self, lane: Lane, idle: Sequence[Lane]) -> Job | None:
         # measures the rates that predict the length of the first run
         self.loop.rate(lane, self._settings[0].device)
         if self._open is not None or (trial := self._choose()) is None:
@@ -159,11 +160,11 @@ class Advisor:
             bounds_s = self._asked.budget_s, self._asked.options.timeout_s
             self.loop.display.say(describe_start(self.standing, trial, *bounds_s))
         self._open, self._chosen, self._begun = trial, [], True
-        run = (self.standing.find_case(trial), trial.repeat)
-        self._attempts[run] += 1
-        return Ticket((*run, False), self._attempts[run])
+        case = self.standing.find_case(trial)
+        self._attempts[case, trial.repeat] += 1
+        return Job(case, repeat=trial.repeat, attempt=self._attempts[case, trial.repeat])
 
-    def settle(self, ticket: Ticket, record: Record, outcome: Outcome) -> None:
+    def settle(self, job: Job, record: Record, outcome: Outcome) -> None:
         """Learn from a run. A lost run is repeated, as often as `Losses` allows."""
         trial, self._open = self._open, None
         assert trial is not None

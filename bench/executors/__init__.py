@@ -6,11 +6,10 @@ An executor offers lanes, and each lane runs one case at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from bench.case import Case
 from bench.data import DatasetInfo, prepare
 from bench.data.progress import Progress, progress_bar
 from bench.doctor.rates import measure_rates
@@ -18,8 +17,8 @@ from bench.environment.examination import ProcessAnswer, ask
 from bench.errors import UnsupportedError, UsageError
 from bench.origin import EXECUTORS
 from bench.processes import hold_to
-from bench.record import EpochRow, KnownResults, Outcome
-from bench.worker.messages import PhaseEntered, StepTaken
+from bench.record import Outcome
+from bench.worker.messages import Job, Lane, PhaseEntered, StepTaken
 from bench.yardstick import Yardstick
 
 Event = PhaseEntered | StepTaken
@@ -40,46 +39,6 @@ class Settings:
     allow_shared: bool = False
     address: str | None = None
     cold: bool = False
-
-
-@dataclass(frozen=True)
-class Lane:
-    """A place where one case runs at a time: the only one of a sweep, which has no ``name``, or one
-    of several. ``gpus`` are UUIDs, ``cores`` the CPU cores that its workers are pinned to; if
-    empty, they may use those of this process."""
-
-    name: str = ""
-    gpus: tuple[str, ...] = ()
-    cores: tuple[int, ...] = ()
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """The environment variables that pin processes of this lane to its GPUs."""
-        return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
-
-
-@dataclass(frozen=True)
-class Job:
-    """One case to run, with its images and GPU, and the places of its log and checkpoints.
-
-    ``folder`` is where `bench.data.prepare` left the dataset; ``gpu_uuid`` is None on a CPU. A case
-    of several GPUs or processes uses the GPUs or cores of ``lane``.
-    A checkpoint in ``checkpoints`` is resumed if it has this ``identity``. The trace of a profiled
-    case is kept in the file ``trace``. ``enough`` is called after each epoch but the last and
-    returns whether to end the case there; its row then says after which epoch it was truncated.
-    ``known`` values are not determined again.
-    """
-
-    case: Case
-    folder: str = ""
-    gpu_uuid: str | None = None
-    log: Path | None = None
-    checkpoints: Path | None = None
-    identity: dict[str, str] = field(default_factory=dict)
-    trace: Path | None = None
-    lane: Lane = Lane()
-    enough: Callable[[EpochRow], bool] | None = None
-    known: KnownResults = field(default_factory=KnownResults)
 
 
 @dataclass(frozen=True)
@@ -105,7 +64,6 @@ class Executor:
 
     A subclass must define `run`. The other methods are defined here for a single lane on this
     machine. Those that take a lane may be called by several threads at once, each for another lane.
-    A worker dies with the thread that started it, so a lane keeps its thread while it is open.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -13,19 +13,10 @@ from threading import Thread
 
 from bench.cores import share_cores, usable_cpus
 from bench.errors import UnsupportedError
-from bench.executors import Job
-from bench.record import MEASURED, REFUSED
+from bench.record import MEASURED, REFUSED, Outcome
 from bench.run.process import Process, prepare
 from bench.scratch import Scratch
-from bench.worker.messages import (
-    GO_ON,
-    Assignment,
-    EpochEnded,
-    Finished,
-    Message,
-    PhaseEntered,
-    Rendezvous,
-)
+from bench.worker.messages import GO_ON, EpochEnded, Job, Message, PhaseEntered, Rendezvous
 
 _POLL_S = 0.1
 _GRACE_S = 3.0
@@ -64,17 +55,14 @@ class Worker(Process):
         rendezvous: Rendezvous | None = None,
         cold: bool = False,
     ) -> None:
-        given = Assignment(
-            job.case,
-            job.folder,
-            time.monotonic(),
-            job.gpu_uuid,
-            str(job.checkpoints.absolute()) if job.checkpoints else "",
-            job.identity,
-            str(job.trace.absolute()) if job.trace else "",
-            rendezvous,
+        given = replace(
+            job,
+            checkpoints=job.checkpoints and job.checkpoints.absolute(),
+            trace=job.trace and job.trace.absolute(),
+            enough=None,
             judged=job.enough is not None,
-            known=job.known,
+            rendezvous=rendezvous,
+            asked_at=time.monotonic(),
         )
         super().__init__(
             "bench.worker.case:work",
@@ -152,7 +140,7 @@ class Ranks:
         """Yield the first worker's messages, a phase once all have announced it, and None at least
         every 0.1 s. Raises MessageError: a worker sent what is no message."""
         waiting: dict[int, PhaseEntered | EpochEnded] = {}
-        ends: dict[int, Finished | None] = {}  # None for a worker that ended without a message
+        ends: dict[int, Outcome | None] = {}  # None for a worker that ended without a message
         decided: float | None = None
         while len(ends) < len(self._workers) and (decided is None or time.monotonic() < decided):
             try:
@@ -167,10 +155,10 @@ class Ranks:
                 if len(waiting) == len(self._workers):
                     yield waiting[0]
                     waiting.clear()
-            elif isinstance(message, Finished) and message.follows:
+            elif isinstance(message, Outcome) and message.follows:
                 if not rank:
                     yield message
-            elif isinstance(message, Finished) or message is None:
+            elif isinstance(message, Outcome) or message is None:
                 end = ends.setdefault(rank, message)
                 if decided is None and (end is None or end.status not in MEASURED):
                     self._failed, decided = True, time.monotonic() + _GRACE_S
@@ -216,7 +204,7 @@ class Ranks:
         return codes[self._deciding] if codes else 0
 
 
-def _weigh(end: Finished | None) -> int:
+def _weigh(end: Outcome | None) -> int:
     if end is None:
         return 1
     if end.status in MEASURED:

@@ -26,13 +26,14 @@ from bench.environment.packages import describe_install
 from bench.environment.source import hash_code
 from bench.environment.variables import find_variables
 from bench.errors import UnsupportedError, UsageError
-from bench.executors import Executor, Images, Job, Lane, Listener, Settings, Stopping, load_executor
+from bench.executors import Executor, Images, Listener, Settings, Stopping, load_executor
 from bench.gpu.cards import find_cards
 from bench.gpu.nvml import find_neighbours
 from bench.origin import EXECUTORS
 from bench.record import Outcome, Place, Status
 from bench.scratch import Scratch
 from bench.text import clean
+from bench.worker.messages import Job, Lane
 from bench.yardstick import Yardstick
 
 ADDRESS = "RAY_ADDRESS"

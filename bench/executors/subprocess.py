@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench.cores import share_cores, usable_cpus
 from bench.errors import UnsupportedError, UsageError
-from bench.executors import ALL, Executor, Job, Lane, Listener, Settings, Stopping
+from bench.executors import ALL, Executor, Listener, Settings, Stopping
 from bench.executors.ranks import Ranks, Worker, find_gpus
 from bench.failure import classify, classify_death, count_oom_kills, list_kinds
 from bench.gpu.cards import Card, find_card, find_cards
@@ -28,7 +28,7 @@ from bench.gpu.nvml import open_device
 from bench.record import MEASURED, REFUSED, Outcome, Status, write_missing
 from bench.scratch import Scratch
 from bench.text import GIB, count, join_words
-from bench.worker.messages import END, GO_ON, EpochEnded, Finished, Message, PhaseEntered
+from bench.worker.messages import END, GO_ON, EpochEnded, Job, Lane, Message, PhaseEntered
 
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"  # Triton's is within it
 _ATTEMPTS = 3
@@ -104,15 +104,15 @@ class SubprocessExecutor(Executor):
             if tries:
                 time.sleep(_BACK_OFF_S * 2 ** (tries - 1))
             try:
-                outcome, again = self._attempt(job, on_event, stopping, tries == _ATTEMPTS - 1)
+                outcome = self._attempt(job, on_event, stopping, tries == _ATTEMPTS - 1)
             except Exception as error:  # a fault of the machine; the sweep goes on
                 place = job.log or Path(os.devnull)
                 with suppress(OSError), place.open("a", encoding="utf-8") as log:
                     log.write(traceback.format_exc())
                 fault = classify(list_kinds(error), str(error))
-                outcome, again = Outcome(fault.status, fault.reason), fault.transient
+                outcome = Outcome(fault.status, fault.reason, transient=fault.transient)
             outcome.retries = tries
-            if not again or stopping():
+            if not outcome.transient or stopping():
                 break
         return outcome
 
@@ -140,12 +140,9 @@ class SubprocessExecutor(Executor):
                 self._compiled = Scratch("compiled")
         return {_CACHE: str(Path(self._compiled.name) / job.case.slug())}
 
-    def _attempt(
-        self, job: Job, on_event: Listener, stopping: Stopping, last: bool
-    ) -> tuple[Outcome, bool]:
-        """Run the worker once; return the outcome and whether to try again. A card that NVML cannot
-        open for the moment is worth another attempt, but at the last one the case runs without
-        readings rather than not at all."""
+    def _attempt(self, job: Job, on_event: Listener, stopping: Stopping, last: bool) -> Outcome:
+        """Run the worker once. A card that NVML cannot open for the moment is worth another
+        attempt, but at the last one the case runs without readings rather than not at all."""
         size, uuids = job.case.world_size, job.lane.gpus
         device: Device
         if 1 < size <= len(uuids):
@@ -155,7 +152,7 @@ class SubprocessExecutor(Executor):
         if isinstance(device, Unreadable) and not last:
             fault = classify(["NVMLError"], device.reason)
             if fault.transient:
-                return Outcome(fault.status, fault.reason), True
+                return Outcome(fault.status, fault.reason, transient=True)
         if job.case.command is not None and isinstance(device, Host):
             device.eager = True
         oom_kills = count_oom_kills()
@@ -163,10 +160,10 @@ class SubprocessExecutor(Executor):
             try:
                 worker = start_worker(job, self.choose_cache(job), self.settings)
             except UnsupportedError as error:
-                return Outcome(Status.UNSUPPORTED, str(error)), False
+                return Outcome(Status.UNSUPPORTED, str(error))
             self._workers.append(worker)
-            answer: Finished | None = None
-            kept: Finished | None = None
+            answer: Outcome | None = None
+            kept: Outcome | None = None
             done: int | None = None
             trained = False
             try:
@@ -175,10 +172,10 @@ class SubprocessExecutor(Executor):
                 monitor.watch(worker.pid)
                 of = "the command" if job.case.command is not None else ""
                 for message in self._listen(worker, stopping, of):
-                    if isinstance(message, Finished) and message.follows:
+                    if isinstance(message, Outcome) and message.follows:
                         kept = message
                         continue
-                    if isinstance(message, Finished):
+                    if isinstance(message, Outcome):
                         answer = message
                         break
                     if isinstance(message, EpochEnded):
@@ -200,7 +197,8 @@ class SubprocessExecutor(Executor):
             if answer is None:
                 oom_kills = count_oom_kills() - oom_kills
                 fault = classify_death(returncode, oom_kills, job.case, trained)
-                answer = Finished(fault.status, worker.failed_rank + fault.reason, fault.transient)
+                reason = worker.failed_rank + fault.reason
+                answer = Outcome(fault.status, reason, transient=fault.transient)
             elif answer.status is Status.KILLED and count_oom_kills() > oom_kills:
                 reason = f"{answer.reason} By the host's out-of-memory killer (host memory)"
                 answer = replace(answer, reason=reason)
@@ -219,16 +217,16 @@ class SubprocessExecutor(Executor):
         outcome = _conclude(answer, seen, self.settings.allow_shared)
         if done is not None and job.case.epochs > 1 and outcome.status not in MEASURED:
             outcome.reason += f"; after {done} of {job.case.epochs} epochs"
-        return outcome, answer.transient
+        return outcome
 
     def _listen(self, worker: Worker | Ranks, stopping: Stopping, of: str) -> Iterator[Message]:
-        """Yield the worker's messages, with a final `Finished` if it is stopped or a phase, or what
+        """Yield the worker's messages, with a final `Outcome` if it is stopped or a phase, or what
         all of them are ``of``, exceeds its deadline. Raises MessageError: what the worker sent is
         no message."""
         phase, deadline = "set-up", time.monotonic() + self.settings.timeout_s
         for message in worker.messages():
             if stopping():
-                yield Finished(Status.INTERRUPTED, "the sweep was stopped")
+                yield Outcome(Status.INTERRUPTED, "the sweep was stopped")
                 return
             if time.monotonic() > deadline:
                 stacks = worker.dump_stacks()
@@ -237,7 +235,7 @@ class SubprocessExecutor(Executor):
                     f"{of or phase} took longer than {self.settings.timeout_s:g} s{waited}; "
                     f"raise --timeout; the log has {'its output' if of else 'the stacks'}"
                 )
-                yield Finished(Status.TIMEOUT, reason)
+                yield Outcome(Status.TIMEOUT, reason)
                 return
             if message is not None:
                 yield message
@@ -271,7 +269,7 @@ def _share_cores(cores: Sequence[int], wanted: int) -> list[Lane]:
     return [Lane(f"cpu{i}", cores=own) for i, own in enumerate(shares)]
 
 
-def _conclude(last: Finished, seen: Observation, allow_shared: bool) -> Outcome:
+def _conclude(last: Outcome, seen: Observation, allow_shared: bool) -> Outcome:
     """Combine the worker's measurement with the monitor's observation of the card. If others
     computed on the card and that is not allowed, out of memory becomes an error: they may have held
     the memory, and a smaller batch could fail as well."""
@@ -297,8 +295,7 @@ def _conclude(last: Finished, seen: Observation, allow_shared: bool) -> Outcome:
         missing=write_missing(missing) or None,
         notes="; ".join(filter(None, notes)) or None,
     )
-    parts = (last.steps, last.epochs, last.work, last.ranks)
-    return Outcome(status, reason, m, *parts, unit=last.unit, epoch_items=last.epoch_items)
+    return replace(last, status=status, reason=reason, measurement=m, missing={})
 
 
 def start_worker(job: Job, variables: Mapping[str, str], settings: Settings) -> Worker | Ranks:

@@ -34,12 +34,12 @@ def main(argv: Sequence[str]) -> int:
     if asked.options.dry_run:
         print(*describe_search(asked), sep="\n")
         return 0
-    trials, session = run_search(asked)
-    measured = print_findings(session.out, trials.halving)
-    go_on = f"to continue: {session.resume}"
-    if session.stopped:
+    trials, loop = run_search(asked)
+    measured = print_findings(loop.out, trials.halving)
+    go_on = f"to continue: {loop.resume}"
+    if loop.stopped:
         print(f"stopped; {go_on}", file=sys.stderr)
-        return 128 + session.stopped
+        return 128 + loop.stopped
     if trials.waiting:
         print(f"{count(trials.waiting, 'trial')} left; {go_on}", file=sys.stderr)
     return 0 if measured else 1

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from bench.case import Case, list_varying
 from bench.errors import UsageError
-from bench.executors import Lane
 from bench.halving import Halving, read_halving
 from bench.record import MEASURED, REPEATED, EpochRow, Outcome, Record, Status
 from bench.search.ladder import Curve, Ladder
@@ -22,31 +21,34 @@ from bench.store.reader import read_epochs
 from bench.store.runs import read_cases
 from bench.sweep.display import Display
 from bench.sweep.folder import read_past, write_config
-from bench.sweep.loop import Loop, Ticket
+from bench.sweep.loop import Loop, open_loop
 from bench.sweep.schedule import Losses, OomSkips
-from bench.sweep.session import Session, start_session
 from bench.wall.records import name_family
+from bench.worker.messages import Job, Lane
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def run_search(asked: Search) -> tuple[Trials, Session]:
-    """Run the trials into --out until the time limit. Return them, and the session."""
+def run_search(asked: Search) -> tuple[Trials, Loop]:
+    """Run the trials into --out until the time limit. Return them, and the loop."""
     Ladder(asked.halving)  # raises UsageError if Ray Tune is not installed
-    with start_session(asked.options, asked.plan().trials) as session:
-        drawn = asked.plan(session.inputs.settle)
-        loop, halving = session.open_loop(), drawn.halving
+    with open_loop(asked.options, asked.plan().trials) as loop:
+        drawn = asked.plan(loop.inputs.settle)
+        halving = drawn.halving
+        loop.lock()
         comparable, _ = read_past(loop, drawn.trials)
         earlier = read_halving(loop.store.read_config().get("halving"))
-        refuse_other_search(session.out, earlier, halving)
+        refuse_other_search(loop.out, earlier, halving)
         if earlier and len(earlier.trials) > len(halving.trials):
             halving = earlier
         write_config(loop, drawn.trials, halving=asdict(halving))
         trials = Trials(loop, halving, drawn.trials, comparable, monotonic() + asked.time_s)
         known = len(drawn.trials) - trials.waiting
-        session.run(trials, Display(session.out, trials.waiting, known, trials.axes))
-    return trials, session
+        with Display(loop.out, trials.waiting, known, trials.axes) as display:
+            loop.show_on(display)
+            loop.work(trials)
+    return trials, loop
 
 
 def refuse_other_search(out: Path, before: Halving | None, now: Halving) -> None:
@@ -105,7 +107,7 @@ class Trials:
     def left(self) -> bool:
         return bool(self._queue) and monotonic() < self._until
 
-    def take(self, lane: Lane, idle: Sequence[Lane]) -> Ticket | None:
+    def take(self, lane: Lane, idle: Sequence[Lane]) -> Job | None:
         if not self.left:
             return None
         case = self._queue.popleft()
@@ -114,14 +116,14 @@ class Trials:
         self._open += 1
         self._attempts[case] += 1
         judge, metric = self._ladder.add(), self.halving.metric
-        return Ticket(
-            (case, 1, False),
-            self._attempts[case],
-            self._walls.blocks(case),
+        return Job(
+            case,
+            attempt=self._attempts[case],
+            smaller=self._walls.blocks(case),
             enough=lambda row: judge(row.epoch + 1, read_metric(row, metric)),
         )
 
-    def settle(self, ticket: Ticket, record: Record, outcome: Outcome) -> None:
+    def settle(self, job: Job, record: Record, outcome: Outcome) -> None:
         """Learn from an outcome. A lost trial comes next again, as often as `Losses` allows. Raises
         UsageError: the metric is empty although the loss was never inf or NaN."""
         self._open -= 1

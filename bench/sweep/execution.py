@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from bench.case import list_varying
+from bench.case import Case, list_varying
 from bench.doctor.rates import choose_seconds
 from bench.record import Status
-from bench.sweep.crew import Crew
+from bench.store.attempts import find_repeats
+from bench.store.plans import collect_times, leave_out_known, plan_runs
+from bench.store.runs import Run, read_history
 from bench.sweep.display import Display
+from bench.sweep.folder import read_past, refuse_other_part, refuse_other_seeds, write_config
 from bench.sweep.grid import Grid
-from bench.sweep.hardware import refuse_world_sizes
-from bench.sweep.options import Options, Plan
-from bench.sweep.part import Part
-from bench.sweep.preflight import refuse_searches
-from bench.sweep.probing import describe_wall, find_walls
-from bench.sweep.schedule import describe_repeats
-from bench.sweep.session import Session, start_session
-from bench.text import count
-from bench.wall.search import Ending
+from bench.sweep.loop import Loop, open_loop, refuse_world_sizes
+from bench.sweep.options import Options, Plan, plan_cases
+from bench.sweep.preflight import leave_out_batches, refuse_searches
+from bench.sweep.probing import Searches, describe_wall, find_walls
+from bench.sweep.schedule import OomSkips, Pace, describe_repeats, remaining_runs
+from bench.text import count, read_time
+from bench.wall.answer import Wall
+from bench.wall.records import read_goal
+from bench.wall.search import STEP, Ending
 
 
 @dataclass(frozen=True)
@@ -35,24 +39,24 @@ class Conclusion:
 
 
 def run_sweep(asked: Plan, options: Options) -> Conclusion:
-    """Run a sweep. Raises UsageError: as `start_session` and `Part`."""
+    """Run a sweep. Raises UsageError: as `open_loop` and `Part`."""
     every = [*asked.cases, *asked.unsized]
     for device in dict.fromkeys(case.device for case in every):
         choose_seconds(device)  # refuses a wrong environment variable before anything is opened
-    with start_session(options, asked.cases, asked.unsized) as session:
-        asked = session.inputs.keep(asked.settle(session.inputs.settle))
-        refuse_searches(asked.searched, session.inputs)
-        refuse_world_sizes(session.executor, next(iter(session.lanes)), every, options)
-        part = Part(session.open_loop(), asked)
-        with session.start_crew() as crew:
-            grid = measure(crew, part)
-    return conclude(session, part, grid)
+    with open_loop(options, asked.cases, asked.unsized) as loop:
+        asked = loop.inputs.keep(asked.settle(loop.inputs.settle))
+        refuse_searches(asked.searched, loop.inputs)
+        refuse_world_sizes(loop.executor, next(iter(loop.lanes)), every, options)
+        loop.lock()
+        part = Part(loop, asked)
+        grid = measure(part)
+    return conclude(part, grid)
 
 
-def measure(crew: Crew, part: Part) -> Grid:
+def measure(part: Part) -> Grid:
     """Search the requested batch sizes, then run all that is left."""
     if part.asked.families:
-        part.fill_in(find_walls(crew, part.search()))
+        part.fill_in(find_walls(part.search()))
     part.plan_runs()
     runs, there = len(part.runs), len(part.plan) - len(part.runs)
     cases = [case for case, _, _ in [*part.plan, *part.before]]
@@ -64,17 +68,17 @@ def measure(crew: Crew, part: Part) -> Grid:
     with Display(part.folder, runs, there, list_varying(cases), how=how) as display:
         part.loop.show_on(display)
         grid = part.make_grid()
-        crew.work(grid)
+        part.loop.work(grid)
     return grid
 
 
-def conclude(session: Session, part: Part, grid: Grid) -> Conclusion:
-    walls = part.walls
+def conclude(part: Part, grid: Grid) -> Conclusion:
+    walls, loop = part.walls, part.loop
     lost = {f: wall for f, wall in walls.items() if wall.ending and not wall.recommended}
     axes = list_varying(walls, but="batch_size")
     lines = [f"{family.label(axes)}: {describe_wall(wall)}" for family, wall in lost.items()]
     # runs that the stop interrupted are run again
-    cut = grid.ended[Status.INTERRUPTED] if session.stopped else 0
+    cut = grid.ended[Status.INTERRUPTED] if loop.stopped else 0
     runs = grid.waiting + cut
     searches = sum(wall.ending is None for wall in walls.values())
     left = ""
@@ -83,11 +87,104 @@ def conclude(session: Session, part: Part, grid: Grid) -> Conclusion:
         what = [count(runs, "run")] * bool(runs)
         what += [f"the search for {count(searches, 'largest batch')}"] * bool(searches)
         left = (
-            f"{'stopped' if session.stopped else 'not finished'}: {count(done, 'run')} done, "
-            f"{' and '.join(what)} left; to continue: {session.resume}"
+            f"{'stopped' if loop.stopped else 'not finished'}: {count(done, 'run')} done, "
+            f"{' and '.join(what)} left; to continue: {loop.resume}"
         )
     measured = grid.measured or any(wall.largest is not None for wall in walls.values())
     failed = any(wall.ending is not Ending.UNSUPPORTED for wall in lost.values())
     failed |= bool(part.runs or part.asked.families) and not measured
-    failed |= bool(session.inputs.broken)
-    return Conclusion(part.folder, lines, left, failed, session.stopped)
+    failed |= bool(loop.inputs.broken)
+    return Conclusion(part.folder, lines, left, failed, loop.stopped)
+
+
+class Part:
+    """The full grid: the runs in the folder, and those still to make.
+
+    Raises UsageError: as `refuse_other_part` and `read_past`.
+    """
+
+    def __init__(self, loop: Loop, asked: Plan) -> None:
+        self.loop, self.asked, self.cases = loop, asked, asked.cases
+        refuse_other_part(self.folder, loop.store.read_config(), self.options.shard)
+        # rows that new ones can be compared with, and all rows
+        self._comparable, frame = read_past(loop, [*asked.cases, *asked.unsized])
+        # the last attempt at each run, and the same of comparable rows alone
+        self.before = self._done = read_history(frame)
+        if len(self._comparable) < len(frame):
+            self._done = read_history(self._comparable)
+        self.plan = list[Run]()
+        self.runs = list[Run]()
+        self.walls: dict[Case, Wall] = {}
+        self._told: dict[str, Any] = {}
+        if asked.families:
+            step, margin = read_goal(loop.store.read_config().get("search"))
+            self._told["search"] = {"step": step or STEP, "margin": margin}
+        self.write_config()
+
+    @property
+    def folder(self) -> Path:
+        return self.loop.out
+
+    @property
+    def options(self) -> Options:
+        return self.loop.options
+
+    def search(self) -> Searches:
+        how = self._told.get("search", {})
+        return Searches(self.loop, self.asked.families, self._comparable, **how)
+
+    def fill_in(self, walls: dict[Case, Wall]) -> None:
+        """Use the batch sizes that the searches found, and write the configuration again."""
+        self.walls, inputs = walls, self.loop.inputs
+        planned = inputs.keep(plan_cases(self.options, walls, inputs.settle)).cases
+        self.cases, left_out = leave_out_batches(planned, inputs)
+        self.loop.notes += left_out
+        self.write_config()
+
+    def write_config(self) -> None:
+        write_config(self.loop, self.cases, **self._told)
+
+    def plan_runs(self) -> None:
+        """Decide which runs to make, in `runs`. Raises UsageError: as `refuse_other_seeds`."""
+        if not self.options.repeats_given and not self._list_remaining(plan_runs(self.cases, 1)):
+            self.limit_repeats(self.read_pace())
+        self.plan = plan_runs(self.cases, self.options.repeats)
+        refuse_other_seeds(self.folder, self.plan, self._done, self.options.same_seed)
+        self.runs = self._list_remaining(self.plan)
+        self.loop.planned = list(dict.fromkeys(case for case, _, _ in self.runs))
+
+    def read_pace(self) -> Pace:
+        """Return the wall times of the recorded first runs."""
+        rows = self._comparable
+        rows = rows[find_repeats(rows) & (rows["repeat"] == 1) & ~rows["inferred"]]
+        rows = rows[rows["status"] != str(Status.LOST)]
+        times = zip(rows["started_at"], rows["finished_at"], strict=True)
+        seconds = [read_time(ended) - read_time(begun) for begun, ended in times]
+        return Pace(len(self.cases), len(self.loop.lanes), seconds)
+
+    def limit_repeats(self, pace: Pace) -> int:
+        """Leave out repeats that would take too long. Return how often each case is to run."""
+        wanted = self.options.repeats
+        if (fits := pace.fit(wanted)) < wanted:
+            self.loop.notes.append(pace.describe(wanted))
+            self.loop.options = replace(self.options, repeats=fits)
+            self.write_config()
+        return fits
+
+    def make_grid(self) -> Grid:
+        left = set(self.runs)
+        known = {run: past for run, past in self._done.items() if run not in left}
+        skips = None if self.options.no_skip else OomSkips(known)
+        grid = Grid(self.loop, self.runs, self.before, skips, collect_times(self._done))
+        if not self.options.repeats_given and self.options.repeats > 1:
+            grid.limit_repeats(self.read_pace(), self._limit_while_running)
+        return grid
+
+    def _limit_while_running(self, pace: Pace) -> int:
+        fits = self.limit_repeats(pace)
+        self.loop.say_notes()
+        return fits
+
+    def _list_remaining(self, plan: Sequence[Run]) -> list[Run]:
+        plan = leave_out_known(plan, self._done)
+        return remaining_runs(plan, self._done, self.options.retry, self.options.no_skip)

@@ -18,13 +18,14 @@ from bench.record import COMPARABLE, MODEL_PARTS
 from bench.store.plans import SHARD, Shard
 from bench.store.reader import find_shards, read_records
 from bench.store.runs import LatestAttempt, Run
-from bench.sweep.loop import Loop
 from bench.sweep.preflight import list_described
 from bench.sweep.schedule import choose_seed
 from bench.text import clean, join_words
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from bench.sweep.loop import Loop
 
 _KEPT = ("search", SHARD, "halving")
 """Keys that stay whatever is measured next: the ``step`` and ``margin`` of the last search for the

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice, takewhile
 
 from bench.case import Case
-from bench.executors import Lane
 from bench.record import Outcome, Record, Status
 from bench.store.plans import find_width, is_known
 from bench.store.runs import LatestAttempt, Run
-from bench.sweep.loop import Loop, Ticket
+from bench.sweep.loop import Loop
 from bench.sweep.schedule import Losses, OomSkips, Pace
 from bench.text import read_time
+from bench.worker.messages import Job, Lane
 
 _FAILED = (Status.ERROR, Status.KILLED, Status.TIMEOUT, Status.LOST)
 
@@ -66,7 +66,7 @@ class Grid:
         """Whether any run ended without failure."""
         return any(status not in _FAILED for status in self.ended)
 
-    def take(self, lane: Lane, idle: Sequence[Lane]) -> Ticket | None:
+    def take(self, lane: Lane, idle: Sequence[Lane]) -> Job | None:
         """Return the next run. A sentinel comes last, if possible on the lane of its first run."""
         if self._limit and self._runs and _is_repeat(self._runs[0]):
             pace, limit = self._limit
@@ -86,7 +86,9 @@ class Grid:
         self._lanes[run] = lane.name
         self._attempts[run] += 1
         smaller = self._skips.blocks(case) if self._skips else None
-        return Ticket(run, self._attempts[run], smaller)
+        return Job(
+            case, repeat=repeat, sentinel=sentinel, attempt=self._attempts[run], smaller=smaller
+        )
 
     def _keep(self, runs: Sequence[Run]) -> None:
         fewer = len(self._runs) - len(runs)
@@ -111,25 +113,25 @@ class Grid:
 
         return min(alike, key=rank)
 
-    def settle(self, ticket: Ticket, record: Record, outcome: Outcome) -> None:
+    def settle(self, job: Job, record: Record, outcome: Outcome) -> None:
         """Learn from an outcome. A lost run comes next again, as often as `Losses` allows."""
         self._open -= 1
         if (time := record.measurement.epoch_time_s) and record.status is Status.OK:
-            times = self._times.setdefault(case := ticket.run[0], [])
+            times = self._times.setdefault(case := job.run[0], [])
             times.append(time)
             if is_known(case, times):
                 self._keep([r for r in self._runs if r[0] != case or r[1] == 1])
-        if self._limit and not _is_repeat(ticket.run):
+        if self._limit and not _is_repeat(job.run):
             took = read_time(record.finished_at) - read_time(record.started_at)
             self._limit[0].seconds.append(took)
-        if self._skips and ticket.smaller is None:
+        if self._skips and job.smaller is None:
             self._skips.note(record.case, record.status)
-        if record.status is Status.LOST and self._losses.allow(ticket.run, outcome):
-            self._ran[record.case, self._lanes[ticket.run]] -= 1  # it does not count for that lane
-            self._runs.appendleft(ticket.run)
+        if record.status is Status.LOST and self._losses.allow(job.run, outcome):
+            self._ran[record.case, self._lanes[job.run]] -= 1  # it does not count for that lane
+            self._runs.appendleft(job.run)
         else:
             self.ended[record.status] += 1
-        self._lanes[ticket.run] = _name_first(record.lane)
+        self._lanes[job.run] = _name_first(record.lane)
 
 
 def _is_repeat(run: Run) -> bool:

@@ -1,97 +1,49 @@
-"""The runs of a sweep on its lanes, each with its record, in one folder."""
+"""The loop of a sweep, which asks a source for the next run of each free lane, and tells it its
+record.
+
+The main thread assigns runs, writes records, shows progress and handles signals; each run has a
+thread, in which its worker is listened to.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Protocol
 from uuid import uuid4
 
-from bench.axis import Trait
-from bench.case import Case, count_probed, format_value, list_affecting, micro_batch
+from bench.case import Case
 from bench.doctor.earlier import describe_slowdown, read_earlier, read_rates
 from bench.doctor.rates import choose_seconds, describe_rates, write_rate_warnings
+from bench.environment.packages import PACKAGES, refuse_missing
 from bench.errors import StoreError, UnsupportedError, UsageError
-from bench.executors import Executor, Job, Lane
-from bench.origin import find_origin
+from bench.executors import Event, Executor, build_executor
 from bench.precision import PRECISIONS
-from bench.record import (
-    COMPARABLE,
-    PROVEN,
-    Environment,
-    EpochRow,
-    KnownResults,
-    Outcome,
-    Record,
-    Status,
-    WorkRow,
-    flatten,
-    read_missing,
-    write_missing,
-)
+from bench.processes import stop_signals
+from bench.record import Environment, Outcome, Record, Status, flatten, read_missing, write_missing
 from bench.store.cells import CHECKPOINTS, LOGS, TRACES
-from bench.store.reader import list_work, read_records, read_work
-from bench.store.runs import Run, read_cases
 from bench.store.writer import Store
 from bench.sweep.checkpoints import KeptRun
 from bench.sweep.display import Display, write_curve
+from bench.sweep.folder import default_out, refuse_unwritable
+from bench.sweep.known import Known
 from bench.sweep.options import Options
-from bench.sweep.preflight import Inputs, warn_of_emulation
+from bench.sweep.preflight import Inputs, find_inputs, find_lane_inputs, warn_of_emulation
 from bench.sweep.schedule import choose_seed
-from bench.text import clean, read_clock
-from bench.work import add_items
+from bench.sweep.threads import hold_threads
+from bench.text import read_clock
+from bench.worker.messages import Job, Lane
 
-SHARED: dict[str, tuple[str, ...]] = {
-    str(Trait.PROOF): (*PROVEN, "proof_notes", "flags"),
-    str(Trait.FLOP): ("flop_per_image",),
-    str(Trait.WORK): (),
-}
-"""What later cases take from a row instead of finding it again, with the columns of each part: the
-proof of a precision, FLOP per image, and the work of a step, which is linear in the items of a
-micro-batch."""
-
-_FOUND = {"arithmetic", "conv_error", "matmul_error", "flop_per_image"}
-"""Columns of these parts that are not empty in a row that found them."""
-
-_MACHINE = (*COMPARABLE, "gpu_uuid", "torch_threads", "train_images")
-"""Columns of an environment that every part is assumed to depend on."""
-
-Found = dict[tuple[str, ...], tuple[Mapping[str, Any], int, list[WorkRow]]]
-"""By part and all that it depends on: the cells of the first row that found it, the items in its
-micro-batch, and its work."""
-
-
-def _make_key(part: str, case: Case, machine: Mapping[str, Any]) -> tuple[str, ...]:
-    axes = {name: getattr(case, name) for name in list_affecting(Trait(part))}
-    if part == Trait.PROOF:
-        axes["images"] = count_probed(case)
-    if part == Trait.WORK and isinstance(case.loss_scale, float):
-        axes["loss_scale"] = "static"
-    if part != Trait.FLOP and PRECISIONS[case.precision].float8:
-        # which of its layers are converted depends on the sizes of all micro-batches
-        axes |= {"batch_size": case.batch_size, "accumulate": case.accumulate}
-    values = [*axes.values(), *(machine[name] for name in _MACHINE)]
-    return (part, *(format_value(clean(v) if isinstance(v, str) else v) for v in values))
-
-
-def _learn(
-    found: Found, case: Case, cells: Mapping[str, Any], work: Callable[[], Sequence[WorkRow]]
-) -> None:
-    """Keep the parts that a row found itself; the first row with a key counts."""
-    if cells["status"] != Status.OK or find_origin(cells["executor"]) != "measured":
-        return
-    taken = read_missing(cells["shared"] or "", SHARED)
-    for part, names in SHARED.items():
-        key = _make_key(part, case, cells)
-        if part in taken or key in found or any(cells[name] is None for name in _FOUND & {*names}):
-            continue
-        # rows without bytes were only timed
-        rows = [row for row in work() if row.bytes is not None] if part == Trait.WORK else []
-        if part != Trait.WORK or (rows and all(row.bytes_per_item is not None for row in rows)):
-            found[key] = cells, micro_batch(case), rows
+_POLL_S = 0.5  # between checks whether the sweep was stopped
+_AT_ONCE = 8  # lanes examined at once, each by a process of its own
 
 
 def describe_environment(known: Inputs, case: Case, outcome: Outcome) -> Environment:
@@ -102,65 +54,95 @@ def describe_environment(known: Inputs, case: Case, outcome: Outcome) -> Environ
     return environment
 
 
-@dataclass(frozen=True, eq=False)
-class Ticket:
-    """One run to make on a lane."""
-
-    run: Run
-    attempt: int = 1
-    smaller: int | None = None  # a batch size that ran out of memory, so that this one is not run
-    probe: bool = False  # a step of a search
-    enough: Callable[[EpochRow], bool] | None = None  # as in `Job`
-
-    @property
-    def run_name(self) -> str:
-        """What distinguishes its files from those of other runs of its case."""
-        _, repeat, sentinel = self.run
-        return "s" if sentinel else "p" if self.probe else str(repeat)
-
-    @cached_property
-    def slug(self) -> str:
-        """The start of its file names; cached: it is used four times, and hashing takes 80 µs."""
-        return self.run[0].slug()
-
-    @property
-    def file_name(self) -> str:
-        return f"{self.slug}-{self.run_name}-{self.attempt}"
-
-
 class Source(Protocol):
     """Decides what runs next on the lanes of a loop."""
-
-    loop: Loop
 
     @property
     def left(self) -> bool:
         """Whether anything is left to start."""
 
-    def take(self, lane: Lane, idle: Sequence[Lane]) -> Ticket | None:
+    def take(self, lane: Lane, idle: Sequence[Lane]) -> Job | None:
         """Return what ``lane`` is to run next, or None. ``idle`` are all free lanes."""
 
-    def settle(self, ticket: Ticket, record: Record, outcome: Outcome) -> None:
-        """Learn how a ticket ended."""
+    def settle(self, job: Job, record: Record, outcome: Outcome) -> None:
+        """Learn how a run ended."""
+
+
+@contextmanager
+def open_loop(
+    options: Options, cases: Sequence[Case], families: Sequence[Case] = ()
+) -> Iterator[Loop]:
+    """Open and examine the requested lanes, and hold them.
+
+    The batch sizes of ``families`` are not known yet. Raises UsageError: --out cannot be written, a
+    package is missing, or as `open_lanes` and `examine_lanes`.
+    """
+    refuse_unwritable(options.out)
+    refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # only noted if missing
+    with ExitStack() as held:
+        alone = options.here and options.lanes in (None, 1)
+        every = [*cases, *families]
+        if alone and all(case.device == "cpu" and case.world_size == 1 for case in every):
+            held.enter_context(hold_threads(options.out))
+        executor = build_executor(options.executor, options.settings)
+        held.enter_context(closing(executor))
+        lanes = open_lanes(executor, every, options)
+        known = examine_lanes(executor, lanes, cases, options, families)
+        out = options.out or default_out(known[lanes[0]].platforms)
+        yield Loop(options, executor, known, out, held)
 
 
 @dataclass(eq=False)
 class Loop:
-    """The runs on the lanes; each record is written as soon as its run ends."""
+    """The lanes of a command, with the inputs of each, and the runs on them into one folder. Each
+    record is written as soon as its run ends."""
 
-    store: Store
-    executor: Executor
-    lanes: dict[str, Inputs]  # by name; at least one
     options: Options
+    executor: Executor
+    lanes: dict[Lane, Inputs]
+    out: Path
+    held: ExitStack  # closed at the end
     notes: list[str] = field(default_factory=list)  # lines that are shown once
     planned: Sequence[Case] = ()  # what is to run, each case once
+    store: Store = field(init=False)
     display: Display = field(init=False)
-    rated: set[tuple[str, str]] = field(default_factory=set)  # lane and device
+    _stopped: Callable[[], int] = field(init=False)
+    _rated: set[tuple[str, str]] = field(default_factory=set)  # lane and device
+    _idle: deque[Lane] = field(init=False)
+    _running: dict[Lane, _Running] = field(default_factory=dict)
+    _waiting: tuple[Lane, Job] | None = None  # it needs GPUs that others use
+    _said: SimpleQueue[tuple[Lane, Event | Outcome | BaseException]] = field(
+        default_factory=SimpleQueue
+    )
 
     @property
     def inputs(self) -> Inputs:
         """The inputs of the first lane; models and images are the same for all lanes."""
         return next(iter(self.lanes.values()))
+
+    @property
+    def resume(self) -> str:
+        """The command that resumes this one."""
+        return self.options.resume(self.out)
+
+    @property
+    def stopped(self) -> int:
+        """The number of the signal that stopped it, 0 for none."""
+        return self._stopped()
+
+    def lock(self) -> None:
+        """Lock the folder. From now on a signal stops the loop."""
+        say = partial(print, "waiting for", file=sys.stderr, flush=True)
+        self.store = self.held.enter_context(Store(self.out, self.options.wait_s, say))
+        self.notes += [*self.inputs.warnings, *self.store.set_aside]
+        self._stopped = self.held.enter_context(stop_signals(self.executor.kill))
+        self._idle = deque(self.lanes)
+
+    @cached_property
+    def known(self) -> Known:
+        return Known(self.store.folder)
+
+    # ------------------------------------------------------------------------- what is shown
 
     def show_on(self, display: Display) -> None:
         """Show the notes, once, and then all runs on ``display``."""
@@ -175,6 +157,97 @@ class Loop:
         for line in lines:
             self.display.say(line)
 
+    # ------------------------------------------------------------------------------ the runs
+
+    def work(self, source: Source) -> None:
+        """Run everything in ``source``; if stopped, what is left stays there. Raises StoreError: a
+        record could not be written."""
+        try:
+            while True:
+                if not self.stopped:
+                    self._assign(source)
+                if self._running:
+                    self._hear(source)
+                elif self.stopped or not (source.left or self._waiting):
+                    return
+        finally:
+            self._waiting = None
+            # what has ended is recorded, as far as it can be written; what runs on is ended
+            with suppress(Empty):
+                while True:
+                    lane, said = self._said.get_nowait()
+                    if isinstance(said, Outcome):
+                        with suppress(StoreError):
+                            self._end(lane, said)
+            if self._running:
+                self.executor.kill()
+
+    def _assign(self, source: Source) -> None:
+        """Start the next runs on idle lanes, as far as they may run at once."""
+        if self._waiting and not self._running:
+            waiting, self._waiting = self._waiting, None
+            self._start(source, *waiting)
+        for lane in list(self._idle):
+            while self._waiting is None and not any(one.wide for one in self._running.values()):
+                job = source.take(lane, list(self._idle))
+                if job is None:
+                    break
+                if job.case.world_size > 1 and self._running:
+                    self._waiting = (lane, job)  # nothing starts before it
+                elif self._start(source, lane, job):
+                    break
+
+    def _start(self, source: Source, lane: Lane, job: Job) -> bool:
+        """Start a run. Return False if it had its outcome at once."""
+        if not self._running:
+            # while nothing runs, measuring rates disturbs no case, nor is it disturbed
+            for free in self._idle:
+                if not self.stopped:
+                    self.rate(free, job.case.device)
+        self.rate(lane, job.case.device)
+        started_at = read_clock()
+        self.display.begin(job.case, job.repeat, job.sentinel, lane.name)
+        placed = self._place(job, lane)
+        if isinstance(placed, Outcome):
+            source.settle(job, self._write(job, lane, lane, placed, started_at), placed)
+            return False
+        self._idle.remove(lane)
+        self._running[lane] = _Running(job, placed.lane, started_at)
+        for one in self._running.values():
+            one.beside = max(one.beside, len(self._running) - 1)
+        Thread(target=self._run, args=(lane, placed), daemon=True).start()
+        return True
+
+    def _run(self, lane: Lane, job: Job) -> None:
+        said: Outcome | BaseException
+        try:
+            said = self.executor.run(
+                job, lambda event: self._said.put((lane, event)), lambda: bool(self.stopped)
+            )
+        except BaseException as error:
+            said = error
+        self._said.put((lane, said))
+
+    def _hear(self, source: Source) -> None:
+        """Handle the next message of a lane: the progress or the outcome of a run."""
+        try:
+            lane, said = self._said.get(timeout=_POLL_S)
+        except Empty:
+            return
+        if isinstance(said, BaseException):
+            raise said
+        if not isinstance(said, Outcome):
+            self.display.show(said, lane.name)
+            return
+        job = self._running[lane].job
+        record = self._end(lane, said)
+        self._idle.append(lane)
+        source.settle(job, record, said)
+
+    def _end(self, lane: Lane, outcome: Outcome) -> Record:
+        one = self._running.pop(lane)
+        return self._write(one.job, lane, one.place, outcome, one.started_at, one.beside)
+
     def refuse(self, case: Case) -> str:
         """Return why a case is not to be run on these lanes; empty if it is."""
         inputs, precision = self.inputs, PRECISIONS[case.precision]
@@ -185,52 +258,50 @@ class Loop:
         reason = inputs.platforms[case.device].discourage(precision)
         return f"{reason}; --precision {precision.name} measures it anyway" if reason else ""
 
-    def begin(self, ticket: Ticket, lane: Lane) -> Job | Outcome:
-        """Return the job of a ticket, or its outcome if nothing need be run."""
-        case, repeat, sentinel = ticket.run
-        self.display.begin(case, repeat, sentinel, lane.name)
-        if ticket.smaller is not None:
-            return Outcome(Status.OOM, f"batch size {ticket.smaller} already ran out of memory")
+    def _place(self, job: Job, lane: Lane) -> Job | Outcome:
+        """Return a job with all that its worker needs, or its outcome if nothing need be run."""
+        case = job.case
+        if job.smaller is not None:
+            return Outcome(Status.OOM, f"batch size {job.smaller} already ran out of memory")
         if reason := self.refuse(case):
             return Outcome(Status.UNSUPPORTED, reason)
         try:
             place = self.executor.gather(lane, case.device, case.world_size)
         except UnsupportedError as error:
             return Outcome(Status.UNSUPPORTED, str(error))
-        inputs = self.lanes[lane.name]
-        seed = choose_seed(ticket.run, self.options.same_seed)
-        job = Job(
-            case if seed == case.seed else replace(case, seed=seed),
+        inputs = self.lanes[lane]
+        seed = choose_seed(job.run, self.options.same_seed)
+        placed = replace(
+            job,
+            case=case if seed == case.seed else replace(case, seed=seed),
             folder=inputs.data(case).folder,
             gpu_uuid=inputs.platforms[case.device].environment.gpu_uuid,
-            log=self.store.folder / LOGS / f"{ticket.file_name}.log",
-            trace=self._place_trace(ticket),
+            log=self.out / LOGS / f"{job.name}-{job.attempt}.log",
+            trace=self._place_trace(job),
             lane=place,
-            enough=ticket.enough,
         )
         # a retry finds everything itself; and so does a case whose GPU is not known yet
-        if ticket.attempt == 1 and self.options.here:
-            job = replace(job, known=self.recall(case, inputs.describe(case)))
-        if case.checkpoint and not ticket.probe:
-            kept = self._keep_run(ticket)
+        if job.attempt == 1 and self.options.here:
+            placed = replace(placed, known=self.known.recall(case, inputs.describe(case)))
+        if case.checkpoint and not job.probe:
+            kept = self._keep_run(job)
             kept.open()
             identity = kept.identify(case, inputs.describe(case))
-            job = replace(job, checkpoints=kept.folder, identity=identity)
-        return job
+            placed = replace(placed, checkpoints=kept.folder, identity=identity)
+        return placed
 
-    def finish(
+    def _write(
         self,
-        ticket: Ticket,
+        job: Job,
         lane: Lane,
+        place: Lane,
         outcome: Outcome,
         started_at: str,
-        place: Lane | None = None,
         beside: int = 0,
     ) -> Record:
-        """Write and show the record of a ticket that has ended. ``lane`` took the ticket, which ran
-        on ``place``, possibly with more GPUs, while at most ``beside`` other lanes were busy."""
-        case, repeat, sentinel = ticket.run
-        log, known = f"{LOGS}/{ticket.file_name}.log", self.lanes[lane.name]
+        """Write and show the record of a run that has ended, which ``lane`` took and that ran on
+        ``place``, possibly with more GPUs, while at most ``beside`` other lanes were busy."""
+        case, log, known = job.case, f"{LOGS}/{job.name}-{job.attempt}.log", self.lanes[lane]
         if at := outcome.place:
             known = known.at(case.device, at)
         if unrated := known.unrated.get(case.device):
@@ -239,21 +310,21 @@ class Loop:
         record = Record(
             record_id=uuid4().hex[:16],
             case=case,
-            repeat=repeat,
-            run_seed=choose_seed(ticket.run, self.options.same_seed),
-            sentinel=sentinel,
-            probe=ticket.probe,
-            lane=at.lane if at else (place or lane).name,
+            repeat=job.repeat,
+            run_seed=choose_seed(job.run, self.options.same_seed),
+            sentinel=job.sentinel,
+            probe=job.probe,
+            lane=at.lane if at else place.name,
             lanes_beside=beside,
-            attempt=ticket.attempt,
+            attempt=job.attempt,
             status=outcome.status,
             reason=outcome.reason,
-            inferred=ticket.smaller is not None,
+            inferred=job.smaller is not None,
             executor=self.options.executor,
             started_at=started_at,
             finished_at=read_clock(),
             retries=outcome.retries,
-            log=log if (self.store.folder / log).exists() else "",
+            log=log if (self.out / log).exists() else "",
             measurement=outcome.measurement,
             environment=describe_environment(known, case, outcome),
         )
@@ -264,71 +335,46 @@ class Loop:
             row = {name: v for name, v in flatten(record).items() if v not in (None, "")}
             self.display.say(f"not written: {row}")
             raise
-        self.learn(record, outcome.work)
-        if case.checkpoint and not ticket.probe:
-            self._keep_run(ticket).finish(record)
+        self.known.learn(record, outcome.work)
+        if case.checkpoint and not job.probe:
+            self._keep_run(job).finish(record)
         self.display.end(record, lane.name)
-        if (trace := self._place_trace(ticket)) and trace.exists():
+        if (trace := self._place_trace(job)) and trace.exists():
             self.display.say(f"trace, for https://ui.perfetto.dev: {trace}")
         if self.options.verbose:
             self.say(write_curve(outcome.steps, outcome.measurement.steps_per_epoch))
         return record
 
-    def recall(self, case: Case, environment: Environment) -> KnownResults:
-        """Return what earlier rows of the folder found that a case need not find again."""
-        known, items = KnownResults(), micro_batch(case)
-        for part, names in SHARED.items():
-            first = self._found.get(_make_key(part, case, vars(environment)))
-            # a model that was not examined may be another one; one item is not counted
-            if not (first and environment.model_parameters) or (part == Trait.WORK and items == 1):
-                continue
-            cells, there, rows = first
-            missing = read_missing(cells["missing"] or "")
-            known.sources[part] = cells["record_id"]
-            known.values.update((name, cells[name]) for name in names)
-            known.missing.update((name, missing[name]) for name in names if name in missing)
-            untimed = (replace(row, time_s=None, exclusive_s=None, kernels="") for row in rows)
-            known.work.extend(add_items(row, items - there) for row in untimed)
-        return known
+    def _place_trace(self, job: Job) -> Path | None:
+        if not (job.case.profile and self.options.trace):
+            return None
+        return self.out / TRACES / f"{job.name}-{job.attempt}.json.gz"
 
-    def learn(self, record: Record, work: Sequence[WorkRow]) -> None:
-        _learn(self._found, record.case, flatten(record), lambda: work)
+    def _keep_run(self, job: Job) -> KeptRun:
+        return KeptRun(self.out / CHECKPOINTS / job.name, job.run_name)
 
-    @cached_property
-    def _found(self) -> Found:
-        """What the rows of the folder found, earlier ones included; read on first use."""
-        found: Found = {}
-        with suppress(UsageError):  # an unreadable file counts as empty
-            frame = read_records(self.store.folder)
-            frame = frame[frame["status"] == str(Status.OK)]
-            table = read_work(self.store.folder)
-            parts = dict(iter(table.groupby("record_id", sort=False)))
-            for case, row in zip(read_cases(frame), frame.to_dict("records"), strict=True):
-                cells = {str(name): None if v == "" or v != v else v for name, v in row.items()}
-                rows = parts.get(row["record_id"], table[:0])
-                _learn(found, case, cells, partial(list_work, rows))
-        return found
+    # ----------------------------------------------------------------------------- its rates
 
     def rate(self, lane: Lane, device: str) -> None:
         """Measure the rates of a lane before its first case, unless its folder has them, and warn
         of slow ones and of precisions that the device emulates. On a cluster each node measures its
         own."""
-        if (lane.name, device) in self.rated:
+        if (lane.name, device) in self._rated:
             return
-        first = all(device != other for _, other in self.rated)
-        self.rated.add((lane.name, device))
+        first = all(device != other for _, other in self._rated)
+        self._rated.add((lane.name, device))
         if self.options.here and (seconds := choose_seconds(device)):
             self._find_rates(lane, device, seconds)
         if first:
             cases = [c for c in self.planned if c.device == device and not self.refuse(c)]
-            inputs = self.lanes[lane.name]
+            inputs = self.lanes[lane]
             self.say(warn_of_emulation(cases, inputs.platforms, inputs.models))
 
     def _find_rates(self, lane: Lane, device: str, seconds: float) -> None:
-        inputs = self.lanes[lane.name]
+        inputs = self.lanes[lane]
         platform = inputs.platforms[device]
-        if (known := read_rates(platform, self.store.folder)).rates:
-            self.lanes[lane.name] = inputs.add_rates(device, known)
+        if (known := read_rates(platform, self.out)).rates:
+            self.lanes[lane] = inputs.add_rates(device, known)
             return
         environment = platform.environment
         title = " · ".join(filter(None, [lane.name, environment.gpu or "the CPU"]))
@@ -336,20 +382,72 @@ class Loop:
         name = f"{lane.name}, {name}," if lane.name else name
         self.display.say(f"measuring what {name} can do now")
         found = self.executor.rate(lane, device, seconds)
-        self.lanes[lane.name] = inputs.add_rates(device, found)
+        self.lanes[lane] = inputs.add_rates(device, found)
         self.display.say(f"{title}: {describe_rates(found, environment.gpu) or 'not known'}")
         self.say(f"note: {column} was not measured: {why}" for column, why in found.reasons.items())
         self.say(write_rate_warnings(found, environment.gpu))
-        earlier = read_earlier(platform, self.store.folder.parent)
+        earlier = read_earlier(platform, self.out.parent)
         if slower := describe_slowdown(found.rates, earlier):
             fix = "python -m bench.doctor names what else uses it, or slows it down"
             self.display.say(f"warning: {environment.gpu or environment.cpu} gives {slower}; {fix}")
 
-    def _place_trace(self, ticket: Ticket) -> Path | None:
-        if not (ticket.run[0].profile and self.options.trace):
-            return None
-        return self.store.folder / TRACES / f"{ticket.file_name}.json.gz"
 
-    def _keep_run(self, ticket: Ticket) -> KeptRun:
-        folder = f"{ticket.slug}-{ticket.run_name}"
-        return KeptRun(self.store.folder / CHECKPOINTS / folder, ticket.run_name)
+@dataclass
+class _Running:
+    job: Job  # as its source asked for it
+    place: Lane  # that it runs on, which may have more GPUs than its lane
+    started_at: str
+    beside: int = 0
+
+    @property
+    def wide(self) -> bool:
+        return self.job.case.world_size > 1
+
+
+# ---------------------------------------------------------------------------------------- its lanes
+
+
+def open_lanes(executor: Executor, cases: Sequence[Case], options: Options) -> Sequence[Lane]:
+    """Open the requested lanes. Raises UsageError: they are too many, of several kinds, or of
+    several devices."""
+    devices = list(dict.fromkeys(case.device for case in cases))
+    if len(devices) > 1 and options.lanes not in (None, 1):
+        raise UsageError(f"--lanes: the cases are of {' and '.join(devices)}; give one --device")
+    return executor.open_lanes(devices[0], options.lanes)
+
+
+def examine_lanes(
+    executor: Executor,
+    lanes: Sequence[Lane],
+    cases: Sequence[Case],
+    options: Options,
+    families: Sequence[Case] = (),
+) -> dict[Lane, Inputs]:
+    """Return the inputs of each lane; on a cluster all are those of the first. Raises UsageError:
+    as `find_inputs` and `find_lane_inputs`."""
+    beside = count_beside(lanes) if options.here else 0
+    first = find_inputs(cases, options, families, executor, lanes[0], beside)
+    if not options.here:
+        return dict.fromkeys(lanes, first)
+    look = partial(find_lane_inputs, first, [*cases, *families], options, executor)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return dict(zip(lanes, [first, *pool.map(look, lanes[1:])], strict=True))
+
+
+def count_beside(lanes: Sequence[Lane]) -> int:
+    """Return how many other lanes of this machine may run at the same time."""
+    return len(lanes) - 1
+
+
+def refuse_world_sizes(
+    executor: Executor, lane: Lane, cases: Sequence[Case], options: Options
+) -> None:
+    """Refuse a --world-size for which there are too few GPUs. Raises UsageError: the message says
+    how many there are."""
+    if "world_size" not in options.axes:
+        return
+    for device, size in dict.fromkeys((case.device, case.world_size) for case in cases):
+        try:
+            executor.gather(lane, device, size)
+        except UnsupportedError as error:
+            raise UsageError(f"--world-size {size}: {error}") from None

@@ -29,7 +29,7 @@ from bench.environment.device import Platform
 from bench.environment.examination import ProcessAnswer, ask, with_inputs
 from bench.environment.host import CPU_FLAGS, read_cpu_flags
 from bench.errors import SeveralUsageError, UsageError
-from bench.executors import Executor, Images, Lane
+from bench.executors import Executor, Images
 from bench.fingerprint import ExamineRequest, Fingerprint, check_outputs, name_subject
 from bench.gpu.nvml import find_neighbours
 from bench.grid import check_axes, check_batches
@@ -42,6 +42,7 @@ from bench.sweep.options import Options, Plan
 from bench.text import GIB, count, name_first
 from bench.wall.records import name_family
 from bench.wall.search import list_sizes
+from bench.worker.messages import Lane
 from bench.workloads import IMAGES, NO_DATASET, OWN, Workload
 from bench.yardstick import Yardstick
 

@@ -24,7 +24,7 @@ from bench.store.plans import plan_runs
 from bench.store.reader import read_records
 from bench.store.runs import LatestAttempt, Run, read_history
 from bench.sweep.folder import refuse_other_seeds, refuse_unwritable
-from bench.sweep.hardware import count_beside, open_lanes, refuse_world_sizes
+from bench.sweep.loop import count_beside, open_lanes, refuse_world_sizes
 from bench.sweep.options import Options, Plan
 from bench.sweep.preflight import (
     describe_own_cpu,

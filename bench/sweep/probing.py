@@ -8,20 +8,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bench.case import Case, list_varying
-from bench.executors import Lane
 from bench.record import Outcome, Record, Status, flatten
 from bench.store.runs import read_cases
-from bench.sweep.crew import Crew
 from bench.sweep.display import Display
 from bench.sweep.folder import read_past, write_config
-from bench.sweep.loop import Loop, Ticket
+from bench.sweep.loop import Loop, open_loop
 from bench.sweep.options import Options, plan_cases
 from bench.sweep.schedule import Losses
-from bench.sweep.session import Session, start_session
 from bench.text import count
 from bench.wall.answer import Wall, conclude
 from bench.wall.records import Trial, make_probe, read_trials
 from bench.wall.search import MARGIN, STEP, Ending, decide
+from bench.worker.messages import Job, Lane
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,7 +67,7 @@ class Searches:
         """Whether any unfinished search has no running probe."""
         return any(search.probe is None for search in self._left.values())
 
-    def take(self, lane: Lane, idle: Sequence[Lane]) -> Ticket | None:
+    def take(self, lane: Lane, idle: Sequence[Lane]) -> Job | None:
         """Return the next probe: of the lane's own family, or of the first one without a lane."""
         names = {free.name for free in idle}
         waiting = [f for f, search in self._left.items() if search.probe is None]
@@ -89,10 +87,10 @@ class Searches:
             search.lane, search.made = lane.name, search.made + 1
             search.probe = make_probe(family, asked.batch_size, asked.long)
             self._attempts[search.probe] += 1
-            return Ticket((search.probe, 1, False), self._attempts[search.probe], probe=True)
+            return Job(search.probe, probe=True, attempt=self._attempts[search.probe])
         return None
 
-    def settle(self, ticket: Ticket, record: Record, outcome: Outcome) -> None:
+    def settle(self, job: Job, record: Record, outcome: Outcome) -> None:
         """Learn from a probe. A family whose probe is lost again and again is given up."""
         family = next(f for f, search in self._left.items() if search.probe == record.case)
         search = self._left[family]
@@ -134,30 +132,28 @@ class _Search:
     made: int = 0  # probes since the program started
 
 
-def find_walls(crew: Crew, searches: Searches) -> dict[Case, Wall]:
+def find_walls(searches: Searches) -> dict[Case, Wall]:
     """Find the largest batch of each family, until stopped."""
     axes = [*searches.axes, "batch_size", "steps"]
-    with Display(searches.loop.store.folder, None, searches.known, axes) as display:
+    with Display(searches.loop.out, None, searches.known, axes) as display:
         searches.loop.show_on(display)
-        crew.work(searches)
+        searches.loop.work(searches)
         return searches.finish()
 
 
 def find_largest(
     options: Options, step: int, margin: float, most: int | None = None
-) -> tuple[dict[Case, Wall], Session]:
+) -> tuple[dict[Case, Wall], Loop]:
     """Find the largest batch of each family with at most ``most`` probes, in --out or a new folder.
-    Return the walls by family, and the session, which may have been stopped."""
+    Return the walls by family, and the loop, which may have been stopped."""
     plan = plan_cases(options)
-    with start_session(options, [], plan.families) as session:
-        families = plan.settle(session.inputs.settle).families
-        loop = session.open_loop()
+    with open_loop(options, [], plan.families) as loop:
+        families = plan.settle(loop.inputs.settle).families
+        loop.lock()
         comparable, _ = read_past(loop, families)
         write_config(loop, search={"step": step, "margin": margin})
-        searches = Searches(loop, families, comparable, step, margin, most)
-        with session.start_crew() as crew:
-            walls = find_walls(crew, searches)
-    return walls, session
+        walls = find_walls(Searches(loop, families, comparable, step, margin, most))
+    return walls, loop
 
 
 def describe_wall(wall: Wall) -> str:

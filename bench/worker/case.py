@@ -16,13 +16,13 @@ from multiprocessing.connection import Connection
 from bench.case import Case
 from bench.errors import UnsupportedError, UsageError
 from bench.failure import Fault, classify, find_place, list_kinds
-from bench.record import Status
+from bench.record import Outcome, Status
 from bench.run.process import preload
 from bench.worker.limit import lift_host_limit
-from bench.worker.messages import Assignment, Channel, Finished
+from bench.worker.messages import Channel, Job
 
 
-def work(connection: Connection, given: Assignment) -> int:
+def work(connection: Connection, given: Job) -> int:
     """Measure a case and send its outcome, whatever happens; return 0 if it has a measurement."""
     began, channel = time.monotonic(), Channel(connection, given.judged)
     try:
@@ -33,8 +33,8 @@ def work(connection: Connection, given: Assignment) -> int:
     return 0
 
 
-def run_case(given: Assignment, channel: Channel, began: float) -> None:
-    """Measure what an assignment asks for, a user's command or a training, and send it."""
+def run_case(given: Job, channel: Channel, began: float) -> None:
+    """Measure what a job asks for: a user's command, or a training of the harness."""
     preload()
     if given.case.command is not None:
         from bench.worker.command import measure_command
@@ -81,4 +81,4 @@ def _report_failure(channel: Channel, case: Case, error: BaseException) -> None:
         fault = classify(list_kinds(error), str(error), read_free_share(case), case)
         if fault.status is Status.ERROR:
             fault = replace(fault, reason=fault.reason + find_place(error))
-    channel.send(Finished(fault.status, fault.reason, fault.transient, peer=fault.peer))
+    channel.send(Outcome(fault.status, fault.reason, transient=fault.transient, peer=fault.peer))

@@ -31,7 +31,7 @@ class Checkpoints:
     identity is not resumed. What fails is said by ``note``."""
 
     case: Case
-    folder: str
+    folder: Path | None
     identity: Mapping[str, str]
     note: Callable[[str], None]
     _failure: str = ""  # of the last save
@@ -39,7 +39,7 @@ class Checkpoints:
     @property
     def kept(self) -> bool:
         """Whether checkpoints of this run are saved and resumed."""
-        return self.case.checkpoint and bool(self.folder)
+        return self.case.checkpoint and self.folder is not None
 
     def resume(self, training: Training) -> dict[str, Any] | None:
         """Resume from the last checkpoint of this run, if there is one. Return the ``progress``
@@ -109,7 +109,8 @@ class Checkpoints:
             self.note(f"epoch {len(epochs)} was not kept as the best: {_word(error)}")
 
     def _place(self, name: str) -> Path:
-        return Path(self.folder) / name
+        assert self.folder is not None
+        return self.folder / name
 
     def _find_other(self, identity: Mapping[str, str]) -> str:
         """Return how ``identity`` differs from this run's; empty if it does not."""

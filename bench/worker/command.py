@@ -34,7 +34,7 @@ from bench.processes import (
     name_signal,
     read_held_memory,
 )
-from bench.record import EpochRow, Status, Step
+from bench.record import EpochRow, Outcome, Status, Step
 from bench.script import FILE
 from bench.text import count
 from bench.training.counting import join_work
@@ -42,7 +42,7 @@ from bench.training.timing import Warmup, extrapolate, warm_up
 from bench.work import COMPUTING, Kind, Label, Work, share_formats
 from bench.worker.epochs import describe_steps, finite
 from bench.worker.measurement import conclude
-from bench.worker.messages import Assignment, Channel, Finished, Phase, StepTaken
+from bench.worker.messages import Channel, Job, Phase, StepTaken
 
 ITEMS = 10_000
 """The items of an "epoch" of a command that does not say where its epochs end: its time is that of
@@ -220,10 +220,10 @@ def _copy(stream: IO[bytes], recent: bytearray) -> None:
                 data = data[os.write(1, data) :]
 
 
-def measure_command(given: Assignment, channel: Channel) -> Finished:
+def measure_command(given: Job, channel: Channel) -> Outcome:
     """Run a command to its end, or with ``--steps`` until as many steps were measured. Raises
     UsageError: it cannot be started."""
-    case, found = given.case, Finished()
+    case, found = given.case, Outcome()
     with TemporaryDirectory(prefix="bench-command-") as folder:
         run = _Run(case, Path(folder), channel)
         channel.enter("warmup")
@@ -300,7 +300,7 @@ _NO_STEPS = "the command does not tell its steps; call bench.step in it"
 
 
 def _describe(
-    found: Finished, case: Case, run: _Run, warm: Warmup | None, measured: Sequence[_Taken]
+    found: Outcome, case: Case, run: _Run, warm: Warmup | None, measured: Sequence[_Taken]
 ) -> None:
     m, told = found.measurement, run.told
     steps = told.steps
@@ -345,7 +345,7 @@ def _count_epoch_items(told: _Told) -> int | None:
     return sum(step.items for step in told.steps[: told.epochs[0][0]]) if told.epochs else None
 
 
-def _extrapolate(found: Finished, times: Sequence[float], full_steps: float) -> None:
+def _extrapolate(found: Outcome, times: Sequence[float], full_steps: float) -> None:
     m = found.measurement
     assert m.measured_time_s
     if full_steps <= len(times):
@@ -362,7 +362,7 @@ def _extrapolate(found: Finished, times: Sequence[float], full_steps: float) -> 
         m.epoch_time_error = whole.error
 
 
-def _describe_losses(found: Finished, told: _Told, first: int, measured: Sequence[_Taken]) -> None:
+def _describe_losses(found: Outcome, told: _Told, first: int, measured: Sequence[_Taken]) -> None:
     m = found.measurement
     found.steps = [
         Step(first + i, step.items, None if step.loss is None else finite(step.loss), None,
@@ -394,7 +394,7 @@ def _describe_losses(found: Finished, told: _Told, first: int, measured: Sequenc
         found.status, found.reason = conclude(m)
 
 
-def _describe_work(found: Finished, case: Case, told: _Told, per_step: float) -> None:
+def _describe_work(found: Outcome, case: Case, told: _Told, per_step: float) -> None:
     """Count the work of the sampled step, and hold its number formats against the label."""
     m, sample = found.measurement, told.work
     columns = ("labelled_flop_share", "flop_per_image", "step_bytes")

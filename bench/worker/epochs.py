@@ -17,11 +17,11 @@ from bench.case import Case, micro_batch, whole_batch
 from bench.data.batches import Supply
 from bench.data.loader import PREFETCH
 from bench.limits import find_ends
-from bench.record import EpochRow, Measurement, Step
+from bench.record import EpochRow, Measurement, Outcome, Step
 from bench.text import count, write_number
 from bench.training.loop import Epoch, Training, merge, train_epoch
 from bench.training.timing import Certainty, StepClock, extrapolate, find_accelerator, synchronize
-from bench.worker.messages import Channel, Finished, Reporter
+from bench.worker.messages import Channel, Reporter
 from bench.worker.preparation import count_steps
 from bench.workloads import Workload
 
@@ -122,7 +122,7 @@ def evaluate(training: Training, workload: Workload, case: Case) -> Tested:
 
 
 def describe_time(
-    found: Finished, case: Case, done: Sequence[TimedEpoch], batches: Supply, workload: Workload
+    found: Outcome, case: Case, done: Sequence[TimedEpoch], batches: Supply, workload: Workload
 ) -> None:
     m, times = found.measurement, [t for one in done for t in one.times]
     images = [n for one in done for n in one.epoch.images]
@@ -170,7 +170,7 @@ _UNCOUNTED = "the workload does not say what is predicted right"
 
 
 def describe_learning(
-    found: Finished, case: Case, done: Sequence[TimedEpoch], training: Training
+    found: Outcome, case: Case, done: Sequence[TimedEpoch], training: Training
 ) -> None:
     m, last = found.measurement, done[-1]
     m.peak_lr = max(rate for one in done for rate in one.rates)

@@ -21,7 +21,7 @@ from bench.gpu.nvml import describe_links
 from bench.plain import read_value
 from bench.precision import read_flags
 from bench.processes import pause_collection, read_peak_memory
-from bench.record import BESIDE, PROVEN, Measurement, RankRow, Status, write_missing
+from bench.record import BESIDE, PROVEN, Measurement, Outcome, RankRow, Status, write_missing
 from bench.training.counting import count_flop, count_step, join_work, read_work
 from bench.training.labels import judge_formats
 from bench.training.loop import Exchange, Training
@@ -47,7 +47,7 @@ from bench.worker.epochs import (
     train,
 )
 from bench.worker.limit import build_limit
-from bench.worker.messages import Assignment, Channel, Finished, Rendezvous, Reporter
+from bench.worker.messages import Channel, Job, Rendezvous, Reporter
 from bench.worker.preparation import (
     Stopwatch,
     end_workers,
@@ -58,7 +58,7 @@ from bench.worker.preparation import (
 from bench.workloads import Workload
 
 
-def measure(given: Assignment, channel: Channel, began: float | None = None) -> Finished:
+def measure(given: Job, channel: Channel, began: float | None = None) -> Outcome:
     """Measure a case from start to end: set up, warm up, train and evaluate each epoch.
 
     The result is sent to the parent at the end. It is also sent, incomplete, before other processes
@@ -68,8 +68,8 @@ def measure(given: Assignment, channel: Channel, began: float | None = None) -> 
     Raises UsageError: the case trains in several processes and has no rendezvous. Any other error
     that ends the case is raised too.
     """
-    case, found = given.case, Finished()
-    m, watch = found.measurement, Stopwatch(given.started)
+    case, found = given.case, Outcome()
+    m, watch = found.measurement, Stopwatch(given.asked_at)
     watch.lap("process_start_s", began)
     with pause_collection():
         watch.lap("imports_s")
@@ -193,7 +193,7 @@ def _join_group(case: Case, device: torch.device, rendezvous: Rendezvous | None)
     )
 
 
-def _describe_training(found: Finished, case: Case, training: Training) -> None:
+def _describe_training(found: Outcome, case: Case, training: Training) -> None:
     m, conversion = found.measurement, training.conversion
     m.apex, m.switched = training.apex, write_switches(training.switched)
     if training.start_note:
@@ -211,7 +211,7 @@ def _describe_training(found: Finished, case: Case, training: Training) -> None:
         found.note(f"the workload's own optimizer is {type(training.optimizer).__name__}")
 
 
-def _describe_parts(found: Finished, watch: Stopwatch) -> None:
+def _describe_parts(found: Outcome, watch: Stopwatch) -> None:
     watch.lap("other_s")
     found.until = watch.until
     for name in BESIDE:
@@ -222,7 +222,7 @@ def _describe_parts(found: Finished, watch: Stopwatch) -> None:
 
 
 def describe_group(
-    found: Finished,
+    found: Outcome,
     case: Case,
     training: Training,
     own: Sequence[TimedEpoch],
@@ -262,7 +262,7 @@ def describe_group(
 
 
 def describe_exchange(
-    found: Finished, training: Training, batches: Supply, case: Case, group: Group
+    found: Outcome, training: Training, batches: Supply, case: Case, group: Group
 ) -> None:
     """Measure the time that exchanging gradients adds to a step; then this process goes on alone.
     Raises Exception: it failed in this process, or in another one as noticed here."""
@@ -300,7 +300,7 @@ def _pack(done: Sequence[TimedEpoch], others: OtherWork, m: Measurement) -> dict
 
 
 def _resume(
-    found: Finished, files: Checkpoints, training: Training, case: Case
+    found: Outcome, files: Checkpoints, training: Training, case: Case
 ) -> tuple[list[TimedEpoch], OtherWork]:
     """Resume from this run's last checkpoint, if any; return its epochs and its `OtherWork`."""
     progress, m = files.resume(training), found.measurement
@@ -334,7 +334,7 @@ _NOTED = (*_SPANNING, "loader_first_batch_s")
 """Columns that a resuming process takes over from earlier ones."""
 
 
-def _read_peaks(found: Finished, device: torch.device, when: str) -> None:
+def _read_peaks(found: Outcome, device: torch.device, when: str) -> None:
     """Record the allocator's peaks since the last reset; over several epochs, the highest."""
     m, kinds = found.measurement, ("allocated", "reserved")
     accelerator = find_accelerator(device)
@@ -354,7 +354,7 @@ def _count_troubles(device: torch.device) -> dict[str, int]:
     return {name: stats[key] for name, key in _TROUBLES.items() if key in stats}
 
 
-def _describe_loader(found: Finished, batches: Supply, case: Case, device: torch.device) -> None:
+def _describe_loader(found: Outcome, batches: Supply, case: Case, device: torch.device) -> None:
     """Record the DataLoader's throughput without training; other batches have no loader."""
     if not isinstance(batches, LoadedBatches):
         return
@@ -369,8 +369,8 @@ def _describe_loader(found: Finished, batches: Supply, case: Case, device: torch
 
 
 def _look_closer(
-    found: Finished,
-    given: Assignment,
+    found: Outcome,
+    given: Job,
     channel: Channel,
     training: Training,
     batches: Supply,
@@ -426,7 +426,7 @@ def _look_closer(
         _describe_parts(found, watch)
 
 
-def _prove(found: Finished, training: Training, batches: Supply, case: Case) -> None:
+def _prove(found: Outcome, training: Training, batches: Supply, case: Case) -> None:
     m, precision = found.measurement, training.precision
     # on a GPU as many as in a step, for which cuDNN has already chosen its algorithms: for two it
     # would choose them again for every layer, or with cudnn_benchmark time them
@@ -474,18 +474,17 @@ def _prove(found: Finished, training: Training, batches: Supply, case: Case) -> 
 
 
 def _profile(
-    found: Finished,
+    found: Outcome,
     training: Training,
     batches: Supply,
     case: Case,
-    trace: str,
+    trace: Path | None,
     counted: Mapping[Label, Work],
 ) -> None:
     m = found.measurement
     assert m.step_time_median_s
-    file = Path(trace) if trace else None
     try:
-        line = profile_step(training, batches, case, m.step_time_median_s, file)
+        line = profile_step(training, batches, case, m.step_time_median_s, trace)
     finally:
         end_workers(batches)
     m.profiled_steps, m.profiled_step_s = line.steps, line.step_s

@@ -1,19 +1,18 @@
-"""The messages between a worker and its parent, and the worker's channel."""
+"""A worker's job, what it says of it, and its channel to its parent."""
 
 from __future__ import annotations
 
 import time
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.case import Case
-from bench.errors import UsageError
 from bench.processes import read_peak_memory
-from bench.record import EpochRow, KnownResults, Measurement, RankRow, Status, Step, WorkRow
+from bench.record import EpochRow, KnownResults, Outcome
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +21,22 @@ Phase = Literal["warmup", "epoch", "evaluation"]
 """The phases that a worker announces, in this order; the last two once for each epoch."""
 
 _REPORT_EVERY_S = 0.2
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A place where one case runs at a time: the only one of a sweep, which has no ``name``, or one
+    of several. ``gpus`` are UUIDs, ``cores`` the CPU cores that its workers are pinned to; if
+    empty, they may use those of this process."""
+
+    name: str = ""
+    gpus: tuple[str, ...] = ()
+    cores: tuple[int, ...] = ()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables that pin processes of this lane to its GPUs."""
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
 
 
 @dataclass(frozen=True)
@@ -41,27 +56,54 @@ class Rendezvous:
 
 
 @dataclass(frozen=True)
-class Assignment:
-    """A worker's task.
+class Job:
+    """A run of a case: which it is, and where and with what it is made. The worker gets it whole.
 
-    ``folder`` is where `bench.data.prepare` left the dataset, ``started`` the time.monotonic() at
-    which the worker was requested, in s, ``gpu_uuid`` the GPU as NVML knows it, ``checkpoints`` the
-    folder of the run's checkpoints, ``identity`` the identity that a checkpoint needs to be resumed
-    and ``trace`` the file for a profile's trace. ``rendezvous`` is None for a worker that trains
-    alone. With ``judged`` the worker asks after each epoch but the last whether to go on, see
-    `EpochEnded`. ``known`` values are not determined again.
+    A source decides on ``case`` and what follows from it: which ``repeat`` it is, whether it is the
+    ``sentinel`` or a ``probe`` of a search, the ``attempt``, and a ``smaller`` batch size that ran
+    out of memory, so that this one is not run. ``enough`` is called after each epoch but the last,
+    and returns whether to end the case there, truncated; a worker is ``judged`` by its parent's.
+
+    ``folder`` is where `bench.data.prepare` left the dataset, ``gpu_uuid`` the GPU as NVML knows
+    it, None on a CPU. A case of several GPUs or processes uses the GPUs or cores of ``lane``, and a
+    worker that does not train alone has a ``rendezvous``. A checkpoint in ``checkpoints`` is
+    resumed if it has this ``identity``. The ``trace`` of a profiled case is kept in a file, as the
+    ``log`` is. ``known`` values are not determined again. ``asked_at`` is the time.monotonic() at
+    which the worker was requested, in s.
     """
 
     case: Case
-    folder: str
-    started: float
+    folder: str = ""
     gpu_uuid: str | None = None
-    checkpoints: str = ""
+    log: Path | None = None
+    checkpoints: Path | None = None
     identity: dict[str, str] = field(default_factory=dict)
-    trace: str = ""
-    rendezvous: Rendezvous | None = None
-    judged: bool = False
+    trace: Path | None = None
+    lane: Lane = Lane()
+    enough: Callable[[EpochRow], bool] | None = None
     known: KnownResults = field(default_factory=KnownResults)
+    rendezvous: Rendezvous | None = None
+    asked_at: float = 0.0
+    judged: bool = False
+    repeat: int = 1
+    sentinel: bool = False
+    probe: bool = False
+    attempt: int = 1
+    smaller: int | None = None
+
+    @property
+    def run(self) -> tuple[Case, int, bool]:
+        return self.case, self.repeat, self.sentinel
+
+    @cached_property
+    def name(self) -> str:
+        """What its files are named after, whichever attempt it is; hashing a case takes 80 µs."""
+        return f"{self.case.slug()}-{self.run_name}"
+
+    @property
+    def run_name(self) -> str:
+        """What distinguishes it from other runs of its case."""
+        return "s" if self.sentinel else "p" if self.probe else str(self.repeat)
 
 
 @dataclass(frozen=True)
@@ -95,57 +137,7 @@ class EpochEnded:
 GO_ON, END = "go on", "end"
 
 
-@dataclass
-class Finished:
-    """The outcome of a case and its measurement. ``missing`` says why columns are empty.
-
-    ``epochs`` is empty for a case of one epoch, which its measurement describes. ``follows`` lists
-    the columns that the worker will fill in another such message; if none comes, this one is final
-    without them. ``peer`` says that the case failed because a process that it trains with was gone.
-    ``unit`` is what a command counts, and ``epoch_items`` how many of them its epoch time is of.
-    ``until`` is the time.monotonic(), in s, up to which the columns of `bench.record.BESIDE` are
-    filled; 0 if they are not.
-    """
-
-    status: Status = Status.OK
-    reason: str = ""
-    transient: bool = False
-    measurement: Measurement = field(default_factory=Measurement)
-    missing: dict[str, str] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
-    epochs: list[EpochRow] = field(default_factory=list)
-    work: list[WorkRow] = field(default_factory=list)
-    ranks: list[RankRow] = field(default_factory=list)
-    follows: list[str] = field(default_factory=list)
-    peer: bool = False
-    until: float = 0.0
-    unit: str = ""
-    epoch_items: int = 0
-
-    def note(self, text: str) -> None:
-        m = self.measurement
-        m.notes = f"{m.notes}; {text}" if m.notes else text
-
-    def leave_out(self, reason: str, *columns: str) -> None:
-        self.missing |= dict.fromkeys(columns, reason)
-
-    def fail_checkpoint(self, reason: str) -> None:
-        self.note(reason)
-        self.leave_out(reason, "checkpoint")
-
-    @contextmanager
-    def leave_out_on_error(self, *columns: str) -> Iterator[None]:
-        """Catch any error and leave ``columns`` empty, with the error as the reason."""
-        try:
-            yield
-        except UsageError as error:
-            self.leave_out(str(error), *columns)
-        except Exception as error:
-            traceback.print_exception(error)  # to the log
-            self.leave_out(f"{type(error).__name__}: {error}", *columns)
-
-
-Message = PhaseEntered | StepTaken | EpochEnded | Finished
+Message = PhaseEntered | StepTaken | EpochEnded | Outcome
 
 
 class Channel:

@@ -26,11 +26,12 @@ from workers_for_tests import gone, is_worker
 from bench.case import Case
 from bench.environment.source import hash_code
 from bench.errors import UnsupportedError, UsageError
-from bench.executors import Images, Job, Lane, Settings
+from bench.executors import Images, Settings
 from bench.executors import ray as room
 from bench.executors.ray import Errand, RayExecutor
 from bench.executors.subprocess import SubprocessExecutor
 from bench.record import Outcome, Status
+from bench.worker.messages import Job, Lane
 
 pytest.importorskip("ray")
 
@@ -215,7 +216,8 @@ DRIVER = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from test_ray import LONG
-from bench.executors import Images, Job, Settings
+from bench.executors import Images, Settings
+from bench.worker.messages import Job
 from bench.executors.ray import RayExecutor
 executor = RayExecutor(Settings())
 lanes = executor.open_lanes("cpu")

@@ -22,7 +22,7 @@ from workers_for_tests import find_workers, gone
 
 from bench.case import Case
 from bench.data import DatasetInfo
-from bench.executors import Event, Job, Settings
+from bench.executors import Event, Settings
 from bench.executors import subprocess as room
 from bench.executors.subprocess import SubprocessExecutor
 from bench.gpu.device import Unreadable
@@ -30,7 +30,7 @@ from bench.gpu.monitor import Observation
 from bench.record import BESIDE, EpochRow, Measurement, Outcome, Status, read_missing
 from bench.store.reader import read_records
 from bench.sweep import __main__ as sweep
-from bench.worker.messages import Finished, Message, PhaseEntered, StepTaken
+from bench.worker.messages import Job, Message, PhaseEntered, StepTaken
 
 FLAGS = (
     "--device cpu --dataset synthetic --precision fp32 --fraction 0.001 --batch-size 32 --repeats 1"
@@ -266,7 +266,7 @@ class Script:
 
 
 def says(status: Status, transient: bool = False, **values: Any) -> list[Message]:
-    return [Finished(status, "so it is", transient, Measurement(**values))]
+    return [Outcome(status, "so it is", Measurement(**values), transient=transient)]
 
 
 Scripted = Callable[..., Outcome]
@@ -360,14 +360,14 @@ def test_what_was_measured_is_not_lost_with_what_follows(
 ) -> None:
     """The profiler crashes, hangs or is stopped: the case was measured before."""
     lacks, timed = {"energy_j": "no sensor"}, Measurement(epoch_time_s=2.0)
-    measured = Finished(Status.OK, measurement=timed, missing=lacks, follows=["busy_s"])
+    measured = Outcome(Status.OK, measurement=timed, missing=lacks, follows=["busy_s"])
     outcome = scripted([*EPOCHS[:3], measured, *ending])
     assert (outcome.status, outcome.measurement.epoch_time_s) == (Status.OK, 2.0)
     missing = read_missing(outcome.measurement.missing or "")
     assert missing["energy_j"] == "no sensor"
     assert missing["busy_s"].startswith("so it is" if ending else "the worker ")
     rows = [EpochRow(i, 2.0, 2.25, 0.25) for i in range(2)]
-    last = Finished(Status.OK, measurement=Measurement(busy_s=1.0), epochs=rows)
+    last = Outcome(Status.OK, measurement=Measurement(busy_s=1.0), epochs=rows)
     whole = scripted([measured, last])
     assert (whole.measurement.busy_s, whole.epochs, whole.reason) == (1.0, rows, "")
     assert "busy_s" not in read_missing(whole.measurement.missing or "")

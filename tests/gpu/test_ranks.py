@@ -8,10 +8,11 @@ import pytest
 
 from bench.case import Case
 from bench.data import DatasetInfo
-from bench.executors import Job, Settings
+from bench.executors import Settings
 from bench.executors.subprocess import SubprocessExecutor
 from bench.gpu.cards import find_cards
 from bench.record import Outcome, Status
+from bench.worker.messages import Job
 
 CARDS, WHY = find_cards()
 pytestmark = [

@@ -36,7 +36,7 @@ from bench.case import Case
 from bench.data import DatasetInfo
 from bench.environment.device import Platform
 from bench.environment.examination import probe
-from bench.executors import Job, Settings
+from bench.executors import Settings
 from bench.executors.subprocess import SubprocessExecutor
 from bench.gpu.nvml import open_device
 from bench.grid import grid
@@ -48,7 +48,7 @@ from bench.training.loop import Training, train_epoch
 from bench.training.proof import Setting, prove
 from bench.training.schedule import learning_rates
 from bench.training.timing import StepClock
-from bench.worker.messages import Channel, Reporter
+from bench.worker.messages import Channel, Job, Reporter
 from bench.worker.preparation import set_up, start_over, warm_up_shapes
 from bench.workloads import Workload
 

@@ -19,7 +19,7 @@ from bench.report.__main__ import main as report
 from bench.store.writer import Store
 from bench.verdict.ratio import Ratio
 from bench.worker.measurement import measure
-from bench.worker.messages import Assignment, Channel
+from bench.worker.messages import Channel, Job
 from tests.planted.records import make_record
 
 DEVICE = Case(precision="fp16", loss_scale=128.0)
@@ -106,7 +106,7 @@ def test_a_planted_loader_bound_share_is_found(
         folder = tmp_path / f"sweep-{number}"
         with Store(folder) as store:
             for case in cases:
-                found = measure(Assignment(case, "", time.monotonic()), Channel())
+                found = measure(Job(case, asked_at=time.monotonic()), Channel())
                 values = {k: v for k, v in asdict(found.measurement).items() if v is not None}
                 store.append(make_record(case, **values, cpu="A CPU, 2 cores", torch="2"))
         capsys.readouterr()  # what the worker said of its epochs
