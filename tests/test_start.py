@@ -303,7 +303,10 @@ def test_a_sweep_over_starts_and_freezes(here: Path, capsys: pytest.CaptureFixtu
     assert "start: none → w.pt" in shown
     assert "freeze: none → backbone" in shown
     assert compare(["out", "--axis", "freeze"]) in (0, 1)
-    assert "freeze backbone and freeze none in out: 1 case in both" in capsys.readouterr().out
+    assert (
+        "freeze backbone and freeze none in out: 1 case with both values of freeze"
+        in capsys.readouterr().out
+    )
 
     # a file that changed is another start
     save_network("w.pt", 1.0)

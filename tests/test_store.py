@@ -560,7 +560,7 @@ WRONG_CELLS = {
     ("peak_device_bytes", "a whole number, at most"): "99999999999999999999",
     ("status", "a status is one of ok, oom"): "fine",
     ("inferred", "'on' or 'off'"): "maybe",
-    ("batch_size", "at least 1"): "0",
+    ("batch_size", "at least 1"): "-1",
     ("batch_size", "a whole number, at most"): "99999999999999999999",
     ("lr", "above 0"): "-1",
     ("lr", "a finite number"): "1_0",

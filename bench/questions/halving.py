@@ -180,7 +180,18 @@ def confirm(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving, out: 
     return [shlex.join(["python", "-m", *words]) for words in commands]
 
 
-_ALWAYS = ("model", "dataset", "precision", "batch_size", "lr", "optimizer", "device")
+_ALWAYS = (
+    *(
+        "model",
+        "dataset",
+        "precision",
+        "batch_size",
+        "lr",
+        "optimizer",
+        "cudnn_benchmark",
+        "device",
+    ),
+)
 """Axes whose flags are always given, as presets of `bench.sweep` may set other values."""
 
 

@@ -178,7 +178,8 @@ class Workload:
 
         x, y = batch
         main, beside = split_heads(network(x))
-        heads = [main.float(), *(head.float() for head in beside)]  # also in a class unknown here
+        # half ones, also in a class unknown here; float64 stays
+        heads = [head if head.element_size() > 4 else head.float() for head in (main, *beside)]
         for logits in heads:
             if logits.shape != (len(x), self.classes):
                 raise UsageError(
