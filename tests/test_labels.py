@@ -64,7 +64,7 @@ def test_a_head_in_fp32_is_no_fault_and_its_share_is_in_the_row(tmp_path: Path) 
 def test_a_check_says_it_too(tmp_path: Path, capsys: Capture, model: str, passes: bool) -> None:
     flags = f"--model models_for_tests:{model} --precision bf16-amp --device cpu"
     others = [name for name in json.loads(NAMES) if name != "arithmetic"]
-    code = check([*flags.split(), "--skip", *others])
+    code = check([*flags.split(), "--skip", *others, "--out", str(tmp_path / "check")])
     said = capsys.readouterr().out
     assert (code == 0) is passes, said
     assert ("ran in float64 (the weight stem.weight is float64)" in said) is not passes
