@@ -19,7 +19,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.case import AXES, axis_flag, format_value
+from bench.axis import axis_flag
+from bench.case import AXES, SAME_QUESTION, format_value
 from bench.errors import UsageError, nearest
 from bench.processes import provide_home
 from bench.source import write_module
@@ -241,7 +242,7 @@ class Sweep:
 
     def _varying(self, frame: pd.DataFrame) -> list[str]:
         named = [name for name in AXES if name in frame]
-        beside = ("fraction", "steps", "until", "epochs", "evaluate", "profile", "seed", "device")
+        beside = (*SAME_QUESTION, "epochs", "seed", "device")
         return [
             name for name in named if name not in beside and frame[name].nunique(dropna=False) > 1
         ]

@@ -108,6 +108,10 @@ class Axis:
         return all(rule.holds(case) for rule in self.applies)
 
 
+def axis_flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
 def describe_axis(default: Value, parse: Callable[[str], Value], help: str, **about: Any) -> Any:
     """Make a field of `bench.case.Case` that describes an axis; ``about`` are fields of `Axis`."""
     about["switch"] = about.get("switch", False) or default is False

@@ -44,6 +44,7 @@ from bench.axis import (
     parse_until,
     parse_whole,
 )
+from bench.axis import axis_flag as axis_flag
 from bench.command import (
     fill_places,
     list_places,
@@ -407,10 +408,6 @@ def fill_value(name: str, case: Any) -> Value:
 def default_lr(optimizer: str) -> float:
     """Return the default learning rate of ``optimizer``; SGD's for a workload's own."""
     return OPTIMIZERS[Case.optimizer if optimizer == OWN else optimizer].lr
-
-
-def axis_flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def free_axes(axis: str) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from hashlib import sha256
 from itertools import product
 from pathlib import Path
 
+from bench.axis import axis_flag
 from bench.errors import nearest
 
 _PLACE = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)(?::([^{}]*))?\}")
@@ -34,7 +35,8 @@ class Place:
 
 
 def list_places(command: str) -> list[Place]:
-    """Return the placeholders of a command, in order.
+    """Return the placeholders of a command, in order. Raises ValueError: one has no word for a
+    value.
 
     >>> list_places("python t.py -b {batch_size} {precision:fp32=,bf16-amp=--amp}")[1].words
     {'fp32': '', 'bf16-amp': '--amp'}
@@ -45,7 +47,11 @@ def list_places(command: str) -> list[Place]:
 def _read_place(found: re.Match[str]) -> Place:
     if found[2] is None:
         return Place(found[1], None)
-    pairs = (part.partition("=") for part in found[2].split(","))
+    pairs = [part.partition("=") for part in found[2].split(",")]
+    if not all(sign for _, sign, _ in pairs):
+        raise ValueError(
+            f"{{{found[1]}:…}} gives a word for each value, as {{precision:fp32=,bf16-amp=--amp}}"
+        )
     return Place(found[1], {value.strip(): words for value, _, words in pairs})
 
 
@@ -64,18 +70,8 @@ def parse_command(text: str) -> str:
         raise ValueError(
             f"{operator} is for a shell, and no shell runs the command; give sh -c '…', or a script"
         )
-    for place in list_places(text):
-        if place.words is not None and any("=" not in part for part in _list_parts(text, place)):
-            raise ValueError(
-                f"{{{place.name}:…}} gives a word for each value, as "
-                "{precision:fp32=,bf16-amp=--amp}"
-            )
+    list_places(text)
     return text
-
-
-def _list_parts(text: str, place: Place) -> list[str]:
-    told = (m[2] for m in _PLACE.finditer(text) if m[1] == place.name and m[2] is not None)
-    return [part for one in told for part in one.split(",")]
 
 
 def parse_vary(text: str) -> str:
@@ -208,17 +204,13 @@ def refuse_places(
             return f"{{{name}}} is neither an axis nor a --vary; {near}"
     for name in own:
         if name in axes:
-            return f"--vary {name}: this is an axis; give {_flag(name)} VALUE …"
+            return f"--vary {name}: this is an axis; give {axis_flag(name)} VALUE …"
         if name not in places:
             return f"--vary {name} is given, but the command has no {{{name}}}; add it there"
     for name in given:
         if name not in places:
             return (
-                f"{_flag(name)} is given, but the command has no {{{name}}}; add it there, or "
-                f"leave out {_flag(name)}"
+                f"{axis_flag(name)} is given, but the command has no {{{name}}}; add it there, or "
+                f"leave out {axis_flag(name)}"
             )
     return ""
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -18,13 +18,25 @@ from typing import NoReturn
 
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when ``parent`` dies, whatever it is doing; Linux only."""
-    if sys.platform == "linux":
-        import ctypes
+    set_parent_death_signal = 1
+    if _control(set_parent_death_signal, signal.SIGKILL) and os.getppid() != parent:
+        os._exit(1)  # it died before the call
 
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the call
-            os._exit(1)
+
+def adopt_orphans() -> None:
+    """Become the parent of what a child leaves behind, to find it; Linux only."""
+    set_child_subreaper = 36
+    _control(set_child_subreaper, 1)
+
+
+def _control(option: int, value: int) -> bool:
+    """Call prctl, and return whether this system has it."""
+    if sys.platform != "linux":
+        return False
+    import ctypes
+
+    ctypes.CDLL(None).prctl(option, value)
+    return True
 
 
 def leave(status: int) -> NoReturn:

@@ -127,7 +127,9 @@ class _Teller:
         try:
             from bench.training.sample import Sample
 
-            self._sample = Sample.begin()
+            sample = Sample()
+            sample.begin()
+            self._sample = sample
         except Exception as error:  # the user's training goes on
             self._write(f"w {json.dumps({'failure': f'{type(error).__name__}: {error}'})}")
 

@@ -322,7 +322,7 @@ def check_arithmetic(subject: Subject) -> Finding:
     """Find the share of the FLOP of a step that runs in the format of the precision."""
     batches, training = subject.start(compiled=False)
     work = count_step(training, batches, subject.case)
-    share, other = judge_formats(work, training)
+    share, other = judge_formats(work, training.precision, training.model)
     if share is None:
         raise InapplicableError("a step multiplies nothing")
     formats = " or ".join(list_formats(training.precision))

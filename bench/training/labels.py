@@ -5,36 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from bench.precision import LEAST_LABELLED, list_formats
+from bench.precision import LEAST_LABELLED, Precision, list_formats
 from bench.work import COMPUTING, Label, Work, share_formats
 
 if TYPE_CHECKING:
-    from bench.training.loop import Training
+    from torch import nn
 
 
-def judge_formats(work: Mapping[Label, Work], training: Training) -> tuple[float | None, str]:
-    """Return the share of a step's FLOP in the format of the training's precision, and what ran
-    instead if that is less than `LEAST_LABELLED`; empty otherwise. The share is None if nothing was
-    multiplied. ``work`` is that of `count_step`: what the network's own operations read, whatever
-    the network, or the code that runs it, made of the precision."""
+def judge_formats(
+    work: Mapping[Label, Work], precision: Precision, model: nn.Module | None = None
+) -> tuple[float | None, str]:
+    """Return the share of a step's FLOP in the format of a precision, and what ran instead if that
+    is less than `LEAST_LABELLED`; empty otherwise. The share is None if nothing was multiplied.
+    ``work`` is that of the step: what its operations read, whatever the network, or the code that
+    runs it, made of the precision. A weight of ``model`` that has another format is named."""
     shares = share_formats(work)
     if not shares:
         return None, ""
-    formats = list_formats(training.precision)
+    formats = list_formats(precision)
     labelled = sum(shares.get(name, 0.0) for name in formats)
     if labelled >= LEAST_LABELLED:
         return labelled, ""
     ran = next(name for name in shares if name not in formats)
-    where = _find_weight(training, ran) or _find_operation(work, ran)
+    weight = _find_weight(model, ran) if model is not None and ran != precision.weights else ""
+    where = weight or _find_operation(work, ran)
     return labelled, f"{100 * shares[ran]:.0f} % of the FLOP of a step ran in {ran} ({where})"
 
 
-def _find_weight(training: Training, format: str) -> str:
-    """Name the first weight that has the format, but is not in it by the precision; empty without
-    one."""
-    if format == training.precision.weights:
-        return ""
-    for name, weight in training.model.named_parameters():
+def _find_weight(model: nn.Module, format: str) -> str:
+    """Name the first weight that has the format; empty without one."""
+    for name, weight in model.named_parameters():
         if str(weight.dtype) == f"torch.{format}":
             return f"the weight {name} is {format}"
     return ""

@@ -9,8 +9,9 @@ from bench.precision import read_flags
 from bench.training.counting import Counter
 
 
-class _Careful(Counter):
-    """A `Counter` that never ends a user's training: it says why it could not count instead."""
+class Sample(Counter):
+    """Counts the operations of a user's training from `begin` to `end`, and never ends it: what
+    cannot be counted has a reason, ``failure``."""
 
     failure = ""
 
@@ -25,33 +26,23 @@ class _Careful(Counter):
                 self.failure = f"{type(error).__name__}: {error}"
         return out
 
-
-class Sample:
-    """Counts from `begin` to `end`, which returns what JSON can hold: ``work``, a list of kind,
-    operation, format, calls, FLOP and bytes; torch's ``flags`` of arithmetic; and ``failure``, why
-    there is no work, if so."""
-
-    def __init__(self) -> None:
-        self._counter = _Careful()
-
-    @classmethod
-    def begin(cls) -> Sample:
-        sample = cls()
-        if _is_compiled():
-            sample._counter.failure = "compiled code does not show its operations"
+    def begin(self) -> None:
+        self._entered = not _is_compiled()
+        if self._entered:
+            self.__enter__()
         else:
-            sample._counter.__enter__()
-        return sample
+            self.failure = "compiled code does not show its operations"
 
     def end(self) -> dict[str, Any]:
-        counter = self._counter
-        if not counter.failure.startswith("compiled"):
-            counter.__exit__(None, None, None)
+        """Return what JSON can hold: ``work``, a list of kind, operation, format, calls, FLOP and
+        bytes; torch's ``flags`` of arithmetic; and ``failure``."""
+        if self._entered:
+            self.__exit__(None, None, None)
         rows = [
             [str(label.kind), label.operation, label.format, one.calls, one.flop, one.bytes]
-            for label, one in counter.work.items()
+            for label, one in self.work.items()
         ]
-        return {"work": rows, "flags": read_flags(), "failure": counter.failure}
+        return {"work": rows, "flags": read_flags(), "failure": self.failure}
 
 
 def _is_compiled() -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import os
@@ -27,8 +26,9 @@ from bench.command import split_command
 from bench.errors import UsageError
 from bench.failure import Fault, classify, find_place
 from bench.limits import find_ends
-from bench.precision import LEAST_LABELLED, OWN, PRECISIONS, Arithmetic, list_formats
+from bench.precision import OWN, PRECISIONS, Arithmetic
 from bench.processes import (
+    adopt_orphans,
     die_with_parent,
     list_children,
     name_signal,
@@ -38,9 +38,10 @@ from bench.record import EpochRow, Outcome, Status, Step
 from bench.script import FILE
 from bench.text import count
 from bench.training.counting import join_work
+from bench.training.labels import judge_formats
 from bench.training.timing import Warmup, extrapolate, warm_up
-from bench.work import COMPUTING, Kind, Label, Work, share_formats
-from bench.worker.epochs import describe_steps, finite
+from bench.work import Kind, Label, Work
+from bench.worker.epochs import describe_interval, describe_steps, finite
 from bench.worker.measurement import conclude
 from bench.worker.messages import Channel, Job, Phase, StepTaken
 
@@ -114,7 +115,7 @@ class _Run:
         self._due = 0.0
         variables, words = split_command(fill_command(case))
         environment = {**os.environ, **variables, FILE: str(self.told.path)}
-        _adopt_orphans()
+        adopt_orphans()
         sys.stdout.flush()
         self.began = time.monotonic()
         try:
@@ -196,13 +197,6 @@ class _Run:
                 names.append(psutil.Process(pid).name())
                 os.kill(pid, signal.SIGKILL)
         return names
-
-
-def _adopt_orphans() -> None:
-    """Become the parent of what the command starts and leaves behind, on Linux: to find it."""
-    if sys.platform == "linux":
-        set_child_subreaper = 36
-        ctypes.CDLL(None).prctl(set_child_subreaper, 1)
 
 
 def _reap() -> None:
@@ -351,15 +345,7 @@ def _extrapolate(found: Outcome, times: Sequence[float], full_steps: float) -> N
     if full_steps <= len(times):
         m.epoch_time_s = m.measured_time_s * full_steps / len(times)
         return
-    whole = extrapolate(m.measured_time_s, times, full_steps)
-    m.epoch_time_s, m.epoch_time_low_s, m.epoch_time_high_s = (
-        whole.epoch_s, whole.low_s, whole.high_s,
-    )  # fmt: skip
-    if whole.low_s is None:
-        few = f"{count(len(times), 'step')} are too few for an interval"
-        found.leave_out(few, "epoch_time_low_s", "epoch_time_high_s")
-    else:
-        m.epoch_time_error = whole.error
+    describe_interval(found, times, extrapolate(m.measured_time_s, times, full_steps))
 
 
 def _describe_losses(found: Outcome, told: _Told, first: int, measured: Sequence[_Taken]) -> None:
@@ -369,22 +355,17 @@ def _describe_losses(found: Outcome, told: _Told, first: int, measured: Sequence
              step.time_s)
         for i, step in enumerate(measured)
     ]  # fmt: skip
-    losses = [step.loss for step in measured]
-    if None in losses:
+    if any(step.loss is None for step in measured):
         found.leave_out("the command tells no loss; give bench.step(loss=…)", "train_loss")
     else:
-        values = [loss for loss in losses if loss is not None]
-        m.first_bad_step = next((i for i, x in enumerate(values) if not math.isfinite(x)), None)
-        total = sum(step.items * loss for step, loss in zip(measured, values, strict=True))
-        m.train_loss = finite(total / sum(step.items for step in measured))
+        bad = (i for i, step in enumerate(measured) if not math.isfinite(step.loss or 0.0))
+        m.first_bad_step = next(bad, None)
+        m.train_loss = _average(measured)
     begin = 0
     for number, (end, evaluated) in enumerate(told.epochs):
         own = told.steps[begin:end]
         begin = end
-        images, known = sum(s.items for s in own), [s for s in own if s.loss is not None]
-        mean = sum(s.items * (s.loss or 0.0) for s in known) / images if images else math.nan
-        took = sum(s.time_s or 0.0 for s in own)
-        loss = finite(mean) if known and len(known) == len(own) else None
+        took, loss = sum(step.time_s or 0.0 for step in own), _average(own)
         row = EpochRow(number, took, loss, None, evaluated["loss"], evaluated["accuracy"])
         found.epochs.append(row)
     if told.epochs:
@@ -392,6 +373,14 @@ def _describe_losses(found: Outcome, told: _Told, first: int, measured: Sequence
         m.test_loss, m.test_accuracy = last.test_loss, last.test_accuracy
     if found.status is Status.OK:
         found.status, found.reason = conclude(m)
+
+
+def _average(steps: Sequence[_Taken]) -> float | None:
+    """Return the mean loss over the items of steps; None if it is not finite, or not known."""
+    images = sum(step.items for step in steps)
+    if not images or any(step.loss is None for step in steps):
+        return None
+    return finite(sum(step.items * (step.loss or 0.0) for step in steps) / images)
 
 
 def _describe_work(found: Outcome, case: Case, told: _Told, per_step: float) -> None:
@@ -424,28 +413,15 @@ def _describe_work(found: Outcome, case: Case, told: _Told, per_step: float) -> 
 def judge_label(
     work: dict[Label, Work], case: Case, flags: dict[str, str]
 ) -> tuple[float | None, str]:
-    """Return the share of a step's FLOP in the format of the label, and what ran instead if that is
-    less than `LEAST_LABELLED`, or TF32 under the label fp32; empty otherwise."""
-    shares, precision = share_formats(work), PRECISIONS[case.precision]
-    if not shares:
-        return None, ""
-    formats = list_formats(precision)
-    labelled = sum(shares.get(name, 0.0) for name in formats)
-    if labelled < LEAST_LABELLED:
-        ran = next(name for name in shares if name not in formats)
-        those = {
-            label: one.flop
-            for label, one in work.items()
-            if label.format == ran and label.kind in COMPUTING
-        }
-        most = max(those, key=lambda label: those[label])
-        where = f"most of it in {most.kind.meaning}: {most.operation}"
-        return labelled, f"{100 * shares[ran]:.0f} % of the FLOP of a step ran in {ran} ({where})"
-    if case.device == "cuda" and precision.arithmetic is Arithmetic.FLOAT32:
+    """Judge as `judge_formats` does; and whether TF32, which reads float32, ran as fp32."""
+    precision = PRECISIONS[case.precision]
+    labelled, other = judge_formats(work, precision)
+    if labelled and not other and case.device == "cuda":
         convolves = any("conv" in label.kind and one.flop for label, one in work.items())
-        if (convolves and flags["conv"] == "tf32") or flags["matmul"] == "tf32":
-            return labelled, (
+        rounded = (convolves and flags["conv"] == "tf32") or flags["matmul"] == "tf32"
+        if rounded and precision.arithmetic is Arithmetic.FLOAT32:
+            other = (
                 "torch's TF32 was on, its default for convolutions; label it tf32, or set "
                 "torch.backends.cudnn.conv.fp32_precision = 'ieee' in the script"
             )
-    return labelled, ""
+    return labelled, other

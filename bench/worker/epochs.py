@@ -20,7 +20,14 @@ from bench.limits import find_ends
 from bench.record import EpochRow, Measurement, Outcome, Step
 from bench.text import count, write_number
 from bench.training.loop import Epoch, Training, merge, train_epoch
-from bench.training.timing import Certainty, StepClock, extrapolate, find_accelerator, synchronize
+from bench.training.timing import (
+    Certainty,
+    Extrapolation,
+    StepClock,
+    extrapolate,
+    find_accelerator,
+    synchronize,
+)
 from bench.worker.messages import Channel, Reporter
 from bench.worker.preparation import count_steps
 from bench.workloads import Workload
@@ -134,16 +141,8 @@ def describe_time(
         full_steps = batches.samples / whole_batch(case)
         ahead, drift = _count_ahead(case), case.until is not None
         whole = extrapolate(m.measured_time_s, times, full_steps, ahead, drift)
-        asked = case.until or 0.0
-        wide = whole.widen(asked)
-        m.epoch_time_s = wide.epoch_s
-        m.epoch_time_low_s, m.epoch_time_high_s = wide.low_s, wide.high_s
-        if whole.low_s is None:
-            flag = "--fraction" if case.steps is None else "--steps"
-            reason = f"{len(times)} steps are too few for an interval; raise {flag}"
-            found.leave_out(reason, "epoch_time_low_s", "epoch_time_high_s")
-        else:
-            m.epoch_time_error = max(whole.error, asked)
+        flag = "--fraction" if case.steps is None else "--steps"
+        describe_interval(found, times, whole, case.until or 0.0, f"; raise {flag}")
     m.images_per_s = workload.count_units(batches.samples) / m.epoch_time_s
     describe_steps(m, times)
     units = workload.count_units(whole_batch(case))
@@ -153,6 +152,24 @@ def describe_time(
     else:
         reason = f"{len(full)} steps are too few to tell a trend"
         found.leave_out(reason, "step_time_first_s", "step_time_last_s")
+
+
+def describe_interval(
+    found: Outcome,
+    times: Sequence[float],
+    whole: Extrapolation,
+    asked: float = 0.0,
+    mend: str = "",
+) -> None:
+    """Fill in an epoch estimated from steps of ``times``, with an interval as wide as ``asked``, or
+    the reason why there is none and its ``mend``."""
+    m, wide = found.measurement, whole.widen(asked)
+    m.epoch_time_s, m.epoch_time_low_s, m.epoch_time_high_s = wide.epoch_s, wide.low_s, wide.high_s
+    if whole.low_s is None:
+        few = f"{len(times)} steps are too few for an interval{mend}"
+        found.leave_out(few, "epoch_time_low_s", "epoch_time_high_s")
+    else:
+        m.epoch_time_error = max(whole.error, asked)
 
 
 def describe_steps(m: Measurement, times: Sequence[float]) -> None:

@@ -408,7 +408,7 @@ def _look_closer(
         else:
             counted = count_step(training, batches, case)
         m.step_bytes = round(sum(work.bytes for work in counted.values()))
-        m.labelled_flop_share, other = judge_formats(counted, training)
+        m.labelled_flop_share, other = judge_formats(counted, training.precision, training.model)
         if other:
             found.status, found.reason = conclude(m, f"labelled {case.precision}, but {other}")
         if m.labelled_flop_share is None:
