@@ -89,7 +89,7 @@ SOURCES = (
         "TITAN RTX, 2019",
         "the first of a process, autotuning included; one run each",
         (128, 256, 512, 640),
-        False,
+        True,
         "peak_device_bytes",
         "of the whole card, as published",
     ),

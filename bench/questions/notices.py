@@ -352,7 +352,10 @@ def _suggest(
         yield NextStep(
             "compare the two case by case", f"python -m bench.compare {shlex.join(folders)}"
         )
-    if any(r.repeats < MIN_REPEATS for r in results if not math.isnan(r.epoch_time_s)):
+    timed = [result for result in results if not math.isnan(result.epoch_time_s)]
+    if timed and all(result.kind == "published" for result in timed):
+        yield NextStep("measure these cases here", "python -m bench.sweep --preset rtx-titan")
+    if any(result.repeats < MIN_REPEATS for result in timed):
         yield NextStep(
             f"the same command with --repeats {MIN_REPEATS} shows which differences are real"
         )

@@ -428,7 +428,7 @@ class Place:
             and all(getattr(s.best, axis) == getattr(Case, axis) for s in self.settings)
         ]
         if off:
-            flags = join_words([f"--{name_axis(axis).replace(' ', '-')} on" for axis in off])
+            flags = join_words([f"--{name_axis(axis).replace(' ', '-')}" for axis in off])
             said += f". Not tried: {flags}"
         if row.device == "cpu" and len(self.settings) > 1:
             said += ". Ratios of a CPU say nothing of a GPU"
