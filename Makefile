@@ -11,7 +11,7 @@ SPREAD  = -n auto --dist loadfile --no-loadscope-reorder
 PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: sweep test suite fuzz test-gpu card lint chaos oracle publish clean
+.PHONY: sweep test suite thorough fuzz test-gpu card lint oracle publish clean
 
 sweep: $(VENV)/sweep
 	$(BIN) -m bench.sweep $(ARGS)
@@ -37,9 +37,10 @@ test-gpu:
 card:
 	$(GPU) -m bench.card $(ARGS)
 
-# the sweep killed a hundred times, and a cluster's parts 33 times; make test does so 10 and 3 times
-chaos: $(VENV)/ready
-	BENCH_CHAOS=100 $(BIN) -m pytest -s --timeout 3600 tests/test_chaos.py tests/test_cluster.py $(ARGS)
+# before a release: every slow test, those too that make test skips: all of make card rehearsed, the
+# sweep killed a hundred times in place of ten, and a cluster's parts 33 times
+thorough: $(VENV)/ready
+	BENCH_THOROUGH=100 $(BIN) -m pytest $(SPREAD) --timeout 3600 -m slow $(ARGS)
 
 # are all numbers of an earlier commit the same, and its trainings bit for bit? make oracle OLD=HEAD~3
 oracle: $(VENV)/ready

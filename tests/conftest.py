@@ -83,6 +83,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     those that are slow there come last, so that less is lost where time cuts them."""
     place = {f"test_{name}.py": i for i, name in enumerate(LONGEST.split())}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
+    for item in items:
+        if item.get_closest_marker("thorough"):
+            item.add_marker("slow")
+            if "BENCH_THOROUGH" not in os.environ:
+                item.add_marker(pytest.mark.skip(reason="make thorough runs it"))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked == items:
         items.sort(key=lambda item: item.get_closest_marker("slow") is not None)

@@ -1,6 +1,6 @@
 """A sweep killed again and again, on one lane or four, ends with its grid, once each.
 
-No line is torn. BENCH_CHAOS is the number of kills; `make chaos` takes 100.
+No line is torn. BENCH_THOROUGH is the number of kills; `make thorough` takes 100.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from slow_sweep import STEPS
 
 from bench.store.reader import read_records, read_steps
 from bench.store.runs import read_cases
 
-KILLS = int(os.environ.get("BENCH_CHAOS", "10"))
+KILLS = int(os.environ.get("BENCH_THOROUGH", "10"))
 CASES = 40 * KILLS
 HERE = Path(__file__).parent
 
@@ -33,6 +34,7 @@ def start(out: Path, lanes: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env={**os.environ, "BENCH_FAKE_ANSWERS": ""}, **quiet)
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     rng = random.Random(KILLS)
     rows = killed = said = 0

@@ -396,6 +396,7 @@ def test_classes_of_ones_own_have_their_own_first_loss(data: DatasetInfo, tmp_pa
     assert failing(three) == set()
 
 
+@pytest.mark.thorough
 def test_real_images(cifar10: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     """The small network passes, and to learn what is on them from first steps takes it minutes, so
     another shows that it can be learnt. 2,000 images are copied each time in place of 50,000."""

@@ -244,6 +244,7 @@ def test_usage(tmp_path: Path, flags: list[str], words: str, capsys: Capture) ->
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
+@pytest.mark.thorough
 def test_a_real_wall_is_where_a_scan_has_it(tmp_path: Path) -> None:
     """Real training under a real limit: a step less trains without the search, and two more do not.
     A step of 32 images is 40 times what memory varies by."""

@@ -99,6 +99,7 @@ def test_pages_of_files_are_not_counted(tmp_path: Path) -> None:
 
 
 @linux
+@pytest.mark.thorough
 def test_a_batch_ends_alike_whatever_the_kernel_takes_back(data: DatasetInfo) -> None:
     """Of a worker it takes up to 230 MiB of files: with these, 1024 images trained in 700 MiB."""
     limit = {"memory_limit": "700MiB"}

@@ -111,6 +111,7 @@ def test_a_pod_makes_the_shard_of_its_index(place: Path) -> None:
     assert set(records["precision"]) == {"bf16-amp"}
 
 
+@pytest.mark.thorough
 def test_machines_over_ssh_make_the_sweep(place: Path) -> None:
     script = take_script("ssh").replace("--repeats 3", "--dataset synthetic --repeats 3")
     run(place, f"({script}) > report.txt")

@@ -338,6 +338,7 @@ def test_curves_stay_inside_the_seed_spread() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_small_dpn_learns_real_images(cifar10: Path) -> None:
     """1,000 real images, 2 passes: 21 to 23 % over four seeds, where chance is 10 ± 1.1 %."""
     data = load(prepare("cifar10", data_dir=cifar10).folder)

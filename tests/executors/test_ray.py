@@ -142,6 +142,7 @@ def test_a_case_runs_as_it_does_locally(nodes: Nodes, tmp_path: Path) -> None:
     assert (tmp_path / "trace.json.gz").read_bytes()[:2] == b"\x1f\x8b"
 
 
+@pytest.mark.thorough
 def test_a_killed_worker_is_killed_not_lost(nodes: Nodes) -> None:
     running = Running(nodes)
     os.kill(running.worker, signal.SIGKILL)
@@ -158,6 +159,7 @@ def test_a_killed_task_is_lost(nodes: Nodes) -> None:
     assert gone([running.worker], PATIENCE_S)
 
 
+@pytest.mark.thorough
 def test_a_cancelled_case_is_interrupted(nodes: Nodes) -> None:
     for _ in range(2):
         running = Running(nodes)
@@ -185,6 +187,7 @@ def test_errors_of_a_node_are_one_line(nodes: Nodes, tmp_path: Path, monkeypatch
         nodes.executor.examine(nodes.lanes[0], ["cpu"], [], 60)
 
 
+@pytest.mark.thorough
 def test_a_lost_node_and_one_that_joins_late(nodes: Nodes) -> None:
     running = Running(nodes, nodes.single)
     nodes.cluster.remove_node(nodes.single, allow_graceful=False)

@@ -154,7 +154,9 @@ def start_sleeper(out: Path, pids: Path) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize("stopped", ["once", "twice", "killed"])
+@pytest.mark.parametrize(
+    "stopped", ["once", pytest.param("twice", marks=pytest.mark.thorough), "killed"]
+)
 def test_a_sweep_that_is_stopped_takes_its_worker_along(stopped: str, tmp_path: Path) -> None:
     """By Ctrl-C the worker's case is a record; twice, nobody waits for one that is deaf to SIGTERM;
     and where the sweep itself is killed."""
@@ -483,6 +485,7 @@ def test_a_compiled_case_has_a_cache_of_its_own(monkeypatch: Patch, tmp_path: Pa
     assert executor.choose_cache(Job(Case(compile="default"), "")) == {}
 
 
+@pytest.mark.thorough
 def test_a_worker_compiles_as_it_trains_eagerly(tmp_path: Path) -> None:
     """By inductor, and within the process of the case."""
     flags = [*FLAGS.split(), "--model", model("good"), "--compile", "off", "on"]
