@@ -272,6 +272,7 @@ def check_opening(page: Page) -> None:
     assert there == sorted(there)
     assert opening.locator("figure").count() == 1
     assert opening.locator(".brief li").count() <= 3
+    assert "--format html" not in opening.inner_text(), "a page does not suggest itself"
     for rest in ("main > section:not(.opening) table", "main > section:not(.opening) figure"):
         assert all(is_folded(page, rest))
     questions = page.locator(".fold > summary").all_inner_texts()
