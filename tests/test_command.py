@@ -67,7 +67,8 @@ def test_what_a_command_alone_tells_is_its_wall_time_and_memory(mistakes: Path) 
     row = read(mistakes)["silent"]
     assert row["unit"] == "runs"
     assert row["epoch_time_s"] == row["measured_time_s"] > 0.05
-    assert row["peak_process_bytes"] > 1e6
+    # of the script alone: the process that starts it holds torch, which takes more
+    assert 1e6 < row["peak_process_bytes"] < 1e8
     assert row["precision"] == row["optimizer"] == "own"
     assert row["batch_size"] == 0
     assert row["measured_steps"] != row["measured_steps"]

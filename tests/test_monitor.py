@@ -80,6 +80,15 @@ def test_a_healthy_epoch():
     assert (seen.missing, seen.notes, seen.verdict) == ({}, [], "")
 
 
+def test_of_a_command_the_whole_run_counts_and_the_energy_of_what_was_measured():
+    lines = (READINGS / "healthy.jsonl").read_text().splitlines()
+    steps = go_through(Monitor(Replay(lines), whole=True), PHASES).close(measured_s=4.0)
+    assert (steps.values["mean_power_w"], steps.values["energy_j"]) == (250, 1000)
+    untold = go_through(Monitor(Replay(lines), whole=True), ("setup", "warmup", "evaluation"))
+    seen = untold.close(measured_s=None)
+    assert seen.values["peak_device_bytes"] == seen.values["warmup_device_bytes"]
+
+
 @pytest.mark.parametrize("lowered", [(10, 10), (20, 20)])
 def test_a_power_limit_that_changes_is_the_lowest_of_the_epoch(lowered):
     seen = replay("healthy", between(*lowered, power_limit_w=200.0))

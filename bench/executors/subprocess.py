@@ -22,7 +22,7 @@ from bench.executors import ALL, Executor, Listener, Settings, Stopping
 from bench.executors.ranks import Ranks, Worker, find_gpus
 from bench.failure import classify, classify_death, count_oom_kills, list_kinds
 from bench.gpu.cards import Card, find_card, find_cards
-from bench.gpu.device import CombinedDevice, Device, Host, Unreadable
+from bench.gpu.device import CombinedDevice, Device, Unreadable
 from bench.gpu.monitor import ENERGY, Monitor, Observation
 from bench.gpu.nvml import open_device
 from bench.record import MEASURED, REFUSED, Outcome, Status, write_missing
@@ -153,10 +153,8 @@ class SubprocessExecutor(Executor):
             fault = classify(["NVMLError"], device.reason)
             if fault.transient:
                 return Outcome(fault.status, fault.reason, transient=True)
-        if job.case.command is not None and isinstance(device, Host):
-            device.eager = True
-        oom_kills = count_oom_kills()
-        with Monitor(device) as monitor:
+        command, oom_kills = job.case.command is not None, count_oom_kills()
+        with Monitor(device, whole=command) as monitor:
             try:
                 worker = start_worker(job, self.choose_cache(job), self.settings)
             except UnsupportedError as error:
@@ -170,8 +168,7 @@ class SubprocessExecutor(Executor):
                 if isinstance(device, CombinedDevice):
                     device.pids = worker.pids
                 monitor.watch(worker.pid)
-                of = "the command" if job.case.command is not None else ""
-                for message in self._listen(worker, stopping, of):
+                for message in self._listen(worker, stopping, command):
                     if isinstance(message, Outcome) and message.follows:
                         kept = message
                         continue
@@ -205,12 +202,11 @@ class SubprocessExecutor(Executor):
             if kept and answer.status not in MEASURED:
                 why = dict.fromkeys(kept.follows, answer.reason)
                 answer = replace(kept, missing={**kept.missing, **why})
-            if job.case.command is not None:
-                monitor.count_whole_run()
             seen = monitor.close(
                 answer.measurement.peak_reserved_bytes,
                 answer.measurement.warmup_reserved_bytes,
                 self.settings.allow_shared,
+                answer.measurement.measured_time_s,
             )
         if worker.note:
             seen.notes.append(worker.note)
@@ -219,11 +215,14 @@ class SubprocessExecutor(Executor):
             outcome.reason += f"; after {done} of {job.case.epochs} epochs"
         return outcome
 
-    def _listen(self, worker: Worker | Ranks, stopping: Stopping, of: str) -> Iterator[Message]:
-        """Yield the worker's messages, with a final `Outcome` if it is stopped or a phase, or what
-        all of them are ``of``, exceeds its deadline. Raises MessageError: what the worker sent is
+    def _listen(
+        self, worker: Worker | Ranks, stopping: Stopping, command: bool
+    ) -> Iterator[Message]:
+        """Yield the worker's messages, with a final `Outcome` if it is stopped or a phase, or a
+        ``command`` as a whole, exceeds its deadline. Raises MessageError: what the worker sent is
         no message."""
-        phase, deadline = "set-up", time.monotonic() + self.settings.timeout_s
+        phase = "the command" if command else "set-up"
+        deadline = time.monotonic() + self.settings.timeout_s
         for message in worker.messages():
             if stopping():
                 yield Outcome(Status.INTERRUPTED, "the sweep was stopped")
@@ -232,14 +231,14 @@ class SubprocessExecutor(Executor):
                 stacks = worker.dump_stacks()
                 waited = ", waiting for its DataLoader" if _AWAITS_LOADER(stacks) else ""
                 reason = (
-                    f"{of or phase} took longer than {self.settings.timeout_s:g} s{waited}; "
-                    f"raise --timeout; the log has {'its output' if of else 'the stacks'}"
+                    f"{phase} took longer than {self.settings.timeout_s:g} s{waited}; "
+                    f"raise --timeout; the log has {'its output' if command else 'the stacks'}"
                 )
                 yield Outcome(Status.TIMEOUT, reason)
                 return
             if message is not None:
                 yield message
-            if isinstance(message, PhaseEntered):
+            if isinstance(message, PhaseEntered) and not command:
                 phase, deadline = message.phase, time.monotonic() + self.settings.timeout_s
 
 

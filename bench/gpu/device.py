@@ -70,6 +70,8 @@ class Device:
     """A watched device. It never raises: values that cannot be read are None; `why` says why."""
 
     total_bytes: int | None = None
+    whole = False
+    """Whether a command is watched: what counts is all that the worker starts, and not itself."""
 
     @property
     def notes(self) -> Sequence[str]:
@@ -155,9 +157,9 @@ class ProcessTree:
             self._alive = [root, *root.children(recursive=True)]
         self.pids.update(process.pid for process in self._alive)
 
-    def held_bytes(self) -> int | None:
+    def held_bytes(self, but_root: bool = False) -> int | None:
         total = 0
-        for process in self._alive:
+        for process in self._alive[but_root:]:
             with suppress(self._error, OSError):
                 total += read_held_memory(process.pid)
         return total or None
@@ -177,11 +179,10 @@ class Unreadable(Device):
 @dataclass
 class Host(Unreadable):
     """A CPU: only the memory that the worker and its descendants hold is read. New descendants are
-    looked for only at phase boundaries, as the search takes time from the cores that train, or with
-    ``eager`` five times a second, as for a command that starts what it likes."""
+    looked for only at phase boundaries, as the search takes time from the cores that train, or if
+    it is `whole` five times a second, as a command starts what it likes."""
 
     reason: str = "the case ran on a CPU"
-    eager: bool = False
     _tree: ProcessTree | None = field(default=None, repr=False)
 
     def watch(self, pid: int) -> None:
@@ -191,9 +192,9 @@ class Host(Unreadable):
         if self._tree is None:
             return super().read(depth)
         now = time.monotonic_ns()
-        if depth == Depth.EDGE or (self.eager and depth == Depth.SLOW):
+        if depth == Depth.EDGE or (self.whole and depth == Depth.SLOW):
             self._tree.refresh()
-        return (Reading(now, process_bytes=self._tree.held_bytes()),)
+        return (Reading(now, process_bytes=self._tree.held_bytes(but_root=self.whole)),)
 
     def why(self, quantity: str) -> str:
         return "the worker had ended" if quantity == "process_bytes" else self.reason

@@ -164,10 +164,15 @@ class Monitor:
     called from any thread. As a context manager it stops sampling whatever happens.
     """
 
-    def __init__(self, device: Device, fast_s: float = 0.015, slow_s: float = 0.2) -> None:
+    def __init__(
+        self, device: Device, fast_s: float = 0.015, slow_s: float = 0.2, whole: bool = False
+    ) -> None:
         """Read the baseline and start sampling: memory every ``fast_s``, all of `Depth.SLOW` every
-        ``slow_s``. The monitor owns ``device`` from here on and closes it."""
-        self._device = device
+        ``slow_s``. The monitor owns ``device`` from here on and closes it. With ``whole`` it is of
+        a command: of all that the worker starts, and of its warm-up if it enters no epoch, as one
+        that does not tell its steps."""
+        self._device, self._whole = device, whole
+        device.whole = whole
         self._fast_s = fast_s
         self._slow_every = max(1, round(slow_s / fast_s))
         self._lock = threading.Lock()
@@ -203,25 +208,24 @@ class Monitor:
             self._phase = phase
             self._windows[phase].open(readings[-1] if readings else None)
 
-    def count_whole_run(self) -> None:
-        """Count the warm-up as the epoch if none was entered: a command that does not tell its
-        steps."""
-        if not self._windows["epoch"].entered:
-            self._windows["epoch"] = self._windows["warmup"]
-
     def close(
         self,
         reserved_bytes: int | None = None,
         warmup_reserved_bytes: int | None = None,
         allow_shared: bool = False,
+        measured_s: float | None = None,
     ) -> Observation:
         """Stop sampling and return the observation.
 
         ``reserved_bytes`` is the peak of the worker's allocator in the epoch, a lower bound of the
         true peak, and ``warmup_reserved_bytes`` its peak in warm-up. With ``allow_shared``,
-        neighbours are noted but do not make the measurement invalid.
+        neighbours are noted but do not make the measurement invalid. Of a command, the energy is
+        that of ``measured_s`` at the mean power of the epoch phase, in which it also does other
+        things than steps.
         """
         self.stop()
+        if self._whole and not self._windows["epoch"].entered:
+            self._windows["epoch"] = self._windows["warmup"]
         seen = Observation(notes=list(self._device.notes))
         if self._fault:
             seen.notes.append(f"sampling stopped early: {self._fault}")
@@ -236,6 +240,8 @@ class Monitor:
             for kind in ("device", "process"):
                 self._bound(seen, f"{phase}_{kind}_bytes", bound)
         self._energy(seen)
+        if self._whole and measured_s is not None and "mean_power_w" in seen.values:
+            seen.values["energy_j"] = seen.values["mean_power_w"] * measured_s
         doubts = [*self._throttling(seen), *self._neighbours(seen, allow_shared)]
         seen.verdict = "; ".join(doubts)
         return seen

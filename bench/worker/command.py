@@ -51,8 +51,10 @@ as many items, whatever the batch size."""
 
 _POLL_S = 0.02
 _GRACE_S = 3.0
-_REPORT_EVERY_S = 0.2
+_REPORT_EVERY_S = 1.0
 _TAIL_BYTES = 1 << 16  # of the output, to find what an error was
+_LOG_BYTES = 1 << 26  # of the output; more is left out, so that no script fills the disk
+_LEAST_S = 1e-9  # of a step: the clock of a GPU may see none
 _UNLIMITED = 40  # steps that warm-up supposes will be measured, if the command decides
 
 _ERROR = re.compile(
@@ -117,7 +119,6 @@ class _Run:
         environment = {**os.environ, **variables, FILE: str(self.told.path)}
         adopt_orphans()
         sys.stdout.flush()
-        self.began = time.monotonic()
         try:
             self._process = subprocess.Popen(
                 words,
@@ -129,62 +130,64 @@ class _Run:
             )
         except OSError as error:
             raise UsageError(f"{words[0]!r} cannot be started: {error.strerror}") from None
-        self.recent = bytearray()
+        # it has begun: to fork this process, which has torch, took 10 ms and more
+        self.began = time.monotonic()
+        self.ended_s, self._ended = math.nan, threading.Event()
+        threading.Thread(target=self._await_end, daemon=True).start()
         assert self._process.stdout is not None
-        self._copier = threading.Thread(
-            target=_copy, args=(self._process.stdout, self.recent), daemon=True
-        )
-        self._copier.start()
-        self.ended_s = math.nan
+        self.output = _Output(self._process.stdout)
+
+    def _await_end(self) -> None:
+        # it stays to be reaped once `_ended` is set, and not before
+        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        self.ended_s = time.monotonic() - self.began
+        self._ended.set()
 
     def take(self) -> _Taken:
         """Return its next step, as soon as it is told. Raises `_EndError`: there is none."""
         while self.taken >= len(self.told.steps):
-            ended = self._process.poll() is not None
+            ended = self._ended.is_set()
             self.told.update()
             if self.taken < len(self.told.steps):
                 break
             if ended:
                 raise _EndError
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_POLL_S)
+            self._ended.wait(_POLL_S)
         step = self.told.steps[self.taken]
         self.taken += 1
-        self.clock_s += step.time_s or 0.0
+        self.clock_s += max(step.time_s or 0.0, _LEAST_S)
         if (now := time.monotonic()) >= self._due:
             loss = math.nan if step.loss is None else step.loss
             held = 0
-            with suppress(OSError):
-                held = read_held_memory(self._process.pid)
+            for pid in list_children(os.getpid()):
+                with suppress(OSError):
+                    held += read_held_memory(pid)
             self._channel.send(StepTaken(self.phase, self.taken - 1, 0, loss, held))
             self._due = now + _REPORT_EVERY_S
         return step
 
     def wait(self) -> None:
         """Wait for its end, with what it tells left aside."""
-        while self._process.poll() is None:
-            with suppress(_EndError):
+        with suppress(_EndError):
+            while True:
                 self.take()
 
     def stop(self) -> None:
         """End it, as its measurement is complete: SIGTERM, and SIGKILL to what stays."""
-        with suppress(ProcessLookupError):
-            self._process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_GRACE_S)
+        os.kill(self._process.pid, signal.SIGTERM)
+        self._ended.wait(_GRACE_S)
         self._kill_rest()
-        self._process.wait()
 
     def close(self) -> tuple[int, list[str]]:
         """Return its code, negative for a signal, and the names of the processes that it left."""
+        self._ended.wait()
         code = self._process.wait()
-        self.ended_s = time.monotonic() - self.began
         until = time.monotonic() + _GRACE_S
         while list_children(os.getpid()) and time.monotonic() < until:
             _reap()
             time.sleep(_POLL_S)
         left = self._kill_rest()
-        self._copier.join(_GRACE_S)
+        self.output.close(_GRACE_S)
         # a shell says so of what it ran
         return (128 - code if code > 128 else code), left
 
@@ -205,13 +208,36 @@ def _reap() -> None:
             pass
 
 
-def _copy(stream: IO[bytes], recent: bytearray) -> None:
-    with stream:
-        while data := os.read(stream.fileno(), 1 << 16):
-            recent += data
-            del recent[:-_TAIL_BYTES]
-            while data:
-                data = data[os.write(1, data) :]
+class _Output:
+    """What a command prints, which goes to the log, and its end."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.bytes, self._recent = 0, bytearray()
+        self._copier = threading.Thread(target=self._copy, args=(stream,), daemon=True)
+        self._copier.start()
+
+    @property
+    def recent(self) -> str:
+        return self._recent.decode(errors="replace")
+
+    def close(self, patience_s: float) -> None:
+        self._copier.join(patience_s)
+        if (left_out := self.bytes - _LOG_BYTES) > 0:
+            tail = self._recent[-left_out:]
+            _write(b"\n[%d bytes left out]\n" % (left_out - len(tail)) + tail)
+
+    def _copy(self, stream: IO[bytes]) -> None:
+        with stream:
+            while data := os.read(stream.fileno(), 1 << 16):
+                self._recent += data
+                del self._recent[:-_TAIL_BYTES]
+                _write(data[: max(0, _LOG_BYTES - self.bytes)])
+                self.bytes += len(data)
+
+
+def _write(data: bytes | bytearray) -> None:
+    while data:
+        data = data[os.write(1, data) :]
 
 
 def measure_command(given: Job, channel: Channel) -> Outcome:
@@ -275,7 +301,7 @@ def _find_fault(code: int, left: Sequence[str], run: _Run, case: Case) -> Fault 
         )
     if -code in (signal.SIGKILL, signal.SIGTERM):
         return Fault(Status.KILLED, f"the command ended by {name_signal(-code)} from outside")
-    text = run.recent.decode(errors="replace")
+    text = run.output.recent
     errors = list(_ERROR.finditer(text))
     if errors:
         name, said = errors[-1][1], (errors[-1][2] or "").strip()
