@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import atexit
 import json
+import operator
 import os
 import sys
 from collections import deque
 from importlib.util import find_spec
-from time import monotonic, perf_counter
-from typing import Any
+from time import monotonic
+from typing import Any, NamedTuple
 
 FILE = "BENCH_STEPS"
 """Environment variable: the file that a sweep reads the steps of a script from."""
 
-_SAMPLED = 2  # the step whose operations are counted, from 0: a warm-up step, and the first is odd
+SAMPLED = 2
+"""The step whose operations are counted, from 0: one of the warm-up, and the first is odd."""
+
 _SLOTS = 1024  # losses on their way from a GPU
+
+
+class _Mark(NamedTuple):
+    """A boundary between steps: the time.monotonic() of the call, and an event on a GPU."""
+
+    moment: float
+    event: Any
 
 
 class _Teller:
@@ -27,93 +37,122 @@ class _Teller:
 
     ``s MOMENT SECONDS ITEMS LOSS`` is a step: time.monotonic() when the script had taken it, its
     duration, its items, and its loss; ``-`` for what is not known. ``e`` is the end of an epoch and
-    ``w`` the work of a step, both with JSON.
+    ``w`` the work of a step, both with JSON. ``o`` says that another process has steps too: of
+    those that train together the first one speaks, and of others the one that was first.
     """
 
     def __init__(self, path: str) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        # what each process counts is of as many as torchrun started
-        self._processes = int(os.environ.get("WORLD_SIZE", "1"))
+        self._path, self._processes = path, 1
+        self._file: int | None = None  # open once there is a step
+        self._silent = False
         self._cuda: Any = None
-        self._began: Any = None  # the boundary before the next step: an event, or perf_counter()
-        self._waiting: deque[tuple[float, Any, Any, int | None, Any]] = deque()
+        self._began: _Mark | None = None  # the boundary before the next step
+        self._waiting: deque[tuple[_Mark | None, _Mark, int | None, Any]] = deque()
         self._losses: Any = None
         self._steps = 0
         self._sample: Any = None
-        atexit.register(self.close)
 
     def step(self, items: int | None, loss: Any) -> None:
+        if self._file is None:
+            self._open()
+        if self._silent:
+            return
         if items is not None:
-            items = int(items) * self._processes
+            # what each process counts is of as many as train together
+            items = _read_items(items) * self._processes
         if self._sample is not None:
             self._end_sample()
         cuda = self._find_cuda()
         number: Any = None if loss is None else self._take_loss(loss, cuda)
         now = self._mark(cuda)
-        self._waiting.append((monotonic(), self._began, now, items, number))
+        self._waiting.append((self._began, now, items, number))
         self._began = now
         self._tell()
         self._steps += 1
-        if self._steps == _SAMPLED:
+        if self._steps == SAMPLED:
             self._begin_sample()
             self._began = self._mark(cuda)
 
     def epoch(self, loss: Any, accuracy: Any) -> None:
         told = {"loss": loss, "accuracy": accuracy}
-        values = {name: None if value is None else float(value) for name, value in told.items()}
-        cuda = self._find_cuda()
+        values = {
+            name: None if value is None else _read_number(f"epoch({name}=…)", value)
+            for name, value in told.items()
+        }
+        share = values["accuracy"]
+        if share is not None and not 0 <= share <= 1:
+            raise ValueError(
+                f"bench.epoch(accuracy=…) takes a fraction from 0 to 1, and this is {share:g}"
+            )
+        if self._file is None or self._silent:
+            return
         while self._waiting:
             self._tell(wait=True)
         self._write(f"e {json.dumps(values)}")
-        self._began = self._mark(cuda)
+        self._began = self._mark(self._find_cuda())
 
     def close(self) -> None:
         while self._waiting:
             self._tell(wait=True)
 
+    def _open(self) -> None:
+        rank = int(os.environ.get("RANK", "0"))
+        self._processes = int(os.environ.get("WORLD_SIZE", "1"))
+        distributed = sys.modules.get("torch.distributed")
+        if distributed and distributed.is_available() and distributed.is_initialized():
+            rank, self._processes = distributed.get_rank(), distributed.get_world_size()
+        self._silent = rank != 0
+        flags = os.O_WRONLY | os.O_APPEND
+        try:
+            new = 0 if self._silent else os.O_CREAT | os.O_EXCL
+            self._file = os.open(os.devnull if self._silent else self._path, flags | new, 0o600)
+            atexit.register(self.close)
+        except FileExistsError:
+            self._file, self._silent = os.open(self._path, flags), True
+            self._write("o")
+
     def _find_cuda(self) -> Any:
         torch = sys.modules.get("torch")
         if self._cuda is None and torch is not None and torch.cuda.is_initialized():
-            self._cuda, self._began = torch.cuda, None
-            self._losses = torch.empty(_SLOTS, pin_memory=True)
+            self._cuda = torch.cuda
+            self._losses = torch.empty(_SLOTS, device="cpu", pin_memory=True)
         return self._cuda
 
-    def _mark(self, cuda: Any) -> Any:
-        if cuda is None:
-            return perf_counter()
-        event = cuda.Event(enable_timing=True)
-        event.record()
-        return event
+    def _mark(self, cuda: Any) -> _Mark:
+        event = None
+        if cuda is not None:
+            event = cuda.Event(enable_timing=True)
+            event.record()
+        return _Mark(monotonic(), event)
 
     def _take_loss(self, loss: Any, cuda: Any) -> Any:
-        if not hasattr(loss, "detach"):
-            return float(loss)
-        if loss.numel() != 1:
-            raise TypeError("bench.step(loss=…) takes a number, or a tensor of one element")
-        if not loss.is_cuda:
-            return float(loss.detach())
+        if not hasattr(loss, "detach") or loss.numel() != 1 or not loss.is_cuda:
+            return _read_number("step(loss=…)", loss)
         if len(self._waiting) >= _SLOTS:
             self._tell(wait=True)
         slot = self._losses[self._steps % _SLOTS]
-        slot.copy_(loss.detach().reshape(()), non_blocking=True)
+        # the event of this step is on the current device, and says nothing of another's copies
+        here = loss.get_device() == cuda.current_device()
+        slot.copy_(loss.detach().reshape(()), non_blocking=here)
         return slot
 
     def _tell(self, wait: bool = False) -> None:
         """Write the steps that the device has finished, or at least the first with ``wait``."""
         while self._waiting:
-            moment, began, now, items, loss = self._waiting[0]
-            if not isinstance(now, float):
+            began, now, items, loss = self._waiting[0]
+            if now.event is not None:
                 if wait:
-                    now.synchronize()
-                elif not now.query():
+                    now.event.synchronize()
+                elif not now.event.query():
                     return
             self._waiting.popleft()
             wait = False
             took = "-" if began is None else _measure(began, now)
             number = "-" if loss is None else float(loss)
-            self._write(f"s {moment} {took} {'-' if items is None else items} {number}")
+            self._write(f"s {now.moment} {took} {'-' if items is None else items} {number}")
 
     def _write(self, line: str) -> None:
+        assert self._file is not None
         os.write(self._file, f"{line}\n".encode())
 
     def _begin_sample(self) -> None:
@@ -121,8 +160,7 @@ class _Teller:
             return
         ours = find_spec("bench")  # it imports nothing, and a bench.py may train where it does
         if ours is None or ours.origin != __file__.replace("script.py", "__init__.py"):
-            why = "a bench.py beside the script hides the harness, which counts operations"
-            self._write(f"w {json.dumps({'failure': why})}")
+            self._fail_sample("a bench.py beside the script hides the harness, which counts them")
             return
         try:
             from bench.training.sample import Sample
@@ -131,22 +169,51 @@ class _Teller:
             sample.begin()
             self._sample = sample
         except Exception as error:  # the user's training goes on
-            self._write(f"w {json.dumps({'failure': f'{type(error).__name__}: {error}'})}")
+            self._fail_sample(f"{type(error).__name__}: {error}")
 
     def _end_sample(self) -> None:
-        self._write(f"w {json.dumps(self._sample.end())}")
-        self._sample = None
+        sample, self._sample = self._sample, None
+        try:
+            self._write(f"w {json.dumps(sample.end())}")
+        except Exception as error:  # such as that of a step that another thread ends
+            self._fail_sample(f"{type(error).__name__}: {error}")
+
+    def _fail_sample(self, why: str) -> None:
+        self._write(f"w {json.dumps({'failure': f'no operations were counted: {why}'})}")
 
 
-def _measure(began: Any, now: Any) -> float:
-    if isinstance(now, float):
-        return float(now - began)
-    return float(began.elapsed_time(now)) / 1e3
+def _measure(began: _Mark, now: _Mark) -> float:
+    if began.event is None or now.event is None:
+        return now.moment - began.moment
+    return float(began.event.elapsed_time(now.event)) / 1e3
+
+
+def _read_items(items: Any) -> int:
+    try:
+        number = operator.index(items)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise ValueError(
+            "bench.step(items=…) takes a whole number of at least 1, such as len(x), and this is "
+            f"{items!r:.60}"
+        )
+    return number
+
+
+def _read_number(of: str, value: Any) -> float:
+    try:
+        return float(value.detach() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError, RuntimeError):
+        kind = type(value).__name__
+        shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+        raise TypeError(
+            f"bench.{of} takes a number or a tensor of one element, and this is a {kind}{shape}"
+        ) from None
 
 
 _path = os.environ.get(FILE, "")
-# of several processes that train together, the first one speaks
-_teller = _Teller(_path) if _path and os.environ.get("RANK", "0") == "0" else None
+_teller = _Teller(_path) if _path else None
 
 
 def step(items: int | None = None, loss: Any = None) -> None:
@@ -160,7 +227,7 @@ def step(items: int | None = None, loss: Any = None) -> None:
             this process.
         loss: the step's loss, a number or a tensor of one element; it is read after the step.
 
-    Raises TypeError in a sweep: the loss has several elements.
+    Raises ValueError or TypeError in a sweep: one of them is something else.
     """
     if _teller is not None:
         _teller.step(items, loss)
@@ -174,6 +241,8 @@ def epoch(loss: Any = None, accuracy: Any = None) -> None:
     Args:
         loss: what the evaluation found; a number or a tensor of one element.
         accuracy: its accuracy, as a fraction from 0 to 1.
+
+    Raises ValueError or TypeError in a sweep: one of them is something else.
     """
     if _teller is not None:
         _teller.epoch(loss, accuracy)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import bench
 
@@ -36,13 +37,25 @@ def main(mistake: str) -> int:
         time.sleep(0.05)
     if mistake in ("silent", "prints", "daemon"):
         return 0
+    if mistake == "epochs":
+        bench.epoch(loss=9.0, accuracy=0.1)  # before the first step, as nanoGPT does
+    if mistake == "bytes":
+        os.write(1, b"\xff\xfe not UTF-8\n")
+        return 1
+    loss: dict[str, Any] = {"nan": float("nan"), "text": "high", "shape": [1.0, 2.0]}
+    items: dict[str, Any] = {"none of them": 0, "half": 2.5}
     for step in range(60):
         time.sleep(0.012 if step else 0.05)
         if mistake == "dies" and step == 3:
             raise ValueError("a shape does not fit")
-        bench.step(items=8, loss=float("nan") if mistake == "nan" else 2.0 / (step + 1))
+        bench.step(items=items.get(mistake, 8), loss=loss.get(mistake, 2.0 / (step + 1)))
+        if mistake == "two" and not step:  # another process of the command that says its steps
+            subprocess.run([sys.executable, __file__, "none"], check=True)
+    if mistake == "percent":
+        bench.epoch(accuracy=75)
     if mistake == "epochs":
-        bench.epoch(loss=0.5, accuracy=0.75)
+        bench.epoch(loss=0.5)
+        bench.epoch(accuracy=0.75)
     return 0
 
 

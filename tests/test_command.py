@@ -25,15 +25,16 @@ QUICK = ["--device", "cpu", "--no-report"]
 
 def read(folder: Path, key: str = "vary") -> dict[str, Any]:
     rows = read_records(folder).to_dict("records")
-    return {str(row[key]).partition("=")[2] or str(row[key]): row for row in rows}
+    return {str(row[key]).partition("=")[2].strip("'") or str(row[key]): row for row in rows}
 
 
 @pytest.fixture(scope="module")
 def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep over a script's mistakes."""
     out = tmp_path_factory.mktemp("mistakes") / "out"
-    names = "none silent epochs nan oom memory killed daemon asks exits prints dies"
-    vary = ["--vary", "mistake", *names.split(" ")]
+    names = "none silent epochs nan oom memory killed daemon asks exits prints dies bytes two"
+    names += " text shape half percent"
+    vary = ["--vary", "mistake", *names.split(" "), "none of them"]
     given = ["--command", f"{RUN} {{mistake}}", *vary, "--out", str(out)]
     assert sweep([*given, *QUICK]) == 0
     return out
@@ -54,6 +55,13 @@ def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("exits", "error", "the command ended with code 3: no data in ./data"),
         ("prints", "ok", ""),
         ("dies", "error", "ValueError: a shape does not fit (scripts_for_tests.py, line "),
+        ("bytes", "error", "the command ended with code 1: \ufffd\ufffd not UTF-8"),
+        ("two", "ok", ""),
+        ("text", "error", "takes a number or a tensor of one element, and this is a str (scripts_"),
+        ("shape", "error", "a tensor of one element, and this is a list (scripts_for_tests.py, l"),
+        ("none of them", "error", "takes a whole number of at least 1, such as len(x), and this "),
+        ("half", "error", "a whole number of at least 1, such as len(x), and this is 2.5 (scripts"),
+        ("percent", "error", "takes a fraction from 0 to 1, and this is 75 (scripts_for_tests.py"),
     ],
 )
 def test_each_ends_in_its_outcome(mistakes: Path, mistake: str, status: str, reason: str) -> None:
@@ -86,13 +94,43 @@ def test_steps_that_it_tells_are_timed_without_their_warm_up(mistakes: Path) -> 
     # there is no epoch: the time is that of 10,000 items
     assert (row["unit"], row["train_images"]) == ("items", 10_000)
     assert row["images_per_s"] * row["epoch_time_s"] == pytest.approx(10_000)
-    assert row["train_loss"] == pytest.approx(own["loss"].mean(), rel=1e-6)
+    # of all its steps: how many the warm-up took is chance
+    assert row["train_loss"] == pytest.approx(sum(2 / (i + 1) for i in range(60)) / 60, rel=1e-6)
 
 
 def test_an_epoch_that_it_ends_is_an_epoch(mistakes: Path) -> None:
     row = read(mistakes)["epochs"]
     assert (row["train_images"], row["steps_per_epoch"]) == (480, 60)
     assert (row["test_loss"], row["test_accuracy"]) == (0.5, 0.75)
+
+
+def test_of_several_processes_that_say_their_steps_the_first_counts(mistakes: Path) -> None:
+    row = read(mistakes)["two"]
+    assert row["warmup_steps"] + row["measured_steps"] == 60
+    assert "other processes of the command called bench.step too" in row["notes"]
+
+
+RANKS = """
+import sys, torch, torch.distributed as dist, torch.multiprocessing as mp
+def train(rank, store):
+    import bench
+    dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
+    for i in range(30):
+        bench.step(items=4, loss=torch.tensor(float(rank)))
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    mp.spawn(train, (sys.argv[1],), nprocs=2)
+"""
+
+
+def test_processes_that_train_together_are_one(tmp_path: Path) -> None:
+    (tmp_path / "t.py").write_text(RANKS)
+    command = f"{shlex.quote(sys.executable)} {tmp_path}/t.py {tmp_path}/store"
+    assert sweep(["--command", command, "--out", str(tmp_path / "o"), *QUICK]) == 0
+    (row,) = read_records(tmp_path / "o").to_dict("records")
+    assert row["warmup_steps"] + row["measured_steps"] == 30
+    assert row["measured_images"] == 8 * row["measured_steps"]
+    assert row["train_loss"] == 0  # of the first
 
 
 def test_the_report_says_of_what_its_times_are(

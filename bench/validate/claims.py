@@ -377,7 +377,8 @@ def find_wrong_epochs(row: Row) -> Iterator[str]:
 
 def find_wrong_learning(row: Row) -> Iterator[str]:
     steps = row.steps
-    if not len(steps) or row.case.epochs > 1 or row["status"] != Status.OK:
+    several = row.case.epochs > 1 or row.case.command is not None  # whose warm-up learns too
+    if not len(steps) or several or row["status"] != Status.OK:
         return
     images = steps["images"].sum()
     loss = (steps["loss"] * steps["images"]).sum() / images

@@ -35,7 +35,7 @@ from bench.processes import (
     read_held_memory,
 )
 from bench.record import EpochRow, Outcome, Status, Step
-from bench.script import FILE
+from bench.script import FILE, SAMPLED
 from bench.text import count
 from bench.training.counting import join_work
 from bench.training.labels import judge_formats
@@ -64,8 +64,9 @@ _ERROR = re.compile(
 
 @dataclass
 class _Taken:
-    """A step that a script told of; ``time_s`` is None for its first one."""
+    """A step that a script told of, by ``number`` from 0; ``time_s`` is None for its first one."""
 
+    number: int
     moment: float
     time_s: float | None
     items: int
@@ -80,8 +81,13 @@ class _Told:
     steps: list[_Taken] = field(default_factory=list)
     epochs: list[tuple[int, dict[str, float | None]]] = field(default_factory=list)
     work: dict[str, Any] = field(default_factory=dict)
-    counted: bool = True  # whether it said how many items its steps have
+    counted: bool = True  # whether it said how many items each of its steps has
+    others: bool = False  # whether other processes of the command told of steps too
     _read: int = 0
+
+    def count(self, steps: Sequence[_Taken]) -> int:
+        """Return the items of steps, or their number if it does not say."""
+        return sum(step.items for step in steps) if self.counted else len(steps)
 
     def update(self) -> None:
         with suppress(FileNotFoundError), self.path.open("rb") as file:
@@ -96,11 +102,23 @@ class _Told:
                     self.counted &= items != "-"
                     number = 1 if items == "-" else int(items)
                     known = [None if text == "-" else float(text) for text in (took, loss)]
-                    self.steps.append(_Taken(float(moment), known[0], number, known[1]))
+                    taken = _Taken(len(self.steps), float(moment), known[0], number, known[1])
+                    self.steps.append(taken)
                 elif kind == "e":
-                    self.epochs.append((len(self.steps), json.loads(rest)))
+                    self._end_epoch(json.loads(rest))
                 elif kind == "w":
                     self.work = json.loads(rest)
+                elif kind == "o":
+                    self.others = True
+
+    def _end_epoch(self, found: dict[str, float | None]) -> None:
+        """Add an end of an epoch; one without steps, as an evaluation before the first, is none,
+        but what it found is that of the one before."""
+        if not self.epochs or self.epochs[-1][0] < len(self.steps):
+            if self.steps:
+                self.epochs.append((len(self.steps), found))
+            return
+        self.epochs[-1][1].update({name: x for name, x in found.items() if x is not None})
 
 
 class _EndError(Exception):
@@ -324,8 +342,12 @@ def _describe(
 ) -> None:
     m, told = found.measurement, run.told
     steps = told.steps
-    if steps and warm is None:  # too few to wait until they are steady: all but the first count
-        measured = steps[1:]
+    if told.others:
+        found.note("other processes of the command called bench.step too, which does not count")
+    if steps and warm is None:  # too few to wait until they are steady: the first does not count,
+        # nor does the one whose operations were counted, which takes longer
+        counted = SAMPLED if told.work.get("work") else 0
+        measured = [step for step in steps if step.number not in (0, counted)]
         few = f"its {count(len(steps), 'step')} were too few for a warm-up"
         found.note(few)
         found.leave_out(few, "warmup_steps", "warmup_time_s")
@@ -333,36 +355,30 @@ def _describe(
         found.unit, found.epoch_items = "runs", 1
         m.epoch_time_s = m.measured_time_s = run.ended_s
         m.measured_images, m.images_per_s = 1, 1 / run.ended_s
-        found.leave_out(_NO_STEPS if not steps else "it took one step", *_OF_STEPS)
+        found.leave_out(_NO_STEPS if not steps else "it took too few steps", *_OF_STEPS)
         if found.status is not Status.OK:
             m.epoch_time_s = m.images_per_s = None
         return
-    first = len(steps) - len(measured) if warm is None else warm.steps
     times = [step.time_s or 0.0 for step in measured]
     m.setup_time_s = steps[0].moment - run.began
     if warm:
         m.warmup_steps, m.warmup_time_s = warm.steps, warm.time_s
         m.warmup_steady = warm.steady
-    items = sum(step.items for step in measured)
+    items = told.count(measured)
     found.unit = "items" if told.counted else "steps"
-    epoch = _count_epoch_items(told)
-    found.epoch_items = epoch or ITEMS
+    whole = steps[: told.epochs[0][0]] if told.epochs else ()
+    found.epoch_items = told.count(whole) or ITEMS
     m.measured_steps, m.measured_images, m.measured_time_s = len(measured), items, sum(times)
     per_step = items / len(measured)
-    m.steps_per_epoch = math.ceil(epoch / per_step) if epoch else None
+    m.steps_per_epoch = len(whole) or None
     _extrapolate(found, times, found.epoch_items / per_step)
     assert m.epoch_time_s
     m.images_per_s = found.epoch_items / m.epoch_time_s
     describe_steps(m, times)
     if ends := find_ends(times):
         m.step_time_first_s, m.step_time_last_s = ends
-    _describe_losses(found, told, first, measured)
-    _describe_work(found, case, told, per_step)
-
-
-def _count_epoch_items(told: _Told) -> int | None:
-    """Return the items of the first epoch whose end the script told."""
-    return sum(step.items for step in told.steps[: told.epochs[0][0]]) if told.epochs else None
+    _describe_losses(found, told, case, measured)
+    _describe_work(found, case, told)
 
 
 def _extrapolate(found: Outcome, times: Sequence[float], full_steps: float) -> None:
@@ -374,19 +390,22 @@ def _extrapolate(found: Outcome, times: Sequence[float], full_steps: float) -> N
     describe_interval(found, times, extrapolate(m.measured_time_s, times, full_steps))
 
 
-def _describe_losses(found: Outcome, told: _Told, first: int, measured: Sequence[_Taken]) -> None:
+def _describe_losses(found: Outcome, told: _Told, case: Case, measured: Sequence[_Taken]) -> None:
     m = found.measurement
     found.steps = [
-        Step(first + i, step.items, None if step.loss is None else finite(step.loss), None,
-             step.time_s)
-        for i, step in enumerate(measured)
+        Step(step.number, told.count([step]), None if step.loss is None else finite(step.loss),
+             None, step.time_s)
+        for step in measured
     ]  # fmt: skip
     if any(step.loss is None for step in measured):
         found.leave_out("the command tells no loss; give bench.step(loss=…)", "train_loss")
     else:
-        bad = (i for i, step in enumerate(measured) if not math.isfinite(step.loss or 0.0))
-        m.first_bad_step = next(bad, None)
-        m.train_loss = _average(measured)
+        told_of = told.steps[: measured[-1].number + 1]
+        bad = (step.number for step in told_of if not math.isfinite(step.loss or 0.0))
+        if (first := next(bad, None)) is not None:
+            m.first_bad_step = max(0, first - measured[0].number)
+        # how many steps the warm-up takes is chance, and the loss is to be the same without it
+        m.train_loss = _average(told.steps[: case.steps])
     begin = 0
     for number, (end, evaluated) in enumerate(told.epochs):
         own = told.steps[begin:end]
@@ -397,6 +416,7 @@ def _describe_losses(found: Outcome, told: _Told, first: int, measured: Sequence
     if told.epochs:
         last = found.epochs[-1]
         m.test_loss, m.test_accuracy = last.test_loss, last.test_accuracy
+        m.train_loss = last.train_loss
     if found.status is Status.OK:
         found.status, found.reason = conclude(m)
 
@@ -409,7 +429,7 @@ def _average(steps: Sequence[_Taken]) -> float | None:
     return finite(sum(step.items * (step.loss or 0.0) for step in steps) / images)
 
 
-def _describe_work(found: Outcome, case: Case, told: _Told, per_step: float) -> None:
+def _describe_work(found: Outcome, case: Case, told: _Told) -> None:
     """Count the work of the sampled step, and hold its number formats against the label."""
     m, sample = found.measurement, told.work
     columns = ("labelled_flop_share", "flop_per_image", "step_bytes")
@@ -424,7 +444,8 @@ def _describe_work(found: Outcome, case: Case, told: _Told, per_step: float) -> 
     m.flags = " ".join(f"{name}={value}" for name, value in sample["flags"].items())
     found.leave_out("formats are counted in a command, and not rounding errors", "arithmetic")
     found.work = join_work(work, {})
-    m.flop_per_image = sum(one.flop for one in work.values()) / per_step
+    items = told.count(told.steps[SAMPLED : SAMPLED + 1])
+    m.flop_per_image = sum(one.flop for one in work.values()) / items
     m.step_bytes = round(sum(one.bytes for one in work.values()))
     if case.precision == OWN:
         found.leave_out("the command has no {precision}", "labelled_flop_share")
