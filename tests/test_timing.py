@@ -649,6 +649,21 @@ def test_a_case_that_ends_early_is_as_certain_as_it_says(kind: str) -> None:
     assert close >= 95
 
 
+def test_a_drift_that_hides_in_the_first_steps_is_allowed_for() -> None:
+    """Steps within 0.1 % that drift by 4 % over an epoch: six of them look level, so the interval
+    of a level, or one of as much drift as they show, would hold none of these epochs."""
+    rng, held, level = np.random.default_rng(1), 0, 0
+    for _ in range(60):
+        times = (1 + correlate(rng, 391, 0.0, 0.001) + np.linspace(0, 0.04, 391)).tolist()
+        n = end_early(times, 0.01, 391)
+        held += n == 391 or holds(
+            extrapolate(sum(times[:n]), times[:n], 391, drift=True), sum(times)
+        )
+        level += holds(extrapolate(sum(times[:6]), times[:6], 391).widen(0.01), sum(times))
+    assert held >= 54
+    assert level <= 6
+
+
 @pytest.mark.parametrize(
     ("step_s", "away", "fades_s"),
     [(0.05, 0.1, 8), (0.05, 0.3, 2), (0.13, -0.2, 20), (0.44, 0.1, 30)],
@@ -707,8 +722,8 @@ def test_a_card_s_steps_end_where_they_are_known(
 
 def test_a_card_s_whole_epochs_are_known_from_their_first_steps() -> None:
     """DPN-92 in fp32 and fp16 at 128 to 640 on an H200: each interval holds its epoch. Not known
-    before its end is fp16 at 128, which waits for the host, and at 640, of whose 78.1 steps the
-    last may take more than 1 % of the epoch."""
+    before its end is fp16 at 128, which waits for the host. Of the 78.1 steps at 640 the last may
+    take 1.1 % of the epoch; half of that is in the estimate's middle."""
     records, steps = (pd.read_csv(H200 / f"{name}.csv") for name in ("records", "steps"))
     ended = {}
     for row in records[records["fraction"] == 1].itertuples():
@@ -720,10 +735,10 @@ def test_a_card_s_whole_epochs_are_known_from_their_first_steps() -> None:
             whole = extrapolate(sum(times[:n]), times[:n], full, drift=True)
             assert whole.epoch_s == pytest.approx(row.epoch_time_s, rel=0.002)
             assert whole.error <= 0.01
-            wide = whole.widen(0.01)
-            assert (wide.low_s or 0) <= row.epoch_time_s <= (wide.high_s or 0)
+            assert holds(whole, row.epoch_time_s)
+            assert holds(whole.widen(0.01), row.epoch_time_s)
     unknown = {case for case, share in ended.items() if share == 1}
-    assert unknown == {("fp16", 128), ("fp16", 640)}
+    assert unknown == {("fp16", 128)}
     assert max(share for case, share in ended.items() if case not in unknown) <= 0.35
 
 

@@ -198,18 +198,24 @@ def warm_up(
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """Time of a whole epoch in s, estimated from a part, with a 95 % interval if there is one."""
+    """Time of a whole epoch in s, estimated from a part, with a 95 % interval if there is one.
+    ``last_s`` of its upper end are for a smaller last batch, which may take as long as a full one.
+    """
 
     epoch_s: float
     low_s: float | None
     high_s: float | None
+    last_s: float = 0.0
 
     @property
     def error(self) -> float:
-        """The larger distance from epoch to interval end, relative; infinite without one."""
+        """The larger distance to an interval end from the epoch in which the last batch takes the
+        middle of what it may take, relative; infinite without one. With nothing for it, an epoch of
+        78.1 steps would never be known within 1 %, of which 0.9 steps are 1.1 %."""
         if self.low_s is None or self.high_s is None:
             return math.inf
-        return max(self.high_s - self.epoch_s, self.epoch_s - self.low_s) / self.epoch_s
+        middle = self.epoch_s + self.last_s / 2
+        return max(self.high_s - middle, middle - self.low_s) / self.epoch_s
 
     def widen(self, share: float) -> Extrapolation:
         """Return it with an interval of at least ±``share`` of the epoch.
@@ -284,7 +290,7 @@ def extrapolate(
         away = [t - mean - slope * place for place, t in zip(places, steady, strict=True)]
         shift, reach = left * slope * far, left * _reach(away, 2, left, far * far / spread)
         low, high = min(low, shift - reach), max(high, shift + reach)
-    return Extrapolation(epoch_s, max(epoch_s + low, measured_s), epoch_s + high + smaller)
+    return Extrapolation(epoch_s, max(epoch_s + low, measured_s), epoch_s + high + smaller, smaller)
 
 
 def _reach(away: Sequence[float], fitted: int, left: float, lever: float = 0.0) -> float:
@@ -329,7 +335,10 @@ class Certainty:
 
 FIRST_LOOK, LOOKS = 10, 1.25
 """Steps before the first check, and the growth factor of that number until the next one. On an H100
-10 to 12 steps were enough for each case of batch size 512, and 15 to 47 for most of 128 and 256."""
+10 to 12 steps were enough for each case of batch size 512, and 15 to 47 for most of 128 and 256.
+
+Six steps told eight whole epochs of an H200 within 0.13 %, but nothing in six steps tells that they
+will: where steps scatter by 0.1 %, a drift of 4 % over 391 steps changes them by 0.04 %."""
 
 
 FEWEST_FREE = {1: 1.0, 2: 3.0}
