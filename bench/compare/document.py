@@ -18,7 +18,7 @@ from bench.compare.gates import Result
 from bench.compare.side import Side
 from bench.diagnosis.rates import CALL, RATES, write_rate
 from bench.interval import CONFIDENCE
-from bench.limits import MIN_REPEATS
+from bench.limits import MIN_REPEATS, MOST_REPEATS
 from bench.origin import LABELS, describe_origin, find_origin
 from bench.record import Status
 from bench.render.cells import write_ends
@@ -281,10 +281,7 @@ def _write_parts(comparison: Comparison, metric: Metric, match: Match) -> str:
     return f"{what}: {', '.join(told)}"
 
 
-MOST_REPEATS = 50
-"""Most repeats that are advised: more take a day, in which a machine drifts."""
-
-QUIETER = "Close other programs and run again, with a new --out; or use more --repeats"
+QUIETER = "Close other programs and run again, with a new --out"
 """The remedy for times that were disturbed."""
 
 
@@ -387,12 +384,12 @@ def advise(comparison: Comparison, margin: float) -> str:
         return ""
     most = max(repeats for _, repeats in unsure)
     needed = max(ratio.estimate_repeats(margin, repeats) for ratio, repeats in unsure)
-    if needed > max(MOST_REPEATS, most):
+    if math.isinf(needed):
         return (
             f"Next: {MOST_REPEATS} repeats would not decide what is not certain; measure on an "
             "idle machine, or give a larger --margin."
         )
-    return f"Next: --repeats {max(math.ceil(needed), most + 2)} may decide what is not certain."
+    return f"Next: --repeats {max(int(needed), most + 2)} may decide what is not certain."
 
 
 def _is_short(finding: MetricPair, seeded: bool) -> bool:

@@ -193,8 +193,7 @@ def _list_sentences(found: Explanation, beside: bool) -> Iterator[str]:
     )
     if ratio.low is not None and ratio.high is not None and ratio.low < 1 < ratio.high:
         yield (
-            "The repeats do not show which is faster: close other programs, or use --repeats 5 or "
-            "more."
+            "The repeats do not show which is faster: close other programs, or use more --repeats."
         )
     if a.format == Arithmetic.FLOAT32 and a.step.arithmetic == Arithmetic.TFLOAT32:
         yield (

@@ -32,7 +32,7 @@ from bench.questions.batch_sizes import Search
 from bench.questions.halving import confirm
 from bench.record import COMPARABLE, MEASURED, REPEATED, Status
 from bench.render.model import Level, NextStep, Notice
-from bench.study.doubts import DOUBTS, list_below, name_repeats
+from bench.study.doubts import DOUBTS, advise_repeats, list_below
 from bench.study.results import Result
 from bench.study.runs import Run, group, latest
 from bench.study.sweeps import Sweep
@@ -53,16 +53,16 @@ def warn(
     the doubts of the cells ``spoken``, by whether these are fatal; all if None."""
     runs = latest(every)
     below = list_below(results)
+    repeat = advise_repeats(_list_times(results))
+    quieter = f"Close other programs{repeat}."
     doubted: dict[bool, list[Notice]] = {True: [], False: []}
     for doubt in DOUBTS.values():
         if hit := [run for run in runs if getattr(run, doubt.name)]:
             told = spoken is None or any(run.cell in spoken[doubt.fatal] for run in hit)
             level = Level.TABLE if told and doubt.name not in below else Level.DETAIL
-            said = doubt.warn(hit), doubt.advise(hit), _count(hit, runs)
+            said = doubt.warn(hit), doubt.advise(hit, repeat), _count(hit, runs)
             doubted[doubt.fatal].append(Notice(capitalize(doubt.remark), *said, level=level))
     drifts = find_drifts(everything or every)
-    most = max((result.repeats for result in results), default=0)
-    quieter = f"Close other programs, or use {name_repeats(most)}."
     return [
         *(Notice("Incomplete", *gap) for sweep in sweeps for gap in sweep.gaps),
         *_describe_failures(runs),
@@ -74,6 +74,11 @@ def warn(
         *doubted[False],
         *_describe_determinism(results),
     ]
+
+
+def _list_times(results: Sequence[Result]) -> Iterator[list[float]]:
+    for result in results:
+        yield [run.epoch_time_s for run in latest(result.every) if run.timed]
 
 
 def _count(hit: Sequence[Run], runs: Sequence[Run]) -> str:

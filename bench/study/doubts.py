@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean, variance
 from typing import TYPE_CHECKING
 
 from bench.case import Case
 from bench.data.loader import PREFETCH
 from bench.gpu.nvml import EFFECTS
-from bench.limits import STEADY, STRAGGLES, is_shared
+from bench.interval import estimate_repeats, find_half_width
+from bench.limits import MOST_REPEATS, STEADY, STRAGGLES, is_shared
 from bench.precision import (
     EMULATE_FP8,
     MOSTLY_LABELLED,
@@ -166,8 +169,8 @@ def _name_longer(runs: Runs, whole: str = "--epochs") -> str:
     return " or ".join(filter(None, [larger and f"a larger {larger}", smaller]))
 
 
-def _measure_longer(before: str, after: str, repeats: bool = False) -> Callable[[Runs], str]:
-    return lambda r: f"{before} {_name_longer(r)}{', or ' + _repeat(r) if repeats else ''}{after}"
+def _measure_longer(before: str, after: str) -> Callable[[Runs], str]:
+    return lambda runs: f"{before} {_name_longer(runs)}{after}"
 
 
 def _measure_more(runs: Runs) -> str:
@@ -175,24 +178,33 @@ def _measure_more(runs: Runs) -> str:
     return f"Use {_name_longer(runs)}{fewer}, or close other programs."
 
 
-def name_repeats(most: float) -> str:
-    """Advise more repeats than the ``most`` of any case, to show the spread of runs."""
-    return f"--repeats {2 * int(most) + 1 if most >= 5 else 5} or more"
+REPEAT = "{repeat}"
+"""Stands in a remedy for the end of a sentence that `advise_repeats` writes."""
+
+FEWEST_ADVISED = 5
+"""Fewest repeats that are advised: their range holds the median of as many more in 83 % of
+sweeps."""
 
 
-def _repeat(runs: Runs) -> str:
-    return name_repeats(max(run.repeat for run in runs))
-
-
-def _close_others(runs: Runs) -> str:
-    return f"Close other programs, or use {_repeat(runs)}."
+def advise_repeats(cases: Iterable[Sequence[float]]) -> str:
+    """Return the end of a sentence that advises to repeat cases, given by the times of their runs:
+    as often as would tell the time of each within ±`STEADY`, counted as bench.compare does."""
+    needed, most = float(FEWEST_ADVISED), 0
+    for times in cases:
+        most = max(most, len(times))
+        if len(times) > 1:
+            reach = find_half_width([(variance(times), len(times))]) / fmean(times)
+            needed = max(needed, estimate_repeats(reach, STEADY, len(times)))
+    if math.isinf(needed):
+        return f"; --repeats {MOST_REPEATS} would not tell them within ±{100 * STEADY:.0f} %"
+    return f", or use --repeats {max(int(needed), most + 2)} or more"
 
 
 def _lengthen_for_energy(runs: Runs) -> str:
     # no more epochs: the sensor is read at both ends of each, so each would be as short
     longer = _name_longer(runs, whole="")
     whole = any(run.part == 1 for run in runs)
-    more = f"{_repeat(runs)}, which show the error of whole epochs" * whole
+    more = "more --repeats, which show the error of whole epochs" * whole
     return f"Use {', or '.join(filter(None, [longer, more]))}."
 
 
@@ -212,7 +224,7 @@ def _steady(runs: Runs) -> str:
     if bound == {True}:
         return f"Use {_SPARE_HOST}."
     waiting = f"; where a step waits for the host, {_SPARE_HOST}" if True in bound else ""
-    return f"Close other programs, or use {_repeat(runs)}{waiting}."
+    return f"Close other programs{REPEAT}{waiting}."
 
 
 def _use_setting(runs: Runs) -> str:
@@ -283,9 +295,11 @@ class Doubt:
     fatal: bool = True
     detail: Callable[[Runs], str] = lambda runs: ""
 
-    def advise(self, runs: Runs) -> str:
-        """Return how to fix the measurement of these runs, all of which have this doubt."""
-        return self.fix if isinstance(self.fix, str) else self.fix(runs)
+    def advise(self, runs: Runs, repeat: str | None = None) -> str:
+        """Return how to fix the measurement of these runs, all of which have this doubt. How often
+        to ``repeat`` their cases is by default said without knowing their spread."""
+        fix = self.fix if isinstance(self.fix, str) else self.fix(runs)
+        return fix.replace(REPEAT, advise_repeats([]) if repeat is None else repeat)
 
     def warn(self, runs: Runs) -> str:
         """Return the warning about these runs, with its details."""
@@ -319,7 +333,7 @@ _ALL = (
     # only processes that computed during the epoch count: no desktop, none that came later
     Doubt("contended", "shared",
           "Another program used the device or the cores of the run",
-          _close_others,
+          f"Close other programs{REPEAT}.",
           lambda r: is_shared(r.neighbours_computing, r.other_cores), detail=_quote("neighbours")),
     Doubt("beside", "beside other lanes",
           "Cases ran beside other lanes, with which they share power, cooling and the CPU: alone "
@@ -334,7 +348,7 @@ _ALL = (
           or r.step_noise > NOISY_STEPS),
     Doubt("trend", "trend",
           "Speed changed between the first and the last quarter of the measured steps",
-          _measure_longer("Use", ".", repeats=True),
+          _measure_longer("Use", f"{REPEAT}."),
           lambda r: any(trend.find(r) for trend in TRENDS),
           detail=lambda r: "; ".join(filter(None, (trend.describe(r) for trend in TRENDS)))),
     Doubt("unknown", "epoch not known",

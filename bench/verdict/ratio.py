@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from bench.interval import CONFIDENCE
+from bench.interval import CONFIDENCE, estimate_repeats
 from bench.limits import MIN_REPEATS
 from bench.verdict.difference import (
     SIDES,
@@ -102,14 +102,14 @@ class Ratio:
         return self.low < 1 / (1 + margin) and self.high > 1 + margin
 
     def estimate_repeats(self, margin: float, repeats: int) -> float:
-        """Return the repeats per side that may decide what ``repeats`` did not. The interval
-        narrows with the square root of their number until it ends at the margin; half of the sides
-        that differ by more are then decided. Infinite without an interval."""
+        """Return the repeats per side that may decide what ``repeats`` did not: with so many the
+        interval ends at the margin, and half of the sides that differ by more are decided.
+        Infinite without an interval, and if it would take too many."""
         if not (self.value and self.low and self.high):
             return math.inf
         reach = math.log(self.high / self.low) / 2
         apart = abs(abs(math.log(self.value)) - math.log1p(margin))
-        return repeats * (reach / apart) ** 2 if apart else math.inf
+        return estimate_repeats(reach, apart, repeats, sides=1 if self.pairs else 2)
 
     @property
     def differs(self) -> bool:
