@@ -271,7 +271,8 @@ def _list_entries(
         (base, name)
         for at, base in enumerate(BASELINES)
         for name in PRECISIONS
-        if base in equal and name in equal and name not in BASELINES[: at + 1]
+        if base in equal and equal[base].settled
+        if name in equal and name not in BASELINES[: at + 1]
     ]
     ratios = judge_speeds([(equal[name], equal[base]) for base, name in pairs])
     over = dict(zip(pairs, ratios, strict=True))

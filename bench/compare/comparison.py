@@ -43,7 +43,8 @@ from bench.verdict.seeds import GUESSING, Seeded, average_seeds, compare_seeds, 
 STOPPED = "interrupted"
 """The change of a match of which a run was stopped from outside, and is made again."""
 
-SPOILING, BESIDE = ("throttled", "contended", "noisy", "trend"), ("host_bound",)
+SPOILING = ("throttled", "contended", "unsettled", "noisy", "trend")
+BESIDE = ("host_bound",)
 """Doubts with which times are not relied on, and one that is told beside a time."""
 
 _SLOWED = 1 / (1 - SLOWED) - 1  # as a ratio of the higher to the lower

@@ -25,7 +25,7 @@ from bench.render.cells import write_ends
 from bench.render.model import NOTHING, Cell, Head, Level, Table
 from bench.render.text import MORE, WIDTH, draw_table, make_plain, read_plain
 from bench.study.axes import name_axis
-from bench.study.doubts import DOUBTS
+from bench.study.doubts import DOUBTS, SPARE_HOST
 from bench.study.pairs import Match
 from bench.study.quantities import Metric
 from bench.text import (
@@ -459,7 +459,9 @@ def describe(comparison: Comparison, margins: Margins) -> Iterator[str]:
     if said := advise(comparison, margins.verdict):
         yield said
     if spoilt := list(write_spoilt(comparison, matched)):
-        yield f"! Do not rely on these times: {name_first(spoilt, 2, '; ')}. {QUIETER}."
+        waiting = any(name == "unsettled" for _, name, *_ in comparison.spoilt(matched))
+        spare = f" Where a step waits for the host, use {SPARE_HOST}." * waiting
+        yield f"! Do not rely on these times: {name_first(spoilt, 2, '; ')}. {QUIETER}.{spare}"
     empty = [metric.label for metric, found in comparison.metrics.items() if not found]
     if empty:
         yield f"Not compared, because no run has a value: {', '.join(empty)}."

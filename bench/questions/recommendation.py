@@ -184,7 +184,7 @@ class Place:
         against = []
         for base in bases:
             note = BASELINES[base.best.precision] if base.best.device == "cuda" else ""
-            warned = "" if base.best.trusted else "; a time with a warning"
+            warned = "; a time with a warning" * (base.best.settled and not base.best.trusted)
             speed = f"{note}{self.write_speed(chosen, base)}{warned}"
             against.append(f"{_time(base)} in {base.best.precision} ({speed})")
         told += f", against {join_words(against)}" if against else ""
@@ -221,7 +221,7 @@ class Place:
             same and same[0].best.epoch_time_s <= (1 + NEAR) * fastest.best.epoch_time_s
         ):
             return ""
-        warned = "" if fastest.best.trusted else "; a time with a warning"
+        warned = "; a time with a warning" * (fastest.best.settled and not fastest.best.trusted)
         unlike = [axis for axis in fastest.list_unlike(chosen) if axis not in _PRECISION]
         told = f"{_time(fastest)} in fp32 {_name_other(fastest, unlike)}"
         speed = f"{self.write_speed(chosen, fastest)}{warned}"
@@ -229,6 +229,8 @@ class Place:
 
     def write_speed(self, after: Setting, before: Setting) -> str:
         """Return ``3.55 times as fast; 95 %: 3.41 to 3.70``."""
+        if not before.best.settled:
+            return "which waits for the host and does not settle, so nothing is compared with it"
         (speed,) = judge_speeds([(after.best, before.best)])
         assert speed.value is not None
         said = f"{write_ratio(speed.value)} times as fast"
@@ -491,7 +493,8 @@ def _list_saved(row: Row, base: Row) -> Iterator[str]:
     if row.memory_measure == base.memory_measure and abs(over(ours, theirs) - 1) > STEADY:
         yield f"{ours / GIB:#.3g} instead of {theirs / GIB:#.3g} GiB"
     ours, theirs = row.energy_per_epoch_j, base.energy_per_epoch_j
-    if is_number(ours) and is_number(theirs) and theirs > 0 and not (row.energy or base.energy):
+    known = is_number(ours) and is_number(theirs) and theirs > 0 and base.settled
+    if known and not (row.energy or base.energy):
         yield f"{100 * ours / theirs:.0f} % of {base.precision}'s energy"
 
 

@@ -13,7 +13,7 @@ from bench.case import Case
 from bench.data.loader import PREFETCH
 from bench.gpu.nvml import EFFECTS
 from bench.interval import estimate_repeats, find_half_width
-from bench.limits import MOST_REPEATS, STEADY, STRAGGLES, is_shared
+from bench.limits import MIN_REPEATS, MOST_REPEATS, STEADY, STRAGGLES, is_shared
 from bench.precision import (
     EMULATE_FP8,
     MOSTLY_LABELLED,
@@ -51,7 +51,7 @@ LEAST_BUSY = 0.9
 """A GPU that runs kernels for less than this share of a step waits for the host. DPN-92 on an H100:
 0.95 to 0.99 at batch sizes that fill it, 0.69 and 0.75 at batch size 128 in half precision."""
 
-_SPARE_HOST = "a larger --batch-size, --cuda-graphs on or --compile"
+SPARE_HOST = "a larger --batch-size, --cuda-graphs on or --compile"
 
 LEAST_KNOWN = 0.5
 """An epoch time is not known if half its 95 % interval is larger than this share of it."""
@@ -222,8 +222,8 @@ def _steady(runs: Runs) -> str:
     """Advise how to make step times vary less; steps that wait for the host vary with it."""
     bound = {run.host_bound for run in runs}
     if bound == {True}:
-        return f"Use {_SPARE_HOST}."
-    waiting = f"; where a step waits for the host, {_SPARE_HOST}" if True in bound else ""
+        return f"Use {SPARE_HOST}."
+    waiting = f"; where a step waits for the host, {SPARE_HOST}" if True in bound else ""
     return f"Close other programs{REPEAT}{waiting}."
 
 
@@ -361,9 +361,14 @@ _ALL = (
     Doubt("host_bound", "host-bound",
           f"The GPU ran kernels for less than {100 * LEAST_BUSY:.0f} % of a step and waited "
           "for the host, so these times say little about the GPU",
-          f"Use {_SPARE_HOST}; python -m bench.why shows what it waited for.",
+          f"Use {SPARE_HOST}; python -m bench.why shows what it waited for.",
           lambda r: r.busy_share < LEAST_BUSY, fatal=False,
           detail=lambda runs: f"down to {100 * min(run.busy_share for run in runs):.0f} %"),
+    Doubt("unsettled", "not settled",
+          "Steps waited for the host and did not settle: another run may take another time, and "
+          f"with fewer than {MIN_REPEATS} runs nothing is compared with it",
+          f"Use {SPARE_HOST}.",
+          lambda r: r.host_bound and (r.noisy or r.trend or r.unknown)),
     Doubt("unclear", "unclear arithmetic",
           "Which arithmetic ran is not certain: the numeric probe failed, or found a rounding "
           "error between those of two number formats, or the network ran a part of its FLOP in "

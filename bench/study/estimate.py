@@ -228,7 +228,9 @@ def _judge_repeats(
     sure = {cell for cell, values in readings.items() if len(values) >= MIN_REPEATS}
 
     def fits(pair: Pair) -> bool:
-        return metric is not MEMORY or pair.same_memory
+        if metric is MEMORY:
+            return pair.same_memory
+        return pair.a.settled or not metric.timed
 
     def subtract(pair: tuple[int, int]) -> Difference:
         (one, before), (other, after) = (told[cell] for cell in pair)

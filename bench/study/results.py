@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.case import SAME_QUESTION, free_axes
 from bench.interval import CONFIDENCE
-from bench.limits import STEADY
+from bench.limits import MIN_REPEATS, STEADY
 from bench.record import COMPARABLE, MEASURED, MODEL_PARTS, RELIABLE, Status
 from bench.study.doubts import DOUBTS, LEAST_KNOWN
 from bench.study.quantities import STORED, over
@@ -99,12 +99,20 @@ class Result:
         return bool(self.sound and not doubted and self.epoch_time_s == self.epoch_time_s)
 
     @property
+    def settled(self) -> bool:
+        """Whether others may be compared with its time: that of steps which wait for the host, and
+        do not settle, is known by repeats alone."""
+        return not self.unsettled or self.repeats >= MIN_REPEATS
+
+    @property
     def base_fraction(self) -> float:
         return self.base.part if self.base else 1.0
 
     @property
     def speedup(self) -> float:
-        return over(self.base.epoch_time_s, self.epoch_time_s) if self.base else math.nan
+        if not (self.base and self.base.settled):
+            return math.nan
+        return over(self.base.epoch_time_s, self.epoch_time_s)
 
     @property
     def memory_saved(self) -> float:
@@ -138,7 +146,8 @@ def make_results(runs: Sequence[Run]) -> list[Result]:
     for alike in group(sound, lambda result: tell(result.first)):
         # of those that differ only in how they were measured, the one that measured most, profiled
         # or not as the other if there is such a one
-        plain = sorted((r for r in alike if r.precision == "fp32"), key=lambda r: -r.part)
+        plain = [r for r in alike if r.precision == "fp32"]
+        plain.sort(key=lambda r: (not r.settled, -r.part))
         for other in (r for r in alike if plain and r.precision != "fp32"):
             other.base = next((r for r in plain if r.profile == other.profile), plain[0])
     for alike in group(results, lambda r: (r.sweep, r.machine, r.asked, r.kind)):

@@ -247,3 +247,29 @@ def test_the_mean_over_two_pairs_by_hand(tmp_path: Path) -> None:
     reach = stats.t.ppf(0.975, freedom) * error
     assert time.ratio.low == pytest.approx(math.exp(shift - reach))
     assert time.ratio.high == pytest.approx(math.exp(shift + reach))
+
+
+WAITS = {"busy_s": 0.03, "step_time_median_s": 0.05, "step_time_mad_s": 0.005}
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_nothing_is_compared_with_steps_that_wait_and_do_not_settle(
+    repeats: int, tmp_path: Path
+) -> None:
+    """fp32 at batch size 128 waits for the host, and its step times vary by 10 %: a single run of
+    it is no baseline, and three are."""
+    small, large = replace(FP32, profile=True), replace(FP32, batch_size=256)
+    halves = [replace(case, precision="fp16", loss_scale=128.0) for case in (small, large)]
+    report = report_of(
+        tmp_path,
+        ran(small, [100.0, 101.0, 102.0][:repeats], **WAITS, measured_steps=40),
+        ran(large, [90.0] * 3),
+        *(ran(half, [50.0, 51.0, 52.0][:repeats]) for half in halves),
+    )
+    assert [result.unsettled for result in report.results] == [True, False, False, False]
+    told = [result.speedup == result.speedup for result in report.results[2:]]
+    assert told == [repeats == 3, True]
+    assert pick(report, "precision", "fp16").time.pairs == (2 if repeats == 3 else 1)  # type: ignore[union-attr]
+    said = " ".join(report.answers[0].sentences)
+    assert ("waits for the host and does not settle" in said) == (repeats == 1), said
+    assert "Not settled" in {notice.label for notice in report.warnings}
