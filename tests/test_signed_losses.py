@@ -21,6 +21,7 @@ from bench.store.reader import read_records, read_steps
 from bench.sweep.__main__ import main as sweep
 from bench.validate.__main__ import main as validate
 from bench.verdict.equivalence import Claim, judge_equivalence
+from bench.verdict.ratio import Verdict
 from bench.verdict.seeds import compare_seeds
 from tests.planted.records import ran, write_sweep
 
@@ -119,6 +120,14 @@ def test_equivalence_below_zero_has_a_margin_of_the_mean() -> None:
         found = judge_equivalence(a, b, 0.02)
         assert found.verdict is claim, found.sentence()
         assert "difference" in found.sentence()
+
+
+def test_losses_that_cross_zero_have_a_margin_of_their_size() -> None:
+    """As seen with seeds 0 to 2: their mean is 0.009, a hundredth of what the losses are."""
+    a = {0: [0.211997], 1: [-0.329076], 2: [0.143143]}
+    b = {0: [0.212035], 1: [-0.329009], 2: [0.143037]}
+    (ratio,) = compare_seeds([(a, b)])
+    assert ratio.judge(0.02) is Verdict.SAME
 
 
 def test_what_is_no_number_is_the_only_thing_left_out(tmp_path: Path, capsys: Capture) -> None:

@@ -178,7 +178,7 @@ def _gather(said: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
 
 DIFFERENCE = (
     "Of values that are not all above zero the difference B - A is compared, with a sign; the "
-    "margin is that share of the larger of the two means, without its sign."
+    "margin is that share of the larger of the two means of the values without their signs."
 )
 MEANS = "Of several runs the geometric mean is compared, where a report shows the median."
 PAIRED = "Runs with the same seed are compared as pairs; without a pair they are left out."

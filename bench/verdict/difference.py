@@ -70,13 +70,14 @@ def adjust(p_values: Sequence[float]) -> list[float]:
 
 def find_unit(a: Sequence[float], b: Sequence[float]) -> float:
     """Return 0 where two sides have a ratio, as all values are positive. Else they are compared by
-    their difference, in this unit: the larger of the two means, without its sign. A margin of 2 %
-    is then 2 % of that; of a loss that is about 0 on both sides nearly every difference is large.
+    their difference, in this unit: the larger of the two means of the values without their signs,
+    which do not cancel where a loss is above zero with some seeds and below it with others. A
+    margin of 2 % is then 2 % of that; of a loss that is 0 on both sides every difference is large.
     """
     known = [side for side in (a, b) if side]
     if all(value > 0 for side in known for value in side):
         return 0.0
-    return max(abs(fmean(side)) for side in known) or 1.0
+    return max(fmean(map(abs, side)) for side in known) or 1.0
 
 
 def scale(value: float, unit: float) -> float:
