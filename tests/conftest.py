@@ -62,13 +62,13 @@ def why_no_cuda() -> str:
 
 
 LONGEST = (
-    "card check readme html ray asv_site parallel golden subprocess fingerprint cluster "
-    "lanes process extension asv sweep merge profile workload verdict export "
-    "checkpoint fit loader why input advise yardstick scales train compare search "
-    "apex queues figures"
+    "readme parallel check export asv_site fingerprint golden subprocess sweep ray lanes html "
+    "card checkpoint extension process publish validate search asv api command cluster loader "
+    "workload worker train queues advise scales fp8 store models prepare profile apex commands "
+    "shards counting labels"
 )
 """Files that take more than 14 s, the longest first. Each is for one of the processes that share
-the tests: with test_card.py among the last, one core was idle for minutes."""
+the tests: with a file of two minutes among the last, one core was idle for as long."""
 
 
 @pytest.hookimpl(optionalhook=True)  # the tests for a card need pytest alone
