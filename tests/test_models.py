@@ -192,9 +192,10 @@ def create_model(name, pretrained, num_classes, in_chans=3, **settings):
     assert pretrained is False
     made = {"resnet18": net, "vit_tiny": vit}[name]
     return made(num_classes, in_chans, **settings)
-def net(classes, channels):
+def net(classes, channels, width=4):
+    head = nn.Linear(16 * width, classes)
     pool = nn.AdaptiveAvgPool2d(4)
-    return nn.Sequential(nn.Conv2d(channels, 4, 8, 8), pool, nn.Flatten(), nn.Linear(64, classes))
+    return nn.Sequential(nn.Conv2d(channels, width, 8, 8), pool, nn.Flatten(), head)
 def vit(classes, channels, img_size=(224, 224)):
     places = img_size[0] // 8 * (img_size[1] // 8)
     return nn.Sequential(
@@ -232,6 +233,18 @@ def test_a_network_of_timm_has_a_head_for_the_classes(timm: Path) -> None:
     assert newer.parameters == found.parameters
     with pytest.raises(UsageError, match=r"timm 1\.0\.23 has no such network; did you mean"):
         build_model("timm:resnet81")
+
+
+def test_a_network_of_timm_takes_arguments(timm: Path) -> None:
+    name = parse_model("timm:resnet18(width=8)")
+    assert name == "timm:resnet18(width=8)"
+    images = torch.zeros(2, 3, 32, 32)
+    assert build_model(name)(images).shape == (2, 10)
+    assert examine(name).parameters != examine("timm:resnet18").parameters
+    with pytest.raises(UsageError, match=r"cannot be built: TypeError: .*'depth'"):
+        examine("timm:resnet18(depth=8)")
+    with pytest.raises(ValueError, match="give --classes in place of num_classes"):
+        parse_model("timm:resnet18(num_classes=5)")
 
 
 @pytest.mark.parametrize("name", ["resnet18", "vit_tiny"])

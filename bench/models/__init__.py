@@ -25,6 +25,14 @@ MODELS: dict[str, str] = {
 
 TIMM = "timm:"
 
+_SET_BY_FLAGS = {
+    "num_classes": "--classes",
+    "in_chans": "--input",
+    "img_size": "--input",
+    "pretrained": "--start FILE",
+}
+"""Arguments of a network of timm that it has from flags."""
+
 
 Argument = bool | int | float | str | None
 """A keyword argument of a factory, as it can be written in a name."""
@@ -32,10 +40,19 @@ Argument = bool | int | float | str | None
 
 def parse_model(text: str) -> str:
     """Check a model's name without importing it: registered, of the form ``package.module:factory``
-    with or without arguments, or ``timm:NAME``, or that of a command. Return it as it is spelled in
-    records. Raises ValueError: it is none of these."""
-    if text in MODELS or is_timm(text) or is_command(text):
+    or ``timm:NAME``, each with or without arguments, or that of a command. Return it as it is
+    spelled in records. Raises ValueError: it is none of these.
+
+    >>> parse_model("timm:resnet18( drop_rate = .1 )")
+    'timm:resnet18(drop_rate=0.1)'
+    """
+    if text in MODELS or is_command(text):
         return text
+    if is_timm(text):
+        for name in read_arguments(text):
+            if name in _SET_BY_FLAGS:
+                raise ValueError(f"give {_SET_BY_FLAGS[name]} in place of {name}")
+        return _spell_factory(text)
     own = "(or package.module:factory for your own, or timm:NAME)"
     return parse_factory(text, f"{nearest(text, list(MODELS))} {own}")
 
@@ -49,6 +66,10 @@ def parse_factory(text: str, otherwise: str) -> str:
     """
     if not is_factory(text):
         raise ValueError(name_module(text) or otherwise)
+    return _spell_factory(text)
+
+
+def _spell_factory(text: str) -> str:
     target, _, _ = text.partition("(")
     given = sorted(read_arguments(text).items())
     told = ",".join(f"{name}={_spell(value)}" for name, value in given)
@@ -106,7 +127,7 @@ def _spell(value: Argument) -> str:
 
 
 def is_timm(name: str) -> bool:
-    return name.startswith(TIMM) and re.fullmatch(r"[A-Za-z0-9_.-]+", name[len(TIMM) :]) is not None
+    return re.fullmatch(rf"{TIMM}[A-Za-z0-9_.-]+(\(.*\))?", name) is not None
 
 
 def is_command(text: str) -> bool:
@@ -177,13 +198,14 @@ def _build_timm(name: str, classes: int, shape: Shape) -> nn.Module:
             f"--model {name!r}: timm cannot be imported ({why}); pip install timm, with the "
             "torchvision that belongs to this torch"
         ) from error
-    known = name[len(TIMM) :]
+    _, known = split_model(name)
     if not timm.is_model(known):
         raise UsageError(
             f"--model {name!r}: timm {timm.__version__} has no such network; "
             f"{nearest(known, timm.list_models())}"
         )
-    make = partial(timm.create_model, known, pretrained=False, num_classes=classes)
+    own = read_arguments(name)
+    make = partial(timm.create_model, known, pretrained=False, num_classes=classes, **own)
     if shape[0] != SHAPE[0]:
         make = partial(make, in_chans=shape[0])
     model: nn.Module
