@@ -35,11 +35,14 @@ MARGIN = 0.02  # the smallest difference that matters, as of bench.compare
 
 Value = str | int | float | bool | None
 
+Factory = str | Callable[[], Any]
+"""A network or a workload: by name, or what makes it."""
+
 
 def sweep(
-    model: str | Callable[[], Any] | None = None,
+    model: Factory | Sequence[Factory] | None = None,
     *,
-    workload: str | Callable[[], Any] | None = None,
+    workload: Factory | Sequence[Factory] | None = None,
     command: str | None = None,
     vary: dict[str, Sequence[Value]] | None = None,
     repeats: int | None = None,
@@ -47,6 +50,7 @@ def sweep(
     data_dir: str | os.PathLike[str] | None = None,
     preset: str | None = None,
     timeout_s: float | None = None,
+    keep_going: bool = False,
     **axes: Value | Sequence[Value],
 ) -> Sweep:
     """Measure every combination of some settings, as `python -m bench.sweep` does, and return what
@@ -54,8 +58,8 @@ def sweep(
 
     Args:
         model: a network: a name such as ``"dpn92"``, ``"package.module:factory"``, or a function
-            without arguments that returns a `torch.nn.Module`. A function of a notebook is written
-            to a module in ``out``, with what it uses.
+            without arguments that returns a `torch.nn.Module`; or several. A function of a notebook
+            is written to a module in ``out``, with what it uses.
         workload: likewise a function that returns a `bench.workloads.Workload`.
         command: in place of both, what starts a training script, with placeholders.
         vary: values of placeholders of one's own in ``command``, by name.
@@ -63,7 +67,8 @@ def sweep(
         out: folder of the results (default: a new one in ``results``).
         data_dir: where CIFAR-10 is.
         preset: a named grid that the settings change (default: that of the command).
-        timeout_s: seconds that a phase of a case may take.
+        timeout_s: seconds that a phase of a case, or a command, may take.
+        keep_going: leave out networks that cannot be built and run, and train the others.
         axes: any other axis of `bench.case.Case`, a value or several: ``precision=["fp32",
             "bf16-amp"]``, ``batch_size=[64, 128]``, ``steps=20``, ``device="cpu"``.
 
@@ -76,17 +81,19 @@ def sweep(
     provide_home()
     folder = Path(out) if out else Path("results") / f"python-{datetime.now():%Y%m%d-%H%M%S}"
     settings: dict[str, Any] = {"command": command, **axes}
-    for name, factory in (("model", model), ("workload", workload)):
-        settings[name] = _name_factory(name, factory, folder) if callable(factory) else factory
-    words = ["--out", str(folder)]
+    for name, given in (("model", model), ("workload", workload)):
+        several = given if isinstance(given, list | tuple) else [given]
+        named = [_name_factory(name, one, folder) if callable(one) else one for one in several]
+        settings[name] = given if given is None else named
+    words = ["--out", str(folder), *["--keep-going"] * keep_going]
     for name, value in settings.items():
         if value is not None or name in axes:
             words += [axis_flag(_find_axis(name)), *map(_spell, _list(value))]
     for name, values in (vary or {}).items():
         words += ["--vary", name, *map(_spell, _list(values))]
     beside = {"repeats": repeats, "data-dir": data_dir, "preset": preset, "timeout": timeout_s}
-    for flag, given in beside.items():
-        words += [] if given is None else [f"--{flag}", str(given)]
+    for flag, value in beside.items():
+        words += [] if value is None else [f"--{flag}", str(value)]
     options = parse_arguments(words)
     done = run_sweep(plan_cases(options), options)
     if done.left:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 import bench
 from bench.errors import UsageError
@@ -83,6 +84,7 @@ def test_a_figure_and_a_comparison_are_made() -> None:
         ({"precison": "fp32"}, "precison: there is no such axis; did you mean 'precision'?"),
         ({"precision": "fp61"}, "--precision 'fp61': did you mean 'fp16'?"),
         ({"model": lambda: None}, "give a function that is defined at the top of a module"),
+        ({"model": nn.Sequential(nn.Linear(1, 1))}, "model=Sequential: another process cannot"),
         ({"model": "nosuch:build", "device": "cpu"}, "nosuch"),
         (
             {"model": None, "command": "python t.py", "batch_size": 4},
@@ -99,6 +101,20 @@ def test_mistakes_raise_before_anything_is_trained(
         bench.sweep(**{"model": "dpn-small", "out": tmp_path / "out", **given})
     assert said in str(raised.value)
     assert not (tmp_path / "out" / "records.csv").exists()
+
+
+def test_networks_that_cannot_be_built_are_left_out_if_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BENCH_YARDSTICK_S", "0")
+    given = {"model": ["models_for_tests:good", "models_for_tests:nosuch"], "device": "cpu"}
+    given |= {"dataset": "synthetic", "batch_size": 8, "precision": "fp32", "steps": 2}
+    given |= {"repeats": 1, "out": tmp_path / "out"}
+    with pytest.raises(UsageError, match="has no function 'nosuch'"):
+        bench.sweep(**given)
+    found = bench.sweep(**given, keep_going=True)
+    assert found.frame()["model"].tolist() == ["models_for_tests:good"]
+    assert "warning: left out: --model 'models_for_tests:nosuch'" in capsys.readouterr().err
 
 
 def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:

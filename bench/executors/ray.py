@@ -217,17 +217,23 @@ class RayExecutor(Executor):
     def examine(
         self, lane: Lane, devices: Sequence[str], models: Sequence[str], timeout_s: float, **_: Any
     ) -> ProcessAnswer:
-        """Examine all nodes. Raises UsageError: one cannot be measured on, or has other models."""
+        """Examine all nodes; a model that is broken on one, or another one there, is broken. Raises
+        UsageError: a node cannot be measured on."""
         answers: list[ProcessAnswer]
         answers = self._ask(self._nodes, "examine", devices, models, timeout_s)
-        for subject in answers[0].models:
-            found = [answer.fingerprint(subject) for answer in answers]
-            if len({(one.structure, one.source) for one in found}) > 1:
-                raise UsageError(
-                    f"{subject} is not the same on all nodes of the Ray cluster; give all machines "
-                    "the same code and packages"
-                )
-        return answers[0]
+        first, *others = answers
+        for other in others:
+            first = replace(first, error=first.error or other.error)
+            for subject, there in other.models.items():
+                mine = first.models[subject]
+                if isinstance(mine, str) or isinstance(there, str):
+                    first.models[subject] = mine if isinstance(mine, str) else there
+                elif (mine.structure, mine.source) != (there.structure, there.source):
+                    first.models[subject] = (
+                        f"{subject} is not the same on all nodes of the Ray cluster; give all "
+                        "machines the same code and packages"
+                    )
+        return first
 
     def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
         images = replace(images, data_dir=(images.data_dir or Path("data")).absolute())

@@ -24,12 +24,14 @@ from ray_for_tests import MARK, PATIENCE_S, find_marked, wait_for
 from workers_for_tests import gone, is_worker
 
 from bench.case import Case
+from bench.environment.examination import ProcessAnswer
 from bench.environment.source import hash_code
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import Images, Settings
 from bench.executors import ray as room
 from bench.executors.ray import Errand, RayExecutor
 from bench.executors.subprocess import SubprocessExecutor
+from bench.fingerprint import Fingerprint
 from bench.record import Outcome, Status
 from bench.worker.messages import Job, Lane
 
@@ -185,6 +187,22 @@ def test_errors_of_a_node_are_one_line(nodes: Nodes, tmp_path: Path, monkeypatch
     monkeypatch.setattr(nodes.executor, "_errand", replace(nodes.executor._errand, code="f00d"))
     with pytest.raises(UsageError, match=rf"^on {HOST}: its code of this harness is "):
         nodes.executor.examine(nodes.lanes[0], ["cpu"], [], 60)
+
+
+def test_a_model_that_is_broken_on_a_node_does_not_end_the_others(
+    nodes: Nodes, monkeypatch: Patch
+) -> None:
+    here, other = Fingerprint("0", "0", "0"), Fingerprint("1", "1", "1")
+    answers = [
+        ProcessAnswer(models={"good": here, "broken": "model 'broken' cannot", "moved": here}),
+        ProcessAnswer(models={"good": here, "broken": here, "moved": other}),
+    ]
+    monkeypatch.setattr(nodes.executor, "_ask", lambda *asked: answers)
+    found = nodes.executor.examine(nodes.lanes[0], ["cpu"], [*answers[0].models], 60)
+    assert found.fingerprint("good") == here
+    for name, said in (("broken", "model 'broken' cannot"), ("moved", "not the same on all")):
+        with pytest.raises(UsageError, match=said):
+            found.fingerprint(name)
 
 
 @pytest.mark.thorough
