@@ -175,8 +175,10 @@ def _describe(record: Record) -> str:
         m = replace(m, epoch_time_s=None, train_loss=None, train_accuracy=None, warmup_steady=None)
     if m.epoch_time_s is not None:
         cut = record.case.fraction < 1 or record.case.steps is not None
+        if record.case.command is not None:
+            cut |= (m.measured_images or 0) < (record.environment.train_images or 0)
         about = "≈" if cut or m.epoch_time_error is not None else ""
-        words.append(f"{about}{write_number(m.epoch_time_s)} s an epoch")
+        words.append(f"{about}{write_number(m.epoch_time_s)} s {_name_period(record)}")
     memory = m.peak_device_bytes if m.peak_device_bytes is not None else m.peak_process_bytes
     if memory is not None:
         words.append(f"{memory / GIB:.2f} GiB")
@@ -201,6 +203,14 @@ def _describe(record: Record) -> str:
     if record.status != "ok":
         words.append(f"{record.status}: {record.reason}")
     return ", ".join(words)
+
+
+def _name_period(record: Record) -> str:
+    """Say what the time of a run is of; a command need not tell of epochs."""
+    unit, items = record.environment.unit, record.environment.train_images or 0
+    if record.case.command is None or record.measurement.steps_per_epoch:
+        return "an epoch"
+    return "a run" if unit == "runs" else f"for {items:,} {unit}"
 
 
 def write_curve(steps: Sequence[Step], steps_per_epoch: int | None, every: int = 50) -> list[str]:
