@@ -155,7 +155,7 @@ def refuse_program(command: str) -> str:
     path = variables.get("PATH", os.environ.get("PATH"))
     if shutil.which(words[0], path=path) is None:
         return f"{words[0]!r} is no program here; give its path, or python SCRIPT"
-    python = Path(words[0]).name.startswith("python")
+    python = Path(words[0]).name.startswith(("python", "torchrun", "accelerate"))
     script = next((word for word in words[1:] if word.endswith(".py")), "") if python else ""
     if script and words[1] != "-m" and not Path(script).is_file():
         return f"there is no file {script}; give its path from this folder"

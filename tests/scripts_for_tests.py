@@ -23,6 +23,12 @@ def main(mistake: str) -> int:
         subprocess.Popen(["sleep", "60"], start_new_session=True)
     if mistake == "asks":
         input("go on? ")
+    if mistake == "falls back":
+        print("ImportError: no flash attention, which is only slower\nno data in ./data")
+        return 3
+    if mistake == "launched":  # as by torchrun, whose own error follows
+        print('[rank1]:   File "/x/train.py", line 7\n[rank1]: ValueError: a shape does not fit')
+        raise subprocess.CalledProcessError(1, "train.py")
     if mistake == "exits":
         print("no data in ./data")
         return 3

@@ -34,7 +34,7 @@ def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("mistakes") / "out"
     names = "none silent epochs nan oom memory killed daemon asks exits prints dies bytes two"
     names += " text shape half percent"
-    vary = ["--vary", "mistake", *names.split(" "), "none of them"]
+    vary = ["--vary", "mistake", *names.split(" "), "none of them", "falls back", "launched"]
     given = ["--command", f"{RUN} {{mistake}}", *vary, "--out", str(out)]
     assert sweep([*given, *QUICK]) == 0
     return out
@@ -53,6 +53,8 @@ def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("daemon", "error", "left 1 process running (sleep), which were ended"),
         ("asks", "error", "EOFError: EOF when reading a line (scripts_for_tests.py, line "),
         ("exits", "error", "the command ended with code 3: no data in ./data"),
+        ("falls back", "error", "the command ended with code 3: no data in ./data"),
+        ("launched", "error", "ValueError: a shape does not fit (scripts_for_tests.py, line "),
         ("prints", "ok", ""),
         ("dies", "error", "ValueError: a shape does not fit (scripts_for_tests.py, line "),
         ("bytes", "error", "the command ended with code 1: \ufffd\ufffd not UTF-8"),
@@ -144,13 +146,16 @@ def test_the_report_says_of_what_its_times_are(
     assert "10,000 items" in capsys.readouterr().out
 
 
-def test_it_ends_a_script_that_has_been_measured(tmp_path: Path) -> None:
+def test_it_ends_a_script_that_has_been_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     given = ["--command", f"{RUN} none", "--steps", "5", "--repeats", "1"]
     given += ["--out", str(tmp_path / "out")]
     assert sweep([*given, *QUICK]) == 0
     (row,) = read_records(tmp_path / "out").to_dict("records")
     assert (row["status"], row["measured_steps"]) == ("ok", 5)
     assert "ended after 5 measured steps, as --steps asks" in row["notes"]
+    assert " s for 10,000 items, " in capsys.readouterr().err  # and not an epoch
 
 
 def test_a_command_that_ends_neither_by_itself_nor_by_a_signal_is_ended(tmp_path: Path) -> None:
@@ -219,6 +224,7 @@ def test_it_is_validated_and_compared(mistakes: Path, capsys: pytest.CaptureFixt
         ("--vary x 1", "--vary is for a placeholder in --command; give that too"),
         ("--command 'nosuchprogram x'", "'nosuchprogram' is no program here; give its path"),
         ("--command 'python nosuch.py'", "there is no file nosuch.py; give its path"),
+        ("--command 'python {x}' --vary x 't 2.py'", "there is no file t 2.py; give its path"),
         ("--command 'python t.py {precision:fp32=}' --precision bf16", "has no word for bf16; it"),
         ("--command 'python t.py {precision:fp32}' --precision fp32", "gives a word for each"),
         ('--command "python \'t.py"', "its quotes do not match"),

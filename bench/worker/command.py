@@ -53,10 +53,11 @@ _POLL_S = 0.02
 _GRACE_S = 3.0
 _REPORT_EVERY_S = 1.0
 _TAIL_BYTES = 1 << 16  # of the output, to find what an error was
-_LOG_BYTES = 1 << 26  # of the output; more is left out, so that no script fills the disk
 _LEAST_S = 1e-9  # of a step: the clock of a GPU may see none
 _UNLIMITED = 40  # steps that warm-up supposes will be measured, if the command decides
 
+_FRAME = re.compile(r'^ +File "', re.MULTILINE)  # a line before it that looks like an error is none
+_LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessExitedException")
 _ERROR = re.compile(
     r"^\S*?(\w+(?:Error|Exception|Interrupt|Exit|Warning))(?:: (.*))?$", re.MULTILINE
 )
@@ -153,7 +154,11 @@ class _Run:
         self.ended_s, self._ended = math.nan, threading.Event()
         threading.Thread(target=self._await_end, daemon=True).start()
         assert self._process.stdout is not None
-        self.output = _Output(self._process.stdout)
+        self.recent = bytearray()
+        self._copier = threading.Thread(
+            target=_copy, args=(self._process.stdout, self.recent), daemon=True
+        )
+        self._copier.start()
 
     def _await_end(self) -> None:
         # it stays to be reaped once `_ended` is set, and not before
@@ -205,7 +210,7 @@ class _Run:
             _reap()
             time.sleep(_POLL_S)
         left = self._kill_rest()
-        self.output.close(_GRACE_S)
+        self._copier.join(_GRACE_S)
         # a shell says so of what it ran
         return (128 - code if code > 128 else code), left
 
@@ -226,36 +231,13 @@ def _reap() -> None:
             pass
 
 
-class _Output:
-    """What a command prints, which goes to the log, and its end."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self.bytes, self._recent = 0, bytearray()
-        self._copier = threading.Thread(target=self._copy, args=(stream,), daemon=True)
-        self._copier.start()
-
-    @property
-    def recent(self) -> str:
-        return self._recent.decode(errors="replace")
-
-    def close(self, patience_s: float) -> None:
-        self._copier.join(patience_s)
-        if (left_out := self.bytes - _LOG_BYTES) > 0:
-            tail = self._recent[-left_out:]
-            _write(b"\n[%d bytes left out]\n" % (left_out - len(tail)) + tail)
-
-    def _copy(self, stream: IO[bytes]) -> None:
-        with stream:
-            while data := os.read(stream.fileno(), 1 << 16):
-                self._recent += data
-                del self._recent[:-_TAIL_BYTES]
-                _write(data[: max(0, _LOG_BYTES - self.bytes)])
-                self.bytes += len(data)
-
-
-def _write(data: bytes | bytearray) -> None:
-    while data:
-        data = data[os.write(1, data) :]
+def _copy(stream: IO[bytes], recent: bytearray) -> None:
+    with stream:
+        while data := os.read(stream.fileno(), 1 << 16):
+            recent += data
+            del recent[:-_TAIL_BYTES]
+            while data:
+                data = data[os.write(1, data) :]
 
 
 def measure_command(given: Job, channel: Channel) -> Outcome:
@@ -319,10 +301,14 @@ def _find_fault(code: int, left: Sequence[str], run: _Run, case: Case) -> Fault 
         )
     if -code in (signal.SIGKILL, signal.SIGTERM):
         return Fault(Status.KILLED, f"the command ended by {name_signal(-code)} from outside")
-    text = run.output.recent
-    errors = list(_ERROR.finditer(text))
+    # torch marks what comes from one of several processes
+    text = re.sub(r"^\[rank\d+\]: ?", "", run.recent.decode(errors="replace"), flags=re.MULTILINE)
+    frame = _FRAME.search(text)
+    errors = list(_ERROR.finditer(text, frame.end())) if frame else []
     if errors:
-        name, said = errors[-1][1], (errors[-1][2] or "").strip()
+        # those of the script rather than of what started it, which follow
+        error = next((one for one in reversed(errors) if one[1] not in _LAUNCHERS), errors[-1])
+        name, said = error[1], (error[2] or "").strip()
         fault = classify([name], text, case=case)
         reason = name + (f": {said[:300]}" if said else "")
         return Fault(fault.status, f"{reason}{find_place(text)}{after}", fault.transient)
