@@ -115,6 +115,13 @@ class Several(nn.Module):
         return Described(outputs[0], outputs[1]) if self.how == "described" else outputs
 def sized(width: int, bias: bool = True):
     return nn.Sequential(nn.Flatten(), nn.Linear(3072, width, bias), nn.Linear(width, 10))
+def still(): return build().requires_grad_(False)
+def meta(): return build().to("meta")
+def half(): return build().half()
+class Locked(nn.Linear):
+    def __init__(self): super().__init__(3072, 10)
+    def get_extra_state(self): import threading; return threading.Lock()
+    def forward(self, x): return super().forward(x.flatten(1))
 """
 
 BROKEN = {
@@ -130,7 +137,11 @@ BROKEN = {
     "mynet:leaves": "cannot be built: SystemExit: bye (mynet.py, line 20)",
     "mynet:asks": "cannot be built: EOFError: EOF when reading a line (mynet.py, line 41)",
     "mynet:number": "model 'mynet:number' returned int; a factory returns a torch.nn.Module",
-    "mynet:bare": "model 'mynet:bare' has no parameters; there is nothing to train",
+    "mynet:bare": "model 'mynet:bare' has no weight to train: none requires a gradient",
+    "mynet:still": "model 'mynet:still' has no weight to train: none requires a gradient",
+    "mynet:meta": "model 'mynet:meta': its weight 1.weight is meta, without numbers; build it of",
+    "mynet:half": "; its weight 1.weight is float16, and images are float32: build it in float32",
+    "mynet:Locked": "TypeError: its state '_extra_state' cannot be copied: cannot pickle",
     "mynet:conv": "gives (2, 4, 30, 30) for 2 images; forward returns logits of shape (2, classes)",
     "mynet:narrow": "model 'mynet:narrow' fails on (2, 3, 32, 32) images: RuntimeError: mat1",
     "mynet:pair": "returns dict; forward returns a tensor of logits, (N, classes), alone, as .log",

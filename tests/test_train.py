@@ -222,6 +222,34 @@ def test_reset_restores_what_a_network_keeps_beside_its_weights() -> None:
         assert [ours.step(batch(seed=s))[0] for s in range(3)] == first
 
 
+def test_a_network_in_evaluation_mode_is_trained() -> None:
+    """As pretrained networks are returned, whose BatchNorm would not see the batches."""
+    one, other = (training(build=lambda seed, m=m: m) for m in (small(), small().eval()))  # type: ignore[misc]
+    other.model.load_state_dict(one.model.state_dict())
+    assert other.model.training
+    assert one.step(batch())[0].equal(other.step(batch())[0])
+
+
+def test_a_quantised_part_is_brought_back() -> None:
+    """Its state_dict is read by its version, without which it has other names."""
+    fixed = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
+    fixed = torch.ao.quantization.quantize_dynamic(fixed, {nn.Linear}, dtype=torch.qint8)
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.fixed = small(), fixed
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.body(x) + self.fixed(x)
+            return out
+
+    ours = training(build=lambda seed: Both())
+    first = ours.step(batch())[0]
+    ours.reset()
+    assert ours.step(batch())[0].equal(first)
+
+
 def test_a_lazy_network_trains_as_one_that_knew_its_shapes() -> None:
     def build(lazy: bool) -> nn.Module:
         conv = nn.LazyConv2d(4, 3, 4) if lazy else nn.Conv2d(3, 4, 3, 4)

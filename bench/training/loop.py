@@ -6,6 +6,7 @@ predictions and overflows stay on it until the epoch ends.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -94,6 +95,7 @@ class Training:
     ) -> None:
         self.workload = workload or Workload()
         self.exchange = Exchange()
+        model.train()  # a factory may return it as it is evaluated, as that of pretrained weights
         self._still = freeze(model, frozen, self.workload.find_head)
         # kept on the CPU, so that the initial state takes no device memory
         self._start = copy_state(model.state_dict())
@@ -369,14 +371,20 @@ class Training:
 
 
 def copy_state(state: Mapping[str, Any], tensors: bool = True) -> dict[str, Any]:
-    """Copy a state_dict, whose extra state (`get_extra_state`) may be of any type; with ``tensors``
-    False share its tensors."""
-    return {
-        name: (value.clone() if tensors else value)
-        if isinstance(value, Tensor)
-        else deepcopy(value)
-        for name, value in state.items()
-    }
+    """Copy a state_dict, whose extra state (`get_extra_state`) may be of any type, and the versions
+    of its modules, without which a quantised one takes it for that of an older torch; with
+    ``tensors`` False share its tensors. Raises TypeError: extra state cannot be copied."""
+    copied = OrderedDict[str, Any]()
+    for name, value in state.items():
+        try:
+            copied[name] = deepcopy(value) if not isinstance(value, Tensor) else value
+        except Exception as error:
+            raise TypeError(f"its state {name!r} cannot be copied: {error}") from error
+        if tensors and isinstance(value, Tensor):
+            copied[name] = value.clone()
+    if (versions := getattr(state, "_metadata", None)) is not None:
+        copied._metadata = versions  # type: ignore[attr-defined]
+    return copied
 
 
 def list_unsaved(model: nn.Module) -> dict[str, Tensor]:

@@ -44,7 +44,10 @@ def attempt(what: str, action: Callable[[], Any]) -> Any:
         raise
     except (Exception, SystemExit) as error:
         message = " ".join(str(error).split())[:300]
-        raise UsageError(f"{what}: {type(error).__name__}: {message}{find_place(error)}") from error
+        said = f"{type(error).__name__}: {message}".removesuffix(
+            ": "
+        )  # a debugger's has no message
+        raise UsageError(f"{what}: {said}{find_place(error)}") from error
 
 
 # ----------------------------------------------------------------------------------------- networks
@@ -58,9 +61,18 @@ def check_network(name: str, model: object) -> nn.Module:
         raise UsageError(
             f"model {name!r} returned {type(model).__name__}; a factory returns a torch.nn.Module"
         )
-    if not list(model.parameters()):
-        raise UsageError(f"model {name!r} has no parameters; there is nothing to train")
+    if not any(weight.requires_grad for weight in model.parameters()):
+        raise UsageError(f"model {name!r} has no weight to train: none requires a gradient")
+    for weight, tensor in model.named_parameters():
+        if tensor.is_meta or tensor.dtype.is_complex:
+            kind = "meta, without numbers" if tensor.is_meta else _name_dtype(tensor)
+            said = f"model {name!r}: its weight {weight} is {kind}"
+            raise UsageError(f"{said}; build it of real numbers on the CPU")
     return model
+
+
+def _name_dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def try_images(name: str, model: nn.Module, workload: Workload) -> int:
@@ -76,7 +88,15 @@ def try_images(name: str, model: nn.Module, workload: Workload) -> int:
     try:
         outputs = attempt(tried, lambda: model(images))
     except UsageError as error:
-        raise UsageError(f"{error}; give images that it takes by --input, or {_OTHERS}") from error
+        mend = f"give images that it takes by --input, or {_OTHERS}"
+        for weight, tensor in model.named_parameters():
+            if tensor.dtype.is_floating_point and tensor.dtype != torch.float32:
+                mend = (
+                    f"its weight {weight} is {_name_dtype(tensor)}, and images are float32: build "
+                )
+                mend += "it in float32, and give the number format by --precision"
+                break
+        raise UsageError(f"{error}; {mend}") from error
     logits, _ = split_heads(outputs)
     if not isinstance(logits, Tensor):
         raise UsageError(
@@ -399,5 +419,5 @@ def read_bits(tensor: Tensor) -> bytes:
 
 
 def _name_kinds(tensors: list[Tensor]) -> str:
-    kinds = (f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in tensors)
+    kinds = (f"{_name_dtype(t)} {tuple(t.shape)}" for t in tensors)
     return ", ".join(kinds)
