@@ -124,6 +124,9 @@ def test_a_broken_torch_is_one_line(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{Path(__file__).parents[1]}")
     with pytest.raises(UsageError, match=r"libcudart.so.12: cannot open; install torch>=2.9"):
         probe("cpu")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match=r"/torch.py hides torch: give it another name"):
+        probe("cpu")
 
 
 def test_the_card_described_is_the_one_torch_uses(monkeypatch: Patch) -> None:

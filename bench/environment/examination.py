@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from importlib.machinery import PathFinder
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -95,9 +96,11 @@ def ask(
             answer: ProcessAnswer = process.receive(timeout_s)
         except (TimeoutError, EndedError, MessageError) as error:
             why = str(error) or f"no answer within {timeout_s:g} s"
-            return ProcessAnswer(
-                f"torch cannot be asked about the device: {why}; install torch>=2.9"
-            )
+            found = PathFinder.find_spec("torch")
+            mend = "install torch>=2.9"
+            if found and not found.submodule_search_locations:  # a file, and no package
+                mend = f"{found.origin} hides torch: give it another name"
+            return ProcessAnswer(f"torch cannot be asked about the device: {why}; {mend}")
         look(answer, process.pid)
     for done, text in enumerate(models):
         request = parse_request(text)
