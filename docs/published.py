@@ -44,7 +44,7 @@ class Source:
     name: str
     how: str
     batch_sizes: tuple[int, ...]
-    cudnn_benchmark: bool
+    cudnn_benchmark: bool | None  # None for rows of both, which say so
     memory_column: str
     memory: str  # what that column measures
 
@@ -54,7 +54,6 @@ class Source:
         keep = (
             rows["precision"].isin(PRECISIONS)
             & rows["batch_size"].isin(self.batch_sizes)
-            & (rows["cudnn_benchmark"] == self.cudnn_benchmark)
             & ~rows["channels_last"]
             & ~rows["cuda_graphs"]
             & rows["loss_scale"].isin(["", "128", "dynamic"])
@@ -62,6 +61,8 @@ class Source:
             & (rows["repeat"] == 1)
             & rows["status"].isin([Status.OK, Status.OOM])
         )
+        if self.cudnn_benchmark is not None:
+            keep &= rows["cudnn_benchmark"] == self.cudnn_benchmark
         rows = keep_cases(rows[keep])
         rows = rows[rows["optimizer"] == rows["optimizer"].mode()[0]]
         rows = rows.sort_values(["fraction", "evaluate"], ascending=False, kind="stable")
@@ -121,20 +122,24 @@ class Bar:
     energy_j: float | None  # of the epoch; None if it was measured for a few seconds only
     test_accuracy: float | None  # as a fraction, after the epoch
     estimated: bool
-    fp32: bool
+    base: bool  # what the others at this batch size are compared with
 
 
 def read_bars(source: Source) -> list[Bar]:
     """The cases of a source: by batch size, the slowest first."""
     rows = source.read()
+    # plain ones last: they are what others are compared with
+    bases = rows.sort_values(["compile", "cudnn_benchmark"], ascending=False, key=_is_more)
     fp32, tf32 = (
-        {row.batch_size: row for row in rows.itertuples() if row.precision == name}
+        {row.batch_size: row for row in bases.itertuples() if row.precision == name}
         for name in ("fp32", "tf32")
     )
     bars = [
         Bar(
             source.name,
-            f"{row.precision} + torch.compile" if row.compile != Case.compile else row.precision,
+            row.precision
+            + " + autotuned" * bool(source.cudnn_benchmark is None and row.cudnn_benchmark)
+            + " + torch.compile" * (row.compile != Case.compile),
             row.batch_size,
             _known(row.epoch_time_s),
             _known(row.images_per_s),
@@ -147,11 +152,16 @@ def read_bars(source: Source) -> list[Bar]:
             else None,
             _known(row.test_accuracy),
             row.fraction < 1,
-            row.precision == "fp32",
+            row.Index in {base.Index for base in fp32.values()},
         )
         for row in rows.itertuples()
     ]
     return sorted(bars, key=lambda bar: (bar.batch_size, bar.images_per_s or 0))
+
+
+def _is_more(column: pd.Series[Any]) -> pd.Series[Any]:
+    """Whether a value is not the default of its axis."""
+    return column != getattr(Case, str(column.name))
 
 
 def _compare(row: Any, base: Any) -> float | None:
@@ -191,7 +201,7 @@ def find_source(card: Card) -> Source:
         f"{card.identity['gpu'].removeprefix('NVIDIA ')}, {card.started_at[:4]}",
         "after warm-up; one run each; cudnn.benchmark off, not compiled unless a row says so",
         (128, 256, 512, 640),
-        False,
+        None,
         "peak_device_bytes",
         "of the card, over its baseline",
     )
@@ -228,8 +238,8 @@ def _cells(bar: Bar) -> Iterator[str]:
     yield from (bar.source, str(bar.batch_size), bar.label)
     yield "out of memory" if bar.epoch_s is None else f"{about}{bar.epoch_s:.1f} s"
     yield "–" if bar.images_per_s is None else f"{about}{bar.images_per_s:,.0f}"
-    yield "–" if bar.speedup is None or bar.fp32 else f"{about}{bar.speedup:.2f}×"
-    own = bar.over_tf32 is None or bar.fp32 or bar.label == "tf32"
+    yield "–" if bar.speedup is None or bar.base else f"{about}{bar.speedup:.2f}×"
+    own = bar.over_tf32 is None or bar.base or bar.label == "tf32"
     yield "–" if own else f"{'≈' * bar.rough_tf32}{bar.over_tf32:.2f}×"
     yield "–" if bar.memory_bytes is None else f"{bar.memory_bytes / GIB:.1f} GiB"
     yield "–" if bar.energy_j is None else f"{about}{bar.energy_j / 1000:.1f} kJ"
@@ -317,12 +327,12 @@ def draw(theme: str) -> str:
             if bar.images_per_s is None:
                 figure = "out of memory"
             else:
-                kind = "fp32" if bar.fp32 else "bar"
+                kind = "fp32" if bar.base else "bar"
                 parts.append(
                     f'<rect class="{kind}" x="{LEFT}" y="{y}" width="{length}" height="{BAR}"/>'
                 )
                 figure = next(f for i, f in enumerate(_cells(bar)) if i == 4)
-                if bar.speedup is not None and not bar.fp32:
+                if bar.speedup is not None and not bar.base:
                     figure += f"  ({bar.speedup:.2f}× fp32)"
             parts.append(_text(LEFT + length + 6, y + 14, figure, "ink"))
             y += ROW

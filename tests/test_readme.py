@@ -294,7 +294,7 @@ def test_published_figures_are_those_of_the_records() -> None:
     ratios = [
         bar.speedup
         for bar in published.read_bars(published.SOURCES[1])
-        if bar.speedup is not None and not bar.fp32
+        if bar.speedup is not None and not bar.base
     ]
     assert f"{min(ratios):.1f} to {max(ratios):.1f} times" in " ".join(said.split())
 
@@ -313,6 +313,8 @@ def test_a_card_s_table_is_of_whole_epochs_with_their_accuracy(tmp_path: Path) -
 
     rows = [make("fp32", 44.0, **part), make("fp16", 13.0, **part), make("tf32", 22.0, **part)]
     rows += [make("fp16", 14.0, **part, optimizer="sgd", lr=0.01)]
+    rows += [make("fp16", 10.0, **part, compile="default", cudnn_benchmark=True)]
+    rows += [make("fp32", 25.0, **part, compile="default")]
     card = Card(tmp_path, {"gpu": "NVIDIA H200"}, "2026-11-21T12:00:00")
     write_sweep(tmp_path, rows)
     assert "accuracy" not in published.write_table(published.choose_sources(card))
@@ -323,8 +325,11 @@ def test_a_card_s_table_is_of_whole_epochs_with_their_accuracy(tmp_path: Path) -
     assert table[0].endswith("| memory | test accuracy after it |")
     assert [line for line in table if line.startswith("| H200")] == [
         "| H200, 2026 | 256 | fp32 | 40.0 s | 1,250 | – | – | – | 45.1 % |",
+        "| H200, 2026 | 256 | fp32 + torch.compile | ≈25.0 s | ≈2,000 | ≈1.60× | ≈0.88× | – | – |",
         "| H200, 2026 | 256 | tf32 | ≈22.0 s | ≈2,273 | ≈1.82× | – | – | – |",
         "| H200, 2026 | 256 | fp16 | 16.0 s | 3,125 | 2.50× | ≈1.38× | – | 45.0 % |",
+        "| H200, 2026 | 256 | fp16 + autotuned + torch.compile | ≈10.0 s | ≈5,000 | ≈4.00× | ≈2.20× "
+        "| – | – |",
     ]
     assert "whole epochs, ≈ estimated from 20 % of an epoch, after warm-up" in table[-2]
     assert "; adamw at lr 0.0003; memory" in table[-2]
