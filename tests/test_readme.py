@@ -328,8 +328,8 @@ def test_a_card_s_table_is_of_whole_epochs_with_their_accuracy(tmp_path: Path) -
         "| H200, 2026 | 256 | fp32 + torch.compile | ≈25.0 s | ≈2,000 | ≈1.60× | ≈0.88× | – | – |",
         "| H200, 2026 | 256 | tf32 | ≈22.0 s | ≈2,273 | ≈1.82× | – | – | – |",
         "| H200, 2026 | 256 | fp16 | 16.0 s | 3,125 | 2.50× | ≈1.38× | – | 45.0 % |",
-        "| H200, 2026 | 256 | fp16 + autotuned + torch.compile | ≈10.0 s | ≈5,000 | ≈4.00× | ≈2.20× "
-        "| – | – |",
+        "| H200, 2026 | 256 | fp16 + autotuned + torch.compile | ≈10.0 s | ≈5,000 | ≈4.00× "
+        "| ≈2.20× | – | – |",
     ]
     assert "whole epochs, ≈ estimated from 20 % of an epoch, after warm-up" in table[-2]
     assert "; adamw at lr 0.0003; memory" in table[-2]
