@@ -107,7 +107,7 @@ APART: dict[str, dict[str, Any]] = {
     "memory limit 8GiB, not none": {"memory_limit": "8GiB"},
     "not known to be measured, not measured": {"executor": "x"},
     "other images": {"dataset_fingerprint": "beef"},
-    "perhaps other layers": {"model_structure": "other"},
+    "layers of one of them are not recorded": {"model_structure": "other"},
     "other number of images": {"train_images": 10000},
 }
 """What other cards differ in, by the reason why they stand apart."""

@@ -29,6 +29,7 @@ from bench.record import MODEL_PARTS, RELIABLE
 from bench.study.axes import find_default, list_main, name_axis, name_setting, name_value
 from bench.study.results import Result
 from bench.study.runs import group
+from bench.text import join_words
 from bench.verdict.ratio import Ratio
 
 BASELINES = ("fp32", "tf32")
@@ -113,10 +114,15 @@ class Group:
         for name, value in self.traits.items():
             theirs = other.traits[name]
             if value != theirs and name in DATA.values():  # a hash says no more than that
-                (told if value and theirs else unknown).append(f"other {name}")
+                if value and theirs:
+                    told.append(f"other {name}")
+                else:
+                    unknown.append(name)
             elif value != theirs:
                 told.append(f"{name} {value}, not {theirs}".strip())
-        return told or [f"perhaps {what}" for what in unknown]
+        if unknown and not told:
+            told.append(f"{join_words(unknown)} of one of them are not recorded")
+        return told
 
 
 def find_groups(found: ReportData) -> list[Group]:
