@@ -374,9 +374,6 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
 }
 """Axes that only some values of another axis have: they may change together with it."""
 
-BESIDE_COMMAND = ("command", "vary", "device", "steps", "seed")
-"""The axes that a `command` has without a placeholder for them."""
-
 SAME_QUESTION = tuple(name for name, axis in AXES.items() if axis.measuring)
 """Axes that say how a case was measured; they never distinguish two questions."""
 

@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import product
@@ -22,8 +22,12 @@ from bench.errors import nearest
 
 _PLACE = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)(?::([^{}]*))?\}")
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_SHELL = re.compile(r"^(?:\||\|\||&&?|;|[0-9]?>>?|[0-9]?>&[0-9]|<)$")
+_SHELL = re.compile(r"(?:\||\|\||&&?|;|[0-9&]?>\S*|<|~/\S*|\$\{?[A-Za-z_]\S*)")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+
+
+BESIDE_COMMAND = ("command", "vary", "device", "steps", "seed")
+"""The axes that a command has without a placeholder for them."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ def parse_command(text: str) -> str:
         raise ValueError("give what starts your training, such as 'python train.py'")
     if not split_command(text)[1]:
         raise ValueError("it only sets variables; add what starts your training")
-    if operator := next(filter(_SHELL.match, words), ""):
+    if operator := next(filter(_SHELL.fullmatch, words), ""):
         raise ValueError(
             f"{operator} is for a shell, and no shell runs the command; give sh -c '…', or a script"
         )
@@ -153,6 +157,8 @@ def refuse_program(command: str) -> str:
     """Return why a filled command cannot be started here; empty if it can."""
     variables, words = split_command(command)
     path = variables.get("PATH", os.environ.get("PATH"))
+    if Path(words[0]).is_file() and not os.access(words[0], os.X_OK):
+        return f"{words[0]} is a file that may not be run; give python {words[0]}, or chmod +x it"
     if shutil.which(words[0], path=path) is None:
         return f"{words[0]!r} is no program here; give its path, or python SCRIPT"
     python = Path(words[0]).name.startswith(("python", "torchrun", "accelerate"))
@@ -189,7 +195,7 @@ def hash_files(command: str) -> str:
 
 
 def refuse_places(
-    command: str, given: Iterable[str], own: Sequence[str], axes: Sequence[str]
+    command: str, given: Collection[str], own: Sequence[str], axes: Sequence[str]
 ) -> str:
     """Return what is wrong with the placeholders of a command, and what would be right; empty if
     nothing is.
@@ -200,15 +206,17 @@ def refuse_places(
     places = dict.fromkeys(place.name for place in list_places(command))
     for name in places:
         if name not in axes and name not in own:
-            near = nearest(name, [*own, *axes], f"an axis, or --vary {name} VALUE …")
+            near = nearest(name, [*own, *axes], f"add --vary {name} VALUE …")
             return f"{{{name}}} is neither an axis nor a --vary; {near}"
+        if name not in (*given, *own, "device", "seed"):  # a run has one of the last two
+            return f"{{{name}}} has no value; give {axis_flag(name)} VALUE …"
     for name in own:
         if name in axes:
             return f"--vary {name}: this is an axis; give {axis_flag(name)} VALUE …"
         if name not in places:
             return f"--vary {name} is given, but the command has no {{{name}}}; add it there"
     for name in given:
-        if name not in places:
+        if name not in (*places, *BESIDE_COMMAND):
             return (
                 f"{axis_flag(name)} is given, but the command has no {{{name}}}; add it there, or "
                 f"leave out {axis_flag(name)}"

@@ -12,7 +12,6 @@ from typing import Any
 from bench.axis import BATCH_SIZES, Trait, Value, parse_whole
 from bench.case import (
     AXES,
-    BESIDE_COMMAND,
     Case,
     axis_flag,
     divide_items,
@@ -25,7 +24,7 @@ from bench.case import (
     parse_value,
     whole_batch,
 )
-from bench.command import list_places, name_command, read_vary, refuse_places
+from bench.command import BESIDE_COMMAND, list_places, name_command, read_vary, refuse_places
 from bench.errors import UsageError
 from bench.models import is_command, name_module
 from bench.optimization import count_warmup_steps
@@ -193,8 +192,7 @@ def _settle(settings: Mapping[str, Any]) -> Case:
 
 def _refuse_for_command(axes: Mapping[str, Sequence[Any]], sizes: Sequence[Any]) -> None:
     """Refuse settings that a command has no placeholder for. Raises UsageError."""
-    given = [name for name in axes if name not in BESIDE_COMMAND]
-    given += ["batch_size"] if sizes else []
+    given = [*axes, *["batch_size"] * bool(sizes)]
     for command in axes["command"]:
         if command is None:
             raise UsageError("--command none beside a command: give them in sweeps of their own")
