@@ -131,7 +131,7 @@ def list_children(pid: int) -> list[int]:
     """Return the ids of all descendants of process ``pid``; none if it has ended."""
     import psutil
 
-    with suppress(psutil.NoSuchProcess):
+    with suppress(Exception):  # it reads other processes, which may be anything
         return [child.pid for child in psutil.Process(pid).children(recursive=True)]
     return []
 
@@ -169,17 +169,19 @@ def read_peak_memory() -> int:
 
 
 def read_cpu_time(pid: int | None = None) -> float:
-    """Return the CPU seconds of this process, or another, and of all its descendants, ended or not.
-    Raises psutil.NoSuchProcess: there is no such process."""
+    """Return the CPU seconds of this process, or another, and of all its descendants, ended or not;
+    of those that can be read. Raises psutil.NoSuchProcess: there is no such process."""
     import psutil
 
     total, root = 0.0, psutil.Process(pid)
-    for process in (root, *root.children(recursive=True)):
+    for one in (root.pid, *list_children(root.pid)):
         try:
-            times = process.cpu_times()
+            times = psutil.Process(one).cpu_times()
         except psutil.NoSuchProcess:
-            if process is root:
+            if one == root.pid:
                 raise
+            continue
+        except Exception:
             continue
         total += times.user + times.system
         # only its children that ended; the others are in this list

@@ -7,13 +7,14 @@ import sys
 import time
 from types import SimpleNamespace
 
+import psutil
 import pynvml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from readings_for_tests import Replay
 
-from bench.gpu.cards import Card, Link, find_card, find_cards, select_visible
+from bench.gpu.cards import UNKNOWN, Card, Link, find_card, find_cards, select_visible
 from bench.gpu.device import READINGS, CombinedDevice, Depth, Host, Process, Reading, Unreadable
 from bench.gpu.monitor import Monitor
 from bench.gpu.nvml import (
@@ -27,6 +28,7 @@ from bench.gpu.nvml import (
     open_device,
     throttle_names,
 )
+from bench.processes import list_children, read_cpu_time
 
 GPU = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 OTHER = "GPU-11112222-d72c-4106-c12f-20bd9faed9f6"
@@ -137,7 +139,9 @@ class FakeNvml:
         def call(*args, **kwargs):
             self.calls.append((name, *args))
             if name in self.fail:
-                raise self.fail[name]
+                if isinstance(self.fail[name], Exception):
+                    raise self.fail[name]
+                return self.fail[name]
             return ANSWERS[name](self, *args, **kwargs)
 
         return call
@@ -335,6 +339,52 @@ def test_whatever_a_call_raises_is_unknown_with_a_reason(call):
         find_neighbours(GPU, nvml)
         assert describe_links([GPU, GPU], nvml)[0] is None
         device.close()
+
+
+@pytest.mark.parametrize("call", sorted(ANSWERS.keys() - {"nvmlInit", "nvmlShutdown"}))
+def test_whatever_a_call_answers_that_cannot_be_is_unknown_with_a_reason(call):
+    """-5 is an answer below zero; all ones of 32 and of 64 bits are what NVML has for none; and
+    older bindings give bytes, a call that is not there a wrong kind of answer."""
+    if "Handle" in call:
+        return
+    for wrong in (-5000, 2**32 - 1, 2**64 - 1, None, "x\ufffd", b"\xff\x87", (-1, -1)):
+        if wrong == 2**32 - 1 and ("Energy" in call or "Reasons" in call):
+            continue  # a number of 64 bits
+        nvml = FakeNvml(**{call: wrong})
+        nvml.compute = [(os.getpid(), 2_000)]
+        device = open_device(GPU, nvml)
+        device.watch(os.getpid())
+        seen = read(device)
+        unknown = [name for name in READINGS if getattr(seen, name) is None]
+        assert all(device.why(name).startswith("NVML") for name in unknown), wrong
+        if "Processes" not in call:  # an older call stands in for one that has no list
+            assert {name for name, calls in CALLS.items() if calls[0] == call} <= {*unknown}, wrong
+        for card in find_cards(nvml, {})[0]:
+            assert card.name in ("NVIDIA H200", UNKNOWN)
+        find_neighbours(GPU, nvml)
+        device.close()
+
+
+def test_names_in_bytes_and_unknown_sizes_are_read():
+    nvml = FakeNvml(nvmlDeviceGetName=b"NVIDIA T4", nvmlSystemGetDriverVersion=b"470.1")
+    ((card,), _) = find_cards(nvml, {})
+    assert (card.name, card.driver) == ("NVIDIA T4", "470.1")
+    _, device = watch((os.getpid(), 2**64 - 1))
+    assert read(device).process_bytes is None
+
+
+@pytest.mark.parametrize("fault", [psutil.AccessDenied(1), OSError("x"), ValueError("x")])
+def test_other_processes_may_be_unreadable(fault, monkeypatch):
+    def fail(*_, **__):
+        raise fault
+
+    for method in ("name", "children", "cpu_times", "memory_info"):
+        monkeypatch.setattr(psutil.Process, method, fail)
+    nvml, device = watch((os.getpid(), 2_000), (1, 3_000))
+    assert [process.name for process in read(device).others] == [None]
+    assert list_children(os.getpid()) == []
+    assert read_cpu_time() == 0
+    assert find_neighbours(GPU, nvml)
 
 
 @pytest.mark.parametrize("pid", [0, -1, 2**22 + 7, 2**32 - 1])

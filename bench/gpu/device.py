@@ -145,14 +145,13 @@ class ProcessTree:
 
         self.pids = {pid}
         self._alive: list[psutil.Process] = []
-        self._error = psutil.Error
         with suppress(psutil.Error):
             self._alive = [psutil.Process(pid)]
         self.refresh()
 
     def refresh(self) -> None:
         """Look for new descendants, which takes about 13 µs per process of the machine."""
-        with suppress(self._error, IndexError):
+        with suppress(Exception):  # psutil reads other processes, which may be anything
             root = self._alive[0]
             self._alive = [root, *root.children(recursive=True)]
         self.pids.update(process.pid for process in self._alive)
@@ -160,7 +159,7 @@ class ProcessTree:
     def held_bytes(self, but_root: bool = False) -> int | None:
         total = 0
         for process in self._alive[but_root:]:
-            with suppress(self._error, OSError):
+            with suppress(Exception):
                 total += read_held_memory(process.pid)
         return total or None
 

@@ -6,6 +6,7 @@ pynvml is imported only when NVML is used.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -90,7 +91,9 @@ class Checked:
         def ask(*arguments: Any, **named: Any) -> Any:
             try:
                 answer = found(*arguments, **named)
-                if why := _find_impossible(answer):
+                if isinstance(answer, bytes):  # before nvidia-ml-py 11.515
+                    answer = answer.decode()
+                if why := _find_impossible(name, answer):
                     raise ValueError(why)
             except Exception as error:
                 raise UnknownError(error) from None
@@ -99,17 +102,34 @@ class Checked:
         return ask
 
 
-def _find_impossible(answer: Any) -> str:
-    """Return what an answer says that cannot be; empty if there is nothing."""
-    if isinstance(answer, str) and not is_whole(answer):
-        return "a text that is not UTF-8"
-    if getattr(answer, "total", None) == 0:
-        return "a card of 0 bytes of memory"
-    for process in answer if isinstance(answer, list) else ():
-        pid = getattr(process, "pid", 1)
-        if not 0 < pid <= _LARGEST_PID:
-            return f"a process with pid {pid}, which none can have"
-    return ""
+_WIDE = re.compile("Energy|Reasons")  # the numbers of 64 bits; of others, all ones are no answer
+
+
+def _find_impossible(name: str, answer: Any) -> str:
+    """Return what an answer to a call says that cannot be; empty if there is nothing."""
+    told = f"{name} is {answer!r}"[:80]
+    if re.search("Name$|UUID$|GetDriverVersion$", name):
+        if not isinstance(answer, str):
+            return told
+        return "" if is_whole(answer) else "a text that is not UTF-8"
+    if name.endswith("MemoryInfo"):
+        if answer.total == 0:
+            return "a card of 0 bytes of memory"
+        return "" if 0 <= answer.used < _MOST_BYTES > answer.total > 0 else told
+    if "RunningProcesses" in name:
+        pids = [process.pid for process in answer]
+        wrong = next((pid for pid in pids if not 0 < pid <= _LARGEST_PID), None)
+        return "" if wrong is None else f"a process with pid {wrong}, which none can have"
+    if re.search("Mode$|Capability$", name) and "Persistence" not in name:
+        return "" if all(isinstance(one, int) and 0 <= one < 2**31 for one in answer) else told
+    if re.search("Init|Shutdown|Handle|PciInfo", name):
+        return ""
+    least, most = (-273, 1000) if "Temperature" in name else (0, 2**63 - 1)
+    most = most if _WIDE.search(name) else min(most, 2**32 - 2)
+    return "" if isinstance(answer, int) and least <= answer <= most else told
+
+
+_MOST_BYTES = 2**53
 
 
 class _Call:
@@ -124,7 +144,8 @@ class _Call:
 
 
 def _list(processes: Iterable[Any]) -> _Listed:
-    return [(process.pid, process.usedGpuMemory) for process in processes]
+    sizes = ((process.pid, process.usedGpuMemory) for process in processes)
+    return [(pid, size if size and 0 < size < _MOST_BYTES else None) for pid, size in sizes]
 
 
 # Energy comes first, so that the timestamp of a phase boundary is that of the energy counter.
@@ -379,7 +400,7 @@ class Nvml(Device):
             import psutil
 
             self._names[pid] = None
-            with suppress(psutil.Error, OSError):
+            with suppress(Exception):  # whatever psutil raises of another's process
                 name = psutil.Process(pid).name()
                 self._names[pid] = name if is_whole(name) else None
         return self._names[pid]
