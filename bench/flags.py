@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import gc
 import io
 import math
@@ -300,7 +301,7 @@ def command(run: Callable[[Sequence[str]], int]) -> Callable[..., int]:
     A `UsageError` becomes one line on standard error (`SeveralUsageError` one each) and return code
     2, a `StoreError` return code 1. What the output cannot encode is written plainly. If the reader
     of standard output has gone, as with ``| head``, the command ends without a traceback and with
-    the return code that a shell gives for SIGPIPE.
+    the return code that a shell gives for SIGPIPE; where there is no space for it, with one line.
     """
 
     def main(argv: Sequence[str] | None = None) -> int:
@@ -311,8 +312,11 @@ def command(run: Callable[[Sequence[str]], int]) -> Callable[..., int]:
         if argv is None and (hiding := Path("bench.py")).is_file():
             what = f"{hiding.absolute()} hides this package from python -m in this folder"
             print(f"note: {what}; give precision-bench there", file=sys.stderr)
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if stream is None:  # it is closed, as after >&-
+                setattr(sys, name, io.TextIOWrapper(io.FileIO(os.devnull, "w")))
+            elif isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors=PLAIN)
         try:
             code = run(sys.argv[1:] if argv is None else argv)
@@ -322,9 +326,14 @@ def command(run: Callable[[Sequence[str]], int]) -> Callable[..., int]:
             for line in error.lines if isinstance(error, SeveralUsageError) else [str(error)]:
                 print(f"error: {clean(line)}", file=sys.stderr)  # a path may hold any character
             return 2 if isinstance(error, UsageError) else 1
-        except BrokenPipeError:
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.ENOSPC):
+                raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 128 + signal.SIGPIPE
+            if error.errno == errno.EPIPE:
+                return 128 + signal.SIGPIPE
+            print(f"error: {error.filename or 'the output'}: {error.strerror}", file=sys.stderr)
+            return 1
         except KeyboardInterrupt:
             return 130
         finally:

@@ -181,6 +181,9 @@ leave(3)
     assert (done.returncode, done.stdout, done.stderr) == (3, "thread, at exit", "")
 
 
+CARD = str(ROOT / "results" / "nvidia-h200-20261126-040407")
+
+
 @pytest.mark.parametrize("command", ["bench", "bench.sweep --list"])
 def test_a_pipe_closed_early_leaves_no_traceback(command: str) -> None:
     """As by ``| head -1``: the reader has gone before anything is written."""
@@ -189,10 +192,19 @@ def test_a_pipe_closed_early_leaves_no_traceback(command: str) -> None:
     assert done.stderr in ("rc 141\n", "rc 0\n")  # 0 if the reader was slower
 
 
+@pytest.mark.parametrize(
+    ("to", "code", "said"),
+    [(">&-", 0, ""), (">/dev/full", 1, "error: the output: No space left on device\n")],
+)
+def test_an_output_that_is_closed_or_full_leaves_no_traceback(
+    to: str, code: int, said: str
+) -> None:
+    line = f"{sys.executable} -m bench.report {CARD} {to}"
+    done = subprocess.run(line, shell=True, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (code, said)
+
+
 # --------------------------------------------------------------------------- what an output encodes
-
-
-CARD = str(ROOT / "results" / "nvidia-h200-20261126-040407")
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
