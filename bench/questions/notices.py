@@ -59,6 +59,7 @@ def warn(
     for doubt in DOUBTS.values():
         if hit := [run for run in runs if getattr(run, doubt.name)]:
             told = spoken is None or any(run.cell in spoken[doubt.fatal] for run in hit)
+            told |= doubt.name == "unmet"  # it was asked for, of whatever case
             level = Level.TABLE if told and doubt.name not in below else Level.DETAIL
             said = doubt.warn(hit), doubt.advise(hit, repeat), _count(hit, runs)
             doubted[doubt.fatal].append(Notice(capitalize(doubt.remark), *said, level=level))

@@ -27,6 +27,7 @@ from bench.render.model import (
     Table,
 )
 from bench.render.text import WIDTH, draw
+from bench.report.__main__ import main as report_main
 from bench.report.document import Report, build
 from bench.study.sweeps import read_sweeps
 from tests.planted.documents import Made
@@ -190,3 +191,15 @@ def test_a_screen_of_one_s_own_network_says_nothing_of_others(tmp_path: Path) ->
     rows = [make_record(case, **{**cpu, **values, "unit": "tokens"})]
     said = screen_of(read(write_sweep(tmp_path / "s", rows)))
     assert not re.search(r"CIFAR|GPU|images", said)
+
+
+def test_what_was_asked_for_and_failed_is_on_the_first_screen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where no case is recommended, since all are in doubt."""
+    lost = {"missing": "eval_time_s: ValueError: no luck", "warmup_steady": False}
+    write_sweep(tmp_path / "s", ran(Case(evaluate=True), 10.0, warmup_steps=9, **lost))
+    assert report_main([str(tmp_path / "s")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Every case has a warning" in said
+    assert "! Not all done (the only run): --evaluate failed: ValueError: no luck." in said
