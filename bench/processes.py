@@ -47,8 +47,9 @@ def leave(status: int) -> NoReturn:
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, ValueError, OSError):  # the user's code may have closed it
+            stream.flush()
     os._exit(status)
 
 

@@ -179,6 +179,9 @@ leave(3)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (3, "thread, at exit", "")
+    code = "import sys; from bench.processes import leave; sys.stdout.close(); leave(3)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (3, "")
 
 
 CARD = str(ROOT / "results" / "nvidia-h200-20261126-040407")

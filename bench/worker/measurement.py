@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
@@ -129,7 +130,8 @@ def measure(given: Job, channel: Channel, began: float | None = None) -> Outcome
                 done[-1].tested = evaluate(training, workload, case)
         rows = list_epochs(case, done)
         who = f"rank {group.rank}, its part of " if group.size > 1 else ""
-        print(who + describe_epoch(rows[-1], case.epochs, len(done[-1].times)), flush=True)
+        with suppress(ValueError):  # the user's code may have closed the output
+            print(who + describe_epoch(rows[-1], case.epochs, len(done[-1].times)), flush=True)
         if files.kept:
             files.save(training, rows, _pack(done, others, m))
         watch.lap("asked for")
