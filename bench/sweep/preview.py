@@ -37,7 +37,7 @@ from bench.sweep.preflight import (
 )
 from bench.sweep.schedule import REPEATS_S, describe_repeats, remaining_runs
 from bench.text import count, name_first
-from bench.workloads import IMAGES
+from bench.workloads import COMMAND, IMAGES, OWN
 
 _SHOWN = 12  # lines of cases
 _VALUES = 8  # values listed of a setting
@@ -192,6 +192,8 @@ def _name_sources(plan: Plan, options: Options) -> list[str]:
 def _is_default(case: Case, name: str) -> bool:
     """Return whether an axis has its default, as a user workload's model and dataset always do."""
     if name in ("model", "dataset") and case.workload != IMAGES:
+        return True
+    if case.command is not None and getattr(case, name) in (OWN, COMMAND, 0):  # what it chooses
         return True
     return bool(getattr(case, name) == fill_value(name, case))
 
