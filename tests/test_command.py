@@ -207,6 +207,17 @@ def test_it_is_validated_and_compared(mistakes: Path, capsys: pytest.CaptureFixt
     faults = [line for line in capsys.readouterr().out.splitlines() if "FAULT" in line]
     assert all("the code is a commit's" in line for line in faults), faults  # edited, here
     assert compare([str(mistakes), str(mistakes)]) == 0
+    assert "Epoch time" in capsys.readouterr().out  # one of its scripts tells of an epoch
+
+
+def test_a_comparison_says_of_what_its_times_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        given = ["--command", f"{RUN} silent", "--repeats", "1", "--out", str(tmp_path / name)]
+        assert sweep([*given, *QUICK]) == 0
+    assert compare([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    assert "Run time in s" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

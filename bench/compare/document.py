@@ -24,6 +24,7 @@ from bench.record import Status
 from bench.render.cells import write_ends
 from bench.render.model import NOTHING, Cell, Head, Level, Table
 from bench.render.text import MORE, WIDTH, draw_table, make_plain, read_plain
+from bench.render.units import find_period, say_period
 from bench.study.axes import name_axis
 from bench.study.doubts import DOUBTS, SPARE_HOST
 from bench.study.pairs import Match
@@ -153,7 +154,8 @@ def _metric_table(
         runs = ", ".join(str(len(side)) for side in finding.compared)
         label = comparison.label(finding.match)
         rows.append((label, *means, value, between, p, runs, metric.word(judged), text))
-    title = f"{capitalize(metric.label)}{unit}: {summary}"
+    period = find_period([*comparison.a.runs, *comparison.b.runs])
+    title = f"{say_period(capitalize(metric.label), period)}{unit}: {summary}"
     labels = ("case", *numbers, "verdict", "remarks")
     first = metric is next(iter(comparison.metrics))
     several = any(len(side) > 1 for finding in findings for side in finding.compared)
