@@ -174,7 +174,7 @@ class _Teller:
     def _end_sample(self) -> None:
         sample, self._sample = self._sample, None
         try:
-            self._write(f"w {json.dumps(sample.end())}")
+            self._write(f"w {json.dumps(sample.end() | {'processes': self._processes})}")
         except Exception as error:  # such as that of a step that another thread ends
             self._fail_sample(f"{type(error).__name__}: {error}")
 

@@ -118,6 +118,7 @@ def train(rank, store):
     import bench
     dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
     for i in range(30):
+        torch.ones(4, 8) @ torch.ones(8, 8)
         bench.step(items=4, loss=torch.tensor(float(rank)))
     dist.destroy_process_group()
 if __name__ == "__main__":
@@ -132,6 +133,7 @@ def test_processes_that_train_together_are_one(tmp_path: Path) -> None:
     (row,) = read_records(tmp_path / "o").to_dict("records")
     assert row["warmup_steps"] + row["measured_steps"] == 30
     assert row["measured_images"] == 8 * row["measured_steps"]
+    assert row["flop_per_image"] == 2 * 8 * 8
     assert row["train_loss"] == 0  # of the first
 
 

@@ -431,7 +431,8 @@ def _describe_work(found: Outcome, case: Case, told: _Told) -> None:
     found.leave_out("formats are counted in a command, and not rounding errors", "arithmetic")
     found.work = join_work(work, {})
     items = told.count(told.steps[SAMPLED : SAMPLED + 1])
-    m.flop_per_image = sum(one.flop for one in work.values()) / items
+    # counted in one of the processes that share the items
+    m.flop_per_image = sample["processes"] * sum(one.flop for one in work.values()) / items
     m.step_bytes = round(sum(one.bytes for one in work.values()))
     if case.precision == OWN:
         found.leave_out("the command has no {precision}", "labelled_flop_share")
