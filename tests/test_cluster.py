@@ -129,6 +129,7 @@ def test_nodes_tasks_and_driver_are_killed(cluster: Any, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("times", "local"), [(1, False), (2, True)])
+@pytest.mark.thorough
 def test_ctrl_c(times: int, local: bool, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Once: what is done is kept; twice: at once. Nothing that the sweep started remains."""
     flags = [] if local else ["--address", request.getfixturevalue("cluster").address]

@@ -465,6 +465,7 @@ sys.exit(f"loaded {loaded}, reached {beyond}" if loaded or beyond or code else 0
 """
 
 
+@pytest.mark.thorough
 def test_it_is_silent_and_alone(place: Place, tmp_path: Path) -> None:
     """Two lines of ours on the terminal, no torch, nobody called over the network."""
     sweep = write_sweep(tmp_path / "sweep", measure("a1"))

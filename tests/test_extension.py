@@ -324,6 +324,7 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
     }
 
 
+@pytest.mark.thorough
 def test_an_executor(copy: Copy) -> None:
     """It runs a case; the machine is looked at and measured, and images are had, as for others."""
     line = '    "echo": Kind("bench.executors.echo:EchoExecutor"),'
@@ -340,6 +341,7 @@ def test_an_executor(copy: Copy) -> None:
     assert "--lanes 2: this executor has one lane; leave it out" in said
 
 
+@pytest.mark.thorough
 def test_an_output_and_a_section(copy: Copy) -> None:
     """One file and one entry each; a section's table is laid out as all others are."""
     copy.insert(
@@ -368,6 +370,7 @@ def test_an_output_and_a_section(copy: Copy) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_model_and_a_precision_are_trained(copy: Copy) -> None:
     """Through a real worker, to the page."""
     copy.insert("models/__init__.py", '    "dpn92"', '    "tiny": "bench.models.tiny:tiny",')

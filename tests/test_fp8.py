@@ -344,6 +344,7 @@ def test_a_recipe_is_fp8_s_alone() -> None:
 # ------------------------------------------------------------------------------------ the report
 
 
+@pytest.mark.thorough
 def test_a_sweep_from_end_to_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """By its worker, whose log has no more than its epoch, to the report."""
     out = str(tmp_path / "out")

@@ -174,6 +174,7 @@ def train(folder: Path, *models: str) -> list[str]:
         return [f"{row['model']} {row['status']}" for row in csv.DictReader(file)]
 
 
+@pytest.mark.thorough
 def test_own_model_of_the_current_folder_is_trained(tmp_path: Path) -> None:
     """By a worker, which is a process of its own: ``-P`` holds for the first process alone."""
     (tmp_path / "mynet.py").write_text(MYNET)
