@@ -8,6 +8,7 @@ import signal
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,6 +23,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # two threads that wait for each other make a busy machine's training many times slower
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# torch finds compiled code again by what was compiled, and not by the instructions it may have
+if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{gettempdir()}/inductor-{capability}")
 
 # the harness and the networks of the tests are found by what a test starts, wherever that runs
 ROOT = Path(__file__).parents[1]
