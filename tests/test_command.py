@@ -188,15 +188,24 @@ for i in range(30):
 
 
 def test_a_label_that_changed_nothing_is_invalid(tmp_path: Path) -> None:
-    (tmp_path / "t.py").write_text(TORCH)
+    """Also where a bench.py beside the script hides the harness; that one is not run."""
+    for name in ("amp", "off"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "t.py").write_text(TORCH)
+    (tmp_path / "off" / "t.py").write_text(
+        TORCH.replace("torch, bench", "torch, precision_bench as bench")
+        + "import bench as own; own.run\n"
+    )
+    (tmp_path / "off" / "bench.py").write_text(f"print('own')\nrun = {tmp_path.name!r}\n")
     words = "{precision:fp32=,bf16-amp=amp,bf16=off}"
-    command = f"{shlex.quote(sys.executable)} {tmp_path}/t.py '{words}' {{batch_size}}"
+    command = f"{shlex.quote(sys.executable)} {tmp_path}/{words}/t.py {words} {{batch_size}}"
     given = ["--precision", "bf16-amp", "bf16", "--batch-size", "16", "--out", str(tmp_path / "o")]
     command = command.replace("'", "")
     assert sweep(["--command", command, *given, *QUICK]) == 0
     rows = read(tmp_path / "o", "precision")
     assert (rows["bf16-amp"]["status"], rows["bf16-amp"]["labelled_flop_share"]) == ("ok", 1)
     assert rows["bf16"]["status"] == "invalid"
+    assert (tmp_path / "o" / rows["bf16"]["log"]).read_text().count("own") == 1, "by the script"
     said = "labelled bf16, but 100 % of the FLOP of a step ran in float32 (most of it in matrix"
     assert said in rows["bf16"]["reason"]
     # forward, and the gradient of the weights: 2 x 64 x 64 an item each
