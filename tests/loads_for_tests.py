@@ -16,7 +16,7 @@ from torch import nn
 
 from bench.workloads import Loss, Network, Workload
 
-STEP_S, ITEM_S = 0.04, 0.02
+STEP_S, ITEM_S = 0.15, 0.075
 """How long a training step sleeps, and how long an item of the slow dataset does."""
 
 PIDS = "LOADS_FOR_TESTS_PIDS"
