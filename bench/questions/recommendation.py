@@ -184,9 +184,8 @@ class Place:
         against = []
         for base in bases:
             note = BASELINES[base.best.precision] if base.best.device == "cuda" else ""
-            warned = "; a time with a warning" * (base.best.settled and not base.best.trusted)
-            speed = f"{note}{self.write_speed(chosen, base)}{warned}"
-            against.append(f"{_time(base)} in {base.best.precision} ({speed})")
+            speed = self.write_speed(chosen, base)
+            against.append(f"{_time(base)} in {base.best.precision} ({note}{speed})")
         told += f", against {join_words(against)}" if against else ""
         told += self._tell_fastest_baseline(chosen)
         saved = [*_list_saved(row, bases[-1].best)] if bases else []
@@ -221,14 +220,13 @@ class Place:
             same and same[0].best.epoch_time_s <= (1 + NEAR) * fastest.best.epoch_time_s
         ):
             return ""
-        warned = "; a time with a warning" * (fastest.best.settled and not fastest.best.trusted)
         unlike = [axis for axis in fastest.list_unlike(chosen) if axis not in _PRECISION]
         told = f"{_time(fastest)} in fp32 {_name_other(fastest, unlike)}"
-        speed = f"{self.write_speed(chosen, fastest)}{warned}"
-        return f"{', and' if same else ', against'} {told} ({speed})"
+        return f"{', and' if same else ', against'} {told} ({self.write_speed(chosen, fastest)})"
 
     def write_speed(self, after: Setting, before: Setting) -> str:
-        """Return ``3.55 times as fast; 95 %: 3.41 to 3.70``."""
+        """Return ``3.55 times as fast; 95 %: 3.41 to 3.70``, and whether the time before has a
+        warning."""
         if not before.best.settled:
             return "which waits for the host and does not settle, so nothing is compared with it"
         (speed,) = judge_speeds([(after.best, before.best)])
@@ -236,7 +234,8 @@ class Place:
         said = f"{write_ratio(speed.value)} times as fast"
         if ends := write_ends((speed.low, speed.high), write_ratio, " to "):
             said += f"; 95 %: {ends}"
-        return said + ", not certain" * (speed.judge(STEADY) is Verdict.AMBIGUOUS)
+        said += ", not certain" * (speed.judge(STEADY) is Verdict.AMBIGUOUS)
+        return said + "; a time with a warning" * (not before.best.trusted)
 
     def _tell_unchosen(self) -> str:
         lowest = self.lowest
