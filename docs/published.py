@@ -134,6 +134,7 @@ def read_bars(source: Source) -> list[Bar]:
         {row.batch_size: row for row in bases.itertuples() if row.precision == name}
         for name in ("fp32", "tf32")
     )
+    plain = {row.Index for row in fp32.values()}
     bars = [
         Bar(
             source.name,
@@ -152,7 +153,7 @@ def read_bars(source: Source) -> list[Bar]:
             else None,
             _known(row.test_accuracy),
             row.fraction < 1,
-            row.Index in {base.Index for base in fp32.values()},
+            row.Index in plain,
         )
         for row in rows.itertuples()
     ]

@@ -11,7 +11,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.case import AXES, Case, axis_flag, format_value, spell_value
+from bench.axis import axis_flag
+from bench.case import AXES, Case, format_value, spell_value
 from bench.halving import Halving
 from bench.questions.report_data import ReportData
 from bench.record import MEASURED, Status
@@ -181,16 +182,8 @@ def confirm(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving, out: 
 
 
 _ALWAYS = (
-    *(
-        "model",
-        "dataset",
-        "precision",
-        "batch_size",
-        "lr",
-        "optimizer",
-        "cudnn_benchmark",
-        "device",
-    ),
+    *("model", "dataset", "precision", "batch_size"),
+    *("lr", "optimizer", "cudnn_benchmark", "device"),
 )
 """Axes whose flags are always given, as presets of `bench.sweep` may set other values."""
 

@@ -338,8 +338,7 @@ def _find_starts(
 
 
 def _tabulate_published(found: ReportData) -> Iterator[Sheet]:
-    # the page autotuned; what else chooses kernels it did not have
-    unknown = [axis for axis in list_affecting(Trait.KERNELS) if axis != "cudnn_benchmark"]
+    unknown = list_affecting(Trait.KERNELS)  # in 2019
     beside = [
         row
         for row in found.results

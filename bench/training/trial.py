@@ -44,10 +44,8 @@ def attempt(what: str, action: Callable[[], Any]) -> Any:
         raise
     except (Exception, SystemExit) as error:
         message = " ".join(str(error).split())[:300]
-        said = f"{type(error).__name__}: {message}".removesuffix(
-            ": "
-        )  # a debugger's has no message
-        raise UsageError(f"{what}: {said}{find_place(error)}") from error
+        said = ": ".join(filter(None, [what, type(error).__name__, message]))
+        raise UsageError(f"{said}{find_place(error)}") from error
 
 
 # ----------------------------------------------------------------------------------------- networks
@@ -89,13 +87,16 @@ def try_images(name: str, model: nn.Module, workload: Workload) -> int:
         outputs = attempt(tried, lambda: model(images))
     except UsageError as error:
         mend = f"give images that it takes by --input, or {_OTHERS}"
-        for weight, tensor in model.named_parameters():
-            if tensor.dtype.is_floating_point and tensor.dtype != torch.float32:
-                mend = (
-                    f"its weight {weight} is {_name_dtype(tensor)}, and images are float32: build "
-                )
-                mend += "it in float32, and give the number format by --precision"
-                break
+        other = [
+            f"{weight} is {_name_dtype(tensor)}"
+            for weight, tensor in model.named_parameters()
+            if tensor.is_floating_point() and tensor.dtype != torch.float32
+        ]
+        if other:
+            mend = (
+                f"its weight {other[0]}, and images are float32: build it in float32, and give the "
+                "number format by --precision"
+            )
         raise UsageError(f"{error}; {mend}") from error
     logits, _ = split_heads(outputs)
     if not isinstance(logits, Tensor):
