@@ -44,7 +44,6 @@ from bench.axis import (
     parse_until,
     parse_whole,
 )
-from bench.axis import axis_flag as axis_flag
 from bench.command import (
     fill_places,
     list_places,

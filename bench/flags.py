@@ -19,8 +19,8 @@ from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bench.axis import Trait, Value
-from bench.case import AXES, axis_flag, list_affecting
+from bench.axis import Trait, Value, axis_flag
+from bench.case import AXES, list_affecting
 from bench.command import combine_vary
 from bench.data import SYNTHETIC
 from bench.errors import SeveralUsageError, StoreError, UsageError, nearest

@@ -9,11 +9,10 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from bench.axis import BATCH_SIZES, Trait, Value, parse_whole
+from bench.axis import BATCH_SIZES, Trait, Value, axis_flag, parse_whole
 from bench.case import (
     AXES,
     Case,
-    axis_flag,
     divide_items,
     fill_command,
     format_value,

@@ -30,8 +30,9 @@ import pytest
 from pytest_for_tests import Capture, Patch
 
 from bench.__main__ import COMMANDS as PROGRAMS
+from bench.axis import axis_flag
 from bench.card import STATE
-from bench.case import AXES, Case, axis_flag, format_value
+from bench.case import AXES, Case, format_value
 from bench.diagnosis.explanation import CURES
 from bench.export import TRACKERS
 from bench.flags import join_flags

@@ -10,14 +10,13 @@ from itertools import islice, product
 from statistics import median
 from typing import Any
 
-from bench.axis import Trait, Value
+from bench.axis import Trait, Value, axis_flag
 from bench.case import (
     AXES,
     NAMED,
     SAME_QUESTION,
     UNTIMED,
     Case,
-    axis_flag,
     format_value,
     free_axes,
     list_affecting,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from bench.axis import Value
-from bench.case import AXES, Case, axis_flag, format_value
+from bench.axis import Value, axis_flag
+from bench.case import AXES, Case, format_value
 from bench.diagnosis.breakdown import Breakdown
 from bench.diagnosis.ceiling import Ceiling, RateViolation
 from bench.diagnosis.step import Step

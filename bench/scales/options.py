@@ -9,7 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bench.case import Case, axis_flag, format_value, list_absent, parse_value
+from bench.axis import axis_flag
+from bench.case import Case, format_value, list_absent, parse_value
 from bench.data import find_layout
 from bench.environment.host import has_cuda
 from bench.errors import UsageError, choose, nearest

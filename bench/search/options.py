@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from bench.axis import Value
-from bench.case import AXES, Case, axis_flag, default_lr, format_value, list_absent, parse_value
+from bench.axis import Value, axis_flag
+from bench.case import AXES, Case, default_lr, format_value, list_absent, parse_value
 from bench.environment.host import list_devices
 from bench.errors import UsageError, choose
 from bench.flags import Parser, add_axes, add_flag, describe, parse_number, parse_whole, read_axes

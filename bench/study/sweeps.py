@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from bench.axis import Trait
-from bench.case import AXES, Case, axis_flag, free_axes, list_varying
+from bench.axis import Trait, axis_flag
+from bench.case import AXES, Case, free_axes, list_varying
 from bench.errors import UsageError
 from bench.halving import Halving, read_halving
 from bench.precision import PRECISIONS

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 
-from bench.axis import COMPILES, PARALLELS
-from bench.case import AXES, Case, axis_flag, fill_value, format_value
+from bench.axis import COMPILES, PARALLELS, axis_flag
+from bench.case import AXES, Case, fill_value, format_value
 from bench.data import DATASETS
 from bench.environment.device import Platform
 from bench.environment.host import has_cuda
