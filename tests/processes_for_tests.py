@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 
@@ -18,6 +19,12 @@ def wait(told: Connection) -> None:
         told.recv()
     except EOFError:
         return
+
+
+def say_nothing(told: Connection) -> None:
+    """Wait until nobody listens."""
+    with suppress(EOFError):
+        told.recv()
 
 
 def say(told: Connection, *content: object) -> int:

@@ -291,7 +291,7 @@ def test_what_a_process_sends_is_told_from_what_it_prints(tmp_path: Path) -> Non
         assert process.wait() == 2
     assert (tmp_path / "log").read_text() == "1 two\n"
     with pytest.raises(TimeoutError):
-        call("processes_for_tests:print_dots", timeout_s=0)
+        call("processes_for_tests:say_nothing", timeout_s=0)
     with pytest.raises(EndedError, match="No module named 'nowhere'"):
         call("nowhere:say", timeout_s=60)
 
