@@ -27,6 +27,9 @@ class Quota:
     file: str
 
 
+RAISE_QUOTA = "docker run --cpus, limits.cpu of a pod, or CPUQuota of a systemd unit"
+
+
 def read_quota(process: Path = Path("/proc/self")) -> Quota | None:
     """Return the smallest quota of this process's control groups, of version 1 or 2, and of those
     above them; None if there is none."""

@@ -897,3 +897,8 @@ def test_a_folder_s_cases_take_the_threads_of_free_cores(
         with threads.hold_threads(None):
             assert os.environ.get("OMP_NUM_THREADS") == given
     assert capsys.readouterr().err == ""
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(threads, "count_cores", lambda: 0.3)
+    with threads.hold_threads(None):
+        assert os.environ["OMP_NUM_THREADS"] == "1"
+    assert "note: a CPU quota allows 0.3 of 4 cores, so" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 
 from bench.apex import Apex, choose_interface, refuse_apex
+from bench.cores import RAISE_QUOTA
 from bench.diagnosis.rates import find_emulated
 from bench.doctor.machine import Gpu, Machine
 from bench.doctor.rates import check_rates, describe_rates
@@ -254,12 +255,12 @@ def _judge_cpu(m: Machine) -> Iterator[Remark]:
     cpu = m.cpu
     of, cores = count(cpu.cores, "core"), float(cpu.cores)
     if cpu.quota is not None and cpu.quota.cores < cpu.cores:
-        yield _note(
-            "CPU quota",
-            f"{cpu.quota.file} allows {cpu.quota.cores:.3g} of {of}: that is what is measured",
-            "raise it: docker run --cpus, limits.cpu of a pod, or CPUQuota of a systemd unit",
-        )
         cores = cpu.quota.cores
+        what = f"{cpu.quota.file} allows {cores:.3g} of {of}: that is what is measured"
+        # less than a core stops even one thread, for 70 of every 100 ms at 0.3
+        stopped = cores < 1
+        halted = ", and every step is stopped for a part of its time" if stopped else ""
+        yield (_wrong if stopped else _note)("CPU quota", what + halted, f"raise it: {RAISE_QUOTA}")
         of = f"{cores:.3g} cores"
     used = f"other processes used {cpu.others:.2g} of {of}"
     share = cpu.others / cores

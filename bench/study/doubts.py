@@ -10,6 +10,7 @@ from statistics import fmean, variance
 from typing import TYPE_CHECKING
 
 from bench.case import Case
+from bench.cores import RAISE_QUOTA, parse_cpu
 from bench.data.loader import PREFETCH
 from bench.gpu.nvml import EFFECTS
 from bench.interval import estimate_repeats, find_half_width
@@ -220,6 +221,12 @@ def _find_straggler(runs: Runs) -> str:
 
 def _steady(runs: Runs) -> str:
     """Advise how to make step times vary less; steps that wait for the host vary with it."""
+    cores = [parse_cpu(run.cpu or "")[1] for run in runs if run.device == "cpu"]
+    if any(allowed is not None and allowed < 1 for allowed in cores):
+        return (
+            "A CPU quota stops each step for a part of its time: raise it to a core or more, by "
+            f"{RAISE_QUOTA}."
+        )
     bound = {run.host_bound for run in runs}
     if bound == {True}:
         return f"Use {SPARE_HOST}."

@@ -58,7 +58,10 @@ def _choose_threads(out: Path | None) -> tuple[int | None, str]:
     others = OtherWork()
     with others.watch():
         time.sleep(_WATCHED_S)
-    used, cores = others.cores(), count_cores()
-    number = max(1, int(cores - used + BUSY_CORES))  # daemons of an idle machine use some
+    used, cores, held = others.cores(), count_cores(), len(usable_cpus())
+    # daemons of an idle machine use some
+    allowed, number = (max(1, int(cores - other + BUSY_CORES)) for other in (0, used))
     why = f"other programs use {used:.1f} of {cores:g} cores"
-    return (number if number < len(usable_cpus()) else None), why
+    if number == allowed:  # fewer than the cores by a quota alone
+        why = f"a CPU quota allows {cores:g} of {held} cores"
+    return (number if number < held else None), why
