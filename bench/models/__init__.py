@@ -149,13 +149,19 @@ def name_module(text: str) -> str:
 
     >>> name_module("./nets/mlp.py:build"), name_module("mlp.py"), name_module("res-net")
     ('give nets.mlp:build', 'give mlp:FUNCTION, with the name of the function', '')
+    >>> name_module("/home/me/mlp.py:build")
+    'give mlp:build, in the folder /home/me'
     """
     path, _, factory = text.partition(":")
-    parts = Path(path.removesuffix(".py")).parts
-    right = f"{'.'.join(parts)}:{factory or 'FUNCTION'}"
-    if parts == (path,) or not is_factory(right):
+    file = Path(path.removesuffix(".py"))
+    if file.parts == (path,):
         return ""
-    return f"give {right}" + ("" if factory else ", with the name of the function")
+    elsewhere = ".." in file.parts or file.is_absolute()
+    right = f"{file.name if elsewhere else '.'.join(file.parts)}:{factory or 'FUNCTION'}"
+    if not is_factory(right):
+        return ""
+    called = "" if factory else ", with the name of the function"
+    return f"give {right}{called}" + (f", in the folder {file.parent}" if elsewhere else "")
 
 
 def split_model(name: str) -> tuple[str, str]:
