@@ -23,7 +23,7 @@ from pytest_for_tests import Capture, Patch
 
 from bench import export as command
 from bench.case import AXES, Case
-from bench.export import TRACKERS, Run, SqliteStore, read_runs
+from bench.export import TRACKERS, read_runs
 from bench.record import MEASURED, EpochRow, Record, Status, Step
 from bench.report import terminal
 from bench.store.cells import RECORDS, STEPS
@@ -180,51 +180,20 @@ READERS: dict[str, Callable[[Path], dict[str, Seen]]] = {
 }
 
 
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MLflow's tables, which take it two seconds to create."""
-    folder = tmp_path_factory.mktemp("mlflow")
-    SqliteStore(folder, "other")
-    return folder / "mlflow.db"
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("wandb", "mlflow")]
 
 
-@dataclass
-class Place:
-    """A tracker, and an empty folder for it to write to."""
-
-    tracker: str
-    out: Path
-
-    def export(self, *sweeps: Path, flags: Sequence[str] = ()) -> int:
-        words = [*map(str, sweeps), "--to", self.tracker, "--out", str(self.out), *flags]
-        return command.main(words)
-
-    def read(self) -> dict[str, Seen]:
-        return READERS[self.tracker](self.out)
-
-
-@pytest.fixture(scope="module", params=READERS)
-def make_place(request: pytest.FixtureRequest) -> Callable[[Path], Place]:
-    tracker: str = request.param
-    for package in TRACKERS[tracker].packages:
+@pytest.fixture(scope="module", params=["tensorboard", *SLOW])
+def tracker(request: pytest.FixtureRequest) -> str:
+    """Its name, where it is installed."""
+    name: str = request.param
+    for package in TRACKERS[name].packages:
         pytest.importorskip(package)
-
-    def make(out: Path) -> Place:
-        out.mkdir()
-        if tracker == "mlflow":
-            shutil.copy(request.getfixturevalue("empty_store"), out)
-        return Place(tracker, out)
-
-    return make
+    return name
 
 
-@pytest.fixture
-def place(make_place: Callable[[Path], Place], tmp_path: Path) -> Place:
-    return make_place(tmp_path / "out")
-
-
-def make_steps(count: int = STEP_COUNT) -> list[Step]:
-    return [Step(i, 8, 2.5 - i / 8, i + 1, 0.25, 64.0, 0.125) for i in range(count)]
+def export(tracker: str, out: Path, *sweeps: Path, flags: Sequence[str] = ()) -> int:
+    return command.main([*map(str, sweeps), "--to", tracker, "--out", str(out), *flags])
 
 
 def measure(record_id: str, **values: Any) -> Record:
@@ -240,19 +209,21 @@ def write_sweep(folder: Path, *records: Record) -> Path:
     with these."""
     with Store(folder) as store:
         for record in records:
-            steps = make_steps() if record.measurement.epoch_time_s else []
+            steps = STEPS_OF_EACH if record.measurement.epoch_time_s else []
             store.append(record, steps, EPOCHS if record.case.epochs > 1 else [])
     return folder
 
 
+STEPS_OF_EACH = [Step(i, 8, 2.5 - i / 8, i + 1, 0.25, 64.0, 0.125) for i in range(STEP_COUNT)]
 EPOCHS = [EpochRow(0, 1.5, 2.5, 0.25, 2.25, 0.375, 0.5, 1), EpochRow(1, 1.25, 2.0, 0.5)]
 HOSTILE = "<script>alert(1)</script> ![x](http://x/) | `a` \u202e\x1b[31m ☃ '\"; DROP TABLE runs;--"
 
 
+Arrived = tuple[str, dict[str, Seen]]
+
+
 @pytest.fixture(scope="module")
-def arrived(
-    make_place: Callable[[Path], Place], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, dict[str, Seen]]:
+def arrived(tracker: str, tmp_path_factory: pytest.TempPathFactory) -> Arrived:
     """The tracker, and what arrived in it of a sweep of all kinds of records."""
     folder = tmp_path_factory.mktemp("arrived")
     records = []
@@ -268,12 +239,8 @@ def arrived(
         make_run(record_id="bad", status=Status.ERROR, notes="x" * 20_000, **hostile),
     ]
     sweep = write_sweep(folder / f"{HOSTILE[:8]} 'sweep' $(x)", *records)
-    place = make_place(folder / "out")
-    assert place.export(sweep) == 0
-    return place.tracker, place.read()
-
-
-Arrived = tuple[str, dict[str, Seen]]
+    assert export(tracker, folder / "out", sweep) == 0
+    return tracker, READERS[tracker](folder / "out")
 
 
 def test_what_arrives(arrived: Arrived) -> None:
@@ -363,11 +330,19 @@ def list_files(folder: Path) -> dict[str, tuple[int, int]]:
 DEADLY = """
 import os, signal, sys
 from dataclasses import replace
+told = open(sys.argv.pop(1), "w", buffering=1)
+def listen(event, arguments):
+    if event == "socket.getaddrinfo":
+        print(arguments[0], file=told)
+    if event == "socket.connect" and isinstance(arguments[1], tuple):
+        print(arguments[1][0], file=told)
+sys.addaudithook(listen)
 from bench import export as command
 class Deadly(list):
     def __iter__(self):
         for at, point in enumerate(list.__iter__(self)):
             if at == 2:
+                print(*{"torch", "tensorflow", "bench.worker"} & {*sys.modules}, file=told)
                 os.kill(os.getpid(), signal.SIGKILL)
             yield point
 whole = command.read_runs
@@ -377,53 +352,72 @@ def read_runs(sweep, known):
 command.read_runs = read_runs
 command.main()
 """
-
-
-def run_python(code: str, *words: str) -> subprocess.CompletedProcess[str]:
-    # without what makes it a process of this one's wandb
-    own = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
-    command = [sys.executable, "-c", code, *words]
-    return subprocess.run(command, env=own, capture_output=True, text=True, check=False)
+"""An export that is killed within its second record, and tells whom it called over the network."""
 
 
 def test_killed_within_a_record_it_is_mended_and_again_nothing_is_doubled_or_rewritten(
-    place: Place, tmp_path: Path, capsys: Capture
+    tracker: str, tmp_path: Path, capfd: Capture
 ) -> None:
+    """And it is silent and alone: no torch, nobody called, two lines of ours on the terminal."""
     records = [measure(name, repeat=n) for n, name in enumerate(("a1", "b2", "c-3_"), 1)]
-    sweep = write_sweep(tmp_path / "sweep", *records)
-    killed = run_python(DEADLY, str(sweep), "--to", place.tracker, "--out", str(place.out))
-    assert killed.returncode == -9, killed.stderr
-    assert place.export(sweep) == 0
-    before, files = place.read(), list_files(place.out)
+    sweep, out = write_sweep(tmp_path / "sweep", *records), tmp_path / "out"
+    told = tmp_path / "told"
+    # without what makes it a process of this one's wandb
+    own = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
+    words = [str(told), str(sweep), "--to", tracker, "--out", str(out)]
+    killed = subprocess.run(
+        [sys.executable, "-c", DEADLY, *words], env=own, capture_output=True, text=True
+    )
+    assert (killed.returncode, killed.stdout, killed.stderr) == (-9, "", "")
+    assert {*told.read_text().split()} <= {"127.0.0.1", "localhost", "::1"}
+    capfd.readouterr()
+    assert export(tracker, out, sweep) == 0
+    said = capfd.readouterr()
+    assert said.out.startswith(f"2 records exported to {out}, which had 1 before\nto see them: ")
+    assert (said.out.count("\n"), said.err) == (2, "")
+    before, files = READERS[tracker](out), list_files(out)
     assert set(before) == {"a1", "b2", "c-3_"}
     assert before["b2"].curves == before["a1"].curves
     assert [step for step, _ in before["b2"].curves["step/loss"]] == list(range(STEP_COUNT))
     assert before["b2"].results == before["a1"].results
-    assert not list(place.out.rglob(".partial*"))
-    capsys.readouterr()
+    assert not list(out.rglob(".partial*"))
     # the same records from elsewhere are the same records
-    for again in ([sweep], [Path(shutil.copytree(sweep, tmp_path / "copy")), sweep]):
-        assert place.export(*again) == 0
-        assert "0 records exported" in capsys.readouterr().out
-        assert place.read() == before
-    if place.tracker != "mlflow":  # a database may write its log anew
-        assert list_files(place.out) == files
+    assert export(tracker, out, Path(shutil.copytree(sweep, tmp_path / "copy")), sweep) == 0
+    assert "0 records exported" in capfd.readouterr().out
+    assert READERS[tracker](out) == before
+    if tracker != "mlflow":  # a database may write its log anew
+        assert list_files(out) == files
+
+
+def test_a_command_of_the_documentation_runs(
+    tracker: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "results.md").read_text()
+    (words,) = re.findall(rf"^python -m bench.export (.* --to {tracker})$", page, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    write_sweep(Path(words.split()[0]), measure("a1"))
+    assert command.main(words.split()) == 0
+    assert set(READERS[tracker](tmp_path / "trackers" / tracker)) == {"a1"}
+
+
+# ---------------------------------------------------------------- what is the same for all trackers
 
 
 def test_a_sweep_that_goes_on_is_followed(
-    place: Place, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """A record is exported as it ends; half a line is no record yet."""
-    sweep = write_sweep(tmp_path / "sweep", measure("a1"))
+    pytest.importorskip("tensorboard")
+    sweep, out = write_sweep(tmp_path / "sweep", measure("a1")), tmp_path / "out"
     other = write_sweep(tmp_path / "other", measure("c3", repeat=3))
     line = (other / RECORDS).read_bytes().splitlines(keepends=True)[-1]
+    steps = (other / STEPS).read_bytes().splitlines(keepends=True)[1:]
     seen: list[set[str]] = []
 
     def append(file: str, data: bytes) -> None:
         with (sweep / file).open("ab") as stream:
             stream.write(data)
 
-    steps = (other / STEPS).read_bytes().splitlines(keepends=True)[1:]
     happens: Iterator[Callable[[], object]] = iter(
         (
             lambda: write_sweep(sweep, measure("b2", repeat=2)),
@@ -434,60 +428,24 @@ def test_a_sweep_that_goes_on_is_followed(
     )
 
     def sleep(_: float) -> None:
-        seen.append(set(place.read()))
+        seen.append(set(read_tensorboard(out)))
         try:
             next(happens)()
         except StopIteration:
             raise KeyboardInterrupt from None
 
     monkeypatch.setattr(terminal, "time", type("Clock", (), {"sleep": staticmethod(sleep)}))
-    assert place.export(sweep, flags=["--watch"]) == 130
+    assert export("tensorboard", out, sweep, flags=["--watch"]) == 130
     assert seen == [{"a1"}, {"a1", "b2"}, {"a1", "b2"}, {"a1", "b2"}, {"a1", "b2", "c3"}]
-    assert place.read()["c3"].curves == place.read()["a1"].curves
-    out = capsys.readouterr().out.splitlines()
-    assert sum(text.startswith("exported: ") for text in out) == 2
-
-
-ALONE = """
-import sys
-reached = []
-def listen(event, arguments):
-    if event == "socket.getaddrinfo":
-        reached.append(arguments[0])
-    if event == "socket.connect" and isinstance(arguments[1], tuple):
-        reached.append(arguments[1][0])
-sys.addaudithook(listen)
-from bench.export import main
-code = main()
-loaded = {"torch", "tensorflow", "bench.worker", "bench.training"} & set(sys.modules)
-beyond = {host for host in reached if host not in ("127.0.0.1", "localhost", "::1")}
-sys.exit(f"loaded {loaded}, reached {beyond}" if loaded or beyond or code else 0)
-"""
-
-
-@pytest.mark.thorough
-def test_it_is_silent_and_alone(place: Place, tmp_path: Path) -> None:
-    """Two lines of ours on the terminal, no torch, nobody called over the network."""
-    sweep = write_sweep(tmp_path / "sweep", measure("a1"))
-    shutil.rmtree(place.out)  # MLflow creates its tables here, which it likes to tell
-    done = run_python(ALONE, str(sweep), "--to", place.tracker, "--out", str(place.out))
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
-    assert lines[0] == f"1 record exported to {place.out}, which had 0 before"
-    assert lines[1].startswith("to see them: ")
-    assert len(lines) == 2
-
-
-# what needs no tracker
-
-
-def read(sweep: Path) -> list[Run]:
-    return list(read_runs(read_sweep(sweep), set()))
+    assert read_tensorboard(out)["c3"].curves == read_tensorboard(out)["a1"].curves
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(text.startswith("exported: ") for text in lines) == 2
 
 
 def test_points_have_times_and_what_was_not_read_is_left_out(tmp_path: Path) -> None:
     failed = make_run(EXTRAPOLATED, record_id="b2", status=Status.OOM)
-    run, unknown = read(write_sweep(tmp_path, measure("a1"), failed))
+    sweep = read_sweep(write_sweep(tmp_path, measure("a1"), failed))
+    run, unknown = read_runs(sweep, set())
     assert [point.at_s - run.started_s for point in run.steps] == [0.25, 0.5, 0.75, 1.0]
     assert run.finished_s - run.started_s == 60
     assert time.gmtime(run.started_s)[:4] == (2026, 11, 20, 10)
@@ -495,64 +453,45 @@ def test_points_have_times_and_what_was_not_read_is_left_out(tmp_path: Path) -> 
     assert "warmup_steady" not in unknown.readings
 
 
-@pytest.fixture
-def sweep(tmp_path: Path) -> Path:
-    return write_sweep(tmp_path / "sweep", measure("a1"))
-
-
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "record_id", "said"),
     [
-        (["--to", "tensorbord"], "--to 'tensorbord': did you mean 'tensorboard'?"),
-        ([], "the following arguments are required: --to"),
-        (["--to", "wandb", "--project", "../x"], "--project '../x': a name is at most 64"),
+        (["tensorbord"], "a1", "--to 'tensorbord': did you mean 'tensorboard'?"),
+        (["wandb", "--project", "../x"], "a1", "--project '../x': a name is at most 64"),
+        (["tensorboard"], "../../a1", "record_id '../../a1': an id is letters, digits"),
+        (["tensorboard", "--out", "locked"], "a1", "another export writes there"),
+        (["mlflow"], "a1", "--to mlflow: sqlalchemy not installed; pip install mlflow"),
     ],
 )
-def test_what_cannot_be_is_one_line(
-    words: list[str], said: str, sweep: Path, capsys: Capture
+def test_what_cannot_be_exported_is_one_line(
+    words: list[str],
+    record_id: str,
+    said: str,
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: Patch,
 ) -> None:
-    assert command.main([str(sweep), *words]) == 2
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        command, "find_spec", lambda name: None if name == "sqlalchemy" else find_spec("json")
+    )
+    sweep = write_sweep(tmp_path / "sweep", measure("a1"))
+    records = sweep / RECORDS
+    records.write_text(records.read_text().replace(",a1,", f",{record_id},"))
+    Path("locked").mkdir()
+    with FileLock("locked/.lock"):
+        assert command.main([str(sweep), "--to", *words]) == 2
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
 
 
-def test_a_missing_package_is_named_with_the_command_that_installs_it(
-    sweep: Path, capsys: Capture, monkeypatch: Patch
-) -> None:
-    monkeypatch.setattr(
-        command, "find_spec", lambda name: None if name == "sqlalchemy" else find_spec("json")
-    )
-    assert command.main([str(sweep), "--to", "mlflow"]) == 2
-    assert capsys.readouterr().err == (
-        "error: --to mlflow: sqlalchemy not installed; pip install mlflow\n"
-    )
-
-
 def test_figures_that_are_not_known_to_be_measured_are_told(
     tmp_path: Path, capsys: Capture
 ) -> None:
-    unknown = write_sweep(tmp_path / "x", measure("a1", executor="x"))
-    place = Place("tensorboard", tmp_path / "out")
-    said = "Nothing here is known to be measured: these rows came from the x executor, which "
-    assert place.export(unknown) == 0
-    assert capsys.readouterr().out.startswith(said)
-    measured = write_sweep(tmp_path / "measured", measure("a2", executor="subprocess"))
-    assert place.export(measured) == 0
-    assert said not in capsys.readouterr().out
-
-
-def test_one_export_at_a_time(sweep: Path, tmp_path: Path, capsys: Capture) -> None:
-    with FileLock(tmp_path / ".lock"):
-        assert Place("tensorboard", tmp_path).export(sweep) == 2
-    assert "another export writes there" in capsys.readouterr().err
-
-
-def test_an_id_that_leads_elsewhere_is_refused(
-    sweep: Path, tmp_path: Path, capsys: Capture
-) -> None:
     pytest.importorskip("tensorboard")
-    file = sweep / RECORDS
-    file.write_text(file.read_text().replace(",a1,", ",../../a1,"))
-    assert Place("tensorboard", tmp_path / "out").export(sweep) == 2
-    assert "record_id '../../a1': an id is letters, digits" in capsys.readouterr().err
+    said = "Nothing here is known to be measured: these rows came from the x executor, which "
+    for name, executor in (("a1", "x"), ("a2", "subprocess")):
+        sweep = write_sweep(tmp_path / name, measure(name, executor=executor))
+        assert export("tensorboard", tmp_path / "out", sweep) == 0
+        assert capsys.readouterr().out.startswith(said) is (executor == "x")
