@@ -21,7 +21,7 @@ from bench.verdict.equivalence import (
     judge_equivalences,
 )
 from bench.verdict.ratio import Ratio, Verdict, compare
-from bench.verdict.seeds import MIN_SEEDS, Seeded, compare_seeds, is_guessing
+from bench.verdict.seeds import MIN_SEEDS, Seeded, compare_seeds
 
 MARGIN = 0.02
 WRONG = {Verdict.LOWER, Verdict.HIGHER}
@@ -117,57 +117,33 @@ def test_verdict_of_interval_and_evidence(
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "has"), [([1.0], [1.1], "1"), ([1.0, 1.1, 1.2], [1.0, 1.1], "3 and 2")]
-)
-def test_too_few_repeats_give_a_ratio_and_no_verdict(
-    a: list[float], b: list[float], has: str
-) -> None:
-    (ratio,) = compare([(a, b)], deterministic=True)
-    assert ratio.value is not None
-    assert ratio.low is ratio.p is None
-    assert ratio.judge(MARGIN) is Verdict.NONE
-    assert ratio.explain(MARGIN) == f"needs {MIN_REPEATS} repeats a side, has {has}"
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "why"),
+    ("a", "b", "value", "why"),
     [
-        ([], [1.0], "no value in A"),
-        ([], [], "no value in A or B"),
-        ([1.0], [0.0, 1.0], "a value in B is not positive"),
-        ([-1.0], [math.nan], "a value in A and B is not positive"),
-        ([math.inf], [1.0], "a value in A is not positive"),
+        ([1.0], [1.1], 1.1, f"needs {MIN_REPEATS} repeats a side, has 1"),
+        ([2.0, 2.0, 2.0], [1.0, 1.0], 0.5, f"needs {MIN_REPEATS} repeats a side, has 3 and 2"),
+        ([10.0] * 5, [11.0] * 5, 1.1, "repeats equal to the last digit are not independent"),
+        ([], [1.0], None, "no value in A"),
+        ([], [], None, "no value in A or B"),
+        ([1.0], [0.0, 1.0], None, "a value in B is not positive"),
+        ([math.inf], [math.nan], None, "a value in A and B is not positive"),
     ],
 )
-def test_no_ratio_says_why(a: list[float], b: list[float], why: str) -> None:
+def test_no_verdict_says_why(a: list[float], b: list[float], value: float, why: str) -> None:
     (ratio,) = compare([(a, b)])
-    assert ratio.value is None
+    assert ratio.value == pytest.approx(value)
+    assert ratio.low is ratio.p is None
     assert ratio.judge(MARGIN) is Verdict.NONE
     assert ratio.explain(MARGIN).startswith(why)
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "verdict"),
-    [
-        (1000, 1000, Verdict.SAME),
-        (1000, 1015, Verdict.SAME),
-        (1000, 1021, Verdict.HIGHER),
-        (1021, 1000, Verdict.LOWER),
-    ],
-)
-def test_deterministic_repeats_without_spread_are_exact(a: int, b: int, verdict: Verdict) -> None:
-    (ratio,) = compare([([a] * 3, [b] * 3)], deterministic=True)
+@given(st.integers(900, 1100))
+def test_deterministic_repeats_without_spread_are_exact(b: int) -> None:
+    (ratio,) = compare([([1000] * 3, [b] * 3)], deterministic=True)
     assert ratio.exact
     assert ratio.p is None
-    assert ratio.low == ratio.value == ratio.high == pytest.approx(b / a)
-    assert ratio.judge(MARGIN) is verdict
-
-
-def test_a_clock_without_spread_is_not_believed() -> None:
-    (ratio,) = compare([([10.0] * 5, [11.0] * 5)])
-    assert ratio.value == pytest.approx(1.1)
-    assert ratio.judge(MARGIN) is Verdict.NONE
-    assert "not independent" in ratio.explain(MARGIN)
+    assert ratio.low == ratio.value == ratio.high == pytest.approx(b / 1000)
+    beyond = Verdict.HIGHER if b > 1020 else Verdict.LOWER
+    assert ratio.judge(MARGIN) is (Verdict.SAME if 981 <= b <= 1020 else beyond)
 
 
 # ------------------------------------------------------------------------------------------ seeds
@@ -185,11 +161,10 @@ def test_repeats_of_one_seed_are_one_reading() -> None:
     [
         ({0: [2.05] * 3}, {0: [2.10] * 3}, "one seed: differs by 2.4 %, no verdict"),
         ({0: [2.05] * 3}, {0: [2.05] * 3}, "one seed: equal, no verdict"),
+        # the seed of both counts alone, and without one all do
         ({0: [2.0]}, {s: [2.2 + s] for s in range(3)}, "one seed in A: differs by 10 %, no"),
         ({9: [2.0]}, {s: [2.0 + s] for s in range(3)}, "one seed in A: differs by 44 %, no"),
-        ({0: [2.0], 1: [2.1]}, {0: [2.0], 1: [2.1]}, "two seeds: needs three"),
         ({s: [2.0 + s] for s in range(3)}, {0: [2.0], 1: [2.1]}, "two seeds in B: needs three"),
-        ({}, {0: [2.0]}, "no value in A"),
         # a seed without any effect on either side is no pair
         ({s: [2.0] for s in range(3)}, {s: [2.2] for s in range(3)}, "repeats equal to the last"),
         ({0: [2.0]}, {0: [-1.0]}, "one seed: differs by -3, no verdict"),
@@ -241,10 +216,6 @@ def test_a_seed_that_one_side_lacks_is_in_no_ratio() -> None:
     assert ratio.lack == "two seeds in B: needs three"
     (found,) = judge_equivalences([(a, b)], MARGIN)
     assert (found.ratio, found.seeds, found.verdict) == (pytest.approx(1.01), 2, Claim.UNCLEAR)
-    # three seeds on each side, of which they share one
-    (few,) = compare_seeds([({0: [2.0], 1: [3.0], 2: [4.0]}, {0: [2.0], 5: [9.0], 6: [8.0]})])
-    assert few.value == pytest.approx(1)
-    assert few.lack == "one seed in A and B: equal, no verdict"
 
 
 # ------------------------------------------------------------------------------------ equivalence
@@ -295,22 +266,20 @@ def test_claims(factor: float, margin: float, claim: Claim) -> None:
     assert found.sentence().startswith(claim.value)
 
 
-def test_too_few_seeds_cannot_tell_and_say_what_would() -> None:
-    one = judge_equivalence({0: 2.0}, {0: 2.0}, MARGIN)
-    assert (one.verdict, one.low) == (Claim.UNCLEAR, None)
-    assert "1 seed, needs 3; sweep with --repeats 3 or more" in one.sentence()
-    two = judge_equivalence({0: 2.0, 1: 2.5}, {0: 2.0, 1: 2.5}, MARGIN)
-    assert (two.verdict, two.low, two.lack) == (Claim.UNCLEAR, None, "2 seeds, needs 3")
-    none = judge_equivalence({0: 2.0}, {}, MARGIN)
-    assert (none.ratio, none.sentence()) == (None, "cannot tell: no value in B")
-
-
 def test_losses_equal_in_every_seed_are_equivalent_at_any_margin() -> None:
     same = dict(enumerate(LOSSES))
     found = judge_equivalence(same, dict(same), 0.0)
     assert (found.verdict, found.low, found.high) == (Claim.EQUIVALENT, 1.0, 1.0)
     exact = judge_equivalence(same, {s: 1.5 * v for s, v in same.items()}, MARGIN)
     assert (exact.verdict, exact.ratio) == (Claim.WORSE, pytest.approx(1.5))
+
+
+def test_too_few_seeds_cannot_tell() -> None:
+    two = judge_equivalence({0: 2.0, 1: 2.5}, {0: 2.0, 1: 2.5}, MARGIN)
+    assert (two.verdict, two.low) == (Claim.UNCLEAR, None)
+    assert "2 seeds, needs 3; sweep with --repeats 3 or more" in two.sentence()
+    none = judge_equivalence({0: 2.0}, {}, MARGIN)
+    assert (none.ratio, none.sentence()) == (None, "cannot tell: no value in B")
 
 
 def test_claims_of_a_family_are_adjusted_by_holm() -> None:
@@ -428,7 +397,6 @@ UNLIKE = 0.05 * np.exp(np.random.default_rng(1).normal(0, 1, 24))
     ("cases", "noise", "repeats"),
     [
         pytest.param(1, (0.2, 0.2), (5, 5), id="one case"),
-        pytest.param(24, (0.2, 0.2), (5, 5), id="equal"),
         pytest.param(24, (0.2, 0.05), (3, 10), id="unequal repeats, the few the noisier"),
         pytest.param(24, (0.02, 0.2), (3, 3), id="B ten times as noisy, three repeats"),
         pytest.param(24, (UNLIKE, UNLIKE), (5, 5), id="each case has its own"),
@@ -437,14 +405,14 @@ UNLIKE = 0.05 * np.exp(np.random.default_rng(1).normal(0, 1, 24))
 def test_no_difference_is_seldom_called_one(
     cases: int, noise: Noise, repeats: tuple[int, int]
 ) -> None:
-    trials = TRIALS if cases == 1 else 600
+    trials = TRIALS if cases == 1 else 400
     assert wrong_rate(simulate(noise, repeats, [1.0] * cases, trials)) <= 0.05
 
 
 def test_repeats_of_a_seed_make_no_difference_of_seeds() -> None:
     """Deterministic repeats: three seeds a side, each twice. Six readings would be too many."""
     rng = np.random.default_rng(11)
-    draws = np.exp(0.2 * rng.standard_normal((600, 12, 2, MIN_SEEDS)))
+    draws = np.exp(0.2 * rng.standard_normal((300, 12, 2, MIN_SEEDS)))
     sweeps, naive = [], []
     for trial in draws:
         family = [
@@ -459,20 +427,11 @@ def test_repeats_of_a_seed_make_no_difference_of_seeds() -> None:
     assert wrong_rate(sweeps) <= 0.05 < wrong_rate(naive)
 
 
-@pytest.mark.parametrize(
-    ("changed", "cases", "affected"),
-    [
-        pytest.param(1.05, 1, 1, id="one case"),
-        pytest.param(1 / 1.05, 24, 24, id="all of 24"),
-        pytest.param(0.95, 24, 1, id="one of 24"),
-        pytest.param(1.05, 24, 1, id="one of 24, higher"),
-    ],
-)
-def test_five_percent_is_found(changed: float, cases: int, affected: int) -> None:
-    ratios = [changed] * affected + [1.0] * (cases - affected)
+@pytest.mark.parametrize(("changed", "affected"), [(1 / 1.05, 24), (1.05, 1)])
+def test_five_percent_is_found_among_24_cases(changed: float, affected: int) -> None:
+    ratios = [changed] * affected + [1.0] * (24 - affected)
     right = Verdict.HIGHER if changed > 1 else Verdict.LOWER
-    trials = 400 if cases > 1 else TRIALS
-    sweeps = simulate((0.01, 0.01), (5, 5), ratios, trials)
+    sweeps = simulate((0.01, 0.01), (5, 5), ratios, 200)
     found = [verdict is right for sweep in sweeps for verdict in judge(sweep)[:affected]]
     assert np.mean(found) >= 0.9
 
@@ -486,7 +445,7 @@ def test_same_is_found_and_a_difference_of_the_margin_seldom_called_that(
 
 
 def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
-    sweeps = simulate((0.01, 0.02), (5, 5), [1.05], 4000)
+    sweeps = simulate((0.01, 0.02), (5, 5), [1.05], 3000)
     covered = [r.low <= 1.05 <= r.high for (r,) in sweeps if r.low and r.high]
     assert np.mean(covered) == pytest.approx(0.95, abs=0.012)
 
@@ -525,18 +484,16 @@ WORST, BEST = 1 + MARGIN, 1 / (1 + MARGIN)
 @pytest.mark.parametrize(
     ("ratio", "noise", "seeds", "paired", "cases"),
     [
-        pytest.param(WORST, 0.002, 5, True, 1, id="five pairs"),
         pytest.param(BEST, 0.002, 3, True, 1, id="three pairs"),
         pytest.param(WORST, 0.004, 5, False, 1, id="five seeds a side"),
-        pytest.param(BEST, 0.002, 5, True, 6, id="six cases"),
-        pytest.param(WORST, 0.004, 10, False, 6, id="six cases, unpaired"),
+        pytest.param(WORST, 0.002, 5, True, 6, id="six cases"),
         pytest.param(BEST, 0.03, 5, True, 1, id="very noisy"),
     ],
 )
 def test_a_difference_of_the_margin_is_seldom_called_equivalent(
     ratio: float, noise: float, seeds: int, paired: bool, cases: int
 ) -> None:
-    trials = 6000 if cases == 1 else 2000
+    trials = 3000 if cases == 1 else 800
     found = simulate_equivalence(ratio, noise, seeds, paired, cases, trials)
     assert claim_rate(found, Claim.EQUIVALENT) <= chance(0.05, trials)
     wrong = Claim.WORSE if ratio > 1 else Claim.BETTER
@@ -552,23 +509,13 @@ def test_no_difference_is_seldom_called_worse() -> None:
 def test_paired_losses_without_difference_are_seldom_called_different(shared: float) -> None:
     """24 cases, three pairs each, whether or not the seeds' losses are correlated."""
     rng = np.random.default_rng(12)
-    values = shared * rng.standard_normal((600, 24, 1, 3))
-    values = values + 0.2 * rng.standard_normal((600, 24, 2, 3))
+    values = shared * rng.standard_normal((250, 24, 1, 3))
+    values = values + 0.2 * rng.standard_normal((250, 24, 2, 3))
     sweeps = [
         compare_seeds([pair_up(a, b) for a, b in family]) for family in np.exp(values).tolist()
     ]
     assert all(ratio.pairs == 3 for ratio in sweeps[0])
-    assert wrong_rate(sweeps) <= chance(0.05, TRIALS)
-
-
-@pytest.mark.parametrize(
-    ("loss", "nothing"),
-    [(2.309, True), (2.2566, True), (2.2564, False), (0.0, False), (math.inf, True)],
-)
-def test_a_loss_2_percent_below_that_of_guessing_is_learnt(loss: float, nothing: bool) -> None:
-    """0.98 ln 10 is 2.25653."""
-    assert is_guessing(loss, 10) is nothing
-    assert is_guessing(math.nan, 10)
+    assert wrong_rate(sweeps) <= chance(0.05, 250)
 
 
 def test_so_many_repeats_as_are_needed_decide() -> None:
