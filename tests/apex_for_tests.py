@@ -35,7 +35,7 @@ _CONTENTS = {
 """The package of each interface, and what it imports from here."""
 
 
-def install(folder: Path, generation: str, extensions: bool = True) -> Path:
+def install(folder: Path, generation: str) -> Path:
     """Write a package ``apex`` of that time, to be put on the path; these stand-ins are in it."""
     place = folder / "apex"
     for file in ("__init__.py", "optimizers/__init__.py"):
@@ -50,8 +50,7 @@ def install(folder: Path, generation: str, extensions: bool = True) -> Path:
         (place / "contrib" / "__init__.py").write_text("")
         file = place / "contrib/optimizers/fused_sgd.py"
         file.write_text("from apex_for_tests import FusedSGD\n")
-        if extensions:
-            (folder / "amp_C.py").write_text("")
+        (folder / "amp_C.py").write_text("")
     return folder
 
 
