@@ -115,7 +115,6 @@ HALF, FULL, BRAIN = torch.float16, torch.float32, torch.bfloat16
 @pytest.mark.parametrize(
     ("error", "dtype", "arithmetic", "ways"),
     [
-        (lambda: direct(24, 24), FULL, "float32", ()),
         (lambda: winograd(4, bits=24), FULL, "float32", ()),
         (lambda: direct(11, 24), FULL, "tfloat32", ()),
         (lambda: direct(11, 24, truncate=True), FULL, "tfloat32", ()),
@@ -127,6 +126,14 @@ HALF, FULL, BRAIN = torch.float16, torch.float32, torch.bfloat16
         (lambda: winograd(2), HALF, "float16", ("sums in float16", "Winograd F(2,3)")),
         (lambda: winograd(4), HALF, "float16", ("Winograd F(4,3)",)),
         (lambda: summed_in_fp16(16), HALF, "float16", ("sums in float16",)),
+        # between two bands
+        (lambda: 5e-5, FULL, "unclear", ()),
+        (lambda: 1.3e-3, FULL, "unclear", ()),
+        (lambda: 1e-3, BRAIN, "unclear", ()),
+        (lambda: 1.8e-3, HALF, "unclear", ()),
+        # no rounding
+        *((lambda: 0.06, dtype, "wrong", ()) for dtype in (FULL, HALF, BRAIN)),
+        (lambda: math.nan, FULL, "wrong", ()),
     ],
 )
 def test_arithmetic_is_named_by_its_error(
@@ -136,45 +143,18 @@ def test_arithmetic_is_named_by_its_error(
     assert (finding.arithmetic, finding.ways) == (arithmetic, ways), finding
 
 
-@pytest.mark.parametrize(
-    ("error", "dtype"),
-    [
-        (5e-5, FULL),  # between fp32 and TF32
-        (1.3e-3, FULL),  # between TF32 and bf16
-        (1e-3, BRAIN),
-        (1e-5, HALF),
-        (1.8e-3, HALF),  # between sums in fp16 and F(4,3)
-    ],
-)
-def test_between_two_bands_is_unclear(error: float, dtype: torch.dtype) -> None:
-    assert name_arithmetic("it", error, dtype, K, winograd=True).arithmetic == "unclear"
-
-
-@pytest.mark.parametrize("error", [0.06, 0.5, 1.0, math.inf, math.nan])
-@pytest.mark.parametrize("dtype", [FULL, HALF, BRAIN])
-def test_what_is_no_rounding_is_wrong(error: float, dtype: torch.dtype) -> None:
-    assert name_arithmetic("it", error, dtype, K).arithmetic == "wrong"
-
-
 def test_an_error_of_two_arithmetics_contradicts_what_neither_obeys() -> None:
     """Winograd F(4,3) in TF32 is as far off as bf16: both belie fp32, and one is true of tf32."""
     found = name_arithmetic("it", winograd(4), FULL, K, winograd=True)
-    layer = LayerProof(DENSE, found, finding("tfloat32"), finding("tfloat32"))
-    it = Proof((layer,), finding("tfloat32"))
-    assert it.contradicts(PRECISIONS["tf32"]) == ""
-    assert it.arithmetic == "unclear/tfloat32"
-    (remark,) = it.remarks(PRECISIONS["tf32"])
-    assert remark.startswith("it: unclear; tfloat32 by Winograd F(4,3) or bfloat16 (error 3.")
     whole = Proof((LayerProof(DENSE, *[found] * 3),), finding("float32"))
+    assert whole.contradicts(PRECISIONS["tf32"]) == ""
     said = whole.contradicts(PRECISIONS["fp32"])
-    assert said.count("(error ") == 3
-    straight = name_arithmetic("it", direct(8, 24), FULL, K)  # no 3x3 convolution
-    assert straight.arithmetic == "bfloat16"
+    assert said.count("unclear; tfloat32 by Winograd F(4,3) or bfloat16 (error ") == 3
 
 
 def test_winograd_is_named_only_where_it_can_be() -> None:
-    finding = name_arithmetic("it", winograd(4), HALF, K, winograd=False)
-    assert finding.arithmetic == "unclear"
+    straight = name_arithmetic("it", direct(8, 24), FULL, K, winograd=False)
+    assert straight.arithmetic == "bfloat16"
     grouped = Layer((64, 8, 8), (64, 8, 3, 3), (64, 8, 8), (1, 1), (1, 1), (1, 1), 8)
     assert DENSE.winograd
     assert grouped.winograd
@@ -250,7 +230,7 @@ def prove_model(
     return prove(setting, compute, len(IMAGES))
 
 
-@pytest.mark.parametrize("name", ["fp32", "fp16", "fp16-amp", "bf16", "bf16-amp"])
+@pytest.mark.parametrize("name", ["fp32", "fp16", "fp16-amp", "bf16-amp"])
 def test_what_ran_is_found(name: str) -> None:
     """Forward and both gradients, of a dense and of a grouped convolution of the network."""
     found = prove_model(build_model("dpn-small"), name)
@@ -306,19 +286,7 @@ def test_gradients_in_tf32_under_an_fp32_label_are_found(monkeypatch: pytest.Mon
     assert re.findall(r"(\w+ gradient) of", contradiction) == ["input gradient", "weight gradient"]
 
 
-def test_the_weight_gradient_is_named_by_what_it_was_computed_in() -> None:
-    """Under autocast it comes out in fp32, with the error of half."""
-    x, w = torch.randn(2, 8, 8, 8), torch.randn(8, 8, 3, 3, requires_grad=True)
-    with autocast(PRECISIONS["fp16-amp"], CPU):
-        out = F.conv2d(x, w)
-    assert out.dtype == torch.float16
-    assert torch.autograd.grad(out.sum(), w)[0].dtype == torch.float32
-    found = prove_model(nn.Conv2d(3, 16, 3), "fp16-amp")
-    assert found.layers[0].weight_grad.arithmetic == "float16"
-
-
 MODELS = {
-    "3×3 convolution, 3 to 8 channels, on 32×32": lambda: nn.Conv2d(3, 8, 3),
     "5×3 convolution, 3 to 4 channels, on 32×32": lambda: nn.Conv2d(
         3, 4, (5, 3), stride=(2, 1), padding=(1, 0), dilation=2
     ),
@@ -329,10 +297,6 @@ MODELS = {
         nn.Unflatten(3, (2, 16)), Swap(), nn.Conv3d(3, 2, 3, padding=1)
     ),
     "linear layer, 3072 to 10 features": lambda: nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)),
-    "linear layer, 96 to 40 features": lambda: nn.Sequential(
-        nn.Unflatten(1, (3, 1)), nn.Flatten(1, 2), nn.Flatten(2), nn.Unflatten(2, (32, 32)),
-        nn.Flatten(1, 2), nn.Linear(32, 96), nn.Linear(96, 40, bias=False),
-    ),
     "3×3 convolution, 128 to 128 channels, on 16×16": lambda: nn.Flatten(),
 }  # fmt: skip
 
@@ -344,7 +308,13 @@ class Swap(nn.Module):
 
 @pytest.mark.parametrize("layer", MODELS)
 def test_any_network_is_probed(layer: str) -> None:
-    found = prove_model(MODELS[layer]())
+    """By the same layer, however many images are looked at."""
+    model = MODELS[layer]()
+    few, more = (
+        find_layers(partial(model, x), len(x)) for x in (IMAGES, IMAGES.repeat(3, 1, 1, 1))
+    )
+    assert few == more
+    found = prove_model(model)
     assert [str(p.layer) for p in found.layers] == [layer]
     assert found.arithmetic == "float32"
     assert found.notes == ()
@@ -359,18 +329,9 @@ def test_the_most_expensive_is_taken_of_each() -> None:
         ((16, 32, 3, 3), 1),
         ((16, 4, 3, 3), 4),
     ]
-    only = find_layers(lambda: nn.Conv2d(3, 30, 3, groups=3)(IMAGES), len(IMAGES))
-    assert len(only) == 1, "a grouped one that is the most expensive is probed once"
     larger, twice = nn.Conv2d(3, 32, 3), nn.Conv2d(3, 24, 3)
     (layer,) = find_layers(lambda: (larger(IMAGES), twice(IMAGES.repeat(2, 1, 1, 1))), len(IMAGES))
     assert (layer.weight, layer.batch) == ((24, 3, 3, 3), 2), "it sees each image twice"
-
-
-@pytest.mark.parametrize("layer", MODELS)
-def test_a_layer_is_the_same_however_many_images_are_looked_at(layer: str) -> None:
-    model, many = MODELS[layer](), IMAGES.repeat(3, 1, 1, 1)
-    few, more = (find_layers(partial(model, x), len(x)) for x in (IMAGES, many))
-    assert few == more
 
 
 def test_a_network_that_cannot_be_looked_into_is_probed_all_the_same() -> None:
@@ -413,23 +374,26 @@ def test_channels_last_reaches_the_layer(monkeypatch: pytest.MonkeyPatch) -> Non
         return plain(self, x, w)
 
     monkeypatch.setattr(Layer, "compute", compute)
-    prove_model(build_model("dpn-small"), channels_last=True)
+    prove_model(nn.Conv2d(3, 16, 3), channels_last=True)
     assert seen == {True}
 
 
-def test_a_compiler_that_fails_is_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise RuntimeError("no compiler\nhere")
+def test_a_probe_is_compiled_as_the_case_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for CUDA graphs; where the compiler fails, it runs without."""
+    modes: list[str] = []
 
-    monkeypatch.setattr(torch, "compile", broken)
-    found = prove_model(build_model("dpn-small"), compile="default")
+    def compile(compute: Callable[..., Tensor], dynamic: bool, mode: str) -> Callable[..., Tensor]:
+        modes.append(mode)
+        if mode != "default":
+            raise RuntimeError("no compiler\nhere")
+        return compute
+
+    monkeypatch.setattr(torch, "compile", compile)
+    found = prove_model(nn.Conv2d(3, 16, 3), compile="reduce-overhead")
+    assert (found.arithmetic, found.notes) == ("float32", ())
+    found = prove_model(nn.Conv2d(3, 16, 3), compile="max-autotune")
     assert found.arithmetic == "float32"
     assert found.notes == (
         "the probe could not be compiled and ran without: RuntimeError: no compiler",
     )
-
-
-def test_compiled_layers_are_proven() -> None:
-    found = prove_model(nn.Conv2d(3, 16, 3), "bf16-amp", compile="default")
-    assert found.notes == ()
-    assert found.arithmetic == "bfloat16"
+    assert set(modes) == {"default", "max-autotune-no-cudagraphs"}
