@@ -62,8 +62,6 @@ PLACES, FIRST = torch.tensor([1, 1, 2]), torch.tensor([0] * 5)
         (lambda: X + ONE.expand(2, 8, 4, 4), Kind.ELEMENTWISE, 0, N + 1 + N),
         (lambda: X.mul_(1), Kind.ELEMENTWISE, 0, 2 * N),
         (lambda: torch._foreach_mul([X, A], 2), Kind.ELEMENTWISE, 0, 2 * (N + 12)),
-        (lambda: F.relu(X), Kind.ELEMENTWISE, 0, 2 * N),
-        (lambda: X.sum(), Kind.REDUCTION, 0, N + 1),
         (lambda: F.avg_pool2d(X, 4), Kind.REDUCTION, 0, N + 16),
         (lambda: torch.cat([X, X[:1]]), Kind.CONCATENATION, 0, 2 * (N + N // 2)),
         # what is normalised is read twice; 8 means and 8 deviations are written besides
@@ -74,9 +72,11 @@ PLACES, FIRST = torch.tensor([1, 1, 2]), torch.tensor([0] * 5)
         # a row that is taken five times is read once
         (lambda: F.embedding(FIRST, TABLE[:1]), Kind.INDEXING, 0, 16 + 5 * 16 + 2 * 5),
         (lambda: X.to(memory_format=torch.channels_last), Kind.LAYOUT, 0, 2 * N),
-        (lambda: X.transpose(0, 1).contiguous(), Kind.LAYOUT, 0, 2 * N),
         (lambda: X.clone(), Kind.COPY, 0, 2 * N),
         (lambda: torch.zeros(10), Kind.COPY, 0, 10),
+        (lambda: X.to(torch.bfloat16), Kind.CAST, 0, N + N // 2),
+        # views cost nothing
+        (lambda: X.permute(1, 0, 2, 3)[4:].detach().relu(), Kind.ELEMENTWISE, 0, N),
         (lambda: F.cross_entropy(A, PLACES), Kind.LOSS, 0, 2 * 12 + 12 + 2 * 3 + 2),
     ],
 )  # fmt: skip
@@ -102,15 +102,6 @@ def test_operations_of_one_kind_are_told_apart_by_what_they_are_and_their_format
     assert Label(Kind.CAST, "_to_copy", "float32→bfloat16") in counter.work
 
 
-def test_a_view_costs_nothing() -> None:
-    assert count(lambda: X.permute(1, 0, 2, 3)[2:].detach().unsqueeze(0)) == {}
-
-
-def test_a_cast_reads_one_format_and_writes_the_other() -> None:
-    work = count(lambda: X.to(torch.bfloat16))[Kind.CAST]
-    assert work == Work(1, 0, 4 * N + 2 * N)
-
-
 def test_cudnn_normalises_in_as_many_passes_as_torch() -> None:
     """Its backward pass too reads what is normalised, and its gradient, twice."""
     gradients = []
@@ -126,9 +117,8 @@ def test_cudnn_normalises_in_as_many_passes_as_torch() -> None:
     assert gradients[0] > 4 * 5 * N
 
 
-@pytest.mark.parametrize("groups", [1, 4])
-def test_a_convolution_has_two_gradients(groups: int) -> None:
-    x, layer = X.clone().requires_grad_(), nn.Conv2d(8, 8, 3, padding=1, groups=groups, bias=False)
+def test_a_convolution_has_two_gradients() -> None:
+    x, layer = X.clone().requires_grad_(), nn.Conv2d(8, 8, 3, padding=1, groups=4, bias=False)
     y = layer(x)
     gradient = torch.ones_like(y)
     (work,) = count(lambda: y.backward(gradient)).values()
@@ -148,9 +138,8 @@ def test_a_slice_gives_its_gradient_back_in_zeros() -> None:
 
 
 def case_of(precision: str = "fp32", batch_size: int = 64, accumulate: int = 1) -> Case:
-    scale = PRECISIONS[precision].default_loss_scale
-    return Case("dpn-small", "synthetic", precision, scale, batch_size=batch_size,
-                accumulate=accumulate, device="cpu")  # fmt: skip
+    return Case("dpn-small", "synthetic", precision, PRECISIONS[precision].default_loss_scale,
+                batch_size=batch_size, accumulate=accumulate, device="cpu")  # fmt: skip
 
 
 def train(case: Case, workload: Workload) -> tuple[Training, MadeBatches]:
@@ -162,8 +151,8 @@ def train(case: Case, workload: Workload) -> tuple[Training, MadeBatches]:
 
 
 def few_pixels() -> Images:
-    """A small DPN on a quarter of the pixels."""
-    images = Images("dpn-small")
+    """A DPN of one block on a quarter of the pixels."""
+    images = Images("models_for_tests:one_block")
     images.shape = (3, 16, 16)
     return images
 
@@ -175,15 +164,13 @@ class Flat(Workload):
         return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10, bias=False))
 
 
-@pytest.mark.parametrize("accumulate", [1, 4])
-def test_a_step_of_any_size_from_a_few_small_ones(accumulate: int) -> None:
-    case, workload = case_of(batch_size=64, accumulate=accumulate), Flat()
+def test_a_step_of_any_size_from_a_few_small_ones() -> None:
+    case, workload = case_of(batch_size=64, accumulate=4), Flat()
     work = sum_kinds(count_step(*train(case, workload), case))
-    weights, part = 30720, 64 // accumulate
+    weights, part = 30720, 16
     # the first layer's input has no gradient
     assert work[Kind.MATMUL].flop == 64 * 2 * 2 * weights
-    products = accumulate * 2 * (part * 3072 + weights + part * 10)
-    assert work[Kind.MATMUL].bytes == 4 * products
+    assert work[Kind.MATMUL].bytes == 4 * 4 * 2 * (part * 3072 + weights + part * 10)
     # weights, gradients and momentum, each read and written
     assert work[Kind.OPTIMIZER] == Work(1, 0, 4 * 6 * weights)
     assert Kind.OTHER not in work
@@ -192,22 +179,16 @@ def test_a_step_of_any_size_from_a_few_small_ones(accumulate: int) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"precision": "fp32"},
-        {"precision": "fp16", "loss_scale": 128.0},
         {"precision": "fp16-amp", "loss_scale": "dynamic"},
         {"precision": "bf16-amp", "channels_last": True},
         {"precision": "bf16", "accumulate": 2},
-        {"freeze": "backbone"},
-        {"optimizer": "adamw", "lr": 0.001},
-        {"optimizer": "lars"},
+        {"freeze": "backbone", "optimizer": "lars"},
     ],
 )
 def test_what_a_step_moves_is_a_line_to_the_byte(settings: dict[str, Any]) -> None:
     """A step of twenty items, counted itself, is what steps of two, four and eight had told."""
     case = replace(case_of(), batch_size=20 * settings.get("accumulate", 1), **settings)
-    # scaled by 65536, gradients of fewer pixels overflow
-    dynamic = settings.get("loss_scale") == "dynamic"
-    training, batches = train(case, Images("dpn-small") if dynamic else few_pixels())
+    training, batches = train(case, few_pixels())
     told = count_step(training, batches, case)
     counted, _ = _count_items(training, batches, 20, case.accumulate)
     assert {label: (w.calls, w.flop, w.bytes) for label, w in told.items()} == {
@@ -251,7 +232,7 @@ def test_a_step_that_overflowed_tells_nothing_of_other_batch_sizes() -> None:
     assert all(work.bytes_per_item is None for work in count_step(training, batches, case).values())
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16-amp", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16-amp"])
 def test_flop_are_those_that_torch_counts_on_shapes(precision: str) -> None:
     case, workload = case_of(precision, batch_size=8), few_pixels()
     work = sum_kinds(count_step(*train(case, workload), case))
@@ -261,19 +242,11 @@ def test_flop_are_those_that_torch_counts_on_shapes(precision: str) -> None:
 
 
 def test_a_row_has_the_traffic_of_its_step() -> None:
-    case = replace(grid(ROWS)[0], batch_size=20, fraction=0.5)
+    asked = {"workload": [f"{__name__}:Flat"], "device": ["cpu"], "accumulate": [2]}
+    (case,) = grid({**asked, "precision": ["fp32"], "batch_size": [20]})
+    case = replace(case, steps=2)
     found = run_case(case)
-    training, batches = train(case, Flat())
-    assert found.measurement.step_bytes == round(
-        sum(work.bytes for work in count_step(training, batches, case).values())
-    )
+    told = count_step(*train(case, Flat()), case)
+    assert found.measurement.step_bytes == round(sum(work.bytes for work in told.values()))
     assert found.measurement.step_bytes == round(sum(row.bytes or 0 for row in found.work))
     assert {row.kind for row in found.work} >= {Kind.MATMUL, Kind.OPTIMIZER, Kind.LOSS}
-
-
-ROWS: dict[str, Any] = {
-    "workload": [f"{__name__}:Flat"],
-    "precision": ["fp32"],
-    "device": ["cpu"],
-    "accumulate": [2],
-}
