@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from bench.case import Case
 from bench.record import Environment, EpochRow, Measurement, RankRow, Record, Status, Step, WorkRow
 from bench.store.writer import Store
 
-GIB = 2**30
+FP32, FP16 = Case(), Case(precision="fp16", loss_scale=128.0)
+GIB, MIB = 2**30, 2**20
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "results" / "reference" / "rtx-titan-2019.csv"
 
@@ -115,3 +117,23 @@ def ran(case: Case, times: Sequence[float], gib: float = 4, **values: Any) -> li
         make_record(case, repeat=i, **{**card, **measured(time, gib * GIB), **values})
         for i, time in enumerate(times, 1)
     ]
+
+
+def at(batch: int, *cases: Case) -> list[Case]:
+    """Cases with another batch size."""
+    return [replace(case, batch_size=batch) for case in cases]
+
+
+def learn(case: Case, losses: Mapping[int, float] | Sequence[float], **values: Any) -> list[Record]:
+    """A run of each seed, with its loss; of the repeats of one where values have a run_seed."""
+    seeds = losses if isinstance(losses, Mapping) else dict(enumerate(losses))
+    rows = ran(case, [100 + i for i in range(len(seeds))], **values)
+    for row, (seed, loss) in zip(rows, seeds.items(), strict=True):
+        row.measurement.train_loss, row.run_seed = loss, values.get("run_seed", seed)
+    return rows
+
+
+def some_steps(case: Case, steps: int, of: int, time_s: float, **values: Any) -> list[Record]:
+    """A run of so many steps of an epoch."""
+    counts = {"measured_steps": min(steps, of), "steps_per_epoch": of}
+    return ran(replace(case, steps=steps), (time_s,), **counts, **values)

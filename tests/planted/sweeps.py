@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -414,6 +415,67 @@ def list_recommended() -> Iterator[Row]:
     yield make_record(make_scaled_case("fp32", 1128), **measured(50.0, fixed + image * 1128))
 
 
+TIMED = {  # seconds of an epoch at batch sizes 128, 256 and 512; factor of the losses
+    "fp32": ((100, 110, 92), 1.0),
+    "tf32": ((56, 53, 52), 1.0),
+    "fp16": ((48, 40, 39), 1.0002),
+    "bf16": ((49, 40.2, 39.1), 1.1),
+    "bf16-amp": ((52, 46, 45), 0.9),
+}
+"""Of `list_tuned`. At batch size 128 in half precision the card waits for the program."""
+
+
+def list_tuned() -> Iterator[Row]:
+    """What somebody leaves who looked for the best way to train a network on one card: precisions
+    over batch sizes and seeds, switches, loaders, micro-batches, a limit of memory."""
+    card = {**make_card("NVIDIA H200"), "cpu": "X, 4 cores"}
+
+    def train(
+        case: Case, time_s: float, gib: float, factor: float = 1.0, **values: Any
+    ) -> list[Row]:
+        rows: list[Row] = []
+        for repeat, wobble in enumerate((-0.001, 0.0, 0.001), 1):
+            learnt = {
+                "train_loss": factor * (1.8 + repeat / 100 + case.batch_size / 5000),
+                "test_accuracy": 0.42 - case.batch_size / 10000 + repeat / 1000,
+                "setup_time_s": 2.0, "first_steps_time_s": 1.0, "warmup_time_s": 3.0,
+                "energy_j": 500.0 * time_s,
+            }  # fmt: skip
+            ended = measured(time_s * (1 + wobble), gib * GIB, **{**learnt, **values})
+            rows.append(make_record(case, repeat=repeat, **{**card, **ended}))
+        return rows
+
+    scale = {"fp16": 128.0}
+    base, waits = Case(evaluate=True), {"busy_s": 0.034, "step_time_median_s": 0.045}
+    for precision, (times, factor) in TIMED.items():
+        case = replace(base, precision=precision, loss_scale=scale.get(precision))
+        gib = 1.5 if precision in ("fp32", "tf32") else 0.8
+        for batch, time_s in zip((128, 256, 512), times, strict=True):
+            waits = (
+                {"busy_s": 0.034, "step_time_median_s": 0.045} if batch == 128 and gib < 1 else {}
+            )
+            yield from train(
+                replace(case, batch_size=batch), time_s, gib * (1 + batch / 128), factor, **waits
+            )
+    full = replace(base, batch_size=1024)
+    yield make_record(full, status=Status.OOM, reason="OutOfMemoryError", **card)
+    best = replace(base, precision="fp16", loss_scale=128.0, batch_size=256)
+    yield from train(replace(best, channels_last=True), 41, 2.4, 1.0002)
+    yield from train(replace(best, accumulate=4), 44, 1.2, 1.0002)
+    yield from train(replace(best, loss_scale=1024.0), 40.1, 2.4, 1.0002)
+    yield from train(replace(best, memory_limit="2GiB"), 47, 1.9, 1.0002)
+    shared = {"neighbours": "pid 4242 (python): 2.1 GB", "neighbours_computing": 1}
+    yield from train(replace(best, cudnn_benchmark=True), 33, 2.4, 1.0002, **shared)
+    start = {"first_steps_time_s": 61.0, "warmup_time_s": 63.0}
+    for precision, time_s in (("fp32", 99), ("bf16-amp", 42)):
+        compiled = replace(base, precision=precision, batch_size=256, compile="default")
+        yield from train(compiled, time_s, 2.4, TIMED[precision][1], **start)
+    for workers, ratio in ((0, 3.0), (2, 1.5), (4, 1.001)):
+        case = replace(best, loader="torch", workers=workers)
+        alone = {"loader_first_batch_s": 0.5, "loader_samples_per_s": 3000.0}
+        yield from train(case, 40 * ratio, 2.4, 1.0002, **alone)
+
+
 SWEEP = "python -m bench.sweep"
 
 SWEEPS: dict[str, tuple[Callable[[], Iterable[Row]], str | None]] = {
@@ -434,6 +496,7 @@ SWEEPS: dict[str, tuple[Callable[[], Iterable[Row]], str | None]] = {
     "fit": (lambda: PROBES[:-1], None),
     "profiled": (list_profiled, f"{SWEEP} --profile"),
     "gpus": (list_gpus, f"{SWEEP} --parallel none ddp"),
+    "tuned": (list_tuned, f"{SWEEP} --preset mine"),
 }
 """The rows of each, and the command that is said to have measured them."""
 

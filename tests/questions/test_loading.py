@@ -15,12 +15,14 @@ from loads_for_tests import ITEM_S, STEP_S
 from bench.case import Case
 from bench.data import loader
 from bench.questions.loading import Comparison, Loaded, describe_enough
+from bench.record import Record, Status
 from bench.report.__main__ import main as report
 from bench.store.writer import Store
 from bench.verdict.ratio import Ratio
 from bench.worker.measurement import measure
 from bench.worker.messages import Channel, Job
-from tests.planted.records import make_record
+from tests.planted.records import make_record, ran
+from tests.planted.results import read_report, tell
 
 DEVICE = Case(precision="fp16", loss_scale=128.0)
 TORCH = replace(DEVICE, loader="torch", workers=2)
@@ -40,7 +42,7 @@ def load(
     return Loaded(SimpleNamespace(**asdict(case), repeats=repeats), ratio, estimated=False)
 
 
-def tell(*loaded: Loaded) -> list[str]:
+def say_enough(*loaded: Loaded) -> list[str]:
     comparison = Comparison(SimpleNamespace(**asdict(DEVICE), repeats=5), loaded)
     return list(describe_enough(comparison, ("precision",)))
 
@@ -58,32 +60,57 @@ def tell(*loaded: Loaded) -> list[str]:
     ],
 )
 def test_from_how_many_workers_on_it_no_longer_matters(ratios: dict[int, float], said: str) -> None:
-    (told,) = tell(*(load(workers, ratio) for workers, ratio in ratios.items()))
+    (told,) = say_enough(*(load(workers, ratio) for workers, ratio in ratios.items()))
     assert told.startswith(f"fp16: {said}")
 
 
 def test_what_runs_do_not_show_is_not_certain() -> None:
     for unsure in (load(4, 1.0, reach=None), load(4, 1.0, reach=0.05)):
-        (told,) = tell(load(2, 2.0), unsure)
+        (told,) = say_enough(load(2, 2.0), unsure)
         assert told.startswith("fp16: from 4 workers on, the loader no longer matters, but that is")
         assert told.endswith("not certain; use --repeats 5.")
     for unsure in (load(4, 1.3, reach=0.6), load(4, 1.3, reach=None), load(4, 1.021)):
-        (told,) = tell(load(2, 2.0), unsure)
+        (told,) = say_enough(load(2, 2.0), unsure)
         assert "matters with every number of workers tried (2, 4), but that is not" in told
 
 
 def test_repeats_that_were_run_are_not_asked_for() -> None:
-    (told,) = tell(load(2, 2.0, repeats=10), load(4, 1.0, reach=0.05, repeats=5))
+    (told,) = say_enough(load(2, 2.0, repeats=10), load(4, 1.0, reach=0.05, repeats=5))
     assert told.endswith("the loader no longer matters, but that is not certain.")
 
 
 def test_a_case_without_a_time_was_not_tried() -> None:
     died = Loaded(SimpleNamespace(**asdict(replace(TORCH, workers=8))), Ratio(lack="killed"), False)
-    (told,) = tell(load(2, 2.0), load(4, 1.0), died)
+    (told,) = say_enough(load(2, 2.0), load(4, 1.0), died)
     assert told == "fp16: from 4 workers on, the loader no longer matters."
 
 
 # ------------------------------------------------------------------------ a share that is planted
+
+
+HERE = {"gpu": "A card", "torch": "2.13"}  # as `ran` has it
+
+
+def run(case: Case, ratio: float = 1.0) -> list[Record]:
+    """Five runs at so many times the time of no loader."""
+    times = [ratio * time_s for time_s in (30.0, 30.1, 29.9, 30.05, 29.95)]
+    return ran(case, times, loader_first_batch_s=0.5, loader_samples_per_s=3000.0)
+
+
+def test_the_share_is_what_the_device_does_not_take(tmp_path: Path) -> None:
+    """75, 50, 0.1 and -25 % of it. A case died, and others differ in something else."""
+    ratios = {0: 4.0, 2: 2.0, 4: 1.001, 5: 0.8}
+    rows = [row for n, ratio in ratios.items() for row in run(replace(TORCH, workers=n), ratio)]
+    rows += [*run(DEVICE), *run(replace(TORCH, batch_size=64)), *run(replace(TORCH, lr=0.5))]
+    rows.append(make_record(replace(TORCH, workers=3), status=Status.KILLED, **HERE))
+    assert tell(read_report(tmp_path, rows), "loading", "loader workers share interval") == [
+        "device",
+        "torch | 0 | 75.0 | 74.9 to 75.1",
+        "torch | 2 | 50.0 | 49.8 to 50.2",
+        "torch | 3",
+        "torch | 4 | 0.1 | -0.3 to 0.5",
+        "torch | 5 | -25.0 | -25.5 to -24.5",
+    ]
 
 
 def test_a_planted_loader_bound_share_is_found(

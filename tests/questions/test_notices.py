@@ -41,6 +41,10 @@ def runs(times: Sequence[float]) -> list[Record]:
     return [ran(time, i) for i, time in enumerate(times, 1)]
 
 
+def lose(size: int, status: Status) -> Record:
+    return make_record(Case(batch_size=size), status=status, gpu="A card", torch="2.13")
+
+
 def read(folder: Path, records: Sequence[Record]) -> list[Run]:
     return read_runs([read_sweep(write_sweep(folder / "sweep", records))])
 
@@ -75,6 +79,46 @@ def test_repeats_are_advised_as_a_comparison_counts_them() -> None:
     assert advise_repeats([[100.0, 80.0, 120.0]]).startswith("; --repeats 50 would not")
     (ratio,) = compare([([100.0, 80.0, 120.0], [100.5, 82.0, 118.0])])
     assert ratio.estimate_repeats(0.02, 3) == float("inf")
+
+
+NOTED: dict[str, tuple[list[Record], dict[str, str]]] = {
+    "a sentinel equal to the first run, where runs are not": (
+        [*runs((100, 88, 108)), close(100, 12)],
+        {"Spread": "1 of the 1 cases", "Drift not known": "may explain up to ±50.0 %"},
+    ),
+    "steady": (
+        [*runs((100, 100.3, 99.8, 100.1, 100)), close(100.2, 12)],
+        {"Steady within 2 %": "took 0.2 % longer than the median of its 5 runs."},
+    ),
+    # each is within 2 % of the runs, but the second is 3 % above the first
+    "a sentinel against the one before": (
+        [*runs((100, 100.1, 99.9)), close(98.5, 12), close(101.5, 14, 2)],
+        {"Drift": "3.0 % longer than the one of 2026-11-20 12:00 UTC"},
+    ),
+    "repeats of a seed, alike in one of two cases": (
+        [row for case, losses in ((FP32, (2.05, 2.05)), (Case(batch_size=256), (2.05, 2.05012)))
+         for n, loss in enumerate(losses, 1)
+         for row in [ran(100 + n / 10, n, case, run_seed=0, train_loss=loss)]],
+        {"Determinism": "in 1 of 2 cases; in the others they differ by up to 0.00012."},
+    ),
+    "what the same command runs again": (
+        [*runs((1, 1)), lose(8, Status.INTERRUPTED), lose(16, Status.LOST)],
+        {"No result": "2 of 4 runs. 1 interrupted, 1 lost. The same command runs them again."},
+    ),
+    "what needs a flag": (
+        [*runs((1, 1)), lose(8, Status.INTERRUPTED), lose(16, Status.ERROR)],
+        {"No result": "2 of 4 runs. 1 interrupted, 1 error. Run them again with --retry error."},
+    ),
+}  # fmt: skip
+"""Rows, and of each notice its label and a part of it."""
+
+
+@pytest.mark.parametrize("name", NOTED)
+def test_what_is_noted(name: str, tmp_path: Path) -> None:
+    rows, expected = NOTED[name]
+    found = notices_of(read(tmp_path, rows))
+    assert found.keys() == expected.keys()
+    assert {label: text for label, text in expected.items() if text not in found[label]} == {}
 
 
 def test_a_sentinel_is_held_against_the_attempts_that_count(tmp_path: Path) -> None:

@@ -11,28 +11,22 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pytest_for_tests import Capture
 
 from bench.case import Case
 from bench.gpu.peaks import list_peaks
-from bench.questions.notices import warn
 from bench.questions.report_data import gather
-from bench.record import Record, Status, Step
-from bench.report.__main__ import main as report
+from bench.record import Record, Status
 from bench.store.attempts import FEWEST, number_groups
-from bench.study import doubts
 from bench.study.results import Result
 from bench.study.sweeps import Sweep, read_sweep, read_sweeps
 from tests.planted.records import (
     GIB,
     REFERENCE,
-    list_committed,
     make_record,
     measured,
     write_sweep,
 )
 from tests.planted.results import read_results
-from tests.planted.situations.notices import EACH_DOUBT
 
 FP32, FP16 = Case(), Case(precision="fp16", loss_scale=128.0)
 WIDE = replace(FP16, batch_size=256)
@@ -110,9 +104,6 @@ RUNS: dict[str, tuple[Sequence[Record], dict[str, Any]]] = {
             "images_per_s_high": 50_000 / 100,
         },
     ),
-    "rates not counted": (
-        repeat((300, 100), **RATED, measured_images=None), {"images_per_j": NAN},
-    ),
     "a repeat failed": (
         [ran(FP32, 10), fail(FP32, repeat=2)],
         {"status": "ok", "epoch_time_s": 10, "repeats": 1, "runs": 2},
@@ -150,12 +141,9 @@ RUNS: dict[str, tuple[Sequence[Record], dict[str, Any]]] = {
     "of what the device does": (
         [ran(FP16, 100, **REACHED)], {"measured_share": 0.5, "copy_share": 0.25},  # 8.5 TFLOP/s
     ),
-    **{
-        f"convolutions at {rate / 1e12:g} TFLOP/s": (
-            [ran(FP16, 100, **REACHED | {"rate_conv_float16": rate})], {"measured_share": share},
-        )
-        for rate, share in ((34e12, 0.25), (8.5e12, 0.5))
-    },
+    "of what convolutions do, where these are faster": (
+        [ran(FP16, 100, **REACHED | {"rate_conv_float16": 34e12})], {"measured_share": 0.25},
+    ),
     "half in fp8": (
         [ran(FP16, 100, **REACHED | {"arithmetic": "float8", "fp8_flop_share": 0.5})],
         {"measured_share": 8.5 / (1 / (0.5 / 20 + 0.5 / 10))},
@@ -231,170 +219,39 @@ def test_memory_is_read_by_one_measure_a_machine(tmp_path: Path) -> None:
     assert pick(beside, FP16).memory_bytes > 0  # what may be anything is no measure of others
 
 
-# -------------------------------------------------------------------------------------- doubts
+BASELINES: dict[str, tuple[list[tuple[dict[str, Any], dict[str, Any]]], float]] = {
+    # axes and values of the fp32 cases that are there, each of 200 s, and the speed-up of 80 s
+    "another card": ([({}, {"gpu": "Another card"})], NAN),
+    "another torch": ([({}, {"torch": "2.12"})], NAN),
+    "another driver": ([({}, {"driver": "999"})], NAN),
+    "unknown": ([({}, {"executor": "x"})], NAN),
+    "invalid": ([({}, {"status": Status.INVALID, "reason": "throttled"})], NAN),
+    "failed": ([({}, {"status": Status.OOM, "epoch_time_s": None, "images_per_s": None})], NAN),
+    "another batch size": ([({"batch_size": 256}, {})], NAN),
+    "another lr": ([({"lr": 0.1}, {})], NAN),
+    "another compile": ([({"compile": "default"}, {})], NAN),
+    "another seed": ([({"seed": 1}, {})], NAN),
+    "other images": ([({"dataset": "synthetic"}, {})], NAN),
+    "the same": ([({}, {})], 2.5),
+    "the larger part": (
+        [({"fraction": 0.1}, {"epoch_time_s": 300}), ({"fraction": 0.5, "evaluate": True}, {})],
+        2.5,
+    ),
+    "a profile of neither": ([({}, {}), ({"profile": True}, {"epoch_time_s": 180})], 2.5),
+}
 
 
-FALLING = (2.3, 2.2, 2.1, 2.05, 2.0)
-
-
-@pytest.mark.parametrize(
-    ("losses", "other", "axis"),
-    [
-        (FALLING, {"lr": 1.0}, "--lr"),
-        (FALLING, {"precision": "bf16"}, "--precision"),
-        (FALLING, {"optimizer": "adamw", "lr": 3e-4}, "--optimizer"),
-        (FALLING, {"compile": "default"}, ""),  # computes the same
-        (FALLING, {"precision": "fp16", "loss_scale": 128.0, "lr": 1.0}, ""),  # differs in two
-        (FALLING[:3], {"lr": 1.0}, ""),  # too few to tell
-        ((2.0,) * 5, {"lr": 1.0}, ""),  # learns nothing anyway
-    ],
-)
-def test_a_setting_without_effect_is_named(
-    losses: tuple[float, ...], other: dict[str, Any], axis: str, tmp_path: Path, capsys: Capture
-) -> None:
-    """As the lr that a workload's own optimizer ignores."""
-
-    def train(case: Case, losses: Sequence[float], seed: int) -> tuple[Record, list[Step]]:
-        values = {"train_loss": sum(losses) / len(losses), "measured_steps": len(losses)}
-        row = ran(case, 10, repeat=seed + 1, run_seed=seed, **values)
-        return row, [Step(i, 64, loss, None, 0.1) for i, loss in enumerate(losses)]
-
-    steady = [train(replace(FP32, **other), losses[::-1], 1), train(FP32, losses[::-1], 2)]
-    for at, rows in enumerate((steady, [*steady, train(FP32, losses, 0)])):
-        last = [train(replace(FP32, **other), losses, 0)] if at else []
-        folder = write_sweep(tmp_path / str(at), [*rows, *last])
-        runs, _ = read_results(read_sweep(folder))
-        assert sum(run.without_effect for run in runs) == (2 if at and axis else 0)
-        assert report([str(folder)]) == 0
-        assert (f"{axis} changed no loss" in capsys.readouterr().out) == bool(at and axis)
-
-
-def test_settings_of_committed_sweeps_have_effects() -> None:
-    """On an H100 and an H200 bf16 and bf16-amp were the same arithmetic, to the last digit."""
-    found = [read_sweep(path).read_unaffected() for path in list_committed("steps.csv")]
-    assert found == [{}] * len(found)
-    assert len(found) > 3
-
-
-def test_a_fatal_doubt_is_not_trusted(tmp_path: Path) -> None:
-    for row in cases_of(tmp_path, *EACH_DOUBT):
-        found = [name for name in doubts.DOUBTS if getattr(row, name)]
-        assert len(found) == (not row.model.startswith(("m:no_", "m:none", "m:little"))), row.model
-        doubted = row.kind == "unknown" or any(doubts.DOUBTS[name].fatal for name in found)
-        assert row.trusted == (not doubted), row.model
-
-
-COMMITTED = [f for f in list_committed("records.csv") if f.name.startswith("nvidia-h100-")]
-
-
-@pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: folder.name[-6:])
-def test_isolated_spikes_of_a_card_are_no_trend_and_its_drifts_are(folder: Path) -> None:
-    """As recorded: half precision at batch size 128 drifts, 43 → 56 ms; others have spikes."""
-    drifts = [run for run in read_results(read_sweep(folder))[0] if run.trend]
-    assert {run.batch_size for run in drifts} == {128}
-    assert {"fp16"} <= {run.precision for run in drifts} <= {"fp16", "bf16-amp"}
-
-
-def test_what_noise_explains_of_a_trend_is_two_standard_errors(tmp_path: Path) -> None:
-    """Of two medians of ten steps each, whose deviations from theirs are 4 % in the median."""
-    noisy = {"step_time_median_s": 0.1, "step_time_mad_s": 0.004, "measured_steps": 40}
-    believed = 0.02 + 2 * 1.2533 * 1.4826 * 0.04 * (1 / 10 + 1 / 10) ** 0.5
-    for over, trend in ((0.001, True), (-0.001, False)):
-        ends = {"step_time_first_s": 0.1, "step_time_last_s": 0.1 * (1 + believed + over)}
-        cases = cases_of(tmp_path / str(trend), ran(FP32, 10, **noisy, **ends))
-        assert [row.trend for row in cases] == [trend]
-
-
-@pytest.mark.parametrize(
-    ("until", "values", "told"),
-    [
-        (None, {"epoch_time_low_s": 8.0, "epoch_time_high_s": 12.0}, ""),
-        (None, {"epoch_time_low_s": 0.6, "epoch_time_high_s": 90.0}, "not known within 100 %"),
-        (0.01, {"epoch_time_error": 0.009}, ""),
-        (0.01, {"epoch_time_error": 0.12}, "±12 %"),
-        (0.05, {"epoch_time_error": 55.8}, "not known within 100 %"),
-        # 400 steps, each bound by the host, in which kernels run for 5 ms
-        (
-            0.01,
-            {"epoch_time_error": 0.17, "busy_s": 0.005},
-            "±17 %; the GPU's kernels alone take 2 s",
-        ),
-    ],
-)
-def test_an_epoch_that_is_hardly_known_has_no_interval(
-    until: float | None, values: dict[str, float], told: str, tmp_path: Path
-) -> None:
-    steps = {"measured_steps": 40, "steps_per_epoch": 400}
-    row = ran(replace(FP32, fraction=0.1, until=until), 10, **values, **steps)
-    runs, (case,) = read_results(sweep_of(tmp_path, [row]))
-    assert case.unknown == bool(told)
-    said = [notice.text for notice in warn(runs, [case]) if "vary too much" in notice.text]
-    assert len(said) == bool(told)
-    assert all(told in text and "a larger --fraction" in text for text in said)
-    shown = case.epoch_time_s_high == case.epoch_time_s_high
-    assert shown == ("epoch_time_high_s" in values and not told)
-
-
-def test_a_whole_epoch_waits_for_the_host_by_the_profile_of_its_part(tmp_path: Path) -> None:
-    """Kernels take what they take, however much of an epoch is measured; in another sweep or
-    another environment nobody knows. Noise is then the host's: no other program is to blame."""
-    steps = {"step_time_median_s": 0.05, "step_time_mad_s": 0.005, "measured_steps": 40}
-    part = ran(replace(FP16, fraction=0.1, profile=True), 20, busy_s=0.03, **steps)
-    others = [
-        ran(FP16, 20, **steps),
-        ran(FP16, 12, **{**steps, "step_time_median_s": 0.03}, repeat=2),
-        ran(WIDE, 20, **steps),
-        ran(FP16, 20, **{**steps, "torch": "2.14"}, repeat=3),
-    ]
-    elsewhere = [ran(FP16, 20, **steps)]
-    runs, _ = read_results(
-        sweep_of(tmp_path, [part, *others]), sweep_of(tmp_path, elsewhere, "elsewhere")
-    )
-    assert [run.busy_share for run in runs[:3]] == pytest.approx([0.6, 0.6, 1.0])
-    assert [run.host_bound for run in runs] == [True, True, False, False, False, False]
-    noisy, waiting = doubts.DOUBTS["noisy"], doubts.DOUBTS["host_bound"]
-    assert all(run.noisy for run in runs)
-    assert "(down to 60 %)" in waiting.warn(runs[1:2])
-    assert "programs" not in noisy.advise(runs[:2])
-    assert "--cuda-graphs on" in noisy.advise(runs[:2])
-    assert "; where a step waits for the host, a larger" in noisy.advise(runs[1:3])
-    assert "host" not in noisy.advise(runs[3:])
-
-
-def name_source(model: str, source: str, batch: int = 128) -> Record:
-    hashes = ("model_parameters", "model_structure", "model_source")
-    return ran(Case(model=model, batch_size=batch), 10, **dict.fromkeys(hashes, source))
-
-
-LOST = make_record(Case(model="dpn92", batch_size=256), status=Status.ERROR, reason="boom")
-TWO_MODELS = [name_source("dpn-small", "aaa"), name_source("dpn92", "bbb")]
-
-
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        ([ran(FP32, 10), ran(FP16, 10, torch="2.12")], "torch 2.13 or 2.12"),
-        (
-            [ran(FP32, 10), ran(WIDE, 20, variables="CUDA_LAUNCH_BLOCKING=1")],
-            "variables none or CUDA_LAUNCH_BLOCKING=1",
-        ),
-        ([*TWO_MODELS, LOST], ""),
-        ([*TWO_MODELS, name_source("dpn-small", "ccc", 256)], "model source aaa or ccc"),
-    ],
-)
-def test_mixed_environments_are_said(rows: list[Record], said: str, tmp_path: Path) -> None:
-    """Two models are none, nor is what failed before it knew its own."""
-    runs, results = read_results(sweep_of(tmp_path, rows))
-    notices = warn(runs, results)
-    told = [notice.text for notice in notices if notice.label == "Mixed environments"]
-    assert len(told) == bool(said)
-    assert all(said in text for text in told)
-    assert {notice.label for notice in notices} <= {"Mixed environments", "No result"}
-    if LOST in rows:
-        assert [run.model_source for run in runs] == ["aaa", "bbb", "bbb"]
-
-
-# ------------------------------------------------------------------------------ beside each other
+def test_a_speed_up_is_over_the_same_case_in_fp32(tmp_path: Path) -> None:
+    rows = []
+    for place, (bases, _) in enumerate(BASELINES.values()):
+        model = f"m:n{place}"
+        rows += [ran(Case(model=model, **axes), 200, **values) for axes, values in bases]
+        rows.append(ran(replace(FP16, model=model), 80))
+    found = {row.model: row.speedup for row in cases_of(tmp_path, *rows) if row.precision == "fp16"}
+    assert found == {
+        f"m:n{place}": pytest.approx(speedup, nan_ok=True)
+        for place, (_, speedup) in enumerate(BASELINES.values())
+    }
 
 
 def test_published_figures_stand_beside_what_they_match(tmp_path: Path) -> None:

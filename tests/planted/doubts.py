@@ -1,0 +1,117 @@
+"""A sweep in which every doubt is to be had, and beside each what is none; and every outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from bench.case import Case
+from bench.record import RankRow, Status, Step
+from tests.planted.records import Row, make_record, ran
+from tests.planted.sweeps import make_card
+
+
+class Planted(NamedTuple):
+    """Axes and measurements of a run, and the doubts of it."""
+
+    doubts: str
+    values: Mapping[str, Any]
+    axes: Mapping[str, Any] = MappingProxyType({})
+
+
+HALF_WAY = {"step_time_median_s": 0.1, "step_time_mad_s": 0.004, "measured_steps": 40}
+AHEAD = {"loader": "torch", "workers": 4}
+PART = {"measured_steps": 40, "steps_per_epoch": 400}
+
+DOUBTED = {
+    "sound": Planted("", {}),
+    "foreign": Planted("foreign", {"executor": "x"}),
+    "published": Planted("foreign", {"executor": "published"}),
+    "invalid": Planted("invalid", {"status": Status.INVALID, "reason": "mislabelled"}),
+    "diverged": Planted("diverged", {"status": Status.DIVERGED}),
+    "slowed": Planted("throttled", {"throttle_during": "hardware thermal slowdown"}),
+    "capped": Planted("capped", {"throttle_during": "software power cap"}),
+    "shared_card": Planted("contended", {"neighbours": "pid 1: 5 B", "neighbours_computing": 1}),
+    "shared_cores": Planted("contended", {"other_cores": 0.5}),
+    "a_desktop": Planted("", {"neighbours": "pid 1 (Xorg): 5 B", "neighbours_drawing": 1,
+                              "neighbours_computing": 0}),
+    "lanes": Planted("beside", {"lanes_beside": 3}),
+    "warmup": Planted("noisy", {"warmup_steady": False}),
+    "no_warmup": Planted("", {"warmup_steps": None, "warmup_steady": None}),
+    "steps": Planted("noisy", {"step_time_median_s": 0.1, "step_time_mad_s": 0.006}),
+    "slower": Planted("trend", {"step_time_first_s": 0.100, "step_time_last_s": 0.103}),
+    "faster": Planted("trend", {"step_time_first_s": 0.103, "step_time_last_s": 0.100}),
+    "steady": Planted("", {"step_time_first_s": 0.100, "step_time_last_s": 0.1015}),
+    # forty noisy steps: the means of ten differ by as much without any trend
+    "noise": Planted("", {"step_time_first_s": 0.100, "step_time_last_s": 0.103, **HALF_WAY}),
+    "clock_down": Planted("trend", {"sm_clock_first_mhz": 1980, "sm_clock_last_mhz": 1900}),
+    "clock_up": Planted("", {"sm_clock_first_mhz": 1900, "sm_clock_last_mhz": 1980}),
+    # four workers prepare eight micro-batches ahead
+    "prepared": Planted("unknown", {"measured_steps": 15, "steps_per_epoch": 100}, AHEAD),
+    "half_prepared": Planted("", {"measured_steps": 8, "steps_per_epoch": 100},
+                             {**AHEAD, "accumulate": 2}),
+    "waits": Planted("host_bound", {"busy_s": 0.034, "step_time_median_s": 0.045}),
+    "waits_unevenly": Planted("host_bound noisy unsettled", {
+        "busy_s": 0.034, "step_time_median_s": 0.045, "step_time_mad_s": 0.006}),
+    "unclear": Planted("unclear", {"arithmetic": "unclear"}),
+    "half_unclear": Planted("unclear", {"arithmetic": "float16/unclear"}),
+    "not_probed": Planted("unclear", {"flags": "conv=ieee matmul=ieee"}),
+    "switched": Planted("switched_late", {"switched_within": "cudnn.benchmark=True"}),
+    "not_evaluated": Planted("unmet", {
+        "missing": "eval_time_s: ValueError: no luck; energy_j: the case ran on a CPU"}),
+    "nothing_asked": Planted("", {
+        "missing": "energy_j: the case ran on a CPU; test_loss: it is inf or NaN"}),
+    "skips": Planted("skipped", {"overflow_steps": 80, "measured_steps": 390},
+                     {"precision": "fp16-amp", "loss_scale": "dynamic"}),
+    "beyond": Planted("beyond", {"flop_per_image": 1e12}),
+    "short": Planted("energy", {"energy_j": 900.0, "measured_time_s": 1.9}),
+    # the sensor is read at both ends of each epoch
+    "short_epochs": Planted("energy", {"energy_j": 100.0, "measured_time_s": 3.0}, {"epochs": 3}),
+    "part": Planted("extrapolated", PART, {"fraction": 0.1}),
+    "made_up": Planted("synthetic", {}, {"dataset": "synthetic"}),
+    "emulated": Planted("emulated", {"gpu": "", "cpu": "A CPU"},
+                        {"precision": "fp8", "device": "cpu"}),
+    "words": Planted("", {"notes": "the card was shared; steps rose; throttled; unclear; noisy",
+                          "reason": "throttled: the card was shared"}),
+}  # fmt: skip
+"""By what is wrong, or only looks so: a run that has its place as its seed."""
+
+FAILED = [status for status in Status if status not in ("ok", "diverged", "invalid")]
+
+
+def list_planted(doubted: Mapping[str, Planted]) -> Iterator[Row]:
+    """A run of each, on a card."""
+    card = make_card("NVIDIA H200")
+    for seed, name in enumerate(DOUBTED):
+        if name in doubted:
+            _, values, axes = DOUBTED[name]
+            yield from ran(Case(seed=seed, **axes), (10,), **{**card, **values})
+
+
+def list_doubted() -> Iterator[Row]:
+    """A sweep with every doubt and every outcome: a straggler among four processes, and a setting
+    without effect, are told by more than a run has."""
+    card = make_card("NVIDIA H200")
+    yield from list_planted({name: one for name, one in DOUBTED.items() if one.doubts})
+    works = (1.0, 1.0, 1.0, 1.3)
+    ranks = [RankRow(n, f"GPU-{n}", 10.0, work) for n, work in enumerate(works)]
+    yield *ran(Case(seed=100, parallel="ddp", world_size=4), (10,), **card), [], [], [], ranks
+    losses = (2.3, 2.2, 2.1, 2.05, 2.0)
+    for lr in (0.01, 1.0):
+        (row,) = ran(Case(seed=101, lr=lr), (10,), measured_steps=5, train_loss=2.13, **card)
+        yield row, [Step(n, 64, loss, None, 0.1) for n, loss in enumerate(losses)]
+    for seed, status in enumerate(FAILED, 102):
+        yield make_record(Case(seed=seed), status=status, reason=f"as of {status}", **card)
+
+
+def list_drifted() -> Iterator[Row]:
+    """A sweep of three cases on a busy machine: one spreads, the first drifted, one is of another
+    driver; and three runs of each have the same seed."""
+    first, wide, other = (Case(batch_size=size) for size in (128, 256, 512))
+    yield from ran(first, (100, 100.4, 99.8), run_seed=0, train_loss=2.05)
+    yield from ran(wide, (60, 75, 66), run_seed=0, train_loss=2.05)
+    yield from ran(other, (50, 50.1, 49.9), run_seed=0, driver="590.1")
+    rows = ran(first, (86,), sentinel=True, started_at="2026-11-20T12:00:00.000Z")
+    yield replace(rows[0], run_seed=0)

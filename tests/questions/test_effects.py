@@ -1,0 +1,461 @@
+"""What each change of an axis does: what is paired with what, in numbers known by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from statistics import fmean, variance
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pytest_for_tests import Capture
+from scipy import stats
+
+from bench.case import Case
+from bench.compare.__main__ import main as compare_main
+from bench.questions.effects import Effect
+from bench.record import Record, Status
+from bench.report.__main__ import main
+from bench.report.document import Report
+from bench.verdict.difference import adjust
+from bench.verdict.seeds import compare_seeds
+from bench.workloads import OWN
+from tests.planted.records import FP16, FP32, at, learn, ran, some_steps, write_sweep
+from tests.planted.results import read_report, tell
+
+WIDE32, WIDE16 = at(256, FP32, FP16)
+AMP = Case(precision="fp16-amp", loss_scale="dynamic")
+THREE, HALF = (100, 101, 99), (50, 51, 49)
+FEW, SEEDS = {"train_loss": 2.2}, (1.0, 1.1, 1.2, 1.3)
+OWN_DATA = {"dataset": OWN, "workload": "m:f", "model": "m:f"}
+BY_TORCH = replace(FP16, loader="torch", workers=2)
+FIVE = [1 + 0.1 * seed for seed in range(5)]
+
+
+def runs(*cases: tuple[Case, float], **values: Any) -> list[Record]:
+    """A run of each case, with its time."""
+    return [row for case, time in cases for row in ran(case, (time,), **values)]
+
+
+def texts(parts: int) -> list[Record]:
+    """A run of an epoch of a user's texts, by micro-batches."""
+    return ran(
+        Case(batch_size=256, accumulate=parts, **OWN_DATA), (50 + parts,), unit="tokens", **FEW
+    )
+
+
+PAIRED: dict[str, tuple[list[Record], list[str]]] = {
+    "a geometric mean": (
+        runs((FP32, 100), (FP16, 50), (WIDE32, 90), (WIDE16, 30)),
+        ["precision: fp32 → fp16 | 2.45× | 2", "batch size: 128 → 256 | 1.36× | 2"],
+    ),
+    "cases that differ in two things": (
+        runs((FP32, 100), (replace(FP16, compile="default"), 50)), [],
+    ),
+    "precisions at their default loss scale": (
+        runs((FP32, 100), (replace(FP16, loss_scale=64.0), 10), (FP16, 50)),
+        ["precision: fp32 → fp16 | 2.00× | 1", "loss scale: 64 → 128 | 0.20× | 1"],
+    ),
+    "precisions with fp32, numbers with the next below, dynamic scales last, switches with off": (
+        runs(*((case, 100) for case in (
+            Case(precision="bf16"), Case(precision="tf32"), FP32, *at(512, FP32), *at(256, FP32),
+            replace(FP32, compile="default"),
+            *(replace(FP16, loss_scale=scale) for scale in ("dynamic", 256.0, 128.0)),
+        ))),
+        [
+            "precision: fp32 → tf32 | 1.00× | 1",
+            "precision: fp32 → fp16 | 1.00× | 1",
+            "precision: fp32 → bf16 | 1.00× | 1",
+            "loss scale: 128 → 256 | 1.00× | 1",
+            "loss scale: 256 → dynamic | 1.00× | 1",
+            "batch size: 128 → 256 | 1.00× | 1",
+            "batch size: 256 → 512 | 1.00× | 1",
+            "compile: off → default | 1.00× | 1",
+        ],
+    ),
+    "the default scale where it ran, else the lowest; no opt level": (
+        runs(
+            (FP32, 100), (WIDE32, 100),
+            (FP16, 50), (replace(FP16, batch_size=256, loss_scale=512.0), 10),
+            (replace(FP16, batch_size=256, loss_scale=64.0), 50),
+            (Case(precision="fp16-apex", loss_scale=128.0, opt_level="O1"), 10),
+            (Case(precision="fp16-apex", loss_scale=128.0), 25),
+        ),
+        [
+            "precision: fp32 → fp16 | 2.00× | 1 of 2 | batch size 128",
+            "precision: fp32 → fp16-apex | 4.00× | 1 | batch size 128",
+            "loss scale: 64 → 512 | 5.00× | 1",
+            "batch size: 128 → 256 | 1.00× | 1",
+            "opt level: none → O1 | 2.50× | 1",
+        ],
+    ),
+    "what failed": (
+        [*runs((FP32, 100)), *runs((FP16, 50), status=Status.INVALID, reason="throttled")], [],
+    ),
+    "a case in two environments": (
+        [*runs((FP32, 200), torch="2.12"), *ran(FP32, (100,), attempt=2),
+         *runs((FP32, 100), gpu="B card")],
+        [],
+    ),
+    "published figures in no mean with measured ones": (
+        [*runs((FP32, 100), (FP16, 50)),
+         *runs((WIDE32, 200), (WIDE16, 150), executor="published", gpu="Old card")],
+        ["precision: fp32 → fp16 | 2.00× | 1"],
+    ),
+    "pairs whose verdicts differ": (
+        [row for case, factor in ((FP32, 1), (FP16, 0.9))
+         for last, times in ((False, (100, 100.1, 99.9)), (True, (100.05, 100.1, 99.9)))
+         for row in ran(replace(case, channels_last=last),
+                        [time * (factor if last else 1) for time in times])],
+        [
+            "precision: fp32 → fp16 | 1.05× | mixed | 2 "
+            "| 1.00× at the other machine, 1.11× at channels last",
+            "channels last: off → on | 1.05× | mixed | 2 | 1.00× at fp32, 1.11× at fp16",
+        ],
+    ),
+    "pairs with repeats without the others": (
+        [*ran(FP32, THREE), *ran(FP16, HALF),
+         *(row for case in at(256, FP32, FP16) for row in ran(case, (90, 90)))],
+        [
+            "precision: fp32 → fp16 | 2.00× | faster | 1 of 2 | batch size 128",
+            "batch size: 128 → 256 | 0.79× | no verdict | 2",
+        ],
+    ),
+    "doubts of the pairs that are compared alone": (
+        [row for case in (*at(128, FP32, FP16), *at(256, FP32, FP16, AMP))
+         for row in ran(case, (100,), warmup_steady=case.batch_size == 256)],
+        [
+            "precision: fp32 → fp16 | 1.00× | 1 of 2 | batch size 256",
+            "precision: fp32 → fp16-amp | 1.00× | 1 | batch size 256",
+            "batch size: 128 → 256 | 1.00× | 2 | noisy",
+        ],
+    ),
+    "changes from one value at the settings of all": (
+        runs(
+            (FP32, 100), (FP16, 50), (WIDE32, 90), (WIDE16, 30),
+            (at(512, FP32)[0], 80), (at(512, FP16)[0], 25), (at(256, AMP)[0], 31),
+        ),
+        [
+            "precision: fp32 → fp16 | 3.00× | 1 of 3 | batch size 256",
+            "precision: fp32 → fp16-amp | 2.90× | 1 | batch size 256",
+            "batch size: 128 → 256 | 1.36× | 2",
+            "batch size: 256 → 512 | 1.16× | 2",
+        ],
+    ),
+    "steps of as many images": (
+        [*some_steps(FP32, 20, 400, 100), *some_steps(WIDE32, 20, 200, 50),
+         *some_steps(WIDE32, 10, 200, 40)],
+        ["batch size: 128 → 256 | ≈2.50× | 1"],
+    ),
+    "whole epochs before steps": (
+        [*runs((FP32, 100), (FP16, 50)), *some_steps(FP32, 20, 400, 90),
+         *some_steps(FP16, 20, 400, 44)],
+        ["precision: fp32 → fp16 | 2.00× | 1"],
+    ),
+}  # fmt: skip
+"""Rows, and of each change its speed, verdict, pairs and remarks."""
+
+LEARNT: dict[str, tuple[list[Record], list[str]]] = {
+    "a part against a whole epoch": (
+        [*ran(replace(FP32, fraction=0.1), (100,), **FEW), *ran(FP16, (50,), **FEW)],
+        ["precision: fp32 → fp16"],
+    ),
+    "parts before a whole epoch": (
+        [*ran(FP32, (110,), train_loss=1.5), *ran(replace(FP32, fraction=0.1), (100,), **FEW),
+         *ran(replace(FP16, fraction=0.1), (50,), train_loss=2.1)],
+        ["precision: fp32 → fp16 | -0.100"],
+    ),
+    "unequal images": (
+        [*some_steps(FP32, 20, 400, 100, **FEW),
+         *some_steps(WIDE32, 20, 200, 50, **FEW)],
+        ["batch size: 128 → 256"],
+    ),
+    "equal images, but of two batch sizes before the end of an epoch": (
+        [*some_steps(FP32, 20, 400, 100, **FEW),
+         *some_steps(WIDE32, 10, 200, 40, **FEW)],
+        ["batch size: 128 → 256"],
+    ),
+    "loss scales before the end of an epoch": (
+        [row for scale in (64.0, 128.0)
+         for row in ran(replace(FP16, loss_scale=scale, fraction=0.2), (100,), **FEW)],
+        ["loss scale: 64 → 128"],
+    ),
+    "what diverged": (
+        [*ran(FP32, (100,), train_loss=2.0),
+         *ran(FP16, (50,), status=Status.DIVERGED, train_loss=9.0)],
+        ["precision: fp32 → fp16"],
+    ),
+    "repeats of one seed": (
+        [*learn(FP32, (2.0, 2.1, 2.2), run_seed=0), *learn(FP16, (2.1, 2.21, 2.29), run_seed=0)],
+        ["precision: fp32 → fp16 | +0.100"],
+    ),
+    "equal in each seed": (
+        [row for last in (False, True)
+         for row in learn(replace(FP32, channels_last=last), (2.0, 2.4, 2.8))],
+        ["channels last: off → on | 0.000 ±0.000"],
+    ),
+    "a seed of one side alone": (
+        [*learn(FP32, (2.000, 2.100, 2.200)), *learn(FP16, (1.998, 2.098))],
+        ["precision: fp32 → fp16 | -0.002 | cannot tell"],
+    ),
+    "each pair with a seed of its own": (
+        [*learn(FP32, {0: 2.0, 1: 9.0}), *learn(FP16, {0: 2.1}),
+         *learn(WIDE32, {7: 2.5, 1: 8.0}), *learn(WIDE16, {7: 2.7})],
+        ["precision: fp32 → fp16 | +0.150", "batch size: 128 → 256 | -0.200"],
+    ),
+    "a user's own data by two loaders": (
+        [row for case in (FP16, BY_TORCH, replace(FP16, **OWN_DATA), replace(BY_TORCH, **OWN_DATA))
+         for row in learn(case, [2 + n / 9 for n in range(3)])],
+        ["loader: device → torch | 0.000 ±0.000 (1 of 2)"],
+    ),
+    "micro-batches of texts": ([*texts(1), *texts(4)], ["accumulate: 1 → 4"]),
+    "as good, worse, better, to and fro": (
+        [row for name, factor, wobble in (("fp32", 1.0, 0.0), ("tf32", 1.0, 0.001),
+                                          ("fp16", 1.1, 0.001), ("bf16", 0.9, 0.001),
+                                          ("bf16-amp", 1.0, 0.05))
+         for row in learn(Case(precision=name), [
+             1.2 * seed * factor * (1 + wobble * (-1) ** i) for i, seed in enumerate(FIVE)])],
+        [
+            "precision: fp32 → tf32 | 0.000 ±0.002 | equivalent",
+            "precision: fp32 → fp16 | +0.144 ±0.024 | worse",
+            "precision: fp32 → bf16 | -0.144 ±0.023 | better",
+            "precision: fp32 → bf16-amp | +0.014 ±0.099 | cannot tell",
+        ],
+    ),
+    "worse at one batch size and better at the other": (
+        [*learn(FP32, SEEDS), *learn(WIDE32, SEEDS),
+         *learn(FP16, [1.1 * x for x in SEEDS]), *learn(WIDE16, [x / 1.1 for x in SEEDS])],
+        [
+            "precision: fp32 → fp16 | +0.005 ±0.001 | cannot tell",
+            "batch size: 128 → 256 | -0.110 ±0.020",
+        ],
+    ),
+    "guessing": (
+        [row for case in (FP32, FP16) for row in learn(case, (2.309, 2.304, 2.311))],
+        ["precision: fp32 → fp16 | 0.000 ±0.000 | cannot tell"],
+    ),
+    "a workload's loss of any kind": (
+        [row for case in (FP32, FP16)
+         for row in learn(replace(case, workload="mine:made"), (6.0, 6.01, 5.99))],
+        ["precision: fp32 → fp16 | 0.000 ±0.000 | equivalent"],
+    ),
+    "what diverged at one batch size": (
+        [*learn(FP32, SEEDS), *learn(FP16, SEEDS), *learn(WIDE32, SEEDS),
+         *learn(WIDE16, SEEDS, status=Status.DIVERGED, reason="the loss became NaN")],
+        [
+            "precision: fp32 → fp16 | 0.000 ±0.000 (1 of 2) | equivalent",
+            "batch size: 128 → 256 | 0.000 ±0.000 (1 of 2)",
+        ],
+    ),
+}  # fmt: skip
+"""Rows, and of each change the difference of the losses, and whether it learns as well."""
+
+
+@pytest.mark.parametrize("name", PAIRED)
+def test_what_is_paired_with_what(name: str, tmp_path: Path) -> None:
+    rows, expected = PAIRED[name]
+    report = read_report(tmp_path, rows)
+    assert tell(report, "effects", "change speed verdict pairs over doubts") == expected
+
+
+@pytest.mark.parametrize("name", LEARNT)
+def test_which_losses_are_compared(name: str, tmp_path: Path) -> None:
+    rows, expected = LEARNT[name]
+    assert tell(read_report(tmp_path, rows), "effects", "change loss learnt") == expected
+
+
+def pick(report: Report, axis: str, after: str) -> Effect:
+    (found,) = [e for e in report.effects if (e.axis, e.after) == (axis, after)]
+    return found
+
+
+def speed(effect: Effect) -> float:
+    assert effect.time is not None
+    assert effect.time.ratio.value is not None
+    return 1 / effect.time.ratio.value
+
+
+def test_the_energy_of_a_part_is_that_of_a_whole_epoch(tmp_path: Path) -> None:
+    """A tenth of an epoch takes a tenth of the energy; memory that repeats is exact."""
+    rows = [
+        *ran(FP32, THREE, 8, energy_j=1000.0, measured_images=50000),
+        *ran(replace(FP16, fraction=0.1), HALF, 4, energy_j=50.0, measured_images=5000),
+    ]
+    report = read_report(tmp_path, rows)
+    assert tell(report, "effects", "speed verdict interval memory energy") == [
+        "≈2.00× | faster | 1.92–2.09 | -50.0 % | ≈-50.0 %"
+    ]
+    (effect,) = report.effects
+    assert effect.memory is not None
+    assert effect.energy is not None
+    assert effect.memory.ratio.exact
+    assert "equal to the last digit" in effect.energy.ratio.lack  # the meter was not read again
+
+
+@pytest.mark.parametrize(
+    ("axis", "before", "after"),
+    [
+        ("precision", FP32, FP16),
+        ("batch_size", FP32, replace(FP32, batch_size=256)),
+    ],
+)
+def test_report_and_compare_say_the_same(
+    axis: str, before: Case, after: Case, tmp_path: Path, capsys: Capture
+) -> None:
+    """Of one change: ratio, interval, p and verdict of each metric that both judge."""
+    rows = [*ran(before, (100.0, 101.5, 99.2, 100.3)), *ran(after, (49.0, 52.0, 50.5))]
+    folder = write_sweep(tmp_path, rows)
+    assert main([str(folder), "--format", "json"]) == 0
+    (effect,) = json.loads(capsys.readouterr().out)["effects"]
+    values = (effect["before"], effect["after"])
+    assert compare_main([str(folder), "--axis", axis, *values, "--format", "json"]) == 0
+    compared = json.loads(capsys.readouterr().out)["metrics"]
+    shared = effect["metrics"].keys() & compared.keys()
+    assert {"epoch_time_s", "peak_device_bytes"} & shared
+    for name in shared:
+        (finding,) = compared[name]
+        told = [key for key in ("speed", "ratio", "low", "high", "p", "exact") if key in finding]
+        assert [effect["metrics"][name][key] for key in told] == [
+            pytest.approx(finding[key]) for key in told
+        ]
+        assert effect["metrics"][name]["verdict"] == finding["verdict"]
+
+
+def test_p_values_are_adjusted_over_all_changes(tmp_path: Path) -> None:
+    cases = [replace(FP32, batch_size=64 * 2**i) for i in range(4)]
+    times = [(100 - i, 101 - i, 102 - i) for i, _ in enumerate(cases)]
+    rows = [row for case, each in zip(cases, times, strict=True) for row in ran(case, each)]
+    report = read_report(tmp_path, rows)
+    ratios = [effect.time.ratio for effect in report.effects if effect.time]
+    assert len(ratios) == 3
+    expected = adjust([ratio.p for ratio in ratios if ratio.p is not None])
+    assert [ratio.p_adjusted for ratio in ratios] == pytest.approx(expected)
+    assert ratios[0].p_adjusted != ratios[0].p
+
+
+@settings(max_examples=5, deadline=None)  # each makes a report
+@given(
+    base=st.floats(1e-3, 1e5),
+    factors=st.lists(st.floats(0.1, 10), min_size=1, max_size=4, unique=True),
+    wobble=st.lists(st.floats(0.9, 1.1), min_size=3, max_size=5),
+)
+def test_an_axis_without_effect_shows_one(
+    base: float, factors: list[float], wobble: list[float]
+) -> None:
+    """Whatever the batch size does, a switch that changes nothing shows 1.00× and no loss."""
+    rows = [
+        row
+        for i, factor in enumerate(factors)
+        for last in (False, True)
+        for row in ran(
+            Case(batch_size=64 * 2**i, channels_last=last),
+            [base * factor * w for w in wobble],
+            train_loss=2.0,
+        )
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        report = read_report(Path(folder), rows)
+    effect = pick(report, "channels_last", "on")
+    assert speed(effect) == pytest.approx(1, abs=1e-9)
+    assert effect.time is not None
+    assert effect.time.lowest == pytest.approx(1)
+    assert effect.time.highest == pytest.approx(1)
+    assert effect.loss is not None
+    assert effect.loss.difference == 0
+    if effect.time.ratio.low is not None and effect.time.ratio.high is not None:
+        assert effect.time.ratio.low <= 1 <= effect.time.ratio.high
+    assert "channels last: off → on | 1.00×" in tell(report, "effects", "change speed")
+
+
+@pytest.mark.parametrize(
+    ("first", "reach"),
+    [
+        # 4.303 (t of 2 degrees of freedom) × 0.01 (deviation of 0.1, 0.11, 0.09) / sqrt(3)
+        (0, 4.3027 * 0.01 / math.sqrt(3)),
+        # other seeds are not paired; Welch: 2.776 (t of 4) × the root of both variances over 3
+        (10, 2.7764 * math.sqrt((0.01 + 0.0091) / 3)),
+    ],
+)
+def test_a_difference_of_loss_by_hand(first: int, reach: float, tmp_path: Path) -> None:
+    losses = ((2.0, 2.1, 2.2), (2.1, 2.21, 2.29))
+    rows = [ran(case, (100, 101, 102)) for case in (FP32, FP16)]
+    for part, values, start in zip(rows, losses, (0, first), strict=True):
+        for row, loss in zip(part, values, strict=True):
+            row.measurement.train_loss, row.run_seed = loss, row.run_seed + start
+    loss = pick(read_report(tmp_path, [*chain(*rows)]), "precision", "fp16").loss
+    assert loss is not None
+    assert loss.difference == pytest.approx(0.1)
+    assert loss.reach == pytest.approx(reach, rel=1e-3)
+    sides = [dict(enumerate([[x] for x in x], s)) for x, s in zip(losses, (0, first), strict=True)]
+    (expected,) = compare_seeds([(sides[0], sides[1])])
+    assert loss.ratio.low == pytest.approx(expected.low)
+
+
+def test_a_case_with_a_loss_of_zero_is_judged_by_its_difference(tmp_path: Path) -> None:
+    """And of all its repeats: what would be left out is the best of them."""
+    rows = [ran(case, (100, 101, 102)) for case in (FP32, FP16)]
+    for part in rows:
+        for row, loss in zip(part, (2.0, 2.1, 2.2), strict=True):
+            row.measurement.train_loss = loss
+    rows[1][0].measurement.train_loss = 0.0
+    effect = pick(read_report(tmp_path, [*chain(*rows)]), "precision", "fp16")
+    assert effect.time is not None
+    assert effect.loss is not None
+    assert effect.loss.difference == pytest.approx(-2.0 / 3)
+
+
+def test_the_mean_over_two_pairs_by_hand(tmp_path: Path) -> None:
+    """Pairs of unlike noise: the variances add, and Satterthwaite's freedom follows the noisier."""
+    samples = (
+        ((100.0, 101.0, 99.0), (50.0, 50.2, 49.9)),
+        ((80.0, 86.0, 75.0), (60.0, 63.0, 57.5)),
+    )
+    rows = []
+    for batch, (a, b) in zip((128, 256), samples, strict=True):
+        rows += [ran(replace(FP32, batch_size=batch), a), ran(replace(FP16, batch_size=batch), b)]
+    time = pick(read_report(tmp_path, [*chain(*rows)]), "precision", "fp16").time
+    assert time is not None
+    logs = [[[math.log(x) for x in side] for side in pair] for pair in samples]
+    parts = [variance(side) / 3 for pair in logs for side in pair]
+    errors = [parts[0] + parts[1], parts[2] + parts[3]]
+    shift = sum(fmean(b) - fmean(a) for a, b in logs) / 2
+    error = math.sqrt(sum(errors)) / 2
+    freedoms = [
+        sum(pair) ** 2 / (pair[0] ** 2 / 2 + pair[1] ** 2 / 2) for pair in (parts[:2], parts[2:])
+    ]
+    freedom = sum(errors) ** 2 / sum(e**2 / f for e, f in zip(errors, freedoms, strict=True))
+    reach = stats.t.ppf(0.975, freedom) * error
+    assert time.ratio.low == pytest.approx(math.exp(shift - reach))
+    assert time.ratio.high == pytest.approx(math.exp(shift + reach))
+
+
+WAITS = {"busy_s": 0.03, "step_time_median_s": 0.05, "step_time_mad_s": 0.005}
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_nothing_is_compared_with_steps_that_wait_and_do_not_settle(
+    repeats: int, tmp_path: Path
+) -> None:
+    """fp32 at batch size 128 waits for the host, and its step times vary by 10 %: a single run of
+    it is no baseline, and three are."""
+    small, large = replace(FP32, profile=True), replace(FP32, batch_size=256)
+    halves = [replace(case, precision="fp16", loss_scale=128.0) for case in (small, large)]
+    rows = [
+        *ran(small, [100.0, 101.0, 102.0][:repeats], **WAITS, measured_steps=40),
+        *ran(large, [90.0] * 3),
+        *(row for half in halves for row in ran(half, [50.0, 51.0, 52.0][:repeats])),
+    ]
+    report = read_report(tmp_path, rows)
+    assert [result.unsettled for result in report.results] == [True, False, False, False]
+    told = [result.speedup == result.speedup for result in report.results[2:]]
+    assert told == [repeats == 3, True]
+    assert pick(report, "precision", "fp16").time.pairs == (2 if repeats == 3 else 1)  # type: ignore[union-attr]
+    said = " ".join(report.answers[0].sentences)
+    assert ("waits for the host and does not settle" in said) == (repeats == 1), said
+    assert "Not settled" in {notice.label for notice in report.warnings}

@@ -1,0 +1,179 @@
+"""Scaling over GPUs: what is the base of what, how efficient it is, and what is not noise."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.record import Status
+from bench.study.sweeps import read_sweep
+from tests.planted.records import Row, write_sweep
+from tests.planted.results import read_report, tell
+from tests.planted.sweeps import make_gpus_records
+
+run = make_gpus_records
+DDP = {"parallel": "ddp"}
+
+
+def beside(rows: list[Any], others: int = 3) -> list[Any]:
+    """The same, beside other lanes."""
+    for row, *_ in rows:
+        row.lanes_beside = others
+    return rows
+
+
+def slow(rows: list[Any], *factors: float) -> list[Any]:
+    """The same, with longer epochs."""
+    for (row, *_), factor in zip(rows, factors, strict=True):
+        row.measurement.epoch_time_s *= factor
+    return rows
+
+
+def exchange(rows: list[Any], added: Sequence[float], error: float) -> list[Any]:
+    """The same, with steps of 0.1 s without exchange, and longer ones with it."""
+    for (row, *_), more in zip(rows, added, strict=True):
+        row.measurement.sync_step_s, row.measurement.no_sync_step_s = 0.1 + more, 0.1
+        row.measurement.exposed_error_s = error
+    return rows
+
+
+LINES: dict[str, tuple[Sequence[Row], list[str]]] = {
+    "without --parallel none, DDP on one": (
+        [*run("fp32", 64, 1, **DDP), *run("fp32", 64, 4)],
+        ["1", "4 | 4.00 | 100.0 | 99.5 to 100.5"],
+    ),
+    "one that ran alone before one that did not": (
+        [*beside(run("fp32", 64, 1)), *run("fp32", 64, 1, **DDP), *run("fp32", 64, 4)],
+        [
+            "1 | ddp",
+            "1 | none | 1.00 | 100.0 | 99.5 to 100.5 | beside other lanes",
+            "4 | ddp | 4.00 | 100.0 | 99.5 to 100.5",
+        ],
+    ),
+    "one beside others where there is no other": (
+        [*beside(run("fp32", 64, 1)), *run("fp32", 64, 2)],
+        [
+            "1 | none | beside other lanes",
+            "2 | ddp | 2.00 | 100.0 | 99.5 to 100.5 | against one beside other lanes",
+        ],
+    ),
+    # of fp16 one was slowed by 10 %
+    "two GPUs above twice one": (
+        [*run("fp32", 512, 1), *run("fp32", 512, 2),
+         *slow(run("fp16", 512, 1), 1.1, 1.1, 1.1), *run("fp16", 512, 2)],
+        [
+            "1 | none",
+            "2 | ddp | 2.00 | 100.0 | 99.5 to 100.5",
+            "1 | none",
+            "2 | ddp | 2.20 | 110.0 | 109.5 to 110.5 | above 100 %",
+        ],
+    ),
+    "two GPUs above twice one within the noise": (
+        [*slow(run("fp16", 512, 1), 0.95, 1.05, 1.15), *run("fp16", 512, 2)],
+        ["1 | none | noisy", "2 | ddp | 2.09 | 104.7 | 82.2 to 133.4"],
+    ),
+    "each learning rate, compression and way by itself": (
+        [*run("fp32", 64, 1), *run("fp32", 64, 1, lr=0.1), *run("fp32", 64, 4),
+         *run("fp32", 64, 4, grad_compression="fp16"), *run("fp32", 64, 4, parallel="dp")],
+        [
+            "1 | none",
+            "4 | ddp | 4.00 | 100.0 | 99.5 to 100.5",
+            "1 | none",
+            "4 | ddp | 4.00 | 100.0 | 99.5 to 100.5",
+            "1 | none",
+            "4 | dp (legacy) | 4.00 | 100.0 | 99.5 to 100.5",
+        ],
+    ),
+    "what failed": (
+        [*run("fp32", 64, 1),
+         *((replace(row[0], status=Status.ERROR), *row[1:]) for row in run("fp32", 64, 8))],
+        [],
+    ),
+}  # fmt: skip
+"""Rows, and of each point of a line its GPUs, way, speed-up, efficiency and remarks."""
+
+EXCHANGED: dict[str, tuple[Sequence[Row], list[str]]] = {
+    "an error within the runs": (
+        [row for name, added, error in (("fp32", 0.004, 0.001), ("fp16", 0.001, 0.004),
+                                        ("bf16-amp", -0.001, 0.004))
+         for gpus in (1, 2) for row in exchange(run(name, 64, gpus, 1, **DDP), [added], error)],
+        [
+            "1",
+            "2 | 4.00 ± 1.00 | 3.8 | 1, +0.1 %",
+            "1",
+            "2 | 1.00 ± 4.00 | 1.0 | 1, +0.1 % | exchange not above noise",
+            "1",
+            "2 | -1.00 ± 4.00 | -1.0 | 1, +0.1 % | exchange not above noise",
+        ],
+    ),
+    "a larger one between them": (
+        exchange(run("fp32", 64, 2), (0.001, 0.005, 0.009), 0.001),
+        ["2 | 5.00 ± 4.00 | 4.8 | 1, +0.1 %"],
+    ),
+    "hidden behind the backward pass": (
+        run("fp16", 512, 2), ["2 | 0.00 ± 1.32 | 0.0 | 1, +0.1 % | exchange not above noise"],
+    ),
+    "the slower held against the other": (
+        run("fp32", 64, 2, late=0.5),
+        ["2 | 0.00 ± 0.51 | 0.0 | 1, +50.1 % | straggler, exchange not above noise"],
+    ),
+}  # fmt: skip
+"""Rows, and of each what exchange is exposed, who works longest, and remarks."""
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_what_several_are_compared_with(name: str, tmp_path: Path) -> None:
+    rows, expected = LINES[name]
+    columns = "world_size parallel gpu_speedup gpu_efficiency gpu_interval remarks"
+    said = tell(read_report(tmp_path, rows), "scaling", columns)
+    assert [re.sub(r"(, | \| )exchange not above noise", "", line) for line in said] == expected
+
+
+@pytest.mark.parametrize("name", EXCHANGED)
+def test_what_is_exchanged_beside_the_step(name: str, tmp_path: Path) -> None:
+    rows, expected = EXCHANGED[name]
+    columns = "world_size exposed_s exposed_share slowest remarks"
+    assert tell(read_report(tmp_path, rows), "scaling", columns) == expected
+
+
+def test_on_a_cpu_they_are_processes(tmp_path: Path) -> None:
+    """A straggler is no matter of cards there."""
+    rows = [*run("fp32", 64, 1, device="cpu"), *run("fp32", 64, 2, late=0.5, device="cpu")]
+    report = read_report(tmp_path, rows)
+    titles = {table.title for table in report.tables}
+    assert "Scaling over processes: weak, the batch of each stays" in titles
+    (straggler,) = (notice for notice in report.warnings if notice.label == "Straggler")
+    assert straggler.remedy.endswith("bench.doctor shows what else uses the CPU.")
+
+
+def test_links_that_differ_between_cases_are_no_other_environment(tmp_path: Path) -> None:
+    rows = [
+        *run("fp32", 64, 1),
+        *run("fp32", 64, 2, links="NV18"),
+        *run("fp32", 64, 4, links="SYS"),
+    ]
+    assert not read_report(tmp_path, rows).warnings
+
+
+def test_floating_point_work_is_that_of_each_gpu(tmp_path: Path) -> None:
+    made = []
+    for gpus in (1, 4):
+        for record, *rest in run("fp32", 512, gpus):
+            record.measurement.flop_per_image = 1e9
+            made.append((record, *rest))
+    one, four = read_report(tmp_path, made).results
+    assert four.achieved_flops == pytest.approx(one.achieved_flops)
+
+
+def test_a_straggler_may_be_any_of_the_processes(tmp_path: Path) -> None:
+    made = [
+        (*rest, [replace(row, rank=rank) for rank, row in enumerate(reversed(ranks))])
+        for *rest, ranks in run("fp32", 64, 4, late=0.5)
+    ]
+    found = read_sweep(write_sweep(tmp_path / "sweep", made)).read_stragglers()
+    assert [*found.values()] == pytest.approx([0.5] * len(made), abs=0.01)

@@ -1,0 +1,188 @@
+"""What is recommended, against what, and how sure that is; tests/golden has whole screens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.case import Case
+from bench.record import Record, Status
+from tests.planted.records import FP16, FP32, at, learn, make_record, ran
+from tests.planted.results import read_report
+from tests.planted.sweeps import PROBES
+
+BF16 = Case(precision="bf16")
+AMP = Case(precision="bf16-amp", batch_size=256)
+SHARED = {"neighbours_computing": 1}
+SLOW, FAST = ran(FP32, (200, 201, 199), 10), ran(FP16, (100, 100.5, 99.5), 6)
+SMALL = [*ran(AMP, (57, 57.1, 56.9), 8), *ran(at(64, FP32)[0], (89, 89.1, 88.9), 5)]
+LARGE = at(256, FP32)[0]
+OOM = {"status": Status.OOM, "gpu": "A card", "torch": "2.13"}
+
+
+def once(case: Case, time_s: float = 50.0, gib: float = 4, **values: Any) -> list[Record]:
+    return ran(case, (time_s,), gib, **values)
+
+
+def cut(case: Case, status: Status) -> Record:
+    """A run without a result."""
+    return make_record(case, **{**OOM, "status": status})
+
+
+def search_limits() -> Iterator[Record]:
+    """Batch sizes under two limits and none."""
+    for limit, fits in ((None, 512), ("9GiB", 256), ("21GiB", 512)):
+        for size in (256, 512, 1024):
+            case = Case(batch_size=size, memory_limit=limit)
+            yield from once(case) if size <= fits else [make_record(case, **OOM)]
+
+
+def train_steps(precision: str, fits: int) -> list[Record]:
+    """Twenty steps at batch sizes up to what fits."""
+    cases = [Case(precision=precision, batch_size=size, steps=20) for size in (128, 256, 512, 1024)]
+    counts = {"measured_steps": 20, "steps_per_epoch": 200, "train_loss": 2.0}
+    ended = [row for case in cases if case.batch_size <= fits for row in once(case, **counts)]
+    return [*ended, make_record(replace(cases[0], batch_size=2 * fits), **OOM)]
+
+
+ANSWERS: dict[str, tuple[Sequence[Record], list[str]]] = {
+    "the fastest that can be trusted": (
+        [*SLOW, *FAST, *once(BF16, 50, 6, **SHARED)],
+        ["Train dpn92 on A card in fp16 at batch size 128: 100.0 s an epoch, against 200.0 s in "
+         "fp32 (2.00 times as fast; 95 %: 1.98 to 2.02), with 6.00 instead of 10.0 GiB.",
+         "Not trusted, though faster: bf16 at batch size 128, 50.00 s (shared)."],
+    ),
+    "none can be trusted": (
+        once(BF16, 50, 6, **SHARED),
+        ["Every case has a warning, so none is recommended. Lowest time: bf16 at batch size 128, "
+         "50.00 s: shared."],
+    ),
+    "no fp32": (FAST, ["in fp16 at batch size 128: 100.0 s an epoch."]),
+    "no time": ([cut(FP32, Status.ERROR)], ["No case was timed."]),
+    "single runs": (
+        [*once(FP32, 200), *once(FP16, 100)],
+        ["(2.00 times as fast).", "One run each, so small differences may be chance"],
+    ),
+    # of two equal cases both runs of one are below both of the other one time in three
+    "two runs": (
+        [*ran(FP32, (200, 201)), *ran(FP16, (100, 100.5))],
+        ["(2.00 times as fast).", "Medians of 2 runs, so small differences may be chance"],
+    ),
+    "single runs on a busy CPU": (
+        [*once(replace(FP32, device="cpu"), 200, other_cores=1.0),
+         *once(replace(BF16, device="cpu"), 66, other_cores=0.0)],
+        ["Lowest time: bf16 at batch size 128, 66.00 s an epoch. Single runs on a CPU, whose times "
+         "other programs change, are not ranked; use --repeats 3."],
+    ),
+    "several on a CPU": (
+        [*ran(replace(FP32, device="cpu"), (200, 201, 199)),
+         *ran(replace(BF16, device="cpu"), (66, 67, 66.5))],
+        ["in bf16 at batch size 128: 66.50 s", "Ratios of a CPU say nothing of a GPU."],
+    ),
+    "a loss scale that is not the default": (
+        [*SLOW, *FAST, *ran(replace(FP16, loss_scale=64.0), (90, 91, 89), 6)],
+        ["in fp16 at batch size 128 (loss scale 64): 90.00 s an epoch, against 200.0 s in fp32",
+         "Slower is fp16 · loss scale 128 (100.0 s)."],
+    ),
+    "a batch size at which fp32 is slow": (
+        [*SMALL, *ran(LARGE, (148, 148.1, 147.9), 10)],
+        ["against 148.0 s in fp32 (2.60 times as fast; 95 %: 2.59 to 2.61), and 89.00 s in fp32 at "
+         "batch size 64 (1.56 times as fast; 95 %: 1.56 to 1.57)"],
+    ),
+    "a doubted baseline": (
+        [*SMALL, *ran(LARGE, (148, 148.1, 147.9), 10, **SHARED)],
+        ["(2.60 times as fast; 95 %: 2.59 to 2.61; a time with a warning), and 89.00 s in fp32 at "
+         "batch size 64 (1.56 times as fast; 95 %: 1.56 to 1.57)"],
+    ),
+    # medians, by which nothing changed
+    "one of three runs took ten times as long": (
+        [*ran(FP32, (100, 101, 1000)), *ran(FP16, (100, 100.5, 99))],
+        ["100.0 s an epoch, against 101.0 s in fp32 (1.01 times as fast; 95 %: 0.08 to 58.42, not "
+         "certain; a time with a warning)."],
+    ),
+    # of one run the spread is that of the fastest
+    "a single rival": (
+        [*ran(FP16, (100, 101, 98)), *once(BF16, 101.5)], ["As fast is bf16 (101.5 s)."],
+    ),
+    "rows that may be anything": (
+        [row for size in (64, 128) for row in once(at(size, FP16)[0], size, executor="x")],
+        ["Nothing here is known to be measured: these rows came from the x executor, which this "
+         "version does not know.",
+         "none is recommended. Lowest time: fp16 at batch size 64, 64.00 s: not measured by this"],
+    ),
+    "a slower switch": (
+        [*ran(replace(FP32, compile="default"), (50, 51, 49), 6), *ran(FP32, (80, 81, 79), 6)],
+        ["(compile default): 50.00 s an epoch.", "Without compile it takes 80.00 s."],
+    ),
+    "seeds": (
+        [*learn(FP32, [1.80, 1.81, 1.82]),
+         *learn(BF16, [1.8004, 1.8105, 1.8196])],
+        ["in fp32 at batch size 128: 101.0 s an epoch.", "As fast is bf16 (101.0 s)."],
+    ),
+    "one seed": (
+        [*once(FP32, 200, train_loss=2.0), *once(FP16, 100, train_loss=2.1)],
+        ["its loss is 2.100, and fp32's 2.000: one seed cannot tell them apart; use --repeats 3 "
+         "--evaluate."],
+    ),
+    # what was cut off at its largest batch is not known to fit; what cannot run has no batch size
+    "cut off": (
+        [*once(at(64, FP32)[0]), *once(at(256, FP32)[0]), make_record(at(512, FP32)[0], **OOM),
+         *once(at(128, BF16)[0], 60), cut(at(256, BF16)[0], Status.INTERRUPTED),
+         cut(replace(BF16, precision="fp8"), Status.UNSUPPORTED)],
+        ["Largest batch size that fits: fp32 256 (512 does not), bf16 at least 128."],
+    ),
+    "a search that has not ended": (
+        PROBES[:2],
+        ["Every batch size that was tried fits, up to 512; the search has not ended."],
+    ),
+    "in steps": (
+        [*train_steps("fp32", 256), *train_steps("bf16", 512)],
+        ["Largest batch size that fits: fp32 256 (512 does not), bf16 512 (1024 does not)."],
+    ),
+    "limits": (
+        [*search_limits()],
+        ["Largest batch size that fits under 9GiB: fp32 256 (512 does not); under 21GiB: fp32 512 "
+         "(1024 does not); without a limit: fp32 512 (1024 does not)."],
+    ),
+    # they stand beside the plain batch, and do not make 1000 fit
+    "micro-batches": (
+        [*once(LARGE, 50, 10), *once(replace(LARGE, accumulate=4), 55, 4),
+         *once(Case(batch_size=1000, accumulate=3), 52, 14),
+         make_record(Case(batch_size=1000), **OOM)],
+        ["With accumulate 4 it takes 55.00 s and 4.00 GiB.",
+         "Largest batch size that fits: fp32 256 (1000 does not)."],
+    ),
+}  # fmt: skip
+"""Rows, and what is said of them."""
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_what_is_recommended(name: str, tmp_path: Path) -> None:
+    rows, expected = ANSWERS[name]
+    (answer,) = read_report(tmp_path, rows).answers
+    said = " ".join(answer.sentences)
+    assert [text for text in expected if text not in said] == [], said
+
+
+def test_the_largest_that_ran_is_nobody_s_largest_where_all_fits(tmp_path: Path) -> None:
+    rows = [row for case in (*at(64, FP32, BF16), *at(128, FP32, BF16)) for row in once(case)]
+    (answer,) = read_report(tmp_path, rows).answers
+    assert "Largest" not in " ".join(answer.sentences)
+
+
+@pytest.mark.parametrize(
+    ("aim", "said"),
+    [
+        ("", "in bf16 at batch size 128"),
+        ("memory", "in fp16 at batch size 64"),
+        ("energy", "No case that can be trusted has a value for --for energy."),
+    ],
+)
+def test_what_is_recommended_for_an_aim(aim: str, said: str, tmp_path: Path) -> None:
+    rows = [*once(FP32, 200, 10), *once(at(64, FP16)[0], 100, 3), *once(BF16, 50, 6)]
+    (answer,) = replace(read_report(tmp_path, rows), aim=aim).answers
+    assert said in " ".join(answer.sentences)
