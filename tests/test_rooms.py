@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from bench.__main__ import COMMANDS
@@ -32,18 +32,31 @@ def rooms() -> set[str]:
     return {p.stem for p in places if p.suffix == ".py" or (p / "__init__.py").is_file()}
 
 
-def imports(room: str) -> Iterator[tuple[str, str]]:
-    """What a room's files import of other rooms: file, room. Imports for types alone count too."""
-    place = ROOT / "bench" / room
-    for file in sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]:
+@cache
+def imports() -> list[tuple[str, str, set[str]]]:
+    """Of each import of bench, those for types alone too: the file, its room, and the modules."""
+    found = []
+    for file in sorted((ROOT / "bench").rglob("*.py")):
+        place = file.relative_to(ROOT)
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module == "bench":
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bench."):
-                names = [str(node.module).split(".")[1]]
-            else:
-                continue
-            yield from ((str(file.relative_to(ROOT)), name) for name in names if name != room)
+            names = set[str]()
+            if isinstance(node, ast.ImportFrom):
+                names = {f"{node.module}.{one.name}" for one in node.names} | {str(node.module)}
+            elif isinstance(node, ast.Import):
+                names = {one.name for one in node.names}
+            modules = {name for name in names if name.startswith("bench.")}
+            if modules:
+                found.append((str(place), place.parts[1].removesuffix(".py"), modules))
+    return found
+
+
+@cache
+def edges() -> set[tuple[str, str, str]]:
+    """Which file of which room imports which other room."""
+    found = {
+        (file, room, name.split(".")[1]) for file, room, modules in imports() for name in modules
+    }
+    return {(file, room, other) for file, room, other in found if other != room}
 
 
 def test_every_room_has_its_row() -> None:
@@ -56,20 +69,19 @@ def test_rooms_import_from_those_above_them() -> None:
     order = {room: at for at, row in enumerate(table()) for room in row}
     upward = [
         f"{file} imports {other}"
-        for room in order
-        for file, other in imports(room)
-        if order[other] > order[room]
+        for file, room, other in edges()
+        if room in order and order[other] > order[room]
     ]
     assert upward == []
 
 
 def test_no_room_goes_round_in_a_circle() -> None:
     """Rooms of one row may import each other, but not in a circle."""
-    edges = {room: {other for _, other in imports(room)} for room in rooms() - {"__init__"}}
-    while leaves := [room for room, others in edges.items() if not others & edges.keys()]:
+    below = {room: {other for _, one, other in edges() if one == room} for room in rooms()}
+    while leaves := [room for room, others in below.items() if not others & below.keys()]:
         for room in leaves:
-            del edges[room]
-    assert edges == {}
+            del below[room]
+    assert below == {}
 
 
 def test_no_module_imports_a_command() -> None:
@@ -77,17 +89,11 @@ def test_no_module_imports_a_command() -> None:
     commands = {
         f"bench.{name}" for name in (*DOORS, "overhead") if not (ROOT / "bench" / name).is_dir()
     }
-    wrong = []
-    for file in sorted((ROOT / "bench").rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text())):
-            names: list[str] = []
-            if isinstance(node, ast.ImportFrom):
-                names = [str(node.module), *(f"{node.module}.{one.name}" for one in node.names)]
-            elif isinstance(node, ast.Import):
-                names = [one.name for one in node.names]
-            if any(name.endswith(".__main__") or name in commands for name in names):
-                wrong.append(f"{file.relative_to(ROOT)}:{node.lineno}")  # type: ignore[attr-defined]
-    assert wrong == []
+    assert [
+        file
+        for file, _, modules in imports()
+        if modules & commands or any(name.endswith(".__main__") for name in modules)
+    ] == []
 
 
 def test_a_command_parses_calls_and_prints() -> None:
