@@ -12,6 +12,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from layouts_for_tests import (
+    draw,
+    encode,
+    pack,
+    pickle_as_python2,
+    write_batches,
+    write_folders,
+    write_parquet,
+)
 
 from bench.data import find_layout, load, prepare, sources
 from bench.data.sources import CIFAR10
@@ -51,12 +60,12 @@ def same(dataset, train, test):
 
 
 @pytest.fixture
-def parts(draw):
+def parts():
     return [draw(7, seed=1), draw(5, seed=2)], [draw(4, seed=3)]
 
 
-@pytest.mark.parametrize("place", ["data/cifar-10-batches-py", "data", "data/other-name"])
-def test_canonical_batches(tmp_path, parts, write_batches, place):
+@pytest.mark.parametrize("place", ["data", "data/other-name"])
+def test_canonical_batches(tmp_path, parts, place):
     folder = tmp_path / place
     archive = write_batches(folder, *parts)
     for data_dir in (folder, tmp_path / "data"):
@@ -67,7 +76,7 @@ def test_canonical_batches(tmp_path, parts, write_batches, place):
         assert dataset.info.classes == 10
 
 
-def test_canonical_archive_is_read_where_it_lies(tmp_path, parts, write_batches, pack):
+def test_canonical_archive_is_read_where_it_lies(tmp_path, parts):
     archive = write_batches(tmp_path / "cifar-10-batches-py", *parts)
     data = pack(tmp_path / "cifar-10-batches-py")
     (tmp_path / "data").mkdir()
@@ -80,26 +89,25 @@ def test_canonical_archive_is_read_where_it_lies(tmp_path, parts, write_batches,
     assert {path.suffix for path in Path(dataset.info.folder).iterdir()} == {".npy", ".json"}
 
 
-@pytest.mark.parametrize("damage", ["truncated", "altered", "missing"])
-def test_damaged_batch_is_named(tmp_path, parts, write_batches, damage):
+@pytest.mark.parametrize(("damage", "reason"), [("altered", "md5"), ("missing", "No such file")])
+def test_damaged_batch_is_named(tmp_path, parts, damage, reason):
     archive = write_batches(tmp_path / "data", *parts)
     path = tmp_path / "data" / "data_batch_2"
     data = bytearray(path.read_bytes())
-    if damage == "missing":
-        path.unlink()
-    else:
-        data[-20] ^= 1
-        path.write_bytes(data[:-1] if damage == "truncated" else data)
-    words = ["md5"] if damage != "missing" else ["No such file"]
-    refused(tmp_path, tmp_path / "data", path, *words, archive=archive)
+    data[-20] ^= 1
+    path.unlink() if damage == "missing" else path.write_bytes(data)
+    refused(tmp_path, tmp_path / "data", path, reason, archive=archive)
 
 
-def test_damaged_archive_is_named(tmp_path, parts, write_batches, pack):
+def test_damaged_archive_is_named(tmp_path, parts):
     archive = write_batches(tmp_path / "cifar-10-batches-py", *parts)
     path = tmp_path / "data" / archive.name
     path.parent.mkdir()
     path.write_bytes(pack(tmp_path / "cifar-10-batches-py")[:-1])
     refused(tmp_path, tmp_path / "data", path, "md5", "truncated", archive=archive)
+    path.write_bytes(b"<html>Sign in to the network</html>")
+    html = replace(archive, md5=hashlib.md5(path.read_bytes()).hexdigest())
+    refused(tmp_path, tmp_path / "data", path, "cannot be unpacked", archive=html)
 
 
 class Shout:
@@ -112,9 +120,9 @@ class Shout:
         return os.system, (f"touch {self.path}",)
 
 
-def test_pickle_that_would_run_a_command_is_refused(tmp_path, parts, write_batches, python2_pickle):
+def test_pickle_that_would_run_a_command_is_refused(tmp_path, parts):
     witness = tmp_path / "it-ran"
-    evil = python2_pickle({b"labels": [], b"data": Shout(witness)})
+    evil = pickle_as_python2({b"labels": [], b"data": Shout(witness)})
     archive = write_batches(tmp_path / "data", *parts, data_batch_1=evil)
     refused(tmp_path, tmp_path / "data", "data_batch_1", "system is not allowed", archive=archive)
     assert not witness.exists()
@@ -122,28 +130,17 @@ def test_pickle_that_would_run_a_command_is_refused(tmp_path, parts, write_batch
     assert witness.exists()
 
 
-def test_no_other_name_of_numpy_is_admitted(tmp_path, parts, write_batches, python2_pickle):
-    for function in (np.load, np.zeros, eval, getattr):
-        evil = python2_pickle({b"labels": [], b"data": function})
-        archive = write_batches(tmp_path / "data", *parts, data_batch_1=evil)
-        refused(tmp_path, tmp_path / "data", "data_batch_1", "is not allowed", archive=archive)
-
-
 @pytest.mark.parametrize(
     ("batch", "reason"),
     [
-        ({b"labels": [1, 2]}, "data"),
         ([1, 2], "indices"),
         ({b"labels": [1], b"data": np.zeros((1, 3071), np.uint8)}, "reshape"),
         ({b"labels": [1], b"data": np.zeros((1, 3072), np.float32)}, "float32"),
         ({b"labels": [10], b"data": np.zeros((1, 3072), np.uint8)}, "labels outside 0 to 9"),
-        ({b"labels": [2.5], b"data": np.zeros((1, 3072), np.uint8)}, "labels outside 0 to 9"),
     ],
 )
-def test_pickle_of_something_else_is_named(
-    tmp_path, parts, write_batches, python2_pickle, batch, reason
-):
-    data = python2_pickle(batch)
+def test_pickle_of_something_else_is_named(tmp_path, parts, batch, reason):
+    data = pickle_as_python2(batch)
     archive = write_batches(tmp_path / "data", *parts, test_batch=data)
     refused(tmp_path, tmp_path / "data", "test_batch", reason, archive=archive)
 
@@ -152,9 +149,7 @@ def test_pickle_of_something_else_is_named(
     ("name", "kind", "target"),
     [
         ("../escaped", tarfile.REGTYPE, ""),
-        ("a/../../escaped", tarfile.REGTYPE, ""),
         ("link", tarfile.SYMTYPE, "../../outside"),
-        ("link", tarfile.SYMTYPE, "/"),
         ("link", tarfile.LNKTYPE, "../../outside"),
         ("pipe", tarfile.FIFOTYPE, ""),
     ],
@@ -170,18 +165,11 @@ def test_archive_that_leaves_its_folder_is_refused(tmp_path, name, kind, target)
     assert [found for found in tmp_path.rglob("*") if not found.is_dir()] == [path]
 
 
-def test_archive_that_is_no_tar_is_named(tmp_path):
-    path = tmp_path / "some.tar.gz"
-    path.write_bytes(b"<html>Sign in to the network</html>")
-    with pytest.raises(UsageError, match=r"some\.tar\.gz cannot be unpacked"):
-        sources.unpack(path, hashlib.md5(path.read_bytes()).hexdigest(), tmp_path / "into")
-
-
 # Parquet
 
 
 @pytest.mark.parametrize("column", ["img", "image"])
-def test_parquet_shards_in_order_of_names(tmp_path, parts, draw, write_parquet, column):
+def test_parquet_shards_in_order_of_names(tmp_path, parts, column):
     train, test = parts
     for i in (1, 0):
         path = tmp_path / f"data/cifar10/train-0000{i}-of-00002.parquet"
@@ -193,7 +181,7 @@ def test_parquet_shards_in_order_of_names(tmp_path, parts, draw, write_parquet, 
         assert dataset.info.source == "parquet"
 
 
-def test_half_of_the_shards_is_refused(tmp_path, write_parquet, draw):
+def test_half_of_the_shards_is_refused(tmp_path):
     write_parquet(tmp_path / "data/train-00001-of-00002.parquet", draw(3))
     with pytest.raises(UsageError, match=r"data lacks train-00000 of 2 Parquet files; download"):
         find_layout(tmp_path / "data")
@@ -217,43 +205,29 @@ def test_what_git_lfs_has_not_fetched_is_refused(tmp_path, name):
         find_layout(tmp_path / "data")
 
 
-def test_parquet_of_jpegs_is_close(tmp_path, write_parquet, draw):
+def test_parquet_of_jpegs_is_close(tmp_path):
+    """A name that holds both words is training data."""
     smooth = draw(3)
     smooth.images[:] = np.arange(32)[:, None] * 4 + np.array([0, 60, 120])[:, None, None]
-    write_parquet(tmp_path / "data/train.parquet", smooth, format="JPEG")
+    write_parquet(tmp_path / "data/latest-train.parquet", smooth, format="JPEG")
     dataset = read(tmp_path, tmp_path / "data")
     difference = dataset.train_images.astype(int) - smooth.images
     assert abs(difference).max() <= 8
     assert dataset.info.test_images == len(dataset.test_images) == len(dataset.test_labels) == 0
 
 
-def test_more_images_than_a_chunk(tmp_path, write_parquet, draw):
-    train = draw(sources.CHUNK * 2 + 1)
-    write_parquet(tmp_path / "data/train.parquet", train)
-    dataset = read(tmp_path, tmp_path / "data")
-    np.testing.assert_array_equal(dataset.train_images, train.images)
+def test_more_images_than_a_chunk(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "CHUNK", 10)
+    write_parquet(tmp_path / "data/train.parquet", train := draw(21))
+    np.testing.assert_array_equal(read(tmp_path, tmp_path / "data").train_images, train.images)
 
 
-def test_name_that_holds_both_words_is_training_data(tmp_path, write_parquet, draw):
-    write_parquet(tmp_path / "data/latest-train.parquet", draw(3))
-    assert read(tmp_path, tmp_path / "data").info.test_images == 0
-
-
-@pytest.mark.parametrize("keep", [0, 3, 100, -1, -300])
-def test_truncated_parquet_is_named(tmp_path, write_parquet, draw, keep):
+@pytest.mark.parametrize("keep", [0, 100, -1])
+def test_truncated_parquet_is_named(tmp_path, keep):
     path = tmp_path / "data/train.parquet"
     write_parquet(path, draw(20))
     path.write_bytes(path.read_bytes()[:keep])
     refused(tmp_path, tmp_path / "data", path, "not a whole Parquet file")
-
-
-def test_hole_in_a_parquet_is_named(tmp_path, write_parquet, draw):
-    path = tmp_path / "data/train.parquet"
-    write_parquet(path, draw(20))
-    data = bytearray(path.read_bytes())
-    data[4:40_000] = bytes(40_000 - 4)
-    path.write_bytes(data)
-    refused(tmp_path, tmp_path / "data", path)
 
 
 def test_parquet_of_something_else_says_what_is_wanted(tmp_path):
@@ -265,43 +239,25 @@ def test_parquet_of_something_else_says_what_is_wanted(tmp_path):
     png = pa.array([{"bytes": b"", "path": ""}])
     for columns, words in (
         ({"text": ["a"], "label": [1]}, ["columns text, label"]),
-        ({"img": png}, ["columns img"]),
         ({"img": [1.5], "label": [1]}, ["'img' of type double"]),
         ({"img": png, "label": ["cat"]}, ["'label' of type string"]),
-        ({"img": [{"bytes": None, "path": "a.png"}], "label": [1]}, ["'img'", "struct"]),
         ({"img": pa.array([None], png.type), "label": [1]}, ["row 0", "no image bytes"]),
         ({"img": png, "label": pa.array([None], pa.int64())}, ["row 0", "no label"]),
         ({"img": png, "label": [10]}, ["row 0", "label 10", "0 to 9"]),
         ({"img": png, "label": [-1]}, ["row 0", "label -1"]),
-        ({"img": png, "label": [1]}, ["row 0", "not a whole PNG or JPEG"]),
+        ({"img": png.slice(0, 0), "label": pa.array([], pa.int64())}, ["no training images"]),
     ):
         pq.write_table(pa.table(columns), path)
-        refused(tmp_path, tmp_path / "data", path, *words)
-
-
-def test_parquet_without_images_is_refused(tmp_path, write_parquet, draw):
-    write_parquet(tmp_path / "data/train.parquet", draw(0))
-    refused(tmp_path, tmp_path / "data", tmp_path / "data", "no training images")
+        refused(tmp_path, tmp_path / "data", tmp_path / "data", *words)
 
 
 # Class folders
 
 
-def write_folders(root, classes, encode, draw):
-    """``classes``: how many images of each; returns them by class."""
-    written = {}
-    for seed, (name, n) in enumerate(classes.items()):
-        written[name] = draw(n, seed=seed).images
-        (root / name).mkdir(parents=True)
-        for i, image in enumerate(written[name]):
-            (root / name / f"{i:03}.png").write_bytes(encode(image))
-    return written
-
-
-def test_class_folders(tmp_path, encode, draw):
+def test_class_folders(tmp_path):
     root = tmp_path / "data" / "mine"
-    train = write_folders(root / "train", {"cat": 3, "bird": 1, "dog": 2}, encode, draw)
-    test = write_folders(root / "test", {"dog": 1}, encode, draw)
+    train = write_folders(root / "train", {"cat": 3, "bird": 1, "dog": 2})
+    test = write_folders(root / "test", {"dog": 1})
     (root / "train/cat/notes.txt").write_text("not an image")
     (root / "train/cat/._000.png").write_text("not an image either")
     for data_dir in (root, tmp_path / "data"):
@@ -317,14 +273,8 @@ def test_class_folders(tmp_path, encode, draw):
         assert dataset.test_labels.tolist() == [2]
 
 
-def test_class_folders_without_train(tmp_path, encode, draw):
-    write_folders(tmp_path / "data", {"cat": 2, "dog": 1}, encode, draw)
-    info = read(tmp_path, tmp_path / "data").info
-    assert (info.source, info.train_images, info.test_images) == ("folders", 3, 0)
-
-
-def test_a_folder_of_pictures_is_no_dataset(tmp_path, encode, draw):
-    write_folders(tmp_path / "data" / "figures", {"plots": 2, "scans": 1}, encode, draw)
+def test_a_folder_of_pictures_is_no_dataset(tmp_path):
+    write_folders(tmp_path / "data" / "figures", {"plots": 2, "scans": 1})
     assert sources.detect(tmp_path / "data") is None
     assert sources.detect(tmp_path / "data" / "figures" / "plots") is None
     assert sources.detect(tmp_path / "absent") is None
@@ -332,16 +282,16 @@ def test_a_folder_of_pictures_is_no_dataset(tmp_path, encode, draw):
     assert sources.detect(tmp_path / "data" / "figures") is None
 
 
-def test_test_class_unknown_to_train_is_refused(tmp_path, encode, draw):
-    write_folders(tmp_path / "data/train", {"cat": 2, "dog": 1}, encode, draw)
-    write_folders(tmp_path / "data/test", {"fish": 1}, encode, draw)
+def test_test_class_unknown_to_train_is_refused(tmp_path):
+    write_folders(tmp_path / "data/train", {"cat": 2, "dog": 1})
+    write_folders(tmp_path / "data/test", {"fish": 1})
     refused(tmp_path, tmp_path / "data", tmp_path / "data/test/fish", "expected: cat, dog")
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG"])
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
-def test_broken_image_is_named(format, encode, data):
+def test_broken_image_is_named(format, data):
     """Cut anywhere, or with any byte changed: it decodes, or it is one clear error."""
     whole = encode(np.random.default_rng(0).integers(0, 256, (3, 32, 32), dtype=np.uint8), format)
     at = data.draw(st.integers(0, len(whole) - 1))
@@ -357,49 +307,50 @@ def test_broken_image_is_named(format, encode, data):
             assert "\n" not in message
 
 
-@pytest.mark.parametrize("suffix", ["png", "jpg", "JPEG"])
-def test_truncated_image_is_named(tmp_path, encode, draw, suffix):
-    write_folders(tmp_path / "data/train", {"cat": 2, "dog": 1}, encode, draw)
-    path = tmp_path / f"data/train/dog/zzz.{suffix}"
-    whole = encode(draw(1).images[0], "PNG" if suffix == "png" else "JPEG")
-    path.write_bytes(whole)
-    assert read(tmp_path, tmp_path / "data").info.train_images == 4
+@pytest.fixture
+def odd_one(tmp_path):
+    """The place of an image among others, in class folders without one called train."""
+    write_folders(tmp_path / "data", {"cat": 2, "dog": 1})
+    return tmp_path / "data/dog/zzz.JPEG"
+
+
+def test_truncated_image_is_named(tmp_path, odd_one):
+    whole = encode(draw(1).images[0], "JPEG")
+    odd_one.write_bytes(whole)
+    info = read(tmp_path, tmp_path / "data").info
+    assert (info.source, info.train_images, info.test_images) == ("folders", 4, 0)
     shutil.rmtree(tmp_path / "cache")
-    path.write_bytes(whole[: len(whole) // 2])
-    refused(tmp_path, tmp_path / "data", path, "not a whole PNG or JPEG")
+    odd_one.write_bytes(whole[: len(whole) // 2])
+    refused(tmp_path, tmp_path / "data", odd_one, "not a whole PNG or JPEG")
 
 
-def test_image_of_another_shape_is_named(tmp_path, encode, draw):
-    write_folders(tmp_path / "data/train", {"cat": 2, "dog": 1}, encode, draw)
-    path = tmp_path / "data/train/dog/zzz.png"
+def test_image_of_another_shape_is_named(tmp_path, odd_one):
     image = draw(1).images[0]
-    path.write_bytes(encode(np.tile(image, 2)))
-    refused(tmp_path, tmp_path / "data", path, "64×32 RGB", "expected: 32×32 RGB")
-    path.write_bytes(encode(image, mode="L"))
-    refused(tmp_path, tmp_path / "data", path, "32×32 L", "expected: 32×32 RGB")
+    odd_one.write_bytes(encode(np.tile(image, 2)))
+    refused(tmp_path, tmp_path / "data", odd_one, "64×32 RGB", "expected: 32×32 RGB")
+    odd_one.write_bytes(encode(image, mode="L"))
+    refused(tmp_path, tmp_path / "data", odd_one, "32×32 L", "expected: 32×32 RGB")
 
 
-def test_unreadable_file_is_named(tmp_path, encode, draw):
-    write_folders(tmp_path / "data/train", {"cat": 2, "dog": 1}, encode, draw)
-    path = tmp_path / "data/train/dog/zzz.png"
-    path.symlink_to("nowhere")
-    refused(tmp_path, tmp_path / "data", path, "No such file")
-    path.unlink()
-    path.mkdir()
-    refused(tmp_path, tmp_path / "data", path, "Is a directory")
+def test_unreadable_file_is_named(tmp_path, odd_one):
+    odd_one.symlink_to("nowhere")
+    refused(tmp_path, tmp_path / "data", odd_one, "No such file")
+    odd_one.unlink()
+    odd_one.mkdir()
+    refused(tmp_path, tmp_path / "data", odd_one, "Is a directory")
 
 
 # Which of several
 
 
-def test_order_of_layouts(tmp_path, parts, write_batches, write_parquet, pack, encode, draw):
+def test_order_of_layouts(tmp_path, parts):
     data = tmp_path / "data"
     archive = write_batches(data / "zzz", *parts)
     packed = pack(data / "zzz")
     (data / archive.name).write_bytes(packed)
     archive = replace(archive, folder="zzz", md5=hashlib.md5(packed).hexdigest())
     write_parquet(data / "train.parquet", draw(3))
-    write_folders(data / "train", {"cat": 2, "dog": 1}, encode, draw)
+    write_folders(data / "train", {"cat": 2, "dog": 1})
     found = []
     for remove in (data / "zzz", data / archive.name, data / "train.parquet", data / "train"):
         found.append(read(tmp_path, data, archive=archive).info.source)

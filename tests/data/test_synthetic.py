@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 from training_for_tests import list_batches
 
 from bench.data import load, prepare
@@ -37,22 +39,7 @@ def test_no_test_image_is_a_training_image(dataset):
     assert not train & {image.tobytes() for image in dataset.test_images}
 
 
-@pytest.fixture
-def one_thread():
-    """Small convolutions on shared cores: threads wait for each other longer than they work."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.usefixtures("one_thread")
 def test_a_small_network_learns_part_of_it(dataset):
-    import torch
-    from torch import nn
-
     torch.manual_seed(0)
     layers = []
     for channels, wider in ((3, 16), (16, 32), (32, 64)):
