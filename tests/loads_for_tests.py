@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,10 @@ PIDS = "LOADS_FOR_TESTS_PIDS"
 
 
 class Rows:
-    """Items of four numbers and a label."""
+    """Items of four numbers and a label; ``spoil`` is what is wrong with an item of that number."""
 
-    def __init__(self, items: int) -> None:
-        self.items = items
+    def __init__(self, items: int, spoil: Callable[[int], object] = int) -> None:
+        self.items, self.spoil = items, spoil
 
     def __len__(self) -> int:
         return self.items
@@ -36,14 +37,22 @@ class Rows:
         self.spoil(number)
         return torch.full((4,), number / self.items), number % 2
 
-    def spoil(self, number: int) -> None:
-        """What is wrong with this item."""
+
+class DrawingRows(Rows):
+    """Its augmentation draws from numpy, Python and torch, as those of users do."""
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
+        x, label = super().__getitem__(number)
+        return x + np.random.rand() + random.random() + torch.rand(4), label
 
 
 class Loads(Workload):
     """A tiny network on a dataset, its own and that of `make_batch` alike."""
 
-    samples, classes, batches = 4000, 2, Rows
+    samples, classes = 4000, 2
+
+    def __init__(self, rows: Callable[[int], Any] = Rows) -> None:
+        self.rows = rows
 
     def build_model(self) -> nn.Module:
         return nn.Linear(4, 2)
@@ -53,18 +62,25 @@ class Loads(Workload):
         return x, torch.randint(2, (size,), device=device, generator=generator)
 
     def build_dataset(self) -> Any:
-        return self.batches(self.samples)
+        return self.rows(self.samples)
 
 
-class SlowRows(Rows):
-    def spoil(self, number: int) -> None:
-        time.sleep(ITEM_S)
+class Bare(Loads):
+    """Has no dataset for a DataLoader."""
+
+    def build_dataset(self) -> None:
+        return None
+
+
+def sleep(number: int) -> None:
+    time.sleep(ITEM_S)
 
 
 class Slow(Loads):
     """Without workers a batch of four takes twice as long to load as to train."""
 
-    batches = SlowRows
+    def build_dataset(self) -> Any:
+        return Rows(self.samples, sleep)
 
     def compute_loss(self, network: Network, batch: Any) -> torch.Tensor | Loss:
         time.sleep(STEP_S)
@@ -81,65 +97,39 @@ def in_worker() -> bool:
     return True
 
 
-class RaisingRows(Rows):
-    def spoil(self, number: int) -> None:
-        if in_worker() and number % 7 == 3:
-            raise ValueError(f"item {number} is\nnot an item")
+def fail(number: int) -> None:
+    if in_worker() and number % 7 == 3:
+        raise ValueError(f"item {number} is\nnot an item")
 
 
-class DrawingRows(Rows):
-    """Its augmentation draws from numpy, Python and torch, as those of users do."""
-
-    def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
-        x, label = super().__getitem__(number)
-        return x + np.random.rand() + random.random() + torch.rand(4), label
+def hang(number: int) -> None:
+    while in_worker() and number % 50 == 3:
+        time.sleep(3600)
 
 
-class DyingRows(Rows):
-    def spoil(self, number: int) -> None:
-        if in_worker() and number % 50 == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
+def end(sent: signal.Signals, number: int) -> None:
+    """SIGBUS is what a page of shared memory ends with that is not there."""
+    if in_worker():
+        os.kill(os.getpid(), sent)
 
 
-class HangingRows(Rows):
-    def spoil(self, number: int) -> None:
-        while in_worker() and number % 50 == 3:
-            time.sleep(3600)
+def find_no_room(number: int) -> None:
+    """In shared memory, as torch says it."""
+    if in_worker():
+        raise RuntimeError(
+            "unable to allocate shared memory(shm) for file </torch_9_12_0>: No space left on "
+            "device (28)"
+        )
 
 
-class FullRows(Rows):
-    """Its batches find no room in shared memory, as torch says it."""
-
-    def spoil(self, number: int) -> None:
-        if in_worker():
-            raise RuntimeError(
-                "unable to allocate shared memory(shm) for file </torch_9_12_0>: No space left on "
-                "device (28)"
-            )
-
-
-class BusRows(Rows):
-    """A page of shared memory that is not there."""
-
-    def spoil(self, number: int) -> None:
-        if in_worker():
-            os.kill(os.getpid(), signal.SIGBUS)
-
-
-def make(rows: type[Rows]) -> Workload:
-    workload = Loads()
-    workload.batches = rows  # type: ignore[misc]
-    return workload
-
-
-good, raising, drawing, dying, hanging, full, bus = (
-    partial(make, rows)
-    for rows in (Rows, RaisingRows, DrawingRows, DyingRows, HangingRows, FullRows, BusRows)
+drawing, raising, dying, hanging, full, bus = (
+    partial(Loads, rows)
+    for rows in (
+        DrawingRows,
+        partial(Rows, spoil=fail),
+        partial(Rows, spoil=partial(end, signal.SIGKILL)),
+        partial(Rows, spoil=hang),
+        partial(Rows, spoil=find_no_room),
+        partial(Rows, spoil=partial(end, signal.SIGBUS)),
+    )
 )
-
-
-class Bare(Loads):
-    """Has no dataset for a DataLoader."""
-
-    def build_dataset(self) -> None:
-        return None
