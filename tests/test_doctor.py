@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,15 +19,13 @@ from machines_for_tests import RECORDINGS, read_machine
 from pytest_for_tests import Capture, Patch
 from test_gpu import CALLS, GPU, MIG, FakeNvml, error
 
-from bench import cores
 from bench.apex import Apex, Interface, find_apex
-from bench.cores import OtherWork, Quota
+from bench.cores import Quota
 from bench.doctor import __main__ as doctor
 from bench.doctor.__main__ import main, write_findings, write_json
 from bench.doctor.judgement import MOST_LINES, Level, Remark, judge, write_warnings
 from bench.doctor.machine import Machine, examine_machine
 from bench.environment.examination import DeviceAnswer, ProcessAnswer
-from bench.environment.variables import find_variables
 from bench.gpu.nvml import NvmlProblem
 from bench.plain import read_value
 
@@ -110,12 +105,6 @@ def test_a_recorded_machine(name: str, monkeypatch: Patch, capsys: Capture) -> N
         assert f"  fix: {finding.fix}" in said.splitlines()[said.splitlines().index(line) + 1]
 
 
-def test_every_recording_is_judged() -> None:
-    assert {file.stem for file in RECORDINGS.glob("*.json")} == SAID.keys()
-    for file in RECORDINGS.glob("*.json"):
-        assert len(json.loads(file.read_text())["about"]) > 20
-
-
 def test_a_desktop_is_noted_beside_a_neighbour() -> None:
     machine = read_machine(RECORDINGS / "shared.json")
     drawing = [f for f in judge(machine) if "display" in f.what]
@@ -125,15 +114,15 @@ def test_a_desktop_is_noted_beside_a_neighbour() -> None:
 @pytest.mark.parametrize(
     ("others", "steal", "level"),
     [
-        (1.5, 0.0, FINE),
-        (1.7, 0.0, NOTE),
-        (3.9, 0.0, NOTE),
-        (4.1, 0.0, UNBELIEVABLE),
-        (0.0, 0.02, NOTE),
-        (0.0, 0.06, UNBELIEVABLE),
+        (1.5, 0, FINE),
+        (1.7, 0, NOTE),
+        (4.1, 0, UNBELIEVABLE),
+        (0, 0.02, NOTE),
+        (0, 0.06, UNBELIEVABLE),
     ],
 )
 def test_how_busy_is_too_busy(healthy: Machine, others: float, steal: float, level: Level) -> None:
+    """Of 16 cores."""
     busy = replace(healthy, cpu=replace(healthy.cpu, others=others, steal=steal))
     assert max(f.level for f in judge(busy) if f.topic == "CPU") is level
 
@@ -162,15 +151,17 @@ CPU_BUILD = {"cuda": DeviceAnswer({"torch": "2.13.0+cpu", "cuda": None}, error=R
     [
         ("driver", NOTE, "", "sudo modprobe nvidia", {"nvml": NvmlProblem.NOT_LOADED}),
         ("driver", NOTE, "", "install the NVIDIA driver", {"nvml": NvmlProblem.NO_DRIVER}),
-        ("driver", NOTE, "", "/dev/nvidia*", {"nvml": NvmlProblem.NO_PERMISSION}),
         ("driver", NOTE, "", "unset CUDA_VISIBLE_DEVICES", {"cuda_visible_devices": ""}),
         ("torch", UNBELIEVABLE, "gone", "pip install 'torch>=2.9'", {"torch_error": "gone"}),
         ("torch", UNBELIEVABLE, "is a CPU build", "install a CUDA build", {"devices": CPU_BUILD}),
         ("disk", NOTE, "0.1 GB free", "--out", {"results_free_bytes": 10**8}),
         ("NVML package", NOTE, "", "pip install nvidia-ml-py", {"nvidia_ml_py": None}),
         (
-            *("packages", UNBELIEVABLE, "not installed: rich, scipy;"),
-            *("-m pip install rich scipy", {"missing": ("rich", "scipy", "nvidia-ml-py")}),
+            "packages",
+            UNBELIEVABLE,
+            "not installed: rich;",
+            "-m pip install rich",
+            {"missing": ["rich"]},
         ),
     ],
     ids=lambda value: str(value)[:40],
@@ -201,32 +192,14 @@ def test_only_the_card_that_torch_uses_is_judged(healthy: Machine) -> None:
     assert not matter(replace(healthy, gpus=(other, gpu)))
 
 
-OLD = (Interface.FP16_UTILS, Interface.AMP, Interface.CONTRIB)
-
-
-@pytest.mark.parametrize(
-    ("apex", "what"),
-    [
-        (Apex("0.1", True, True, False, OLD), "with its CUDA extensions, without those of contrib"),
-        (Apex("0.1", True, False, False, OLD), "without its CUDA extensions, without those of con"),
-        (Apex("0.1", True, False, False, OLD[:1]), "runs apex.fp16_utils.FP16_Optimizer"),
-        (Apex("0.1", True, False, False, OLD), "FP16_Optimizer, or apex.amp with --opt-level"),
-        (Apex("0.1", True, True, True, OLD[2:]), "runs apex.contrib.optimizers.FP16_Optimizer"),
-    ],
-)
-def test_nvidias_apex_is_fine(healthy: Machine, apex: Apex, what: str) -> None:
-    (finding,) = [f for f in judge(replace(healthy, apex=apex)) if f.topic == "apex"]
-    assert finding.level is FINE
-    assert what in finding.what
-
-
 # ------------------------------------------------------------------------------ before a sweep
 
 
-def test_a_sweep_says_nothing_of_a_healthy_machine(healthy: Machine) -> None:
+def test_a_sweep_says_nothing_of_what_has_no_part_in_its_numbers(healthy: Machine) -> None:
     assert write_warnings(healthy) == []
-    elsewhere = replace(healthy, data_layout=None, shm_free_bytes=0)
-    assert write_warnings(elsewhere) == [], "that has no part in its numbers"
+    assert write_warnings(replace(healthy, data_layout=None, shm_free_bytes=0)) == []
+    shared = read_machine(RECORDINGS / "shared.json")
+    assert write_warnings(replace(shared, devices={"cpu": shared.devices["cpu"]})) == []
 
 
 def test_a_sweep_says_the_worst_first_and_little() -> None:
@@ -239,12 +212,6 @@ def test_a_sweep_says_the_worst_first_and_little() -> None:
     assert all(line.startswith("note: ") for line in lines[1:])
     assert len(lines) == MOST_LINES + 1
     assert lines[-1] == "note: 1 more; python -m bench.doctor shows them"
-
-
-def test_a_sweep_on_the_cpu_says_nothing_of_a_card(healthy: Machine) -> None:
-    machine = read_machine(RECORDINGS / "shared.json")
-    devices = {"cpu": machine.devices["cpu"]}
-    assert write_warnings(replace(machine, devices=devices)) == []
 
 
 # ---------------------------------------------------------------------------------------- JSON
@@ -291,27 +258,6 @@ def answering(uuid: str | None, pid: int) -> Any:
 def gather(nvml: FakeNvml, ask: Any) -> Machine:
     machine, _ = examine_machine(("cuda",), watch_s=0.0, nvml=nvml, ask=ask)
     return machine
-
-
-BUSY = "while :; do :; done"
-
-
-def test_what_a_process_of_ours_uses_is_not_called_others(monkeypatch: Patch) -> None:
-    """Also where it goes on, as the server of workers does."""
-    ours = psutil.Process(subprocess.Popen(["sh", "-c", BUSY]).pid)
-    try:
-        # the one core computes nothing else
-        monkeypatch.setattr(cores, "read_core_times", lambda: (sum(ours.cpu_times()[:2]), 0.0))
-        monkeypatch.setattr(cores, "usable_cpus", lambda: [0])
-        load, begun = OtherWork(), sum(ours.cpu_times()[:2])
-        load.start()
-        while sum(ours.cpu_times()[:2]) < begun + 0.3:
-            time.sleep(0.01)
-        load.stop()
-        assert load.cores() < 0.1
-    finally:
-        ours.kill()
-        ours.wait()
 
 
 def test_images_that_are_not_whole_are_told(tmp_path: Path) -> None:
@@ -383,31 +329,19 @@ def test_a_mismatched_library_is_told_by_a_member_not_a_sentence() -> None:
     assert matter(machine)["driver"].fix == "sudo reboot"
 
 
-@pytest.mark.parametrize(
-    ("files", "found"),
-    [
-        ((), None),
-        (("apex/__init__.py", "apex/lib/__init__.py", "apex/views.py"), (False, False, False)),
-        (("apex/__init__.py", "apex/optimizers/__init__.py"), (True, False, False)),
-        (
-            ("apex/__init__.py", "apex/optimizers/__init__.py", "amp_C.py", "xentropy_cuda.py"),
-            (True, True, True),
-        ),
-    ],
-)
-def test_which_apex_is_seen_by_its_files_without_importing_it(
-    tmp_path: Path, files: tuple[str, ...], found: tuple[bool, ...] | None
-) -> None:
-    for file in files:
+def test_a_login_toolkit_called_apex_is_not_nvidias_and_is_not_imported(tmp_path: Path) -> None:
+    assert find_apex([str(tmp_path)]) is None
+    for file in ("apex/__init__.py", "apex/lib/__init__.py", "apex/views.py"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text("raise RuntimeError('imported')")
     apex = find_apex([str(tmp_path)])
-    assert (apex and (apex.nvidia, apex.cuda_extensions, apex.contrib_extensions)) == found
+    assert apex is not None
+    assert (apex.nvidia, apex.cuda_extensions, apex.contrib_extensions) == (False, False, False)
 
 
 def test_what_runs_with_apex_is_told(healthy: Machine) -> None:
     """On the card that has it; on a CPU nothing does."""
-    for apex in (None, Apex("", True, False, False, OLD)):
+    for apex in (None, Apex("", True, False, False, (Interface.FP16_UTILS,))):
         machine = replace(healthy, apex=apex)
         said = [f.what for f in judge(machine) if f.topic == "precisions"]
         (gpu,) = (what for what in said if what.startswith("the GPU"))
@@ -415,22 +349,6 @@ def test_what_runs_with_apex_is_told(healthy: Machine) -> None:
         assert "fp16-apex" in gpu
         for cpu in (what for what in said if what.startswith("the CPU")):
             assert "fp16-apex" in cpu.partition("cannot run")[2]
-
-
-def test_variables_that_change_results() -> None:
-    harmless = (
-        "HOME=/root CUDA_VISIBLE_DEVICES=0 TORCHINDUCTOR_CACHE_DIR=/tmp/x CUDNN_LOGINFO_DBG=1 "
-        "TORCHINDUCTOR_FX_GRAPH_CACHE=1 TORCHINDUCTOR_COMPILE_THREADS=4 TRITON_CACHE_DIR=/tmp/x"
-    )
-    changing = (
-        "CUDA_LAUNCH_BLOCKING=1 CUDNN_CONV_WSCAP_DBG=100 NVIDIA_TF32_OVERRIDE=0 OMP_NUM_THREADS=4 "
-        "PYTORCH_ALLOC_CONF=expandable_segments:True TORCHDYNAMO_DISABLE=1 "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True TORCHINDUCTOR_MAX_AUTOTUNE=1 "
-        "TORCHINDUCTOR_CPP_GEMM_CACHE_BLOCKING=1,1,1 TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 "
-        "TORCH_COMPILE_DISABLE=1"
-    )
-    given, found = (dict(one.split("=") for one in words.split()) for words in (harmless, changing))
-    assert find_variables({**given, **found}) == found
 
 
 # --------------------------------------------------------------------------------- this machine
@@ -444,12 +362,11 @@ def test_this_machine(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> No
         "from torch import nn\n"
         "def build(): return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))\n"
     )
-    models = ["mynet:build", "mynet:biuld"]
-    assert main(["--json", "--model", *models]) == 2
+    assert main(["--json", "--model", "mynet:build", "mynet:biuld"]) == 2
     said, error = capsys.readouterr()
     found = json.loads(said)
     facts = found["facts"]
-    assert facts["models"].keys() == {*models}
+    assert facts["models"].keys() == {"mynet:build", "mynet:biuld"}
     assert facts["models"]["mynet:build"] == ""
     assert error.endswith("has no function 'biuld'; did you mean 'build'?\n")
     assert facts["devices"]["cpu"]["environment"]["torch_threads"] >= 1
@@ -457,7 +374,4 @@ def test_this_machine(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> No
     assert facts["cpu"]["cores"] == len(os.sched_getaffinity(0))
     assert facts["cpu"]["watched_s"] >= 0.5
     assert any(f["topic"] == "variables" and f["level"] == "note" for f in found["findings"])
-    text = write_findings(judge(read_value(Machine, facts)))
-    assert "WRONG model" in text
-    assert main(["--model", "dpn29"]) == 2
-    assert "did you mean 'dpn92'?" in capsys.readouterr().err
+    assert "WRONG model" in write_findings(judge(read_value(Machine, facts)))

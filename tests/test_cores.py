@@ -1,0 +1,131 @@
+"""The cores that a process has: by affinity, by a quota, and by what others use of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from pytest_for_tests import Patch
+
+from bench import cores
+from bench.cores import OtherWork, Quota, read_core_times, read_governor, read_quota, usable_cpus
+from bench.environment.host import describe_host
+from bench.processes import read_cpu_time
+
+V1 = ["/ TOP rw shared:1 - tmpfs tmpfs rw,mode=755", "/ TOP/mem rw - cgroup cgroup rw,memory"]
+V2 = ["/ TOP/unified rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"]
+
+
+@pytest.mark.parametrize(
+    ("groups", "mounts", "files", "quota"),
+    [
+        ("0::/", V2, {"unified/cpu.max": "30000 100000\n"}, 0.3),
+        ("0::/a/b", V2, {"unified/a/b/cpu.max": "max 1000", "unified/a/cpu.max": "150 1000"}, 0.15),
+        ("0::/a", V2, {"unified/a/cpu.max": "500 1000", "unified/cpu.max": "2000 1000"}, 0.5),
+        (
+            "4:cpu,cpuacct:/x\n3:memory:/y\n0::/",
+            [*V1, *V2, "/ TOP/cpu rw - cgroup cgroup rw,cpu,cpuacct"],
+            {"cpu/x/cpu.cfs_quota_us": "150000", "cpu/x/cpu.cfs_period_us": "100000"}, 1.5,
+        ),
+        (
+            "1:cpu:/docker/1f", ["/docker/1f TOP/cpu rw - cgroup cgroup rw,cpu"],
+            {"cpu/cpu.cfs_quota_us": "20000", "cpu/cpu.cfs_period_us": "100000"}, 0.2,
+        ),
+        (
+            "1:cpu:/docker/1f", ["/ TOP/cpu rw - cgroup cgroup rw,cpu"],
+            {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None,
+        ),
+    ],
+)  # fmt: skip
+def test_a_quota_of_control_groups_is_found(
+    groups: str, mounts: list[str], files: dict[str, str], quota: float | None, tmp_path: Path
+) -> None:
+    """Of a process in these groups, of which the tree holds these files."""
+    (tmp_path / "cgroup").write_text(groups)
+    lines = [f"31 23 0:28 {mount.replace('TOP', str(tmp_path))}\n" for mount in mounts]
+    (tmp_path / "mountinfo").write_text("".join(lines))
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = read_quota(tmp_path)
+    assert (found and found.cores) == quota
+    assert found is None or Path(found.file).exists()
+
+
+def test_a_quota_is_the_number_of_cores(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(cores, "usable_cpus", lambda: [0, 1])
+    for quota, number in ((None, "2 cores"), (0.3, "0.3 cores"), (1.0, "1 core"), (8.0, "2 cores")):
+        told = quota and Quota(quota, "cpu.max")
+        monkeypatch.setattr(cores, "read_quota", lambda told=told: told)
+        assert (describe_host().cpu or "").endswith(f", {number}")
+    # others compute on one core of two, and take nothing from a third of one
+    busy = OtherWork(busy=13.0, own=3.0, wall=10.0)
+    busy.on, busy.quota = [0, 1], Quota(0.3, "cpu.max")
+    assert busy.cores() == 0
+    busy.sums = 20.0, 1.0, 10.0, 0.0
+    assert busy.cores() == pytest.approx(0.2), "of 1.9 cores, 1.7 are beyond the quota"
+
+
+def test_the_cores_were_busy_for_what_is_neither_idle_nor_a_guest_s(monkeypatch: Patch) -> None:
+    """Linux counts a guest's time in user and nice too; other systems tell of less."""
+    times = {"user": 5.0, "nice": 1.0, "system": 2.0, "idle": 90.0, "iowait": 7.0, "irq": 0.5}
+    times |= {"softirq": 0.25, "steal": 3.0, "guest": 2.0, "guest_nice": 0.5}
+    core, other = namedtuple("core", times), namedtuple("other", ["user", "idle"])
+    told = [other(1000.0, 0.0), core(**times), other(4.0, 9.0)]
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: told)
+    monkeypatch.setattr(cores, "usable_cpus", lambda: [1, 2, 7])
+    assert read_core_times() == (8.75 + 4.0, 3.0)
+
+
+BURN = """
+import sys, time
+while time.process_time() < {seconds}: pass
+print(time.process_time(), flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_what_processes_of_its_own_compute_is_no_work_of_others(monkeypatch: Patch) -> None:
+    """While they run, and once they ended."""
+    machine = [0.0]
+
+    def tell(percpu: bool) -> list[Any]:
+        """Two cores, the first of which is another lane's, and busier."""
+        assert percpu
+        return [psutil._pslinux.scputimes(k * machine[0], *[0.0] * 9) for k in (1000, 1)]
+
+    monkeypatch.setattr(psutil, "cpu_times", tell)
+    monkeypatch.setattr(cores, "usable_cpus", lambda: [1])
+    for ends in (False, True):
+        others, before = OtherWork(), read_cpu_time()
+        pipe = subprocess.PIPE
+        with others.watch():
+            own = time.process_time()
+            child = subprocess.Popen(
+                [sys.executable, "-c", BURN.format(seconds=0.5)], stdin=pipe, stdout=pipe, text=True
+            )
+            burnt = float(child.stdout.readline())
+            if ends:
+                child.communicate("\n")
+            # the machine computed what we and the child did, and nothing else
+            machine[0] += time.process_time() - own + burnt
+        child.communicate("\n" if not ends else None)
+        # the kernel counts a process's time in hundredths of a second
+        assert read_cpu_time() - before >= 0.48
+        assert others.cores() * others.sums[2] < 0.1
+
+
+def test_the_governors_of_the_usable_cores_are_told(tmp_path: Path) -> None:
+    cpus = usable_cpus()
+    assert read_governor(tmp_path) is None
+    for cpu, governor in zip(cpus, ("powersave", "performance"), strict=False):
+        file = tmp_path / f"cpu{cpu}" / "cpufreq" / "scaling_governor"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{governor}\n")
+    assert read_governor(tmp_path) == ("performance, powersave" if len(cpus) > 1 else "powersave")
