@@ -19,7 +19,7 @@ from bench.record import Record, Status
 from bench.render.documents import table_lines
 from bench.study.sweeps import REFERENCE, read_sweeps
 from tests.planted.records import GIB, make_record, measured, write_sweep
-from tests.test_golden import compare as keep
+from tests.test_golden import keep
 
 CARDS = {"NVIDIA A": 1.0, "NVIDIA B": 1.5, "NVIDIA C": 2.0}
 """Cards of one recipe, torch and code, and how much slower they are than the first."""

@@ -9,8 +9,7 @@ import html
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +18,18 @@ from pytest_for_tests import Capture, Patch
 from rich.cells import cell_len
 
 from bench.compare.__main__ import main as compare_sweeps
-from bench.questions.notes import describe_constants, write_notes
-from bench.questions.notices import warn
-from bench.questions.recommendation import recommend
-from bench.questions.report_data import ReportData, gather
+from bench.record import Status
+from bench.render.cells import outcome
 from bench.render.documents import render_latex, render_markdown
-from bench.render.model import Table
 from bench.render.text import WIDTH, render
 from bench.report.document import SECTIONS, Report, build
-from bench.report.files import describe_effect, write_json
-from bench.store.writer import Store
+from bench.report.files import write_json
+from bench.study.doubts import DOUBTS
 from bench.study.sweeps import REFERENCE, read_sweep, read_sweeps
-from bench.text import clean
+from bench.text import capitalize, clean
 from bench.why import main as explain
-from tests.planted.comparisons import COMPARISONS, Comparison
-from tests.planted.documents import Made
+from tests.planted.comparisons import COMPARISONS
 from tests.planted.records import ROOT, list_committed, write_sweep
-from tests.planted.situations import SITUATIONS
-from tests.planted.situations.situation import Situation
 from tests.planted.sweeps import Folders
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -45,7 +38,7 @@ LAB = REFERENCE.with_name("h200-lab.csv")  # measured, but not by this harness
 JARGON = re.compile(r"welch|holm|tost|\bknee|\brung|sentinel", re.IGNORECASE)
 
 
-def compare(name: str, said: str) -> None:
+def keep(name: str, said: str) -> None:
     """Hold a text against the file that has it."""
     file = GOLDEN / name.replace(" ", "-")
     if os.environ.get("UPDATE_SNAPSHOTS"):
@@ -64,107 +57,36 @@ def shorten(value: Any) -> Any:
     return [*map(shorten, value)] if isinstance(value, list | tuple) else value
 
 
-EXPLAINED = (
-    "Speed: epoch time before",
-    "Interval: 95 %, of the mean",
-    "Equivalent: two one-sided",
-    "Knee: the smallest",
-    "Memory as a line",
-    "Efficiency is the speed-up",
-    "Exposed communication is",
-)
-"""How the notes begin that explain every table of a kind; tests/golden/reports has them whole."""
-
-
-def take_tables(found: ReportData, situation: Situation) -> Iterator[Table]:
-    """The tables that tell of a situation, without what explains all of their kind."""
-    for section in SECTIONS:
-        if section.name in situation.parts:
-            for table in section.tabulate(found):
-                kept = [note for note in table.notes if not note.startswith(EXPLAINED)]
-                yield replace(table, notes=tuple(kept))
-
-
-def tell(found: ReportData, situation: Situation) -> Iterator[str]:
-    """The parts of a report that tell of a situation."""
-    parts = situation.parts
-    document = Made(
-        situation.about,
-        "",
-        tuple(describe_constants(found.results, found.varying)) if "constants" in parts else (),
-        (),
-        tuple(recommend(found)) if "answers" in parts else (),
-        (),
-        tuple(take_tables(found, situation)),
-        tuple(write_notes(found.results, found.varying)) if "notes" in parts else (),
-        "",
-        None,
-    )
-    yield render(document, full=True).strip() + "\n"
-    if "doubts" in parts:
-        for notice in warn(found.runs, found.results, found.everything, found.sweeps):
-            yield f"! {notice.label}: {notice.text}\n"
-    if "numbers" in parts:
-        for effect in map(describe_effect, found.effects):
-            yield f"{effect['axis']}: {effect['before']} → {effect['after']}\n"
-            for metric, numbers in effect["metrics"].items():
-                yield f"  {metric} {json.dumps(shorten(numbers), ensure_ascii=False)}\n"
-
-
-@pytest.mark.parametrize(
-    ("topic", "name"), [(topic, name) for topic, names in SITUATIONS.items() for name in names]
-)
-def test_situation(topic: str, name: str, tmp_path: Path) -> None:
-    situation = SITUATIONS[topic][name]
-    folder = write_sweep(tmp_path / "sweep", situation.rows)
-    if situation.config:
-        with Store(folder) as store:
-            store.write_config(dict(situation.config))
-    said = "".join(tell(gather([read_sweep(folder)]), situation))
-    compare(f"{topic}/{name}.txt", said)
-
-
-LEGEND = re.compile("  Speed: the time of| ─+$")
-"""Lines of every comparison; tests/golden/compare/everything.text has them once."""
-
-
-@pytest.fixture
-def pair(name: str, tmp_path: Path, monkeypatch: Patch) -> Comparison:
-    """A comparison whose sweeps are in the current folder."""
-    monkeypatch.chdir(tmp_path)
-    for sweep, rows in COMPARISONS[name].sweeps.items():
-        write_sweep(Path(sweep), rows)
-    return COMPARISONS[name]
-
-
-@pytest.mark.parametrize("name", COMPARISONS)
-def test_comparison(name: str, pair: Comparison, capsys: Capture) -> None:
-    code = compare_sweeps([*pair.command.split(), "--full"])
-    out, err = capsys.readouterr()
-    lines = [pair.about, f"$ python -m bench.compare {pair.command}"]
-    lines += [line for line in f"{out}{err}".splitlines() if line and not LEGEND.match(line)]
-    compare(f"compare/{name}.txt", "\n".join([*lines, f"rc {code}", ""]))
-
-
-FORMATS_OF = {
+COMPARED = {
     "everything": "text screen md json",
     "axis": "screen json",
+    "conditions": "text",
     "equal to the last digit": "screen",
+    "equivalence": "text",
+    "every table": "text",
+    "no common case": "screen",
+    "one side": "text",
 }
+"""Of planted comparisons the formats that are kept."""
 
 
-@pytest.mark.parametrize("name", FORMATS_OF)
-def test_comparison_formats(name: str, pair: Comparison, capsys: Capture) -> None:
-    for format in FORMATS_OF[name].split():
+@pytest.mark.parametrize("name", COMPARED)
+def test_comparison(name: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
+    monkeypatch.chdir(tmp_path)
+    planted = COMPARISONS[name]
+    for sweep, rows in planted.sweeps.items():
+        write_sweep(Path(sweep), rows)
+    for format in COMPARED[name].split():
         kind = {"text": ["--full"], "screen": []}.get(format, ["--format", format])
-        assert compare_sweeps([*pair.command.split(), *kind]) == 0
-        said = capsys.readouterr().out
-        compare(f"compare/{name}.{format}", lay_out_lines(said) if format == "json" else said)
+        code = compare_sweeps([*planted.command.split(), *kind])
+        out, err = capsys.readouterr()
+        said = lay_out_lines(out) if format == "json" else out
+        rc = f"{err}rc {code}\n" if code else ""
+        keep(f"compare/{name}.{format}", said + rc)
 
 
 WHY = {
     "batch-size-512": "--where batch_size=512",
-    "batch-size-128": "--where batch_size=128 --from fp32 --to bf16-amp --full",
     "batch-size-128-fp16": "--where batch_size=128 --from fp32 --to fp16",
     "fp16-bf16-amp": "--axis precision fp16 bf16-amp --where batch_size=512 --full",
 }
@@ -176,7 +98,7 @@ def test_why(name: str, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.chdir(ROOT)
     folder = RESULTS["nvidia-h100-80gb-hbm3-20261122-113040"].relative_to(ROOT)
     assert explain([str(folder), *WHY[name].split()]) == 0
-    compare(f"why/{name}.txt", f"$ python -m bench.why {WHY[name]}\n{capsys.readouterr().out}")
+    keep(f"why/{name}.txt", f"$ python -m bench.why {WHY[name]}\n{capsys.readouterr().out}")
 
 
 def lay_out_lines(text: str) -> str:
@@ -193,23 +115,21 @@ def lay_out_lines(text: str) -> str:
 
 # ------------------------------------------------------------------------------- whole reports
 
-CARDS = ("card-1", "card-2", "card-3")
-
 REPORTS: dict[str, tuple[tuple[str, ...], str]] = {
     "made-up": (("made-up",), "text screen md latex json"),
-    "quick": (("quick",), "text screen md json"),
+    "tuned": (("tuned",), "text screen"),
+    "doubted": (("doubted",), "text"),
+    "drifted": (("drifted",), "text screen"),
+    "quick": (("quick",), "screen"),
     "reference": ((), "text screen"),
     "h200-lab": ((), "screen"),
-    "card-1": (CARDS[:1], "opening"),
-    "cards": (CARDS, "screen"),
-    "switches": (("switches",), "opening screen"),
-    "recommended": (("recommended",), "text screen"),
+    "switches": (("switches",), "screen"),
+    "recommended": (("recommended",), "screen"),
     "fit": (("fit",), "text screen"),
     "fit-and-scaling": (("fit", "scaling"), "screen"),
     "profiled": (("profiled",), "text screen"),
     "gpus": (("gpus",), "text screen"),
     **dict.fromkeys(RESULTS, ((), "screen")),
-    "cpu-epyc-20261120": ((), "text screen"),
 }
 """The planted sweeps of each, or none of a committed one, and the formats that are kept of it."""
 
@@ -264,15 +184,8 @@ def lay_out_json(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def cut_tables(report: Report) -> Made:
-    """A report with its first two tables only."""
-    parts = {field.name: getattr(report, field.name) for field in fields(Made)}
-    return Made(**parts | {"tables": report.tables[:2]})
-
-
 FORMATS: dict[str, Callable[[Report], str]] = {
     "text": lambda report: render(report, full=True),
-    "opening": lambda report: render(cut_tables(report), full=True),
     "screen": render,
     "md": render_markdown,
     "latex": render_latex,
@@ -283,7 +196,7 @@ FORMATS: dict[str, Callable[[Report], str]] = {
 @pytest.mark.parametrize("name", REPORTS)
 def test_report(name: str, reports: Callable[[str], Report]) -> None:
     for format in REPORTS[name][1].split():
-        compare(f"reports/{name}.{format}", FORMATS[format](reports(name)))
+        keep(f"reports/{name}.{format}", FORMATS[format](reports(name)))
 
 
 def test_a_screen_lays_out_no_more_than_it_shows() -> None:
@@ -293,17 +206,14 @@ def test_a_screen_lays_out_no_more_than_it_shows() -> None:
     assert not {"tables", "notes", "environments"} & {*vars(report)}
 
 
-@pytest.mark.parametrize("width", ["40", ""])
 @pytest.mark.parametrize("name", REPORTS)
-def test_every_screen_fits(
-    name: str, width: str, reports: Callable[[str], Report], monkeypatch: Patch
-) -> None:
-    monkeypatch.setenv("COLUMNS", width)
-    said = render(reports(name))
-    lines = said.splitlines()
-    assert max(map(cell_len, lines)) <= int(width or WIDTH)
-    assert not JARGON.search(said)
-    assert "--full" in said
+def test_every_screen_fits(name: str, reports: Callable[[str], Report], monkeypatch: Patch) -> None:
+    for width in ("40", ""):
+        monkeypatch.setenv("COLUMNS", width)
+        said = render(reports(name))
+        assert max(map(cell_len, said.splitlines())) <= int(width or WIDTH)
+        assert not JARGON.search(said)
+        assert "--full" in said
 
 
 def split_row(line: str) -> list[str]:
@@ -312,7 +222,7 @@ def split_row(line: str) -> list[str]:
     return [re.sub(r"\\(.)", r"\1", html.unescape(cell)).strip() for cell in cells]
 
 
-@pytest.mark.parametrize("name", REPORTS)
+@pytest.mark.parametrize("name", ["made-up", "tuned", "doubted", "profiled"])
 def test_every_format_has_the_cells(name: str, reports: Callable[[str], Report]) -> None:
     """Markdown says each row as the report has it, and LaTeX and JSON have as many."""
     report = reports(name)
@@ -326,15 +236,65 @@ def test_every_format_has_the_cells(name: str, reports: Callable[[str], Report])
     ]
 
 
+# ------------------------------------------------------------------------------ all of it is shown
+
+
+def read_kept(pattern: str) -> str:
+    """All texts of some names, each in one line."""
+    texts = (file.read_text(encoding="utf-8") for file in sorted(GOLDEN.glob(pattern)))
+    return "\n".join(" ".join(text.split()) for text in texts)
+
+
 def test_every_text_is_compared() -> None:
-    names = {f"{topic}/{name}.txt" for topic, names in SITUATIONS.items() for name in names}
-    names |= {f"compare/{name}.txt" for name in COMPARISONS} | {f"why/{name}.txt" for name in WHY}
-    names |= {
-        f"compare/{name}.{format}" for name, of in FORMATS_OF.items() for format in of.split()
-    }
-    names |= {
-        f"reports/{name}.{format}" for name, (_, of) in REPORTS.items() for format in of.split()
-    }
+    formats = {f"compare/{name}": of for name, of in COMPARED.items()}
+    formats |= {f"reports/{name}": of for name, (_, of) in REPORTS.items()}
+    names = {f"{name}.{format}" for name, of in formats.items() for format in of.split()}
+    names |= {f"why/{name}.txt" for name in WHY}
     names.add("cards/oddities.md")  # of tests/test_cards.py
     files = {str(path.relative_to(GOLDEN)) for path in GOLDEN.rglob("*.*")}
     assert files == {name.replace(" ", "-") for name in names}
+    assert len(files) <= 60
+
+
+def test_every_doubt_and_notice_is_shown() -> None:
+    said = read_kept("reports/*.text")
+    labels = [capitalize(doubt.remark) for doubt in DOUBTS.values()]
+    labels += ["No result", "Spread", "Slower device", "Mixed environments", "Drift"]
+    assert [label for label in labels if f"! {label}: " not in said] == []
+    assert "Determinism: " in said  # which is no warning
+
+
+def test_every_outcome_is_shown() -> None:
+    said = read_kept("reports/doubted.text").rpartition(" cases in ")[2]
+    assert [outcome(status) for status in Status if f"1 {outcome(status)}" not in said] == ["ok"]
+
+
+ELSEWHERE = {"search": "tests/test_search.py", "scales": "tests/test_scales.py"}
+"""Sections whose text is held beside what makes it."""
+
+
+def test_every_section_is_shown(reports: Callable[[str], Report]) -> None:
+    shown = {
+        section.name
+        for name, (_, formats) in REPORTS.items()
+        if "text" in formats.split()
+        for section in SECTIONS
+        for _ in section.tabulate(reports(name))
+    }
+    missing = {section.name for section in SECTIONS} - shown - ELSEWHERE.keys()
+    assert missing <= {"places"}  # on the screen of "switches"
+    assert [*SECTIONS[0].tabulate(reports("switches"))]
+
+
+SENTENCES = (
+    "Train ", "against ", "times as fast", "As fast ", "slower ", "With ", "Not trusted, though",
+    "Batch size", "Over 3 seeds", "After the epoch", "Medians of", "One run each", "Not tried: ",
+    "Largest batch size that fits", "ms longer", "Every case has a warning",
+    "Ratios of a CPU", "The first table has",
+)  # fmt: skip
+"""How the sentences of a recommendation begin; tests/questions has the rules of each."""
+
+
+def test_every_kind_of_recommendation_is_shown() -> None:
+    said = read_kept("reports/*.screen") + read_kept("reports/*.text")
+    assert [text for text in SENTENCES if text not in said] == []

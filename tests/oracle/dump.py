@@ -58,7 +58,6 @@ def answer(tree: Path, scratch: Path) -> Iterator[tuple[str, str]]:
     """Yield a name and what was answered, for each sweep and each question."""
     from tests.planted.comparisons import COMPARISONS
     from tests.planted.records import list_committed, write_sweep
-    from tests.planted.situations import SITUATIONS
     from tests.planted.sweeps import SWEEPS, Folders
 
     committed = {f"results/{folder.name}": folder for folder in list_committed("records.csv")}
@@ -67,10 +66,6 @@ def answer(tree: Path, scratch: Path) -> Iterator[tuple[str, str]]:
             committed[f"results/reference/{file.name}"] = file
     planted = Folders(scratch / "planted")
     folders = {**committed, **{f"planted/{name}": planted[name] for name in SWEEPS}}
-    for topic, situations in SITUATIONS.items():
-        for name, situation in situations.items():
-            folder = write_sweep(scratch / topic / name.replace("/", "-"), situation.rows)
-            folders[f"{topic}/{name}"] = folder
     for name, folder in folders.items():
         for question, (command, *flags) in ASKED.items():
             yield f"{question}: {name}", ask(command, str(folder), *flags)

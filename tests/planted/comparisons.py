@@ -106,17 +106,19 @@ class Comparison:
     Attributes:
         about: what is to be seen.
         command: the arguments of `bench.compare`; the sweeps have their names.
+        finds: what is found, as tests/test_comparisons.py tells it.
         sweeps: the rows of each.
     """
 
     about: str
     command: str
+    finds: str
     sweeps: Mapping[str, Sequence[Record]]
 
 
-def plant(about: str, command: str, **sweeps: Iterable[Record]) -> Comparison:
-    """A comparison, with --full."""
-    return Comparison(about, command, {name: list(rows) for name, rows in sweeps.items()})
+def plant(about: str, command: str, finds: str, **sweeps: Iterable[Record]) -> Comparison:
+    """A comparison of sweeps."""
+    return Comparison(about, command, finds, {name: list(rows) for name, rows in sweeps.items()})
 
 
 def both(gpu: str, a: Sequence[float], b: Sequence[float]) -> list[Record]:
@@ -175,118 +177,141 @@ COMPARISONS = {
     "everything": plant(
         "Something of everything.",
         "a b",
+        "epoch_time_s: slower 0.926 (5:5), no verdict 1 (1:1), no verdict (5:0); differ: "
+        "torch!; outcomes: broken; only in: a 1",
         a=runs(CASE, BASE) + runs(SMALL, BASE[:1]) + runs(FP16, BASE) + runs(FULL, BASE),
         b=[*runs(CASE, SLOWER, environment=replace(HERE, torch="2.9.1")), *runs(SMALL, BASE[:1]),
            *(record(FULL, i, None, status=Status.OOM, inferred=i > 1) for i in range(1, 4))],
     ),
-    "higher": plant("Each metric has its words: slower, more, higher.", "a b", **WORDS),
+    "higher": plant("Each metric has its words: slower, more, higher.", "a b",
+        "epoch_time_s: slower 0.909 (3:3); peak_process_bytes: more 1.1 (3:3); train_loss: "
+        "higher 1.1 (3:3); energy_j: more 1.1 (3:3); train_loss: worse over 3",
+        **WORDS),
     "errors": plant(
         "Accuracies are compared as errors: half, lower.",
         "a b --metric train_top1_error",
+        "train_top1_error: lower 0.5 (3:3); train_top1_error: better over 3",
         a=rows(CASE, train_accuracy=[0.20, 0.21, 0.19]),
         b=rows(CASE, train_accuracy=[0.60, 0.61, 0.59]),
     ),
     "attempts": plant(
         "Latest attempts count and sentinels do not: 5 runs of 20 s.",
         "a a",
+        "epoch_time_s: same 1 (5:5)",
         a=[record(CASE, 1, 20.0, attempt=2), *runs(CASE, BASE)[1:],
            record(CASE, 2, 99.0, sentinel=True), record(CASE, 1, None, status=Status.ERROR)],
     ),
     "zero": plant(
         "Of a zero there is no ratio; one of A's values is missing.",
-        "a b", a=rows(CASE, energy_j=[5, 6, 7, None]),
+        "a b",
+        "energy_j: no verdict (3:3)",
+        a=rows(CASE, energy_j=[5, 6, 7, None]),
         b=rows(CASE, energy_j=[5, 0, 7]),
-    ),
-    "a seed more": plant(
-        "Seeds that one side lacks are left out: higher, over three.",
-        "a b --metric train_loss",
-        a=losses([1.0, 1.3, 0.9, 99.0], [0, 1, 2, 3]), b=losses([1.2, 1.5, 1.1], [0, 1, 2]),
     ),
     "a seed of one side": plant(
         "B was interrupted before its third seed, which is far off: the first two are equal, and "
         "the means are theirs.",
         "a b --metric train_loss",
+        "train_loss: no verdict 1 (3:2); train_loss: cannot tell over 2",
         a=losses([2.0, 2.1, 1.0], [0, 1, 2]), b=losses([2.0, 2.1], [0, 1]),
-    ),
-    "equal losses": plant(
-        "Equal in every seed they are the same.", "a a --metric train_loss",
-        a=losses([2.0, 2.3, 1.9], [0, 1, 2]),
     ),
     "conditions": plant(
         "All conditions differ; those that spoil times are warned of.",
-        "a b", a=measured(),
+        "a b",
+        "epoch_time_s: same 1 (5:5); spoilt: throttled in B, contended in B, noisy in B, trend "
+        "in B; differ: power_limit_w, sm_clock_mhz, memory_clock_mhz",
+        a=measured(),
         b=measured(power_limit_w=350.0, sm_clock_mhz=1935.0, memory_clock_mhz=2619.0,
                    throttle_during="hardware thermal slowdown", neighbours_computing=1,
                    other_cores=0.5, warmup_steady=False, step_time_last_s=0.104),
     ),
-    "at the limit": plant(
-        "The power limit differs by 1 W, and B was at it; neither spoils times.",
-        "a b", a=measured(),
-        b=measured(power_limit_w=699.0, throttle_during="software power cap"),
-    ),
     "alike": plant(
         "Clocks within 1 %, an idle neighbour, a voltage, a tenth of a core, a profile on one side "
         "are no difference.",
-        "a b", a=measured(**ALIKE),
+        "a b",
+        "epoch_time_s: same 1 (5:5)",
+        a=measured(**ALIKE),
         b=measured(**{**ALIKE, "sm_clock_mhz": 1965.0, "memory_clock_mhz": 3202.0,
                       "other_cores": 0.1, "throttle_during": "voltage reliability",
                       "busy_s": 0.07, "step_time_median_s": 0.1}),
     ),
     "clocks of others": plant(
         "Another precision runs at another clock: that is no difference of the machine.",
-        "a b", a=measured(),
+        "a b",
+        "epoch_time_s: same 1 (5:5); only in: b 1",
+        a=measured(),
         b=measured() + [replace(row, case=FP16) for row in measured(sm_clock_mhz=1400.0)],
     ),
     "one of two cards": plant(
         "Runs of one case on two cards are not pooled: compared with its own, same.",
-        "a b", a=MIXED, b=on("X", BASE),
+        "a b",
+        "epoch_time_s: same 1 (5:5); differ: gpu!; only in: a 1",
+        a=MIXED, b=on("X", BASE),
     ),
-    "two cards": plant("Each with its like.", "a a", a=MIXED),
     "neither card": plant(
         "None has an equal, and the gate could judge nothing.",
-        "a b --fail-on slower", a=MIXED, b=on("Z", BASE),
+        "a b --fail-on slower",
+        "differ: gpu!; only in: a 2, b 1; slower failed: 0 judged, 0 not; rc 1",
+        a=MIXED, b=on("Z", BASE),
     ),
     "newer driver": plant(
         "What varies beside the GPU does not part its cases.",
-        "a b", a=on("X", BASE, driver="1") + on("Y", TWICE, driver="2"),
+        "a b",
+        "epoch_time_s: same 1 (5:5); differ: gpu!, driver!; only in: a 1",
+        a=on("X", BASE, driver="1") + on("Y", TWICE, driver="2"),
         b=on("X", BASE, driver="3"),
     ),
     "two drivers": plant(
         "Two drivers of one GPU are two environments, and neither is B's.",
-        "a b", a=on("X", BASE, driver="1") + on("X", TWICE, driver="2"),
+        "a b",
+        "differ: driver!; only in: a 2, b 1",
+        a=on("X", BASE, driver="1") + on("X", TWICE, driver="2"),
         b=on("X", BASE, driver="3"),
     ),
     "unknown machine": plant(
         "A run that failed before it knew its machine is of no other: fixed.",
         "a b",
+        "epoch_time_s: same 1 (4:5); outcomes: fixed",
         a=[*on("X", BASE[:4]), record(CASE, 5, None, status=Status.ERROR,
                                       environment=Environment())],
         b=on("X", BASE),
     ),
     "diverged": plant(
         "What diverged counts for time and memory alone.",
-        "a b", a=end("ok ok ok ok ok"), b=end("diverged diverged diverged diverged diverged"),
+        "a b",
+        "epoch_time_s: same 1 (5:5); peak_device_bytes: same 1 (5:5); train_loss: no verdict "
+        "(5:0); energy_j: no verdict (5:0); outcomes: broken",
+        a=end("ok ok ok ok ok"), b=end("diverged diverged diverged diverged diverged"),
     ),
     "invalid": plant(
         "What is invalid counts for nothing.",
-        "a b", a=end("ok ok ok ok ok"), b=end("invalid invalid invalid invalid invalid"),
+        "a b",
+        "epoch_time_s: no verdict (5:0); peak_device_bytes: no verdict (5:0); train_loss: no "
+        "verdict (5:0); energy_j: no verdict (5:0); outcomes: broken",
+        a=end("ok ok ok ok ok"), b=end("invalid invalid invalid invalid invalid"),
     ),
     "one side": plant(
         "Cases on one side are listed, and fail a gate.",
         "a b --fail-on missing",
+        "epoch_time_s: same 1 (5:5); only in: a 1, b 1; missing failed: 2 judged, 0 not; rc 1",
         a=runs(CASE, BASE) + runs(SMALL, BASE), b=runs(CASE, BASE) + runs(FP16, BASE),
     ),
     "no common case": plant(
-        "The axis that parts them is named.", "a b", a=runs(CASE, BASE),
+        "The axis that parts them is named.", "a b",
+        "epoch_time_s: same 1 (5:5)",
+        a=runs(CASE, BASE),
         b=runs(at(CASE, lr=0.1), BASE),
     ),
     "environments": plant(
         "Differing ones come first, and what must agree before the rest.",
-        "a b", a=runs(CASE, BASE), b=[*runs(CASE, BASE[:3], environment=ATTIC), record(CASE, 4)],
+        "a b",
+        "epoch_time_s: no verdict 2 (5:1); differ: torch!, host, train_images; only in: b 1",
+        a=runs(CASE, BASE), b=[*runs(CASE, BASE[:3], environment=ATTIC), record(CASE, 4)],
     ),
     "an edited network": plant(
         "Of one network, with --mix, two are.",
         "a b --mix",
+        "epoch_time_s: same 1 (4:5); differ: model_source!; only in: a 1",
         **{
             name: [
                 replace(row, environment=replace(HERE, model_source=source))
@@ -295,30 +320,32 @@ COMPARISONS = {
             for name, sources in (("a", "cbbbb"), ("b", "bbbbb"))
         },
     ),
-    "part of an epoch": plant(
-        "Doubtful rows are labelled: extrapolated.", "a a",
-        a=runs(at(CASE, fraction=0.5), BASE, executor="published"),
-    ),
     "not known": plant("An executor that this version does not have may have measured or not.",
-                       "a b", a=runs(CASE, BASE, executor="x"), b=runs(CASE, BASE, executor="x")),
+                       "a b",
+        "epoch_time_s: same 1 (5:5); origin: unknown",
+        a=runs(CASE, BASE, executor="x"), b=runs(CASE, BASE, executor="x")),
     "equal to the last digit": plant(
         "There are enough repeats: more of them are not asked for.", "a b",
+        "epoch_time_s: no verdict 1 (3:3)",
         a=runs(CASE, [1.0] * 3), b=runs(CASE, [1.0] * 3),
     ),
     "axis": plant(
         "Two values of an axis within a sweep: 1.25× and the same; one case has no partner.",
         "a --axis precision fp32 bf16-amp",
+        "axis: precision; epoch_time_s: faster 1.25 (5:5), same 1 (5:5); only in: b 1",
         a=[*runs(CASE, BASE), *runs(BF16, FASTER), *runs(SMALL, BASE), *runs(AT_64, BASE),
            *runs(at(BF16, batch_size=32), BASE), *runs(FP16, TWICE)],
     ),
     "axis over two sweeps": plant(
         "The first value is of A, the second of B.",
         "a b --axis precision fp32 bf16-amp",
+        "axis: precision; epoch_time_s: faster 1.25 (5:5)",
         a=[*runs(CASE, BASE), *runs(FP16, BASE)], b=[*runs(BF16, FASTER), *runs(CASE, TWICE)],
     ),
     "main loss scale": plant(
         "Of several loss scales the main one is compared: the default where it was run.",
         "a --axis precision fp32 fp16",
+        "axis: precision; epoch_time_s: slower 0.0781 (5:5), faster 1.25 (5:5)",
         a=[*runs(CASE, BASE), *runs(SMALL, BASE),
            *runs(at(FP16, loss_scale=64.0), [*BASE, *BASE, *BASE]),
            *runs(FP16, [12.8 * t for t in BASE]),
@@ -327,37 +354,49 @@ COMPARISONS = {
     "opt levels": plant(
         "Of fp16-apex the runs without an opt level stand for it; the others are named.",
         "a --axis precision fp32 fp16-apex",
+        "axis: precision; epoch_time_s: same 1 (5:5)",
         a=[*runs(CASE, BASE), *runs(LEVELS[0], FASTER), *runs(APEX, BASE),
            *runs(LEVELS[1], FASTER)],
     ),
     "a fraction": plant(
         "It need not match for times, but for losses and energy.",
-        "a --axis precision", a=[*measured_on(CASE, 1.0, BASE), *measured_on(BF16, 0.25, FASTER)],
+        "a --axis precision",
+        "axis: precision; epoch_time_s: faster 1.25 (5:5); peak_process_bytes: same 1 (5:5); "
+        "train_loss: no verdict (5:5); energy_j: no verdict (5:5)",
+        a=[*measured_on(CASE, 1.0, BASE), *measured_on(BF16, 0.25, FASTER)],
     ),
     "equal fractions": plant(
         "They are matched first, and then all is compared.",
         "a --axis precision",
+        "axis: precision; epoch_time_s: faster 1.25 (5:5); peak_process_bytes: same 1 (5:5); "
+        "train_loss: same 1 (5:5); energy_j: less 0.8 (5:5); train_loss: equivalent over 5; "
+        "only in: a 1",
         a=[*measured_on(CASE, 1.0, BASE), *measured_on(CASE, 0.25, BASE),
            *measured_on(BF16, 0.25, FASTER)],
-    ),
-    "steps": plant(
-        "A few steps are part of an epoch.",
-        "a --axis precision", a=[*measured_on(CASE, 1.0, BASE), *trained(BF16, 20, 400, FASTER)],
     ),
     "equal images": plant(
         "40 steps at batch size 64 are of as many images as 20 at 128; what was learnt by then is "
         "no effect of the batch size.",
         "a --axis batch_size 128 64",
+        "axis: batch_size; epoch_time_s: same 1 (5:5); peak_process_bytes: same 1 (5:5); "
+        "train_loss: no verdict (5:5); energy_j: same 1 (5:5); only in: a 1, b 1",
         a=[*STEPS, *trained(SMALL, 20, 800, BASE), *trained(SMALL, 40, 800, BASE)],
     ),
     "unequal images": plant(
         "None is equal: those that were asked for alike, whose losses are not compared.",
-        "a --axis batch_size 128 64", a=[*STEPS, *trained(SMALL, 20, 800, BASE)],
+        "a --axis batch_size 128 64",
+        "axis: batch_size; epoch_time_s: same 1 (5:5); peak_process_bytes: same 1 (5:5); "
+        "train_loss: no verdict (5:5); energy_j: no verdict (5:5); only in: a 1",
+        a=[*STEPS, *trained(SMALL, 20, 800, BASE)],
     ),
     "each number of steps": plant(
         "Whole epochs, a few steps, and more steps than there are, each with its like; of 30 one "
         "side ran out of memory.",
         "a --axis precision",
+        "axis: precision; epoch_time_s: faster 1.25 (5:5) ×3, no verdict (5:0); "
+        "peak_process_bytes: same 1 (5:5) ×3, no verdict (5:0); train_loss: same 1 (5:5) ×3, no "
+        "verdict (5:0); energy_j: less 0.8 (5:5) ×3, no verdict (5:0); train_loss: equivalent "
+        "over 5 ×3; outcomes: broken",
         a=[*chain.from_iterable(
             (*measured_on(case, 1.0, times), *trained(case, 20, 400, times),
              *trained(case, 500, 400, times))
@@ -368,20 +407,32 @@ COMPARISONS = {
     "machines": plant(
         "Values run on several machines are matched by machine: faster, slower.",
         "a --axis precision",
+        "axis: precision; epoch_time_s: faster 1.25 (5:5), slower 0.5 (5:5); differ: gpu!",
         a=both("X", BASE, FASTER) + both("Y", TWICE, tuple(4 * t for t in BASE)),
     ),
     "nothing but the axis": plant(
         "They share no batch size.",
-        "a --axis precision", a=[*runs(CASE, BASE), *runs(AT_64, BASE)],
+        "a --axis precision",
+        "axis: precision; only in: a 1, b 1",
+        a=[*runs(CASE, BASE), *runs(AT_64, BASE)],
     ),
     "equivalence": plant(
         "Of losses and errors: equivalent, worse, cannot tell, and what would.",
-        "a --axis precision", a=EQUALLY_FAR,
+        "a --axis precision",
+        "axis: precision; epoch_time_s: no verdict 1 (5:5) ×3; train_loss: same 1 (5:5), higher "
+        "1.1 (5:5), ambiguous 1.02 (5:5); test_top1_error: same 1 (5:5), higher 1.1 (5:5), "
+        "ambiguous 1.02 (5:5); train_loss: equivalent over 5, worse over 5, cannot tell over 5; "
+        "test_top1_error: equivalent over 5, worse over 5, cannot tell over 5",
+        a=EQUALLY_FAR,
     ),
     "guessing": plant(
         "ln 10 is 2.303: equal losses of networks that guess show nothing; a network that learnt "
         "against one that guesses is a finding all the same.",
         "a --axis precision",
+        "axis: precision; epoch_time_s: no verdict 1 (3:3) ×3; train_loss: no verdict 1 (3:3), "
+        "higher 1.53 (3:3), same 1 (3:3); test_top1_error: no verdict 1 (3:3), higher 1.53 "
+        "(3:3), same 1 (3:3); train_loss: cannot tell over 3, worse over 3, equivalent over 3; "
+        "test_top1_error: cannot tell over 3, worse over 3, equivalent over 3",
         a=[*with_losses(CASE, GUESSING), *with_losses(BF16, GUESSING),
            *with_losses(SMALL, [x - 0.8 for x in GUESSING]), *with_losses(AT_64, GUESSING),
            *with_losses(at(CASE, batch_size=32), [x - 0.1 for x in GUESSING]),
@@ -390,25 +441,28 @@ COMPARISONS = {
     "equivalence of a seed": plant(
         "One seed cannot show it; five would.",
         "a --axis precision --metric train_loss",
+        "axis: precision; train_loss: no verdict 1 (5:5); train_loss: cannot tell over 1",
         a=[*with_losses(CASE, LOSSES, [0] * 5), *with_losses(BF16, LOSSES, [0] * 5)],
-    ),
-    "gate": plant(
-        "A gate that finds something.", "a b --fail-on slower:5%", a=runs(CASE, BASE),
-        b=runs(CASE, SLOWER),
     ),
     "gate of wild times": plant(
         "0.45, from 0.02 to 8.6, is no proof that nothing became 5 % slower.",
         "a b --fail-on slower:5%",
+        "epoch_time_s: ambiguous 1.98 (3:3); slower:5% failed: 0 judged, 1 not; rc 1",
         a=runs(CASE, [30.0, 600.0, 330.0]), b=runs(CASE, [65.0, 37.0, 318.0]),
     ),
     "gate of some": plant(
         "It says how many cases it could not judge.",
         "a a --fail-on slower",
+        "epoch_time_s: same 1 (5:5), no verdict 1 (1:1) ×2; slower passed: 1 judged, 2 not",
         a=[*runs(CASE, BASE), *runs(SMALL, BASE[:1]), *runs(at(CASE, batch_size=32), BASE[:1])],
     ),
     "every table": plant(
         "Every kind of table and line: environments, conditions, losses, equivalence, spoilt ones.",
         "a --axis channels_last",
+        "axis: channels_last; epoch_time_s: ambiguous 1 (5:5) ×3; train_loss: no verdict 1 "
+        "(5:5) ×3; test_top1_error: no verdict 1 (5:5) ×3; train_loss: cannot tell over 5 ×3; "
+        "test_top1_error: cannot tell over 5 ×3; spoilt: contended in off, noisy in off, "
+        "contended in on, noisy in on; differ: gpu!, torch!",
         a=[row for case in (CASE, at(SMALL, compile="default"), at(BF16, model="a.networks:large"))
            for last in (False, True)
            for row in noisy(case, last, replace(HERE, gpu="NVIDIA GeForce RTX 4090 Laptop GPU",

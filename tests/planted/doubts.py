@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from bench.case import Case
 from bench.record import RankRow, Status, Step
-from tests.planted.records import Row, make_record, ran
-from tests.planted.sweeps import make_card
+from tests.planted.records import Row, make_card, make_record, ran
 
 
 class Planted(NamedTuple):
@@ -107,11 +105,12 @@ def list_doubted() -> Iterator[Row]:
 
 
 def list_drifted() -> Iterator[Row]:
-    """A sweep of three cases on a busy machine: one spreads, the first drifted, one is of another
-    driver; and three runs of each have the same seed."""
+    """A sweep on a machine that was not left alone: the first case drifted, one spreads where the
+    card was slower, one had another torch; and repeats have the same seed."""
     first, wide, other = (Case(batch_size=size) for size in (128, 256, 512))
-    yield from ran(first, (100, 100.4, 99.8), run_seed=0, train_loss=2.05)
-    yield from ran(wide, (60, 75, 66), run_seed=0, train_loss=2.05)
-    yield from ran(other, (50, 50.1, 49.9), run_seed=0, driver="590.1")
-    rows = ran(first, (86,), sentinel=True, started_at="2026-11-20T12:00:00.000Z")
-    yield replace(rows[0], run_seed=0)
+    seed = {"run_seed": 0, "train_loss": 2.05}
+    yield from ran(first, (100, 100.4, 99.8), rate_float32=50e12, **seed)
+    later = {"started_at": "2026-11-20T11:00:00.000Z"}
+    yield from ran(wide, (60, 75, 66), rate_float32=30e12, **later, **seed)
+    yield from ran(other, (50, 50.1, 49.9), **{**seed, "torch": "2.12"})
+    yield from ran(first, (86,), sentinel=True, started_at="2026-11-20T12:00:00.000Z", **seed)

@@ -34,6 +34,12 @@ Row = (
 )
 """A record, and what stands beside it where it comes with it."""
 
+CARDS = {  # name: (memory, speed against the first)
+    "NVIDIA H200": (150_754_820_096, 1.0),
+    "NVIDIA RTX 6000 Ada": (51_527_024_640, 2.3),
+    "Tesla <V100> | 32_GB & \\co": (34_079_637_504, 3.9),
+}
+
 IMAGINARY = {
     "gpu": "NVIDIA Imaginary",
     "driver": "580.1",
@@ -74,6 +80,23 @@ def make_record(case: Case, **values: Any) -> Record:
         "log": "",
     }
     return Record(**{**identity, **values}, case=case)
+
+
+def make_card(name: str) -> dict[str, Any]:
+    """The environment of one of `CARDS`."""
+    return {
+        "gpu": name,
+        "gpu_uuid": f"GPU-{list(CARDS).index(name)}",
+        "gpu_memory_bytes": CARDS[name][0],
+        "driver": "580.95.05",
+        "torch": "2.13.0+cu130",
+        "cuda": "13.0",
+        "cudnn": "91900",
+        "code": "abc123",
+        "dataset_fingerprint": "feed",
+        "train_images": 50000,
+        "test_images": 10000,
+    }
 
 
 def make_run(case: Case | None = None, **values: Any) -> Record:

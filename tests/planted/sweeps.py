@@ -16,32 +16,10 @@ from typing import Any
 from bench.case import Case
 from bench.record import EpochRow, RankRow, Record, Status, Step, WorkRow
 from bench.work import Kind
-from tests.planted.records import GIB, Row, make_record, measured, write_sweep
-
-CARDS = {  # name: (memory, speed against the first)
-    "NVIDIA H200": (150_754_820_096, 1.0),
-    "NVIDIA RTX 6000 Ada": (51_527_024_640, 2.3),
-    "Tesla <V100> | 32_GB & \\co": (34_079_637_504, 3.9),
-}
+from tests.planted.doubts import list_doubted, list_drifted
+from tests.planted.records import CARDS, GIB, Row, make_card, make_record, measured, write_sweep
 
 SPEEDUP = {"fp32": 1.0, "tf32": 1.9, "fp16": 3.1, "fp16-amp": 3.0, "bf16": 2.7, "bf16-amp": 2.6}
-
-
-def make_card(name: str) -> dict[str, Any]:
-    """The environment of one of `CARDS`."""
-    return {
-        "gpu": name,
-        "gpu_uuid": f"GPU-{list(CARDS).index(name)}",
-        "gpu_memory_bytes": CARDS[name][0],
-        "driver": "580.95.05",
-        "torch": "2.13.0+cu130",
-        "cuda": "13.0",
-        "cudnn": "91900",
-        "code": "abc123",
-        "dataset_fingerprint": "feed",
-        "train_images": 50000,
-        "test_images": 10000,
-    }
 
 
 def make_steps(case: Case, time_s: float, accuracy: float) -> list[Step]:
@@ -496,6 +474,8 @@ SWEEPS: dict[str, tuple[Callable[[], Iterable[Row]], str | None]] = {
     "fit": (lambda: PROBES[:-1], None),
     "profiled": (list_profiled, f"{SWEEP} --profile"),
     "gpus": (list_gpus, f"{SWEEP} --parallel none ddp"),
+    "doubted": (list_doubted, SWEEP),
+    "drifted": (list_drifted, SWEEP),
     "tuned": (list_tuned, f"{SWEEP} --preset mine"),
 }
 """The rows of each, and the command that is said to have measured them."""
