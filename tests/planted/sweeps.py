@@ -467,7 +467,6 @@ SWEEPS: dict[str, tuple[Callable[[], Iterable[Row]], str | None]] = {
     "quick": (list_quick, f"{SWEEP} --preset quick --out results/quick"),
     "made-up": (list_published, None),
     "switches": (list_switches, f"{SWEEP} --preset mine"),
-    "noisy-switches": (partial(list_switches, noise=0.05), f"{SWEEP} --preset mine"),
     "scaling": (list_scaling, SWEEP),
     "probed": (lambda: [*list_scaling(), *PROBES], SWEEP),
     "recommended": (lambda: [*list_scaling(), *list_recommended()], SWEEP),

@@ -66,7 +66,7 @@ PAIRED: dict[str, tuple[list[Record], list[str]]] = {
         runs(*((case, 100) for case in (
             Case(precision="bf16"), Case(precision="tf32"), FP32, *at(512, FP32), *at(256, FP32),
             replace(FP32, compile="default"),
-            *(replace(FP16, loss_scale=scale) for scale in ("dynamic", 256.0, 128.0)),
+            *(replace(FP16, loss_scale=s) for s in ("dynamic-apex", "dynamic", 256.0, 128.0)),
         ))),
         [
             "precision: fp32 → tf32 | 1.00× | 1",
@@ -74,6 +74,7 @@ PAIRED: dict[str, tuple[list[Record], list[str]]] = {
             "precision: fp32 → bf16 | 1.00× | 1",
             "loss scale: 128 → 256 | 1.00× | 1",
             "loss scale: 256 → dynamic | 1.00× | 1",
+            "loss scale: dynamic → dynamic-apex | 1.00× | 1",
             "batch size: 128 → 256 | 1.00× | 1",
             "batch size: 256 → 512 | 1.00× | 1",
             "compile: off → default | 1.00× | 1",

@@ -11,17 +11,19 @@ from typing import Any
 import pytest
 
 from bench.case import AXES, Case, format_value
-from bench.questions.notices import Steadiness, find_drifts, warn
+from bench.questions.notices import Steadiness, choose_next, find_drifts, warn
 from bench.record import Record, Status
+from bench.render.model import NextStep
 from bench.study import doubts
 from bench.study.doubts import advise_repeats
 from bench.study.results import make_results
 from bench.study.runs import Run, latest, read_runs
-from bench.study.sweeps import read_sweep
+from bench.study.sweeps import read_sweep, read_sweeps
 from bench.sweep.__main__ import main as run_sweep
 from bench.verdict.ratio import compare
 from tests.planted.records import GIB, make_record, measured, write_sweep
 from tests.planted.results import read_results
+from tests.planted.sweeps import Folders
 
 FP32 = Case()
 WHERE = ("sweep", "A card")
@@ -250,3 +252,40 @@ def test_every_notice_names_a_flag_or_a_command_that_exists(tmp_path: Path) -> N
         named = FLAG.findall(text)
         assert set(named) <= known, (label, named)
         assert named or "nvidia-smi" in text, label
+
+
+# ------------------------------------------------------------------------------- the next step
+
+GOOD = runs((100, 100.1, 99.9))
+
+
+def steps_of(*folders: Path) -> NextStep:
+    sweeps = read_sweeps(folders)
+    step = choose_next(sweeps, read_results(*sweeps)[1])
+    assert step
+    return step
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        (runs((100,)), "--repeats 3 shows which differences are real"),
+        ([*GOOD, lose(8, Status.ERROR)], "--retry error runs again what failed"),
+        ([*GOOD, lose(8, Status.INTERRUPTED)], "run the same command again"),
+        (GOOD, "page with figures"),
+    ],
+)
+def test_the_next_step_is_what_helps(records: list[Record], said: str, tmp_path: Path) -> None:
+    assert said in steps_of(write_sweep(tmp_path / "s", records)).why
+
+
+def test_two_sweeps_are_compared_and_profiles_explained(tmp_path: Path, planted: Folders) -> None:
+    both = steps_of(*(write_sweep(tmp_path / name, GOOD) for name in ("a", "b")))
+    assert both.command.startswith("python -m bench.compare ")
+    assert steps_of(planted["profiled"]).command.startswith("python -m bench.why ")
+
+
+def test_nothing_follows_from_nothing(tmp_path: Path) -> None:
+    """As where a sweep was killed before its first case, while it looked at the machine."""
+    sweep = read_sweep(write_sweep(tmp_path / "killed", []))
+    assert choose_next([sweep], []) is None

@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-
-from tests.planted.sweeps import CARDS, Folders
-
-
-@pytest.fixture(scope="session")
-def fake_cards(planted: Folders) -> list[Path]:
-    """Three sweeps of three cards, in which every outcome occurs."""
-    return [planted[f"card-{number}"] for number, _ in enumerate(CARDS, 1)]
 
 
 @pytest.fixture

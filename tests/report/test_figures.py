@@ -1,3 +1,5 @@
+"""What figures draw: which cases are on a line, and which runs a curve is of."""
+
 from __future__ import annotations
 
 import re
@@ -34,8 +36,9 @@ def report_on(folder: Path, rows: Iterable[Row], reference: Path | None = None) 
 
 
 @pytest.fixture(scope="module")
-def cards(fake_cards: list[Path]) -> Report:
-    return build(read_sweeps(fake_cards), read_sweep(REFERENCE))
+def cards(planted: Folders) -> Report:
+    """Two cards, in whose sweeps every outcome occurs."""
+    return build(read_sweeps([planted["card-1"], planted["card-2"]]))
 
 
 @pytest.fixture(scope="module")

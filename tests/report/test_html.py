@@ -14,7 +14,8 @@ from urllib.parse import unquote
 import pytest
 
 from bench.case import Case
-from bench.report.document import Report
+from bench.report.document import Report, build
+from bench.report.html import render
 from bench.scale_map import (
     Gradients,
     Kind,
@@ -26,18 +27,20 @@ from bench.scale_map import (
     Way,
 )
 from bench.store.scale_map import write_map
-from tests.planted.records import REFERENCE, make_record, measured, write_sweep
-from tests.planted.sweeps import CARDS, Folders
+from bench.study.sweeps import read_sweep
+from bench.workloads import OWN
+from tests.planted.records import CARDS, make_record, measured, write_sweep
+from tests.planted.sweeps import Folders
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-EACH = pytest.mark.parametrize("name", ["quick", "profiled", "noisy", "cards", "reference", "long"])
+EACH = pytest.mark.parametrize("name", ["quick", "profiled", "cards", "long"])
 
 
 MOST_BYTES = 3_000_000
 
-DRAWN = {"noisy": ("images-per-s",)}
+DRAWN = {"cards": ("images-per-s",)}
 """The figures of a page that has fewer than there are: of six panels each, they take seconds."""
 
 
@@ -60,10 +63,8 @@ class Pages(dict[str, Path]):
 
 
 @pytest.fixture(scope="module")
-def pages(
-    tmp_path_factory: pytest.TempPathFactory, planted: Folders, fake_cards: list[Path]
-) -> Pages:
-    """A page of each: a quick sweep, cards, published figures, many records or axes, profiles."""
+def pages(tmp_path_factory: pytest.TempPathFactory, planted: Folders) -> Pages:
+    """A page of each: a quick sweep, two cards, many records and a map of scales, profiles."""
     folder = tmp_path_factory.mktemp("pages")
     rows = [
         make_record(
@@ -81,12 +82,9 @@ def pages(
         folder,
         {
             "quick": lambda: [planted["quick"]],
-            "cards": lambda: [fake_cards[0], fake_cards[2]],
-            "reference": lambda: [REFERENCE],
+            "cards": lambda: [planted["card-1"], planted["card-3"]],
             "long": lambda: [make_scale_map(write_sweep(folder / "400 records", rows, added))],
-            "noisy": lambda: [planted["noisy-switches"]],
             "profiled": lambda: [planted["profiled"]],
-            "fit": lambda: [planted["fit"]],
         },
     )
 
@@ -163,17 +161,12 @@ def test_the_page_stands_alone(pages: Pages, name: str) -> None:
         assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", svg)
 
 
-def test_the_page_says_what_is_no_measurement(pages: Pages) -> None:
+def test_the_page_says_what_is_no_measurement_and_hostile_names_are_text(pages: Pages) -> None:
     text = pages["cards"].read_text(encoding="utf-8")
     head = text[: text.index("<nav")]
     assert "Nothing here is known to be measured" in head
     assert "which this version does not know" in head
     assert "python -m bench.sweep --executor x" in re.sub(r"</?span[^>]*>", "", text)
-    assert "cold first epoch" in pages["reference"].read_text(encoding="utf-8")
-
-
-def test_hostile_names_are_text(pages: Pages) -> None:
-    text = pages["cards"].read_text(encoding="utf-8")
     assert "<script>alert" not in text
     assert "<V100>" not in text
     assert "Tesla &lt;V100&gt; | 32_GB &amp; \\co" in text
@@ -397,3 +390,15 @@ def test_commands_are_pasted_line_by_line(show: Show) -> None:
         "python -m bench.sweep --model mine",
         "python -m bench.sweep --model mine --compile on off",
     ]
+
+
+def test_a_page_counts_in_the_unit_everywhere(tmp_path: Path) -> None:
+    """Also in what its columns mean, and in the figures that it has no data for."""
+    case = Case(batch_size=256, dataset=OWN, model="m:f", workload="m:f")
+    rows = [make_record(case, **measured(50.0, 2**30), unit="tokens")]
+    page = render(build([read_sweep(write_sweep(tmp_path / "s", rows))]))
+    undrawn, meaning = page.split("Not drawn")[1].split("</p>")[0], page.split('id="meaning"')[1]
+    assert "Tokens per second" in undrawn
+    assert "<dt>tokens/s" in meaning
+    assert "images/s" not in page
+    assert "Images per second" not in page

@@ -1,6 +1,10 @@
+"""`python -m bench.report`: what it is asked, what it refuses, and where it writes."""
+
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,11 +12,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pytest_for_tests import Patch
 
 from bench.case import Case
 from bench.report.__main__ import FORMATS
 from bench.store.writer import Store
-from tests.planted.records import REFERENCE, ROOT, ran, write_sweep
+from tests.planted.records import (
+    FP16,
+    FP32,
+    REFERENCE,
+    ROOT,
+    at,
+    make_card,
+    make_record,
+    measured,
+    ran,
+    write_sweep,
+)
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -24,11 +40,16 @@ Run = Callable[..., tuple[int, str, str]]
         ([str(REFERENCE.parent)], "wrote, or a file there, as h200-lab.csv"),
         (["{readme}"], "give a sweep's folder"),
         (["{reference}", "--format", "htlm"], "did you mean 'html'?"),
-        (["{reference}", "-o", "{folder}"], "choose a place that can be written"),
         (["{reference}", "-o", "{folder}/no/such/file"], "choose a place that can be written"),
         (["{reference}", "--figures", "{readme}/x"], "choose a place that can be written"),
         (["{reference}", "--reference", "nowhere"], "no records there"),
         (["{reference}", "--watch", "--format", "html"], "leave out --format"),
+        (["{reference}", "--where", "precision=fp61"], "did you mean 'fp16'?"),
+        (["{reference}", "--where", "precision=bf16"], "no case has it; there is fp32"),
+        (["{reference}", "--where", "precison=fp32"], "did you mean 'precision'?"),
+        (["{reference}", "--where", "precision"], "write AXIS=VALUE"),
+        (["{reference}", "--by", "precison"], "did you mean 'precision'?"),
+        (["{reference}", "--for", "tim"], "did you mean 'time'?"),
     ],
 )
 def test_bad_input_is_one_line_and_rc_2(
@@ -102,13 +123,24 @@ def test_a_baseline_that_is_left_out_still_counts(report: Run) -> None:
     assert "against ≈36.81 s in fp32 without compile (5.42 times as fast)" in said
 
 
-def test_a_dash_is_the_terminal(
-    report: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dash_is_the_terminal(report: Run, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
-    page = report(str(REFERENCE), "--format", "html", "-o", "-")[1]
-    assert page.startswith("<!doctype html>")
+    assert report(REFERENCE, "--format", "csv", "-o", "-")[1].startswith("sweep,")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_by_an_axis_groups_by_it_and_where_keeps_the_partners(tmp_path: Path, report: Run) -> None:
+    cases = [case for size in (64, 128) for case in at(size, FP32, FP16)]
+    times = {"fp32": 100, "fp16": 50}
+    rows = [row for case in cases for row in ran(case, (times[case.precision],))]
+    folder = write_sweep(tmp_path, rows)
+    lines = [line.strip() for line in report(folder, "--by", "batch-size")[1].splitlines()]
+    first, second = lines.index("batch size 64"), lines.index("batch size 128")
+    assert first < second
+    assert [lines[first + i].split()[0] for i in (1, 2)] == ["fp32", "fp16"]
+    asked = ("--format", "json", "--where", "precision=fp16", "batch-size=64")
+    (case,) = json.loads(report(folder, *asked)[1])["cases"]
+    assert (case["precision"], case["batch_size"], case["speedup"]) == ("fp16", 64, 2)
 
 
 def test_a_sweep_whose_first_run_has_not_ended_is_said_to_be_one(
@@ -116,3 +148,22 @@ def test_a_sweep_whose_first_run_has_not_ended_is_said_to_be_one(
 ) -> None:
     folder = write_sweep(tmp_path / "sweep", [])
     assert "No run has ended here yet; --watch shows each that does." in report(str(folder))[1]
+
+
+def test_a_user_s_own_network_has_its_own_words(tmp_path: Path, report: Run) -> None:
+    """Of its items, and not of images, of CIFAR-10 or of a GPU."""
+    own = "mine:make"
+    case = Case(model=own, workload=own, dataset="own", device="cpu")
+    card = {**make_card("NVIDIA H200"), "gpu": "", "cpu": "AMD EPYC", "cuda": "", "cudnn": ""}
+    values = measured(10, 2**30, peak_device_bytes=None, peak_process_bytes=2**30)
+    folder = write_sweep(tmp_path, [make_record(case, **{**card, **values}, unit="tokens")])
+    assert not re.search(r"CIFAR|GPU|images", report(folder)[1])
+
+
+def test_what_was_asked_for_and_failed_is_on_the_first_screen(tmp_path: Path, report: Run) -> None:
+    """Also where no case is recommended, since all are in doubt."""
+    lost = {"missing": "eval_time_s: ValueError: no luck", "warmup_steady": False}
+    folder = write_sweep(tmp_path, ran(Case(evaluate=True), (10,), warmup_steps=9, **lost))
+    said = " ".join(report(folder)[1].split())
+    assert "Every case has a warning" in said
+    assert "! Not all done (the only run): --evaluate failed: ValueError: no luck." in said

@@ -1,21 +1,16 @@
-"""The first screen: what a report prints on a terminal, whatever was measured."""
+"""Text on a terminal: no line is too wide, and what is on a first screen."""
 
 from __future__ import annotations
 
 import io
-import re
 import shlex
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from bench.case import Case
-from bench.questions.notices import choose_next
-from bench.record import Record, Status
 from bench.render.model import (
     Answer,
     Cell,
@@ -27,15 +22,26 @@ from bench.render.model import (
     Table,
 )
 from bench.render.text import WIDTH, draw
-from bench.report.__main__ import main as report_main
-from bench.report.document import Report, build
-from bench.study.sweeps import read_sweeps
-from tests.planted.documents import Made
-from tests.planted.records import make_record, measured, write_sweep
-from tests.planted.results import read_results
-from tests.planted.sweeps import Folders, make_card
 
-CARD = {"gpu": "A card", "torch": "2.13"}
+
+@dataclass(frozen=True)
+class Made:
+    """A document of parts that are given."""
+
+    title: str
+    subject: str
+    constants: tuple[str, ...]
+    origin: tuple[str, ...]
+    answers: tuple[Answer, ...]
+    warnings: tuple[Notice, ...]
+    tables: tuple[Table, ...]
+    notes: tuple[str, ...]
+    outcomes: str
+    next_step: NextStep | None
+
+    @property
+    def opening(self) -> tuple[Table, ...]:
+        return tuple(table for table in self.tables if table.level is not Level.DETAIL)
 
 
 def screen_of(report: Document, width: int = WIDTH) -> str:
@@ -51,17 +57,6 @@ def screen_of(report: Document, width: int = WIDTH) -> str:
     draw(report, console, full=True)
     assert [line for line in buffer.getvalue().splitlines() if line != line.rstrip()] == []
     return "".join(f"{line}\n" for line in lines)
-
-
-def read(*folders: Path) -> Report:
-    return build(read_sweeps(folders), None)
-
-
-def ran(case: Case, *times: float, **values: Any) -> list[Record]:
-    return [
-        make_record(case, repeat=i, **{**CARD, **measured(time, 2**30), **values})
-        for i, time in enumerate(times, 1)
-    ]
 
 
 WORDS = st.text(max_size=400) | st.sampled_from(
@@ -147,59 +142,3 @@ def test_a_command_is_broken_so_that_it_can_be_pasted() -> None:
     pasted = said.partition("Next: do it.\n")[2].partition("\n\n")[0]
     assert shlex.split(pasted.replace("\\\n", " ")) == words
     assert "\\\n" in pasted
-
-
-FP16 = Case(precision="fp16", loss_scale=128.0)
-GOOD = [*ran(Case(), 100, 100.1, 99.9), *ran(FP16, 50, 50.1, 49.9)]
-SINGLE = [*ran(Case(), 100), *ran(FP16, 50)]
-
-
-def lose(status: Status) -> Record:
-    return make_record(FP16, **CARD, status=status, reason="boom")
-
-
-def steps_of(*folders: Path) -> NextStep:
-    sweeps = read_sweeps(folders)
-    step = choose_next(sweeps, read_results(*sweeps)[1])
-    assert step
-    return step
-
-
-@pytest.mark.parametrize(
-    ("records", "said"),
-    [
-        (SINGLE, "--repeats 3 shows which differences are real"),
-        ([*ran(Case(), 1, 1, 1), lose(Status.ERROR)], "--retry error runs again what failed"),
-        ([*GOOD[:3], lose(Status.INTERRUPTED)], "run the same command again"),
-        (GOOD, "page with figures"),
-    ],
-)
-def test_the_next_step_is_what_helps(records: list[Record], said: str, tmp_path: Path) -> None:
-    assert said in steps_of(write_sweep(tmp_path / "s", records)).why
-
-
-def test_two_sweeps_are_compared_and_profiles_explained(tmp_path: Path, planted: Folders) -> None:
-    both = steps_of(*(write_sweep(tmp_path / name, GOOD) for name in ("a", "b")))
-    assert both.command.startswith("python -m bench.compare ")
-    assert steps_of(planted["profiled"]).command.startswith("python -m bench.why ")
-
-
-def test_a_screen_of_one_s_own_network_says_nothing_of_others(tmp_path: Path) -> None:
-    case = Case(model="mine:make", workload="mine:make", dataset="own", device="cpu")
-    cpu = {**make_card("NVIDIA H200"), "gpu": "", "cpu": "AMD EPYC", "cuda": "", "cudnn": ""}
-    values = measured(10, 2**30, peak_device_bytes=None, peak_process_bytes=2**30)
-    rows = [make_record(case, **{**cpu, **values, "unit": "tokens"})]
-    said = screen_of(read(write_sweep(tmp_path / "s", rows)))
-    assert not re.search(r"CIFAR|GPU|images", said)
-
-
-def test_what_was_asked_for_and_failed_is_on_the_first_screen(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Also where no case is recommended, since all are in doubt."""
-    lost = {"missing": "eval_time_s: ValueError: no luck", "warmup_steady": False}
-    write_sweep(tmp_path / "s", ran(Case(evaluate=True), 10.0, warmup_steps=9, **lost))
-    assert report_main([str(tmp_path / "s")]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "Every case has a warning" in said
-    assert "! Not all done (the only run): --evaluate failed: ValueError: no luck." in said

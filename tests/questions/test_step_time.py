@@ -12,20 +12,7 @@ from bench.render.model import Table
 from bench.report.document import Report, build
 from bench.store.cells import WORK as WORK_FILE
 from bench.study.sweeps import read_sweeps
-from tests.planted.sweeps import WORK, Folders
-
-BUSY_MS = {
-    precision: sum(row[3 + half] for row in WORK.values())
-    for half, precision in enumerate(("fp32", "bf16-amp"))
-}
-"""Of 512 items."""
-
-STEP_MS = {precision: busy + 2 for precision, busy in BUSY_MS.items()}
-
-
-@pytest.fixture(scope="module")
-def page(planted: Folders) -> Report:
-    return build(read_sweeps([planted["profiled"]]))
+from tests.planted.sweeps import Folders
 
 
 def find(report: Report, name: str) -> Table:
@@ -39,9 +26,6 @@ def read_rows(table: Table) -> list[dict[str, object]]:
         {name: cell.text if cell.value is None else cell.value for name, cell in pairs}
         for pairs in (zip(names, row, strict=True) for row in table.rows)
     ]
-
-
-# ------------------------------------------------------------------------------------------ tables
 
 
 def test_cases_without_a_profile_have_no_table(planted: Folders, tmp_path: Path) -> None:
@@ -58,16 +42,15 @@ def test_cases_without_a_profile_have_no_table(planted: Folders, tmp_path: Path)
     assert "1 other case has no profile" in find(three, "time").notes[-1]
 
 
-def forget_times(source: Path, folder: Path, but: tuple[str, ...] = (), **others: str) -> None:
-    """Copy a sweep without its profiles, but for those of records that begin with ``but``, and with
-    other cells of the records."""
+def forget_times(source: Path, folder: Path, but: tuple[str, ...] = ()) -> None:
+    """Copy a sweep without its profiles, but for those of records that begin with ``but``."""
     folder.mkdir()
-    for name, lost, changed in (
-        (WORK_FILE, ("time_s",), {}),
-        ("records.csv", ("profiled_steps", "profiled_step_s", "busy_s"), others),
+    for name, lost in (
+        (WORK_FILE, ("time_s",)),
+        ("records.csv", ("profiled_steps", "profiled_step_s", "busy_s")),
     ):
         with (source / name).open(newline="") as file:
-            rows = [row | changed for row in csv.DictReader(file)]
+            rows = [*csv.DictReader(file)]
         for row in rows:
             if not row["record_id"].startswith(but):
                 row |= dict.fromkeys(lost, "")
@@ -77,7 +60,8 @@ def forget_times(source: Path, folder: Path, but: tuple[str, ...] = (), **others
             writer.writerows(rows)
 
 
-def test_the_parts_and_the_reasons_add_up_to_the_step(page: Report) -> None:
+def test_the_parts_and_the_reasons_add_up_to_the_step(planted: Folders) -> None:
+    page = build(read_sweeps([planted["profiled"]]))
     for why in page.pairs:
         *parts, whole = read_rows(CAUSES.fill(tabulate_changes("changes", why)))
         for column in ("before", "after", "change"):
