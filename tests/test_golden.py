@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pytest_for_tests import Capture, Patch
@@ -47,19 +46,9 @@ def keep(name: str, said: str) -> None:
     assert said == file.read_text(encoding="utf-8")
 
 
-def shorten(value: Any) -> Any:
-    """Without what is empty, and of numbers the digits that no order of additions changes."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if abs(value) > 1e-9 else 0.0
-    if isinstance(value, dict):
-        kept = {key: shorten(part) for key, part in value.items()}
-        return {key: part for key, part in kept.items() if part not in (None, "", [], {})}
-    return [*map(shorten, value)] if isinstance(value, list | tuple) else value
-
-
 COMPARED = {
-    "everything": "text screen md json",
-    "axis": "screen json",
+    "everything": "text screen md",
+    "axis": "screen",
     "conditions": "text",
     "equal to the last digit": "screen",
     "equivalence": "text",
@@ -80,9 +69,8 @@ def test_comparison(name: str, tmp_path: Path, monkeypatch: Patch, capsys: Captu
         kind = {"text": ["--full"], "screen": []}.get(format, ["--format", format])
         code = compare_sweeps([*planted.command.split(), *kind])
         out, err = capsys.readouterr()
-        said = lay_out_lines(out) if format == "json" else out
         rc = f"{err}rc {code}\n" if code else ""
-        keep(f"compare/{name}.{format}", said + rc)
+        keep(f"compare/{name}.{format}", out + rc)
 
 
 WHY = {
@@ -101,22 +89,10 @@ def test_why(name: str, monkeypatch: Patch, capsys: Capture) -> None:
     keep(f"why/{name}.txt", f"$ python -m bench.why {WHY[name]}\n{capsys.readouterr().out}")
 
 
-def lay_out_lines(text: str) -> str:
-    """JSON in a line an element of its lists, without what is empty."""
-    lines = []
-    for key, value in json.loads(text).items():
-        for name, part in value.items() if isinstance(value, dict) else [("", value)]:
-            parts = part if isinstance(part, list) else [part]
-            lines += [
-                f"{key} {name} {json.dumps(shorten(one), ensure_ascii=False)}" for one in parts
-            ]
-    return "\n".join([*lines, ""])
-
-
 # ------------------------------------------------------------------------------- whole reports
 
 REPORTS: dict[str, tuple[tuple[str, ...], str]] = {
-    "made-up": (("made-up",), "text screen md latex json"),
+    "made-up": (("made-up",), "text screen md latex"),
     "tuned": (("tuned",), "text screen"),
     "doubted": (("doubted",), "text"),
     "drifted": (("drifted",), "text screen"),
@@ -153,43 +129,11 @@ def reports(planted: Folders) -> Callable[[str], Report]:
     return make
 
 
-def lay_out_json(report: Report) -> str:
-    """A report's JSON in a line a row, an effect's metric or a case, without what is empty."""
-    document = json.loads(write_json(report))
-    document |= {"tables": [], "effects": [], "cases": []} | {
-        "tables": [
-            line
-            for table in document["tables"]
-            for line in (
-                {key: table[key] for key in ("name", "question", "level", "groups", "words")},
-                [head["name"] for head in table["heads"]],
-                *([cell["value"] for cell in row] for row in table["rows"]),
-            )
-        ],
-        "effects": [
-            [effect["axis"], effect["before"], effect["after"], name, numbers]
-            for effect in document["effects"]
-            for name, numbers in effect["metrics"].items()
-        ],
-        "columns": [[*document["columns"]]],
-    }
-    first, *others = cases = [*json.loads(write_json(report))["cases"]]
-    alike = {key for key in first if all(case[key] == first[key] for case in others)}
-    document["cases"] = [{key: case[key] for key in case if key not in alike} for case in cases]
-    document["all cases"] = {key: first[key] for key in sorted(alike)}
-    lines = []
-    for key, value in document.items():
-        parts = value if isinstance(value, list) else [value]
-        lines += [f"{key}:", *(json.dumps(shorten(part), ensure_ascii=False) for part in parts)]
-    return "\n".join(lines) + "\n"
-
-
 FORMATS: dict[str, Callable[[Report], str]] = {
     "text": lambda report: render(report, full=True),
     "screen": render,
     "md": render_markdown,
     "latex": render_latex,
-    "json": lay_out_json,
 }
 
 

@@ -77,7 +77,7 @@ def answer(tree: Path, scratch: Path) -> Iterator[tuple[str, str]]:
                 said = ask("compare", str(folder), *asked.split(), "--format", "json")
                 yield f"compare json: {name} {asked}", said
     for name, comparison in COMPARISONS.items():
-        place = scratch / "compare" / name.replace("/", "-")
+        place = scratch / "compare" / name[:60].replace("/", "-")
         for sweep, rows in comparison.sweeps.items():
             write_sweep(place / sweep, rows)
         os.chdir(place)
