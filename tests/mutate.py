@@ -19,6 +19,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -45,12 +46,14 @@ class Mutation:
 
     def choose(self) -> Iterator[list[str]]:
         """Yield the files of tests, in the order in which they run: those named as the module, what
-        the mutation names, all of the room, then its examples and the golden files."""
-        *rooms, module = Path(self.file).with_suffix("").parts[1:]
+        the mutation names, all of the room, those that import it, its examples, the golden ones."""
+        *rooms, module = parts = Path(self.file).with_suffix("").parts[1:]
         named = [f"{room}/test_{module}*.py" for room in rooms] + [f"test_{module}.py"]
         whole = [f"{room}/test_*.py" for room in rooms] + [f"test_{room}.py" for room in rooms]
+        imported = ".".join(("bench", *parts)).removesuffix(".__init__") + " import"
+        importing = [name for name, text in read_tests().items() if imported in text]
         seen = set[Path]()
-        for globs in (named, self.tests, whole):
+        for globs in (named, self.tests, whole, importing):
             found = {file for glob in globs for file in HERE.glob(glob)} - seen
             seen |= found
             if found:
@@ -58,6 +61,12 @@ class Mutation:
         if ">>> " in (HERE.parent / self.file).read_text(encoding="utf-8"):
             yield [f"tests/test_examples.py::test_an_example_gives_what_it_says[{self.file}]"]
         yield ["tests/test_golden.py"]
+
+
+@cache
+def read_tests() -> dict[str, str]:
+    files = HERE.rglob("test_*.py")
+    return {str(file.relative_to(HERE)): file.read_text(encoding="utf-8") for file in files}
 
 
 def read_mutations() -> list[Mutation]:
@@ -145,12 +154,13 @@ def run_tests(there: Connection, place: Path, words: list[str]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutate", description=__doc__)
-    parser.add_argument("--only", default="", help="faults with this in their file or their why")
+    about = "faults with one of these in their file or their why"
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help=about)
     parser.add_argument("--from", dest="first", type=int, default=1, help="its number of the first")
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # as of all tests, and before torch is imported
     numbered = list(enumerate(read_mutations(), 1))[given.first - 1 :]
-    asked = [(n, one) for n, one in numbered if given.only in f"{one.file}: {one.why}"]
+    asked = [(n, m) for n, m in numbered if any(t in f"{m.file}: {m.why}" for t in given.only)]
     caught = 0
     with tempfile.TemporaryDirectory(prefix="mutate-", ignore_cleanup_errors=True) as scratch:
         clone = Clone(Path(scratch, "clone"))
