@@ -34,10 +34,11 @@ Row = (
 )
 """A record, and what stands beside it where it comes with it."""
 
-CARDS = {  # name: (memory, speed against the first)
-    "NVIDIA H200": (150_754_820_096, 1.0),
-    "NVIDIA RTX 6000 Ada": (51_527_024_640, 2.3),
-    "Tesla <V100> | 32_GB & \\co": (34_079_637_504, 3.9),
+HOSTILE = "Tesla <V100> | 32_GB & \\co"
+CARDS = {  # bytes of memory
+    "NVIDIA H200": 150_754_820_096,
+    "NVIDIA RTX 6000 Ada": 51_527_024_640,
+    HOSTILE: 34_079_637_504,
 }
 
 IMAGINARY = {
@@ -87,7 +88,7 @@ def make_card(name: str) -> dict[str, Any]:
     return {
         "gpu": name,
         "gpu_uuid": f"GPU-{list(CARDS).index(name)}",
-        "gpu_memory_bytes": CARDS[name][0],
+        "gpu_memory_bytes": CARDS[name],
         "driver": "580.95.05",
         "torch": "2.13.0+cu130",
         "cuda": "13.0",
