@@ -16,15 +16,18 @@ import pytest
 from pytest_for_tests import Capture, Patch
 from rich.cells import cell_len
 
+from bench.compare.__main__ import build_parser as build_compare
 from bench.compare.__main__ import main as compare_sweeps
 from bench.record import Status
 from bench.render.cells import outcome
 from bench.render.documents import render_latex, render_markdown
 from bench.render.text import WIDTH, render
+from bench.report.__main__ import build_parser as build_report
 from bench.report.document import SECTIONS, Report, build
 from bench.report.files import write_json
 from bench.study.doubts import DOUBTS
 from bench.study.sweeps import REFERENCE, read_sweep, read_sweeps
+from bench.sweep.options import build_parser as build_sweep
 from bench.text import capitalize, clean
 from bench.why import main as explain
 from tests.planted.comparisons import COMPARISONS
@@ -240,3 +243,15 @@ SENTENCES = (
 def test_every_kind_of_recommendation_is_shown() -> None:
     said = read_kept("reports/*.screen") + read_kept("reports/*.text")
     assert [text for text in SENTENCES if text not in said] == []
+
+
+PARSERS = (build_sweep, build_report, build_compare)
+
+
+def test_every_flag_that_is_named_exists() -> None:
+    """In the warnings, and in the step that helps most."""
+    said = read_kept("reports/*.text") + read_kept("reports/*.screen")
+    known = {flag for build in PARSERS for flag in build()._option_string_actions}
+    named = {*re.findall(r"--[a-z][-a-z]+", said)}
+    assert named - known == set()
+    assert len(named) > 20

@@ -102,13 +102,6 @@ MEMORY: dict[str, tuple[list[Record], list[str]]] = {
             "fp32 | m:at1480 | 1.00 | 16.00 | 0.0 | 1472",
         ],
     ),
-    "nothing beyond what did not fit": (
-        [*line("fits", (64, 128, 256)), *line("ends", (64, 128, 256)), end("ends", 512)],
-        [
-            "fp32 | m:fits | 1.00 | 16.00 | 0.0 | 512 or more",
-            "fp32 | m:ends | 1.00 | 16.00 | 0.0 | does not hold | 256 fits, 512 does not",
-        ],
-    ),
     "what others left": (
         [*line("alone", UPPER), *line("shared", UPPER, baseline_device_bytes=3 * GIB)],
         [
@@ -175,16 +168,6 @@ def test_knee(speeds: dict[int, float], knee: Knee | None) -> None:
     assert find_knee(list_planted(speeds)) == knee
 
 
-def test_half_of_the_largest_is_between_batch_sizes_that_ran() -> None:
-    """At 256, half way from 128 to 512 in doublings, images/s are interpolated."""
-    risen = {128: 80, 512: 100}
-    knee = find_knee(list_planted({32: 40, 64: 60, **risen}))
-    assert knee == Knee(Shape.RISING, 512, 512)
-    # 90.5 at half: within a tenth, so that the largest is not better than half of it
-    knee = find_knee(list_planted({32: 40, 64: 60, 224: 90.4, 288: 90.6, 512: 99.5}))
-    assert knee == Knee(Shape.KNEE, 288, 512)
-
-
 @given(st.lists(st.floats(1, 1e6), min_size=3, max_size=12))
 def test_nothing_before_a_knee_is_as_fast(values: list[float]) -> None:
     speeds = [Speed(2**place, value, value, value) for place, value in enumerate(values, 3)]
@@ -221,15 +204,6 @@ def test_a_drop_within_the_spread_is_no_cliff() -> None:
     assert find_cliffs([before, after])
     assert not find_cliffs([before, replace(after, high=95.0)])
     assert not find_cliffs([replace(before, low=94.0), after])
-
-
-def test_noise_is_no_cliff(tmp_path: Path) -> None:
-    for noise, cliffs in (
-        (0.25, [""]),
-        (0.004, ["256 → 257: 20 % slower, 257 is no multiple of 8"]),
-    ):
-        report = read_report(tmp_path / str(noise), list_scaling(noise=noise))
-        assert tell(report, "batches", "cliffs")[:1] == cliffs
 
 
 # ----------------------------------------------------------------------------------------- probes

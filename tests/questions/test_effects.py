@@ -51,28 +51,6 @@ def texts(parts: int) -> list[Record]:
 
 
 PAIRED: dict[str, tuple[list[Record], list[str]]] = {
-    "a geometric mean": (
-        runs((FP32, 100), (FP16, 50), (WIDE32, 90), (WIDE16, 30)),
-        ["precision: fp32 → fp16 | 2.45× | 2", "batch size: 128 → 256 | 1.36× | 2"],
-    ),
-    "precisions with fp32, numbers with the next below, dynamic scales last, switches with off": (
-        runs(*((case, 100) for case in (
-            Case(precision="bf16"), Case(precision="tf32"), FP32, *at(512, FP32), *at(256, FP32),
-            replace(FP32, compile="default"),
-            *(replace(FP16, loss_scale=s) for s in ("dynamic-apex", "dynamic", 256.0, 128.0)),
-        ))),
-        [
-            "precision: fp32 → tf32 | 1.00× | 1",
-            "precision: fp32 → fp16 | 1.00× | 1",
-            "precision: fp32 → bf16 | 1.00× | 1",
-            "loss scale: 128 → 256 | 1.00× | 1",
-            "loss scale: 256 → dynamic | 1.00× | 1",
-            "loss scale: dynamic → dynamic-apex | 1.00× | 1",
-            "batch size: 128 → 256 | 1.00× | 1",
-            "batch size: 256 → 512 | 1.00× | 1",
-            "compile: off → default | 1.00× | 1",
-        ],
-    ),
     "the default scale where it ran, else the lowest; no opt level": (
         runs(
             (FP32, 100), (WIDE32, 100),
@@ -99,35 +77,12 @@ PAIRED: dict[str, tuple[list[Record], list[str]]] = {
          *runs((WIDE32, 200), (WIDE16, 150), executor="published", gpu="Old card")],
         ["precision: fp32 → fp16 | 2.00× | 1"],
     ),
-    "pairs whose verdicts differ": (
-        [row for case, factor in ((FP32, 1), (FP16, 0.9))
-         for last, times in ((False, (100, 100.1, 99.9)), (True, (100.05, 100.1, 99.9)))
-         for row in ran(replace(case, channels_last=last),
-                        [time * (factor if last else 1) for time in times])],
-        [
-            "precision: fp32 → fp16 | 1.05× | mixed | 2 "
-            "| 1.00× at the other machine, 1.11× at channels last",
-            "channels last: off → on | 1.05× | mixed | 2 | 1.00× at fp32, 1.11× at fp16",
-        ],
-    ),
     "pairs with repeats without the others": (
         [*ran(FP32, THREE), *ran(FP16, HALF),
          *(row for case in at(256, FP32, FP16) for row in ran(case, (90, 90)))],
         [
             "precision: fp32 → fp16 | 2.00× | faster | 1 of 2 | batch size 128",
             "batch size: 128 → 256 | 0.79× | no verdict | 2",
-        ],
-    ),
-    "changes from one value at the settings of all": (
-        runs(
-            (FP32, 100), (FP16, 50), (WIDE32, 90), (WIDE16, 30),
-            (at(512, FP32)[0], 80), (at(512, FP16)[0], 25), (at(256, AMP)[0], 31),
-        ),
-        [
-            "precision: fp32 → fp16 | 3.00× | 1 of 3 | batch size 256",
-            "precision: fp32 → fp16-amp | 2.90× | 1 | batch size 256",
-            "batch size: 128 → 256 | 1.36× | 2",
-            "batch size: 256 → 512 | 1.16× | 2",
         ],
     ),
     "steps of as many images": (
@@ -168,11 +123,6 @@ LEARNT: dict[str, tuple[list[Record], list[str]]] = {
         [*learn(FP32, (2.0, 2.1, 2.2), run_seed=0), *learn(FP16, (2.1, 2.21, 2.29), run_seed=0)],
         ["precision: fp32 → fp16 | +0.100"],
     ),
-    "equal in each seed": (
-        [row for last in (False, True)
-         for row in learn(replace(FP32, channels_last=last), (2.0, 2.4, 2.8))],
-        ["channels last: off → on | 0.000 ±0.000"],
-    ),
     "each pair with a seed of its own": (
         [*learn(FP32, {0: 2.0, 1: 9.0}), *learn(FP16, {0: 2.1}),
          *learn(WIDE32, {7: 2.5, 1: 8.0}), *learn(WIDE16, {7: 2.7})],
@@ -184,19 +134,6 @@ LEARNT: dict[str, tuple[list[Record], list[str]]] = {
         ["loader: device → torch | 0.000 ±0.000 (1 of 2)"],
     ),
     "micro-batches of texts": ([*texts(1), *texts(4)], ["accumulate: 1 → 4"]),
-    "as good, worse, better, to and fro": (
-        [row for name, factor, wobble in (("fp32", 1.0, 0.0), ("tf32", 1.0, 0.001),
-                                          ("fp16", 1.1, 0.001), ("bf16", 0.9, 0.001),
-                                          ("bf16-amp", 1.0, 0.05))
-         for row in learn(Case(precision=name), [
-             1.2 * seed * factor * (1 + wobble * (-1) ** i) for i, seed in enumerate(FIVE)])],
-        [
-            "precision: fp32 → tf32 | 0.000 ±0.002 | equivalent",
-            "precision: fp32 → fp16 | +0.144 ±0.024 | worse",
-            "precision: fp32 → bf16 | -0.144 ±0.023 | better",
-            "precision: fp32 → bf16-amp | +0.014 ±0.099 | cannot tell",
-        ],
-    ),
     "worse at one batch size and better at the other": (
         [*learn(FP32, SEEDS), *learn(WIDE32, SEEDS),
          *learn(FP16, [1.1 * x for x in SEEDS]), *learn(WIDE16, [x / 1.1 for x in SEEDS])],

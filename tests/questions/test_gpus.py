@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from bench.record import Status
 from bench.study.sweeps import read_sweep
 from tests.planted.records import Row, write_sweep
 from tests.planted.results import read_report, tell
@@ -89,11 +88,6 @@ LINES: dict[str, tuple[Sequence[Row], list[str]]] = {
             "4 | dp (legacy) | 4.00 | 100.0 | 99.5 to 100.5",
         ],
     ),
-    "what failed": (
-        [*run("fp32", 64, 1),
-         *((replace(row[0], status=Status.ERROR), *row[1:]) for row in run("fp32", 64, 8))],
-        [],
-    ),
 }  # fmt: skip
 """Rows, and of each point of a line its GPUs, way, speed-up, efficiency and remarks."""
 
@@ -149,15 +143,6 @@ def test_on_a_cpu_they_are_processes(tmp_path: Path) -> None:
     assert "Scaling over processes: weak, the batch of each stays" in titles
     (straggler,) = (notice for notice in report.warnings if notice.label == "Straggler")
     assert straggler.remedy.endswith("bench.doctor shows what else uses the CPU.")
-
-
-def test_links_that_differ_between_cases_are_no_other_environment(tmp_path: Path) -> None:
-    rows = [
-        *run("fp32", 64, 1),
-        *run("fp32", 64, 2, links="NV18"),
-        *run("fp32", 64, 4, links="SYS"),
-    ]
-    assert not read_report(tmp_path, rows).warnings
 
 
 def test_floating_point_work_is_that_of_each_gpu(tmp_path: Path) -> None:

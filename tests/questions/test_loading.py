@@ -15,14 +15,13 @@ from loads_for_tests import ITEM_S, STEP_S
 from bench.case import Case
 from bench.data import loader
 from bench.questions.loading import Comparison, Loaded, describe_enough
-from bench.record import Record, Status
+from bench.record import Record
 from bench.report.__main__ import main as report
 from bench.store.writer import Store
 from bench.verdict.ratio import Ratio
 from bench.worker.measurement import measure
 from bench.worker.messages import Channel, Job
 from tests.planted.records import make_record, ran
-from tests.planted.results import read_report, tell
 
 DEVICE = Case(precision="fp16", loss_scale=128.0)
 TORCH = replace(DEVICE, loader="torch", workers=2)
@@ -95,22 +94,6 @@ def run(case: Case, ratio: float = 1.0) -> list[Record]:
     """Five runs at so many times the time of no loader."""
     times = [ratio * time_s for time_s in (30.0, 30.1, 29.9, 30.05, 29.95)]
     return ran(case, times, loader_first_batch_s=0.5, loader_samples_per_s=3000.0)
-
-
-def test_the_share_is_what_the_device_does_not_take(tmp_path: Path) -> None:
-    """75, 50, 0.1 and -25 % of it. A case died, and others differ in something else."""
-    ratios = {0: 4.0, 2: 2.0, 4: 1.001, 5: 0.8}
-    rows = [row for n, ratio in ratios.items() for row in run(replace(TORCH, workers=n), ratio)]
-    rows += [*run(DEVICE), *run(replace(TORCH, batch_size=64)), *run(replace(TORCH, lr=0.5))]
-    rows.append(make_record(replace(TORCH, workers=3), status=Status.KILLED, **HERE))
-    assert tell(read_report(tmp_path, rows), "loading", "loader workers share interval") == [
-        "device",
-        "torch | 0 | 75.0 | 74.9 to 75.1",
-        "torch | 2 | 50.0 | 49.8 to 50.2",
-        "torch | 3",
-        "torch | 4 | 0.1 | -0.3 to 0.5",
-        "torch | 5 | -25.0 | -25.5 to -24.5",
-    ]
 
 
 def test_a_planted_loader_bound_share_is_found(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from bench.case import AXES, Case, format_value
 from bench.questions.notices import Steadiness, choose_next, find_drifts, warn
 from bench.record import Record, Status
 from bench.render.model import NextStep
-from bench.study import doubts
 from bench.study.doubts import advise_repeats
 from bench.study.results import make_results
 from bench.study.runs import Run, latest, read_runs
@@ -88,10 +86,6 @@ NOTED: dict[str, tuple[list[Record], dict[str, str]]] = {
         [*runs((100, 88, 108)), close(100, 12)],
         {"Spread": "1 of the 1 cases", "Drift not known": "may explain up to ±50.0 %"},
     ),
-    "steady": (
-        [*runs((100, 100.3, 99.8, 100.1, 100)), close(100.2, 12)],
-        {"Steady within 2 %": "took 0.2 % longer than the median of its 5 runs."},
-    ),
     # each is within 2 % of the runs, but the second is 3 % above the first
     "a sentinel against the one before": (
         [*runs((100, 100.1, 99.9)), close(98.5, 12), close(101.5, 14, 2)],
@@ -135,12 +129,6 @@ def test_a_sentinel_is_held_against_the_attempts_that_count(tmp_path: Path) -> N
     assert drift.change == pytest.approx(0)
 
 
-def test_a_sentinel_of_another_card_is_no_drift(tmp_path: Path) -> None:
-    other = {**measured(300, GIB), "gpu": "A card", "torch": "2.12", "sentinel": True}
-    every = read(tmp_path, [*runs((100, 100.1, 99.9)), make_record(FP32, **other)])
-    assert find_drifts(every) == {}
-
-
 def test_a_sentinel_is_held_against_runs_on_its_own_lane(tmp_path: Path) -> None:
     """Of two lanes one takes 10 % longer, and each repeats to 0.1 %: nothing drifted."""
     pace = {"a": 100.0, "b": 110.0}
@@ -155,12 +143,6 @@ def test_a_sentinel_is_held_against_runs_on_its_own_lane(tmp_path: Path) -> None
     two = [close(100, 12, lane="a"), close(110, 14, attempt=2, lane="b")]
     found = find_drifts(read(tmp_path / "two", [*made, *two]))[WHERE]
     assert [drift.change for drift in found] == pytest.approx([0, 0])
-
-
-def test_a_sentinel_alone_is_not_held_against_runs_beside_others(tmp_path: Path) -> None:
-    """That they took 10 % longer is what lanes change in each other."""
-    made = [ran(110 + n / 10, n, lane="a", lanes_beside=1) for n in (1, 2, 3)]
-    assert find_drifts(read(tmp_path, [*made, close(100, 12, lane="a")])) == {}
 
 
 FAKE = ["--executor", "fake", "--precision", "fp32", "fp16", "--batch-size", "8", "16"]
@@ -214,11 +196,10 @@ def test_a_missing_case_is_named_by_what_tells_it_from_the_rows(tmp_path: Path) 
 @pytest.mark.parametrize(
     "config",
     [
-        *({"cases": cases} for cases in (None, 3, "abc", [3], [{}], {"a": 1})),
-        *({"settings": s, "cases": [{}]} for s in ({}, 3, None, {"batch_size": "many"})),
-        *({"cases": [case]} for case in ({"batch_size": "many"}, {"precision": 7})),
-        *({"cases": [{"seed": "1"}], "repeats": n} for n in (10**9, 0, None, "2", 1e3)),
-        *({"cases": [{"seed": "1"}], "shard": shard} for shard in (3, "x", "3/2")),
+        *({"cases": cases} for cases in (None, "abc", [3], [{}], [{"precision": 7}])),
+        {"settings": {"batch_size": "many"}, "cases": [{}]},
+        *({"cases": [{"seed": "1"}], "repeats": n} for n in (10**9, 0, "2")),
+        {"cases": [{"seed": "1"}], "shard": "3/2"},
     ],
 )
 def test_a_plan_that_somebody_edited_is_not_known(config: Any, tmp_path: Path) -> None:
@@ -227,31 +208,6 @@ def test_a_plan_that_somebody_edited_is_not_known(config: Any, tmp_path: Path) -
     assert say_gaps(out) == ""
     (out / "merged.json").write_text(json.dumps({"folders": {"a": config}}))
     assert say_gaps(out) == ""
-
-
-FLAG = re.compile(r"--[a-z][-a-z]+")
-
-
-def test_every_notice_names_a_flag_or_a_command_that_exists(tmp_path: Path) -> None:
-    from bench.sweep.options import build_parser
-
-    rows = [
-        *runs((100, 80, 120)),
-        close(150, 12),
-        ran(1, case=Case(batch_size=8), status=Status.ERROR, reason="boom", epoch_time_s=None),
-        ran(1, case=Case(batch_size=16), gpu="A card", torch="2.12"),
-    ]
-    texts = notices_of(read(tmp_path, rows))
-    assert {"Spread", "No result", "Drift not known", "Mixed environments"} <= set(texts)
-    few = ran(1, case=Case(steps=20), measured_steps=20, steps_per_epoch=400)
-    foreign = ran(1, case=Case(batch_size=8), executor="x")
-    parts = read(tmp_path / "parts", [ran(1), ran(1, case=Case(fraction=0.5)), few, foreign])
-    texts |= {name: doubt.advise(parts) for name, doubt in doubts.DOUBTS.items()}
-    known = set(build_parser()._option_string_actions)
-    for label, text in texts.items():
-        named = FLAG.findall(text)
-        assert set(named) <= known, (label, named)
-        assert named or "nvidia-smi" in text, label
 
 
 # ------------------------------------------------------------------------------- the next step

@@ -41,23 +41,9 @@ PAID: dict[str, tuple[list[Record], list[str]]] = {
         [*start(FP16, (20,), (1,)), *start(replace(FP16, compile="default"), (21,), (31,))],
         ["compile default | 3.000 | 33.00 | -1.000 | never"],
     ),
-    "times that differ give the fewest epochs and the most": (
-        [*start(FP32, (21, 20, 19), ONCE), *start(COMPILED, (16.6, 16, 15.4), (31, 3, 3))],
-        ["compile default | 3.000 | 33.00 | 4.000 | 8 epochs (6–14)"],
-    ),
     "times that may be equal": (
         [*start(FP32, (21, 20, 19), ONCE), *start(COMPILED, (20.9, 19.9, 18.9), (31, 3, 3))],
         ["compile default | 3.000 | 33.00 | 0.1000 | cannot tell"],
-    ),
-    "each mode against none": (
-        [*start(FP32, OFF, ONCE), *start(COMPILED, ON, (31, 3, 3)),
-         *start(replace(FP32, compile="max-autotune"), ON, (31, 3, 3)),
-         *start(replace(FP32, cuda_graphs=True), (10.1, 10, 9.9), (3, 3, 3))],
-        [
-            "compile default | 3.000 | 33.00 | 4.000 | 8 epochs",
-            "compile max-autotune | 3.000 | 33.00 | 4.000 | 8 epochs",
-            "cuda graphs | 3.000 | 5.000 | 10.00 | 1 epoch",
-        ],
     ),
 }  # fmt: skip
 """Rows, and of each switch its start without and with it, what it saves, and when it has paid."""
