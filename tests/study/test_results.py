@@ -18,7 +18,7 @@ from bench.questions.report_data import gather
 from bench.record import Record, Status
 from bench.store.attempts import FEWEST, number_groups
 from bench.study.results import Result
-from bench.study.sweeps import Sweep, read_sweep, read_sweeps
+from bench.study.sweeps import Sweep, read_sweep
 from tests.planted.records import (
     GIB,
     REFERENCE,
@@ -256,11 +256,6 @@ def test_published_figures_stand_beside_what_they_match(tmp_path: Path) -> None:
     assert len(times) == len(rows)
     itself = gather([reference], reference)
     assert not any(map(itself.find_published, itself.results))
-
-
-def test_sweeps_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    paths = [write_sweep(tmp_path / lab / "run", [ran(FP32, 10)]) for lab in ("a", "b")]
-    assert [sweep.name for sweep in read_sweeps([*paths, paths[0]])] == ["a/run", "b/run"]
 
 
 _NUMBERS = st.none() | st.sampled_from([0.0, 1.0])
