@@ -313,7 +313,7 @@ class Certainty:
 
     It checks after `FIRST_LOOK` steps and then each time that a quarter more have ended. Each check
     is one more chance to be lucky, so the interval of a case ended this way holds less often than
-    with a fixed number of steps; tests/test_timing.py simulates how often.
+    with a fixed number of steps; tests/training/test_timing.py simulates how often.
     """
 
     def __init__(self, share: float, clock: StepClock, full_steps: float, ahead: int = 0) -> None:
