@@ -30,7 +30,7 @@ from bench.training.optimizers import TRUST, build_optimizer
 needs_package = pytest.mark.skipif(
     find_spec("pytorch_optimizer") is None, reason="pytorch-optimizer is not installed"
 )
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NAMES = [pytest.param(n, marks=[needs_package] if n == "lars" else []) for n in OPTIMIZERS]
 Formula = Callable[[Tensor, Tensor, dict[str, Tensor], int, float], Tensor]
 
@@ -64,9 +64,7 @@ def lars_rule(w: Tensor, g: Tensor, state: dict[str, Tensor], step: int, lr: flo
 RULES: dict[str, Formula] = {"sgd": sgd_rule, "adamw": adamw_rule, "lars": lars_rule}
 
 
-@pytest.mark.parametrize(
-    ("precision", "scale"), [("fp32", None), ("fp16", 128.0), ("fp16", 8.0), ("bf16", None)]
-)
+@pytest.mark.parametrize(("precision", "scale"), [("fp32", None), ("fp16", 8.0)])
 @pytest.mark.parametrize("name", NAMES)
 def test_masters_follow_the_rule_in_float64(name: str, precision: str, scale: float | None) -> None:
     """Given the gradients that the network made; some weights start at 0 for LARS's sake."""
@@ -120,11 +118,10 @@ def test_lars_follows_the_rule_as_a_gpu_computes_it() -> None:
         torch.testing.assert_close(weight, e)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_reset_is_bitwise_a_fresh_start(name: str, precision: str) -> None:
+def test_a_reset_is_bitwise_a_fresh_start(name: str) -> None:
     """Weights, momentum, AdamW's count of steps: nothing is left, and nothing was missing."""
-    fresh, warmed = (training(precision, optimizer=name) for _ in range(2))
+    fresh, warmed = (training("fp16", optimizer=name) for _ in range(2))
     allocated = {k: v.shape for s in warmed.optimizer.state.values() for k, v in s.items()}
     for seed in range(3):
         warmed.step(batch(seed=50 + seed))
@@ -138,26 +135,6 @@ def test_a_reset_is_bitwise_a_fresh_start(name: str, precision: str) -> None:
     for seed in range(3):
         assert torch.equal(fresh.step(batch(seed=seed))[0], warmed.step(batch(seed=seed))[0])
         assert all(map(torch.equal, fresh.masters, warmed.masters))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_state_made_in_advance_is_the_state_that_torch_makes(name: str) -> None:
-    """Three steps from it are bitwise three steps from none."""
-    weights = [[p.detach().clone() for p in small().parameters()] for _ in range(2)]
-    ours, plain = (build_optimizer(name, w, LR) for w in weights)
-    plain.state.clear()
-    for seed in range(3):
-        rng = torch.Generator().manual_seed(seed)
-        for a, b in zip(*weights, strict=True):
-            a.grad = torch.randn(a.shape, generator=rng)
-            b.grad = a.grad.clone()
-        ours.step()
-        plain.step()
-        assert all(map(torch.equal, *weights))
-    for a, b in zip(*weights, strict=True):
-        assert {k: (v.dtype, v.shape) for k, v in ours.state[a].items()} == {
-            k: (v.dtype, v.shape) for k, v in plain.state[b].items()
-        }
 
 
 @pytest.mark.parametrize("precision", ["fp16", "fp16-amp"])
@@ -184,9 +161,7 @@ def test_an_overflow_skips_the_step_and_leaves_no_trace(name: str, precision: st
         assert all(map(torch.equal, ours.masters, plain.masters))
 
 
-@pytest.mark.parametrize(
-    ("precision", "scale"), [("fp16", 128.0), ("fp16", "dynamic"), ("fp16-amp", "dynamic")]
-)
+@pytest.mark.parametrize(("precision", "scale"), [("fp16", 128.0), ("fp16-amp", "dynamic")])
 @pytest.mark.parametrize("name", NAMES)
 def test_only_lars_waits_for_the_device_and_only_to_skip(
     name: str, precision: str, scale: float | str
@@ -212,17 +187,14 @@ def test_without_skipping_an_overflow_reaches_the_weights(name: str) -> None:
     assert not all(bool(torch.isfinite(p).all()) for p in ours.parameters)
 
 
-def test_lars_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lars_of_no_package_or_one_not_compared_with_the_paper_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
     case = Case(optimizer="lars", precision="fp32", device="cpu")
     with pytest.raises(UnsupportedError, match=r"pip install 'pytorch-optimizer>=") as raised:
         make_training(case, small(), CPU)
     assert "\n" not in str(raised.value)
-
-
-def test_a_lars_that_was_not_compared_with_the_paper_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", SimpleNamespace(LARS=None))
     monkeypatch.setattr("bench.training.optimizers.version", lambda name: "3.10.0")
     with pytest.raises(UnsupportedError, match=r"3\.10\.0 .*: pip install"):
@@ -242,8 +214,3 @@ def test_the_list_and_the_page_tell_the_settings(capsys: Capture) -> None:
     for name, kind in OPTIMIZERS.items():
         assert f"{kind.name}: lr {kind.lr:g}, {kind.settings}" in listed
         assert f"| `{name}` | {kind.lr:g} | {kind.settings} |" in page
-        if name != "lars":  # of a package that need not be there
-            (group,) = build_optimizer(name, [torch.zeros(2)], 0.1).param_groups
-            assert group["weight_decay"] == kind.weight_decay
-            assert group.get("betas", ()) == kind.betas
-            assert group.get("momentum", 0.0) == kind.momentum
