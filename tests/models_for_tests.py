@@ -27,8 +27,7 @@ PIDS = "BENCH_TEST_PIDS"
 """Environment variable: the file that `sleeps` writes its own and its child's process id to."""
 
 TRIES = "BENCH_TEST_TRIES"
-"""Environment variable: the file to which `busy` adds a line each time, and that `hangs_once` makes
-the first time."""
+"""Environment variable: the file to which `busy` adds a line each time."""
 
 
 class Tiny(nn.Module):
@@ -216,19 +215,6 @@ def busy() -> nn.Module:
     return Tiny()
 
 
-def hangs_once() -> nn.Module:
-    """In its first step, until it is stopped; every other time it is good."""
-
-    def behave(logits: Tensor) -> Tensor:
-        file = Path(os.environ[TRIES])
-        if not file.exists():
-            file.touch()
-            time.sleep(3600)
-        return logits
-
-    return Tiny(behave)
-
-
 def asks() -> nn.Module:
     """Asks whoever sits at the terminal, and reads what its parent says to it."""
 
@@ -378,11 +364,6 @@ class Chosen(nn.Module):
 def doubles() -> nn.Module:
     """Weights of float64, whatever was asked for."""
     return Chosen(torch.float64, torch.float64).double()
-
-
-def halves() -> nn.Module:
-    """A forward pass in bfloat16 with weights of float32."""
-    return Chosen(torch.bfloat16, torch.bfloat16)
 
 
 def single_head() -> nn.Module:

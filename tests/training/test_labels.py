@@ -1,0 +1,65 @@
+"""A row's label is what ran: the work of its own step says so, whatever the network made of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pytest_for_tests import Capture
+
+from bench.check.__main__ import main as check
+from bench.check.checks import CHECKS
+from bench.report.__main__ import main as report
+from bench.store.reader import read_records
+from bench.sweep.__main__ import main as sweep
+from bench.work import Kind, Label, Work, share_formats
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unreported")
+def test_rows_of_networks_that_choose_their_own_arithmetic(tmp_path: Path, capsys: Capture) -> None:
+    """Weights of float64, an autocast of the network's own, and a head that is fp32 on purpose."""
+    flags = "--dataset synthetic --batch-size 8 --steps 3 --repeats 1 --device cpu"
+    flags += " --precision fp32 bf16-amp --model"
+    names = [f"models_for_tests:{name}" for name in ("doubles", "casts_itself", "single_head")]
+    sweep([*flags.split(), *names, "--out", str(tmp_path)])
+    rows = read_records(tmp_path)
+    rows["model"] = rows["model"].str.removeprefix("models_for_tests:")
+    found = {(row.model, row.precision): row for row in rows.itertuples()}
+    for precision in ("fp32", "bf16-amp"):
+        row = found["doubles", precision]
+        assert (row.status, row.labelled_flop_share) == ("invalid", 0)
+        assert row.reason == (
+            f"labelled {precision}, but 100 % of the FLOP of a step ran in float64 "
+            "(the weight stem.weight is float64)"
+        )
+    row = found["casts_itself", "fp32"]
+    assert row.status == "invalid"
+    assert "ran in bfloat16 (most of it in matrix products: " in row.reason
+    for case in (("casts_itself", "bf16-amp"), ("single_head", "fp32")):
+        assert (found[case].status, found[case].labelled_flop_share) == ("ok", 1)
+    head = 3 * 32 * 10 / (2 * 3072 * 32 + 3 * 32 * 10)  # the pixels need no gradient
+    row = found["single_head", "bf16-amp"]
+    assert (row.status, row.labelled_flop_share) == ("ok", pytest.approx(1 - head, abs=1e-6))
+    capsys.readouterr()
+    assert report([str(tmp_path)]) == 0
+    assert "doubles trains" not in capsys.readouterr().out
+
+
+def test_a_check_says_it_too(tmp_path: Path, capsys: Capture) -> None:
+    flags = "--model models_for_tests:doubles --precision bf16-amp --device cpu"
+    others = [name for name in CHECKS if name != "arithmetic"]
+    assert check([*flags.split(), "--skip", *others, "--out", str(tmp_path / "check")]) == 1
+    assert "ran in float64 (the weight stem.weight is float64)" in capsys.readouterr().out
+
+
+@given(st.dictionaries(st.sampled_from(["float32", "float16", "float64"]), st.floats(1, 1e15)))
+def test_shares_are_of_all_that_is_multiplied(flop: dict[str, float]) -> None:
+    work = {Label(Kind.MATMUL, "mm", name): Work(1, f, 1.0) for name, f in flop.items()}
+    moved = {Label(Kind.ELEMENTWISE, "relu", "float64"): Work(1, 5.0, 1e18)}
+    shares = share_formats({**work, **moved})
+    assert sum(shares.values()) == pytest.approx(1 if flop else 0)
+    assert [*shares.values()] == sorted(shares.values(), reverse=True)
+    assert shares.keys() == flop.keys()
