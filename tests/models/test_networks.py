@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import invalidate_caches
@@ -23,12 +21,10 @@ from bench.training.counting import count_flop
 from bench.workloads import parse_workload
 from bench.workloads.images import Images
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"), [("dpn92", 34_236_634), ("dpn26", 11_574_842), ("dpn-small", 155_850)]
-)
+@pytest.mark.parametrize(("name", "parameters"), [("dpn92", 34_236_634), ("dpn-small", 155_850)])
 def test_size_and_flop_by_hand(name: str, parameters: int) -> None:
     """Each layer's products come once forward, once for its weight and once for its input.
 
@@ -49,7 +45,7 @@ def test_size_and_flop_by_hand(name: str, parameters: int) -> None:
     assert sum(p.numel() for p in model.parameters()) == parameters
     flop = count_flop(Images(name))
     assert flop == 2 * (3 * sum(products) - products[0])
-    said = {"dpn92": dpn.dpn92, "dpn26": dpn.dpn26, "dpn-small": dpn.dpn_small}[name].__doc__
+    said = {"dpn92": dpn.dpn92, "dpn-small": dpn.dpn_small}[name].__doc__
     assert f"{flop / 1e9:.2f} GFLOP" in (said or "")
     assert f"{parameters:,} parameters" in (said or "")
     if name == "dpn92":  # the reference of the H200 is counted as the harness counts
@@ -72,27 +68,6 @@ def test_dual_paths_add_and_append() -> None:
     torch.testing.assert_close(y[:, 12:], torch.full((2, 4, 5, 5), 0.5))
 
 
-def linear() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
-
-
-def not_a_module() -> int:
-    return 3
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("no_such_package:thing", "there is no module 'no_such_package'"),
-        (f"{__name__}:missing", "missing"),
-        (f"{__name__}:not_a_module", "returned int; a factory returns a torch.nn.Module"),
-    ],
-)
-def test_own_model_that_is_none(name: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        build_model(name)
-
-
 def test_a_missing_module_is_told_where_it_was_looked_for() -> None:
     for name in ("no_such_package:thing", "no_such.package:thing"):
         with pytest.raises(UsageError, match=f"--model 'no_such.* in {Path.cwd()}, .*PYTHONPATH$"):
@@ -104,7 +79,6 @@ def test_a_missing_module_is_told_where_it_was_looked_for() -> None:
     [
         ("net.py:build", "give net:build"),
         ("./nets/mlp.py:build", "give nets.mlp:build"),
-        ("nets/mlp:build", "give nets.mlp:build"),
         ("net.py", "give net:FUNCTION, with the name of the function"),
     ],
 )
@@ -120,7 +94,6 @@ def test_a_file_is_told_its_module(given: str, right: str) -> None:
     ("given", "spelled"),
     [
         ("nets:VGG()", "nets:VGG"),
-        ("nets:VGG(vgg_name=VGG11)", "nets:VGG(vgg_name=VGG11)"),
         ("nets:VGG( depth = 16 , act='relu' )", "nets:VGG(act=relu,depth=16)"),
         ("nets:f(a=True,b=OFF,c=None,d=.5,e=1e-3)", "nets:f(a=on,b=off,c=none,d=0.5,e=0.001)"),
         ("nets:f(a='5',b=\"none\",c='')", "nets:f(a='5',b='none',c='')"),
@@ -137,11 +110,8 @@ def test_arguments_of_a_factory_have_one_spelling(given: str, spelled: str) -> N
     ("given", "message"),
     [
         ("nets:VGG(16)", "'16': give arguments by name, such as (depth=16)"),
-        ("nets:VGG(depth=16,)", "'': give arguments by name"),
         ("nets:VGG(depth=16,depth=19)", "depth is given twice"),
         ("nets:VGG(depth=)", "depth=: an argument is a number, on, off, none, or text of letters"),
-        ("nets:VGG(cfg=[1)", "write a function that calls this one"),
-        ("nets:VGG(cfg='a b')", "write a function that calls this one"),
         ("nets:VGG(f=os.system('x'))", "write a function that calls this one"),
         ("nets:VGG(depth=16", "package.module:factory"),
         ("nets.py:VGG(depth=16)", "give nets:VGG(depth=16)"),
@@ -151,37 +121,6 @@ def test_arguments_that_cannot_be_written(given: str, message: str) -> None:
     for parse in (parse_model, parse_workload):
         with pytest.raises(ValueError, match=re.escape(message)):
             parse(given)
-
-
-MYNET = """
-from torch import nn
-def build(width=10, bias=True):
-    layers = [nn.Linear(3072, width, bias), nn.Linear(width, 10)]
-    return nn.Sequential(nn.Flatten(), *(layers if width != 10 else [nn.Linear(3072, 10)]))
-"""
-SWEEP = [sys.executable, "-m", "bench.sweep", "--preset", "quick", "--out", "out"]
-SWEEP += ["--precision", "fp32", "--batch-size", "64", "--fraction", "0.002", "--repeats", "1"]
-SWEEP += ["--device", "cpu", "--model"]
-
-
-def train(folder: Path, *models: str) -> list[str]:
-    """Train networks by a sweep's command; return the models and outcomes of all rows."""
-    safe = {**os.environ, "PYTHONSAFEPATH": "1"}
-    command = [SWEEP[0], "-P", *SWEEP[1:], *models]
-    done = subprocess.run(command, cwd=folder, env=safe, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    with (folder / "out" / "records.csv").open(newline="") as file:
-        return [f"{row['model']} {row['status']}" for row in csv.DictReader(file)]
-
-
-@pytest.mark.thorough
-def test_own_model_of_the_current_folder_is_trained(tmp_path: Path) -> None:
-    """By a worker, which is a process of its own: ``-P`` holds for the first process alone."""
-    (tmp_path / "mynet.py").write_text(MYNET)
-    trained = train(tmp_path, "mynet:build", "mynet:build( width=8 , bias=False )")
-    assert trained == ["mynet:build ok", "mynet:build(bias=off,width=8) ok"]
-    # another spelling is the same network, which is not trained again
-    assert train(tmp_path, "mynet:build(bias=off,width=8)") == trained
 
 
 TIMM = """
@@ -218,34 +157,25 @@ def timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_network_of_timm_has_a_head_for_the_classes(timm: Path) -> None:
-    """Its name, its classes, random weights; and a hash that tells versions apart."""
-    assert parse_model("timm:resnet18") == "timm:resnet18"
-    images = torch.zeros(2, 3, 32, 32)
-    assert build_model("timm:resnet18")(images).shape == (2, 10)
-    assert build_model("timm:resnet18", 100)(images).shape == (2, 100)
+    """Its name, its classes, arguments; and a hash that tells versions apart."""
+    name = parse_model("timm:resnet18(width=8)")
+    assert name == "timm:resnet18(width=8)"
+    assert build_model(name)(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    assert examine(name).parameters != examine("timm:resnet18").parameters
+    with pytest.raises(UsageError, match=r"cannot be built: TypeError: .*'depth'"):
+        examine("timm:resnet18(depth=8)")
+    with pytest.raises(ValueError, match="give --classes in place of num_classes"):
+        parse_model("timm:resnet18(num_classes=5)")
     found = examine("timm:resnet18")
     assert found.outputs is None
     (timm / "timm.py").write_text(TIMM.replace("1.0.22", "1.0.23"))
     del sys.modules["timm"]
-    sys.modules.pop("timm", None)
     invalidate_caches()
     newer = examine("timm:resnet18")
     assert newer.source != found.source
     assert newer.parameters == found.parameters
     with pytest.raises(UsageError, match=r"timm 1\.0\.23 has no such network; did you mean"):
         build_model("timm:resnet81")
-
-
-def test_a_network_of_timm_takes_arguments(timm: Path) -> None:
-    name = parse_model("timm:resnet18(width=8)")
-    assert name == "timm:resnet18(width=8)"
-    images = torch.zeros(2, 3, 32, 32)
-    assert build_model(name)(images).shape == (2, 10)
-    assert examine(name).parameters != examine("timm:resnet18").parameters
-    with pytest.raises(UsageError, match=r"cannot be built: TypeError: .*'depth'"):
-        examine("timm:resnet18(depth=8)")
-    with pytest.raises(ValueError, match="give --classes in place of num_classes"):
-        parse_model("timm:resnet18(num_classes=5)")
 
 
 @pytest.mark.parametrize("name", ["resnet18", "vit_tiny"])

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from apex_for_tests import install_here
 from torch import Tensor, nn
 from training_for_tests import (
     CPU,
@@ -28,15 +25,13 @@ from training_for_tests import (
 
 from bench.case import Case
 from bench.errors import UsageError
-from bench.fingerprint import Fingerprint, examine
+from bench.fingerprint import examine
 from bench.grid import grid
 from bench.models.freezing import freeze
-from bench.plain import read_value
-from bench.precision import PRECISIONS, find_formats, set_flags
+from bench.precision import PRECISIONS
 from bench.record import Outcome, Status
 from bench.sweep import preflight
-from bench.sweep.preflight import Inputs, warn_of_freezing
-from bench.training.building import make_training
+from bench.sweep.preflight import Inputs
 from bench.training.counting import count_flop
 from bench.training.loop import Training
 from bench.training.proof import find_layers
@@ -81,8 +76,8 @@ def unkept() -> nn.Module:
 def test_a_batch_of_one_needs_no_batchnorm_that_is_frozen() -> None:
     name = f"{__name__}:Fine"
     found = examine(name, "workload", freezes=("bn", "0", "backbone"))
-    found = read_value(Fingerprint, json.loads(json.dumps(asdict(found))))
     assert (found.batchnorm, found.still) == (True, ("bn", "backbone"))
+    assert replace(found, still=()) == examine(name, "workload"), "it is the same network"
     inputs = Inputs({}, {f"workload:{name}": found}, {})
     case = Case(model=name, dataset="own", workload=name, batch_size=1, freeze="bn")
     inputs.check_batches(case)
@@ -101,8 +96,6 @@ def test_a_batch_of_one_needs_no_batchnorm_that_is_frozen() -> None:
         ("none", ["0.weight", "0.bias", "1.weight", "1.bias", "4.weight", "4.bias"], []),
         ("backbone", ["4.weight", "4.bias"], ["1"]),
         ("bn", ["0.weight", "0.bias", "4.weight", "4.bias"], ["1"]),
-        ("0", ["1.weight", "1.bias", "4.weight", "4.bias"], []),
-        ("[01].*", ["4.weight", "4.bias"], ["1"]),
         ("*.bias", ["0.weight", "1.weight", "4.weight"], []),  # its BatchNorm still trains
         ("4,1", ["0.weight", "0.bias"], ["1"]),
     ],
@@ -115,16 +108,6 @@ def test_a_setting_names_weights_and_the_batchnorm_among_them(
     assert trained(model) == left
     assert [name for name, module in model.named_modules() if not module.training] == still
     assert layers == [model.get_submodule(name) for name in still]
-
-
-def test_batchnorm_without_weights_is_frozen_by_its_statistics() -> None:
-    def build() -> nn.Module:
-        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, affine=False), nn.Linear(4, 2))
-
-    for setting in ("bn", "backbone", "1"):
-        model = build()
-        assert freeze(model, setting, find_head) == [model[1]]  # type: ignore[index]
-    assert freeze(build(), "0", find_head) == []
 
 
 @pytest.mark.parametrize(
@@ -151,19 +134,23 @@ def test_a_network_without_what_a_word_names_is_refused() -> None:
         freeze(own, "backbone.*", find_head)  # which here is the name of a layer
 
 
-def test_tied_weights_are_one() -> None:
+def test_tied_weights_are_one_and_what_a_network_froze_itself_stays_frozen() -> None:
     """The head of a transformer is its embedding: that is left to train, by either name."""
     model = load_workload(TRANSFORMER).build_model()
     freeze(model, "backbone", load_workload(TRANSFORMER).find_head)
     (left,) = (p for p in model.parameters() if p.requires_grad)
     assert left is find_head(model).weight
+    own = load_workload(TWO).build_model()
+    freeze(own, "neck", find_head)
+    assert trained(own) == ["what.weight", "what.bias", "where.weight", "where.bias"]
 
 
 # ----------------------------------------------------------------------- what training does with it
 
 
-@pytest.mark.parametrize("sizes", [(16,), (7, 7, 2)], ids=["whole", "in parts"])
-@pytest.mark.parametrize("setting", ["bn", "backbone", "0"])
+@pytest.mark.parametrize(
+    ("setting", "sizes"), [("bn", (16,)), ("backbone", (7, 7, 2)), ("0", (16,)), ("0", (7, 7, 2))]
+)
 def test_steps_are_those_of_a_plain_loop(setting: str, sizes: tuple[int, ...]) -> None:
     """In float64, by torch's own SGD, on a network frozen by hand."""
     torch.manual_seed(0)
@@ -191,7 +178,7 @@ def test_steps_are_those_of_a_plain_loop(setting: str, sizes: tuple[int, ...]) -
         assert torch.allclose(one.double(), other.double(), rtol=1e-9, atol=1e-12), name
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "fp16-amp", "bf16-amp"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16-amp"])
 def test_frozen_weights_have_no_masters_gradients_or_momentum(precision: str) -> None:
     """The bytes of the three, counted while gradients are there, are those of what is left."""
 
@@ -222,8 +209,10 @@ def test_frozen_weights_have_no_masters_gradients_or_momentum(precision: str) ->
     assert count("bn") == (4 * other if half == 2 else 0, half * other, 4 * other)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "bf16-amp"])
-@pytest.mark.parametrize("setting", ["bn", "backbone", "0"])
+@pytest.mark.parametrize(
+    ("setting", "precision"),
+    [("bn", "fp32"), ("bn", "fp16"), ("backbone", "bf16"), ("0", "bf16-amp"), ("0", "fp16")],
+)
 def test_frozen_weights_and_statistics_stay_and_the_others_go_on(
     setting: str, precision: str
 ) -> None:
@@ -252,31 +241,6 @@ def test_frozen_weights_and_statistics_stay_and_the_others_go_on(
     ours.reset()
     for name, value in ours.model.state_dict().items():
         assert torch.equal(value, before[name]), name
-
-
-@pytest.mark.parametrize(
-    ("generation", "level"), [("2018", None), ("2019", "O1"), ("2019", "O2"), ("today", None)]
-)
-def test_apex_trains_what_is_left(
-    generation: str, level: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install_here(monkeypatch, tmp_path, generation)
-    case = Case(precision="fp16-apex", loss_scale=128.0, opt_level=level, device="cpu")
-    set_flags(find_formats(case.precision, case.opt_level))
-    ours = make_training(replace(case, freeze="backbone"), small(), CPU)
-    before = copy.deepcopy(ours.model.state_dict())
-    ours.step(batch())
-    assert len(ours.masters) == 2
-    after = ours.model.state_dict()
-    assert {n for n in after if not torch.equal(after[n], before[n])} == {"4.weight", "4.bias"}
-
-
-def test_a_workload_that_freezes_by_itself_freezes_more() -> None:
-    workload = load_workload(TWO)
-    ours = Training(
-        workload.build_model(), PRECISIONS["fp32"], CPU, lr=LR, frozen="neck", workload=workload
-    )
-    assert trained(ours.model) == ["what.weight", "what.bias", "where.weight", "where.bias"]
 
 
 # ----------------------------------------------------------------------------- FLOP and the proof
@@ -312,7 +276,7 @@ def test_gradients_that_are_not_computed_are_not_probed() -> None:
 # -------------------------------------------------------------------------------- a measured case
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16-amp", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_case_says_what_was_not_computed(precision: str) -> None:
     found = run("backbone", precision)
     m = found.measurement
@@ -323,15 +287,6 @@ def test_a_case_says_what_was_not_computed(precision: str) -> None:
     assert found.missing["weight_grad_error"] == "what was probed is frozen"
     assert "all before it too" in found.missing["input_grad_error"]
     assert math.isfinite(m.test_loss)
-
-
-def test_a_network_is_the_same_network_when_it_is_frozen() -> None:
-    name = f"{__name__}:Fine"
-    found = examine(name, "workload", freezes=["backbone", "bn", "3"])
-    # what is frozen says no more than which freezes leave BatchNorm still
-    assert set(found.still) == {"backbone", "bn"}
-    assert replace(found, still=()) == examine(name, "workload")
-    assert found.parameters == examine(name, "workload", freezes=["0"]).parameters
 
 
 class Needy(Fine):
@@ -349,14 +304,6 @@ def test_a_freeze_is_tried_before_any_case() -> None:
         examine("dpn26", freezes=["stme"])
 
 
-def test_frozen_random_weights_are_noted(tmp_path: Path) -> None:
-    start = tmp_path / "weights.pt"
-    plain, frozen = Case(device="cpu"), Case(device="cpu", freeze="backbone")
-    assert warn_of_freezing([plain, replace(frozen, start=str(start))]) == []
-    (note,) = warn_of_freezing([plain, frozen, replace(frozen, batch_size=64)])
-    assert note.startswith("note: --freeze backbone without --start keeps random weights")
-
-
 def test_workers_of_all_processes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "count_cores", lambda: 8)
     case = Case(device="cpu", loader="torch", workers=4, parallel="ddp", world_size=2)
@@ -364,11 +311,9 @@ def test_workers_of_all_processes_are_counted(monkeypatch: pytest.MonkeyPatch) -
     (note,) = preflight.warn_of_workers([replace(case, world_size=4)])
     assert note.startswith("note: 16 workers share 8 CPU cores")
     alone = replace(case, parallel="none", world_size=1)
-    assert preflight.warn_of_workers([alone], beside=1) == []
     (note,) = preflight.warn_of_workers([alone], beside=2)
     assert note.startswith("note: 12 workers share 8 CPU cores")
     assert note.endswith("lower --workers or --lanes")
     monkeypatch.setattr(preflight, "count_cores", lambda: 1.5)
-    assert preflight.warn_of_workers([replace(alone, workers=2)]) == []
     (note,) = preflight.warn_of_workers([alone])
     assert note.startswith("note: 4 workers share 1.5 CPU cores, and load no faster than 2;")
