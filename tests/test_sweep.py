@@ -13,9 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,14 +22,12 @@ from typing import Any
 import fake_executor as fake
 import pandas as pd
 import PIL.Image
-import psutil
 import pytest
 from fake_executor import FakeExecutor
 from pytest_for_tests import Capture, Patch
 
 from bench.case import Case
 from bench.environment.host import describe_host
-from bench.errors import StoreError
 from bench.executors import Images
 from bench.flags import join_flags
 from bench.gpu.cards import Card
@@ -40,7 +36,6 @@ from bench.record import Environment, Outcome, Record, Status
 from bench.store.cells import RECORDS
 from bench.store.reader import read_records
 from bench.store.runs import read_cases
-from bench.store.writer import Store
 from bench.sweep import __main__ as sweep
 from bench.sweep import loop, preflight, preview, threads
 from tests.planted.records import ROOT
@@ -94,22 +89,19 @@ def test_every_case_becomes_a_row(out: Path, capsys: Capture) -> None:
     assert "[4/4] fp32 · batch size 16" in said.err
 
 
-def test_the_resolved_configuration_stands_beside_the_records(out: Path) -> None:
-    run(out, "8")
+def test_the_configuration_and_the_commands_stand_beside_the_records(out: Path) -> None:
+    for size in ("8", "16", "8"):
+        run(out, size)
     config = json.loads((out / "config.json").read_text())
-    assert config["command"].startswith("python -m bench.sweep --executor fake")
+    commands = config["command"].splitlines()
+    assert commands[0].startswith("python -m bench.sweep --executor fake")
+    sizes = [line.partition("--batch-size ")[2][:2].strip() for line in commands]
+    assert sizes == ["16", "8"], "the one that ran last is the last"
     (case,) = config["cases"]
     shared = config["settings"]
     assert (case["batch_size"], shared["lr"], shared["evaluate"]) == ("8", "0.01", "off")
     assert config["environment"]["cpu"]["host"] == socket.gethostname()
     assert config["datasets"]["synthetic"]["train_images"] == 50_000
-
-
-def test_the_command_that_ran_last_is_the_last_of_its_folder(out: Path) -> None:
-    for size in ("8", "16", "8"):
-        run(out, size)
-    commands = json.loads((out / "config.json").read_text())["command"].splitlines()
-    assert [line.partition("--batch-size ")[2][:2].strip() for line in commands] == ["16", "8"]
 
 
 def test_every_outcome_is_a_row_and_the_sweep_goes_on(out: Path) -> None:
@@ -128,43 +120,29 @@ def test_every_outcome_is_a_row_and_the_sweep_goes_on(out: Path) -> None:
 
 @pytest.mark.parametrize(
     ("status", "rc"),
-    [("ok", 0), ("oom", 0), ("unsupported", 0), ("error", 1), ("killed", 1), ("timeout", 1)],
+    [("ok", 0), ("oom", 0), ("unsupported", 0), ("error", 1), ("timeout", 1)],
 )
 def test_nothing_measured_is_a_failure(out: Path, status: str, rc: int) -> None:
     run(out, "8", rc=rc, answers=f"batch_size=8:{status}")
 
 
-def test_a_dry_run_says_how_many_runs_the_cases_take(capsys: Capture) -> None:
-    """Three repeats that nobody asked for are not found out from the clock."""
-    two = ["--device", "cpu", "--precision", "fp32", "--batch-size", "8", "16", "--dry-run"]
-    assert sweep.main([*two, "--fraction", "0.1"]) == 0
-    said = "runs: 7 of 2 cases, each 3 times, and the first once more at the end"
-    default = (
-        "; fewer where the repeats would take more than 5 minutes, unless --repeats 3 is given"
-    )
-    assert capsys.readouterr().out.splitlines()[0] == said + default
-    assert sweep.main([*two, "--fraction", "0.1", "--repeats", "3"]) == 0
-    assert capsys.readouterr().out.splitlines()[0] == said
-    assert sweep.main(two) == 0
-    assert capsys.readouterr().out.splitlines()[0] == "runs: 2 of 2 cases, each once"
+# -------------------------------------------------------------------------------------- a dry run
 
 
-def test_a_dry_run_says_how_many_runs_are_there_already(out: Path, capsys: Capture) -> None:
-    run(out, "8", "--repeats", "2")
+def test_a_dry_run_says_how_many_runs_there_are_to_make(out: Path, capsys: Capture) -> None:
+    """Fewer than three where nobody asked and the clock says so; those that are there count."""
+    run(out, "8", "--fraction", "0.1", "--repeats", "2")
+    capsys.readouterr()
     flags = [*FP32, "8", "16", "--out", str(out), "--dry-run"]
-    for repeats, said in ((2, "5 of 2 cases"), (1, "2 of 2 cases")):
-        assert sweep.main([*flags, "--repeats", str(repeats)]) == 0
-        (first, *_) = capsys.readouterr().out.splitlines()
-        assert first.startswith(f"runs: {said}, each ")
-        assert first.endswith(f"; {repeats} already in --out")
-
-
-def test_images_that_are_not_trained_on_are_named(tmp_path: Path, capsys: Capture) -> None:
-    quick = ["--preset", "quick", "--device", "cpu", "--data-dir", str(tmp_path), "--dry-run"]
-    assert sweep.main(quick) == 0
-    note = f"note: --data-dir {tmp_path} is not used, because the images are synthetic; give "
-    assert note in capsys.readouterr().out
-    assert preflight.warn_of_data([CASE, replace(CASE, dataset="cifar10")], tmp_path) == []
+    fewer = "; fewer where the repeats would take more than 5 minutes, unless --repeats 3 is given"
+    thrice = "7 of 2 cases, each 3 times, and the first once more at the end; 2 already in --out"
+    for more, said in (
+        (["--fraction", "0.1"], thrice + fewer),
+        (["--fraction", "0.1", "--repeats", "3"], thrice),
+        ([], "2 of 2 cases, each once"),
+    ):
+        assert sweep.main([*flags, *more]) == 0
+        assert capsys.readouterr().out.splitlines()[0] == f"runs: {said}"
 
 
 def test_images_without_a_test_part_cannot_be_evaluated_on(tmp_path: Path, capsys: Capture) -> None:
@@ -173,80 +151,58 @@ def test_images_without_a_test_part_cannot_be_evaluated_on(tmp_path: Path, capsy
         for i in range(4):
             pixels = PIL.Image.new("RGB", (32, 32), (i, 2 * i, 3 * i))
             pixels.save(tmp_path / "train" / name / f"{i}.png")
-    flags = ["--device", "cpu", "--precision", "fp32", "--batch-size", "4", "--steps", "1"]
-    flags += ["--model", "dpn-small", "--dataset", "cifar10", "--data-dir", str(tmp_path)]
     said = "warning: there are no test images, so that --evaluate measures nothing"
     for evaluate in ([], ["--evaluate"]):
-        assert sweep.main([*flags, "--out", str(tmp_path / "out"), *evaluate]) == 0
+        flags = ["--dataset", "cifar10", "--data-dir", str(tmp_path), *evaluate]
+        run(tmp_path / f"out{len(evaluate)}", "4", *flags)
         assert (said in capsys.readouterr().err) == bool(evaluate)
 
 
 def test_a_dry_run_says_what_a_start_would_download(
     tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setenv("BENCH_YARDSTICK_S", "0")
-    flags = ["--device", "cpu", "--precision", "fp32", "--dry-run"]
-    real = [*flags, "--dataset", "cifar10"]
-    note = "{} holds no images, so that a start downloads CIFAR-10 into it (170 MB)"
-    assert sweep.main([*real, "--data-dir", str(tmp_path / "data")]) == 0
-    assert note.format(tmp_path / "data") in capsys.readouterr().out
-    assert not (tmp_path / "data").exists()
     monkeypatch.chdir(tmp_path)
-    assert sweep.main(real) == 0
-    assert note.format("data") in capsys.readouterr().out
+    flags = ["--device", "cpu", "--precision", "fp32", "--dry-run", "--dataset"]
+    assert sweep.main([*flags, "cifar10"]) == 0
+    note = "data holds no images, so that a start downloads CIFAR-10 into it (170 MB)"
+    assert note in capsys.readouterr().out
+    assert not (tmp_path / "data").exists()
     (tmp_path / "file").touch()
-    assert sweep.main([*real, "--data-dir", str(tmp_path / "file")]) == 2
+    assert sweep.main([*flags, "cifar10", "--data-dir", "file"]) == 2
     assert "is a file; give the folder that holds it" in capsys.readouterr().err
     (tmp_path / "data" / "cifar-10-batches-py").mkdir(parents=True)
     (tmp_path / "data" / "cifar-10-batches-py" / "test_batch").touch()
-    assert sweep.main([*flags, "--dataset", "synthetic"]) == 0
-    assert sweep.main(real) == 2  # what is there is broken: it is not downloaded over
+    assert sweep.main([*flags, "synthetic", "--data-dir", "data"]) == 0
+    note = "note: --data-dir data is not used, because the images are synthetic; give "
+    assert note in capsys.readouterr().out
+    assert sweep.main([*flags, "cifar10"]) == 2, "it is broken, and not downloaded over"
     assert "downloads" not in capsys.readouterr().out
-
-
-def test_a_dry_run_refuses_a_precision_that_a_cpu_cannot_run(capsys: Capture) -> None:
-    flags = ["--preset", "quick", "--device", "cpu", "--precision", "fp8", "--dry-run"]
-    assert sweep.main(flags) == 2
-    assert "--precision fp8: fp8 needs an NVIDIA GPU" in capsys.readouterr().err
-
-
-def test_a_dry_run_of_a_preset_names_what_will_have_no_time(
-    capsys: Capture, monkeypatch: Patch
-) -> None:
-    monkeypatch.setattr(preflight, "read_cpu_flags", lambda: frozenset({"avx2", "avx512_bf16"}))
-    monkeypatch.setenv("BENCH_YARDSTICK_S", "0")
-    assert sweep.main(["--preset", "precision", "--device", "cpu", "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert "note: tf32 will have no time here: tf32 needs an NVIDIA GPU of Ampere or later" in said
-    assert "note: fp16, fp16-amp will have no time here: this CPU has no fp16 arithmetic" in said
-    assert "note: bf16" not in said
 
 
 @pytest.mark.parametrize(
     ("flags", "precisions", "said"),
     [
-        ("avx2", "fp32 bf16 bf16-amp", "bf16, bf16-amp are emulated: this CPU has no bf16 arithm"),
-        ("avx2", "fp16", "fp16 is emulated: this CPU has no fp16 arithmetic; leave out of"),
-        # fp16 is not measured unless it is asked for
-        ("avx2", "", "bf16-amp is emulated: this CPU has no bf16 arithmetic; leave out of"),
-        ("avx2", "fp32", ""),
-        ("avx512_bf16", "fp32 bf16", ""),
-        ("T4", "fp32 tf32 bf16", "bf16 is emulated: Tesla T4 has no bfloat16 arithmetic; leave"),
+        ("avx2", "fp32 bf16 bf16-amp", ["bf16, bf16-amp are emulated: this CPU has no bf16 arith"]),
+        ("avx512_bf16", "fp32 bf16", []),
+        ("T4", "fp32 tf32 bf16", ["bf16 is emulated: Tesla T4 has no bfloat16 arithmetic; leave"]),
+        # what nobody asked for is not measured where it is emulated
+        ("avx512_bf16", "", ["tf32 will have no time here: ", "fp16, fp16-amp will have no time"]),
     ],
 )
-def test_a_dry_run_names_what_is_emulated(
-    flags: str, precisions: str, said: str, capsys: Capture, monkeypatch: Patch
+def test_a_dry_run_names_what_is_emulated_or_left_out(
+    flags: str, precisions: str, said: list[str], capsys: Capture, monkeypatch: Patch
 ) -> None:
     card = Card("GPU-a", "Tesla T4", capability=(7, 5))
     monkeypatch.setattr(preflight, "read_cpu_flags", lambda: frozenset({flags}))
     monkeypatch.setattr(preview, "has_cuda", lambda: True)
     monkeypatch.setattr(preview, "find_cards", lambda: ([card], ""))
-    asked = ["--precision", *precisions.split()] if precisions else []
+    asked = ["--precision", *precisions.split()] if precisions else ["--preset", "precision"]
     asked += ["--device", "cuda" if flags == "T4" else "cpu", "--model", "dpn-small"]
     assert sweep.main([*asked, "--dry-run"]) == 0
-    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
-    assert len(told) == bool(said)
-    assert all(line.startswith(f"warning: {said}") for line in told)
+    said_now = capsys.readouterr().out
+    told = re.findall("^(?:warning|note): (.*(?:emulated|no time).*)$", said_now, re.MULTILINE)
+    assert len(told) == len(said)
+    assert all(map(str.startswith, told, said))
 
 
 def test_a_dry_run_names_what_differs_and_what_set_it(tmp_path: Path, capsys: Capture) -> None:
@@ -264,10 +220,6 @@ def test_a_dry_run_names_what_differs_and_what_set_it(tmp_path: Path, capsys: Ca
     own = ["--config", str(mine), "--device", "cpu", "--executor", "fake", *seeds]
     assert sweep.main([*own, "--dry-run"]) == 0
     said = capsys.readouterr().out.splitlines()
-    mine.write_text("[[grid]]\nfraction = 0.1\nsteps = 10\nuntil = 0.01\n")
-    assert sweep.main([*own, "--dry-run", "--epochs", "2"]) == 0, "whole ones, as is asked for"
-    assert sweep.main([*own, "--dry-run", "--epochs", "2", "--until", "1%"]) == 2
-    assert "leave out --fraction, --steps and --until" in capsys.readouterr().err
     assert said[12:17] == [
         "  12  seed 11",
         "      and 8 more",
@@ -291,12 +243,14 @@ def test_a_dry_run_names_what_differs_and_what_set_it(tmp_path: Path, capsys: Ca
         ),
         (["--batch-size", "8..auto", "--lr-warmup", "7000", "--executor", "fake"], "7000"),
         (["--memory-limit", "9000GiB", "--dry-run"], "--memory-limit 9000GiB is above the "),
+        (["--precision", "fp8", "--dry-run"], "--precision fp8: fp8 needs an NVIDIA GPU"),
     ],
 )
 def test_a_dry_run_refuses_what_a_start_refuses(
     out: Path, capsys: Capture, flags: list[str], said: str
 ) -> None:
-    command = ["--preset", "quick", "--precision", "fp32", "--device", "cpu", *flags]
+    command = ["--preset", "quick", "--device", "cpu", *flags]
+    command += [] if "--precision" in flags else ["--precision", "fp32"]
     command += ["--memory-limit", "2GiB"] if "8..auto" in flags else []
     starts = (["--dry-run"], [], ["--dry-run"])  # the images are decoded by the second
     for more in starts if "--dry-run" not in flags else ([],):  # or torch is asked, for seconds
@@ -305,27 +259,17 @@ def test_a_dry_run_refuses_what_a_start_refuses(
     assert not out.exists()
 
 
-def test_a_dry_run_warns_of_a_device_that_is_not_here(monkeypatch: Patch, capsys: Capture) -> None:
-    """It may be run on a machine with a GPU."""
-    flags = ["--preset", "quick", "--precision", "fp32", "--device", "cuda", "--dry-run"]
-    card = Card("GPU-1", "a card", memory_bytes=2**34)
-    said = "warning: torch has no GPU here, so that a start on this machine is refused"
-    for there in (False, True):
-        monkeypatch.setattr(preview, "has_cuda", lambda there=there: there)
-        monkeypatch.setattr(preview, "find_cards", lambda: ([card], ""))
-        assert sweep.main(flags) == 0
-        assert (said in capsys.readouterr().out) != there
-    assert sweep.main([*flags, "--memory-limit", "17GiB"]) == 2
-    assert "--memory-limit 17GiB is above the 16.0 GiB of a card" in capsys.readouterr().err
-
-
-def test_a_dry_run_asks_the_card_for_its_memory(monkeypatch: Patch, capsys: Capture) -> None:
-    """As a start does, which refuses a limit that is above the memory of a lane."""
+def test_a_dry_run_asks_for_the_card_and_its_memory(monkeypatch: Patch, capsys: Capture) -> None:
+    """It may be run on a machine without, with a warning; a limit above the card is refused."""
     cards = [Card(f"GPU-{i}", "a card", memory_bytes=2**33) for i in (1, 2)]
-    monkeypatch.setattr(preview, "has_cuda", lambda: True)
     for module in ("bench.sweep.preview", "bench.executors.subprocess"):
         monkeypatch.setattr(f"{module}.find_cards", lambda: (cards, ""))
     flags = ["--preset", "quick", "--precision", "fp32", "--device", "cuda", "--dry-run"]
+    said = "warning: torch has no GPU here, so that a start on this machine is refused"
+    for there in (False, True):
+        monkeypatch.setattr(preview, "has_cuda", lambda there=there: there)
+        assert sweep.main(flags) == 0
+        assert (said in capsys.readouterr().out) != there
     for limit, lanes in itertools.product(("7GiB", "9GiB"), ("1", "all")):
         refused = limit == "9GiB"
         assert sweep.main([*flags, "--memory-limit", limit, "--lanes", lanes]) == 2 * refused
@@ -385,84 +329,53 @@ def test_with_until_repeats_go_where_the_time_is_not_known(
     assert len(order) == 9 + 10, "without --until all run"
 
 
-OOM16 = "batch_size=16:oom"
-SKIPPED = "oom True batch size 16 already ran out of memory"
+def test_an_oom_is_inferred_for_the_larger_batches_of_its_family(out: Path) -> None:
+    frame = run(out, "8", "16", "32", "--lr", "0.02", "0.01", answers="lr=0.02:oom")
+    skipped = "batch size 8 already ran out of memory"
+    assert rows(frame, "lr", "batch_size", "status", "inferred", "reason") == [
+        (0.02, 8, "oom", False, "as the fake was told"),
+        (0.02, 16, "oom", True, skipped),
+        (0.02, 32, "oom", True, skipped),
+        *((0.01, size, "ok", False, "") for size in (8, 16, 32)),
+    ]
+    frame = run(out, "16", "--lr", "0.02", "--no-skip")
+    assert rows(frame[6:], "status", "inferred", "attempt") == [("ok", False, 2)]
+    suspected = run(out.with_name("other"), "8", "16", answers="batch_size=8:oom_suspected")
+    assert suspected["status"].tolist() == ["oom_suspected", "ok"], "which proves nothing"
 
 
-@pytest.mark.parametrize(
-    ("starts", "names", "ends"),
-    [
-        (
-            [(OOM16, "8 16 32 64 --lr 0.01 0.02")],
-            "batch_size status inferred reason",
-            ["8 ok False ", "16 oom False as the fake was told", f"32 {SKIPPED}", f"64 {SKIPPED}"]
-            * 2,
-        ),
-        (
-            [("lr=0.02:oom", "8 16 --lr 0.02 0.01")],
-            "lr status inferred",
-            ["0.02 oom False", "0.02 oom True", *["0.01 ok False"] * 2],
-        ),
-        (
-            [(OOM16, "8 16 32"), (OOM16, "8 16 32 64 --no-skip")],
-            "batch_size status inferred attempt",
-            ["8 ok False 1", "16 oom False 1", "32 oom True 1", "32 ok False 2", "64 ok False 1"],
-        ),
-        (
-            [(OOM16, "16"), ("", "8 16 32")],
-            "batch_size status inferred",
-            ["16 oom False", "8 ok False", "32 oom True"],
-        ),
-        (
-            [(OOM16, "16 32"), ("", "16 32 --retry oom")],
-            "batch_size status inferred attempt",
-            ["16 oom False 1", "32 oom True 1", "16 ok False 2", "32 ok False 2"],
-        ),
-        ([("batch_size=8:oom_suspected", "8 16")], "status", ["oom_suspected", "ok"]),
-    ],
-    ids=[
-        "larger batches are inferred, in each family",
-        "other families are not skipped",
-        "--no-skip runs them all, the inferred ones too",
-        "one of before is remembered",
-        "one that is tried again and fits is no wall",
-        "a suspected one skips nothing",
-    ],
-)
-def test_an_oom(out: Path, starts: list[tuple[str, str]], names: str, ends: list[str]) -> None:
-    for rules, flags in starts:
-        frame = run(out, *flags.split(), answers=rules)
-    assert [" ".join(map(str, row)) for row in rows(frame, *names.split())] == ends
+def test_a_wall_of_before_is_remembered_until_it_is_tried_again(out: Path) -> None:
+    run(out, "16", answers="batch_size=16:oom")
+    names = ("batch_size", "status", "inferred", "attempt")
+    frame = run(out, "8", "16", "32")
+    assert rows(frame[1:], *names) == [(8, "ok", False, 1), (32, "oom", True, 1)]
+    frame = run(out, "16", "32", "--retry", "oom")
+    assert rows(frame[3:], *names) == [(16, "ok", False, 2), (32, "ok", False, 2)]
 
 
 def test_resuming_runs_what_is_left(out: Path, capsys: Capture) -> None:
-    before = run(out, "8", "16")
+    """An interrupted run is to run, and not already there."""
+    before = run(out, "8", "16", answers="batch_size=16:interrupted")
     frame = run(out, "8", "16", "32")
-    assert frame["batch_size"].tolist() == [8, 16, 32]
+    assert "2 to run, 1 already there" in capsys.readouterr().err
+    assert rows(frame, "batch_size", "status", "attempt") == [
+        (8, "ok", 1),
+        (16, "interrupted", 1),
+        (16, "ok", 2),
+        (32, "ok", 1),
+    ]
     assert frame["record_id"].tolist()[:2] == before["record_id"].tolist()
-    assert "1 to run, 2 already there" in capsys.readouterr().err
     written = (out / "config.json").stat().st_mtime_ns
     run(out, "8", "16", "32")
     assert "0 to run, 3 already there" in capsys.readouterr().err
     assert (out / "config.json").stat().st_mtime_ns == written
-
-
-def test_an_interrupted_run_is_to_run_and_not_already_there(out: Path, capsys: Capture) -> None:
-    run(out, "8", "16", answers="batch_size=16:interrupted")
-    capsys.readouterr()
-    frame = run(out, "8", "16", "32")
-    assert "2 to run, 1 already there" in capsys.readouterr().err
-    own = frame[frame["batch_size"] == 16]
-    assert rows(own, "status", "attempt") == [("interrupted", 1), ("ok", 2)]
-    # what is there and was not asked for is not counted
     run(out, "8", "64")
-    assert "1 to run, 1 already there" in capsys.readouterr().err
+    assert "1 to run, 1 already there" in capsys.readouterr().err, "of what is asked for"
 
 
 def test_progress_names_what_varies_in_the_folder(out: Path, capsys: Capture) -> None:
-    run(out, "8", "--compile", "off", "on")
-    assert "[2/2] fp32 · batch size 8 · compile default: " in capsys.readouterr().err
-    run(out, "8", "--lr", "0.1")  # beside rows of another learning rate
+    for rate in ("0.01", "0.1"):
+        run(out, "8", "--lr", rate)
     assert "[1/1] fp32 · batch size 8 · lr 0.1: " in capsys.readouterr().err
 
 
@@ -541,20 +454,11 @@ def host(monkeypatch: Patch) -> Callable[..., None]:
     return move
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"torch": "9.9"},
-        {
-            **{"gpu": "=HYPERLINK()", "driver": "'1", "torch": "9.9", "cuda": "99", "cudnn": "9"},
-            **{"code": "deadbeef", "cpu": "Another CPU", "variables": "CUDA_LAUNCH_BLOCKING=1"},
-        },
-    ],
-    ids=["one", "all"],
-)
 def test_rows_that_cannot_be_compared_are_not_mixed(
-    out: Path, host: Callable[..., None], capsys: Capture, changed: dict[str, str]
+    out: Path, host: Callable[..., None], capsys: Capture
 ) -> None:
+    changed = {"gpu": "=HYPERLINK()", "driver": "'1", "torch": "9.9", "cuda": "99", "cudnn": "9"}
+    changed |= {"code": "deadbeef", "cpu": "Another", "variables": "CUDA_LAUNCH_BLOCKING=1"}
     before = run(out, "8")
     host(**changed)
     capsys.readouterr()
@@ -592,20 +496,16 @@ def test_a_command_that_is_refused_leaves_the_files_of_an_older_version(out: Pat
     assert {file: file.read_bytes() for file in before} == before
 
 
-def test_a_machine_that_returns_finds_its_rows(out: Path, host: Callable[..., None]) -> None:
-    host(gpu="A")
-    run(out, "8")
-    host(gpu="B")
-    run(out, "8", "--mix")
-    host(gpu="A")
-    assert len(run(out, "8", "--mix", report=True)) == 2
-
-
-def test_another_machines_wall_is_not_ones_own(out: Path, host: Callable[..., None]) -> None:
+def test_a_machine_that_returns_finds_its_rows_and_no_other_s(
+    out: Path, host: Callable[..., None]
+) -> None:
     host(gpu="small")
     run(out, "8", answers="batch_size=8:oom")
     host(gpu="large")
-    assert rows(run(out, "16", "--mix"), "gpu", "status") == [("small", "oom"), ("large", "ok")]
+    frame = run(out, "16", "--mix")
+    assert rows(frame, "gpu", "status") == [("small", "oom"), ("large", "ok")], "its own wall"
+    host(gpu="small")
+    assert len(run(out, "8", "--mix")) == 2
 
 
 def test_what_does_not_change_numbers_may_differ(out: Path, host: Callable[..., None]) -> None:
@@ -615,8 +515,6 @@ def test_what_does_not_change_numbers_may_differ(out: Path, host: Callable[..., 
 
 
 def test_other_images_are_not_mixed(out: Path, monkeypatch: Patch, capsys: Capture) -> None:
-    from dataclasses import replace
-
     run(out, "8")
     plain = Images.prepare
     monkeypatch.setattr(
@@ -673,35 +571,6 @@ def test_stopped_once_it_ends_cleanly_and_goes_on_later(out: Path, capsys: Captu
     assert sorted(case.seed for case in read_cases(done)) == list(range(400))
 
 
-def test_stopped_twice_it_ends_at_once(out: Path) -> None:
-    """The case would go on for 600 s; a fake that does not heed the first signal stands for it."""
-    script = (
-        "import sys, time\n"
-        "import fake_executor as fake; from bench.sweep import __main__ as sweep; fake.register()\n"
-        "def run(*a):\n"
-        "    print('case', file=sys.stderr, flush=True)\n"
-        "    while True: time.sleep(0.05)\n"
-        "fake.FakeExecutor.run = run\n"
-        "fake.FakeExecutor.kill = lambda self: print('killed', file=sys.stderr, flush=True)\n"
-        "sys.exit(sweep.main())"
-    )
-    command = [sys.executable, "-c", script, *FP32, "8", "--out", str(out)]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(command, **quiet, text=True)
-    while process.stderr.readline() != "case\n":
-        assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
-    while "stopping" not in process.stderr.readline():
-        assert process.poll() is None
-    time.sleep(0.2)
-    assert process.poll() is None, "once is not at once"
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(200) == 143
-    assert process.stderr.read() == "killed\n", "the worker too"
-    assert read_records(out).empty
-    Store(out).__exit__(None, None, None)
-
-
 def test_handlers_are_restored() -> None:
     before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     with stop_signals(lambda: None) as stopped:
@@ -714,61 +583,33 @@ def test_handlers_are_restored() -> None:
 # ---------------------------------------------------------------------------------- two at once
 
 
-def find_holder(out: Path, sweeps: list[subprocess.Popen[str]]) -> subprocess.Popen[str]:
-    """The sweep that holds the folder, by the name it leaves there."""
-    while True:
-        assert all(process.poll() is None for process in sweeps)
-        with suppress(FileNotFoundError):
-            held = (out / ".holder").read_text()
-            for process in sweeps:
-                if held == f"pid {process.pid} on {socket.gethostname()}":
-                    return process
-        time.sleep(0.01)
-
-
-def hear_waiting(process: subprocess.Popen[str]) -> str:
-    """What a sweep says until it says that it waits."""
+def test_two_sweeps_at_once_lose_and_double_nothing(out: Path) -> None:
+    """The second waits for the first, and finds what that has done."""
+    flags = ["8", "--seed", *map(str, range(60)), "--wait", "200"]
+    first = start(out, *flags, BENCH_TEST_DELAY_S="0.01")
+    wait_until_begun(first)
+    first.send_signal(signal.SIGSTOP)  # until the second waits, however late it comes
+    second = start(out, *flags)
     said = ""
     while "waiting for " not in said:
-        said += (line := process.stderr.readline())
+        said += (line := second.stderr.readline())
         assert line, said
-    return said
-
-
-def test_two_sweeps_at_once_lose_and_double_nothing(out: Path) -> None:
-    flags = ["8", "--seed", *map(str, range(60)), "--wait", "200"]
-    sweeps = [start(out, *flags, BENCH_TEST_DELAY_S="0.1") for _ in range(3)]
-    # whoever is first pauses until both others wait, however late a busy machine lets them come
-    first = find_holder(out, sweeps)
-    first.send_signal(signal.SIGSTOP)
-    waiting = {process.pid: hear_waiting(process) for process in sweeps if process is not first}
+    assert f"waiting for pid {first.pid} on {socket.gethostname()}" in said
     first.send_signal(signal.SIGCONT)
-    said = [waiting.get(p.pid, "") + p.communicate(timeout=200)[1] for p in sweeps]
-    assert [process.returncode for process in sweeps] == [0, 0, 0], said
+    first.communicate(timeout=200)
+    said += second.communicate(timeout=200)[1]
+    assert (first.returncode, second.returncode) == (0, 0), said
     frame = read_records(out)
     assert sorted(case.seed for case in read_cases(frame)) == list(range(60))
     assert set(frame["attempt"]) == {1}
-    # of two that find the lock taken, one may come before its holder has written its name
-    assert sum("waiting for " in text for text in said) == 2
-    assert sum("0 to run, 60 already there" in text for text in said) == 2
+    assert "0 to run, 60 already there" in said
 
 
 # ----------------------------------------------------------------------------------- a full disk
 
 
-def expect_full_disk(out: Path, errors: str, returncode: int) -> None:
-    assert returncode == 1, errors
-    *_, last = errors.strip().splitlines()
-    assert re.fullmatch(r"error: .*\.csv: .*; the rows before are intact, and the same .*", last)
-    assert "not written: {" in errors, "what was measured last is not lost"
-    assert "Traceback" not in errors
-    frame = read_records(out)
-    assert 5 < len(frame) < 200
-    assert frame["repeat"].tolist() == list(range(1, len(frame) + 1))
-    assert not list(out.glob("*.torn-*"))
-
-
-def test_a_file_that_may_not_grow(out: Path) -> None:
+def test_a_disk_that_fills(out: Path) -> None:
+    """Stood for by files that may not grow."""
     command = [sys.executable, HERE / "slow_sweep.py", *FP32, "8", "--repeats", "200", "--out", out]
 
     def limit() -> None:
@@ -776,43 +617,17 @@ def test_a_file_that_may_not_grow(out: Path) -> None:
 
     how = {"env": {**os.environ, "BENCH_TEST_DELAY_S": "0"}, "preexec_fn": limit}
     full = subprocess.run(command, **how, capture_output=True, text=True, check=False)
-    expect_full_disk(out, full.stderr, full.returncode)
+    assert full.returncode == 1, full.stderr
+    *_, last = full.stderr.strip().splitlines()
+    assert re.fullmatch(r"error: .*\.csv: .*; the rows before are intact, and the same .*", last)
+    assert "not written: {" in full.stderr, "what was measured last is not lost"
+    assert "Traceback" not in full.stderr
+    frame = read_records(out)
+    assert 5 < len(frame) < 200
+    assert frame["repeat"].tolist() == list(range(1, len(frame) + 1))
+    assert not list(out.glob("*.torn-*"))
     frame = run(out, "8", "--repeats", "200")
-    assert len(frame) == 201, "and the sentinel"
-    assert frame["repeat"].tolist() == [*range(1, 201), 1]
-
-
-def test_a_disk_that_fills(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = shutil.which("mount")
-    options = ["-t", "tmpfs", "-o", "size=64k", "tmpfs", disk]
-    if not mount or subprocess.run([mount, *options], capture_output=True, check=False).returncode:
-        pytest.skip("a small tmpfs cannot be mounted here; that takes root")
-    try:
-        full = start(disk / "out", "8", "--repeats", "200", BENCH_TEST_DELAY_S="0")
-        _, errors = full.communicate(timeout=100)
-        expect_full_disk(disk / "out", errors, full.returncode)
-        assert "No space left on device" in errors
-    finally:
-        subprocess.run(["umount", disk], check=True)
-
-
-def test_the_first_rows_stand_when_writing_fails(
-    out: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
-    plain = Store.append
-
-    def append(self: Store, record: Any, *rows: Any) -> None:
-        if record.case.batch_size == 32:
-            raise StoreError("records.csv: Input/output error; the rows before are intact")
-        plain(self, record, *rows)
-
-    monkeypatch.setattr(Store, "append", append)
-    assert run(out, "8", "16", "32", "64", rc=1)["batch_size"].tolist() == [8, 16]
-    errors = capsys.readouterr().err
-    assert "'batch_size': 32" in errors
-    assert "error: records.csv: Input/output error" in errors
+    assert frame["repeat"].tolist() == [*range(1, 201), 1], "and the sentinel"
 
 
 def test_a_torn_line_is_reported_and_the_sweep_goes_on(out: Path, capsys: Capture) -> None:
@@ -822,44 +637,6 @@ def test_a_torn_line_is_reported_and_the_sweep_goes_on(out: Path, capsys: Captur
     frame = run(out, "8", "16")
     assert frame["batch_size"].tolist() == [8, 16]
     assert "records.csv: an unfinished last line was set aside as" in capsys.readouterr().err
-
-
-# ------------------------------------------------------------------------------- many cases, fast
-
-
-def test_two_thousand_cases(
-    out: Path, monkeypatch: Patch, record_property: Callable[[str, object], None]
-) -> None:
-    """Memory stays flat. The times are printed, not judged: see `pytest -s`."""
-    process, held = psutil.Process(), []
-
-    class Watched(FakeExecutor):
-        def run(self, *arguments: Any) -> Outcome:
-            held.append(process.memory_info().rss)
-            return super().run(*arguments)
-
-    monkeypatch.setattr(fake, "FakeExecutor", Watched)
-    flags = ["8", "16", "32", "64", "--seed", *map(str, range(500))]
-    start = time.perf_counter()
-    frame = run(out, *flags)
-    swept = time.perf_counter()
-    assert len(frame) == len(set(read_cases(frame))) == len(held) == 2_000
-    growth = max(held) - held[500]
-    assert growth < 1500 * 2200, "what is written is not kept"
-
-    begun = time.perf_counter()
-    run(out, *flags)
-    resumed = time.perf_counter() - begun
-    assert len(held) == 2_000
-    figures = {"sweep_s": swept - start, "resume_s": resumed, "growth_bytes": growth}
-    for name, value in figures.items():
-        record_property(name, value)
-    print(", ".join(f"{name} {value:,.2f}" for name, value in figures.items()))
-
-
-@pytest.fixture(autouse=True)
-def wide_terminal(monkeypatch: Patch) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
 
 
 # ------------------------------------------------------------------------------ threads on a CPU
@@ -873,31 +650,31 @@ def test_a_folder_s_cases_take_the_threads_of_free_cores(
     monkeypatch.setattr(threads, "_WATCHED_S", 0.0)
     monkeypatch.setattr(threads, "usable_cpus", lambda: range(4))
     monkeypatch.setattr(threads, "count_cores", lambda: 4.0)
-    busy = [0.0]
+    busy = [1.3]
     monkeypatch.setattr(threads.OtherWork, "cores", lambda self, guests=True: busy[0])
-    flags = ["--model", "tests.models_for_tests:wide", "--device", "cpu", "--precision", "fp32"]
-    flags += ["--dataset", "synthetic", "--batch-size", "64", "--steps", "2", "--no-report"]
-    said = []
-    for busy[0], repeats in ((1.3, 1), (0.0, 2)):
-        assert sweep.main([*flags, "--repeats", str(repeats), "--out", str(out)]) == 0
-        said.append(capsys.readouterr().err.splitlines())
-    assert said[0][0] == (
+    flags = ["--model", "tests.models_for_tests:good", "--device", "cpu", "--precision", "fp32"]
+    flags += ["--dataset", "synthetic", "--batch-size", "8", "--steps", "2", "--no-report"]
+    assert sweep.main([*flags, "--repeats", "1", "--out", str(out)]) == 0
+    said = capsys.readouterr().err
+    assert said.splitlines()[0] == (
         "note: other programs use 1.3 of 4 cores, so an operation takes 2 threads; OMP_NUM_THREADS "
         "sets another number"
     )
-    assert said[1][0].startswith(f"note: the rows in {out} are of ")
-    assert "OMP_NUM_THREADS=2" in said[1][0]
-    warned = [line for line in said[0] + said[1] if "is set and changes results" in line]
-    assert not any("OMP_NUM_THREADS" in line for line in warned)
+    assert "is set and changes results" not in said
     assert {*read_records(out)["torch_threads"]} == {2}
     assert "OMP_NUM_THREADS" not in os.environ
-    for busy[0], given in ((0.1, None), (4.0, "3")):
+    for folder, busy[0], given, wanted in (
+        (out, 0.0, None, "2"),
+        (None, 0.1, None, None),
+        (None, 4.0, "3", "3"),
+    ):
         if given:
             monkeypatch.setenv("OMP_NUM_THREADS", given)
-        with threads.hold_threads(None):
-            assert os.environ.get("OMP_NUM_THREADS") == given
-    assert capsys.readouterr().err == ""
-    monkeypatch.delenv("OMP_NUM_THREADS")
+        with threads.hold_threads(folder):
+            assert os.environ.get("OMP_NUM_THREADS") == wanted
+    (note,) = capsys.readouterr().err.splitlines()
+    assert note.startswith(f"note: the rows in {out} are of OMP_NUM_THREADS=2")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(threads, "count_cores", lambda: 0.3)
     with threads.hold_threads(None):
         assert os.environ["OMP_NUM_THREADS"] == "1"
