@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,9 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from training_for_tests import batch, pass_through, run_case, small, training
+from torch import Tensor
+from training_for_tests import batch, pass_through, run_case, training
 
 from bench.axis import Value
 from bench.case import Case
@@ -22,7 +20,6 @@ from bench.grid import grid
 from bench.training import graphs
 from bench.training.graphs import WARMUP_STEPS
 from bench.training.loop import Epoch, Training
-from bench.workloads import Network, Workload
 
 
 class Played:
@@ -61,24 +58,26 @@ def captured(recorder: Played, *steps: int, **settings: Any) -> Training:
     return ours
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "bf16-amp"])
-def test_losses_are_those_of_steps_one_by_one(precision: str, optimizer: str) -> None:
-    """Bit for bit, the last batch and the learning rates included; so are the weights."""
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"precision": "fp32"},
+        {"precision": "bf16-amp"},
+        {"precision": "fp16", "optimizer": "adamw"},
+        {"precision": "fp16", "clip_grad": 0.5},
+    ],
+)
+def test_losses_are_those_of_steps_one_by_one(settings: dict[str, Any]) -> None:
+    """Bit for bit, the last batch, the learning rates and the clipping included; so are the
+    weights."""
     recorder = Played()
-    ours = captured(recorder, 16, LAST, precision=precision, optimizer=optimizer)
+    ours = captured(recorder, 16, LAST, **settings)
     before = recorder.replays
-    plain = training(precision, optimizer=optimizer)
+    plain = training(**settings)
     assert train(ours) == train(plain)
     assert recorder.replays - before == 3, "the last batch is a step of its own"
     for name, weight in plain.model.state_dict().items():
         assert torch.equal(weight, ours.model.state_dict()[name]), name
-
-
-def test_a_rate_that_changes_is_read_anew() -> None:
-    losses = [train(captured(Played()), rates).losses for rates in (RATES, RATES[:1] * 4)]
-    assert losses[0][:2] == losses[1][:2]  # the first rate is the same
-    assert losses[0][2] != losses[1][2]
 
 
 def test_what_overflows_is_counted() -> None:
@@ -86,13 +85,6 @@ def test_what_overflows_is_counted() -> None:
     found = train(captured(Played(), **settings))
     assert found.overflowed == train(training(**settings)).overflowed  # type: ignore[arg-type]
     assert any(found.overflowed)
-
-
-def test_what_is_clipped_is_clipped_in_a_replay() -> None:
-    settings = {"precision": "fp16", "clip_grad": 0.5}
-    found = train(captured(Played(), 16, LAST, **settings))
-    assert found == train(training(**settings))  # type: ignore[arg-type]
-    assert [norm > 0.5 for norm in found.norms] == [True] * 4
 
 
 def test_a_replay_finds_all_where_it_was() -> None:
@@ -149,7 +141,7 @@ def test_the_worker_captures_once_in_the_warm_up(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(graphs, "CudaGraph", lambda: made.append(Played()) or made[-1])
     case = Case(
         model="models_for_tests:good", dataset="synthetic", precision="fp16", loss_scale=128.0,
-        batch_size=4, steps=3, evaluate=True, schedule="cosine", device="cpu",
+        batch_size=64, steps=3, evaluate=True, schedule="cosine", device="cpu",
     )  # fmt: skip
     folder = prepare("synthetic", data_dir=None).folder
     plain, found = (run_case(replace(case, cuda_graphs=on), folder) for on in (False, True))
@@ -223,87 +215,36 @@ def test_what_breaks_a_capture_is_what_is_raised(monkeypatch: pytest.MonkeyPatch
         graphs.CudaGraph().capture(run)
 
 
-class Judging(nn.Module):
-    """A network that computes its own loss, as those of libraries do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.network = small()
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(self.network(x), y)
-
-
-class Asking(Workload):
-    def compute_loss(self, network: Network, batch: Any) -> Tensor:
-        loss: Tensor = network(*batch)
-        return loss
-
-
-class Overwriting(torch.autograd.Function):
-    """Hands on what a graph of torch.compile's does: the memory that its next replay writes to."""
-
-    memory = torch.zeros(())
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor) -> Tensor:
-        return Overwriting.memory.copy_(loss).detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient
-
-
 def test_a_loss_of_the_network_s_own_is_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the graphs of torch.compile, of which there are none on a CPU."""
+    """By the graphs of torch.compile, each of which returns the memory that its next replay writes
+    to; on a CPU there are none."""
     monkeypatch.setattr(torch, "compile", lambda model, **_: model)
-
-    def build(seed: int) -> nn.Module:
-        torch.manual_seed(seed)
-        return Judging()
-
-    about: dict[str, Any] = {"build": build, "workload": Asking()}
-    plain, ours = (training(compile=mode, **about) for mode in ("off", "reduce-overhead"))
-    whole = ours.forward
-    ours.forward = lambda *inputs: Overwriting.apply(whole(*inputs))
-    assert train(ours).losses == train(plain).losses
-
-
-FP16: dict[str, Value] = {"precision": "fp16"}
+    ours, memory = training(compile="reduce-overhead"), torch.zeros(())
+    ours.forward = lambda: memory.add_(1)
+    assert [ours.compute(), ours.compute()] == [1, 2]
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"device": "cpu"}, "--device cpu cannot be: a CPU has none"),
-        ({**FP16, "loss_scale": "dynamic"}, "--loss-scale dynamic cannot be, because"),
-        ({"precision": "fp16-apex", "loss_scale": 128.0}, "--precision fp16-apex is not measured"),
-        ({"precision": "fp8"}, "--precision fp8 is not measured"),
-        ({"compile": "reduce-overhead"}, "--compile reduce-overhead is not measured"),
-        ({"accumulate": 2}, "--accumulate 2 is not measured"),
-        ({"optimizer": "lars"}, "--optimizer lars cannot be: torch captures fused steps"),
+        ({"device": "cpu"}, "--device cpu"),
+        ({"precision": "fp16", "loss_scale": "dynamic"}, "--loss-scale dynamic"),
+        ({"precision": "fp16-apex", "loss_scale": 128.0}, "--precision fp16-apex"),
+        ({"precision": "fp8"}, "--precision fp8"),
+        ({"compile": "reduce-overhead"}, "--compile reduce-overhead"),
+        ({"accumulate": 2}, "--accumulate 2"),
+        ({"optimizer": "lars"}, "--optimizer lars"),
+        ({"precision": "fp16", "loss_scale": 128.0, "compile": "default"}, ""),
+        ({"optimizer": "adamw", "schedule": "onecycle", "freeze": "backbone"}, ""),
     ],
 )
 def test_what_cannot_be_captured_is_refused(settings: dict[str, Value], said: str) -> None:
     asked = {name: [value] for name, value in {"device": "cuda", **settings}.items()}
+    grid({**asked, "cuda_graphs": [False]})
+    if not said:
+        assert [case.cuda_graphs for case in grid({**asked, "cuda_graphs": [True]})] == [True]
+        return
     with pytest.raises(UsageError) as refused:
         grid({**asked, "cuda_graphs": [True]})
-    flag, why = re.split(r" (?=is not|cannot)", said)
-    assert all(part in str(refused.value) for part in ("--cuda-graphs", flag, why))
-    grid({**asked, "cuda_graphs": [False]})
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        FP16,
-        {"precision": "fp16-amp", "loss_scale": 128.0},
-        {"compile": "default", "cudnn_benchmark": True, "channels_last": True},
-        {"optimizer": "adamw", "schedule": "onecycle", "freeze": "backbone"},
-    ],
-)
-def test_what_can_be_captured_is_not(settings: dict[str, Value]) -> None:
-    asked = {name: [value] for name, value in settings.items()}
-    (case,) = grid({"device": ["cuda"], **asked, "cuda_graphs": [True]})
-    assert case.cuda_graphs
+    assert "--cuda-graphs" in str(refused.value)
+    assert said in str(refused.value)
