@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from models_for_tests import one_block
 from pytest_for_tests import Capture, Patch
 from torch import Tensor, nn
 from training_for_tests import CPU, run_case
 
 from bench.case import Case
 from bench.grid import grid
-from bench.models import build_model
 from bench.record import Outcome
 from bench.sweep.__main__ import main as sweep
 from bench.sweep.options import parse_arguments, plan_cases
@@ -93,24 +91,11 @@ class Planted(Workload):
         return network(*batch).mean()
 
 
-class Small(Workload):
-    """A small DPN on images."""
-
-    def build_model(self) -> nn.Module:
-        return build_model("dpn-small")
-
-
-def run(
-    workload: Workload,
-    batch: int = ITEMS,
-    step_s: float = 1.0,
-    trace: Path | None = None,
-    **settings: Any,
-) -> Timeline:
+def run(workload: Workload, batch: int = ITEMS, **settings: Any) -> Timeline:
     (case,) = grid({"workload": [TINY], "device": ["cpu"], "batch_size": [batch]})
     case = replace(case, **settings)
     training = make_training(case, workload.build_model(), CPU, workload)
-    return profile_step(training, open_supply(case, workload, CPU), case, step_s, trace)
+    return profile_step(training, open_supply(case, workload, CPU), case, step_s=1.0)
 
 
 def shares(line: Timeline) -> dict[Kind, float]:
@@ -149,79 +134,44 @@ def test_the_kind_of_work_that_is_planted_is_found(
 
 
 class Watched(torch.autograd.Function):
-    """Applies a function, forward and to the gradient; notes how long that takes by the clock."""
+    """Four sigmoids of each element, and of the gradient; notes what they take by the clock."""
 
     @staticmethod
-    def forward(context: Any, x: Tensor, apply: Any, took: list[float]) -> Tensor:
-        context.planted, context.took = apply, took
-        return Watched.time(x, apply, took)
+    def forward(context: Any, x: Tensor, took: list[float]) -> Tensor:
+        context.took = took
+        return Watched.time(x, took)
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> Any:
-        return Watched.time(gradients[0], context.planted, context.took), None, None
+        return Watched.time(gradients[0], context.took), None
 
     @staticmethod
-    def time(x: Tensor, apply: Any, took: list[float]) -> Tensor:
+    def time(x: Tensor, took: list[float]) -> Tensor:
         begun = time.perf_counter()
-        result: Tensor = apply(x)
+        result = x.sigmoid().sigmoid().sigmoid().sigmoid()
         took.append(time.perf_counter() - begun)
         return result
 
 
-SOME = torch.full((WIDTH, WIDTH), 1 / WIDTH, dtype=torch.bfloat16)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("apply", "kind", "format"),
-    [
-        (lambda x: x.bfloat16().float(), Kind.CAST, ""),
-        (torch.sigmoid, Kind.ELEMENTWISE, ""),
-        # a layer of bfloat16 among those in float32
-        (lambda x: torch.mm(x, SOME) if x.dtype is torch.bfloat16 else x, Kind.MATMUL, "bfloat16"),
-    ],
-)
-def test_a_planted_share_is_that_of_the_clock(apply: Any, kind: Kind, format: str) -> None:
+def test_a_planted_share_is_that_of_the_clock() -> None:
     """Of the steps that the profiler saw, its share of a kind is within 5 points of the clock's."""
     took: list[float] = []
-    times = 1 if format else 4  # bfloat16 is emulated on most CPUs
 
     class Network(Products):
         def forward(self, x: Tensor) -> Tensor:
             for weight in self.weights.unbind():
-                x = x @ weight
-                x = x.bfloat16() if format else x
-                for _ in range(times):
-                    x = Watched.apply(x, apply, took)  # type: ignore[no-untyped-call]
-                x = x.float()
+                x = Watched.apply(x @ weight, took)  # type: ignore[no-untyped-call]
             return x
 
-    errors, shares = [], []
+    errors = []
     for _ in range(TRIES):
         took.clear()
         line = run(Planted(Network))
-        calls = 2 * times * LAYERS * line.steps
-        clock = sum(took[-calls:]) / line.steps
-        found = sum(
-            timed.time_s
-            for label, timed in line.work.items()
-            if label.kind is kind and label.format.startswith(format)
-        )
-        errors.append(abs(found - clock) / line.step_s)
-        shares.append(clock / line.step_s)
-        if min(errors) <= 0.05 < max(shares):  # where bfloat16 is emulated, a try takes a minute
-            break
+        clock = sum(took[-2 * LAYERS * line.steps :]) / line.steps
+        errors.append(abs(shares(line)[Kind.ELEMENTWISE] * line.busy_s - clock) / line.step_s)
+        assert clock > 0.05 * line.step_s
     assert min(errors) <= 0.05
-    assert max(shares) > 0.05
-
-
-def test_large_operations_take_the_whole_step() -> None:
-    found = [0.0]
-    while max(found) < 0.9 and len(found) < 4 * TRIES:  # other programs interrupt most of them
-        line = run(Planted(Products))
-        found.append(line.busy_s / line.step_s)
-    assert max(found) >= 0.9
-    assert all(share <= 1 for share in found)
 
 
 def test_a_sleeping_loader_is_waited_for() -> None:
@@ -242,18 +192,15 @@ def test_a_batch_may_be_larger_than_the_data() -> None:
     assert run(workload).steps == 2
 
 
-@pytest.mark.parametrize("precision", ["bf16-amp"])
-def test_next_to_nothing_of_a_dpn_is_unnamed(precision: str) -> None:
-    line = run(Small(), 32, precision=precision)
-    found = shares(line)
+def test_next_to_nothing_of_a_dpn_is_unnamed() -> None:
+    workload = Workload()
+    workload.build_model = one_block  # type: ignore[method-assign]
+    found = shares(run(workload, 32, precision="bf16-amp"))
     assert found.get(Kind.OTHER, 0.0) < 0.05
-    convolutions = {Kind.CONVOLUTION_1X1, Kind.CONVOLUTION, Kind.GROUPED}
-    assert sum(found[kind] for kind in convolutions) > 0.25
-    # a busy machine may stop a step between two operations: at a load of 4.6 a try had 0.77
-    tries = chain([line], (run(Small(), 32, precision=precision) for _ in range(4)))
-    assert any(0.8 <= one.busy_s / one.step_s <= 1.0 for one in tries)
+    assert found.keys() > {Kind.CONVOLUTION_1X1, Kind.GROUPED, Kind.NORMALISATION, Kind.CAST}
 
 
+@pytest.mark.slow
 def test_compiled_kernels_have_names_and_training_stays_as_it_was() -> None:
     workload = Planted(Elementwise)
     (case,) = grid({"workload": [TINY], "device": ["cpu"], "compile": ["default"]})
