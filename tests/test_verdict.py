@@ -21,7 +21,7 @@ from bench.verdict.equivalence import (
     judge_equivalences,
 )
 from bench.verdict.ratio import Ratio, Verdict, compare
-from bench.verdict.seeds import MIN_SEEDS, Seeded, compare_seeds
+from bench.verdict.seeds import MIN_SEEDS, Seeded, compare_seeds, is_guessing
 
 MARGIN = 0.02
 WRONG = {Verdict.LOWER, Verdict.HIGHER}
@@ -516,6 +516,12 @@ def test_paired_losses_without_difference_are_seldom_called_different(shared: fl
     ]
     assert all(ratio.pairs == 3 for ratio in sweeps[0])
     assert wrong_rate(sweeps) <= chance(0.05, 250)
+
+
+def test_a_loss_2_percent_below_that_of_guessing_is_learnt() -> None:
+    """0.98 ln 10 is 2.25653."""
+    assert is_guessing(2.2566, 10)
+    assert not is_guessing(2.2564, 10)
 
 
 def test_so_many_repeats_as_are_needed_decide() -> None:

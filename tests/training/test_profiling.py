@@ -169,8 +169,8 @@ def test_a_planted_share_is_that_of_the_clock() -> None:
         took.clear()
         line = run(Planted(Network))
         clock = sum(took[-2 * LAYERS * line.steps :]) / line.steps
-        errors.append(abs(shares(line)[Kind.ELEMENTWISE] * line.busy_s - clock) / line.step_s)
-        assert clock > 0.05 * line.step_s
+        error = abs(shares(line)[Kind.ELEMENTWISE] * line.busy_s - clock) / line.step_s
+        errors.append(error if clock > 0.05 * line.step_s else 1.0)
     assert min(errors) <= 0.05
 
 
