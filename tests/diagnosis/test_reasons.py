@@ -16,8 +16,6 @@ from bench.diagnosis.ceiling import Ceiling, find_violation
 from bench.diagnosis.explanation import (
     CURES,
     LEFT_OVER,
-    Advice,
-    Alternatives,
     Cause,
     Explanation,
     Side,
@@ -94,9 +92,6 @@ def test_a_step_limited_by_several_things_lists_their_shares(step: Step, verdict
         # on a CPU all is stretched alike
         (make_step(10.0, [TRAFFIC], device="cpu", profiled_ms=12.5),
          {Kind.ELEMENTWISE: 8, Wait.IDLE: 2}),
-        # overlapping kernels share the time in which any ran
-        (Step(14e-3, [TRAFFIC, PRODUCTS], RATES, "cuda", profile=Profile(14e-3, 12e-3)),
-         {Kind.ELEMENTWISE: 6, Kind.MATMUL: 6, Wait.IDLE: 2}),
         # kernels that take longer than the step are left over
         (Step(9e-3, [TRAFFIC], RATES, "cuda", profile=Profile(12e-3, 10e-3)),
          {Kind.ELEMENTWISE: 10, LEFT_OVER: -1}),
@@ -234,8 +229,6 @@ def run_by(row: WorkRow, *kernels: str) -> WorkRow:
     ("name", "uses"),
     [
         (TENSOR, True),
-        ("void cutlass::Kernel2<cutlass_80_tensorop_f16_s16816gemm_f16_128x64>(Params)", True),
-        ("volta_h884cudnn_256x64_ldg8_relu_exp_small_nhwc_tn_v1", True),
         (DIRECT, False),
         ("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8_stage3_ffma_kernel", False),
         ("void cudnn::ops::nchwToNhwcKernel<__half, __half, float>(int)", None),
@@ -255,8 +248,6 @@ def test_what_changes_the_layout_of_a_convolution_is_no_slow_product() -> None:
     assert after[Cause.PRODUCTS] == pytest.approx(6e-3 - 0.2e-3)
     (layout,) = [reason for reason in found.reasons if reason.cause is Cause.LAYOUT]
     assert f"most in grouped convolution {GROUPS} 3 ms" in layout.evidence
-    bounds = found.b.breakdown.bounds
-    assert bounds[Bound.COMPUTE] / bounds[Bound.MEMORY] == pytest.approx((6 + 1) / 3)
 
 
 def test_tensor_cores_are_told_by_the_name_of_the_kernel_and_not_by_its_rate() -> None:
@@ -265,10 +256,7 @@ def test_tensor_cores_are_told_by_the_name_of_the_kernel_and_not_by_its_rate() -
     for row, cause in ((slow, Cause.PRODUCTS), (quick, Cause.NO_TENSOR_CORES)):
         found = compare([MM32, CONV32], [MM16, row])
         assert found.reasons[0].cause is cause
-    evidence = found.reasons[0].evidence
-    assert f"convolution {GROUPS} at 60 TFLOP/s" in evidence
-    assert "most runs in conv2d_grouped_direct_kernel" in evidence
-    assert "4, 8, 16 and 32 channels a group only; other versions" in evidence
+    assert "most runs in conv2d_grouped_direct_kernel" in found.reasons[0].evidence
 
 
 def test_without_names_the_rate_decides_and_says_so() -> None:
@@ -277,11 +265,6 @@ def test_without_names_the_rate_decides_and_says_so() -> None:
     assert "float32 reaches 50 TFLOP/s without tensor cores" in found.reasons[0].evidence
     fast = compare([MM32, CONV32], [MM16, replace(CONV16, time_s=2e-3)])  # 60, above float32's 50
     assert fast.reasons[0].cause is Cause.PRODUCTS
-    # the step before alone lacks them, and the rates after it are not known
-    after = replace(found.a, step=replace(found.a.step, rates=Rates()))
-    why = explain("precision", found.b, after, 128, found.speedup)
-    lacking = next(one for one in why.reasons if one.cause is Cause.NO_TENSOR_CORES)
-    assert (lacking.after_s, lacking.evidence) == (0, "")
 
 
 # ---------------------------------------------------------------------------------------- ceiling
@@ -295,9 +278,9 @@ def test_a_step_gains_at_most_its_measured_time_over_the_least_of_the_other() ->
     # a step before that falls short of its own least time can be gained on by more
     slow = compare([replace(MM32, time_s=22e-3), RELU32], [MM16, RELU16])
     assert slow.ceiling.speedup == pytest.approx(30 / 5)
-    # compiled, it moves less than the operations that were counted
-    compiled = replace(found.b, case=replace(found.b.case, compile="default"))
-    assert explain("compile", found.a, compiled, 128, found.speedup).ceiling is None
+    unknown = compare([MM32, RELU32], [MM16, RELU16], rates=replace(RATES, copy=None))
+    assert unknown.ceiling is None
+    assert "How much is possible is not known, since rates of this machine" in write(unknown)
 
 
 def test_what_a_cache_made_faster_than_copies_has_its_own_time_in_the_bound() -> None:
@@ -330,14 +313,11 @@ def test_what_beats_the_yardstick_shows_that_it_is_wrong(
     for before, after in (([row], [MM16, RELU16]), ([MM32, RELU32], [row])):
         found = compare(before, after, rates=rates)
         assert found.violation is not None
-        assert found.ceiling is None
-        assert found.reasons == ()
+        assert (found.ceiling, found.reasons) == (None, ())
         assert said in write(found)
         assert "python -m bench.doctor" in write(found)
-        assert "By cause" not in write(found)
         table = CAUSES.fill(tabulate_reasons("reasons", found))
         assert [row[0].text for row in table.rows] == ["not explained"]
-        assert table.notes == ()
 
 
 def convolve(ms: float, kind: Kind = Kind.CONVOLUTION_1X1, **convolutions: float) -> Explanation:
@@ -349,14 +329,6 @@ def convolve(ms: float, kind: Kind = Kind.CONVOLUTION_1X1, **convolutions: float
     )
     precisions = ("fp32", "bf16-amp")
     return compare([before], [after], device="cpu", rates=rates, precisions=precisions)
-
-
-def test_convolutions_beyond_the_rate_of_products_leave_no_bound() -> None:
-    """Products of bfloat16 ran at 1.3 GFLOP/s, and training at 0.3 of fp32's speed."""
-    said = write(convolve(94.0))
-    assert "0.32× as fast" in said
-    assert "At most" not in said
-    assert "bfloat16 products at 1.3 GFLOP/s, but convolution 1×1, 64→64 reached at least" in said
 
 
 @pytest.mark.parametrize(
@@ -429,52 +401,16 @@ def test_tf32_in_the_baseline_is_told_and_its_rate_is_not_float32s() -> None:
     assert "TF32" not in write(tf32)
 
 
-def test_an_option_that_the_case_has_already_is_not_advised() -> None:
-    found, *_ = PLANTED["memory"]
-    assert "--compile default" in write(found)
-    b = replace(found.b, case=Case(precision="fp16", compile="default"))
-    assert "--compile" not in write(explain("precision", found.a, b, 128, found.speedup))
+def test_only_what_the_case_can_have_and_has_not_is_advised() -> None:
+    def list_advice(cause: Cause, **axes: Any) -> list[str]:
+        return [one.what for one in advise(cause, Case(**axes), {})]
 
-
-def advised(cause: Cause, tried: Alternatives | None = None, **axes: Any) -> list[Advice]:
-    return list(advise(cause, Case(**axes), tried or {}))
-
-
-def test_advice_is_what_was_measured_or_is_called_untested() -> None:
-    found, *_ = PLANTED["launches"]
-    tried: Alternatives = {"compile": {"default": 0.8}, "batch_size": {64: 0.6, 512: 1.8}}
-    said = write(explain("precision", found.a, found.b, 128, found.speedup, tried))
-    assert (
-        "In this sweep: --batch-size 512 was 1.80× as fast, --compile default was 0.80× as fast, "
-        "which is slower." in said
-    )
-    assert "Untested: --cuda-graphs on." in said
-    slower: Alternatives = {"batch_size": {64: 1.6}}
-    assert "batch-size" not in write(
-        explain("precision", found.a, found.b, 128, found.speedup, slower)
-    )
-    elsewhere: dict[str, Any] = {"model": "resnet18", "device": "cuda"}
-    assert advised(Cause.MEMORY, **elsewhere) == [Advice("--compile default")]
-    b = replace(found.b, case=Case(**elsewhere))
-    said = write(explain("precision", found.a, b, 128, found.speedup))
-    assert "Untested: a larger --batch-size, --compile default, --cuda-graphs on." in said
-    graphs = Advice("--cuda-graphs on")
-    assert graphs in advised(Cause.LAUNCH, precision="fp16", loss_scale=128.0, profile=True)
-    for refused in ({"device": "cpu"}, {"precision": "fp16-amp", "loss_scale": "dynamic"}):
-        assert graphs not in advised(Cause.LAUNCH, **refused)
-
-
-def test_a_gain_tells_what_remains_and_a_loss_what_it_lost_by() -> None:
-    lost, *_ = PLANTED["below copies"]
-    for found, heads, shares in (
-        (PLANTED["memory"][0], ["fp16 (ms)", "of the step (%)"], ["80", "20"]),
-        (lost, ["fp16 (ms)", "bf16-amp (ms)", "change (ms)", "of the loss (%)"], ["100", "0", "0"]),
-    ):
-        table = CAUSES.fill(tabulate_reasons("reasons", found))
-        assert [head.label for head in table.heads][1:] == heads
-        assert [row[-1].text for row in table.rows] == shares
-    assert "By cause, of the loss: 100 % memory-bound kernels" in write(lost)
-    assert "within 2 %" in write(compare([MM16], [MM16], precisions=("fp16", "fp16")))
+    assert "--compile default" in list_advice(Cause.MEMORY, precision="fp16")
+    assert "--compile default" not in list_advice(Cause.MEMORY, compile="default")
+    can = {"precision": "fp16", "loss_scale": 128.0}
+    assert "--cuda-graphs on" in list_advice(Cause.LAUNCH, **can)
+    for cannot in ({"device": "cpu"}, {"precision": "fp16-amp", "loss_scale": "dynamic"}):
+        assert "--cuda-graphs on" not in list_advice(Cause.LAUNCH, **cannot)
 
 
 def test_fused_operations_are_memory_traffic_of_their_kind() -> None:
@@ -567,15 +503,6 @@ def test_changes_add_up_to_the_difference_and_reasons_to_the_steps(
         assert explained + left == pytest.approx(step.step_s, abs=1e-6 * largest)
     assert not (found.violation and found.reasons)
     assert all(describe(found))
-
-
-def test_what_is_possible_is_said_not_to_be_known_without_the_machine_s_rates() -> None:
-    relu16 = make_row(Kind.ELEMENTWISE, "relu", 0.8, bytes=4e9, **FP16)
-    assert "At most" in " ".join(describe(compare([RELU32], [relu16])))
-    for rates in (Rates(), replace(RATES, copy=None)):
-        said = " ".join(describe(compare([RELU32], [relu16], rates=rates)))
-        assert "At most" not in said
-        assert "How much is possible is not known, since rates of this machine are missing" in said
 
 
 @given(steps(("float32",)), steps(("float16",)))
