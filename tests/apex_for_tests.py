@@ -1,7 +1,6 @@
 """Stand-ins for the three interfaces of NVIDIA apex: their rules, written anew, on any device.
 
-Each keeps what a user of that interface relies on, overflow included: with a static scale that of
-fp16_utils and amp step all the same, and that of contrib skips.
+With a static scale those of fp16_utils and amp step though gradients overflowed; contrib's skips.
 """
 
 from __future__ import annotations
@@ -19,38 +18,29 @@ from torch import Tensor, nn
 
 from bench.precision import PRECISIONS, cast
 
-GENERATIONS: dict[str, dict[str, str]] = {
-    "2018": {"fp16_utils of 2018": "fp16_utils/fp16_optimizer.py"},
-    "2019": {"fp16_utils": "fp16_utils/fp16_optimizer.py", "amp": "amp/frontend.py"},
-    "today": {"contrib": "contrib/optimizers/fp16_optimizer.py"},
+GENERATIONS = {
+    "2018": {"fp16_utils": "FirstFp16UtilsOptimizer as FP16_Optimizer"},
+    "2019": {
+        "fp16_utils": "Fp16UtilsOptimizer as FP16_Optimizer",
+        "amp": "initialize, load_state_dict, scale_loss, state_dict",
+    },
+    "today": {"contrib/optimizers": "ContribOptimizer as FP16_Optimizer"},
 }
-"""What a copy of the time offers, and the file that says so."""
-
-_CONTENTS = {
-    "fp16_utils": ("fp16_utils", "Fp16UtilsOptimizer as FP16_Optimizer"),
-    "fp16_utils of 2018": ("fp16_utils", "FirstFp16UtilsOptimizer as FP16_Optimizer"),
-    "amp": ("amp", "initialize, load_state_dict, scale_loss, state_dict"),
-    "contrib": ("contrib/optimizers", "ContribOptimizer as FP16_Optimizer"),
-}
-"""The package of each interface, and what it imports from here."""
+"""The packages that a copy of the time offers, and what each imports from here."""
 
 
 def install(folder: Path, generation: str) -> Path:
     """Write a package ``apex`` of that time, to be put on the path; these stand-ins are in it."""
-    place = folder / "apex"
-    for file in ("__init__.py", "optimizers/__init__.py"):
-        (place / file).parent.mkdir(parents=True, exist_ok=True)
-        (place / file).write_text("")
-    for interface, file in GENERATIONS[generation].items():
-        package, names = _CONTENTS[interface]
-        (place / package).mkdir(parents=True, exist_ok=True)
-        (place / package / "__init__.py").write_text(f"from apex_for_tests import {names}\n")
-        (place / file).write_text("")
+    files = {"optimizers/__init__.py": ""}
+    for package, names in GENERATIONS[generation].items():
+        files[f"{package}/__init__.py"] = f"from apex_for_tests import {names}\n"
+        files[f"{package}/{'frontend' if package == 'amp' else 'fp16_optimizer'}.py"] = ""
     if generation == "today":
-        (place / "contrib" / "__init__.py").write_text("")
-        file = place / "contrib/optimizers/fused_sgd.py"
-        file.write_text("from apex_for_tests import FusedSGD\n")
-        (folder / "amp_C.py").write_text("")
+        files["contrib/optimizers/fused_sgd.py"] = "from apex_for_tests import FusedSGD\n"
+        files["../amp_C.py"] = ""
+    for name, content in files.items():
+        (folder / "apex" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "apex" / name).write_text(content)
     return folder
 
 
@@ -175,19 +165,6 @@ class FusedSGD(torch.optim.Optimizer):
                     weight.copy_(master)
 
 
-def _multi_tensor_l2norm(overflow_buf: Tensor, tensors: list[Tensor]) -> None:
-    """Set ``overflow_buf`` where the norm is not finite, all tensors read as of the first's dtype.
-
-    As the kernel does, which is given addresses and lengths: of fp32 it reads the first half as
-    halves. Of halves read as fp32 it would read past the end.
-    """
-    kind = tensors[0].dtype
-    assert all(kind.itemsize <= t.dtype.itemsize for t in tensors)
-    read = [t.contiguous().flatten().view(kind)[: t.numel()].double() for t in tensors]
-    if not torch.isfinite(torch.cat(read).norm()):
-        overflow_buf.fill_(1)
-
-
 class ContribOptimizer:
     """Masters of every weight; skips on overflow whatever the scale."""
 
@@ -202,34 +179,30 @@ class ContribOptimizer:
         self.optimizer = init_optimizer
         self.weights = [group["params"] for group in init_optimizer.param_groups]
         for group in init_optimizer.param_groups:
-            group["params"] = [w.detach().clone().float() for w in group["params"]]
+            group["params"] = [_copy_in_fp32(w) for w in group["params"]]
         self.overflow_buf = torch.zeros(1, dtype=torch.int32)
-        self.dynamic = dynamic_loss_scale
-        self.cur_scale = 2.0**16 if dynamic_loss_scale else static_loss_scale
-        self.good = 0
+        self.scaler = _Scaler("dynamic" if dynamic_loss_scale else static_loss_scale)
 
     @property
     def param_groups(self) -> Any:
         return self.optimizer.param_groups
+
+    @property
+    def cur_scale(self) -> float:
+        return self.scaler.scale
 
     def backward(self, loss: Tensor) -> None:
         (loss.float() * self.cur_scale).backward()
 
     def step(self) -> None:
         grads = [[w.grad for w in group] for group in self.weights]
-        self.overflow_buf.zero_()
-        for group in grads:
-            _multi_tensor_l2norm(self.overflow_buf, group)
-        overflowed = bool(self.overflow_buf.item())
-        if not overflowed:
-            self.optimizer.step(
-                grads=grads, output_params=self.weights, scale=self.cur_scale, grad_norms=[]
-            )
-        self.good = 0 if overflowed else self.good + 1
-        if self.dynamic and overflowed:
-            self.cur_scale = max(self.cur_scale / 2, 1)
-        elif self.dynamic and self.good % 1000 == 0:
-            self.cur_scale *= 2
+        # the kernel reads all gradients of a group as of the first one's dtype
+        assert all(len({grad.dtype for grad in group}) == 1 for group in grads)
+        scale, bad = self.cur_scale, any(map(_bad, grads))
+        self.overflow_buf.fill_(bad)
+        self.scaler.skips(bad)
+        if not bad:
+            self.optimizer.step(grads=grads, output_params=self.weights, scale=scale, grad_norms=[])
 
 
 class _Amp:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from apex_for_tests import install, install_here
-from pytest_for_tests import Capture, Patch
+from pytest_for_tests import Patch
 from torch import Tensor
 from training_for_tests import (
     CPU,
@@ -37,8 +37,6 @@ from bench.executors import Settings
 from bench.executors.subprocess import SubprocessExecutor
 from bench.precision import OPT_LEVELS, find_formats, set_flags
 from bench.record import Status
-from bench.store.reader import read_records
-from bench.sweep.__main__ import main as sweep
 from bench.training.building import make_training
 from bench.training.loop import Training, train_epoch
 from bench.training.timing import StepClock
@@ -210,33 +208,6 @@ def test_our_fp16_takes_the_same_steps(
     assert float((moved - right).norm() / right.norm()) < 5e-3
 
 
-def test_a_large_gradient_in_fp16_is_no_overflow(start: Start) -> None:
-    """Its norm is past 65504 where its values are not."""
-    ours = start("2018", None, 1.0)
-    norms: list[Tensor] = []
-    ours.parameters[-2].register_hook(lambda g: norms.append(g.norm()))
-    ours.backward(ours.compute(batch()[0]).sum() * 1e3)
-    assert not bool(ours.update()[0])
-    assert norms[0].dtype == torch.float16
-    assert torch.isinf(norms[0])
-    assert all(bool(torch.isfinite(p).all()) for p in ours.parameters)
-
-
-def test_a_step_that_apex_skips_is_told_though_no_gradient_overflowed(start: Start) -> None:
-    """Today's decides by a kernel that takes all gradients of a group for its first one's dtype."""
-    ours = start("today", None, 128.0)
-    mixed = list(ours.parameters)
-    wrapped = ours._recipe.optimizer  # type: ignore[attr-defined]
-    wrapped.weights = [mixed]
-    for p in mixed:
-        # of 1.00146 the lower half is that of an infinity, seen as fp16
-        value = torch.tensor(0x3F800000 | 0x7C00, dtype=torch.int32).view(torch.float32)
-        p.register_hook(lambda g, value=value: torch.ones_like(g) * value.to(g.dtype))
-    before = [master.detach().clone() for master in ours.masters]
-    assert bool(ours.step(batch())[2])
-    assert all(map(torch.equal, before, ours.masters))
-
-
 # -------------------------------------------------------------------- which is there, what it lacks
 
 ALL = tuple(Interface)
@@ -258,6 +229,7 @@ def test_what_is_lacking_is_said_with_what_to_do(
     assert "\n" not in refusal
     with pytest.raises(UnsupportedError, match=re.escape(refusal)):
         choose_interface(apex, level)
+    assert refuse_apex(apex, level, "cpu").startswith("NVIDIA apex needs an NVIDIA GPU")
 
 
 @pytest.mark.parametrize(
@@ -295,21 +267,6 @@ def test_a_copy_that_cannot_be_imported(tmp_path: Path, monkeypatch: Patch, star
 
 
 # ------------------------------------------------------------------------------ cases and outcomes
-
-
-def test_a_sweep_goes_on_without_apex(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
-    """A row that says why, and the other precision measured."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    out = tmp_path / "out"
-    asked = ["--precision", "fp16-apex", "fp32", "--batch-size", "64", "--dataset", "synthetic"]
-    code = sweep([*asked, "--executor", "fake", "--device", "cpu", "--out", str(out)])
-    assert code == 0
-    rows = read_records(out)
-    assert dict(zip(rows["precision"], rows["status"], strict=True)) == {
-        "fp16-apex": "unsupported",
-        "fp32": "ok",
-    }
-    assert "NVIDIA GPU" in rows["reason"].iloc[0]
 
 
 @pytest.mark.slow

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bench.precision import POLICIES
-from bench.training.loss_scale import DynamicScale, LossScale, StaticScale, build_loss_scale
+from bench.training.loss_scale import (
+    DynamicScale,
+    LossScale,
+    StaticScale,
+    build_loss_scale,
+    find_norm,
+)
 
 CPU = torch.device("cpu")
 
@@ -147,3 +153,10 @@ def test_static_scale_saves_small_gradients_from_flushing() -> None:
         loss = weight.float() * small
         StaticScale(value, CPU).scale(loss).backward()
         assert (float(weight.grad) / value == small) is survives
+
+
+def test_a_large_gradient_in_fp16_is_no_overflow() -> None:
+    """Its norm is past 65504 where its values are not."""
+    weight = torch.zeros(2, dtype=torch.float16)
+    weight.grad = torch.full_like(weight, 60_000)
+    assert find_norm([weight]) == pytest.approx(60_000 * 2**0.5, rel=1e-3)
