@@ -21,7 +21,7 @@ from bench.verdict.equivalence import (
     judge_equivalences,
 )
 from bench.verdict.ratio import Ratio, Verdict, compare
-from bench.verdict.seeds import MIN_SEEDS, Seeded, compare_seeds, is_guessing
+from bench.verdict.seeds import LEAST_GAIN, MIN_SEEDS, Seeded, compare_seeds, is_guessing
 
 MARGIN = 0.02
 WRONG = {Verdict.LOWER, Verdict.HIGHER}
@@ -176,6 +176,12 @@ def test_too_few_seeds_give_no_verdict(
     (ratio,) = compare_seeds([(a, b)])
     assert ratio.judge(MARGIN) is Verdict.NONE
     assert ratio.explain(MARGIN).startswith(lack)
+
+
+def test_a_network_that_learnt_almost_nothing_guesses() -> None:
+    guess = math.log(10)
+    assert is_guessing(guess * (1 - LEAST_GAIN / 2), 10)
+    assert not is_guessing(guess * (1 - 2 * LEAST_GAIN), 10)
 
 
 def test_sides_equal_in_every_seed_are_the_same_and_of_no_family() -> None:
