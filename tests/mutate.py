@@ -99,8 +99,11 @@ class Clone:
         # committed, as tests tell edited source from a commit's
         self._git(self.place, "commit", "--quiet", "--all", "--message", mutation.why)
         planted, caught = self._git(self.place, "rev-parse", "HEAD"), ""
-        for files in mutation.choose():
-            while not caught and (failed := self._run(files)) and self.sound.get(failed, True):
+        stages = [
+            [*files, "-m", which] for which in ("not slow", "slow") for files in mutation.choose()
+        ]
+        for words in stages:
+            while not caught and (failed := self._run(words)) and self.sound.get(failed, True):
                 if failed not in self.sound:
                     self._check_out(self._kept)
                     self.sound[failed] = not self._run([failed])
@@ -109,15 +112,15 @@ class Clone:
         self._check_out(self._kept)
         return caught
 
-    def _run(self, tests: Sequence[str]) -> str:
+    def _run(self, asked: Sequence[str]) -> str:
         """Run tests until one fails, and return it; empty if all pass."""
         unsound = [f"--deselect={test}" for test, passes in self.sound.items() if not passes]
         here, there = self._processes.Pipe(duplex=False)
-        words = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", *unsound, *tests]
+        words = [*asked, "-x", "-q", "--tb=no", "-p", "no:cacheprovider", *unsound]
         child = self._processes.Process(target=run_tests, args=(there, self.place, words))
         child.start()
         there.close()
-        failed = here.recv() if here.poll(HANGS_S) else tests[0]
+        failed = here.recv() if here.poll(HANGS_S) else asked[0]
         with suppress(ProcessLookupError):
             os.killpg(child.pid or 0, signal.SIGKILL)
         child.join()
@@ -149,7 +152,7 @@ def run_tests(there: Connection, place: Path, words: list[str]) -> None:
         os.dup2(nothing, stream)
     code = pytest.main(words, plugins=[watch])
     fine = code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
-    there.send("" if fine else watch.failed or words[-1])
+    there.send("" if fine else watch.failed or words[0])
 
 
 def main() -> int:
