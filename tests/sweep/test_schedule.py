@@ -129,24 +129,15 @@ def test_what_ran_of_a_case_that_is_known_is_still_of_the_plan() -> None:
     assert second in leave_out_known(runs, {first: history[first]})
 
 
-def test_a_wall_stands_behind_the_batch_that_ran_out() -> None:
-    skips = OomSkips({})
-    assert skips.blocks(LARGE) is None
-    skips.note(MIDDLE, Status.OOM)
-    assert skips.blocks(SMALL) is None
-    assert skips.blocks(MIDDLE) is None
-    assert skips.blocks(LARGE) == 128
-    skips.note(LARGE, Status.OOM)
-    assert skips.blocks(LARGE) == 128, "the smallest counts"
-
-
 def test_a_wall_stands_for_cases_alike_in_all_else_and_after_a_proven_oom_alone() -> None:
     skips = OomSkips({})
     for status in set(Status) - {Status.OOM}:
         skips.note(SMALL, status)
     assert skips.blocks(LARGE) is None
-    skips.note(SMALL, Status.OOM)
-    assert skips.blocks(LARGE) == 64
+    for size in (SMALL, LARGE):
+        skips.note(size, Status.OOM)
+    assert skips.blocks(SMALL) is None, "which ran"
+    assert skips.blocks(LARGE) == 64, "the smallest counts"
     others = {
         "precision": "bf16",
         "model": "dpn26",

@@ -250,7 +250,7 @@ class Rows(models_for_tests.Rows):
 
 
 class Own(Rows):
-    """With an optimizer whose state does not start at zero, and a buffer that torch does not save."""
+    """The state of its optimizer does not start at zero; torch does not save its buffer."""
 
     def build_model(self) -> nn.Module:
         class Net(nn.Module):
@@ -348,15 +348,11 @@ class Interrupted(BaseException):
     """As a Ctrl-C comes: nothing that a worker forgives."""
 
 
-def interrupt(
-    case: Case, folder: Path, epoch: int, first: Callable[[], None] | None = None, **identity: str
-) -> None:
-    """Train until ``epoch``, from 0, has begun, and be cut short; at 1 ``first`` is called."""
+def interrupt(case: Case, folder: Path, epoch: int, **identity: str) -> None:
+    """Train until ``epoch``, from 0, has begun, and be cut short."""
 
     class Ear(Channel):
         def enter(self, phase: Any, entered: int = 0) -> None:
-            if first and (phase, entered) == ("epoch", 1):
-                first()
             if (phase, entered) == ("epoch", epoch):
                 raise Interrupted
 
@@ -391,6 +387,7 @@ def test_an_interrupted_case_ends_as_if_it_had_not_been(
     assert "2 of 3 epochs were trained by an earlier process" in (m.notes or "")
 
 
+@pytest.mark.slow
 def test_an_interrupted_case_loads_what_it_had_not_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

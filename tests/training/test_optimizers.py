@@ -91,33 +91,6 @@ def test_masters_follow_the_rule_in_float64(name: str, precision: str, scale: fl
             assert not torch.equal(e, b)
 
 
-@pytest.mark.skipif(find_spec("pytorch_optimizer") is None, reason="needs pytorch-optimizer")
-def test_lars_follows_the_rule_as_a_gpu_computes_it() -> None:
-    """There its batched operations are the default; on a CPU they must be asked for."""
-    weights = [p.detach().double() for p in small().parameters()]
-    exact = [w.clone() for w in weights]
-    states: list[dict[str, Tensor]] = [{} for _ in exact]
-    optimizer = build_optimizer("lars", weights, LR)
-    optimizer.param_groups[0]["foreach"] = True
-    batched: list[int] = []
-    with pytest.MonkeyPatch.context() as patch:
-        step = optimizer._step_foreach  # type: ignore[attr-defined]
-        patch.setattr(optimizer, "_step_foreach", lambda *a: batched.append(1) or step(*a))
-        for count in range(1, 4):
-            rng = torch.Generator().manual_seed(count)
-            grads = [torch.randn(w.shape, generator=rng).double() for w in weights]
-            for weight, grad in zip(weights, grads, strict=True):
-                weight.grad = grad.clone()
-            optimizer.step()
-            exact = [
-                lars_rule(e, g, state, count, LR)
-                for e, g, state in zip(exact, grads, states, strict=True)
-            ]
-    assert batched == [1, 1, 1]
-    for weight, e in zip(weights, exact, strict=True):
-        torch.testing.assert_close(weight, e)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_reset_is_bitwise_a_fresh_start(name: str) -> None:
     """Weights, momentum, AdamW's count of steps: nothing is left, and nothing was missing."""
