@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import csv
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.questions.step_time import CAUSES, tabulate_changes, tabulate_reasons
 from bench.render.model import Table
 from bench.report.document import Report, build
-from bench.store.cells import WORK as WORK_FILE
 from bench.study.sweeps import read_sweeps
-from tests.planted.sweeps import Folders
+from tests.planted.results import read_report
+from tests.planted.sweeps import Folders, list_profiled
 
 
 def find(report: Report, name: str) -> Table:
@@ -28,36 +29,24 @@ def read_rows(table: Table) -> list[dict[str, object]]:
     ]
 
 
-def test_cases_without_a_profile_have_no_table(planted: Folders, tmp_path: Path) -> None:
-    kept = {"none": (), "one": ("fp32-b512",), "three": ("fp32", "bf16-amp-b512")}
-    for name, records in kept.items():
-        forget_times(planted["profiled"], tmp_path / name, records)
-    bare, one, three = (build(read_sweeps([tmp_path / name])) for name in kept)
-    names = {table.name for table in bare.tables}
-    assert not names & {"time", "operations", "why"}
+def forget(row: Any) -> Any:
+    """The same without its profile."""
+    record, steps, epochs, work = row
+    lost = dict.fromkeys(("profiled_steps", "profiled_step_s", "busy_s"))
+    bare = replace(record, measurement=replace(record.measurement, **lost))
+    return bare, steps, epochs, [replace(one, time_s=None) for one in work]
+
+
+def test_cases_without_a_profile_have_no_table(tmp_path: Path) -> None:
+    rows = [*list_profiled(repeats=1)]
+    bare = read_report(tmp_path / "bare", map(forget, rows))
+    assert not {table.name for table in bare.tables} & {"time", "operations", "why"}
     assert not bare.pairs
-    assert len(find(one, "time").rows) == 1
-    assert "3 other cases have no profile" in find(one, "time").notes[-1]
-    assert "--profile" in find(one, "time").notes[-1]
-    assert "1 other case has no profile" in find(three, "time").notes[-1]
-
-
-def forget_times(source: Path, folder: Path, but: tuple[str, ...] = ()) -> None:
-    """Copy a sweep without its profiles, but for those of records that begin with ``but``."""
-    folder.mkdir()
-    for name, lost in (
-        (WORK_FILE, ("time_s",)),
-        ("records.csv", ("profiled_steps", "profiled_step_s", "busy_s")),
-    ):
-        with (source / name).open(newline="") as file:
-            rows = [*csv.DictReader(file)]
-        for row in rows:
-            if not row["record_id"].startswith(but):
-                row |= dict.fromkeys(lost, "")
-        with (folder / name).open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+    some = read_report(tmp_path / "some", [rows[0], *map(forget, rows[1:])])
+    table = find(some, "time")
+    assert len(table.rows) == 1
+    assert "3 other cases have no profile" in table.notes[-1]
+    assert "--profile" in table.notes[-1]
 
 
 def test_the_parts_and_the_reasons_add_up_to_the_step(planted: Folders) -> None:
