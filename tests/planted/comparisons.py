@@ -52,17 +52,10 @@ def runs(case: Case, times: Iterable[float], **values: Any) -> list[Record]:
     return rows(case, epoch_time_s=[*times], **values)
 
 
-def losses(values: Sequence[float], seeds: Sequence[int]) -> list[Record]:
-    """A row of each training loss and seed."""
-    return rows(CASE, run_seed=seeds, train_loss=values, peak_device_bytes=2**30)
-
-
-def with_losses(
-    case: Case, losses: Sequence[float], seeds: Sequence[int] = tuple(range(9))
-) -> list[Record]:
-    """The same with the error of a test."""
-    accuracies = [1 - loss / 4 for loss in losses]
-    return rows(case, run_seed=seeds[: len(losses)], train_loss=losses, test_accuracy=accuracies,
+def with_losses(case: Case, losses: Sequence[float]) -> list[Record]:
+    """A row of each training loss, with a seed and the error of a test."""
+    accuracies, seeds = [1 - loss / 4 for loss in losses], [*range(len(losses))]
+    return rows(case, run_seed=seeds, train_loss=losses, test_accuracy=accuracies,
                 epoch_time_s=1.0)  # fmt: skip
 
 
@@ -104,7 +97,7 @@ class Comparison:
 
     Attributes:
         command: the arguments of `bench.compare`; the sweeps have their names.
-        finds: what is found, as tests/test_comparisons.py tells it.
+        finds: what is found, as tests/compare/test_comparison.py tells it.
         sweeps: the rows of each.
     """
 
@@ -122,12 +115,6 @@ def both(gpu: str, a: Sequence[float], b: Sequence[float]) -> list[Record]:
     """fp32 and bf16-amp on a GPU."""
     other = [replace(row, case=BF16, record_id=f"b{row.record_id}") for row in on(gpu, b)]
     return on(gpu, a) + other
-
-
-def end(statuses: str) -> list[Record]:
-    """Runs that ended so, with all that is compared."""
-    ended = [Status(status) for status in statuses.split()]
-    return runs(CASE, BASE, status=ended, energy_j=BASE, train_loss=2.0, peak_device_bytes=2**30)
 
 
 def noisy(case: Case, last: bool, environment: Environment) -> list[Record]:
@@ -205,7 +192,8 @@ COMPARISONS = {
     "Only seeds that both sides ran are compared": plant(
         "a b --metric train_loss",
         "train_loss: no verdict 1 (3:2); train_loss: cannot tell over 2",
-        a=losses([2.0, 2.1, 1.0], [0, 1, 2]), b=losses([2.0, 2.1], [0, 1]),
+        a=rows(CASE, run_seed=[0, 1, 2], train_loss=[2.0, 2.1, 1.0]),
+        b=rows(CASE, run_seed=[0, 1], train_loss=[2.0, 2.1]),
     ),
     "conditions": plant(
         "a b",
@@ -229,17 +217,6 @@ COMPARISONS = {
         "epoch_time_s: same 1 (5:5); differ: gpu!; only in: a 1",
         a=MIXED, b=on("X", BASE),
     ),
-    "A gate that can judge nothing fails": plant(
-        "a b --fail-on slower",
-        "differ: gpu!; only in: a 2, b 1; slower failed: 0 judged, 0 not; rc 1",
-        a=MIXED, b=on("Z", BASE),
-    ),
-    "What varies beside the GPU does not part its cases": plant(
-        "a b",
-        "epoch_time_s: same 1 (5:5); differ: gpu!, driver!; only in: a 1",
-        a=on("X", BASE, driver="1") + on("Y", TWICE, driver="2"),
-        b=on("X", BASE, driver="3"),
-    ),
     "A run that failed before it knew its machine is of no other: fixed": plant(
         "a b",
         "epoch_time_s: same 1 (4:5); outcomes: fixed",
@@ -251,7 +228,9 @@ COMPARISONS = {
         "a b",
         "epoch_time_s: same 1 (5:5); peak_device_bytes: same 1 (5:5); train_loss: no verdict "
         "(5:0); energy_j: no verdict (5:0); outcomes: broken",
-        a=end("ok ok ok ok ok"), b=end("diverged diverged diverged diverged diverged"),
+        **{name: runs(CASE, BASE, status=status, energy_j=BASE, train_loss=2.0,
+                      peak_device_bytes=2**30)
+           for name, status in (("a", Status.OK), ("b", Status.DIVERGED))},
     ),
     "one side": plant(
         "a b --fail-on missing",
@@ -268,17 +247,6 @@ COMPARISONS = {
         "a b",
         "epoch_time_s: no verdict 2 (5:1); differ: torch!, host, train_images; only in: b 1",
         a=runs(CASE, BASE), b=[*runs(CASE, BASE[:3], environment=ATTIC), record(CASE, 4)],
-    ),
-    "Of one network, with --mix, two are": plant(
-        "a b --mix",
-        "epoch_time_s: same 1 (4:5); differ: model_source!; only in: a 1",
-        **{
-            name: [
-                replace(row, environment=replace(HERE, model_source=source))
-                for row, source in zip(runs(CASE, BASE), sources, strict=True)
-            ]
-            for name, sources in (("a", "cbbbb"), ("b", "bbbbb"))
-        },
     ),
     "An executor that this version does not have may have measured or not": plant(
         "a b",

@@ -290,34 +290,6 @@ def list_gpus(repeats: int = 3) -> Iterator[Row]:
                 yield from make_gpus_records(precision, batch, gpus, repeats, late)
 
 
-def list_published() -> Iterator[Row]:
-    """The published cases on a made-up card: repeats, out of memory, a divergence."""
-    card = {**make_card("NVIDIA H200"), "gpu": "Made-up card"}
-    for precision, scale, factor in (
-        ("fp32", None, 1.0),
-        ("fp16", 128.0, 0.4),
-        ("fp16", 64.0, 0.4),
-    ):
-        for batch in (128, 256, 512, 640):
-            if scale == 64.0 and batch != 512:
-                continue
-            case = Case(precision=precision, loss_scale=scale, batch_size=batch)
-            if batch == 640:
-                yield make_record(case, status=Status.OOM, reason="no memory left", **card)
-                continue
-            for repeat in (1, 2):
-                values = measured(
-                    factor * (100 + 1000 / batch) + 0.2 * repeat,
-                    GIB * (2 + batch / 50 * (1 if scale is None else 0.5)),
-                    train_loss=2.05,
-                    train_accuracy=0.291,
-                    overflow_steps=None if scale is None else 3,
-                )
-                diverged = scale == 64.0 and repeat == 2
-                status = Status.DIVERGED if diverged else Status.OK
-                yield make_record(case, repeat=repeat, status=status, **{**card, **values})
-
-
 def list_recommended() -> Iterator[Row]:
     """A search, and the batch size that it recommends, timed."""
     fixed, image = LINES["fp32"]
@@ -393,7 +365,6 @@ SWEEPS: dict[str, tuple[Callable[[], Iterable[Row]], str | None]] = {
     "hostile": (partial(list_foreign, HOSTILE, 1.7), f"{SWEEP} --executor x"),
     "networks": (list_networks, f"{SWEEP} --preset mine"),
     "quick": (list_quick, f"{SWEEP} --preset quick --out results/quick"),
-    "made-up": (list_published, None),
     "scaling": (list_scaling, SWEEP),
     "probed": (lambda: [*list_scaling(), *PROBES], SWEEP),
     "recommended": (lambda: [*list_scaling(), *list_recommended()], SWEEP),
