@@ -69,7 +69,7 @@ def why_no_cuda() -> str:
 LONGEST = (
     "readme parallel check export asv_site fingerprint golden subprocess sweep ray lanes html "
     "card checkpoint extension process publish validate search asv api command cluster loader "
-    "workloads measurement loop queues advise scales fp8 store prepare profile apex commands "
+    "workloads measurement loop queues advise scales float8 store prepare profiling apex commands "
     "shards counting labels"
 )
 """Files that take more than 14 s, the longest first. Each is for one of the processes that share

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.kernels import LONGEST, Vocabulary, label_kernel, shorten_kernel
-from bench.record import read_kernels
 from bench.timeline import (
     STEPS,
     Timeline,
@@ -26,7 +25,7 @@ from bench.timeline import (
     read_trace,
     summarize,
 )
-from bench.training.counting import join_work, read_vocabulary
+from bench.training.counting import read_vocabulary
 from bench.work import Kind, Label
 
 MAIN, BACKWARD = 1, 2
@@ -401,22 +400,3 @@ def test_recorded_kernels_are_told_by_their_names(words: Vocabulary) -> None:
     assert sum(k.duration for k in other) < 0.005 * sum(k.duration for k in kernels)
     named = {label_kernel(k.name, words).kind for k in kernels if "nvjet" in k.name}
     assert named == {Kind.MATMUL}
-
-
-def test_the_kernels_of_a_recorded_step_keep_their_names(recorded: Timeline) -> None:
-    """cuDNN's batch norm, torch's own additions, and tensor cores."""
-    rows = {row.operation: row for row in join_work({}, recorded.work)}
-    kernels = {name: read_kernels(row.kernels) for name, row in rows.items()}
-    assert [k.name for k in kernels["cudnn_batch_norm_backward"]] == [
-        "cudnn::bn_bw_1C11_kernel_new",
-        "cudnn::bn_bw_1C11_singleread_spec",
-    ]
-    assert all(k.name.startswith("at::native::") for k in kernels["add"])
-    (grouped,) = {name for name in rows if name.endswith("8 groups of 16→16")}
-    assert any("xmma_fprop" in kernel.name for kernel in kernels[grouped])
-    for name, row in rows.items():
-        named = [kernel.time_s for kernel in kernels[name]]
-        assert named == sorted(named, reverse=True)
-        assert sum(named) >= 0.8 * row.time_s, "six at most, of 0.95 if these are enough"
-        assert sum(named) <= 1.001 * row.time_s
-        assert len(row.kernels) < 1000

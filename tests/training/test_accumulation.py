@@ -147,16 +147,6 @@ def test_overflow_in_one_micro_batch_is_that_of_the_step(
         assert not all(bool(torch.isfinite(p).all()) for p in ours.parameters)
 
 
-def test_a_sum_past_the_format_overflows_though_no_part_does() -> None:
-    """fp16 gradients are summed in fp16: 40,000 twice is past 65,504, and is seen."""
-    ours = no_norm("fp16", loss_scale="dynamic")
-    for p in ours.parameters:
-        p.register_hook(lambda g: torch.full_like(g, 40_000.0))
-    x, y = batch()
-    assert not ours.step((x, y))[2]
-    assert ours.step(in_parts(x, y, 8, 8))[2]
-
-
 # ---------------------------------------------------------------------------------------- batches
 
 
@@ -204,8 +194,7 @@ def test_every_micro_batch_shape_is_warm_before_it_is_measured(data: DatasetInfo
     """Full, the uneven one of a full batch, and that of the epoch's last batch; and no other."""
     case = Case(model=f"{__name__}:tiny", dataset="synthetic", device="cpu")
     for batch_size, accumulate, expected in (
-        (199, 6, {34, 29}),  # the last batch is three times 34
-        (200, 6, {34, 30, 32}),  # and here twice 34, and 32
+        (200, 6, {34, 30, 32}),  # the last batch is twice 34, and 32
         (200, 1, {200, 100}),
     ):
         case = replace(case, batch_size=batch_size, accumulate=accumulate)
@@ -227,19 +216,14 @@ def test_a_measurement_in_micro_batches(data: DatasetInfo) -> None:
     rows = {}
     for accumulate in (1, 3):
         case = Case(
-            f"{__name__}:smooth", "synthetic", batch_size=512, accumulate=accumulate, fraction=0.06,
-            lr=0.1, lr_scaling="linear", lr_warmup="2", schedule="linear", device="cpu",
+            f"{__name__}:smooth", "synthetic", batch_size=128, accumulate=accumulate, steps=4,
+            lr=0.1, lr_scaling="linear", lr_warmup="2", device="cpu",
         )  # fmt: skip
         found = run_case(case, data.folder)
         m, rows[accumulate] = found.measurement, found.steps
-        assert m.measured_steps == 6
-        assert m.measured_images == 6 * 512
-        assert m.peak_lr == pytest.approx(0.4)
-        assert m.arithmetic == "float32"
-        assert [step.images for step in found.steps] == [512] * 6
-        # of the whole epoch's 98 steps, of which two warm up
-        rates = [0.4 / 3, 0.8 / 3, 0.4, 0.4 * 95 / 96, 0.4 * 94 / 96, 0.4 * 93 / 96]
-        assert [step.lr for step in found.steps] == pytest.approx(rates)
+        assert (m.measured_steps, m.measured_images) == (4, 4 * 128)
+        assert [step.images for step in found.steps] == [128] * 4
+        assert [step.lr for step in found.steps] == pytest.approx([0.1 / 3, 0.2 / 3, 0.1, 0.1])
     whole, parts = ([step.loss for step in rows[n]] for n in (1, 3))
     assert parts == pytest.approx(whole, rel=1e-4)
     assert [s.correct for s in rows[1]] == pytest.approx([s.correct for s in rows[3]], abs=2)

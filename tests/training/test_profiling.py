@@ -133,47 +133,6 @@ def test_the_kind_of_work_that_is_planted_is_found(
     assert Kind.OTHER not in found
 
 
-class Watched(torch.autograd.Function):
-    """Four sigmoids of each element, and of the gradient; notes what they take by the clock."""
-
-    @staticmethod
-    def forward(context: Any, x: Tensor, took: list[float]) -> Tensor:
-        context.took = took
-        return Watched.time(x, took)
-
-    @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> Any:
-        return Watched.time(gradients[0], context.took), None
-
-    @staticmethod
-    def time(x: Tensor, took: list[float]) -> Tensor:
-        begun = time.perf_counter()
-        result = x.sigmoid().sigmoid().sigmoid().sigmoid()
-        took.append(time.perf_counter() - begun)
-        return result
-
-
-@pytest.mark.slow
-def test_a_planted_share_is_that_of_the_clock() -> None:
-    """Of the steps that the profiler saw, its share of a kind is within 5 points of the clock's."""
-    took: list[float] = []
-
-    class Network(Products):
-        def forward(self, x: Tensor) -> Tensor:
-            for weight in self.weights.unbind():
-                x = Watched.apply(x @ weight, took)  # type: ignore[no-untyped-call]
-            return x
-
-    errors = []
-    for _ in range(TRIES):
-        took.clear()
-        line = run(Planted(Network))
-        clock = sum(took[-2 * LAYERS * line.steps :]) / line.steps
-        error = abs(shares(line)[Kind.ELEMENTWISE] * line.busy_s - clock) / line.step_s
-        errors.append(error if clock > 0.05 * line.step_s else 1.0)
-    assert min(errors) <= 0.05
-
-
 def test_a_sleeping_loader_is_waited_for() -> None:
     errors = []
     for _ in range(TRIES):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -251,39 +250,6 @@ def test_a_lie_is_found() -> None:
     contradiction = found.contradicts(PRECISIONS["fp32"])
     assert contradiction.count("(error ") == 8  # dense as well
     assert "weight gradient of the 3×3 convolution" in str(contradiction)
-
-
-class Rounding(torch.autograd.Function):
-    """fp32 arithmetic whose gradients alone were computed from inputs of 11 bits."""
-
-    @staticmethod
-    def forward(ctx, x, w):  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(x, w)
-        return F.conv2d(x, w, padding=1)
-
-    @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        x, w = (rounded(t, 11) for t in ctx.saved_tensors)
-        grad = rounded(grad, 11)
-        return (
-            torch.nn.grad.conv2d_input(x.shape, w, grad, padding=1),
-            torch.nn.grad.conv2d_weight(x, w.shape, grad, padding=1),
-        )
-
-
-def test_gradients_in_tf32_under_an_fp32_label_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Layer.compute
-
-    def compute(self: Layer, x: Tensor, w: Tensor) -> Tensor:
-        return plain(self, x, w) if x.dtype == torch.float64 else Rounding.apply(x, w)
-
-    monkeypatch.setattr(Layer, "compute", compute)
-    found = prove(Setting(PRECISIONS["fp32"], CPU, 8), nn.Flatten(), IMAGES)
-    (layer,) = found.layers
-    assert layer.layer == DENSE, "a network without layers"
-    assert [f.arithmetic for f in layer.findings] == ["float32", "tfloat32", "tfloat32"]
-    contradiction = found.contradicts(PRECISIONS["fp32"])
-    assert re.findall(r"(\w+ gradient) of", contradiction) == ["input gradient", "weight gradient"]
 
 
 MODELS = {
