@@ -334,6 +334,7 @@ def test_swapping_sides_inverts_ratio_and_verdict(
         assert y.value == pytest.approx(1 / x.value, rel=1e-12)
         assert near(y.p, x.p)
         assert near(y.low, None if x.high is None else 1 / x.high)
+        assert near(y.low, x.invert().low)
         if not on_the_edge(x):
             assert y.judge(MARGIN) is FLIPPED.get(x.judge(MARGIN), x.judge(MARGIN))
 

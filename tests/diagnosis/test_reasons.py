@@ -263,6 +263,9 @@ def test_a_step_gains_at_most_its_measured_time_over_the_least_of_the_other() ->
     # a step before that falls short of its own least time can be gained on by more
     slow = compare([replace(MM32, time_s=22e-3), RELU32], [MM16, RELU16])
     assert slow.ceiling.speedup == pytest.approx(30 / 5)
+    # compiled, it moves less than the operations that were counted
+    compiled = replace(found.b, case=replace(found.b.case, compile="default"))
+    assert explain("compile", found.a, compiled, 128, found.speedup).ceiling is None
     unknown = compare([MM32, RELU32], [MM16, RELU16], rates=replace(RATES, copy=None))
     assert unknown.ceiling is None
     assert "How much is possible is not known, since rates of this machine" in write(unknown)
@@ -380,6 +383,12 @@ def test_tf32_in_the_baseline_is_told_and_its_rate_is_not_float32s() -> None:
     assert "400 TFLOP/s in tfloat32" in reason.evidence
     assert "float32 " not in reason.evidence.replace("tfloat32", "")
     assert "TF32" not in write(tf32)
+
+
+def test_a_step_that_is_slower_by_noise_is_no_loss() -> None:
+    found = compare([MM16], [replace(MM16, time_s=1.01e-3)], precisions=("fp16", "fp16"))
+    assert not found.lost
+    assert "The two steps take the same time, within 2 %." in write(found)
 
 
 def test_only_what_the_case_can_have_and_has_not_is_advised() -> None:

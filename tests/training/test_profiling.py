@@ -138,6 +138,7 @@ def test_a_sleeping_loader_is_waited_for() -> None:
     for _ in range(TRIES):
         workload = Planted(Products, nap_s=0.1)
         line = run(workload)
+        assert len(workload.slept) == 1 + line.steps, "the profiler starts in a step of its own"
         slept = sum(workload.slept[-line.steps :]) / line.steps
         errors.append(abs(line.input_wait_s - slept) / line.step_s)
         assert line.input_wait_s + line.busy_s <= line.step_s
