@@ -19,7 +19,7 @@ from slow_sweep import STEPS
 from bench.store.reader import read_records, read_steps
 from bench.store.runs import read_cases
 
-KILLS = int(os.environ.get("BENCH_THOROUGH", "10"))
+KILLS = int(os.environ.get("BENCH_THOROUGH", "5"))
 CASES = 40 * KILLS
 HERE = Path(__file__).parent
 

@@ -45,8 +45,7 @@ def write_program(file: Path, text: str) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A folder with a .venv whose sweeps are the fake's and print no report, and machines that are
-    folders."""
+    """A folder with a .venv whose sweeps are the fake's and print no report."""
     quick = "import sys, fake_executor; from bench.sweep import __main__ as sweep; "
     quick += "fake_executor.register(); "
     quick += "sweep.print_report = lambda *folders: None; sys.exit(sweep.main())"
@@ -54,20 +53,13 @@ def place(tmp_path: Path) -> Path:
     fake += f"set -- -c '{quick}' \"${{@:3}}\" --executor fake --device cpu"
     fake = f'case "$2" in bench.sweep) {fake};; esac'
     write_program(tmp_path / "bin" / "python", f'{fake}\nexec {sys.executable} "$@"')
-    # ssh HOST COMMAND begins in the home of HOST; rsync -a HOST:FROM/ TO copies
-    write_program(tmp_path / "bin" / "ssh", f'cd {tmp_path}/"$1" && exec bash -c "$2"')
-    copy = f'mkdir -p "$3" && from="${{2/:/\\/}}" && cp -r {tmp_path}/"$from". "$3"'
-    write_program(tmp_path / "bin" / "rsync", copy)
-    for home in (tmp_path, *(tmp_path / f"node{k}" / "bench" for k in (1, 2, 3))):
-        (home / ".venv" / "bin").mkdir(parents=True)
-        (home / ".venv" / "bin" / "activate").write_text(f'PATH="{tmp_path}/bin:$PATH"\n')
-        (home / "data").mkdir()
+    write_program(tmp_path / ".venv" / "bin" / "activate", f'PATH="{tmp_path}/bin:$PATH"')
+    (tmp_path / "data").mkdir()
     return tmp_path
 
 
 def run(place: Path, script: str, *arguments: str, **variables: str) -> None:
-    path = f"{place}/bin:{os.environ['PATH']}"
-    env = os.environ | variables | {"PATH": path}
+    env = os.environ | variables | {"PATH": f"{place}/bin:{os.environ['PATH']}"}
     subprocess.run(["bash", "-c", script, "script", *arguments], cwd=place, env=env, check=True)
 
 
@@ -85,20 +77,17 @@ def test_the_job_is_yaml_of_as_many_pods_as_shards() -> None:
     assert f"SHARDS={spec['completions']} " in container["args"][0]
 
 
-def test_the_array_has_as_many_tasks_as_shards() -> None:
+def test_the_array_makes_the_sweep(place: Path) -> None:
+    """Every task of the array, what is added on sbatch's command line, all read as one."""
     script = take("sbatch")
     found = re.search(r"^SHARDS=([0-9]+)", script, re.MULTILINE)
     assert found
     assert f"#SBATCH --array=1-{found[1]}\n" in script
-
-
-def test_the_array_makes_the_sweep(place: Path) -> None:
-    """Every task of the array, what is added on sbatch's command line, all read as one."""
-    for task in range(1, 5):
-        synthetic = ["--dataset", "synthetic"]
-        run(place, take_script("sbatch"), *synthetic, SLURM_ARRAY_TASK_ID=str(task))
+    shards = int(found[1])
+    for task in range(1, shards + 1):
+        run(place, script, "--dataset", "synthetic", SLURM_ARRAY_TASK_ID=str(task))
     sweep = read_sweep(place / "results" / "queued")
-    assert len(sweep.records) == CASES * REPEATS + 4, "and a sentinel for each shard"
+    assert len(sweep.records) == CASES * REPEATS + shards, "and a sentinel for each shard"
     assert set(sweep.records["dataset"]) == {"synthetic"}
     assert sweep.gaps == []
 
@@ -109,11 +98,3 @@ def test_a_pod_makes_the_shard_of_its_index(place: Path) -> None:
     records = read_records(place / "queued" / "shard-4-of-4")
     assert len(records) == CASES // 4 * REPEATS + 1
     assert set(records["precision"]) == {"bf16-amp"}
-
-
-@pytest.mark.thorough
-def test_machines_over_ssh_make_the_sweep(place: Path) -> None:
-    script = take_script("ssh").replace("--repeats 3", "--dataset synthetic --repeats 3")
-    run(place, f"({script}) > report.txt")
-    assert len(read_records(place / "results" / "queued")) == CASES * REPEATS + 3
-    assert "36 runs" in (place / "report.txt").read_text()
