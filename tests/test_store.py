@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import filelock
+import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pytest_for_tests import Patch
 
-from bench import record
-from bench.axis import Axis, parse_number
-from bench.case import AXES, Case
+from bench.case import Case
+from bench.compare.side import read_side
 from bench.errors import StoreError, UsageError
 from bench.record import (
     COLUMNS,
@@ -33,23 +33,26 @@ from bench.record import (
     SCHEMA,
     STEP_COLUMNS,
     WORK_COLUMNS,
-    Column,
     Environment,
     EpochRow,
     Measurement,
+    Record,
     Status,
     Step,
     WorkRow,
     flatten,
 )
-from bench.store import reader, table, writer
+from bench.store import writer
+from bench.store.attempts import find_mixed, keep_latest
 from bench.store.cells import EPOCHS, RECORDS, STEPS
 from bench.store.reader import read_epochs, read_records, read_steps, read_work
 from bench.store.runs import LatestAttempt, read_cases, read_history
 from bench.store.writer import Store
+from bench.study.runs import latest, read_runs
+from bench.study.sweeps import read_sweep
 from bench.text import clean
 from bench.work import Kind
-from tests.planted.records import make_run
+from tests.planted.records import make_run, write_sweep
 
 ONE_FOLDER = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -195,29 +198,124 @@ def test_what_stands_beside_a_record_is_read_back(
             assert cell == value if taken else math.isnan(cell)
 
 
-@given(TEXT)
-def test_cleaning_again_changes_nothing(text: str) -> None:
-    assert clean(clean(text)) == clean(text)
-    clean(text).encode()
+# ------------------------------------------------------------------- which attempt counts
+
+CASE = Case(batch_size=64, dataset="synthetic", device="cpu")
+UNKNOWN: dict[str, Any] = dict.fromkeys(
+    ("gpu", "driver", "torch", "code", "dataset_fingerprint", "train_images")
+)
 
 
-# ------------------------------------------------------------------------------ history, resuming
+def frame_of(*records: Record) -> pd.DataFrame:
+    """Records as `read_records` types the columns that matter here."""
+    rows = [flatten(replace(row, record_id=f"row {i}")) for i, row in enumerate(records)]
+    frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    text = [name for name, column in COLUMNS.items() if column.type is str]
+    frame[text] = frame[text].astype(object).where(frame[text].notna(), "").astype(str)
+    return frame
 
 
 def test_the_latest_attempt_counts(tmp_path: Path) -> None:
-    case = Case(batch_size=64)
     write(
         tmp_path,
-        make_run(case, status=Status.ERROR),
-        make_run(case, status=Status.OK, attempt=2),
-        make_run(case, repeat=2, status=Status.OOM, inferred=True),
-        make_run(case, sentinel=True, status=Status.TIMEOUT),
+        make_run(CASE, status=Status.ERROR),
+        make_run(CASE, status=Status.OK, attempt=2),
+        make_run(CASE, repeat=2, status=Status.OOM, inferred=True),
+        make_run(CASE, sentinel=True, status=Status.TIMEOUT),
     )
     assert read_history(read_records(tmp_path)) == {
-        (case, 1, False): LatestAttempt(Status.OK, 2, False),
-        (case, 2, False): LatestAttempt(Status.OOM, 1, True, seed=1),
-        (case, 1, True): LatestAttempt(Status.TIMEOUT, 1, False),
+        (CASE, 1, False): LatestAttempt(Status.OK, 2, False),
+        (CASE, 2, False): LatestAttempt(Status.OOM, 1, True, seed=1),
+        (CASE, 1, True): LatestAttempt(Status.TIMEOUT, 1, False),
     }
+
+
+def test_all_who_read_a_mixed_folder_agree_on_the_attempts_that_count(tmp_path: Path) -> None:
+    """Resume, report, compare and the import into asv."""
+    pytest.importorskip("asv", reason="asv is not installed (the 'asv' extra)")
+    from bench.asv.results import read_measured
+
+    mixed = (
+        make_run(CASE, gpu="X", status=Status.ERROR, attempt=1),
+        make_run(CASE, gpu="X", epoch_time_s=10.0, attempt=2),
+        make_run(CASE, gpu="X", epoch_time_s=11.0, repeat=2),
+        # --mix: another card answers the same runs
+        make_run(CASE, gpu="Y", status=Status.INTERRUPTED, attempt=3),
+        make_run(CASE, gpu="Y", epoch_time_s=20.0, attempt=4),
+        # a first attempt that ended before it knew its machine
+        make_run(CASE, repeat=3, status=Status.KILLED, attempt=1, **UNKNOWN),
+        make_run(CASE, repeat=3, gpu="Y", epoch_time_s=21.0, attempt=2),
+        make_run(CASE, gpu="Y", epoch_time_s=22.0, sentinel=True),
+    )
+    count = ["row 1", "row 2", "row 4", "row 6"]
+    named = [replace(row, record_id=f"row {number}") for number, row in enumerate(mixed)]
+    folder = write_sweep(tmp_path / "mixed", named)
+    report = latest(read_runs([read_sweep(folder)]))
+    assert [run.record_id for run in report] == count
+    assert [run.record_id for run in read_side("A", folder).runs] == count
+    assert read_measured(folder)["record_id"].tolist() == count
+    frame = read_records(folder)
+    for gpu, runs in (("X", {1: 2, 2: 1}), ("Y", {1: 4, 3: 2})):
+        past = read_history(frame[frame["gpu"] == gpu])
+        assert {run[1]: p.attempt for run, p in past.items() if not run[2]} == runs
+        assert {p.status for p in past.values()} == {Status.OK}
+
+
+@pytest.mark.parametrize("known_first", [True, False])
+def test_what_a_run_did_not_get_to_know_is_no_environment(known_first: bool) -> None:
+    known = make_run(CASE, attempt=2 - known_first, model_source="abc", variables="X=1")
+    lost = make_run(CASE, attempt=1 + known_first, status=Status.KILLED, **UNKNOWN)
+    kept = keep_latest(frame_of(known, lost))
+    assert kept["status"].tolist() == ["killed" if known_first else "ok"]
+    unread = make_run(CASE, attempt=1 + known_first, variables="X=1")  # knows all but the model
+    assert len(keep_latest(frame_of(known, unread))) == 1
+    none_set = make_run(CASE, attempt=1 + known_first, model_source="abc")
+    assert len(keep_latest(frame_of(known, none_set))) == 2, "which is an answer"
+
+
+def test_mixed_is_what_differs_within_a_case() -> None:
+    other = replace(CASE, batch_size=8)
+    assert find_mixed(frame_of(make_run(CASE), make_run(other, torch="2.14.0"))) == []
+    rows = frame_of(make_run(CASE), make_run(CASE, repeat=2, torch="2.14.0", gpu="Y"))
+    assert find_mixed(rows) == ["gpu", "torch"]
+    lost = make_run(CASE, repeat=2, status=Status.ERROR, **UNKNOWN)
+    assert find_mixed(frame_of(make_run(CASE), lost)) == []
+
+
+ROW = st.builds(
+    make_run,
+    st.sampled_from([replace(CASE, batch_size=size) for size in (8, 16)]),
+    repeat=st.integers(1, 2),
+    attempt=st.integers(1, 3),
+    gpu=st.sampled_from(["X", "Y"]),
+    sentinel=st.booleans(),
+)
+
+
+@given(st.lists(ROW, min_size=1, max_size=12))
+def test_one_row_counts_of_each_run_and_environment(records: list[Record]) -> None:
+    frame = frame_of(*records)
+    last: dict[Any, tuple[int, str]] = {}
+    for size, repeat, sentinel, gpu, attempt, name in frame[
+        ["batch_size", "repeat", "sentinel", "gpu", "attempt", "record_id"]
+    ].itertuples(index=False):
+        key = (size, repeat, sentinel, gpu)
+        if attempt >= last.get(key, (0, ""))[0]:
+            last[key] = (attempt, name)
+    kept = keep_latest(frame)
+    in_order = [name for name in frame["record_id"] if name in {one for _, one in last.values()}]
+    assert kept["record_id"].tolist() == in_order
+
+
+def test_attempts_of_another_card_are_counted_on_from(tmp_path: Path) -> None:
+    """With --mix each card's last attempt is a row of its own; the next is a third."""
+    rows = [make_run(CASE, gpu="X"), make_run(CASE, gpu="Y", attempt=2, status=Status.ERROR)]
+    for number, order in enumerate((rows, rows[::-1])):
+        (past,) = read_history(read_records(write_sweep(tmp_path / str(number), order))).values()
+        assert (past.attempt, past.status) == (2, Status.ERROR)
+
+
+# ------------------------------------------------------------------------------------ on the disk
 
 
 def test_rows_are_on_disk_when_append_returns(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -262,14 +360,12 @@ def test_rows_are_on_disk_when_append_returns(tmp_path: Path, monkeypatch: Patch
     "torn",
     [
         b"1,ab",
-        b"1",
         b'1,"half a quoted, cell',
         b"caf\xc3",  # in the middle of a character
-        b"\x00" * 5000,
         b"\x00" * 3_000_000,  # more than is ever read of a line
         b"1,ab\x00\x00,8\n",  # its pages did not all come
     ],
-    ids=["start", "digit", "quote", "character", "zeros", "many zeros", "hole"],
+    ids=["start", "quote", "character", "many zeros", "hole"],
 )
 def test_a_torn_line_is_set_aside_and_reported(tmp_path: Path, torn: bytes) -> None:
     write(tmp_path, make_run(), make_run(repeat=2), epochs=[EPOCH])
@@ -297,7 +393,7 @@ def test_torn_at_every_byte(tmp_path: Path) -> None:
     file = write(tmp_path / "whole", make_run(), make_run(repeat=2, reason="é"))
     data = file.read_bytes()
     ends = [i for i, byte in enumerate(data) if byte == ord("\n")]
-    for cut in range(0, len(data), 173):
+    for cut in range(0, len(data), 397):
         folder = tmp_path / str(cut)
         folder.mkdir()
         (folder / RECORDS).write_bytes(data[:cut])
@@ -330,7 +426,7 @@ def disk(monkeypatch: Patch) -> type[Disk]:
     return Disk
 
 
-@pytest.mark.parametrize("room", [0, 1, 40, 90, 130, 300])
+@pytest.mark.parametrize("room", [0, 40, 300])
 def test_a_full_disk_leaves_the_rows_before(tmp_path: Path, disk: type[Disk], room: int) -> None:
     with Store(tmp_path) as opened:
         opened.append(make_run(), [STEP])
@@ -365,15 +461,6 @@ def test_a_disk_that_cannot_even_cut_off_the_torn_line(
         assert read_records(tmp_path)["repeat"].tolist() == [1]
 
 
-def test_a_config_that_cannot_be_written(tmp_path: Path) -> None:
-    with Store(tmp_path) as opened:
-        opened.write_config({"command": "a"})
-        (tmp_path / ".config.json").mkdir()
-        with pytest.raises(StoreError, match=r"config\.json: Is a directory"):
-            opened.write_config({"command": "b"})
-    assert "a" in (tmp_path / "config.json").read_text()
-
-
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: Patch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise NotImplementedError("FileSystem does not appear to support flock")
@@ -386,15 +473,10 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: Patch) -> None
 # -------------------------------------------------------------------------------------- the lock
 
 
-@pytest.mark.parametrize("wait_s", [0, 0.2])
-def test_a_second_writer_is_told_who_holds_the_folder(tmp_path: Path, wait_s: float) -> None:
-    holder = f"in use by pid {os.getpid()} on {socket.gethostname()}; wait"
-    with Store(tmp_path), pytest.raises(UsageError, match=holder):
-        Store(tmp_path, wait_s)
-    Store(tmp_path).__exit__(None, None, None)
+HOLDER = f"pid {os.getpid()} on {socket.gethostname()}"
 
 
-def test_a_second_writer_may_wait(tmp_path: Path) -> None:
+def test_a_second_writer_is_told_who_holds_the_folder_and_may_wait(tmp_path: Path) -> None:
     first = Store(tmp_path)
     first.append(make_run())
     told: list[str] = []
@@ -403,9 +485,11 @@ def test_a_second_writer_may_wait(tmp_path: Path) -> None:
         told.append(who)
         threading.Timer(0.3, first.__exit__, (None, None, None)).start()
 
+    with pytest.raises(UsageError, match=f"in use by {HOLDER}; wait for it with --wait"):
+        Store(tmp_path, wait_s=0.1)
     with Store(tmp_path, wait_s=200, on_wait=hear) as second:
         second.append(make_run(repeat=2))
-    assert told == [f"pid {os.getpid()} on {socket.gethostname()}"]
+    assert told == [HOLDER]
     assert read_records(tmp_path)["repeat"].tolist() == [1, 2]
 
 
@@ -439,112 +523,50 @@ def test_a_writer_that_could_not_open_holds_nothing(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------- schema
 
 
-NEXT = SCHEMA + 1
+def write_older(folder: Path, schema: int = OLDEST, **columns: str) -> Path:
+    """A row of a schema that had these columns, and lacked an axis and a measurement of now."""
+    run = make_run(Case(lr=0.25), epoch_time_s=3.5, reason="=1+1", gpu="'quoted'")
+    file = write(folder, run)
 
+    def change(rows: list[dict[str, str]]) -> None:
+        del rows[0]["clip_grad"], rows[0]["missing"]
+        rows[0].update(schema=str(schema), **columns)
 
-def declare(monkeypatch: Patch, column: Column, after: str) -> None:
-    """Add a column that the next schema brings, and make that today's."""
-    columns: dict[str, Column] = {}
-    for name, known in COLUMNS.items():
-        columns[name] = known
-        if name == after:
-            columns[column.name] = column
-    for module in (table, writer):
-        monkeypatch.setattr(module, "SCHEMA", NEXT)
-    for module in (reader, table):
-        monkeypatch.setattr(module, "COLUMNS", columns)
-    monkeypatch.setitem(writer.TABLES, RECORDS, columns)
-    monkeypatch.setattr(record, "SCHEMA", NEXT)
-
-
-def test_files_of_an_older_schema_are_written_anew_before_anything_runs(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
-    """And not by opening them: a command that is refused leaves them as they are."""
-    file = write(tmp_path, make_run(epoch_time_s=3.5))
-    before = file.read_bytes()
-    declare(monkeypatch, Column("fan_speed", float, "fan", True), "seed")
-    with Store(tmp_path):
-        pass
-    assert file.read_bytes() == before
-    with Store(tmp_path) as opened:
-        opened.migrate()
-    assert read_records(tmp_path)["schema"].tolist() == [NEXT]
-    assert read_records(tmp_path)["epoch_time_s"].tolist() == [3.5]
-
-
-def test_a_new_column_never_shifts_old_ones(tmp_path: Path, monkeypatch: Patch) -> None:
-    """A file of an older schema that is written on."""
-    old = make_run(Case(lr=0.25), epoch_time_s=3.5, reason="=1+1", gpu="'quoted'")
-    write(tmp_path, old)
-    declare(monkeypatch, Column("fan_speed", float, "fan", True), "batch_size")
-    plain = writer.flatten
-
-    def flatten_anew(item: Any) -> dict[str, Any]:
-        values = {**plain(item), "schema": NEXT, "fan_speed": 7.5}
-        return {name: values[name] for name in writer.TABLES[RECORDS]}
-
-    monkeypatch.setattr(writer, "flatten", flatten_anew)
-    write(tmp_path, make_run(Case(lr=0.5), repeat=2, epoch_time_s=4.5))
-    frame = read_records(tmp_path)
-    assert frame["lr"].tolist() == [0.25, 0.5]
-    assert frame["epoch_time_s"].tolist() == [3.5, 4.5]
-    assert frame["reason"].tolist() == ["=1+1", ""]
-    assert frame["gpu"].tolist() == ["'quoted'", "NVIDIA Imaginary"]
-    assert math.isnan(frame["fan_speed"][0])
-    assert frame["fan_speed"][1] == 7.5
-    assert lines(tmp_path / RECORDS)[0].decode().split(",") == list(writer.TABLES[RECORDS])
-    assert not list(tmp_path.glob(".records*"))
-
-
-def test_a_new_axis_has_its_default_in_files_without_it(tmp_path: Path, monkeypatch: Patch) -> None:
-    write(tmp_path, make_run())
-    axis = Axis(1.5, parse_number("a momentum", 0), "momentum", name="momentum")
-    monkeypatch.setitem(AXES, "momentum", axis)
-    monkeypatch.setattr(Case, "momentum", 1.5, raising=False)
-    declare(monkeypatch, record.make_axis_column(axis), "lr")
-    frame = read_records(tmp_path)
-    assert frame["momentum"].tolist() == [1.5]
-    assert list(frame.columns).index("momentum") == list(frame.columns).index("lr") + 1
-
-
-def write_schema_10(folder: Path, **columns: str) -> Path:
-    """A row as schema 10 had it, with columns that are gone."""
-    file = write(folder, make_run(epoch_time_s=3.5))
-    edit(file, lambda rows: rows[0].update(schema=str(OLDEST), **columns))
+    edit(file, change)
     return file
 
 
-def test_columns_that_are_gone_are_left_out_and_kept(tmp_path: Path) -> None:
-    """Also once the file is written on: what was there stays beside it."""
-    file = write_schema_10(tmp_path, pin_memory="off", prefetch="2", checkpoint_save_s="0.5")
+def test_a_file_of_an_older_schema_is_written_on_and_no_cell_moves(tmp_path: Path) -> None:
+    """It is not changed by being opened: a command may yet be refused. What was there is kept."""
+    file = write_older(tmp_path, pin_memory="off", prefetch="2", checkpoint_save_s="0.5")
     before = file.read_bytes()
-    assert read_records(tmp_path)["epoch_time_s"].tolist() == [3.5]
-    with Store(tmp_path) as opened:
-        opened.migrate()
-        opened.append(make_run(repeat=2))
-    assert read_records(tmp_path)["schema"].tolist() == [SCHEMA, SCHEMA]
+    with Store(tmp_path):
+        pass
+    assert file.read_bytes() == before
+    write(tmp_path, make_run(Case(lr=0.5, clip_grad=2.0), repeat=2, epoch_time_s=4.5))
     assert (tmp_path / f"{RECORDS}.before-{SCHEMA}").read_bytes() == before
+    frame = read_records(tmp_path)
+    assert frame["schema"].tolist() == [SCHEMA, SCHEMA]
+    assert frame["lr"].tolist() == [0.25, 0.5]
+    assert [case.clip_grad for case in read_cases(frame)] == [Case.clip_grad, 2.0]
+    assert frame["epoch_time_s"].tolist() == [3.5, 4.5]
+    assert frame["reason"].tolist() == ["=1+1", ""]
+    assert frame["gpu"].tolist() == ["'quoted'", "NVIDIA Imaginary"]
+    assert lines(file)[0].decode().split(",") == list(COLUMNS)
+    assert not list(tmp_path.glob(".records*"))
 
 
-def test_a_case_of_an_axis_that_is_gone_is_not_read_as_another(tmp_path: Path) -> None:
-    write_schema_10(tmp_path, pin_memory="on")
-    expect(tmp_path, "pin_memory 'on' is not measured any more; commit 8645d459 of this project")
-
-
-def test_an_older_schema_is_refused_with_what_reads_it(tmp_path: Path) -> None:
-    file = write(tmp_path, make_run())
-    edit(file, lambda rows: rows[0].update(schema=str(OLDEST - 1)))
-    expect(tmp_path, f"schema {OLDEST - 1} is older than the {OLDEST}", "commit 8645d459 of this")
-
-
-def test_a_newer_file_is_refused_by_name(tmp_path: Path) -> None:
-    file = write(tmp_path, make_run())
-    edit(file, lambda rows: rows[0].update(schema=str(SCHEMA + 1), warp_speed="9"))
-    expect(tmp_path, f"schema {SCHEMA + 1} is newer than the {SCHEMA} this harness reads", "update")
+def test_what_another_version_wrote_is_refused_with_what_reads_it(tmp_path: Path) -> None:
+    write_older(tmp_path / "axis", pin_memory="on")
+    old = "commit 8645d459 of this project"
+    expect(tmp_path / "axis", f"pin_memory 'on' is not measured any more; {old}")
+    write_older(tmp_path / "old", OLDEST - 1)
+    expect(tmp_path / "old", f"schema {OLDEST - 1} is older than the {OLDEST}", old)
+    file = write_older(tmp_path / "new", SCHEMA + 1, warp_speed="9")
+    expect(tmp_path / "new", f"schema {SCHEMA + 1} is newer than the {SCHEMA} this harness reads")
     before = file.read_bytes()
     with pytest.raises(UsageError, match="is newer"):
-        write(tmp_path, make_run())
+        write(tmp_path / "new", make_run())
     assert file.read_bytes() == before
 
 
@@ -552,18 +574,13 @@ def test_a_newer_file_is_refused_by_name(tmp_path: Path) -> None:
 
 
 WRONG_CELLS = {
-    ("epoch_time_s", "a finite number, or empty"): (
-        "nan NaN inf -inf 1e999 --3.5 fast 1_000.0 1,5 ١"
-    ),
+    ("epoch_time_s", "a finite number, or empty"): "nan -inf 1e999 --3.5 fast 1_000.0 1,5 ١",
     ("peak_device_bytes", "a whole number"): "1.5",
-    ("peak_device_bytes", "a finite number, or empty"): "- -1-",
     ("peak_device_bytes", "a whole number, at most"): "99999999999999999999",
     ("status", "a status is one of ok, oom"): "fine",
     ("inferred", "'on' or 'off'"): "maybe",
     ("batch_size", "at least 1"): "-1",
-    ("batch_size", "a whole number, at most"): "99999999999999999999",
     ("lr", "above 0"): "-1",
-    ("lr", "a finite number"): "1_0",
     ("precision", "did you mean 'fp16'?"): "fp61",
     ("loss_scale", "a loss scale is"): "nan",
     ("schema", "a schema version is a whole number"): "0 one -1",
@@ -588,33 +605,31 @@ def first_row(change: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
     return apply
 
 
-WRONG_FILES = [
-    ("byte-order mark", lambda d: b"\xef\xbb\xbf" + d, ":1: column 1: a byte-order mark"),
-    ("CRLF", lambda d: d.replace(b"\n", b"\r\n"), ":1: character", "Unix line ends"),
-    ("one CR", first_row(lambda r: r[:5] + b"\r" + r[5:]), ":2: character 6: a carriage return"),
-    ("NUL", first_row(lambda r: r[:3] + b"\0" + r[3:]), ":2: character 4: a NUL byte"),
-    ("Latin-1", first_row(lambda r: r[:3] + b"\xe9" + r[3:]), ":2: character 4: not UTF-8"),
-    ("a long line", lambda d: d + b"9" * 10_000_000 + b"\n", ":4: character", "10000000 bytes"),
-    ("another tool", lambda d: b"name,mean,stddev\na,1,2\n", ":1: column 'schema' is missing"),
-    ("no line", lambda d: b"hello", ":1: column 1: not written by `bench.sweep`"),
-    ("a blank line", lambda d: d + b"\n" + d.split(b"\n")[1] + b"\n", ":4: column 'schema'"),
-    ("a short line", first_row(lambda r: r.rsplit(b",", 1)[0]), ":2: column", "cells where the"),
-    ("a long row", first_row(lambda r: r + b",9"), ":2: column", "cells where the header has"),
-    ("an unknown column", lambda d: d.replace(b"reason", b"raisin", 1), "unknown column 'raisin'"),
-    ("a missing column", lambda d: d.replace(b",notes,", b",gpu_x,", 1), ":1: column"),
-    ("an open quote", first_row(lambda r: b'"' + r), ":2"),
-    ("a broken cell", first_row(lambda r: r.replace(b",ok,", b',"o\nk",')), ":2", "line break"),
-    ("a huge cell", lambda d: d + b"1," + b"9" * 200_000 + b"\n", ":4"),
-]  # fmt: skip
+WRONG_FILES: list[tuple[Callable[[bytes], bytes], str]] = [
+    (lambda d: b"\xef\xbb\xbf" + d, ":1: column 1: a byte-order mark"),
+    (lambda d: d.replace(b"\n", b"\r\n"), ":1: character [0-9]+: .* Unix line ends"),
+    (first_row(lambda r: r[:3] + b"\0" + r[3:]), ":2: character 4: a NUL byte"),
+    (first_row(lambda r: r[:3] + b"\xe9" + r[3:]), ":2: character 4: not UTF-8"),
+    (lambda d: d + b"9" * 10_000_000 + b"\n", ":4: character [0-9]+: .*10000000 bytes"),
+    (lambda d: b"name,mean,stddev\na,1,2\n", ":1: column 'schema' is missing"),
+    (lambda d: b"hello", ":1: column 1: not written by `bench.sweep`"),
+    (first_row(lambda r: r.rsplit(b",", 1)[0]), ":2: column .* cells where the"),
+    (first_row(lambda r: r + b",9"), ":2: column .* cells where the header has"),
+    (lambda d: d.replace(b"reason", b"raisin", 1), ":1: column [0-9]+: unknown column 'raisin'"),
+    (first_row(lambda r: b'"' + r), ":2"),
+    (first_row(lambda r: r.replace(b",ok,", b',"o\nk",')), ":2: .*line break"),
+]
 
 
-@pytest.mark.parametrize(("why", "change", "parts"), [(w, c, p) for w, c, *p in WRONG_FILES])
+@pytest.mark.parametrize(("change", "said"), WRONG_FILES)
 def test_a_file_that_is_none_is_refused_by_line(
-    tmp_path: Path, why: str, change: Callable[[bytes], bytes], parts: list[str]
+    tmp_path: Path, change: Callable[[bytes], bytes], said: str
 ) -> None:
     file = write(tmp_path, make_run(reason="é"), make_run(repeat=2))
     file.write_bytes(change(file.read_bytes()))
-    expect(tmp_path, f"{file}:", *parts)
+    with pytest.raises(UsageError, match=f"{file}{said}") as refused:
+        read_records(tmp_path)
+    assert len(str(refused.value).splitlines()) == 1
 
 
 def test_steps_and_epochs_are_checked_alike(tmp_path: Path) -> None:
@@ -631,15 +646,6 @@ def test_steps_and_epochs_are_checked_alike(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=f"{name}:{part}"):
             read(tmp_path)
         file.write_bytes(good)
-
-
-def test_a_long_file_is_checked_for_long_lines(tmp_path: Path) -> None:
-    """The check for one long line does not take a long file for one."""
-    file = write(tmp_path, make_run())
-    header, row, _ = lines(file)
-    rows = 1_500_000 // len(row)
-    file.write_bytes(b"\n".join((header, *[row] * rows, b"")))
-    assert len(read_records(tmp_path)) == rows
 
 
 def test_a_scale_that_sank_to_zero_is_a_reading(tmp_path: Path) -> None:
