@@ -1,15 +1,14 @@
-"""What a failure means, with the exceptions that torch, numpy and the system really raise."""
+"""What a failure means, with what torch, numpy, the system and their libraries really say."""
 
 from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -34,210 +33,138 @@ from bench.worker.case import read_free_share
 
 FULL, ROOMY = NEARLY_FULL / 2, 0.5
 
-CUDA_HINT = (
-    "\nSearch for `cudaErrorX' in the CUDA documentation for more information.\n"
-    "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace "
-    "below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
-)
-
 
 class NVMLError(Exception):
     """As pynvml's: its subclasses are made on the fly, one a return code."""
-
-
-NvmlTimeout = type("NVMLError_Timeout", (NVMLError,), {})
 
 
 class RayError(Exception):
     """As ray.exceptions has it."""
 
 
+NvmlTimeout = type("NVMLError_Timeout", (NVMLError,), {})
 RayOutOfMemory = type("OutOfMemoryError", (RayError,), {})
 
 OOM = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1024.00 GiB. GPU 0 has a total"),
+    MemoryError(),
+    torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorX' in the CUDA docs"),
+    "CUDA driver error: out of memory",
+    "HIP error: out of memory",
+    "InductorError: OutOfMemoryError: Tried to allocate 2 GiB",
     torch.distributed.DistBackendError(
         "NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled cuda error, NCCL version 2.28.9\n"
         "Last error:\nCuda failure 2 'out of memory'"
     ),
-    torch.OutOfMemoryError(
-        "CUDA out of memory. Tried to allocate 1024.00 GiB. GPU 0 has a total capacity of 139.80 "
-        "GiB of which 139.11 GiB is free."
-    ),
-    torch.cuda.OutOfMemoryError("HIP out of memory. Tried to allocate 20.00 MiB"),
-    torch.AcceleratorError("CUDA error: out of memory" + CUDA_HINT),
-    RuntimeError("CUDA error: out of memory" + CUDA_HINT),
-    RuntimeError("CUDA driver error: out of memory"),
-    RuntimeError("CUDA runtime error (2) : out of memory at /pytorch/aten/src/THC/generic.cu:58"),
-    RuntimeError("HIP error: out of memory"),
-    RuntimeError("HIP error: HIPBLAS_STATUS_ALLOC_FAILED"),
-    RuntimeError("Triton Error [CUDA]: out of memory"),
-    RuntimeError("InductorError: OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"),
-    RuntimeError("cudaErrorMemoryAllocation: out of memory"),
-    RuntimeError("CUDA_ERROR_OUT_OF_MEMORY: out of memory"),
-    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
-    RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
-    RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate`"),
-    RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"),
-    RuntimeError("std::bad_alloc"),
-    RuntimeError(
-        "[enforce fail at alloc_cpu.cpp:121] data. DefaultCPUAllocator: not enough memory: you "
-        "tried to allocate 4503599627370496 bytes."
-    ),
-    RuntimeError("unable to mmap 800 bytes from file </x>: Cannot allocate memory (12)"),
+    "Triton Error [CUDA]: out of memory",
+    "cudaErrorMemoryAllocation: out of memory",
+    "CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "cuFFT error: CUFFT_ALLOC_FAILED",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "[enforce fail at alloc_cpu.cpp:121] data. DefaultCPUAllocator: not enough memory: you tried",
+    "std::bad_alloc",
     OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
-    MemoryError(),
-    MemoryError("std::bad_alloc"),
 ]
-
-LIMITED = [
-    RuntimeError("could not create a memory object"),
-    RuntimeError("could not create a primitive"),
-    RuntimeError("can't start new thread"),
-    ImportError("libx.so: failed to map segment from shared object"),
-]
-"""What libraries say of a refused allocation; without a limit they say it of other things too."""
-
 SUSPECTED = [
-    RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"),
-    RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in"),
-    RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"),
-    RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
-    RuntimeError("GET was unable to find an engine to execute this computation"),
-    RuntimeError(
-        'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp"'
-    ),
+    "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in",
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "GET was unable to find an engine to execute this computation",
+    'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp"',
 ]
+"""They mean a lack of memory where it is nearly full."""
 
 UNSUPPORTED = [
-    RuntimeError("\"slow_conv2d_cpu\" not implemented for 'Half'"),
-    NotImplementedError("\"LayerNormKernelImpl\" not implemented for 'BFloat16'"),
-    torch.AcceleratorError(
-        "CUDA error: no kernel image is available for execution on the device" + CUDA_HINT
-    ),
-    RuntimeError("HIP error: invalid device function"),
-    RuntimeError("FlashAttention is not supported on this device"),
+    "\"slow_conv2d_cpu\" not implemented for 'Half'",
+    torch.AcceleratorError("CUDA error: no kernel image is available for execution on the device"),
+    "FlashAttention is not supported on this device",
     AssertionError("Torch not compiled with CUDA enabled"),
-    RuntimeError("Current CUDA Device does not support bfloat16"),
-    RuntimeError("bfloat16 is only supported on GPUs with compute capability of at least 8.0"),
-    RuntimeError("Found Tesla P100 which is too old to be supported by the triton GPU compiler"),
-    RuntimeError("Cannot find a working triton installation. Either the package is not installed"),
-    RuntimeError("InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config"),
-    RuntimeError("torch.compile is not supported on Python 3.15+"),
-    torch.AcceleratorError(
-        "CUDA error: operation not permitted when stream is capturing" + CUDA_HINT
-    ),
+    "Current CUDA Device does not support bfloat16",
+    "bfloat16 is only supported on GPUs with compute capability of at least 8.0",
+    "Found Tesla P100 which is too old to be supported by the triton GPU compiler",
+    "Cannot find a working triton installation. Either the package is not installed",
+    "InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config",
+    "torch.compile is not supported on Python 3.15+",
+    torch.AcceleratorError("CUDA error: operation not permitted when stream is capturing"),
 ]
-
 TRANSIENT = [
-    torch.AcceleratorError(
-        "CUDA error: CUDA-capable device(s) is/are busy or unavailable" + CUDA_HINT
-    ),
-    RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable"),
-    RuntimeError("cudaErrorDevicesUnavailable"),
-    RuntimeError("CUDA error: system not yet initialized"),
+    torch.AcceleratorError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
+    "cudaErrorDevicesUnavailable",
+    "CUDA error: system not yet initialized",
     NvmlTimeout("Timeout"),
-    NVMLError("Unknown Error"),
-    RuntimeError("NVML: Unknown Error"),
+    "NVML: Unknown Error",
     BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)),
 ]
-
 PEERS = [
-    RuntimeError(
-        "[/__w/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
-        "[127.0.0.1]:58530. This is typically caused by a remote worker crashing."
-    ),
-    torch.distributed.DistBackendError(
-        "NCCL error in: ProcessGroupNCCL.cpp:2501, remote process exited or there was a network "
-        "error, NCCL version 2.27.5"
-    ),
+    "[/__w/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer",
+    torch.distributed.DistBackendError("NCCL error in: ProcessGroupNCCL.cpp:2501, remote process"),
     torch.distributed.DistNetworkError("failed to recv, got 0 bytes"),
     torch.distributed.DistStoreError("wait timeout after 1000ms, keys: /default_pg/0/1"),
 ]
-
-LOADING = [
-    (
-        "DataLoader worker (pid 812) is killed by signal: Bus error. It is possible that "
-        "dataloader's workers are out of shared memory. Please try to raise your shared memory "
-        "limit.",
-        Status.OOM,
-        "/dev/shm is full; enlarge it (docker: --shm-size), or lower --workers: ",
-    ),
-    (
-        "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback (most recent "
-        'call last):\n  File "x.py", line 7, in <module>\n    collate()\n    ~~~~~~~^^\n'
-        "RuntimeError: unable to write to file </torch_1_2_3>: No space left on device (28)\n",
-        Status.OOM,
-        "--workers: RuntimeError: unable to write to file </torch_1_2_3>: No space left on device "
-        "(28) (in DataLoader worker process 0)",
-    ),
-    (
-        "DataLoader worker (pid 812) is killed by signal: Killed. ",
-        Status.KILLED,
-        "RuntimeError: DataLoader worker (pid 812) is killed by signal: Killed.",
-    ),
-    (
-        "DataLoader worker (pid(s) 812) exited unexpectedly",
-        Status.ERROR,
-        "RuntimeError: DataLoader worker (pid(s) 812) exited unexpectedly",
-    ),
-]
-"""What torch's DataLoader says of its workers."""
-
 ERRORS = [
-    torch.AcceleratorError("CUDA error: an illegal memory access was encountered" + CUDA_HINT),
-    torch.AcceleratorError("CUDA error: device-side assert triggered" + CUDA_HINT),
-    RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
-    RuntimeError("the word memory alone says nothing"),
-    ValueError("Expected more than 1 value per channel when training"),
+    torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+    "the word memory alone says nothing",
     KeyError("momentum"),
     SystemExit(3),
     OSError(errno.ENOENT, os.strerror(errno.ENOENT)),
     NVMLError("Insufficient Permissions"),
 ]
-
-
+Errors = list[BaseException | str]
 EVERY = (None, FULL, ROOMY)
-MEANINGS = [
-    *((error, EVERY, Fault(Status.OOM, "")) for error in OOM),
-    *((error, (FULL,), Fault(Status.OOM_SUSPECTED, "")) for error in SUSPECTED),
-    *((error, (None, ROOMY, NEARLY_FULL * 1.01), Fault(Status.ERROR, "")) for error in SUSPECTED),
-    *((error, EVERY, Fault(Status.UNSUPPORTED, "")) for error in UNSUPPORTED),
-    *((error, EVERY, Fault(Status.ERROR, "", transient=True)) for error in TRANSIENT),
-    *((error, EVERY, Fault(Status.ERROR, "", peer=True)) for error in PEERS),
-    *((error, EVERY, Fault(Status.ERROR, "")) for error in ERRORS),
+MEANINGS: list[tuple[Errors, tuple[float | None, ...], Fault]] = [
+    (OOM, EVERY, Fault(Status.OOM, "")),
+    (SUSPECTED, (FULL,), Fault(Status.OOM_SUSPECTED, "")),
+    (SUSPECTED, (None, ROOMY, NEARLY_FULL * 1.01), Fault(Status.ERROR, "")),
+    (UNSUPPORTED, EVERY, Fault(Status.UNSUPPORTED, "")),
+    (TRANSIENT, EVERY, Fault(Status.ERROR, "", transient=True)),
+    (PEERS, EVERY, Fault(Status.ERROR, "", peer=True)),
+    (ERRORS, EVERY, Fault(Status.ERROR, "")),
 ]
-"""What exceptions mean, by the free share of the memory, without the reason."""
+"""What exceptions mean, a RuntimeError where there is but its text, by the free share of the
+memory."""
 
 
-@pytest.mark.parametrize(("error", "shares", "fault"), MEANINGS, ids=str)
+def judge(error: BaseException | str, *about: Any) -> Fault:
+    error = RuntimeError(error) if isinstance(error, str) else error
+    return classify(list_kinds(error), str(error), *about)
+
+
+@pytest.mark.parametrize(
+    ("error", "shares", "fault"),
+    [(error, shares, fault) for errors, shares, fault in MEANINGS for error in errors],
+    ids=str,
+)
 def test_what_an_exception_means(
-    error: BaseException, shares: Sequence[float | None], fault: Fault
+    error: BaseException | str, shares: tuple[float | None, ...], fault: Fault
 ) -> None:
     for share in shares:
-        found = classify(list_kinds(error), str(error), share)
-        assert replace(found, reason="") == fault
+        assert replace(judge(error, share), reason="") == fault
 
 
 LIMIT = Case(device="cpu", memory_limit="900MiB")
 
 
-@pytest.mark.parametrize("error", LIMITED, ids=str)
-def test_a_library_under_a_limit_ran_out_of_memory(error: Exception) -> None:
-    fault = classify(list_kinds(error), str(error), None, LIMIT)
+@pytest.mark.parametrize(
+    "error",
+    [
+        "could not create a memory object",
+        "could not create a primitive",
+        "can't start new thread",
+        ImportError("libx.so: failed to map segment from shared object"),
+    ],
+)
+def test_a_library_under_a_limit_ran_out_of_memory(error: Exception | str) -> None:
+    fault = judge(error, None, LIMIT)
     assert fault.status is Status.OOM
     assert fault.reason == "needs more than 900 MiB of host memory"
     for case in (None, replace(LIMIT, memory_limit=None), replace(LIMIT, device="cuda")):
-        assert classify(list_kinds(error), str(error), None, case).status is Status.ERROR
+        assert judge(error, None, case).status is Status.ERROR
 
 
-@pytest.mark.parametrize("error", OOM, ids=str)
-def test_out_of_memory_names_the_limit(error: BaseException) -> None:
-    fault = classify(list_kinds(error), str(error), None, replace(LIMIT, device="cuda"))
-    assert fault.reason.startswith("needs more than 900 MiB of GPU memory")
-    unlimited = classify(list_kinds(error), str(error), None, Case())
-    assert unlimited == classify(list_kinds(error), str(error))
-    assert "needs more" not in unlimited.reason
+def test_out_of_memory_names_the_limit() -> None:
+    limited = judge(OOM[0], None, replace(LIMIT, device="cuda"))
+    assert limited.reason.startswith("needs more than 900 MiB of GPU memory")
+    assert "needs more" not in judge(OOM[0], None, Case()).reason
 
 
 NO_ENGINE = "GET was unable to find an engine to execute this computation"
@@ -246,14 +173,12 @@ NO_ENGINE = "GET was unable to find an engine to execute this computation"
 @pytest.mark.parametrize(
     ("free_gib", "cap", "reserved_gib", "refused", "status"),
     [
-        (90, 1.0, 20.0, 0, Status.ERROR),
         (90, 0.25, 20.0, 0, Status.ERROR),
         (90, 0.25, 24.5, 0, Status.OOM_SUSPECTED),
         (1, 1.0, 20.0, 0, Status.OOM_SUSPECTED),
-        (90, 0.25, 10.0, 1, Status.OOM_SUSPECTED),
         (90, 1.0, 10.0, 1, Status.OOM_SUSPECTED),
     ],
-    ids=["roomy", "roomy cap", "full cap", "full card", "refused, cap", "refused"],
+    ids=["roomy", "full cap", "full card", "refused"],
 )
 def test_a_smaller_card_may_be_full_where_the_card_is_not(
     monkeypatch: Patch, free_gib: int, cap: float, reserved_gib: float, refused: int, status: Status
@@ -277,19 +202,40 @@ def test_a_device_that_answers_nothing_says_nothing(monkeypatch: Patch) -> None:
     assert read_free_share(Case(device="cuda")) is None
 
 
-@pytest.mark.parametrize(("message", "status", "said"), LOADING)
+@pytest.mark.parametrize(
+    ("message", "status", "said"),
+    [
+        (
+            "DataLoader worker (pid 812) is killed by signal: Bus error. It is possible that",
+            Status.OOM,
+            "/dev/shm is full; enlarge it (docker: --shm-size), or lower --workers: ",
+        ),
+        (
+            "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback (most recent "
+            'call last):\n  File "x.py", line 7, in <module>\n    collate()\n    ~~~~~~~^^\n'
+            "RuntimeError: unable to write to file </torch_1_2_3>: No space left on device (28)\n",
+            Status.OOM,
+            "--workers: RuntimeError: unable to write to file </torch_1_2_3>: No space left on "
+            "device (28) (in DataLoader worker process 0)",
+        ),
+        (
+            "DataLoader worker (pid 812) is killed by signal: Killed. ",
+            Status.KILLED,
+            "RuntimeError: DataLoader worker (pid 812) is killed by signal: Killed.",
+        ),
+        (
+            "DataLoader worker (pid(s) 812) exited unexpectedly",
+            Status.ERROR,
+            "RuntimeError: DataLoader worker (pid(s) 812) exited unexpectedly",
+        ),
+    ],
+)
 def test_what_a_loader_says_of_its_workers(message: str, status: Status, said: str) -> None:
     for case in (None, LIMIT):
-        fault = classify(list_kinds(RuntimeError(message)), message, FULL, case)
+        fault = judge(message, FULL, case)
         assert fault.status is status
         assert said in fault.reason
         assert "limit is" not in fault.reason, "its memory is not what is limited"
-
-
-def test_memory_that_ran_out_in_a_library_of_peers_is_its_own() -> None:
-    fault = classify(["DistBackendError"], "NCCL error: Cuda failure 2 'CUDA error: out of memory'")
-    assert fault.status is Status.OOM
-    assert not fault.peer
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
@@ -298,19 +244,18 @@ def test_memory_that_ran_out_in_a_library_of_peers_is_its_own() -> None:
     [
         (lambda: torch.empty(2**50), Status.OOM),
         (lambda: np.empty(2**50), Status.OOM),
-        (lambda: bytearray(2**60), Status.OOM),
         (lambda: torch.zeros(1, device="cuda"), Status.UNSUPPORTED),
         (lambda: torch.zeros(2, 3) @ torch.zeros(2, 3), Status.ERROR),
         (lambda: torch.ones(2, dtype=torch.complex32).cumsum(0), Status.UNSUPPORTED),
     ],
-    ids=["torch", "numpy", "python", "no CUDA", "shapes", "half"],
+    ids=["torch", "numpy", "no CUDA", "shapes", "half"],
 )
 def test_what_is_raised_here(provoke: Callable[[], object], status: Status) -> None:
     if status is Status.UNSUPPORTED and torch.version.cuda is not None:
         pytest.skip("needs a CPU build of torch")
     with pytest.raises(BaseException) as caught:
         provoke()
-    assert classify(list_kinds(caught.value), str(caught.value)).status is status
+    assert judge(caught.value).status is status
 
 
 def test_the_reason_is_one_line_with_the_class() -> None:
@@ -360,22 +305,18 @@ def test_any_message_gives_one_line(message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ends", "oom_kills", "status", "reason"),
+    ("returncode", "oom_kills", "status", "reason"),
     [
-        ("os.kill(os.getpid(), 9)", 0, Status.KILLED, "SIGKILL from outside"),
-        ("os.kill(os.getpid(), 9)", 1, Status.KILLED, "out-of-memory killer"),
-        ("os.kill(os.getpid(), 15)", 1, Status.KILLED, "SIGTERM from outside"),
-        ("os.kill(os.getpid(), 11)", 1, Status.ERROR, "crashed with SIGSEGV"),
-        ("os.kill(os.getpid(), 7)", 0, Status.ERROR, "crashed with SIGBUS"),
-        ("os.kill(os.getpid(), 40)", 0, Status.ERROR, "crashed with signal 40"),
-        ("os.abort()", 0, Status.ERROR, "crashed with SIGABRT"),
-        ("os._exit(9)", 0, Status.ERROR, "exited with code 9"),
-        ("os._exit(0)", 0, Status.ERROR, "exited with code 0"),
+        (-9, 0, Status.KILLED, "SIGKILL from outside"),
+        (-9, 1, Status.KILLED, "out-of-memory killer"),
+        (-15, 1, Status.KILLED, "SIGTERM from outside"),
+        (-11, 1, Status.ERROR, "crashed with SIGSEGV"),
+        (-40, 0, Status.ERROR, "crashed with signal 40"),
+        (9, 0, Status.ERROR, "exited with code 9"),
+        (0, 0, Status.ERROR, "exited with code 0"),
     ],
 )
-def test_deaths(ends: str, oom_kills: int, status: Status, reason: str) -> None:
-    script = f"import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); {ends}"
-    returncode = subprocess.run([sys.executable, "-c", script], check=False).returncode
+def test_deaths(returncode: int, oom_kills: int, status: Status, reason: str) -> None:
     fault = classify_death(returncode, oom_kills)
     assert fault.status is status
     assert reason in fault.reason
@@ -406,8 +347,7 @@ def test_host_memory_that_ray_kept_free_is_not_the_gpus() -> None:
     """torch and Ray have an OutOfMemoryError each, and Ray wraps what its tasks raise."""
     exceptions = pytest.importorskip("ray.exceptions")
     killed = exceptions.OutOfMemoryError("1 worker was killed, the node was running low on memory")
-    refused = exceptions.RayTaskError("f", "", torch.OutOfMemoryError("CUDA out of memory"))
     assert list_kinds(killed) == list_kinds(RayOutOfMemory())
-    assert classify(list_kinds(killed), str(killed)).status is Status.KILLED
-    wrapped = refused.as_instanceof_cause()
-    assert classify(list_kinds(wrapped), str(wrapped)).status is Status.OOM
+    assert judge(killed).status is Status.KILLED
+    refused = exceptions.RayTaskError("f", "", torch.OutOfMemoryError("CUDA out of memory"))
+    assert judge(refused.as_instanceof_cause()).status is Status.OOM
