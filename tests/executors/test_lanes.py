@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +19,17 @@ import psutil
 import pytest
 from fake_executor import FakeExecutor
 from pytest_for_tests import Capture, Patch
-from test_sweep import FAKE, rows, run
+from test_sweep import rows, run
 from workers_for_tests import find_workers
 
-from bench import executors, fit
-from bench.case import Case
+from bench import executors
 from bench.environment.examination import ProcessAnswer
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, Settings
 from bench.executors import subprocess as room
 from bench.executors.subprocess import SubprocessExecutor, name_lanes
-from bench.flags import join_flags
 from bench.gpu.cards import Card
 from bench.record import Outcome, Status
-from bench.search import __main__ as search
 from bench.store.cells import RECORDS
 from bench.store.reader import read_records
 from bench.store.runs import read_cases
@@ -172,14 +172,8 @@ def test_searches_have_a_lane_each_and_find_what_one_lane_finds(out: Path, watch
 # -------------------------------------------------------------------------- GPUs of several kinds
 
 
-@pytest.mark.parametrize("command", [sweep.main, fit.main, search.main])
-def test_gpus_of_several_kinds_are_refused(
-    out: Path, monkeypatch: Patch, capsys: Capture, command: Callable[[list[str]], int]
-) -> None:
-    monkeypatch.setenv(fake.LANES, "A100:2 H100:1")
-    flags = [*FAKE, "--memory-limit", "1GiB", "--out", str(out), "--lanes"]
-    asked = ["--time-limit", "60"] if command is search.main else []
-    assert command([*asked, *flags, "all"]) == 2
+def test_gpus_of_several_kinds_are_refused(out: Path, capsys: Capture) -> None:
+    run(out, "8", "--lanes", "all", rc=2, cards="A100:2 H100:1")
     assert capsys.readouterr().err == (
         "error: lane H100-0: its gpu is H100, where the first lane's is A100; a sweep needs lanes "
         "of one kind: choose GPUs with CUDA_VISIBLE_DEVICES\n"
@@ -210,18 +204,17 @@ def test_cards_of_one_name_with_other_memory_are_of_several_kinds(
 # ------------------------------------------------------------------------------- lost, stopped
 
 
-def test_a_lost_case_is_tried_again_as_a_new_attempt(out: Path, capsys: Capture) -> None:
+def test_a_lost_case_is_tried_again_as_a_new_attempt(
+    out: Path, watch: Watch, monkeypatch: Patch, capsys: Capture
+) -> None:
     left = Counter({0: 2, 1: 99})
 
-    def answer(self: FakeExecutor, job: Job, *_: Any) -> Outcome:
+    def look(job: Job) -> Outcome | None:
         left[job.case.seed] -= 1
-        if left[job.case.seed] < 0:
-            return Outcome(Status.OK)
-        return Outcome(Status.LOST, "the node went away")
+        return None if left[job.case.seed] < 0 else Outcome(Status.LOST, "the node went away")
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FakeExecutor, "run", answer)
-        frame = run(out, "8", "--seed", "0", "1", "2", "--lanes", "2")
+    watch(look)
+    frame = run(out, "8", "--seed", "0", "1", "2", "--lanes", "2")
     said = capsys.readouterr().err
     assert "[2/3] fake" in said
     assert "[3/3]" not in said, "one of three had no outcome but lost"
@@ -231,21 +224,15 @@ def test_a_lost_case_is_tried_again_as_a_new_attempt(out: Path, capsys: Capture)
     assert ends.loc[1].tolist() == [[1, 2, 3], ["lost"] * schedule.MOST_LOST], "and not for ever"
     assert ends.loc[2].tolist() == [[1], ["ok"]]
 
+    monkeypatch.undo()
     again = run(out, "8", "--seed", "0", "1", "2")
     assert rows(again[len(frame) :], "seed", "attempt", "status") == [(1, 4, "ok")]
 
 
-def test_preemption_is_not_counted(out: Path, monkeypatch: Patch) -> None:
-    tries = 0
-
-    def answer(self: FakeExecutor, job: Job, *_: Any) -> Outcome:
-        nonlocal tries
-        tries += 1
-        if tries > 5:
-            return Outcome(Status.OK)
-        return Outcome(Status.LOST, "the machine was taken back", preempted=True)
-
-    monkeypatch.setattr(FakeExecutor, "run", answer)
+def test_preemption_is_not_counted(out: Path, watch: Watch) -> None:
+    tries = count()
+    lost = Outcome(Status.LOST, "the machine was taken back", preempted=True)
+    watch(lambda job: lost if next(tries) < 5 else None)
     frame = run(out, "8")
     assert frame["status"].tolist() == ["lost"] * 5 + ["ok"]
     assert frame["attempt"].tolist() == [1, 2, 3, 4, 5, 6]
@@ -325,16 +312,19 @@ def cards(monkeypatch: Patch) -> None:
 
 
 @pytest.mark.usefixtures("cards")
-def test_lanes_are_pinned_to_their_cards() -> None:
+def test_lanes_are_cards_or_equal_shares_of_the_cores() -> None:
     executor = SubprocessExecutor(Settings())
-    assert list(executor.open_lanes("cuda")) == [Lane()]
-    assert list(executor.open_lanes("cuda", 1)) == [Lane()]
+    assert list(executor.open_lanes("cuda")) == list(executor.open_lanes("cuda", 1)) == [Lane()]
     assert Lane().variables == {}
     lanes = executor.open_lanes("cuda", 2)
     assert [lane.name for lane in lanes] == ["gpu0", "gpu1"]
     assert lanes[1].variables == {"CUDA_VISIBLE_DEVICES": "GPU-b"}
+    assert [lane.cores for lane in executor.open_lanes("cpu", 2)] == [(2, 3), (4, 5)]
+    assert [lane.cores for lane in executor.open_lanes("cpu", ALL)] == [(c,) for c in range(2, 7)]
     with pytest.raises(UsageError, match="this machine has 3 GPUs; give at most 3"):
         executor.open_lanes("cuda", 4)
+    with pytest.raises(UsageError, match="this process may use 5 CPU cores; give at most 5"):
+        executor.open_lanes("cpu", 6)
 
 
 @pytest.mark.usefixtures("cards")
@@ -352,22 +342,12 @@ def test_lanes_on_cards_of_several_kinds_are_refused_at_once(
         )
 
 
-def test_what_a_lane_starts_is_pinned_as_it_is(monkeypatch: Patch) -> None:
-    """A worker itself; and where torch and the rates are asked for, the thread that does it."""
+def test_where_torch_and_the_rates_are_asked_for_the_lane_s_cores_and_gpus_are_seen(
+    monkeypatch: Patch,
+) -> None:
+    """As by its workers, of which tests/test_run.py looks at one."""
     before, first = os.sched_getaffinity(0), min(os.sched_getaffinity(0))
     lane = Lane("gpu0", ("GPU-a", "GPU-b"), (first,))
-    worker = room.Worker(Job(Case(), lane=lane), {})
-    try:
-        # the kernel fills it in a moment after the process is known to have started
-        while not (environ := Path(f"/proc/{worker.pid}/environ").read_bytes()):
-            time.sleep(0.01)
-        variables = environ.split(b"\0")
-        assert b"CUDA_VISIBLE_DEVICES=GPU-a,GPU-b" in variables
-        assert os.sched_getaffinity(worker.pid) == {first}
-    finally:
-        worker.kill()
-        worker.end(patiently=False)
-
     seen = []
     monkeypatch.setattr(
         executors, "ask", lambda *_, **k: seen.append((k["variables"], os.sched_getaffinity(0)))
@@ -380,15 +360,6 @@ def test_what_a_lane_starts_is_pinned_as_it_is(monkeypatch: Patch) -> None:
     executor.rate(lane, "cuda", 1.0)
     assert seen == [({"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, {first})] * 2
     assert os.sched_getaffinity(0) == before
-
-
-@pytest.mark.usefixtures("cards")
-def test_lanes_on_a_cpu_have_equal_shares_of_the_cores() -> None:
-    executor = SubprocessExecutor(Settings())
-    assert [lane.cores for lane in executor.open_lanes("cpu", 2)] == [(2, 3), (4, 5)]
-    assert [lane.cores for lane in executor.open_lanes("cpu", ALL)] == [(c,) for c in range(2, 7)]
-    with pytest.raises(UsageError, match="this process may use 5 CPU cores; give at most 5"):
-        executor.open_lanes("cpu", 6)
 
 
 @pytest.mark.usefixtures("cards")
@@ -413,63 +384,31 @@ needs_cores = pytest.mark.skipif(
     len(room.usable_cpus()) < 2, reason="one CPU core: no two lanes of different cores"
 )
 REAL = ["--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small", "--precision", "fp32"]
-TINY = ["--model", "tests.models_for_tests:good", "--batch-size", "8", "--steps", "3"]
-TWO = join_flags(REAL, TINY, ["--repeats", "1", "--seed", "0", "1"])
 
 
 @pytest.mark.slow
 @needs_cores
-def test_two_real_lanes_learn_what_one_learns_bit_for_bit(tmp_path: Path) -> None:
-    """Each held to a core of its own; the one lane to the first of them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep, "print_report", lambda *folders: None)
-        flags = [*TWO, "--lanes", "2", "--out"]
-        assert sweep.main([*flags, str(tmp_path / "two")]) == 0
-        before = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, {min(before)})
-        try:
-            assert sweep.main([*TWO, "--out", str(tmp_path / "one")]) == 0
-        finally:
-            os.sched_setaffinity(0, before)
-    two, one = (read_records(tmp_path / name) for name in ("two", "one"))
-    names = ("seed", "status", "train_loss", "measured_steps", "model_source", "cpu")
-    assert sorted(rows(two, *names)) == rows(one, *names)
-    assert set(two["torch_threads"]) == set(one["torch_threads"]) == {1}
-    assert two["cpu"].str.endswith(", 1 core").all()
-    assert set(two["lane"]) == {"cpu0", "cpu1"}
-    assert set(two["lanes_beside"]) == {1}
-
-
-@pytest.fixture
-def started(tmp_path: Path) -> Iterator[Any]:
-    """A sweep in a process of its own, whose two lanes train for minutes."""
-    import subprocess
-    import sys
-
+def test_stopped_twice_no_lane_leaves_a_process(tmp_path: Path) -> None:
+    """Both train for minutes."""
     command = [sys.executable, "-m", "bench.sweep", *REAL, "--batch-size", "8", "--seed", "0", "1"]
     command += ["--lanes", "2", "--out", str(tmp_path / "out")]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(command, **quiet, text=True)
-    yield process
-    process.kill()
-    process.communicate()
-
-
-@pytest.mark.slow
-@needs_cores
-def test_stopped_twice_no_lane_leaves_a_process(started: Any, tmp_path: Path) -> None:
-    while "to run" not in started.stderr.readline():  # until then the machine is asked, by forks
-        assert started.poll() is None
-    while len(workers := find_workers(started.pid)) < 2:
-        assert started.poll() is None
-        time.sleep(0.1)
-    cores = [set(worker.cpu_affinity()) for worker in workers]
-    assert not cores[0] & cores[1], "each is held to cores of its own"
-    started.send_signal(signal.SIGINT)
-    while "stopping" not in started.stderr.readline():
-        assert started.poll() is None
-    started.send_signal(signal.SIGINT)
-    assert started.wait(60) == 130
+    with subprocess.Popen(command, **quiet, text=True) as started:
+        try:
+            while "to run" not in started.stderr.readline():  # until then the machine is asked
+                assert started.poll() is None
+            while len(workers := find_workers(started.pid)) < 2:
+                assert started.poll() is None
+                time.sleep(0.1)
+            cores = [set(worker.cpu_affinity()) for worker in workers]
+            assert not cores[0] & cores[1], "each is held to cores of its own"
+            started.send_signal(signal.SIGINT)
+            while "stopping" not in started.stderr.readline():
+                assert started.poll() is None
+            started.send_signal(signal.SIGINT)
+            assert started.wait(60) == 130
+        finally:
+            started.kill()
     _, alive = psutil.wait_procs(workers, timeout=60)
     assert not alive
     assert set(read_records(tmp_path / "out")["status"]) <= {"interrupted"}
