@@ -428,12 +428,3 @@ def likelihood() -> Workload:
 
 def rows() -> Workload:
     return Rows()
-
-
-def rows_that_hang() -> Workload:
-    """The third time: a search has looked at it once, and run one trial."""
-    with Path(os.environ[TRIES]).open("a") as file:
-        file.write("tried\n")
-    if len(Path(os.environ[TRIES]).read_text().splitlines()) == 3:
-        time.sleep(3600)
-    return Rows()

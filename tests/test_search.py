@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -23,18 +21,13 @@ import torch
 from fake_executor import FakeExecutor
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from models_for_tests import TRIES
-from workers_for_tests import find_workers
 
 from bench.case import Case
 from bench.flags import join_flags
 from bench.grid import grid
 from bench.halving import METRICS, Halving, read_halving
 from bench.optimization import OPTIMIZERS
-from bench.questions.halving import (
-    find_trials,
-    spell_case,
-)
+from bench.questions.halving import find_trials, spell_case
 from bench.record import EpochRow, Outcome
 from bench.report.__main__ import main as report
 from bench.search import __main__ as search
@@ -45,15 +38,12 @@ from bench.store.attempts import keep_cases
 from bench.store.reader import read_epochs, read_records, read_steps
 from bench.store.runs import read_cases, read_history
 from bench.sweep import __main__ as sweep
-from bench.sweep.options import parse_arguments as parse_sweep
-from bench.sweep.options import plan_cases
 from bench.worker.measurement import measure
 from bench.worker.messages import Channel, Job
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 
-HERE = Path(__file__).parent
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
 RANGE = ["--lr", "0.001..10", "--samples", "12", "--seed", "3"]
 
@@ -158,22 +148,6 @@ def test_rungs_lie_between_grace_and_the_end(halving: Halving) -> None:
     assert all(b == a * halving.reduction for a, b in pairwise(rungs))
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
-    max_leaves=4,
-)
-
-
-@given(st.sampled_from(["metric", "epochs", "grace", "reduction", "trials"]), JSON)
-def test_a_folder_that_somebody_edited_is_read_or_left(name: str, value: Any) -> None:
-    told = asdict(Halving("test_loss", 9, 1, 3)) | {"trials": []}
-    found = read_halving({**told, name: value})
-    # with a grace of all epochs nothing is decided on the way
-    assert found is None or bool(found.rungs) == (found.grace < found.epochs)
-    assert read_halving(value) is None
-
-
 def test_without_ray_tune_one_line_says_what_to_install(
     tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
@@ -218,16 +192,10 @@ def test_without_a_learning_rate_each_optimizer_has_its_own_range() -> None:
         ("--lr 1..0.1", "--lr '1..0.1': a range is of two numbers above 0"),
         ("--lr 0.1 --batch-size 64", "there is one trial, and a search compares several"),
         ("--steps 4", "--steps: bench.search does not take it, because trials train whole epochs"),
-        ("--world-size 2", "because each trial trains on one GPU; leave it out"),
         ("--evaluate off", "--metric test_accuracy needs the test images"),
         ("--executor ray", "--executor ray: bench.search decides while trials run"),
         ("--epochs 1", "--epochs 1 leaves nothing to end early"),
-        ("--seed 1 2", "--seed takes one value here"),
         ("--grace 9", "--grace '9': give a whole number, from 1 to 8"),
-        (
-            "--loss-scale 8",
-            "none of the precisions measured scales a loss",
-        ),
     ],
 )
 def test_what_cannot_be_searched_is_one_line(
@@ -250,9 +218,6 @@ def test_a_dry_run_says_which_trials_and_how_many_epochs(tmp_path: Path, capsys:
         "12 to 108 epochs in all"
     )
     assert not any("--lr" in line for line in lines), "rates that are drawn, nobody gave"
-    real = [word for word in FAKE if word not in ("--executor", "fake")]
-    assert search.main([*real, *RANGE, "--dry-run", "--memory-limit", "9000GiB"]) == 2
-    assert "--memory-limit 9000GiB is above the " in capsys.readouterr().err
     assert not out.exists()
 
 
@@ -289,12 +254,7 @@ def test_every_trial_is_a_record_and_ends_by_the_rule(tmp_path: Path, capsys: Ca
     )
     assert f"Best: batch size {best[1].batch_size} · lr {best[1].lr}, test accuracy" in said.out
     assert f"{sum(trained)} epochs were trained where 12 whole trials take\n108" in said.out
-    assert [line for line in said.out.splitlines() if line != line.rstrip()] == []
-    note = "prints the commands that confirm the best."
     assert "Confirm the best on seeds" in said.out
-    assert note not in " ".join(said.out.split())
-    assert report([str(tmp_path), "--full"]) == 0
-    assert note in " ".join(capsys.readouterr().out.split())
     diverged = frame[frame["status"] == "diverged"]
     assert (diverged["truncated_after"] == 1).all()
     assert len(diverged) == sum(case.lr > fake.LARGEST_LR for case in cases) > 0
@@ -366,9 +326,7 @@ def test_more_samples_go_on_from_fewer(searched: Path, tmp_path: Path) -> None:
 def test_trials_are_never_compared_by_two_rules(searched: Path, capsys: Capture) -> None:
     before = len(read_records(searched))
     for flags, said in {
-        "--grace 2": "--grace was 1",
         "--metric test_loss": "--metric was test_accuracy",
-        "--epochs 12": "--epochs was 9",
         "--batch-size 32": "its trials were drawn of other settings, or by another --seed",
     }.items():
         assert len(run(searched, *RANGE, *flags.split(), rc=2)) == before
@@ -421,12 +379,13 @@ def test_a_metric_that_nobody_measures_ends_the_search(
 
 def test_nothing_measured_is_a_failure(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv(fake.ANSWERS, "device=cpu:error")
-    frame = run(tmp_path, *RANGE, rc=1)
+    few = [*RANGE, "--samples", "3"]
+    frame = run(tmp_path, *few, rc=1)
     assert (frame["status"] == "error").all()
     monkeypatch.delenv(fake.ANSWERS)
-    assert len(run(tmp_path, *RANGE, rc=1)) == 12, "errors are not repeated unasked"
-    frame = run(tmp_path, *RANGE, "--retry", "error")
-    assert frame["attempt"].tolist() == [1] * 12 + [2] * 12
+    assert len(run(tmp_path, *few, rc=1)) == 3, "errors are not repeated unasked"
+    frame = run(tmp_path, *few, "--retry", "error")
+    assert frame["attempt"].tolist() == [1] * 3 + [2] * 3
 
 
 # ------------------------------------------------------------------- beside whole cases, and after
@@ -450,46 +409,12 @@ def test_a_sweep_trains_a_truncated_case_whole(tmp_path: Path, monkeypatch: Patc
     frame = run(tmp_path, *RANGE, "--samples", "5")
     assert frame["truncated_after"].notna().tolist() == [False, False, False, True, True]
     monkeypatch.setattr(sweep, "print_report", lambda out: None)
-    for index, case in enumerate(read_cases(frame)):
+    whole, *_, truncated = read_cases(frame)
+    for case, new in ((whole, 0), (truncated, 1)):
         own = ["--seed", "3", "--executor", "fake", "--out", str(tmp_path)]
         assert sweep.main(join_flags(spell_case(case), own)) == 0
-        rows = len(read_records(tmp_path)) - len(frame)
-        assert rows == frame["truncated_after"].notna()[: index + 1].sum()
+        assert len(read_records(tmp_path)) == len(frame) + new
     assert "halving" in json.loads((tmp_path / "config.json").read_text())
-
-
-PRECISE = st.sampled_from(["fp32", "fp16", "fp16-amp", "bf16", "bf16-amp"])
-
-
-@given(
-    PRECISE,
-    st.sampled_from([128.0, 0.5, "dynamic"]),
-    st.integers(2, 4096),
-    st.floats(1e-6, 10),
-    st.booleans(),
-    st.sampled_from(["sgd", "adamw"]),
-    st.sampled_from(["cpu", "cuda"]),
-)
-def test_the_commands_that_confirm_run_the_very_case(
-    precision: str, scale: Any, batch: int, lr: float, evaluate: bool, optimizer: str, device: str
-) -> None:
-    """Whatever the preset is that a sweep has on its device."""
-    (case,) = grid(
-        {
-            "precision": [precision],
-            "loss_scale": [scale],
-            "batch_size": [batch],
-            "lr": [lr],
-            "evaluate": [evaluate],
-            "optimizer": [optimizer],
-            "epochs": [3],
-            "device": [device],
-        },
-        asked=(),
-    )
-    words = shlex.split(shlex.join(spell_case(case)))
-    options = parse_sweep([*words, "--repeats", "5"])
-    assert plan_cases(options).cases == [replace(case, seed=case.seed + 1)]
 
 
 # ------------------------------------------------------------------------------------ for real
@@ -508,27 +433,22 @@ class Ending(Channel):
         return len(self.told) < self.epochs
 
 
-def train(channel: Channel, **settings: Any) -> Outcome:
-    axes = {
-        "workload": ["models_for_tests:rows"],
-        "device": ["cpu"],
-        "batch_size": [16],
-        "lr": [0.3],
-    }
-    (case,) = grid({**axes, "epochs": [4], "evaluate": [True], **settings})
+def train(channel: Channel) -> Outcome:
+    axes = {"workload": ["models_for_tests:rows"], "device": ["cpu"], "schedule": ["cosine"]}
+    axes |= {"batch_size": [16], "lr": [0.3], "epochs": [4], "evaluate": [True]}
+    (case,) = grid(axes)
     with torch.random.fork_rng():
         return measure(Job(case, asked_at=time.monotonic()), channel)
 
 
-def forget_times(rows: Sequence[EpochRow]) -> list[EpochRow]:
-    return [replace(row, time_s=0.0, eval_time_s=None) for row in rows]
-
-
 def test_a_truncated_training_is_the_beginning_of_the_whole() -> None:
     """Under a schedule of all epochs, bit for bit; and what it measured is of what it trained."""
-    settings: Mapping[str, Any] = {"schedule": ["cosine"]}
-    whole, channel = train(Channel(), **settings), Ending(2)
-    part = train(channel, **settings)
+
+    def forget_times(rows: Sequence[EpochRow]) -> list[EpochRow]:
+        return [replace(row, time_s=0.0, eval_time_s=None) for row in rows]
+
+    channel = Ending(2)
+    whole, part = train(Channel()), train(channel)
     m = part.measurement
     assert (m.truncated_after, whole.measurement.truncated_after) == (2, None)
     assert forget_times(part.epochs) == forget_times(whole.epochs[:2]) == forget_times(channel.told)
@@ -540,46 +460,21 @@ def test_a_truncated_training_is_the_beginning_of_the_whole() -> None:
     assert m.arithmetic == whole.measurement.arithmetic, "what follows the epochs follows"
 
 
-@pytest.mark.timeout(900)  # half a minute alone; two minutes were seen on a busy machine
-def test_a_real_search_is_stopped_and_continued(
-    tmp_path: Path, monkeypatch: Patch, capsys: Capture
+@pytest.mark.slow
+def test_a_real_search_ends_trials_by_the_metric_that_workers_send(
+    tmp_path: Path, capsys: Capture
 ) -> None:
-    """Real workers, by the metric that they send; Ctrl-C within a trial leaves no worker."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE.parent), str(HERE)]))
-    out, tries = tmp_path / "out", tmp_path / "tries"
-    monkeypatch.setenv(TRIES, str(tries))
-    flags = "--workload models_for_tests:rows_that_hang --device cpu --batch-size 16 --epochs 4"
-    flags += " --reduction 2 --lr 1e-6 1 --metric test_loss --samples 2 --seed 0"
-    command, ended = [*flags.split(), "--out", str(out)], threading.Event()
-
-    def stop() -> None:
-        """The first trial has its row, and the second hangs."""
-        while not tries.exists() or len(tries.read_text().splitlines()) < 3:
-            if ended.wait(0.02):
-                return
-        os.kill(os.getpid(), signal.SIGINT)
-
-    watcher = threading.Thread(target=stop)
-    watcher.start()
-    try:
-        assert search.main(command) == 130
-    finally:
-        ended.set()
-        watcher.join()
-    assert not find_workers()
-    frame = read_records(out)
-    assert frame["status"].tolist() == ["ok", "interrupted"]
-    capsys.readouterr()
-    assert search.main(command) == 0
-    frame = read_records(out)
-    good = frame[frame["status"] == "ok"].reset_index(drop=True)
-    rates, ends = good["lr"].tolist(), good["truncated_after"].fillna(4).tolist()
-    plain, epochs = Rungs(read_told(out)), read_epochs(out)
-    for record, ended_at in zip(good["record_id"], ends, strict=True):
+    out = tmp_path / "out"
+    flags = "--workload models_for_tests:rows --device cpu --batch-size 16 --epochs 4 --seed 0"
+    flags += " --reduction 2 --lr 1e-6 1 --metric test_loss --samples 2"
+    assert search.main([*flags.split(), "--out", str(out)]) == 0
+    assert "Best: lr 1," in capsys.readouterr().out
+    frame, epochs, plain = read_records(out), read_epochs(out), Rungs(read_told(out))
+    ends = frame["truncated_after"].fillna(4).tolist()
+    for record, ended_at in zip(frame["record_id"], ends, strict=True):
         losses = epochs[epochs["record_id"] == record]["test_loss"]
         judged = [n for n, loss in enumerate(losses, 1) if plain.judge(n, loss)]
         assert judged[-1] == len(losses) == ended_at
-    assert (rates, ends) == ([1, 1e-6], [4, 1])
-    assert "Best: lr 1," in capsys.readouterr().out
+    assert (frame["lr"].tolist(), ends) == ([1, 1e-6], [4, 1])
     steps = read_steps(out).groupby("record_id")["step"].count()
-    assert steps[good["record_id"]].tolist() == [4 * ended_at for ended_at in ends]
+    assert steps[frame["record_id"]].tolist() == [4 * ended_at for ended_at in ends]
