@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -59,38 +58,20 @@ large_gradients = partial(Planted, 8.0)
 
 
 class Network(nn.Module):
-    """A convolution, BatchNorm, an in-place ReLU and a classifier, its gradients multiplied."""
+    """A convolution, BatchNorm, an in-place ReLU and a classifier."""
 
-    def __init__(self, factor: float = 1.0) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 4, 3, stride=4)
         self.norm = nn.BatchNorm2d(4)
         self.relu = nn.ReLU(inplace=True)
         self.head = nn.Linear(4 * 8 * 8, 10)
-        self.factor = factor
 
     def forward(self, x: Tensor) -> Tensor:
-        logits = self.head(self.relu(self.norm(self.conv(x))).flatten(1))
-        return _Multiply.apply(logits, self.factor)  # type: ignore[no-any-return]
+        return self.head(self.relu(self.norm(self.conv(x))).flatten(1))  # type: ignore[no-any-return]
 
 
 network = Network
-network_of_small_gradients = partial(Network, 2.0**-10)
-
-
-def network_of_seven_classes() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 4, 3, stride=4), nn.Flatten(), nn.Linear(4 * 8 * 8, 7))
-
-
-class RandomNegative(Network):
-    """Turns its images into negatives by Python's random numbers, and starts by them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        nn.init.constant_(self.head.weight, random.random())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x if random.random() < 0.5 else -x)
 
 
 class Dropped(Planted):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -58,16 +56,13 @@ from bench.scales.gradients import (
     Rounding,
     Site,
     attach,
-    find_layers,
     list_kept,
 )
 from bench.scales.map import FIGURE, PICTURE, SUMMARY
 from bench.scales.measurement import Session
 from bench.store.scale_map import GRADIENTS, MAP, TRAININGS, read_scale_map, write_map
-from bench.training.loop import Training
 
 CPU = torch.device("cpu")
-TINY = 2.0**-149
 
 
 def exact_fate(value: float, scale: float, format: Format) -> Fate:
@@ -116,30 +111,24 @@ def after(value: float, towards: float = UP) -> float:
     ("format", "value", "fate"),
     [
         ("fp16", 0.0, Fate.ZERO),
-        ("fp16", TINY, Fate.FLUSHED),
         ("fp16", 2.0**-25, Fate.FLUSHED),  # a tie, to even
         ("fp16", after(2.0**-25), Fate.SUBNORMAL),
-        ("fp16", 2.0**-24, Fate.SUBNORMAL),
         ("fp16", after(2.0**-14 - 2.0**-25, DOWN), Fate.SUBNORMAL),
         ("fp16", 2.0**-14 - 2.0**-25, Fate.NORMAL),  # a tie, and 2^-14 is even
-        ("fp16", 65504.0, Fate.NORMAL),
         ("fp16", 65520.0, Fate.OVERFLOWED),  # a tie, and the largest is odd
         ("fp16", math.inf, Fate.OVERFLOWED),
         ("fp16", math.nan, Fate.OVERFLOWED),
-        ("bf16", 2.0**-134, Fate.FLUSHED),
-        ("bf16", after(2.0**-134), Fate.SUBNORMAL),
-        ("bf16", after((2 - 2**-8) * 2.0**127, DOWN), Fate.NORMAL),
         ("bf16", (2 - 2**-8) * 2.0**127, Fate.OVERFLOWED),
-        ("e4m3", 2.0**-10, Fate.FLUSHED),
         ("e4m3", 464.0, Fate.NORMAL),  # a tie, and 448 is even
-        ("e4m3", after(464.0), Fate.OVERFLOWED),
-        ("e5m2", 2.0**-17, Fate.FLUSHED),
-        ("e5m2", after(61440.0, DOWN), Fate.NORMAL),
         ("e5m2", 61440.0, Fate.OVERFLOWED),
     ],
 )
 def test_the_edges_of_every_format(format: str, value: float, fate: Fate) -> None:
     assert only(count(torch.tensor([value, -value]), format, 1.0)) is fate
+    if math.isfinite(value):
+        rounding = Rounding(nn.Linear(1, 1), format, FORMATS[format])
+        (rounded,) = rounding.round(torch.tensor([value])).tolist()
+        assert math.isinf(rounded) == (fate is Fate.OVERFLOWED)
     scaled = torch.tensor([value * 2.0**-8])
     # the same at another scale, unless float32 cannot hold the unscaled value
     if float(scaled) * 2.0**8 == value:
@@ -178,26 +167,13 @@ def test_rounding_is_exact(values: list[float], name: str) -> None:
             assert abs(got - value) <= max(abs(value) * 2.0**-format.digits, format.smallest / 2)
 
 
-class Position(nn.Module):
-    """Adds a parameter of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Parameter(torch.zeros(4))
-
-
 @pytest.mark.parametrize(
     ("module", "precision", "kept"),
     [
         (nn.BatchNorm2d(4), "fp16", True),
-        (nn.BatchNorm2d(4), "e5m2", True),
         (nn.LayerNorm(4), "fp16-amp", True),
         (nn.LayerNorm(4), "fp16", False),
-        (Position(), "fp16-amp", True),
-        (Position(), "fp16", False),
         (nn.Linear(1, 1), "bf16-amp", False),
-        (nn.MultiheadAttention(4, 2), "fp16-amp", False),
-        (nn.PReLU(), "fp16-amp", False),
     ],
 )
 def test_which_weights_gradients_stay_in_fp32(
@@ -262,15 +238,6 @@ def test_training_overflows_from_the_known_scale_on() -> None:
     assert all(map(math.isnan, lost.losses[1:])), "a static scale skips no step"
 
 
-def test_what_is_flushed_is_not_learnt() -> None:
-    """At a scale of 0.001 most gradients are lost on the way; at 1000 hardly any."""
-    question = ask_of("network_of_small_gradients", lr=5.0, steps=4)
-    session = Session(question, dataset(1))
-    fp32, _ = session.observe(lambda text: None)
-    small, large = (session.train("fp16", setting).losses[-1] for setting in ("0.001", "1000"))
-    assert abs(small - fp32.losses[-1]) > 100 * abs(large - fp32.losses[-1])
-
-
 def test_the_trace_of_a_dynamic_scale() -> None:
     """0.9 x 8 overflows at 2^16, 2^15 and 2^14, and not at 2^13: three steps are skipped."""
     question = ask_of("large_gradients", steps=5, at=(1,))
@@ -291,48 +258,15 @@ def test_the_trace_of_a_dynamic_scale() -> None:
 @pytest.mark.parametrize("precision", ["fp16", "fp16-amp"])
 def test_a_planted_window_is_found_as_trained(precision: str) -> None:
     """In fp16 itself 0.9 / 4 x 2^19 overflows before the factor makes it small again."""
-    train = ("1", "524288", "dynamic")
-    question = replace(TRAINED, precisions=(precision,), scales=POWERS[:21], train=train)
+    question = replace(TRAINED, precisions=(precision,), scales=POWERS[:21], train=("524288",))
     case = answer(question)
-    assert case.share(Fate.FLUSHED, 1.0, Kind.OUTPUT) == 0.9
-    assert case.lost(2.0) == 0.0
     window = find_window(case)
     assert (window.low, window.high, window.ceiling) == (2.0, 2.0**18, 2.0**19)
     assert window.use == 2.0**16
-    training = case.training("524288")
-    assert training.first_overflow == 1
-    assert case.training("dynamic") is not None
+    assert case.training("524288").first_overflow == 1
     counted = sum(sum(vars(g.tally).values()) for g in case.gradients)
     per_pass = BATCH * 10 + 20
     assert counted == per_pass * len(question.scales) * len(question.at)
-
-
-def test_both_ways_agree_but_for_rounding() -> None:
-    """On a network without planted gradients, where the forward pass rounds too."""
-    question = ask_of("network", at=(1,), steps=1, scales=(1.0, 128.0, 2.0**20))
-    rounded, trained = (
-        answer(replace(question, way=way), dataset(1)) for way in (Way.ROUNDED, Way.TRAINED)
-    )
-    assert rounded.layers == trained.layers == ("conv", "norm", "head")
-    kinds = {(g.layer, g.kind) for g in trained.gradients}
-    assert kinds == {(g.layer, g.kind) for g in rounded.gradients}
-    assert ("norm", Kind.WEIGHT) not in kinds, "BatchNorm's parameters stay in fp32"
-    for scale in (1.0, 128.0):
-        for kind in Kind:
-            assert trained.share(Fate.FLUSHED, scale, kind) == pytest.approx(
-                rounded.share(Fate.FLUSHED, scale, kind), abs=0.02
-            )
-    assert (2.0**20 in rounded.overflows) is (2.0**20 in trained.overflows) is True
-
-
-def test_an_overflow_in_training_counts_for_its_scale() -> None:
-    from bench.scales.measurement import add_training
-
-    case = replace(make_case(), way=Way.TRAINED, overflows={8.0: Overflow(1)})
-    late = ScaledTraining("4", (1.0, 1.0), (4.0, 4.0), (False, True))
-    assert add_training(case, late).overflows == {8.0: Overflow(1), 4.0: Overflow(2)}
-    dynamic = replace(late, setting="dynamic")
-    assert add_training(case, dynamic).overflows == case.overflows
 
 
 # ---------------------------------------------------------------------------------- on the device
@@ -356,13 +290,6 @@ def test_hooks_change_nothing_and_end() -> None:
         end()
     assert {site.layer for site in seen} == {0, 1, 2}
     assert len(seen) == 3 + 6, "one pass: three outputs, six parameters"
-
-
-def test_frozen_layers_have_no_gradients() -> None:
-    model = network()
-    for parameter in model.conv.parameters():  # type: ignore[union-attr]
-        parameter.requires_grad_(False)
-    assert list(find_layers(model)) == ["norm", "head"]
 
 
 # ------------------------------------------------------------------------------------------- rules
@@ -419,22 +346,6 @@ def test_the_rule_of_the_window(
     assert (found.low, found.high, found.use, found.narrow) == window
 
 
-def test_the_largest_gradient_keeps_its_room() -> None:
-    """8 x 0.5 x 16384 is above 65520: the next smaller scale is used, although none overflowed."""
-    case = make_case([0] * 16, ())
-    assert find_window(case).use == 2.0**13
-    assert find_window(replace(case, peaks=(0.5, 4.1))).use == 2.0**10
-    assert find_window(replace(case, peaks=(0.5, 8192.0))).narrow
-
-
-def test_a_precision_without_a_scale_needs_none() -> None:
-    case = make_case((0, 0, 0), (), precision="bf16")
-    assert not find_window(case).needed
-    assert "no loss scale is needed" in summarize_scale_map(make_map(case))
-    assert find_window(make_case((500, 0, 0), (), precision="bf16")).needed
-    assert find_window(make_case((0, 0, 0), (), precision="e5m2")).needed
-
-
 # ------------------------------------------------------------------------------------------ stored
 
 
@@ -450,22 +361,12 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read_scale_map(tmp_path / "elsewhere") is None
 
 
-@pytest.mark.parametrize(
-    ("file", "text"),
-    [
-        (MAP, "{}"),
-        (GRADIENTS, "case,step\n1,x\n"),
-        (TRAININGS, None),
-    ],
-)
+@pytest.mark.parametrize(("file", "text"), [(MAP, "{}"), (GRADIENTS, "case,step\n1,x\n")])
 def test_a_broken_map_is_refused_in_a_line(
-    tmp_path: Path, capsys: Capture, file: str, text: str | None
+    tmp_path: Path, capsys: Capture, file: str, text: str
 ) -> None:
     write_map(make_map(make_case(), folder=tmp_path))
-    if text is None:
-        (tmp_path / file).unlink()
-    else:
-        (tmp_path / file).write_text(text)
+    (tmp_path / file).write_text(text)
     assert main(["--show", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ")
@@ -478,8 +379,7 @@ def test_a_broken_map_is_refused_in_a_line(
 
 @pytest.fixture(scope="module")
 def answers() -> Callable[..., object]:
-    workloads = [f"workload:scales_for_tests:{name}" for name in ("Rows", "Row")]
-    return ask_once("scales_for_tests:network", "dpn-small", *workloads)
+    return ask_once("scales_for_tests:network", "dpn-small")
 
 
 @pytest.fixture
@@ -488,12 +388,13 @@ def asked(answers: Callable[..., object], monkeypatch: Patch) -> None:
     monkeypatch.setattr("bench.scales.map.ask", answers)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("asked")
 def test_the_command_makes_a_map_and_shows_it(tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "map"
     flags = [
         *("--dataset", "synthetic", "--model", "scales_for_tests:network", "--device", "cpu"),
-        *("--batch-size", "8", "16", "--precision", "fp16", "bf16", "e5m2", "--at", "1", "2"),
+        *("--batch-size", "8", "--precision", "fp16", "bf16", "--at", "1", "2", "--steps", "4"),
         *("--scales", "1", "100", "2^10", "2^24", "--train", "128", "recommended", "dynamic"),
     ]
     assert main([*flags, "--out", str(out)]) == 0
@@ -502,11 +403,9 @@ def test_the_command_makes_a_map_and_shows_it(tmp_path: Path, capsys: Capture) -
     assert sorted(p.name for p in out.iterdir()) == sorted(files)
     assert (out / PICTURE).read_bytes().startswith(b"\x89PNG")
     scales = read_scale_map(out)
-    found = [(c.precision, c.batch_size) for c in scales.cases]
-    assert found == [(p, b) for b in (8, 16) for p in ("fp16", "bf16", "e5m2")]
+    assert [case.precision for case in scales.cases] == ["fp16", "bf16"]
     assert " ".join(summarize_scale_map(scales).split()) in said
     assert scales.environment["torch"] == torch.__version__
-    assert json.loads((out / MAP).read_text())["cases"][0]["way"] == "rounded"
     case = scales.cases[0]
     assert case.scales == (1.0, 100.0, 1024.0, 2.0**24)
     use = find_window(case).use
@@ -521,17 +420,6 @@ def test_the_command_makes_a_map_and_shows_it(tmp_path: Path, capsys: Capture) -
 
 
 @pytest.mark.usefixtures("asked")
-def test_the_command_takes_a_workload(tmp_path: Path, capsys: Capture) -> None:
-    flags = ["--workload", "scales_for_tests:Rows", "--batch-size", "4", "--device", "cpu"]
-    assert main([*flags, "--at", "1", "--train", "--out", str(tmp_path / "map")]) == 0
-    assert "scales from 2 to 2^24 are safe" in " ".join(capsys.readouterr().out.split())
-    flags = ["--workload", "scales_for_tests:Row", "--device", "cpu"]
-    assert main([*flags, "--out", str(tmp_path / "none")]) == 2
-    assert "did you mean 'Rows'?" in capsys.readouterr().err
-    assert not (tmp_path / "none").exists()
-
-
-@pytest.mark.usefixtures("asked")
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -539,12 +427,9 @@ def test_the_command_takes_a_workload(tmp_path: Path, capsys: Capture) -> None:
         (["--precision", "fp16-apex"], "apex computes the gradients of fp16; use fp16"),
         (["--precision", "e5m2", "--way", "trained"], "use --way rounded"),
         (["--scales", "0"], "--scales '0': give numbers above 0, such as 128 or 2^16"),
-        (["--scales", "1e39"], "--scales '1e39'"),
-        (["--at", "0"], "--at '0': give whole numbers from 1"),
         (["--at", "5", "--steps", "3"], "--steps 3: is below step 5 of --at"),
         (["--train", "fast"], "--train 'fast': a loss scale is"),
         (["--batch-size", "1"], "batch size 1 is one image, and BatchNorm needs two"),
-        (["--workload", "m:f"], "--workload brings its own dataset; leave out --dataset"),
         (["--show", "nowhere"], "--show nowhere: there is no scales.json"),
     ],
 )
@@ -560,21 +445,6 @@ def test_bad_input(
     assert len(said.err.splitlines()) == 1
     assert said.out == ""
     assert list(tmp_path.iterdir()) == []
-
-
-def test_counts_are_read_by_scale() -> None:
-    """One pass counts for all scales: each scale reads what a pass of its own would count."""
-    values = torch.randn(2000, generator=torch.Generator().manual_seed(0)) * 1e-4
-    scales = [1.0, 3.0, 100.0, 2.0**16, 2.0**24]
-    cells = Cells([*FORMATS], scales)
-    counter = Counter(1, cells, 1, [1], CPU)
-    counter.step = 1
-    counter(Site(0, Kind.WEIGHT), values)
-    counts = counter.counts[0, 0, 1].tolist()
-    assert sum(counts) == len(values)
-    for name in FORMATS:
-        for scale in scales:
-            assert cells.read(counts, name, scale) == count(values, name, scale)
 
 
 # ------------------------------------------------------------------------------- the worst layer
@@ -619,16 +489,6 @@ def test_half_of_a_layer_may_be_lost_beyond_its_best() -> None:
     assert find_window(case).starved == {1.0: ("head", 0.801)}
 
 
-def test_where_each_scale_starves_a_layer_no_scale_is_safe() -> None:
-    """In the trained way a layer may lose more at a larger scale."""
-    stem, dead, alive = Tally(normal=10**7), Tally(flushed=1000), Tally(normal=1000)
-    case = make_layers((stem,) * 2, (dead, alive), (alive, dead), way=Way.TRAINED)
-    assert find_window(case).low is None
-    said = summarize_scale_map(make_map(case))
-    assert "no scale is safe: at scale 1, layer head loses 100 %; try others with --scales" in said
-    assert tabulate(make_map(case))
-
-
 # --------------------------------------------------------------------------------- fp32 diverges
 
 
@@ -636,7 +496,6 @@ def test_where_each_scale_starves_a_layer_no_scale_is_safe() -> None:
     "change",
     [
         {"trainings": (ScaledTraining("", (2.0, math.nan), (1.0, 1.0), (False, False)),)},
-        {"peaks": (0.5, math.nan)},
         {"peaks": (0.5, math.inf)},
     ],
 )
@@ -651,36 +510,6 @@ def test_a_training_that_diverges_in_fp32_says_nothing_of_scales(change: dict[st
     for told in (case, replace(case, overflows={})):
         judged = [row[-1].text for row in tabulate(make_map(told))[1].rows]
         assert judged == ["fp32 itself diverged"] * 2
-
-
-def test_too_large_a_learning_rate_is_what_is_blamed() -> None:
-    question = ask_of("network", lr=1e30, steps=6, at=(1,))
-    assert answer(question, dataset(1)).diverged == 2
-
-
-# -------------------------------------------------------------------------- a user's own network
-
-
-def test_a_network_has_as_many_classes_as_its_images() -> None:
-    data = dataset(1)
-    data = replace(data, info=replace(data.info, classes=7), train_labels=data.train_labels % 7)
-    question = ask_of("network_of_seven_classes", train=("1024",))
-    for way in Way:
-        case = answer(replace(question, way=way, scales=(1.0, 1024.0)), data)
-        assert all(map(math.isfinite, case.training("1024").losses))  # type: ignore[union-attr]
-
-
-def test_python_s_random_numbers_are_the_same_too() -> None:
-    question = ask_of("RandomNegative", steps=4)
-    losses = set()
-    for state in (1, 2):
-        random.seed(state)
-        session = Session(question, dataset(1))
-        fp32, _ = session.observe(lambda text: None)
-        random.random()
-        assert session.train("fp16", "1024").losses == pytest.approx(fp32.losses, rel=1e-2)
-        losses.add(fp32.losses)
-    assert len(losses) == 1
 
 
 # ------------------------------------------------------------------------- probes of a precision
@@ -701,45 +530,8 @@ def test_each_batch_is_compared_with_itself_in_fp32() -> None:
     assert case.share(Fate.FLUSHED, 1024.0, Kind.OUTPUT) < 0.02
 
 
-def test_each_pass_draws_python_s_random_numbers_of_the_fp32_pass() -> None:
-    question = ask_of("RandomNegative", TRAINED, steps=4, at=(1, 2, 3, 4))
-    assert answer(question, dataset(1)).share(Fate.FLUSHED, 1024.0, Kind.OUTPUT) < 0.02
-
-
 def test_each_pass_drops_what_the_fp32_pass_drops() -> None:
     case = answer(ask_of("dropped", TRAINED))
     zeros = [g.tally.zero for g in case.gradients if g.kind is Kind.OUTPUT]
     assert all(0 < n < BATCH * 10 for n in zeros)
     assert [case.lost(scale) for scale in case.scales] == [0.0, 0.0]
-
-
-def test_the_fp32_training_has_the_flags_of_fp32(monkeypatch: Patch) -> None:
-    import bench.scales.measurement as measurement
-    import bench.training.building as building
-
-    last, seen = [""], []
-    for module in (measurement, building):
-        monkeypatch.setattr(module, "set_flags", lambda formats: last.append(formats.name))
-    step = Training.step
-
-    def see(self: Training, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
-        seen.append((self.precision.name, last[-1]))
-        return step(self, batch)
-
-    monkeypatch.setattr(Training, "step", see)
-    answer(replace(TRAINED, precisions=("fp16",), train=("1024",)))
-    assert [name for name, _ in seen] == [
-        *(["fp32", "fp16", "fp16", "fp32", "fp32", "fp16", "fp16"]),
-        *["fp16"] * 3,
-    ]
-    assert all(own == set_for for own, set_for in seen), seen
-
-
-@pytest.mark.parametrize(
-    ("name", "limit"), [("fp16", 65520.0), ("e4m3", after(464.0)), ("e5m2", 61440.0)]
-)
-def test_the_first_value_that_overflows_becomes_infinite(name: str, limit: float) -> None:
-    rounding = Rounding(nn.Linear(1, 1), name, FORMATS[name])
-    values = torch.tensor([limit, -limit, after(limit, DOWN)])
-    largest = FORMATS[name].largest
-    assert rounding.round(values).tolist() == [math.inf, -math.inf, largest]
