@@ -270,6 +270,12 @@ COMPARISONS = {
         "train_loss: no verdict (5:5); energy_j: no verdict (5:5)",
         a=[*measured_on(CASE, 1.0, BASE), *measured_on(BF16, 0.25, FASTER)],
     ),
+    "Of equal images neither, before the end of an epoch": plant(
+        "a --axis batch_size 128 64",
+        "axis: batch_size; epoch_time_s: same 1 (5:5); peak_process_bytes: same 1 (5:5); "
+        "train_loss: no verdict (5:5); energy_j: same 1 (5:5); only in: a 1, b 1",
+        a=[*STEPS, *trained(SMALL, 20, 800, BASE), *trained(SMALL, 40, 800, BASE)],
+    ),
     "Of unequal images no loss is compared": plant(
         "a --axis batch_size 128 64",
         "axis: batch_size; epoch_time_s: same 1 (5:5); peak_process_bytes: same 1 (5:5); "

@@ -77,6 +77,11 @@ PAIRED: dict[str, tuple[list[Record], list[str]]] = {
          *runs((WIDE32, 200), (WIDE16, 150), executor="published", gpu="Old card")],
         ["precision: fp32 → fp16 | 2.00× | 1"],
     ),
+    "a way on as many GPUs": (
+        runs((FP32, 100), (replace(FP32, parallel="ddp"), 101),
+             (replace(FP32, parallel="ddp", world_size=8), 20)),
+        ["parallel: none → ddp | 0.99× | 1", "world size: 1 → 8 | 5.05× | 1"],
+    ),
     "pairs with repeats without the others": (
         [*ran(FP32, THREE), *ran(FP16, HALF),
          *(row for case in at(256, FP32, FP16) for row in ran(case, (90, 90)))],
