@@ -55,6 +55,7 @@ def test_from_how_many_workers_on_it_no_longer_matters(
     assert said in table.notes[0]
 
 
+@pytest.mark.slow
 def test_a_planted_loader_bound_share_is_found(
     tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:

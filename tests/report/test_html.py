@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,6 +14,7 @@ from urllib.parse import unquote
 import pytest
 
 from bench.case import Case
+from bench.report.__main__ import main as write
 from bench.report.document import build
 from bench.report.html import render
 from bench.scale_map import (
@@ -36,29 +37,11 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 EACH = pytest.mark.parametrize("name", ["quick", "profiled", "cards", "long"])
-
-
 MOST_BYTES = 3_000_000
 
 
-class Pages(dict[str, Path]):
-    """Pages by name, each made when it is first asked for."""
-
-    def __init__(self, folder: Path, makers: Mapping[str, Callable[[], list[Path]]]) -> None:
-        super().__init__()
-        self._folder, self._makers = folder, makers
-
-    def __missing__(self, name: str) -> Path:
-        from bench.report.__main__ import main
-
-        page = self[name] = self._folder / f"{name}.html"
-        sweeps = map(str, self._makers[name]())
-        assert main([*sweeps, "--format", "html", "-o", str(page)]) == 0
-        return page
-
-
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory, planted: Folders) -> Pages:
+def pages(tmp_path_factory: pytest.TempPathFactory, planted: Folders) -> dict[str, Path]:
     """A page of each: a quick sweep, two cards, many records and a map of scales, profiles."""
     folder = tmp_path_factory.mktemp("pages")
     rows = [
@@ -70,18 +53,18 @@ def pages(tmp_path_factory: pytest.TempPathFactory, planted: Folders) -> Pages:
         for i in range(20)
         for precision in ("fp32", "tf32")
     ]  # fmt: skip
-    added = (
-        "python -m bench.sweep --model mine\npython -m bench.sweep --model mine --compile on off"
-    )
-    return Pages(
-        folder,
-        {
-            "quick": lambda: [planted["quick"]],
-            "cards": lambda: [planted["foreign"], planted["hostile"]],
-            "long": lambda: [make_scale_map(write_sweep(folder / "400 records", rows, added))],
-            "profiled": lambda: [planted["profiled"]],
-        },
-    )
+    command = "python -m bench.sweep --model mine"
+    long = write_sweep(folder / "400 records", rows, f"{command}\n{command} --compile on off")
+    sweeps = {
+        "quick": [planted["quick"]],
+        "cards": [planted["foreign"], planted["hostile"]],
+        "profiled": [planted["profiled"]],
+        "long": [make_scale_map(long)],
+    }
+    made = {name: folder / f"{name}.html" for name in sweeps}
+    for name, page in made.items():
+        assert write([*map(str, sweeps[name]), "--format", "html", "-o", str(page)]) == 0
+    return made
 
 
 def make_scale_map(folder: Path) -> Path:
@@ -120,7 +103,7 @@ class Outline(HTMLParser):
 
 
 @EACH
-def test_the_page_stands_alone(pages: Pages, name: str) -> None:
+def test_the_page_stands_alone(pages: dict[str, Path], name: str) -> None:
     text = pages[name].read_text(encoding="utf-8")
     assert len(text.encode()) < MOST_BYTES
     outline = Outline(text)
@@ -157,7 +140,9 @@ def test_the_page_stands_alone(pages: Pages, name: str) -> None:
         assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", svg)
 
 
-def test_the_page_says_what_is_no_measurement_and_hostile_names_are_text(pages: Pages) -> None:
+def test_the_page_says_what_is_no_measurement_and_hostile_names_are_text(
+    pages: dict[str, Path],
+) -> None:
     text = pages["cards"].read_text(encoding="utf-8")
     head = text[: text.index("<nav")]
     assert "Nothing here is known to be measured" in head
@@ -204,7 +189,7 @@ Show = Callable[..., "Page"]
 
 
 @pytest.fixture(scope="module")
-def show(browser: Browser, pages: Pages) -> Show:
+def show(browser: Browser, pages: dict[str, Path]) -> Show:
     """Pages that are opened once; each test has them as they were, however others left them."""
     opened = cache(lambda name: open_page(browser, pages[name]))
 
@@ -227,6 +212,7 @@ def is_folded(page: Page, selector: str) -> list[bool]:
     return folded
 
 
+@pytest.mark.slow
 @EACH
 def test_a_page_opens_with_the_answer_folds_the_rest_and_fits(show: Show, name: str) -> None:
     page = show(name, unfold=False)
@@ -294,9 +280,10 @@ def check_fit(page: Page, width: int) -> None:
         assert text.evaluate("node => getComputedStyle(node).fill") == ink
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scripts", [True, False])
 def test_a_fold_is_opened_by_a_click_a_print_a_link_and_a_search(
-    browser: Browser, pages: Pages, scripts: bool
+    browser: Browser, pages: dict[str, Path], scripts: bool
 ) -> None:
     """Also where scripts do not run; a link to words is found as the browser's search finds it."""
     page = open_page(browser, pages["quick"], java_script_enabled=scripts)
@@ -320,8 +307,9 @@ def test_a_fold_is_opened_by_a_click_a_print_a_link_and_a_search(
     page.context.close()
 
 
+@pytest.mark.slow
 def test_the_page_is_read_by_keyboard_and_its_links_open_what_they_lead_to(
-    browser: Browser, pages: Pages
+    browser: Browser, pages: dict[str, Path]
 ) -> None:
     page = open_page(browser, pages["quick"])
     page.keyboard.press("Tab")
