@@ -73,6 +73,8 @@ DOUBTED = {
                         {"precision": "fp8", "device": "cpu"}),
     "words": Planted("", {"notes": "the card was shared; steps rose; throttled; unclear; noisy",
                           "reason": "throttled: the card was shared"}),
+    "static": Planted("", {"overflow_steps": 80, "measured_steps": 390},
+                      {"precision": "fp16", "loss_scale": 128.0}),
 }  # fmt: skip
 """By what is wrong, or only looks so: a run that has its place as its seed."""
 

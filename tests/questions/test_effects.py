@@ -210,6 +210,8 @@ def test_report_and_compare_say_the_same(tmp_path: Path, capsys: Capture) -> Non
     asked = ["--axis", "precision", "fp32", "fp16", "--format", "json"]
     assert compare_main([str(folder), *asked]) == 0
     compared = json.loads(capsys.readouterr().out)["metrics"]
+    time = effect["metrics"]["epoch_time_s"]
+    assert time["lowest"] == time["highest"] == pytest.approx(time["speed"])
     shared = effect["metrics"].keys() & compared.keys()
     assert {"epoch_time_s", "peak_device_bytes"} & shared
     for name in shared:

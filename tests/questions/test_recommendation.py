@@ -88,6 +88,10 @@ ANSWERS: dict[str, tuple[Sequence[Record], list[str]]] = {
         ["100.0 s an epoch, against 101.0 s in fp32 (1.01 times as fast; 95 %: 0.08 to 58.42, not "
          "certain; a time with a warning)."],
     ),
+    "the case that measured most": (
+        [*once(FP32, 100), *once(replace(FP32, fraction=0.1), 70)],
+        ["in fp32 at batch size 128: 100.0 s an epoch."],
+    ),
     # of one run the spread is that of the fastest
     "a single rival": (
         [*ran(FP16, (100, 101, 98)), *once(BF16, 101.5)], ["As fast is bf16 (101.5 s)."],
@@ -138,10 +142,17 @@ def test_what_is_recommended(name: str, tmp_path: Path) -> None:
     assert [text for text in expected if text not in said] == [], said
 
 
-def test_the_largest_that_ran_is_nobody_s_largest_where_all_fits(tmp_path: Path) -> None:
-    rows = [row for case in (*at(64, FP32, BF16), *at(128, FP32, BF16)) for row in once(case)]
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        # where all fits, the largest that ran is nobody's largest
+        ([*once(FP32), *once(BF16), *once(at(256, FP32)[0]), *once(at(256, BF16)[0])], "Largest"),
+        ([*FAST, *once(BF16, 101, 6, **SHARED)], "Not trusted, though faster"),
+    ],
+)
+def test_what_is_not_said(rows: list[Record], said: str, tmp_path: Path) -> None:
     (answer,) = read_report(tmp_path, rows).answers
-    assert "Largest" not in " ".join(answer.sentences)
+    assert said not in " ".join(answer.sentences)
 
 
 @pytest.mark.parametrize(
@@ -149,10 +160,17 @@ def test_the_largest_that_ran_is_nobody_s_largest_where_all_fits(tmp_path: Path)
     [
         ("", "in bf16 at batch size 128"),
         ("memory", "in fp16 at batch size 64"),
-        ("energy", "No case that can be trusted has a value for --for energy."),
+        ("energy", "in fp32 at batch size 128"),  # that of the fastest was measured for a second
     ],
 )
 def test_what_is_recommended_for_an_aim(aim: str, said: str, tmp_path: Path) -> None:
-    rows = [*once(FP32, 200, 10), *once(at(64, FP16)[0], 100, 3), *once(BF16, 50, 6)]
+    short = {"energy_j": 10.0, "measured_time_s": 1.0}
+    rows = [*once(FP32, 200, 10, energy_j=800.0), *once(BF16, 50, 6, **short)]
+    rows += once(at(64, FP16)[0], 100, 3, energy_j=900.0)
     (answer,) = replace(read_report(tmp_path, rows), aim=aim).answers
     assert said in " ".join(answer.sentences)
+
+
+def test_without_a_value_of_the_aim_nothing_is_recommended(tmp_path: Path) -> None:
+    (answer,) = replace(read_report(tmp_path, once(FP32)), aim="energy").answers
+    assert answer.sentences[0] == "No case that can be trusted has a value for --for energy."

@@ -113,6 +113,7 @@ RUNS: dict[str, tuple[Sequence[Record], dict[str, Any]]] = {
     ),
     "the last attempt failed": ([ran(FP32, 10), fail(FP32, attempt=2)], {"status": "error"}),
     "the last attempt ended": ([fail(FP32), ran(FP32, 10, attempt=2)], {"epoch_time_s": 10}),
+    "attempts out of order": ([ran(FP32, 10, attempt=2), fail(FP32)], {"epoch_time_s": 10}),
     "a sentinel is no result": (
         [ran(FP32, 100), ran(FP32, 103, sentinel=True)], {"epoch_time_s": 100},
     ),
@@ -137,6 +138,9 @@ RUNS: dict[str, tuple[Sequence[Record], dict[str, Any]]] = {
             ("", 989.5e12),  # not probed: what the label says
         )
     },
+    "more than the peak": (
+        [ran(FP16, 100, gpu="NVIDIA H200", flop_per_image=1e13)], {"peak_share": NAN},
+    ),
     "of what the device does": (
         [ran(FP16, 100, **REACHED)], {"measured_share": 0.5, "copy_share": 0.25},  # 8.5 TFLOP/s
     ),
