@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from itertools import chain, repeat
 from pathlib import Path
 from time import monotonic, perf_counter
 from types import SimpleNamespace
@@ -35,6 +36,7 @@ from bench.training.timing import (
     warm_up,
 )
 from bench.worker import epochs as worker_epochs
+from bench.worker import measurement as worker_measurement
 from bench.worker.epochs import describe_steps
 from bench.worker.measurement import measure
 from bench.worker.messages import Channel, Job, Reporter
@@ -315,7 +317,7 @@ class Planted:
 
     def __init__(self) -> None:
         self.did: list[str] = []
-        self.peak = 7
+        self.peak, self.peaks = 7, chain([5, 4], repeat(3))
         self.synchronize = self.note("synchronize")
         self.empty_cache = self.note("empty")
         self.memory_reserved = lambda: 5
@@ -342,7 +344,7 @@ class Planted:
 
     def reset_peak_memory_stats(self, device: torch.device) -> None:
         self.did.append("reset")
-        self.peak = 3
+        self.peak = next(self.peaks)
 
 
 def test_a_training_asks_its_accelerator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -356,20 +358,27 @@ def test_a_training_asks_its_accelerator(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(worker_epochs, "time", stand_in)
     case = Case(
         model="tests.models_for_tests:good", dataset="synthetic", device="cpu", batch_size=32,
-        steps=3, fraction=0.01, checkpoint=True,
+        steps=3, fraction=0.01, epochs=2, evaluate=True, checkpoint=True,
     )  # fmt: skip
+
+    def evaluate(*_: object) -> worker_epochs.Tested:
+        planted.peak = 9
+        return worker_epochs.Tested(1.0, 0.5, 0.1)
+
+    monkeypatch.setattr(worker_measurement, "evaluate", evaluate)
     data = prepare("synthetic", data_dir=None)
     given = Job(case, data.folder, checkpoints=tmp_path, asked_at=monotonic())
     m = measure(given, Channel()).measurement
     assert (m.warmup_allocated_bytes, m.warmup_reserved_bytes) == (7 * 10**9, 8 * 10**9)
-    assert (m.peak_allocated_bytes, m.peak_reserved_bytes) == (3 * 10**9, 4 * 10**9)
+    # the higher of two epochs, and not what an evaluation or the end of warm-up took
+    assert (m.peak_allocated_bytes, m.peak_reserved_bytes) == (4 * 10**9, 5 * 10**9)
     assert "CPU memory" not in (m.missing or "")
     assert {"random", "empty"} <= {*planted.did}
     first = planted.did.index("clock")
     last = planted.did.index("clock", first + 1)
     assert planted.did[first - 1] == "synchronize", "all else is done when the clock starts"
     assert planted.did[last - 1] == "synchronize", "and the epoch when it stops"
-    assert planted.did[first:last].count("event") == 1 + m.measured_steps
+    assert planted.did[first:last].count("event") == 1 + 3
     assert planted.did[first:last].count("synchronize") == 1, "no step waits for the device"
     assert m.measured_time_s is not None
     assert 0 < (m.step_time_median_s or 0) < m.measured_time_s
