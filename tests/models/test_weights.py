@@ -227,12 +227,8 @@ def test_the_axis_is_a_file_name() -> None:
     for text in ("", "a\nb"):
         with pytest.raises(UsageError, match="give a file of weights, or 'none'"):
             parse_value("start", text, "--start")
-    for asked in (
-        ExamineRequest("a:b"),
-        ExamineRequest("workload:a:b", ("bn", "x,y"), ("/a b/w.pt", "ü.pt")),
-        ExamineRequest("m:f 3x64x64 -", ("bn",)),
-    ):
-        assert parse_request(str(asked)) == asked
+    asked = ExamineRequest("workload:a:b", ("bn", "x,y"), ("/a b/w.pt", "ü.pt"))
+    assert parse_request(str(asked)) == asked, "whatever its name holds"
 
 
 NET = """

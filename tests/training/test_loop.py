@@ -44,14 +44,14 @@ from bench.training.loss_scale import DynamicScale
 from bench.workloads import Workload
 
 
-def plain_epoch(steps: int, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, list[float]]:
+def plain_epoch(steps: int) -> tuple[nn.Module, list[float]]:
     """The same training as anybody would write it."""
-    model = small().to(dtype)
+    model = small()
     optimizer = torch.optim.SGD(model.parameters(), LR, MOMENTUM, weight_decay=WEIGHT_DECAY)
     losses = []
     for seed in range(steps):
         x, y = batch(seed=seed)
-        loss = F.cross_entropy(model(x.to(dtype)), y)
+        loss = F.cross_entropy(model(x), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
