@@ -371,6 +371,11 @@ def single_head() -> nn.Module:
     return Chosen(None, torch.float32)
 
 
+def single_stem() -> nn.Module:
+    """All but its head in float32."""
+    return Chosen(torch.float32, None)
+
+
 class Cast(nn.Sequential):
     """Runs itself under an autocast of its own."""
 

@@ -20,11 +20,13 @@ from bench.work import Kind, Label, Work, share_formats
 @pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
 def test_rows_of_networks_that_choose_their_own_arithmetic(tmp_path: Path, capsys: Capture) -> None:
-    """Weights of float64, an autocast of the network's own, and a head that is fp32 on purpose."""
+    """Weights of float64, an autocast of the network's own, a head that is fp32 on purpose, and all
+    but the head."""
     flags = "--dataset synthetic --batch-size 8 --steps 3 --repeats 1 --device cpu"
     flags += " --precision fp32 bf16-amp --model"
-    names = [f"models_for_tests:{name}" for name in ("doubles", "casts_itself", "single_head")]
-    sweep([*flags.split(), *names, "--out", str(tmp_path)])
+    names = ("doubles", "casts_itself", "single_head", "single_stem")
+    models = [f"models_for_tests:{name}" for name in names]
+    sweep([*flags.split(), *models, "--out", str(tmp_path)])
     rows = read_records(tmp_path)
     rows["model"] = rows["model"].str.removeprefix("models_for_tests:")
     found = {(row.model, row.precision): row for row in rows.itertuples()}
@@ -43,6 +45,8 @@ def test_rows_of_networks_that_choose_their_own_arithmetic(tmp_path: Path, capsy
     head = 3 * 32 * 10 / (2 * 3072 * 32 + 3 * 32 * 10)  # the pixels need no gradient
     row = found["single_head", "bf16-amp"]
     assert (row.status, row.labelled_flop_share) == ("ok", pytest.approx(1 - head, abs=1e-6))
+    row = found["single_stem", "bf16-amp"]
+    assert (row.status, row.labelled_flop_share) == ("invalid", pytest.approx(head, abs=1e-6))
     capsys.readouterr()
     assert report([str(tmp_path)]) == 0
     assert "doubles trains" not in capsys.readouterr().out
