@@ -1,0 +1,315 @@
+"""Several processes that train one network, of gloo on the CPU: what they are given and compute."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ranks_for_tests
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from ranks_for_tests import SLEEP_S
+
+from bench.case import Case, divide_items, whole_batch
+from bench.cores import OtherWork
+from bench.data.batches import Batches, MadeBatches, Share, plan_steps
+from bench.data.loader import load_images
+from bench.errors import UsageError
+from bench.grid import check_axes, check_batches, grid
+from bench.training.loop import Epoch, merge
+from bench.training.parallel import Exposed, find_slowest
+
+SIZES = (2, 3)
+CPU = torch.device("cpu")
+DDP = Case(device="cpu", parallel="ddp", world_size=2, dataset="synthetic")
+
+# ------------------------------------------------------------------- a batch is shared, none twice
+
+
+@given(st.integers(1, 400), st.integers(1, 50), st.integers(1, 9))
+def test_every_item_goes_to_one_process(samples: int, batch: int, size: int) -> None:
+    steps = list(plan_steps(samples, batch * size))
+    for items in steps:
+        shares = [Share(rank, size).cut(items) for rank in range(size)]
+        assert [item for share in shares for item in share] == list(items)
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+        assert max(map(len, shares)) <= batch
+        assert shares[0], "the first process, which measures, has items in every step"
+
+
+def shares_of(open_: Callable[[Share], Any], size: int) -> list[list[Any]]:
+    """Of each process, what `divide` gives it of an epoch: items, whole and labels of each step."""
+    return [
+        [(b.size, b.whole, [y for _, ys in b.parts for y in ys.tolist()]) for b in supply.divide(3)]
+        for supply in (open_(Share(rank, size)) for rank in range(size))
+    ]
+
+
+@pytest.mark.parametrize("loader", ["device", "torch"])
+def test_processes_get_the_images_that_one_gets(loader: str) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (37, 3, 32, 32), dtype=np.uint8)
+    about: dict[str, Any] = {"batch_size": 12, "micro_batch": 3, "device": CPU, "seed": 5}
+
+    def open_(share: Share) -> Any:
+        if loader == "device":
+            supply: Any = Batches(images, np.arange(37), **about)
+        else:
+            supply = load_images(images, np.arange(37), **about)
+        supply.share = share
+        return supply
+
+    (alone,) = shares_of(open_, 1)
+    for size in (2, 5):
+        ranks = shares_of(open_, size)
+        for step, (items, _, labels) in enumerate(alone):
+            parts = [rank[step] for rank in ranks]
+            assert [label for _, _, part in parts for label in part] == labels
+            assert sum(n for n, _, _ in parts) == items
+            assert {whole for _, whole, _ in parts} == {items}
+
+
+def test_batches_that_are_made_differ_between_processes() -> None:
+    def make(size: int, device: torch.device, generator: torch.Generator) -> Any:
+        return torch.randint(1000, (size,), generator=generator), torch.zeros(size)
+
+    def first(share: Share) -> list[int]:
+        supply = MadeBatches(make, 20, batch_size=8, micro_batch=4, device=CPU, seed=1)
+        supply.share = share
+        batch = next(supply.divide())
+        numbers: list[int] = next(batch.parts)[0].tolist()
+        return numbers
+
+    one, other = (first(Share(rank, 2)) for rank in range(2))
+    assert len(one) == len(other) == 4
+    assert one != other
+    assert one == first(Share(0, 1))[:4]
+
+
+def test_epochs_of_processes_are_one_epoch() -> None:
+    parts = [
+        Epoch([4, 1], [1.0, 3.0], [2, 1], [False, True], [8.0, 4.0]),
+        Epoch([4, 0], [2.0, float("nan")], [1, 0], [False, True], [8.0, 4.0]),
+    ]
+    whole = Epoch([8, 1], [1.5, 3.0], [3, 1], [False, True], [8.0, 4.0])
+    assert merge(parts) == whole
+    assert merge(parts[:1]) is parts[0]
+    assert merge([replace(parts[0], correct=[]), parts[1]]).correct == []
+
+
+def test_processes_that_train_together_are_no_others_to_each_other() -> None:
+    def work(on: list[int], busy: float, own: float) -> OtherWork:
+        one = OtherWork(busy, own, 10.0)
+        one.on, one.quota = on, None
+        return one
+
+    # 5 s of two cores for 10 s are somebody else's
+    assert OtherWork.add([work([0], 10.0, 7.0), work([1], 8.0, 6.0)]).cores() == 0.5
+    assert OtherWork.add([work([0], 10.0, 4.0), work([0], 10.0, 4.0)]).cores() == 0.2
+    assert work([0], 10.0, 7.0).cores() == pytest.approx(0.3)
+
+
+# ------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("settings", "images", "said"),
+    [
+        # 50,000 leave 2 images in the last batch: one for each
+        ({"batch_size": 641}, 50_000, "batch size 641 on each of 2 processes .* 640 should work"),
+        ({"batch_size": 3}, 13, "one of them a batch of one image"),
+        ({"batch_size": 600}, 1000, "is 1200 images a step, above .* 1000; use at most 500"),
+        (
+            {"batch_size": 64, "sync_bn": True, "device": "cuda", "world_size": 4},
+            64 * 4 + 3,
+            "not all of them compute in as many micro-batches",
+        ),
+    ],
+)
+def test_batches_that_cannot_be_shared_are_refused(
+    settings: dict[str, Any], images: int, said: str
+) -> None:
+    case = replace(DDP, **settings)
+    with pytest.raises(UsageError, match=said) as refused:
+        check_batches(case, images)
+    if "should work" in str(refused.value):
+        works = int(str(refused.value).split()[-3])
+        check_batches(replace(case, batch_size=works), images)
+    if "use at most" not in said:
+        check_batches(case, images, batchnorm=False)
+
+
+@given(st.integers(1, 60), st.integers(1, 6), st.integers(2, 500))
+def test_no_process_is_left_one_image(batch: int, size: int, images: int) -> None:
+    """What passes leaves no process a batch of one; what is refused would, or is too large."""
+    case = replace(DDP, batch_size=batch, world_size=size)
+    whole = whole_batch(case)
+    parts = [n for items in (whole, images % whole) for n in divide_items(case, items)]
+    if whole <= images and 1 not in parts:
+        check_batches(case, images)
+    else:
+        with pytest.raises(UsageError, match=f"atch size {batch} "):
+            check_batches(case, images)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"profile": True}, "--profile on with --parallel ddp is not measured"),
+        ({"precision": "fp16-apex", "loss_scale": 128.0}, "trains on one GPU"),
+        ({"sync_bn": True}, "--sync-bn needs GPUs"),
+        ({"parallel": "dp"}, "--parallel dp needs GPUs"),
+    ],
+)
+def test_settings_that_do_not_go_together(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        check_axes(replace(DDP, **settings))
+
+
+def test_axes_of_several_gpus_vary_with_them_alone() -> None:
+    """A size without a way to train on as many is refused, also where ``none`` would drop it."""
+    axes: dict[str, Any] = {"device": ["cpu"], "world_size": [1, 2]}
+    for parallel in ({}, {"parallel": ["none"]}):
+        with pytest.raises(UsageError, match="--world-size is given, but it is of"):
+            grid(axes | parallel)
+    cases = grid(axes | {"parallel": ["none", "ddp"], "grad_compression": ["none", "bf16"]})
+    assert [(c.parallel, c.world_size, c.grad_compression) for c in cases] == [
+        ("none", 1, "none"),
+        *(("ddp", size, form) for size in (1, 2) for form in ("none", "bf16")),
+    ]
+
+
+# --------------------------------------------------------------- what processes of a group compute
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[int, dict[str, Any]]:
+    """What the scenarios of `ranks_for_tests` gave, by the number of processes."""
+    names = "clipped,compressed,divided_first,overflow,straggler,exposed"
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable,
+            ranks_for_tests.__file__,
+            folder,
+            f"2,gradients,{names}",
+            "3,gradients",
+        ]
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+        subprocess.run(command, env=environment, check=True, timeout=600)
+        return {
+            size: torch.load(Path(folder) / f"found{size}.pt", weights_only=False) for size in SIZES
+        }
+
+
+Found = dict[int, dict[str, Any]]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_gradients_are_those_of_one_process(found: Found, size: int) -> None:
+    """In float64, with micro-batches, an uneven last batch, and one that leaves some without."""
+    runs = found[size]["gradients"]
+    assert f"{8 * size + 1} 1" in runs, "the last batch has one image"
+    for name, run in runs.items():
+        assert max(run["errors"]) < 1e-14, name
+        mine, exact = run["losses"]
+        assert mine == pytest.approx(exact, rel=1e-14), name
+        mine, exact = run["images"]
+        assert mine == exact, name
+        assert len(set(run["weights"])) == 1, "all processes hold the same weights"
+
+
+def test_clipped_gradients_are_those_of_one_process(found: Found) -> None:
+    run = found[2]["clipped"]
+    assert run["error"] < 1e-14
+    assert len(set(run["weights"])) == 1
+    assert max(run["norms"]) > 0.5, "something was clipped"
+
+
+def test_compressed_gradients_are_rounded_once_or_twice(found: Found) -> None:
+    """Of two numbers that are rounded to a format, and of their sum."""
+    runs = found[2]["compressed"]
+    assert runs["none"]["error"] < 1e-14
+    assert 2.0**-16 < runs["fp16"]["error"] < 2 * 2.0**-11
+    assert 2.0**-13 < runs["bf16"]["error"] < 2 * 2.0**-8
+    for name, size in (("none", 8), ("fp16", 2), ("bf16", 2)):
+        assert runs[name]["wire"] == size * runs[name]["weights"]
+
+
+def test_gradients_are_divided_before_they_are_summed(found: Found) -> None:
+    """40,000 and 40,000 would be infinite; 1e-6 survives."""
+    run = found[2]["divided_first"]
+    assert run["high"] == pytest.approx(40_000, rel=2.0**-10)
+    assert run["low"] == pytest.approx(1e-6, rel=0.1)
+
+
+@pytest.mark.parametrize("scale", ["dynamic", "dynamic-apex-amp"])
+def test_all_skip_a_step_that_one_overflowed_in(found: Found, scale: str) -> None:
+    run = found[2]["overflow"][scale]
+    assert run["skipped"] == [[True, False, False]] * 2
+    assert run["kept"] == [True, True]
+    assert run["scales"][0] == run["scales"][1]
+    assert run["weights"][0] == run["weights"][1]
+    assert run["wire"] == 2 * run["halves"], "pure fp16 exchanges half the bytes"
+
+
+def test_a_straggler_shows_in_its_work_and_not_in_steps(found: Found) -> None:
+    run = found[2]["straggler"]
+    first, last = run["work"]
+    assert last > SLEEP_S
+    assert last > 2 * first
+    assert run["steps"][0] > SLEEP_S
+    assert run["steps"][1] / run["steps"][0] == pytest.approx(1, abs=0.2)
+
+
+def test_waiting_for_a_slower_process_is_no_exchange(found: Found) -> None:
+    """The first process waits for `SLEEP_S` in each step that exchanges, and in no other."""
+    run = found[2]["straggler"]["exposed"]
+    assert run.no_sync_step_s > SLEEP_S
+    assert_exposed(run, 0)
+
+
+def test_exchange_that_nothing_hides_is_found(found: Found) -> None:
+    run = found[2]["exposed"]
+    assert_exposed(run["exposed"], SLEEP_S)
+    assert run["same"] == [True, True], "the training is as it was"
+
+
+def assert_exposed(found: Exposed, seconds: float) -> None:
+    """Within a tenth of `SLEEP_S`, or what it says itself where other work disturbs the steps."""
+    assert found.error_s < SLEEP_S / 2
+    off = abs(found.sync_step_s - found.no_sync_step_s - seconds)
+    assert off < min(SLEEP_S / 2, SLEEP_S / 10 + 2 * found.error_s)
+
+
+def test_the_interval_of_exposed_communication_covers_as_often_as_it_says() -> None:
+    """95 of 100: blocks whose steps vary by 2 %, on a machine that slows down meanwhile."""
+    draw, covered, rounds = np.random.default_rng(1), 0, 2000
+    for _ in range(rounds):
+        blocks = np.array([1.1, 1.0]) + draw.normal(0, 0.02, (6, 2)) + np.arange(6)[:, None] / 10
+        found = Exposed.of([(a, b) for a, b in blocks.tolist()])
+        covered += abs(found.sync_step_s - found.no_sync_step_s - 0.1) <= found.error_s
+    assert 0.935 < covered / rounds < 0.965
+
+
+def test_waiting_for_whoever_jitters_is_no_exchange() -> None:
+    """Steps of 1 s that vary by 2 %; of eight processes, those that exchange wait for the last."""
+    random, rounds, noise = np.random.default_rng(0), 300, 0.02
+    found = []
+    for _ in range(rounds):
+        free, bound = random.normal(1, noise, (2, 8, 6, 30))
+        bound[:] = bound.max(0)
+        steps = zip(find_slowest(bound.tolist()), find_slowest(free.tolist()), strict=True)
+        found.append(Exposed.of(list(steps)))
+    exposed = [one.sync_step_s - one.no_sync_step_s for one in found]
+    assert abs(np.mean(exposed)) < noise / 20
+    above = np.mean([e > one.error_s for e, one in zip(exposed, found, strict=True)])
+    assert above < 0.06, "half of the five in a hundred that are outside their interval"
