@@ -77,6 +77,7 @@ def test_the_job_is_yaml_of_as_many_pods_as_shards() -> None:
     assert f"SHARDS={spec['completions']} " in container["args"][0]
 
 
+@pytest.mark.slow
 def test_the_array_makes_the_sweep(place: Path) -> None:
     """Every task of the array, what is added on sbatch's command line, all read as one."""
     script = take("sbatch")

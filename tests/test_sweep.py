@@ -373,18 +373,6 @@ def test_resuming_runs_what_is_left(out: Path, capsys: Capture) -> None:
     assert "1 to run, 1 already there" in capsys.readouterr().err, "of what is asked for"
 
 
-def test_progress_names_what_varies_in_the_folder(out: Path, capsys: Capture) -> None:
-    for rate in ("0.01", "0.1"):
-        run(out, "8", "--lr", rate)
-    assert "[1/1] fp32 · batch size 8 · lr 0.1: " in capsys.readouterr().err
-
-
-def test_a_case_of_many_digits_is_found_again(out: Path) -> None:
-    flags = ["8", "--lr", "0.012345678901234567", "--fraction", "0.30000000000000004"]
-    run(out, *flags)
-    assert len(run(out, *flags)) == 1
-
-
 def test_failures_are_not_tried_again_unasked(out: Path) -> None:
     run(out, "8", "16", rc=1, answers="batch_size=8:error batch_size=16:timeout")
     run(out, "8", "16")
@@ -544,6 +532,7 @@ def wait_until_begun(process: subprocess.Popen[str]) -> None:
 MANY = ["8", "--seed", *map(str, range(400))]
 
 
+@pytest.mark.slow
 def test_stopped_once_it_ends_cleanly_and_goes_on_later(out: Path, capsys: Capture) -> None:
     """And until then a second sweep of the folder is refused, by the name of the first."""
     process = start(out, *MANY, BENCH_TEST_DELAY_S="0.05")
@@ -583,6 +572,7 @@ def test_handlers_are_restored() -> None:
 # ---------------------------------------------------------------------------------- two at once
 
 
+@pytest.mark.slow
 def test_two_sweeps_at_once_lose_and_double_nothing(out: Path) -> None:
     """The second waits for the first, and finds what that has done."""
     flags = ["8", "--seed", *map(str, range(60)), "--wait", "200"]
@@ -630,18 +620,10 @@ def test_a_disk_that_fills(out: Path) -> None:
     assert frame["repeat"].tolist() == [*range(1, 201), 1], "and the sentinel"
 
 
-def test_a_torn_line_is_reported_and_the_sweep_goes_on(out: Path, capsys: Capture) -> None:
-    run(out, "8", "16")
-    file = out / RECORDS
-    file.write_bytes(file.read_bytes()[:-100])
-    frame = run(out, "8", "16")
-    assert frame["batch_size"].tolist() == [8, 16]
-    assert "records.csv: an unfinished last line was set aside as" in capsys.readouterr().err
-
-
 # ------------------------------------------------------------------------------ threads on a CPU
 
 
+@pytest.mark.slow
 def test_a_folder_s_cases_take_the_threads_of_free_cores(
     out: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:

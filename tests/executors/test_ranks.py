@@ -164,6 +164,7 @@ def run(case: Case, data: DatasetInfo, log: Path | None = None, timeout_s: float
 SHORT = replace(DDP, model="models_for_tests:exchanges_briefly", batch_size=256, world_size=2)
 
 
+@pytest.mark.slow
 def test_one_process_trains_as_without(data: DatasetInfo) -> None:
     case = replace(SHORT, world_size=1, steps=4, precision="fp16", loss_scale=128.0, evaluate=True)
     alone = run(replace(case, parallel="none"), data)
@@ -201,6 +202,7 @@ def test_a_whole_epoch_of_two_is_measured(data: DatasetInfo, tmp_path: Path) -> 
     assert not find_workers()
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_in_the_exchange_does_not_keep_the_others(
     data: DatasetInfo, tmp_path: Path
 ) -> None:
@@ -228,6 +230,7 @@ class Hour:
         return time.monotonic() + 3600 * self.come
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_process_that_is_killed_or_stopped_ends_the_case(
     number: signal.Signals, data: DatasetInfo, tmp_path: Path, monkeypatch: Patch
