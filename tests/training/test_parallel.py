@@ -194,7 +194,7 @@ def test_axes_of_several_gpus_vary_with_them_alone() -> None:
 @pytest.fixture(scope="module")
 def found() -> dict[int, dict[str, Any]]:
     """What the scenarios of `ranks_for_tests` gave, by the number of processes."""
-    names = "clipped,compressed,divided_first,overflow,straggler,exposed"
+    names = "clipped,compressed,divided_first,overflow,straggler,exposed,synchronized"
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable,
@@ -213,6 +213,7 @@ def found() -> dict[int, dict[str, Any]]:
 Found = dict[int, dict[str, Any]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 def test_gradients_are_those_of_one_process(found: Found, size: int) -> None:
     """In float64, with micro-batches, an uneven last batch, and one that leaves some without."""
@@ -227,6 +228,7 @@ def test_gradients_are_those_of_one_process(found: Found, size: int) -> None:
         assert len(set(run["weights"])) == 1, "all processes hold the same weights"
 
 
+@pytest.mark.slow
 def test_clipped_gradients_are_those_of_one_process(found: Found) -> None:
     run = found[2]["clipped"]
     assert run["error"] < 1e-14
@@ -234,6 +236,7 @@ def test_clipped_gradients_are_those_of_one_process(found: Found) -> None:
     assert max(run["norms"]) > 0.5, "something was clipped"
 
 
+@pytest.mark.slow
 def test_compressed_gradients_are_rounded_once_or_twice(found: Found) -> None:
     """Of two numbers that are rounded to a format, and of their sum."""
     runs = found[2]["compressed"]
@@ -244,6 +247,7 @@ def test_compressed_gradients_are_rounded_once_or_twice(found: Found) -> None:
         assert runs[name]["wire"] == size * runs[name]["weights"]
 
 
+@pytest.mark.slow
 def test_gradients_are_divided_before_they_are_summed(found: Found) -> None:
     """40,000 and 40,000 would be infinite; 1e-6 survives."""
     run = found[2]["divided_first"]
@@ -251,6 +255,7 @@ def test_gradients_are_divided_before_they_are_summed(found: Found) -> None:
     assert run["low"] == pytest.approx(1e-6, rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", ["dynamic", "dynamic-apex-amp"])
 def test_all_skip_a_step_that_one_overflowed_in(found: Found, scale: str) -> None:
     run = found[2]["overflow"][scale]
@@ -261,6 +266,7 @@ def test_all_skip_a_step_that_one_overflowed_in(found: Found, scale: str) -> Non
     assert run["wire"] == 2 * run["halves"], "pure fp16 exchanges half the bytes"
 
 
+@pytest.mark.slow
 def test_a_straggler_shows_in_its_work_and_not_in_steps(found: Found) -> None:
     run = found[2]["straggler"]
     first, last = run["work"]
@@ -270,6 +276,7 @@ def test_a_straggler_shows_in_its_work_and_not_in_steps(found: Found) -> None:
     assert run["steps"][1] / run["steps"][0] == pytest.approx(1, abs=0.2)
 
 
+@pytest.mark.slow
 def test_waiting_for_a_slower_process_is_no_exchange(found: Found) -> None:
     """The first process waits for `SLEEP_S` in each step that exchanges, and in no other."""
     run = found[2]["straggler"]["exposed"]
@@ -277,6 +284,7 @@ def test_waiting_for_a_slower_process_is_no_exchange(found: Found) -> None:
     assert_exposed(run, 0)
 
 
+@pytest.mark.slow
 def test_exchange_that_nothing_hides_is_found(found: Found) -> None:
     run = found[2]["exposed"]
     assert_exposed(run["exposed"], SLEEP_S)
@@ -313,3 +321,14 @@ def test_waiting_for_whoever_jitters_is_no_exchange() -> None:
     assert abs(np.mean(exposed)) < noise / 20
     above = np.mean([e > one.error_s for e, one in zip(exposed, found, strict=True)])
     assert above < 0.06, "half of the five in a hundred that are outside their interval"
+
+
+@pytest.mark.slow
+def test_with_sync_bn_no_process_works_alone(found: Found) -> None:
+    told = found[2]["synchronized"]["found"]
+    assert told.measurement.wire_bytes
+    for name in ("sync_step_s", "no_sync_step_s", "exposed_error_s", "slowest_rank"):
+        assert getattr(told.measurement, name) is None
+        assert told.missing[name].endswith("wait for each other in the forward pass too")
+    assert [rank.work_s for rank in told.ranks] == [None, None]
+    assert [rank.epoch_time_s for rank in told.ranks] == [2.0, 2.0], "half of it was measured"
