@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -208,13 +208,9 @@ def find_source(card: Card) -> Source:
     )
 
 
-def choose_sources(card: Card | None) -> Sequence[Source]:
-    """What the README's table shows: 2019 and this card, or what was published of others."""
-    return SOURCES if card is None else (find_source(card), SOURCES[0])
-
-
-def write_table(sources: Sequence[Source] = SOURCES) -> str:
-    """The table, in Markdown, with what each GPU's figures are below it."""
+def write_table(card: Card) -> str:
+    """The README's table, in Markdown: this card above 2019, with what their figures are below."""
+    sources = find_source(card), SOURCES[0]
     heads = [*HEADS]
     bars = [bar for source in sources for bar in read_bars(source)]
     cells = [[*_cells(bar)] for bar in bars]
