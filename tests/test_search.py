@@ -327,6 +327,7 @@ def test_trials_are_never_compared_by_two_rules(searched: Path, capsys: Capture)
     before = len(read_records(searched))
     for flags, said in {
         "--metric test_loss": "--metric was test_accuracy",
+        "--grace 2": "--grace was 1",
         "--batch-size 32": "its trials were drawn of other settings, or by another --seed",
     }.items():
         assert len(run(searched, *RANGE, *flags.split(), rc=2)) == before

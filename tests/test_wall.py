@@ -212,6 +212,20 @@ def test_a_longer_run_that_fails_moves_the_wall_down() -> None:
     assert found.recommended == 440, "480 would leave 5 % free, but was refused in a longer run"
 
 
+def test_a_run_that_never_succeeds_ends_its_search() -> None:
+    def answer(ask: Ask) -> Probe:
+        if ask.batch_size > 200:
+            return Probe(ask.batch_size, Status.KILLED, long=ask.long)
+        return Probe(ask.batch_size, Status.OK, ask.batch_size, 0, ask.long)
+
+    probes, found = search(answer, Goal(SIZES, 1000))
+    assert found.ending is Ending.GAVE_UP
+    assert [p.status for p in probes[-3:]] == [Status.KILLED] * 3
+    assert found.largest == max(p.batch_size for p in probes if p.trained)
+    assert not found.confirmed
+    assert found.recommended is None, "no longer run confirmed anything"
+
+
 def test_what_cannot_run_at_all_is_not_searched() -> None:
     probes, found = search(lambda ask: Probe(ask.batch_size, Status.UNSUPPORTED), Goal(SIZES, 1e9))
     assert (len(probes), found.ending) == (1, Ending.UNSUPPORTED)
