@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -88,6 +89,19 @@ def test_differences_are_judged_in_the_direction_of_the_loss(
     loss = told["effects"][0]["metrics"]["train_loss"]
     assert loss["difference"] == pytest.approx(apart)
     assert loss["verdict"] == verdict
+
+
+def test_a_recommendation_tells_the_difference_of_such_losses(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    fast = learnt(BF16, [x + 1e-3 * i for i, x in enumerate(NEAR)])
+    for row in fast:
+        row.measurement.epoch_time_s /= 2  # type: ignore[attr-defined]
+    write_sweep(tmp_path / "s", [*learnt(FP32, NEAR), *fast])  # type: ignore[list-item]
+    assert report([str(tmp_path / "s")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    ends = r"[+-][0-9.e-]+ to [+-][0-9.e-]+"
+    assert re.search(rf"is equivalent to that of fp32 \(90 %: {ends}\)", said), said
 
 
 @given(

@@ -36,7 +36,7 @@ from bench.study.quantities import QUANTITIES, is_number, over
 from bench.study.results import Result
 from bench.study.runs import SOURCE, Run, group
 from bench.text import GIB, capitalize, count, join_words, write_range
-from bench.verdict.equivalence import Claim
+from bench.verdict.equivalence import Claim, Equivalence
 from bench.verdict.ratio import Verdict
 from bench.workloads import OWN
 
@@ -389,8 +389,7 @@ class Place:
                 }[one.found.verdict]
                 yield (
                     f"Over {one.found.seeds} seeds its {one.metric.label} {words} that of "
-                    f"{one.effect.before}"
-                    f"{_write_interval(one.found.low, one.found.high, one.found.write)}."
+                    f"{one.effect.before}{_write_interval(one.found)}."
                 )
                 return
         bases = [s for s in self._find_baselines(chosen) if s.best.precision == "fp32"]
@@ -481,9 +480,10 @@ def _name_other(setting: Setting, axes: Sequence[str]) -> str:
     return ", ".join(words)
 
 
-def _write_interval(low: float | None, high: float | None, write: Callable[[float], str]) -> str:
-    ends = write_ends((low, high), write, " to ")
-    return f" (90 %: {ends} times)" if ends else ""
+def _write_interval(found: Equivalence) -> str:
+    """Write the interval of a ratio, or of a difference where a loss is not above zero."""
+    ends = write_ends((found.low, found.high), found.write, " to ")
+    return f" (90 %: {ends}{' times' * (not found.unit)})" if ends else ""
 
 
 def _list_saved(row: Row, base: Row) -> Iterator[str]:
