@@ -45,15 +45,15 @@ class Mutation:
         return text.replace(self.old, self.new)
 
     def choose(self) -> Iterator[list[str]]:
-        """Yield the files of tests, in the order in which they run: those named as the module, what
-        the mutation names, all of the room, those that import it, its examples, the golden ones."""
+        """Yield the files of tests, in the order in which they run: what the mutation names, what
+        is named as the module, the room, what imports the module, its examples, golden files."""
         *rooms, module = parts = Path(self.file).with_suffix("").parts[1:]
         named = [f"{room}/test_{module}*.py" for room in rooms] + [f"test_{module}.py"]
         whole = [f"{room}/test_*.py" for room in rooms] + [f"test_{room}.py" for room in rooms]
         imported = ".".join(("bench", *parts)).removesuffix(".__init__") + " import"
         importing = [name for name, text in read_tests().items() if imported in text]
         seen = set[Path]()
-        for globs in (named, self.tests, whole, importing):
+        for globs in (self.tests, named, whole, importing):
             found = {file for glob in globs for file in HERE.glob(glob)} - seen
             seen |= found
             if found:
