@@ -443,24 +443,6 @@ def test_a_full_disk_leaves_the_rows_before(tmp_path: Path, disk: type[Disk], ro
     read_steps(tmp_path)
 
 
-def test_a_disk_that_cannot_even_cut_off_the_torn_line(
-    tmp_path: Path, disk: type[Disk], monkeypatch: Patch
-) -> None:
-    def refuse(*_: object) -> int:
-        raise OSError(5, os.strerror(5))
-
-    with Store(tmp_path) as opened:
-        opened.append(make_run())
-        disk.room = 50
-        monkeypatch.setattr(disk, "truncate", refuse)
-        with pytest.raises(StoreError):
-            opened.append(make_run(repeat=2))
-    disk.room = 10**9
-    with Store(tmp_path) as opened:
-        assert len(opened.set_aside) == 1
-        assert read_records(tmp_path)["repeat"].tolist() == [1]
-
-
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: Patch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise NotImplementedError("FileSystem does not appear to support flock")

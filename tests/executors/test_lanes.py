@@ -23,7 +23,6 @@ from test_sweep import rows, run
 from workers_for_tests import find_workers
 
 from bench import executors
-from bench.environment.examination import ProcessAnswer
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, Settings
 from bench.executors import subprocess as room
@@ -179,26 +178,6 @@ def test_gpus_of_several_kinds_are_refused(out: Path, capsys: Capture) -> None:
         "of one kind: choose GPUs with CUDA_VISIBLE_DEVICES\n"
     )
     assert not out.exists()
-
-
-def test_cards_of_one_name_with_other_memory_are_of_several_kinds(
-    out: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
-    examine, sizes = FakeExecutor.examine, {"A100-0": 80 * 2**30, "A100-1": 80 * 2**30 - 2**20}
-
-    def look(self: FakeExecutor, lane: Lane, *rest: Any) -> ProcessAnswer:
-        answer = examine(self, lane, *rest)
-        for found in answer.devices.values():
-            found.environment["gpu_memory_bytes"] = sizes[lane.name]
-        return answer
-
-    monkeypatch.setattr(FakeExecutor, "examine", look)
-    assert len(run(out, "8", "--lanes", "all", cards="A100:2")) == 1
-    sizes["A100-1"] = 40 * 2**30
-    run(out, "8", "--lanes", "all", rc=2, cards="A100:2")
-    assert "its gpu_memory_bytes is 40 GiB, where the first lane's is 80 GiB; " in (
-        capsys.readouterr().err
-    )
 
 
 # ------------------------------------------------------------------------------- lost, stopped
