@@ -51,13 +51,6 @@ def send_what_only_it_has(told: Connection) -> None:
     told.send(kind())
 
 
-def print_dots(told: Connection) -> None:
-    told.send(None)
-    while True:
-        print(".", flush=True)
-        time.sleep(0.001)
-
-
 def be_late(told: Connection) -> None:
     """Its stacks come 1.5 s after they are asked for."""
     faulthandler.unregister(signal.SIGUSR1)
