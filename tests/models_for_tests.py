@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -79,23 +78,6 @@ def wide() -> nn.Module:
     """Few weights, a few hundred KiB of activations for each image."""
     conv = nn.Conv2d(3, 64, 3, padding=1)
     return nn.Sequential(conv, nn.ReLU(), nn.AvgPool2d(8), nn.Flatten(), nn.Linear(64 * 16, 10))
-
-
-def reclaimed() -> nn.Module:
-    """`wide`; before its first step the kernel takes back what it can of mapped files."""
-
-    def page_out(*_: object) -> None:
-        libc, page_out_pages = ctypes.CDLL(None), 21  # MADV_PAGEOUT
-        for line in Path("/proc/self/maps").read_text().splitlines():
-            found = re.match(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ (\d+)", line)
-            if found and int(found[4]) and "w" not in found[3]:
-                first, end = int(found[1], 16), int(found[2], 16)
-                libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), page_out_pages)
-        hook.remove()
-
-    network = wide()
-    hook = network.register_forward_pre_hook(page_out)
-    return network
 
 
 def raises() -> nn.Module:

@@ -9,9 +9,8 @@ import mmap
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -25,14 +24,13 @@ from bench.environment.device import Platform
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import Settings
 from bench.executors.subprocess import SubprocessExecutor
-from bench.gpu.device import Depth, Reading, Unreadable
+from bench.gpu.device import Depth, Device, Reading, Unreadable
 from bench.processes import read_held_memory
-from bench.record import Environment, Outcome, Status
+from bench.record import Environment, Status
 from bench.sweep import __main__ as sweep
 from bench.sweep.preflight import Inputs
 from bench.worker.limit import (
     GpuLimit,
-    HostLimit,
     MemoryLimitError,
     build_limit,
     find_context,
@@ -98,29 +96,6 @@ def test_pages_of_files_are_not_counted(tmp_path: Path) -> None:
     own.close()
 
 
-@linux
-@pytest.mark.thorough
-def test_a_batch_ends_alike_whatever_the_kernel_takes_back(data: DatasetInfo) -> None:
-    """Of a worker it takes up to 230 MiB of files: with these, 1024 images trained in 700 MiB."""
-    limit = {"memory_limit": "700MiB"}
-    # held memory is sampled every 15 ms: of one step on busy cores it was 4 % too low, of 16 1 %
-    plain, full, taken, again = (
-        execute(data, f"models_for_tests:{model}", batch_size=size, steps=steps, **limit)
-        for model in ("wide", "reclaimed")
-        for size, steps in ((64, 16), (1024, 1))
-    )
-    assert (plain.status, taken.status) == (Status.OK, Status.OK), (plain.reason, taken.reason)
-    peaks = [one.measurement.peak_process_bytes or 0 for one in (plain, taken)]
-    assert peaks[1] == pytest.approx(peaks[0], rel=0.02)  # with files it is half as much again
-    assert (full.status, again.status) == (Status.OOM, Status.OOM)
-
-
-@linux
-def test_a_limit_below_the_process_is_named_at_once() -> None:
-    with pytest.raises(MemoryLimitError, match=r"the process alone takes \d+ MiB once torch is"):
-        HostLimit(64 * MIB).impose()
-
-
 def test_no_limit_changes_nothing() -> None:
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_DATA)
@@ -141,52 +116,51 @@ def test_another_system_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert inputs.refuse(replace(case, memory_limit=None)) == ""
 
 
-def execute(data: DatasetInfo, model: str, **axes: Any) -> Outcome:
-    settings = {"dataset": "synthetic", "device": "cpu", "batch_size": 32, "steps": 1, **axes}
-    job = Job(Case(model=model, **settings), data.folder)
-    return SubprocessExecutor(Settings(300)).run(job, lambda event: None, lambda: False)
-
-
 @linux
-def test_every_way_to_run_into_a_limit(data: DatasetInfo) -> None:
-    """Out of memory is a row with its reason, at any size; a crash under a limit is suspected."""
-    limit = "1300MiB"
-    fits = execute(data, "models_for_tests:good", memory_limit=limit)
-    assert fits.status is Status.OK, fits.reason
-    assert fits.measurement.peak_process_bytes < 1300 * MIB
-    full = execute(data, "models_for_tests:fills", memory_limit=limit)
-    assert full.status is Status.OOM, full.reason
-    assert full.reason == "needs more than 1300 MiB of host memory"
-    hopeless = execute(data, "models_for_tests:good", memory_limit="64MiB")
-    assert hopeless.status is Status.OOM
-    words = "needs more than 64 MiB of host memory: the process alone takes"
-    assert hopeless.reason.startswith(words)
-    crashed = execute(data, "models_for_tests:crashes", memory_limit=limit)
-    assert crashed.status is Status.OOM_SUSPECTED
-    assert f"crashed with SIGSEGV, under a memory limit of {limit}" in crashed.reason
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "limit", "status", "reason"),
+    [
+        ("good", "1300MiB", Status.OK, ""),
+        ("fills", "1300MiB", Status.OOM, "needs more than 1300 MiB of host memory"),
+        (
+            *("good", "64MiB", Status.OOM),
+            "needs more than 64 MiB of host memory: the process alone takes",
+        ),
+        (
+            *("crashes", "1300MiB", Status.OOM_SUSPECTED),
+            "crashed with SIGSEGV, under a memory limit of 1300MiB",
+        ),
+    ],
+)
+def test_every_way_to_run_into_a_limit_is_a_row(
+    model: str, limit: str, status: Status, reason: str, data: DatasetInfo
+) -> None:
+    case = Case(f"models_for_tests:{model}", "synthetic", device="cpu", batch_size=32, steps=1)
+    job = Job(replace(case, memory_limit=limit), data.folder)
+    found = SubprocessExecutor(Settings(300)).run(job, lambda event: None, lambda: False)
+    assert found.status is status, found.reason
+    assert reason in found.reason
+    if status is Status.OK:
+        assert found.measurement.peak_process_bytes < 1300 * MIB
 
 
 # ------------------------------------------------------------------------------------ on a GPU
 
 
-@dataclass
-class Card:
-    """A GPU whose readings are given, one after the other; the last one stays."""
+class Card(Device):
+    """A GPU of 80 GiB whose readings are given, one after the other; the last one stays."""
 
-    readings: list[Reading]
-    pids: list[int] = field(default_factory=list)
-    closed: bool = False
-    total_bytes: int | None = 80 * GIB
-    notes: tuple[str, ...] = ()
+    def __init__(self, *readings: Reading) -> None:
+        self.readings = [*readings]
+        self.pids: list[int] = []
+        self.closed = False
 
     def watch(self, pid: int) -> None:
         self.pids.append(pid)
 
     def read(self, depth: Depth) -> tuple[Reading, ...]:
         return (self.readings.pop(0) if len(self.readings) > 1 else self.readings[0],)
-
-    def why(self, quantity: str) -> str:
-        return ""
 
     def close(self) -> None:
         self.closed = True
@@ -236,7 +210,7 @@ def caps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_the_cap_is_set_anew_when_the_kernels_are_loaded(caps: list[float]) -> None:
-    card = Card([Reading(0), Reading(1, process_bytes=2 * GIB), Reading(2, process_bytes=5 * GIB)])
+    card = Card(Reading(0), Reading(1, process_bytes=2 * GIB), Reading(2, process_bytes=5 * GIB))
     limit = GpuLimit(21 * GIB, card)
     assert card.pids == [os.getpid()]
     limit.impose()
