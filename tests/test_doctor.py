@@ -354,6 +354,7 @@ def test_what_runs_with_apex_is_told(healthy: Machine) -> None:
 # --------------------------------------------------------------------------------- this machine
 
 
+@pytest.mark.slow
 def test_this_machine(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     """For real: torch in its own process, a model of the user's, and all of it as JSON."""
     monkeypatch.chdir(tmp_path)

@@ -33,6 +33,7 @@ from bench.training.yardstick import list_arithmetics
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_what_torch_says_of_a_device() -> None:
     answer = ask(["cpu", "cuda"])
     found = answer.platform("cpu").environment
@@ -106,6 +107,7 @@ def test_a_gpu_whose_name_is_not_utf8_is_described(
     assert (found.error, found.environment["gpu"]) == ("", "unknown GPU")
 
 
+@pytest.mark.slow
 def test_a_broken_torch_is_one_line(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open')")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{Path(__file__).parents[1]}")

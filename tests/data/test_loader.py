@@ -140,6 +140,7 @@ def few(monkeypatch: Patch) -> DatasetInfo:
     return prepare("synthetic", data_dir=None)
 
 
+@pytest.mark.slow
 def test_what_is_measured_learns_the_same(few: DatasetInfo, monkeypatch: Patch) -> None:
     """Warm-up, two epochs and their uneven last batches, in micro-batches."""
     monkeypatch.setattr(loader, "ALONE_S", 0.1)
@@ -335,6 +336,7 @@ class Hurried:
         return time.monotonic() + 3600 * self._hangs()
 
 
+@pytest.mark.slow
 def test_no_worker_outlives_its_case(tmp_path: Path, monkeypatch: Patch) -> None:
     place, started = tmp_path / "pids", time.monotonic()
 
@@ -375,6 +377,7 @@ for divided in batches.divide():
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.slow
 def test_a_worker_that_hangs_ends_with_a_killed_parent(
     method: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:

@@ -67,6 +67,7 @@ except RuntimeError as error:
 
 
 @linux
+@pytest.mark.slow
 def test_what_a_process_holds_ends_at_the_limit() -> None:
     """Within a block of 1 MiB, and 8 MiB that mappings hold and do not touch."""
     limit, block_mib = 600 * MIB, 1
