@@ -280,7 +280,7 @@ STAND_INS = {
     ". .venv/bin/activate": "grep '^VENV .*= .venv$' Makefile",
     "make test": "make -o .venv/ready --dry-run test",
     "pip install": "pip install --dry-run --no-deps --no-build-isolation -e .",
-    # a cluster outlives the command that starts it; tests/test_cluster.py has some
+    # a cluster outlives the command that starts it; tests/executors/test_ray.py has some
     "RAY_worker_niceness=0": "python -m ray.scripts.scripts start --help",
     "ray status": "python -m ray.scripts.scripts status --help",
 }

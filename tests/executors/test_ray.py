@@ -1,4 +1,4 @@
-"""Cases on a Ray cluster: three nodes of this machine, whose GPUs are pretended.
+"""Cases on a Ray cluster: two nodes of this machine, whose GPUs are pretended.
 
 Workers are real; most are ended while they start, which is when a test has seen enough.
 """
@@ -12,7 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from typing import Any
 import psutil
 import pytest
 from pytest_for_tests import Patch
-from ray_for_tests import MARK, PATIENCE_S, find_marked, wait_for
 from workers_for_tests import gone, is_worker
 
 from bench.case import Case
@@ -36,6 +36,7 @@ from bench.record import Outcome, Status
 from bench.worker.messages import Job, Lane
 
 pytest.importorskip("ray")
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 TINY = Case(device="cpu", model="models_for_tests:good", dataset="synthetic", batch_size=8, steps=2)
@@ -43,17 +44,32 @@ LONG = replace(TINY, steps=None)
 HOST = os.uname().nodename
 
 
+MARK = "BENCH_TEST_CLUSTER"
+"""Environment variable of all processes of the cluster: its folder."""
+
+PATIENCE_S = 240.0  # for what is done in a second or two where nothing else runs
+
+
+def wait_for(what: Callable[[], Any]) -> Any:
+    """What ``what`` returns, once that is true."""
+    until = time.monotonic() + PATIENCE_S
+    while not (found := what()):
+        assert time.monotonic() < until, "it never came"
+        time.sleep(0.1)
+    return found
+
+
 class Nodes:
-    """A cluster of three nodes of this machine, one with two pretended GPUs."""
+    """A cluster of two nodes of this machine, the first with two pretended GPUs."""
 
     def __init__(self, folder: str) -> None:
         from ray.cluster_utils import Cluster
 
-        self._folder = folder
+        self._mark = os.fsencode(f"{MARK}={folder}")
         Path("/tmp/ray").mkdir(exist_ok=True)  # where Ray notes a cluster's address, made by none
-        head = {"num_gpus": 1, "include_dashboard": False, "temp_dir": folder}
+        head = {"num_gpus": 2, "include_dashboard": False, "temp_dir": folder}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
-        self.pair, self.single = self.add(2), self.add(1)
+        self.single = self.add_single()
         self.executor = RayExecutor(
             # of a warm one each test would wait for a server that imports torch
             Settings(timeout_s=120, address=self.cluster.address, cold=True)
@@ -61,8 +77,8 @@ class Nodes:
         self.lanes = self.executor.open_lanes("cuda")
         self.images = self.executor.prepare(self.lanes[0], Images("synthetic"))
 
-    def add(self, gpus: int) -> Any:
-        return self.cluster.add_node(num_gpus=gpus, object_store_memory=80 * 2**20)
+    def add_single(self) -> Any:
+        return self.cluster.add_node(num_gpus=1, object_store_memory=80 * 2**20)
 
     def job(self, case: Case = LONG, **values: Any) -> Job:
         return Job(case, folder=self.images.folder, lane=self.lanes[0], **values)
@@ -70,20 +86,20 @@ class Nodes:
     def workers(self) -> list[int]:
         """The processes of running cases."""
         found = []
-        for pid in find_marked(self._folder):
-            try:
-                if is_worker(psutil.Process(pid)):
-                    found.append(pid)
-            except psutil.Error:
-                continue
+        for process in filter(is_worker, psutil.process_iter()):
+            with suppress(OSError):
+                variables = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+                found += [process.pid] if self._mark in variables else []
         return found
 
 
 @pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+def nodes() -> Iterator[Nodes]:
     folder = f"/tmp/bench-test-{os.getpid()}"  # a socket's path has 107 characters at most
     before = dict(os.environ)
     os.environ |= {MARK: folder, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    # else a node gives itself up where a busy machine takes more than 30 s to start its agents
+    os.environ |= {"RAY_agent_register_timeout_ms": "240000"}
     try:
         nodes = Nodes(folder)
         yield nodes
@@ -123,7 +139,7 @@ class Running:
 
 
 def test_a_lane_for_each_gpu_and_those_of_one_node_together(nodes: Nodes) -> None:
-    assert [lane.name for lane in nodes.lanes] == ["ray0", "ray1", "ray2", "ray3"]
+    assert [lane.name for lane in nodes.lanes] == ["ray0", "ray1", "ray2"]
     assert nodes.executor.gather(nodes.lanes[0], "cuda", 2) == nodes.lanes[0]
     with pytest.raises(UnsupportedError, match=r"3 GPUs of one machine; .* had more than 2$"):
         nodes.executor.gather(nodes.lanes[0], "cuda", 3)
@@ -144,7 +160,6 @@ def test_a_case_runs_as_it_does_locally(nodes: Nodes, tmp_path: Path) -> None:
     assert (tmp_path / "trace.json.gz").read_bytes()[:2] == b"\x1f\x8b"
 
 
-@pytest.mark.thorough
 def test_a_killed_worker_is_killed_not_lost(nodes: Nodes) -> None:
     running = Running(nodes)
     os.kill(running.worker, signal.SIGKILL)
@@ -161,13 +176,11 @@ def test_a_killed_task_is_lost(nodes: Nodes) -> None:
     assert gone([running.worker], PATIENCE_S)
 
 
-@pytest.mark.thorough
 def test_a_cancelled_case_is_interrupted(nodes: Nodes) -> None:
-    for _ in range(2):
-        running = Running(nodes)
-        running.stopped = True
-        assert running.end().status is Status.INTERRUPTED
-        assert gone([running.worker], PATIENCE_S)
+    running = Running(nodes)
+    running.stopped = True
+    assert running.end().status is Status.INTERRUPTED
+    assert gone([running.worker], PATIENCE_S)
 
 
 def test_errors_of_a_node_are_one_line(nodes: Nodes, tmp_path: Path, monkeypatch: Patch) -> None:
@@ -203,20 +216,6 @@ def test_a_model_that_is_broken_on_a_node_does_not_end_the_others(
     for name, said in (("broken", "model 'broken' cannot"), ("moved", "not the same on all")):
         with pytest.raises(UsageError, match=said):
             found.fingerprint(name)
-
-
-@pytest.mark.thorough
-def test_a_lost_node_and_one_that_joins_late(nodes: Nodes) -> None:
-    running = Running(nodes, nodes.single)
-    nodes.cluster.remove_node(nodes.single, allow_graceful=False)
-    outcome = running.end()
-    assert (outcome.status, outcome.preempted) == (Status.LOST, False)
-    assert outcome.reason.startswith(f"on {HOST}: Task failed because the node ")
-    assert gone([running.worker, running.task], PATIENCE_S)
-    nodes.single = nodes.add(1)
-    running = Running(nodes, nodes.single)
-    os.kill(running.worker, signal.SIGKILL)
-    assert running.end().status is Status.KILLED, "it runs cases too"
 
 
 def test_a_machine_that_was_taken_away_is_preempted(nodes: Nodes) -> None:
@@ -296,7 +295,7 @@ def test_the_variables_of_the_sweep_hold_on_every_node(monkeypatch: Patch, tmp_p
     assert "OMP_NUM_THREADS" not in os.environ
 
 
-def test_lack_of_host_memory_is_no_lack_of_the_gpu_s(nodes: Nodes) -> None:
+def test_lack_of_host_memory_is_no_lack_of_the_gpu_s() -> None:
     """Ray calls both by the name that torch has for the second."""
     from ray.exceptions import OutOfMemoryError
 
