@@ -68,7 +68,7 @@ def why_no_cuda() -> str:
 
 LONGEST = (
     "readme parallel check export asv_site fingerprint golden subprocess sweep ray lanes html "
-    "card checkpoint extension process publish validate search asv api command cluster loader "
+    "card checkpoint extension ranks run publish validate search asv api command loader "
     "workloads measurement loop queues advise scales float8 store prepare profiling apex commands "
     "shards counting labels"
 )
