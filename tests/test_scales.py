@@ -346,11 +346,25 @@ def test_the_rule_of_the_window(
     assert (found.low, found.high, found.use, found.narrow) == window
 
 
+def test_of_several_steps_the_one_that_loses_most_counts() -> None:
+    case = make_case((500, 0), ())
+    calm = tuple(replace(g, step=2, tally=Tally(normal=1000)) for g in case.gradients)
+    both = replace(case, at=(1, 2), gradients=case.gradients + calm)
+    assert both.lost(1.0) == case.lost(1.0) > 0
+
+
+def test_a_gradient_that_is_no_number_overflows_every_scale() -> None:
+    case = answer(ask_of("network", lr=1e30, steps=4, at=(1,), scales=(1.0, 128.0)), dataset(1))
+    assert case.diverged == 2
+    assert {scale: over.step for scale, over in case.overflows.items()} == {1.0: 2, 128.0: 2}
+
+
 # ------------------------------------------------------------------------------------------ stored
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    scales = make_map(make_case(), make_case(precision="bf16"), folder=tmp_path)
+    diverged = make_case(precision="bf16", peaks=(0.5, math.nan))
+    scales = make_map(make_case(), diverged, folder=tmp_path)
     write_map(scales)
     found = read_scale_map(tmp_path)
     assert found is not None
