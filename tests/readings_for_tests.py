@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from bench.gpu.device import Depth, Process, Reading
+from bench.gpu.device import Depth, Device, Process, Reading
 
 
-class Replay:
+class Replay(Device):
     """A recording played back: at each edge, the readings made up to that edge.
 
     A recording is JSON lines. First ``{"total_bytes": …, "why": {quantity: reason}, "notes": []}``,
     then one `Reading` a line, None left out, with ``"edge": true`` at the edges of phases.
     """
 
+    notes: Any = ()
+
     def __init__(self, lines: Iterable[str]) -> None:
         head, *rows = map(json.loads, lines)
-        self.total_bytes: int | None = head.get("total_bytes")
-        self.notes: Sequence[str] = head.get("notes", ())
-        self._why: Mapping[str, str] = head.get("why", {})
-        self._rows = iter(rows)
-
-    def watch(self, pid: int) -> None: ...
+        self.total_bytes, self.notes = head.get("total_bytes"), head.get("notes", ())
+        self._why, self._rows = head.get("why", {}), iter(rows)
 
     def read(self, depth: Depth) -> Sequence[Reading]:
         """Nothing between edges; at an edge everything up to it; at the end nothing."""
@@ -40,5 +39,3 @@ class Replay:
 
     def why(self, quantity: str) -> str:
         return self._why.get(quantity, "")
-
-    def close(self) -> None: ...
