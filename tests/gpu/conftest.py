@@ -15,7 +15,7 @@ def pytest_configure() -> None:
         raise pytest.UsageError(str(error)) from error
 
 
-_TELLING = ("test_training.py", "test_nvml.py", "test_scale_map.py", "test_ranks.py")
+_TELLING = ("test_training.py", "test_nvml.py", "test_scale_map.py", "test_ddp.py")
 """The files, the most telling first: time on a lent GPU may end within them."""
 
 

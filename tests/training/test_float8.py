@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ from bench.training.proof import Proof, Setting, prove
 from bench.workloads import Workload
 from examples import transformer
 
-pytest.importorskip("torchao")
+pytestmark = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
 
 FP8 = PRECISIONS["fp8"]
 TINY = "examples.transformer:tiny"
