@@ -288,7 +288,7 @@ def test_a_network_without_products_is_unsupported(monkeypatch: pytest.MonkeyPat
     models = {"dpn92": examine("dpn-small"), f"workload:{TINY}": examine(TINY, "workload")}
     assert [model.products for model in models.values()] == [0, 8]
     inputs = Inputs({"cuda": gpu("9.0")}, models, {"cifar10": DatasetInfo(*"abcdefg")})  # type: ignore[arg-type]
-    said = "no layer of dpn-small is a matrix product whose dimensions are both multiples of 16 "
+    said = "no layer of dpn92 is a matrix product whose dimensions are both multiples of 16 "
     assert inputs.refuse(Case(precision="fp8")).startswith(said)
     ours = Case(model=TINY, workload=TINY, precision="fp8")
     assert inputs.refuse(ours) == inputs.refuse(Case()) == ""
