@@ -27,6 +27,7 @@ from bench.errors import UsageError
 from bench.grid import check_axes, check_batches, grid
 from bench.training.loop import Epoch, merge
 from bench.training.parallel import Exposed, find_slowest
+from bench.worker.epochs import TimedEpoch, join_epochs
 
 SIZES = (2, 3)
 CPU = torch.device("cpu")
@@ -104,6 +105,17 @@ def test_epochs_of_processes_are_one_epoch() -> None:
     assert merge(parts) == whole
     assert merge(parts[:1]) is parts[0]
     assert merge([replace(parts[0], correct=[]), parts[1]]).correct == []
+
+
+def test_an_epoch_takes_as_long_as_in_the_slowest_process() -> None:
+    fast, slow = (
+        TimedEpoch(Epoch([4], [loss], [], [False], [1.0]), [time_s], [0.1], time_s)
+        for loss, time_s in ((1.0, 2.0), (3.0, 5.0))
+    )
+    for ranks in ([fast], [slow]), ([slow], [fast]):
+        (whole,) = join_epochs(ranks)
+        assert (whole.time_s, whole.times) == (5.0, ranks[0][0].times), "steps are the first's"
+        assert (whole.epoch.images, whole.epoch.losses) == ([8], [2.0])
 
 
 def test_processes_that_train_together_are_no_others_to_each_other() -> None:
