@@ -324,7 +324,7 @@ def test_two_minutes_give_the_first_three_and_the_same_command_goes_on(
 # ------------------------------------------------------------------------------ by its own steps
 
 
-FEW = ("rtx-titan", "autotuned", "epochs", "apex", "report")
+FEW = ("rtx-titan", "autotuned", "apex", "report")
 """Those that `make test` rehearses; `make thorough` does so with the whole list, which takes
 four minutes. That the others are commands that there are is a test of its own."""
 
@@ -359,11 +359,12 @@ def test_rehearsed_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     trained = frame[(frame["status"] == "ok") & ~frame["sentinel"] & ~frame["probe"]]
     assert set(trained["precision"]) == {"fp32"}
     assert not trained.duplicated([*AXES, "repeat"]).any(), "none twice"
-    (whole,) = trained[trained["evaluate"]].to_dict("records")
-    assert 0 < whole["test_accuracy"] < 1
     assert "Overview" not in (folder / "log.txt").read_text(), "one report, at the end"
-    assert "test accuracy" in (folder / "report.html").read_text()
+    assert "Images per second" in (folder / "report.html").read_text()
     if every:
+        (whole,) = trained[trained["evaluate"]].to_dict("records")
+        assert 0 < whole["test_accuracy"] < 1
+        assert "test accuracy" in (folder / "report.html").read_text()
         assert {1, 2, 3} <= set(trained["repeat"])
         assert "harness / bare = " in state["phases"]["bare-loop"]["line"]
         assert {"off", "default"} == set(trained["compile"])
