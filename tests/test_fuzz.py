@@ -19,7 +19,7 @@ from bench.store.runs import read_cases, read_history
 from bench.store.writer import Store
 from tests.planted.records import make_run
 
-EXAMPLES = int(os.environ.get("BENCH_FUZZ", "50"))
+EXAMPLES = int(os.environ.get("BENCH_FUZZ", "20"))
 FUZZ = settings(
     max_examples=EXAMPLES,
     deadline=None,

@@ -143,40 +143,27 @@ TAMPERINGS: dict[str, tuple[str, Callable[[Folder], None]]] = {
     "a cell that cannot be": ("schema", change(epoch_time_s="fast")),
     "steps of no row": ("rows", lambda f: f.steps[0].update(record_id="0" * 16)),
     "an edited commit called clean": ("code", change_all(commit="970e2a2a9d30")),
-    "no commit": ("code", change_all(commit="")),
     "a row of another driver": ("environment", change(driver="570.86.15")),
-    "a row of another card": ("environment", change(gpu_uuid="GPU-0")),
     "a row taken out": ("plan", take_out),
     "an attempt without the one before": ("plan", change(attempt="2")),
-    "a run that was cut off": ("plan", change(status="interrupted", reason="stopped")),
-    "a run that was lost": ("plan", change(status="lost", reason="no answer")),
     "an invalid row called ok": ("outcome", change(reason="the epoch lost an image")),
-    "a loss of inf called ok": ("outcome", change(first_bad_step="3")),
     "a row of an executor that is not known": ("outcome", change(executor="x")),
     "a clock below zero": ("signs", change(sm_clock_mhz="-1980")),
     "readings emptied": ("doubts", forget),
-    "a proof emptied": ("doubts", change(arithmetic="", proof_layer="")),
     "more time than passed": ("moments", lambda f: scale(f.row, 4, "warmup_time_s")),
     "a row copied as a repeat": ("copies", copy_row),
     "a rate above the data sheet": ("rates", lambda f: scale(f.row, 2, "rate_float16")),
-    "a rate unlike the other rows'": ("rates", lambda f: scale(f.row, 1.2, "rate_float16")),
     "a clock that no end of the epoch had": ("clocks", change(sm_clock_mhz="1200")),
     "all times scaled alike": ("speed", speed_up),
     "half the energy": ("energy", lambda f: scale(f.row, 0.5, "energy_j")),
     "more power than the limit": ("energy", lambda f: scale(f.row, 2, "energy_j", "mean_power_w")),
     "less reserved than allocated": ("memory", lambda f: scale(f.row, 0.5, "peak_reserved_bytes")),
-    "a card of another size": ("memory", change_all(gpu_memory_bytes=str(40 * 2**30))),
     "a step smoothed": ("steps", smooth_steps),
-    "a step taken out": ("steps", lambda f: f.steps.remove(f.of(f.steps, f.row)[7])),
     "a median of its own": ("steps", lambda f: scale(f.row, 0.97, "step_time_median_s")),
     "a shorter epoch": ("epoch", shorten),
-    "more images a second": ("epoch", lambda f: scale(f.row, 1.1, "images_per_s")),
     "a lower loss": ("learning", lambda f: scale(f.row, 0.9, "train_loss")),
-    "a higher accuracy": ("learning", lambda f: scale(f.row, 1.1, "train_accuracy")),
     "a curve lowered as a whole": ("curve", lower_losses),
-    "more FLOP an image": ("work", lambda f: scale(f.row, 2, "flop_per_image")),
     "more FLOP everywhere": ("work", count_more_work),
-    "tf32 called fp32": ("proof", lambda f: f.fp32.update(precision="tf32")),
     "an error of fp16 in fp32": ("proof", lambda f: f.fp32.update(conv_error="3.6e-4")),
     "other images": ("data", change_all(dataset_fingerprint="0123456789abcdef")),
 }
@@ -232,20 +219,11 @@ def test_a_run_that_was_cut_off_is_named_until_it_ran_again(copy: Path) -> None:
     assert find_faults(copy)["plan"] == []
 
 
-@pytest.mark.parametrize(
-    "cells",
-    [
-        {"freeze": "bn"},
-        {"accumulate": "2"},
-        {"parallel": "ddp", "sync_bn": "on"},
-        {"workload": "mine:digits"},
-    ],
-)
-def test_another_start_may_have_another_loss(cells: dict[str, str], copy: Path) -> None:
+def test_another_start_may_have_another_loss(copy: Path) -> None:
     """What is found of one start, `a curve lowered as a whole`, is not of two."""
     folder = Folder(copy)
     lower_losses(folder)
-    folder.row.update(cells)
+    folder.row.update(freeze="bn")
     folder.write()
     assert find_faults(copy)["curve"] == []
 
@@ -291,14 +269,13 @@ def test_a_fault_that_is_named_and_gone_is_a_fault(copy: Path) -> None:
     assert [c["name"] for c in validate(copy)["checks"] if c["result"] == "FAULT"] == ["energy"]
 
 
-def test_json_has_every_check(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_every_check_and_no_folder_is_a_usage_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main([str(H100), "--format", "json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert [check["name"] for check in found["checks"]] == ["schema", *(c.name for c in CLAIMS)]
     assert found["subject"] == "13 rows, NVIDIA H100 80GB HBM3, torch 2.11.0+cu130"
-
-
-def test_a_folder_that_is_not_there_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["nowhere"]) == 2
     assert "no records there" in capsys.readouterr().err
 
@@ -316,25 +293,23 @@ def test_what_identifies_a_machine_is_named(capsys: pytest.CaptureFixture[str], 
 def test_what_there_is_nothing_to_check_of_does_not_pass(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Loops that this harness did not run, without steps or code; and a CPU, without clocks."""
+    """Loops that this harness did not run, without steps or code."""
     assert main([str(RESULTS / "reference" / "h200-lab.csv")]) == 0
     said = capsys.readouterr().out
     assert "none   code" in said
     assert "none   steps" in said
     assert said.endswith("All 5 checks passed; for 17 there is nothing to check.\n")
-    assert main([str(RESULTS / "cpu-profiles-20261122")]) == 0
-    assert "none   clocks" in capsys.readouterr().out
 
 
 def test_honest_rows_of_short_runs_on_a_busy_machine_pass() -> None:
-    """Of 20,000 at most one in 1,000 is refused; one that is wrong by a third is, from a second on.
+    """Of 5,000 at most one in 1,000 is refused; one that is wrong by a third is, from a second on.
 
     Steps of 2 ms to 1 s are lognormal, and a wait of 10 ms on average comes every 0.1 s on average.
     An epoch takes 0.1 ms more than its steps, and one in five the time slices of other programs.
     """
     rng = np.random.default_rng(0)
     refused = missed = long = 0
-    for _ in range(20_000):
+    for _ in range(5_000):
         steps, epochs = rng.integers(1, 21), int(rng.integers(1, 4))
         typical, spread = 2e-3 * 500 ** rng.random(), rng.uniform(0.01, 0.5)
         times = typical * rng.lognormal(0, spread, steps * epochs)
@@ -346,6 +321,6 @@ def test_honest_rows_of_short_runs_on_a_busy_machine_pass() -> None:
         if times.sum() > epochs and steps > 3:
             long += 1
             missed += adds_up(list(times), measured_s * 1.33, epochs)
-    assert refused <= 20
-    assert long > 1000
+    assert refused <= 5
+    assert long > 250
     assert missed <= 0.01 * long
