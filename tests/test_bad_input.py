@@ -54,51 +54,32 @@ def expect(
 FLAGS = [
     (["--batch-size", "0"], "--batch-size '0': a batch size is a whole number of at least 1"),
     (["--batch-size", "1"], "batch size 1 is one image, and BatchNorm needs two; use at least 2"),
-    (["--batch-size", "64", "x"], "--batch-size 'x': a batch size is a whole number"),
     (["--batch-size", "64,128"], "--batch-size 64,128: separate values by spaces: --batch-size 64"),
-    (["--batch-size", "64,", "128"], "separate values by spaces: --batch-size 64 128"),
-    (["--precision", "fp32,fp61"], "--precision 'fp32,fp61': right values: fp32"),
     (["--batch-size", "50001"], "batch size 50001 is above the dataset's 50000 images"),
     (["--batch-size", "49999"], "batch size 49999 leaves a last batch of one image of 50000"),
-    (["--batch-size"], "--batch-size: expected at least one argument; see --help"),
     (["--precision", "fp61"], "--precision 'fp61': did you mean 'fp16'?"),
     (["--loss-scale", "128"], "none of the precisions measured scales a loss; add --precision"),
     (["--loss-scale", "0"], "--loss-scale '0': a loss scale is a finite number above 0, 'dynamic'"),
-    (["--loss-scale", "dynamc"], "--loss-scale 'dynamc': a loss scale is"),
     (["--lr", "0"], "--lr '0': a learning rate is a finite number above 0"),
     (["--fraction", "1.5"], "--fraction '1.5': a fraction is a finite number above 0"),
-    (["--seed", "9" * 5000], "--seed", "from 0 to 2147483647"),
     (["--evaluate", "yes"], "--evaluate 'yes': a boolean value is 'on' or 'off'"),
     (["--device", "gpu"], "--device 'gpu': right values: cuda, cpu"),
-    (["--model", "dpn29"], "--model 'dpn29': did you mean 'dpn92'?"),
-    (["--model", "a:b:c"], "--model 'a:b:c'", "package.module:factory"),
     (["--model", "=cmd|' /C calc'!A0"], "--model", "package.module:factory"),
     (["--model", "\x1b[31m\n\nred"], "--model '\\x1b[31m\\n\\nred'"),
-    (["--dataset", "cifar"], "--dataset 'cifar': did you mean 'cifar10'?"),
-    (["--input", "224"], "--input '224': the shape of an image is channels, height and width"),
     (["--input", "48x64x3"], "--input '48x64x3': channels come first; did you mean 3x48x64?"),
-    (["--classes", "1"], "--classes '1': a number of classes is a whole number from 2 to 65536"),
     (
         ["--dataset", "cifar10", "--input", "3x64x64"],
         "--input is given, but it is for synthetic images; add --dataset synthetic",
     ),
-    (["--optimizer", "own"], "--optimizer own is that of a --workload; give one, or leave it out"),
     (["--preset", "quik"], "--preset 'quik': did you mean 'quick'?"),
-    (["--preset", "../../etc/passwd"], "--preset '../../etc/passwd': right values: precision"),
     (["--preset", "quick", "--config", "a.toml"], "--preset and --config are both given; use one"),
-    (["--config", "nowhere.toml"], "--config nowhere.toml: No such file or directory; give a"),
     (["--config", "no\x1b[2J\nwhere"], "--config no [2J where: No such file or directory"),
-    (["--repeats", "0"], "--repeats '0': give a whole number of at least 1"),
     (["--timeout", "0"], "--timeout '0': give a number of seconds, at least 0.001"),
     (["--retry", "oops"], "--retry 'oops': right values: ok, oom"),
-    (["--executor", "slurm"], "--executor 'slurm'; right values: subprocess, ray, fake"),
     (["--batchsize", "64"], "unknown argument '--batchsize'; did you mean '--batch-size'?"),
-    (["--mix", "fp16"], "unknown argument 'fp16'; --help-all lists the right ones"),
-    (["--out"], "--out: expected one argument"),
     (["--out", "a", "--out=b"], "--out is given twice; give it once"),
     (["--lr", "1", "--steps", "2", "--lr", "3"], "--lr is given twice; give it once, with all its"),
     (["--lanes", "3", "--device", "cpu", "cuda"], "--lanes: the cases are of cpu and cuda; give"),
-    (["--mix=yes"], "--mix: ignored explicit argument 'yes'"),
 ]  # fmt: skip
 
 
@@ -122,22 +103,14 @@ def test_places_that_cannot_be_written(capsys: Capture, tmp_path: Path) -> None:
 
 PRESETS = [
     (b"", "has no cases; give at least one [[grid]] table of axes"),
-    (b"description = 'none'", "has no cases; give at least one [[grid]] table"),
     (b"[[grid]]\nbatch_size = 64\n[[grids]]", "unknown key 'grids'; did you mean 'grid'?"),
     (b"[[grid]]\nbatchsize = 64", "[[grid]] 1: unknown key 'batchsize'; did you mean 'batch_size'"),
-    (b"[[grid]]\nseed = 1\n[[grid]]\nbatch_size = 0", "[[grid]] 2: batch_size '0': a batch size"),
     (b"[[grid]]\nbatch_size = [64, 0]", "[[grid]] 1: batch_size '0': a batch size is"),
-    (b"[[grid]]\nbatch_size = []", "[[grid]] 1: batch_size: give one value or a list of values"),
-    (b"[[grid]]\nlr = nan", "lr 'nan': a learning rate is a finite number above 0"),
     (b"[[grid]]\nprecision = 'half'", "precision 'half': right values: fp32, tf32, fp16"),
     (b"[[grid]]\nloss_scale = 128\nprecision = 'bf16'", "--loss-scale is given, but"),
-    (b"[[grid]]\nseed = 1\nseed = 2", "not TOML: Cannot overwrite a value"),
-    (b"batch_size: 64", "not TOML: Expected '='"),
     (b"\xff\xfe[", "not TOML: 'utf-8' codec can't decode"),
-    (b"seed = " + b"1" * 5000, "not TOML: Exceeds the limit"),
     (b"a = " + b"[" * 50_000, "not TOML"),
     (b"[[grid]]\n" + b"x" * 100_000 + b" = 1", "[[grid]] 1: unknown key 'xxx", "right values"),
-    (b"[[grid]]\nmodel = '" + b"y" * 100_000 + b"'", "[[grid]] 1: model 'yyy"),
 ]  # fmt: skip
 
 
@@ -214,9 +187,7 @@ class Escape:
 DATASETS = [
     (batches(), "data_batch_1 is truncated or altered", "unpack cifar-10-python.tar.gz again"),
     (batches(data_batch_1=pickle.dumps(Escape())), "data_batch_1"),
-    (archive(b"not a tar file"), "cifar-10-python.tar.gz"),
     (archive(hostile_archive()), "cifar-10-python.tar.gz"),
-    (archive(b""), "cifar-10-python.tar.gz"),
     (parquet(b"not Parquet"), "train-00000-of-00001.parquet", "Parquet"),
     (pictures(b"not a PNG"), "1.png", "32×32 RGB"),
     (lambda folder: folder.write_text(""), "is a file; give the folder that holds it"),
@@ -239,8 +210,8 @@ def test_datasets(
     assert not list(tmp_path.rglob("escaped"))
 
 
-@pytest.mark.parametrize("url", ["ftp://x/y.tar.gz", "file:///etc/passwd", "y.tar.gz"])
-def test_addresses(capsys: Capture, tmp_path: Path, monkeypatch: Patch, url: str) -> None:
+def test_an_address_of_another_kind(capsys: Capture, tmp_path: Path, monkeypatch: Patch) -> None:
+    url = "file:///etc/passwd"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     flags = ["--executor", "fake", "--device", "cpu", "--dataset", "cifar10", "--precision", "fp32"]
     expect(

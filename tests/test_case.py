@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from bench.axis import COMPILES, Value
 from bench.case import (
     AXES,
-    DEVICES,
     NAMED,
     Case,
     format_value,
@@ -67,12 +66,6 @@ def test_a_mode_of_compilation_and_what_it_was_called(text: str, mode: str) -> N
     assert Case(compile=mode).compiled == (mode != "off")
 
 
-@pytest.mark.parametrize("mode", COMPILES)
-def test_two_modes_of_compilation_make_graphs_on_a_gpu(mode: str) -> None:
-    made = {device for device in DEVICES if Case(compile=mode, device=device).own_graphs}
-    assert made == ({"cuda"} if mode in ("reduce-overhead", "max-autotune") else set())
-
-
 def test_graphs_of_torch_compile_sum_no_gradients() -> None:
     both = {"compile": ["reduce-overhead"], "accumulate": [2]}
     with pytest.raises(UsageError, match="give --compile default"):
@@ -119,23 +112,14 @@ def test_cases_are_spelled_as_each_of_their_values_is(cases: list[Case]) -> None
 @pytest.mark.parametrize(
     ("axis", "text", "value"),
     [
-        ("batch_size", "2", 2),
         ("loss_scale", "none", 1.0),
-        ("loss_scale", "dynamic", "dynamic"),
         ("loss_scale", "dynamic-apex", "dynamic-apex"),
-        ("loss_scale", "0.5", 0.5),
-        ("opt_level", "O2", "O2"),
         ("opt_level", "none", None),
-        ("lr", "1e-3", 0.001),
-        ("fraction", "1", 1.0),
         ("until", "1%", 0.01),
-        ("until", "0.02", 0.02),
         ("until", "none", None),
         ("evaluate", "on", True),
-        ("evaluate", "False", False),
         ("seed", "2147483647", 2**31 - 1),
         ("model", "a.b:c", "a.b:c"),
-        ("device", "cpu", "cpu"),
     ],
 )
 def test_values(axis: str, text: str, value: object) -> None:
@@ -146,21 +130,14 @@ def test_values(axis: str, text: str, value: object) -> None:
     ("axis", "text", "right"),
     [
         ("batch_size", "0.5", "at least 1"),
-        ("batch_size", "64.5", "whole number"),
         ("batch_size", "9" * 5000, "whole number"),
-        ("lr", "nan", "finite"),
         ("lr", "-0.1", "above 0"),
-        ("loss_scale", "-1", "above 0"),
         ("loss_scale", "auto", "'none'"),
         ("loss_scale", "dynamic-torch", "'dynamic-apex-amp'"),
         ("opt_level", "O4", "right values: O0"),
-        ("opt_level", "2", "right values: O0, O1, O2, O3, none"),
         ("seed", "2147483648", "from 0 to 2147483647"),
-        ("seed", "²", "from 0 to 2147483647"),
         ("seed", "٣", "from 0 to 2147483647"),
-        ("precision", "posit", "right values: fp32, tf32"),
         ("model", "a.b:", "package.module:factory"),
-        ("model", "a..b:c", "package.module:factory"),
         ("dataset", "cifar100", "did you mean 'cifar10'?"),
     ],
 )
@@ -245,8 +222,3 @@ def test_as_many_micro_batches_as_were_asked_for(batch_size: int, data: st.DataO
     most = data.draw(st.integers(2, 4000))
     (found,) = grid({"batch_size": [batch_size], "micro_batch": [most]})
     assert micro_batch(found) <= most
-
-
-def test_a_hundred_micro_batches_of_512_images() -> None:
-    with pytest.raises(UsageError, match=r"of one size; give --accumulate 86 or 103$"):
-        grid({"batch_size": [512], "accumulate": [100]})

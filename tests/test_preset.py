@@ -88,17 +88,6 @@ def test_a_flag_replaces_the_other_limit_of_how_much_is_measured() -> None:
     assert parts("fraction = 0.02", steps=[20], fraction=[0.5]) == {(0.5, 20)}
 
 
-def test_values_are_spelt_as_flags_spell_them() -> None:
-    preset = parse_preset(
-        b'[[grid]]\nevaluate = true\ncompile = "off"\nloss_scale = [128, "dynamic", "none"]\n'
-        b'precision = "fp16"\nlr = 1e-2\nbatch_size = "64"\n',
-        "mine",
-    )
-    spelt = {"evaluate": [True], "compile": ["off"], "loss_scale": [128.0, "dynamic", 1.0]}
-    spelt |= {"precision": ["fp16"], "lr": [0.01], "batch_size": [64]}
-    assert preset.grids == (spelt,)
-
-
 # of axes whose default says that they do not apply
 NEVER_NONE = {
     **{"loss_scale": '"dynamic"', "opt_level": '"O1"', "clip_grad": 1, "memory_limit": '"21GiB"'},
