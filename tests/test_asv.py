@@ -153,18 +153,9 @@ def test_the_preset_is_the_user_s(monkeypatch: Patch, tmp_path: Path) -> None:
     assert Path(asv_host.choose_preset().name).stem == "mine"
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "said"),
-    [
-        ("BENCH_PRESET", "rtx-titn", "did you mean 'rtx-titan'"),
-        ("BENCH_TIMEOUT", "soon", "give a number of seconds"),
-    ],
-)
-def test_a_wrong_variable_is_one_line_of_asv_s(
-    monkeypatch: Patch, variable: str, value: str, said: str
-) -> None:
-    monkeypatch.setenv(variable, value)
-    with pytest.raises(asv_host.UserError, match=said):
+def test_a_wrong_variable_is_one_line_of_asv_s(monkeypatch: Patch) -> None:
+    monkeypatch.setenv("BENCH_PRESET", "rtx-titn")
+    with pytest.raises(asv_host.UserError, match="did you mean 'rtx-titan'"):
         asv_host.setup()
 
 
@@ -228,6 +219,7 @@ def test_a_harness_that_cannot_answer_is_no_figure(cases: Any, monkeypatch: Patc
 # ------------------------------------------------------------------------------ every benchmark
 
 
+@pytest.mark.slow
 def test_every_benchmark_runs(cases: Any, monkeypatch: Patch) -> None:
     """Found by asv's own rules and run as asv runs them, but small, and in one process."""
 
@@ -239,8 +231,8 @@ def test_every_benchmark_runs(cases: Any, monkeypatch: Patch) -> None:
     known = SimpleNamespace(**{**vars(subprocess), "Popen": start_with_fake})
     monkeypatch.setattr("benchmarks.cases.subprocess", known)
     monkeypatch.setattr("benchmarks.overhead.GRID", {})
-    monkeypatch.setitem(USUAL, "cpu", ("dpn-small", "fp32", 8, 0.0005, 1))
-    few = {"few": (400, 5)}
+    monkeypatch.setitem(USUAL, "cpu", ("dpn-small", "fp32", 8, 0.0003, 1))
+    few = {"few": (40, 2)}
     monkeypatch.setattr("benchmarks.report_scale.SWEEPS", few)
     monkeypatch.setattr("benchmarks.report_scale.ReportScale.params", (tuple(few), ("text",)))
     monkeypatch.setattr("benchmarks.sweep_scale.CASES", 4)
@@ -409,7 +401,6 @@ def test_rows_of_another_card_become_results_of_their_own(project: Path) -> None
     ("cells", "reason"),
     [
         ([{"commit": "0123456789ab+dirty"}], "edited source"),
-        ([{"commit": ""}], "no known commit"),
         ([{"commit": "0123456789ab"}], "not in this repository"),
         ([{"executor": "x"}], "x executor and are not known to be measurements"),
         (
