@@ -456,6 +456,9 @@ class TestProcesses:
         child = request.getfixturevalue("child")
         nvml.compute = [(os.getpid(), 2_000), (child.pid, 500)]
         assert (read(device).process_bytes, read(device).others) == (2_500, ())
+        nvml.compute = [(os.getpid(), 2_000), (child.pid, None)]
+        assert read(device).process_bytes is None, "a part is not told as the whole"
+        nvml.compute = [(os.getpid(), 2_000), (child.pid, 500)]
         child.kill()
         child.wait()
         assert (read(device).others, device.notes) == ((), ())
