@@ -275,6 +275,7 @@ def test_several_epochs_are_one_without_the_evaluations_between():
     [
         (60, None, "the counter was not read at both ends"),
         (70, 5.0, "the energy counter went backwards"),
+        (70, 29_000.0, "the energy counter went backwards"),  # by less than the first epoch took
     ],
 )
 def test_a_counter_that_fails_in_one_epoch_gives_way_to_power_in_all(moment, reads, doubt):
