@@ -107,3 +107,23 @@ def test_a_command_parses_calls_and_prints() -> None:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and not re.match(TELLING, node.name)
     ]
     assert wrong == []
+
+
+CROSSING = (
+    "asv_site bad_input chaos commands examples extension fuzz golden input mutations oracle "
+    "queues readme rooms signed_losses"
+)
+"""Tests of what several rooms do together."""
+
+
+def test_tests_are_named_after_what_they_test() -> None:
+    """A folder after its room, and a file beside the folders after a room or a module of one."""
+    modules = rooms() | {file.stem for file in (ROOT / "bench").rglob("*.py")}
+    tests = ROOT / "tests"
+    lost = [
+        str(file.relative_to(ROOT))
+        for file in tests.rglob("test_*.py")
+        for name in [file.stem.removeprefix("test_") if file.parent == tests else file.parent.name]
+        if name not in modules | {*CROSSING.split()}
+    ]
+    assert lost == []
