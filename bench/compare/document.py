@@ -491,8 +491,9 @@ def render_text(
     wanted = [table for table in tables if table.level is Level.TABLE]
     if shown := wanted[-1] if wanted else None:
         lines += ["", *_draw(shown, width)]
-    more = count(len(tables) - bool(shown), "more table")
-    return "\n".join([*lines, "", f"{MORE} shows {more}."]) + "\n"
+    if more := len(tables) - bool(shown):
+        lines += ["", f"{MORE} shows {count(more, 'more table')}."]
+    return "\n".join(lines) + "\n"
 
 
 def _wrap(text: str, width: int) -> list[str]:

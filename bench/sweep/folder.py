@@ -16,7 +16,7 @@ from bench.environment.device import Platform
 from bench.errors import UsageError
 from bench.record import COMPARABLE, MODEL_PARTS
 from bench.store.plans import SHARD, Shard
-from bench.store.reader import find_shards, read_records
+from bench.store.reader import read_records
 from bench.store.runs import LatestAttempt, Run
 from bench.sweep.preflight import list_described
 from bench.sweep.schedule import choose_seed
@@ -104,14 +104,12 @@ def refuse_other_seeds(
 
 
 def refuse_other_part(out: Path, config: Mapping[str, Any], shard: Shard | None) -> None:
-    """Refuse a folder whose configuration names another part of a sweep, or that holds shards."""
+    """Refuse a folder whose configuration names another part of a sweep."""
     there, now = str(config.get(SHARD, "")), str(shard or "")
     if config and there != now:
         held = f"shard {there}" if there else "a sweep that is not split into shards"
         mend = "choose a folder for each shard" if now else "choose another folder"
         raise UsageError(f"--out {out}: holds {held}; {mend}")
-    if shards := find_shards(out):
-        raise UsageError(f"--out {out}: holds {shards[0].name}; choose another folder")
 
 
 def write_config(loop: Loop, cases: Sequence[Case] | None = None, **told: Any) -> None:

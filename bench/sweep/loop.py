@@ -30,6 +30,7 @@ from bench.precision import PRECISIONS
 from bench.processes import stop_signals
 from bench.record import Environment, Outcome, Record, Status, flatten, read_missing, write_missing
 from bench.store.cells import CHECKPOINTS, LOGS, TRACES
+from bench.store.reader import find_shards
 from bench.store.writer import Store
 from bench.sweep.checkpoints import KeptRun
 from bench.sweep.display import Display, write_curve
@@ -131,7 +132,10 @@ class Loop:
         return self._stopped()
 
     def lock(self) -> None:
-        """Lock the folder. From now on a signal stops the loop."""
+        """Lock the folder. From now on a signal stops the loop. Raises UsageError: it holds the
+        folders of shards, whose rows a report would no longer read beside its own."""
+        if shards := find_shards(self.out):
+            raise UsageError(f"--out {self.out}: holds {shards[0].name}; choose another folder")
         say = partial(print, "waiting for", file=sys.stderr, flush=True)
         self.store = self.held.enter_context(Store(self.out, self.options.wait_s, say))
         self.notes += [*self.inputs.warnings, *self.store.set_aside]

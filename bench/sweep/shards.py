@@ -45,8 +45,8 @@ def choose_part(
     if shard.of > len(families):
         raise UsageError(
             f"--shard {shard}: the sweep has {count(len(families), 'case')} that differ in more "
-            f"than their batch size, and batch sizes stay together; give at most {len(families)} "
-            "shards"
+            "than their batch size, and batch sizes stay together; give at most "
+            f"{count(len(families), 'shard')}"
         )
     mine = {*families[shard.number - 1 :: shard.of]}
     return lambda case: name_part(case) in mine

@@ -141,7 +141,7 @@ def describe_time(
         full_steps = batches.samples / whole_batch(case)
         ahead, drift = _count_ahead(case), case.until is not None
         whole = extrapolate(m.measured_time_s, times, full_steps, ahead, drift)
-        flag = "--fraction" if case.steps is None else "--steps"
+        flag = "--fraction" if case.steps is None or len(times) < case.steps else "--steps"
         describe_interval(found, times, whole, case.until or 0.0, f"; raise {flag}")
     m.images_per_s = workload.count_units(batches.samples) / m.epoch_time_s
     describe_steps(m, times)

@@ -125,6 +125,7 @@ def test_a_folder_holds_one_shard(tmp_path: Path, capsys: Capture) -> None:
     capsys.readouterr()
     run(tmp_path, GRID, rc=2)
     assert f"--out {tmp_path}: holds a; choose another folder" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["a"], "where a report reads the shards"
 
 
 def test_shards_are_read_as_the_sweep(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
