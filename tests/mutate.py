@@ -44,29 +44,29 @@ class Mutation:
     def plant(self, text: str) -> str:
         return text.replace(self.old, self.new)
 
-    def choose(self) -> Iterator[list[str]]:
+    def choose(self, root: Path) -> Iterator[list[str]]:
         """Yield the files of tests, in the order in which they run: what the mutation names, what
         is named as the module, the room, what imports the module, its examples, golden files."""
         *rooms, module = parts = Path(self.file).with_suffix("").parts[1:]
         named = [f"{room}/test_{module}*.py" for room in rooms] + [f"test_{module}.py"]
         whole = [f"{room}/test_*.py" for room in rooms] + [f"test_{room}.py" for room in rooms]
         imported = ".".join(("bench", *parts)).removesuffix(".__init__") + " import"
-        importing = [name for name, text in read_tests().items() if imported in text]
+        importing = [name for name, text in read_tests(root).items() if imported in text]
         seen = set[Path]()
         for globs in (self.tests, named, whole, importing):
-            found = {file for glob in globs for file in HERE.glob(glob)} - seen
+            found = {file for glob in globs for file in root.glob(f"tests/{glob}")} - seen
             seen |= found
             if found:
-                yield sorted(str(file.relative_to(HERE.parent)) for file in found)
-        if ">>> " in (HERE.parent / self.file).read_text(encoding="utf-8"):
+                yield sorted(str(file.relative_to(root)) for file in found)
+        if ">>> " in (root / self.file).read_text(encoding="utf-8"):
             yield [f"tests/test_examples.py::test_an_example_gives_what_it_says[{self.file}]"]
         yield ["tests/test_golden.py"]
 
 
 @cache
-def read_tests() -> dict[str, str]:
-    files = HERE.rglob("test_*.py")
-    return {str(file.relative_to(HERE)): file.read_text(encoding="utf-8") for file in files}
+def read_tests(root: Path) -> dict[str, str]:
+    files = (root / "tests").rglob("test_*.py")
+    return {str(file.relative_to(root / "tests")): file.read_text("utf-8") for file in files}
 
 
 def read_mutations() -> list[Mutation]:
@@ -100,7 +100,9 @@ class Clone:
         self._git(self.place, "commit", "--quiet", "--all", "--message", mutation.why)
         planted, caught = self._git(self.place, "rev-parse", "HEAD"), ""
         stages = [
-            [*files, "-m", which] for which in ("not slow", "slow") for files in mutation.choose()
+            [*files, "-m", which]
+            for which in ("not slow", "slow")
+            for files in mutation.choose(self.place)
         ]
         for words in stages:
             while not caught and (failed := self._run(words)) and self.sound.get(failed, True):

@@ -22,4 +22,4 @@ def test_each_fault_is_of_one_place_of_its_file(file: str) -> None:
         assert text.count(one.old) == 1, one.why
         assert one.old != one.new, one.why
         ast.parse(one.plant(text))
-        assert len(list(one.choose())) > 1, f"{one.why}: no tests are named as its room"
+        assert len(list(one.choose(ROOT))) > 1, f"{one.why}: no tests are named as its room"
