@@ -96,6 +96,11 @@ def test_steps_that_it_tells_are_timed_without_their_warm_up(mistakes: Path) -> 
     assert row["train_loss"] == pytest.approx(sum(2 / (i + 1) for i in range(60)) / 60, rel=1e-6)
 
 
+def test_of_steps_too_few_for_a_warm_up_the_first_does_not_count(mistakes: Path) -> None:
+    row = read(mistakes)["dies"]  # after 3, of which the first starts up
+    assert (row["measured_steps"], row["measured_images"]) == (2, 16)
+
+
 def test_an_epoch_that_it_ends_is_an_epoch(mistakes: Path) -> None:
     row = read(mistakes)["epochs"]
     assert (row["train_images"], row["steps_per_epoch"]) == (480, 60)
