@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 
+from bench.case import Case
 from bench.compare.__main__ import main as compare
 from bench.report.__main__ import main as report
 from bench.store.reader import read_records, read_steps, read_work
 from bench.sweep.__main__ import main as sweep
 from bench.validate.__main__ import main as validate
+from bench.work import Kind, Label, Work
+from bench.worker.command import judge_label
 
 SCRIPT = Path(__file__).parent / "scripts_for_tests.py"
 RUN = f"{shlex.quote(sys.executable)} {shlex.quote(str(SCRIPT))}"
@@ -214,6 +217,26 @@ def test_a_label_that_changed_nothing_is_invalid(tmp_path: Path) -> None:
     # forward, and the gradient of the weights: 2 x 64 x 64 an item each
     assert rows["bf16-amp"]["flop_per_image"] == 2 * 2 * 64 * 64
     assert set(read_work(tmp_path / "o")["record_id"]) == {r["record_id"] for r in rows.values()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "on", "precision", "device", "says"),
+    [
+        (Kind.CONVOLUTION, "conv", "fp32", "cuda", True),
+        (Kind.MATMUL, "matmul", "fp32", "cuda", True),
+        (Kind.MATMUL, "conv", "fp32", "cuda", False),  # which it has none of
+        (Kind.CONVOLUTION, "conv", "tf32", "cuda", False),
+        (Kind.CONVOLUTION, "conv", "fp32", "cpu", False),  # which has no TF32
+    ],
+)
+def test_tf32_that_was_on_is_not_fp32(
+    kind: Kind, on: str, precision: str, device: str, says: bool
+) -> None:
+    work = {Label(kind, "of the script", "float32"): Work(1, 100.0, 1.0)}
+    flags = {"conv": "ieee", "matmul": "ieee"} | {on: "tf32"}
+    case = Case(precision=precision, device=device)
+    labelled, other = judge_label(work, case, flags)
+    assert (labelled, "torch's TF32 was on" in other) == (1, says)
 
 
 def test_it_is_validated_and_compared(mistakes: Path, capsys: pytest.CaptureFixture[str]) -> None:
