@@ -211,7 +211,7 @@ def test_a_dry_run_names_what_differs_and_what_set_it(tmp_path: Path, capsys: Ca
     said = capsys.readouterr().out.splitlines()
     assert said[3:5] == [
         "from preset quick: --model dpn-small --dataset synthetic --precision fp32 bf16-amp "
-        "--batch-size 32 --fraction 0.005",
+        "--batch-size 16 --fraction 0.004",
         "from flags: --lr 0.1 --device cpu",
     ]
     mine = tmp_path / "mine.toml"

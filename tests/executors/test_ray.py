@@ -246,6 +246,7 @@ executor.run(Job(LONG, folder=folder, lane=lanes[0]), print, lambda: False)
 """
 
 
+@pytest.mark.thorough
 def test_no_case_goes_on_where_the_sweep_is_killed() -> None:
     command = [sys.executable, "-c", DRIVER, str(Path(__file__).parent)]
     with subprocess.Popen(command) as driver:
