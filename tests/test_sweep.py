@@ -642,7 +642,7 @@ def test_a_folder_s_cases_take_the_threads_of_free_cores(
         "note: other programs use 1.3 of 4 cores, so an operation takes 2 threads; OMP_NUM_THREADS "
         "sets another number"
     )
-    assert "is set and changes results" not in said
+    assert "OMP_NUM_THREADS=2 is set and changes results" not in said
     assert {*read_records(out)["torch_threads"]} == {2}
     assert "OMP_NUM_THREADS" not in os.environ
     for folder, busy[0], given, wanted in (
