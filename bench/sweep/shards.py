@@ -44,9 +44,8 @@ def choose_part(
     families = list(dict.fromkeys(map(name_part, [*cases, *searched])))
     if shard.of > len(families):
         raise UsageError(
-            f"--shard {shard}: the sweep has {count(len(families), 'case')} that differ in more "
-            "than their batch size, and batch sizes stay together; give at most "
-            f"{count(len(families), 'shard')}"
+            f"--shard {shard}: the sweep has {count(len(families), 'case')} apart from their batch "
+            f"sizes, which stay together; give at most {count(len(families), 'shard')}"
         )
     mine = {*families[shard.number - 1 :: shard.of]}
     return lambda case: name_part(case) in mine

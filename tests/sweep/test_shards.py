@@ -84,7 +84,7 @@ def test_shards_are_the_whole_sweep_and_split_no_family(axes: dict[str, Any], of
     cases = grid(axes)
     families = {(c.precision, c.seed, c.steps) for c in cases}
     if of > len(families):
-        with pytest.raises(UsageError, match=f"give at most {len(families)} shards"):
+        with pytest.raises(UsageError, match=f"give at most {len(families)} shard"):
             choose_part(Shard(1, of), lambda find: cases)
         return
     shards = []
