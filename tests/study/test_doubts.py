@@ -174,6 +174,18 @@ def test_a_whole_epoch_waits_for_the_host_by_the_profile_of_its_part(tmp_path: P
     assert "host" not in noisy.advise(runs[3:])
 
 
+def test_noise_below_one_core_is_of_the_quota_that_stops_steps(tmp_path: Path) -> None:
+    noise = {"step_time_median_s": 0.1, "step_time_mad_s": 0.02, "measured_steps": 40}
+    case = replace(FP32, device="cpu")
+    for cores, quota in (("0.3 cores", True), ("1 core", False)):
+        rows = [ran(case, 10, **noise, gpu=None, cpu=f"A CPU, {cores}")]
+        runs, _ = read_results(read_sweep(write_sweep(tmp_path / cores, rows)))
+        assert all(run.noisy for run in runs)
+        advice = doubts.DOUBTS["noisy"].advise(runs)
+        assert ("raise it to a core or more, by docker run --cpus" in advice) is quota
+        assert ("Close other programs" in advice) is not quota
+
+
 def name_source(model: str, source: str, batch: int = 128) -> Record:
     hashes = ("model_parameters", "model_structure", "model_source")
     return ran(Case(model=model, batch_size=batch), 10, **dict.fromkeys(hashes, source))
