@@ -31,7 +31,7 @@ from bench.sweep.options import build_parser as build_sweep
 from bench.text import capitalize, clean
 from bench.why import main as explain
 from tests.planted.comparisons import COMPARISONS
-from tests.planted.records import ROOT, list_committed, write_sweep
+from tests.planted.records import ROOT, list_committed
 from tests.planted.sweeps import Folders
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -66,8 +66,7 @@ COMPARED = {
 def test_comparison(name: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.chdir(tmp_path)
     planted = COMPARISONS[name]
-    for sweep, rows in planted.sweeps.items():
-        write_sweep(Path(sweep), rows)
+    planted.write(tmp_path)
     for format in COMPARED[name].split():
         kind = {"text": ["--full"], "screen": []}.get(format, ["--format", format])
         code = compare_sweeps([*planted.command.split(), *kind])

@@ -16,7 +16,6 @@ from bench.study.quantities import METRICS
 from bench.verdict.equivalence import Claim
 from bench.verdict.ratio import Verdict
 from tests.planted.comparisons import COMPARISONS
-from tests.planted.records import write_sweep
 
 
 def count(told: Iterable[str]) -> str:
@@ -64,8 +63,7 @@ def tell(said: dict[str, Any]) -> Iterator[str]:
 def test_what_is_found(name: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.chdir(tmp_path)
     planted = COMPARISONS[name]
-    for sweep, rows in planted.sweeps.items():
-        write_sweep(Path(sweep), rows)
+    planted.write(tmp_path)
     code = compare([*planted.command.split(), "--format", "json"])
     out, err = capsys.readouterr()
     found = [*tell(json.loads(out))] if out else [err.strip()]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from bench.case import Case
 from bench.record import Environment, Record, Status
-from tests.planted.records import make_record
+from tests.planted.records import make_record, write_sweep
 
 CASE = Case(dataset="synthetic", device="cpu")
 SMALL = replace(CASE, batch_size=64)
@@ -104,6 +105,11 @@ class Comparison:
     command: str
     finds: str
     sweeps: Mapping[str, Sequence[Record]]
+
+    def write(self, folder: Path) -> None:
+        """Write each sweep into a folder of its name."""
+        for name, rows in self.sweeps.items():
+            write_sweep(folder / name, rows)
 
 
 def plant(command: str, finds: str, **sweeps: Iterable[Record]) -> Comparison:
