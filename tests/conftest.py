@@ -67,13 +67,11 @@ def why_no_cuda() -> str:
 
 
 LONGEST = (
-    "readme parallel check export asv_site fingerprint golden subprocess sweep ray lanes html "
-    "card checkpoint extension ranks run publish validate search asv api command loader "
-    "workloads measurement loop queues advise scales float8 store prepare profiling apex commands "
-    "shards counting labels"
+    "ray readme asv_site run command api asv card html check fingerprint checkpoint export sweep "
+    "subprocess workloads loader commands advise ranks why measurement input labels search parallel"
 )
-"""Files that take more than 14 s, the longest first. Each is for one of the processes that share
-the tests: with a file of two minutes among the last, one core was idle for as long."""
+"""Files that take more than 10 s of a core, the longest first. Each is for one of the processes
+that share the tests: with a file of two minutes among the last, one core was idle for as long."""
 
 
 @pytest.hookimpl(optionalhook=True)  # the tests for a card need pytest alone
