@@ -36,19 +36,20 @@ from bench.record import (
     EPOCH_COLUMNS,
     MEASURED,
     Environment,
+    EpochRow,
     Measurement,
     Record,
     Status,
+    Step,
 )
 from bench.report.terminal import follow
-from bench.store.reader import find_records
+from bench.store.reader import find_records, read_beside
 from bench.study import runs
 from bench.study.doubts import DOUBTS, Doubt
 from bench.study.sweeps import Sweep, read_sweeps
 from bench.text import clean, count, read_time
 
 if TYPE_CHECKING:
-    import pandas as pd
     from tensorboard.compat.proto.event_pb2 import Event
 
 PROJECT = "gpu-precision-bench"
@@ -122,25 +123,21 @@ class Run:
 def read_runs(sweep: Sweep, known: Collection[str]) -> Iterator[Run]:
     """Yield the runs of a sweep's records, in order, except those whose ids are ``known``. Raises
     UsageError: a record's id is not one that a sweep writes, or a file cannot be read."""
-    new = sweep.records[~sweep.records["record_id"].isin(list(known))]
-    records = new.drop_duplicates("record_id").reset_index(drop=True)
-    if records.empty:
+    new = {row.record_id: row for row in reversed(sweep.rows) if row.record_id not in known}
+    rows = [*reversed(new.values())]
+    if not rows:
         return
-    for text in records["record_id"]:
+    for text in new:
         if not _ID.fullmatch(text):
             raise UsageError(
                 f"{sweep.path}: record_id {clean(text)[:40]!r}: an id is letters, digits, - and _, "
                 "at most 64; correct it"
             )
     # read after the records: a sweep writes the steps first, so that these are complete
-    parts: list[dict[str, pd.DataFrame]] = []
-    for table in (sweep.read_steps(), sweep.read_epochs()):
-        mine = table[table["record_id"].isin(records["record_id"])].groupby("record_id")
-        parts.append({str(record_id): rows for record_id, rows in mine})
-    steps, epochs = parts
-    judged = runs.read_runs([replace(sweep, records=records)])
+    steps, epochs = read_beside(sweep.path, Step), read_beside(sweep.path, EpochRow)
+    judged = runs.read_runs([replace(sweep, rows=rows)])
     # what a record lacks is left out, and not filled in from others
-    for run, raw in zip(judged, runs.list_runs(records), strict=True):
+    for run, raw in zip(judged, runs.list_runs(rows), strict=True):
         doubts = {name: _warn(doubt, run) for name, doubt in DOUBTS.items() if doubt.find(run)}
         yield _make_run(sweep.name, vars(raw), raw.case, doubts, steps, epochs)
 
@@ -150,8 +147,8 @@ def _make_run(
     row: dict[Any, Any],
     case: Case,
     doubts: dict[str, str],
-    steps: dict[str, pd.DataFrame],
-    epochs: dict[str, pd.DataFrame],
+    steps: Mapping[str, Sequence[Step]],
+    epochs: Mapping[str, Sequence[EpochRow]],
 ) -> Run:
     record_id, status = row["record_id"], Status(row["status"])
     started = read_time(row["started_at"])
@@ -174,8 +171,8 @@ def _make_run(
         readings={n: f for n, f in _take_facts(row, _TEXT).items() if f is not False},
         environment=_take_facts(row, [f.name for f in fields(Environment)]),
         results={f"result/{name}": value for name, value in _take_numbers(row, _NUMBERS)},
-        steps=list(_list_points("step", steps.get(record_id), started)),
-        epochs=list(_list_points("epoch", epochs.get(record_id), started)),
+        steps=list(_list_points("step", steps.get(record_id, ()), started)),
+        epochs=list(_list_points("epoch", epochs.get(record_id, ()), started)),
         started_s=started,
         finished_s=max(read_time(row["finished_at"]), started),
     )
@@ -217,17 +214,19 @@ def _take_facts(row: dict[Any, Any], names: Iterable[str]) -> dict[str, Fact]:
 
 def _take_numbers(row: dict[Any, Any], names: Iterable[str]) -> Iterator[tuple[str, float]]:
     for name in names:
-        if isfinite(row[name]):
-            yield name, float(row[name])
+        if (value := row[name]) is not None and isfinite(value):
+            yield name, float(value)
 
 
-def _list_points(of: str, rows: pd.DataFrame | None, started_s: float) -> Iterator[Point]:
+def _list_points(
+    of: str, rows: Sequence[Step] | Sequence[EpochRow], started_s: float
+) -> Iterator[Point]:
     """Yield the rows of a record's steps or epochs, each at its end."""
     at = started_s
-    for row in [] if rows is None else rows.to_dict("records"):
-        at += row["time_s"] if isfinite(row["time_s"]) else 0.0
+    for row in map(vars, rows):
+        at += row["time_s"] or 0.0
         values = dict(_take_numbers(row, _STEP if of == "step" else _EPOCH))
-        if of == "step" and row["images"] and isfinite(row["correct"]):
+        if of == "step" and row["images"] and row["correct"] is not None:
             values["accuracy"] = row["correct"] / row["images"]
         yield Point(row[of], at, {f"{of}/{name}": value for name, value in values.items()})
 

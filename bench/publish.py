@@ -20,7 +20,7 @@ from bench.asv.site import ASSETS, fetch_assets, stand_alone
 from bench.errors import UsageError
 from bench.flags import Parser, command, describe
 from bench.processes import leave
-from bench.store.reader import read_records
+from bench.store.reader import read_rows
 from bench.study.runs import list_runs
 from bench.study.sweeps import list_results
 from bench.text import count, last_line, name_first
@@ -95,7 +95,7 @@ def report(source: Path, out: Path) -> Page:
     (out / file).parent.mkdir(exist_ok=True)
     if failed := _write_page("report", [source], out / file):
         return Page(source, name, None, f"no report: {failed}")
-    runs = list_runs(read_records(source))
+    runs = list_runs(read_rows(source))
     devices = ", ".join(dict.fromkeys(run.gpu or "CPU" for run in runs))
     return Page(source, name, file.as_posix(), f"{devices}; {count(len(runs), 'record')}")
 

@@ -23,8 +23,8 @@ SCHEMA = 11
 """The version of the tables. A new column needs no new one: a file without it is read as empty, or
 with the axis's default. 11, of 2026-11, is without the columns and axes that nobody used."""
 
-OLDEST, READER = 10, "8645d459"
-"""The oldest schema that is read, and the commit that reads all before it."""
+READER = "8645d459"
+"""The commit that reads all versions before it."""
 
 
 class Status(Explained):

@@ -47,9 +47,10 @@ def explain(
     from bench.questions.notices import warn
     from bench.questions.profiles import explain_pairs, read_steps
     from bench.questions.report_data import label_machines
+    from bench.store.rows import latest
     from bench.study.axes import find_varying, order_values, select
     from bench.study.results import make_results
-    from bench.study.runs import latest, read_runs
+    from bench.study.runs import read_runs
     from bench.study.sweeps import read_sweeps
 
     sweeps = read_sweeps([sweep])

@@ -18,9 +18,8 @@ import pandas as pd
 from bench.card import STATE
 from bench.case import AXES, SAME_QUESTION, Case
 from bench.record import Status
-from bench.store.attempts import keep_cases
-from bench.store.cells import RECORDS
 from bench.store.reader import read_records, read_steps
+from bench.store.table import RECORDS
 from bench.study.doubts import SHORT_ENERGY_S
 from bench.text import write_range
 
@@ -63,7 +62,7 @@ class Source:
         )
         if self.cudnn_benchmark is not None:
             keep &= rows["cudnn_benchmark"] == self.cudnn_benchmark
-        rows = keep_cases(rows[keep])
+        rows = rows[keep & ~rows["sentinel"] & ~rows["probe"] & rows["truncated_after"].isna()]
         rows = rows[rows["optimizer"] == rows["optimizer"].mode()[0]]
         rows = rows.sort_values(["fraction", "evaluate"], ascending=False, kind="stable")
         rows = rows.drop_duplicates([axis for axis in AXES if axis not in SAME_QUESTION])

@@ -19,7 +19,7 @@ from bench.compare import __main__
 from bench.flags import join_flags
 from bench.record import SCHEMA, Step
 from bench.report import __main__ as report
-from bench.store.cells import RECORDS
+from bench.store.table import RECORDS
 from bench.sweep import __main__ as sweep
 from tests.planted.records import make_run, write_sweep
 

@@ -25,7 +25,7 @@ from bench.case import (
 from bench.errors import UsageError
 from bench.grid import check_axes, check_batches, grid
 from bench.precision import OPT_LEVELS, POLICIES, PRECISIONS
-from bench.store.runs import parse_cases
+from bench.store.rows import parse_cases
 
 POSITIVE = st.floats(min_value=5e-324, max_value=1.7e308)
 

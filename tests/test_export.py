@@ -26,7 +26,7 @@ from bench.case import AXES, Case
 from bench.export import TRACKERS, read_runs
 from bench.record import MEASURED, EpochRow, Record, Status, Step
 from bench.report import terminal
-from bench.store.cells import RECORDS, STEPS
+from bench.store.table import RECORDS, STEPS
 from bench.store.writer import Store
 from bench.study.sweeps import read_sweep
 from tests.planted.records import make_run

@@ -27,8 +27,8 @@ from bench.grid import parse_values
 from bench.questions.batch_sizes import find_searches
 from bench.record import Outcome, Status
 from bench.store.plans import Plan
-from bench.store.reader import read_config, read_records
-from bench.store.runs import read_history
+from bench.store.reader import read_config, read_records, read_rows
+from bench.store.rows import read_history
 from bench.study.runs import read_runs
 from bench.study.sweeps import read_sweeps
 from bench.sweep import __main__ as sweep
@@ -83,11 +83,12 @@ def test_every_probe_is_a_record_and_the_table_says_what_they_show(
     frame = run_fit(tmp_path, *LIMIT)
     assert frame["probe"].all()
     assert set(frame["steps"]) == {"4", "16"}
-    for family, wall in read_walls(frame):
+    walls = read_walls(read_rows(tmp_path))
+    for family, wall in walls:
         assert wall.largest == scan(LINE, family)
         assert wall.probes <= 8
     said = capsys.readouterr()
-    assert [family.precision for family, _ in read_walls(frame)] == ["fp32", "bf16-amp"]
+    assert [family.precision for family, _ in walls] == ["fp32", "bf16-amp"]
     lines = said.out.splitlines()
     assert lines[-1].strip() == "The largest that trains was confirmed by a run of 16 steps."
     assert next(line for line in lines if line.startswith(" fp32")).split()[:4] == [
@@ -154,7 +155,8 @@ def test_what_fails_three_times_is_given_up_and_tried_again_on_request(
     memory(LINE)
     monkeypatch.setenv(fake.ANSWERS, "precision=fp32:killed")
     frame = run_fit(tmp_path, *LIMIT, rc=1)
-    assert dict(read_walls(frame)).popitem()[1].largest is not None, "bf16-amp's was found"
+    walls = dict(read_walls(read_rows(tmp_path)))
+    assert walls.popitem()[1].largest is not None, "bf16-amp's was found"
     assert rows(frame[frame["precision"] == "fp32"], "batch_size", "status", "attempt") == [
         (32, "killed", attempt) for attempt in (1, 2, 3)
     ]
@@ -167,7 +169,7 @@ def test_what_fails_three_times_is_given_up_and_tried_again_on_request(
         *(("killed", attempt) for attempt in (1, 2, 3)),
         ("ok", 4),
     ]
-    assert dict(read_walls(frame)).popitem()[1].largest is not None
+    assert dict(read_walls(read_rows(tmp_path))).popitem()[1].largest is not None
 
 
 def test_step_and_margin_are_those_of_the_json_the_report_and_a_later_sweep(
@@ -277,8 +279,8 @@ def test_images_that_are_not_there_are_not_downloaded(
 def test_probes_are_no_runs_of_their_case(tmp_path: Path, memory: Callable[[str], None]) -> None:
     """A case of four steps is measured though a probe was the very same."""
     memory(LINE)
-    probes = run_fit(tmp_path, *LIMIT, "--precision", "fp32")
-    assert read_history(probes) == {}
+    run_fit(tmp_path, *LIMIT, "--precision", "fp32")
+    assert read_history(read_rows(tmp_path)) == {}
     flags = [*LIMIT, "--precision", "fp32", "--steps", "4", "--batch-size", "32", "728"]
     frame = run_sweep(tmp_path, *flags, "--repeats", "1")
     assert rows(frame[~frame["probe"]], "batch_size", "status", "inferred", "attempt") == [

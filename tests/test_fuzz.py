@@ -13,9 +13,9 @@ from bench.case import AXES, Case
 from bench.errors import UsageError
 from bench.preset import parse_preset
 from bench.record import COLUMNS, STEP_COLUMNS, Step
-from bench.store.cells import RECORDS
-from bench.store.reader import read_records, read_steps
-from bench.store.runs import read_cases, read_history
+from bench.store.reader import read_records, read_rows, read_steps
+from bench.store.rows import read_history
+from bench.store.table import RECORDS
 from bench.store.writer import Store
 from tests.planted.records import make_run
 
@@ -52,9 +52,9 @@ def check(folder: Path, data: bytes, name: str = RECORDS) -> None:
         if name == RECORDS:
             frame = read_records(folder)
             assert list(frame.columns) == list(COLUMNS)
-            for case in read_cases(frame):
-                assert isinstance(case, Case)
-            read_history(frame)
+            rows = read_rows(folder)
+            assert all(isinstance(row.case, Case) for row in rows)
+            read_history(rows)
         else:
             frame = read_steps(folder)
             assert list(frame.columns) == list(STEP_COLUMNS)

@@ -88,8 +88,8 @@ def test_the_array_makes_the_sweep(place: Path) -> None:
     for task in range(1, shards + 1):
         run(place, script, "--dataset", "synthetic", SLURM_ARRAY_TASK_ID=str(task))
     sweep = read_sweep(place / "results" / "queued")
-    assert len(sweep.records) == CASES * REPEATS + shards, "and a sentinel for each shard"
-    assert set(sweep.records["dataset"]) == {"synthetic"}
+    assert len(sweep.rows) == CASES * REPEATS + shards, "and a sentinel for each shard"
+    assert {row.dataset for row in sweep.rows} == {"synthetic"}
     assert sweep.gaps == []
 
 

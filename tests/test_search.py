@@ -34,9 +34,8 @@ from bench.search import __main__ as search
 from bench.search import trials
 from bench.search.ladder import INSTALL, Ladder
 from bench.search.options import AROUND, parse_arguments
-from bench.store.attempts import keep_cases
-from bench.store.reader import read_epochs, read_records, read_steps
-from bench.store.runs import read_cases, read_history
+from bench.store.reader import read_beside, read_epochs, read_records, read_rows, read_steps
+from bench.store.rows import keep_cases, read_history
 from bench.sweep import __main__ as sweep
 from bench.worker.measurement import measure
 from bench.worker.messages import Channel, Job
@@ -235,14 +234,14 @@ def follow_rule(halving: Halving, cases: Sequence[Case]) -> Iterator[int]:
 
 def test_every_trial_is_a_record_and_ends_by_the_rule(tmp_path: Path, capsys: Capture) -> None:
     frame = run(tmp_path, *RANGE)
-    cases, epochs = read_cases(frame), read_epochs(tmp_path)
+    cases, epochs = [row.case for row in read_rows(tmp_path)], read_epochs(tmp_path)
     trained = epochs.groupby("record_id")["epoch"].count()[frame["record_id"]].tolist()
     halving = read_told(tmp_path)
     assert trained == list(follow_rule(halving, cases))
     assert {1, 9} <= set(trained), "some end early, and some do not"
     ended = frame["truncated_after"].fillna(9).tolist()
     assert ended == trained
-    assert keep_cases(frame)["record_id"].tolist() == [
+    assert [row.record_id for row in keep_cases(read_rows(tmp_path))] == [
         record for record, n in zip(frame["record_id"], trained, strict=True) if n == 9
     ]
     said = capsys.readouterr()
@@ -291,10 +290,10 @@ def test_the_same_command_goes_on_where_it_was_stopped(
 def test_several_lanes_share_the_rungs(tmp_path: Path) -> None:
     """Which trial comes first to a rung is chance; every trial has its row, and some end early."""
     frame = run(tmp_path, *RANGE, "--lanes", "3", "--samples", "24")
-    assert set(read_cases(frame)) == set(draw(*RANGE, "--samples", "24"))
+    assert {row.case for row in read_rows(tmp_path)} == set(draw(*RANGE, "--samples", "24"))
     assert len(frame) == 24
     assert set(frame["lane"]) == {"fake0", "fake1", "fake2"}
-    told = find_trials(frame, read_epochs(tmp_path), read_told(tmp_path))
+    told = find_trials(read_rows(tmp_path), read_beside(tmp_path, EpochRow), read_told(tmp_path))
     assert {len(trial.curve) for trial in told} >= {1, 9}
     assert told[0].last > told[-1].last
 
@@ -402,7 +401,8 @@ def test_a_truncated_trial_is_in_no_table_of_whole_cases(searched: Path, tmp_pat
     tables = {table["name"]: table for table in told["tables"]}
     assert len(tables["overview"]["rows"]) == len(frame) - len(truncated)
     assert len(tables["search"]["rows"]) == len(frame)
-    assert not set(read_history(frame)) & {(case, 1, False) for case in read_cases(truncated)}
+    rows = read_rows(searched)
+    assert not set(read_history(rows)) & {(row.case, 1, False) for row in rows if row.truncated}
 
 
 def test_a_sweep_trains_a_truncated_case_whole(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -410,7 +410,7 @@ def test_a_sweep_trains_a_truncated_case_whole(tmp_path: Path, monkeypatch: Patc
     frame = run(tmp_path, *RANGE, "--samples", "5")
     assert frame["truncated_after"].notna().tolist() == [False, False, False, True, True]
     monkeypatch.setattr(sweep, "print_report", lambda out: None)
-    whole, *_, truncated = read_cases(frame)
+    whole, *_, truncated = (row.case for row in read_rows(tmp_path))
     for case, new in ((whole, 0), (truncated, 1)):
         own = ["--seed", "3", "--executor", "fake", "--out", str(tmp_path)]
         assert sweep.main(join_flags(spell_case(case), own)) == 0

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import filelock
-import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -29,7 +28,6 @@ from bench.errors import StoreError, UsageError
 from bench.record import (
     COLUMNS,
     EPOCH_COLUMNS,
-    OLDEST,
     SCHEMA,
     STEP_COLUMNS,
     WORK_COLUMNS,
@@ -43,12 +41,18 @@ from bench.record import (
     flatten,
 )
 from bench.store import writer
-from bench.store.attempts import find_mixed, keep_latest
-from bench.store.cells import EPOCHS, RECORDS, STEPS
-from bench.store.reader import read_epochs, read_records, read_steps, read_work
-from bench.store.runs import LatestAttempt, read_cases, read_history
+from bench.store.reader import read_epochs, read_records, read_rows, read_steps, read_work
+from bench.store.rows import (
+    LatestAttempt,
+    Row,
+    find_mixed,
+    keep_latest,
+    latest,
+    read_history,
+)
+from bench.store.table import EPOCHS, RECORDS, STEPS
 from bench.store.writer import Store
-from bench.study.runs import latest, read_runs
+from bench.study.runs import read_runs
 from bench.study.sweeps import read_sweep
 from bench.text import clean
 from bench.work import Kind
@@ -114,7 +118,7 @@ def test_a_record_is_read_back_in_every_column(tmp_path: Path) -> None:
     for name, value in flatten(wanted).items():
         assert read[name] == ("" if value is None else value), name
         assert type(value) is not str or type(read[name]) is str, name
-    assert read_cases(frame) == [wanted.case]
+    assert [row.case for row in read_rows(tmp_path)] == [wanted.case]
 
 
 @ONE_FOLDER
@@ -206,13 +210,10 @@ UNKNOWN: dict[str, Any] = dict.fromkeys(
 )
 
 
-def frame_of(*records: Record) -> pd.DataFrame:
-    """Records as `read_records` types the columns that matter here."""
+def rows_of(*records: Record) -> list[Row]:
+    """Records as rows that were read, as far as matters here."""
     rows = [flatten(replace(row, record_id=f"row {i}")) for i, row in enumerate(records)]
-    frame = pd.DataFrame(rows, columns=list(COLUMNS))
-    text = [name for name, column in COLUMNS.items() if column.type is str]
-    frame[text] = frame[text].astype(object).where(frame[text].notna(), "").astype(str)
-    return frame
+    return [Row({n: "" if cell is None else cell for n, cell in row.items()}) for row in rows]
 
 
 def test_the_latest_attempt_counts(tmp_path: Path) -> None:
@@ -223,7 +224,7 @@ def test_the_latest_attempt_counts(tmp_path: Path) -> None:
         make_run(CASE, repeat=2, status=Status.OOM, inferred=True),
         make_run(CASE, sentinel=True, status=Status.TIMEOUT),
     )
-    assert read_history(read_records(tmp_path)) == {
+    assert read_history(read_rows(tmp_path)) == {
         (CASE, 1, False): LatestAttempt(Status.OK, 2, False),
         (CASE, 2, False): LatestAttempt(Status.OOM, 1, True, seed=1),
         (CASE, 1, True): LatestAttempt(Status.TIMEOUT, 1, False),
@@ -253,10 +254,9 @@ def test_all_who_read_a_mixed_folder_agree_on_the_attempts_that_count(tmp_path: 
     report = latest(read_runs([read_sweep(folder)]))
     assert [run.record_id for run in report] == count
     assert [run.record_id for run in read_side("A", folder).runs] == count
-    assert read_measured(folder)["record_id"].tolist() == count
-    frame = read_records(folder)
+    assert [row.record_id for row in read_measured(folder)] == count
     for gpu, runs in (("X", {1: 2, 2: 1}), ("Y", {1: 4, 3: 2})):
-        past = read_history(frame[frame["gpu"] == gpu])
+        past = read_history(row for row in read_rows(folder) if row.gpu == gpu)
         assert {run[1]: p.attempt for run, p in past.items() if not run[2]} == runs
         assert {p.status for p in past.values()} == {Status.OK}
 
@@ -265,21 +265,21 @@ def test_all_who_read_a_mixed_folder_agree_on_the_attempts_that_count(tmp_path: 
 def test_what_a_run_did_not_get_to_know_is_no_environment(known_first: bool) -> None:
     known = make_run(CASE, attempt=2 - known_first, model_source="abc", variables="X=1")
     lost = make_run(CASE, attempt=1 + known_first, status=Status.KILLED, **UNKNOWN)
-    kept = keep_latest(frame_of(known, lost))
-    assert kept["status"].tolist() == ["killed" if known_first else "ok"]
+    kept = keep_latest(rows_of(known, lost))
+    assert [row.status for row in kept] == ["killed" if known_first else "ok"]
     unread = make_run(CASE, attempt=1 + known_first, variables="X=1")  # knows all but the model
-    assert len(keep_latest(frame_of(known, unread))) == 1
+    assert len(keep_latest(rows_of(known, unread))) == 1
     none_set = make_run(CASE, attempt=1 + known_first, model_source="abc")
-    assert len(keep_latest(frame_of(known, none_set))) == 2, "which is an answer"
+    assert len(keep_latest(rows_of(known, none_set))) == 2, "which is an answer"
 
 
 def test_mixed_is_what_differs_within_a_case() -> None:
     other = replace(CASE, batch_size=8)
-    assert find_mixed(frame_of(make_run(CASE), make_run(other, torch="2.14.0"))) == []
-    rows = frame_of(make_run(CASE), make_run(CASE, repeat=2, torch="2.14.0", gpu="Y"))
+    assert find_mixed(rows_of(make_run(CASE), make_run(other, torch="2.14.0"))) == []
+    rows = rows_of(make_run(CASE), make_run(CASE, repeat=2, torch="2.14.0", gpu="Y"))
     assert find_mixed(rows) == ["gpu", "torch"]
     lost = make_run(CASE, repeat=2, status=Status.ERROR, **UNKNOWN)
-    assert find_mixed(frame_of(make_run(CASE), lost)) == []
+    assert find_mixed(rows_of(make_run(CASE), lost)) == []
 
 
 ROW = st.builds(
@@ -294,24 +294,20 @@ ROW = st.builds(
 
 @given(st.lists(ROW, min_size=1, max_size=12))
 def test_one_row_counts_of_each_run_and_environment(records: list[Record]) -> None:
-    frame = frame_of(*records)
-    last: dict[Any, tuple[int, str]] = {}
-    for size, repeat, sentinel, gpu, attempt, name in frame[
-        ["batch_size", "repeat", "sentinel", "gpu", "attempt", "record_id"]
-    ].itertuples(index=False):
-        key = (size, repeat, sentinel, gpu)
-        if attempt >= last.get(key, (0, ""))[0]:
-            last[key] = (attempt, name)
-    kept = keep_latest(frame)
-    in_order = [name for name in frame["record_id"] if name in {one for _, one in last.values()}]
-    assert kept["record_id"].tolist() == in_order
+    rows = rows_of(*records)
+    last: dict[Any, Row] = {}
+    for row in rows:
+        key = (row.batch_size, row.repeat, row.sentinel, row.gpu)
+        if key not in last or row.attempt >= last[key].attempt:
+            last[key] = row
+    assert keep_latest(rows) == [row for row in rows if row in last.values()]
 
 
 def test_attempts_of_another_card_are_counted_on_from(tmp_path: Path) -> None:
     """With --mix each card's last attempt is a row of its own; the next is a third."""
     rows = [make_run(CASE, gpu="X"), make_run(CASE, gpu="Y", attempt=2, status=Status.ERROR)]
     for number, order in enumerate((rows, rows[::-1])):
-        (past,) = read_history(read_records(write_sweep(tmp_path / str(number), order))).values()
+        (past,) = read_history(read_rows(write_sweep(tmp_path / str(number), order))).values()
         assert (past.attempt, past.status) == (2, Status.ERROR)
 
 
@@ -505,8 +501,8 @@ def test_a_writer_that_could_not_open_holds_nothing(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------- schema
 
 
-def write_older(folder: Path, schema: int = OLDEST, **columns: str) -> Path:
-    """A row of a schema that had these columns, and lacked an axis and a measurement of now."""
+def write_older(folder: Path, schema: int = SCHEMA, **columns: str) -> Path:
+    """A row of a schema that had these columns, before there were an axis and a measurement."""
     run = make_run(Case(lr=0.25), epoch_time_s=3.5, reason="=1+1", gpu="'quoted'")
     file = write(folder, run)
 
@@ -518,9 +514,9 @@ def write_older(folder: Path, schema: int = OLDEST, **columns: str) -> Path:
     return file
 
 
-def test_a_file_of_an_older_schema_is_written_on_and_no_cell_moves(tmp_path: Path) -> None:
+def test_a_file_with_fewer_columns_is_written_on_and_no_cell_moves(tmp_path: Path) -> None:
     """It is not changed by being opened: a command may yet be refused. What was there is kept."""
-    file = write_older(tmp_path, pin_memory="off", prefetch="2", checkpoint_save_s="0.5")
+    file = write_older(tmp_path)
     before = file.read_bytes()
     with Store(tmp_path):
         pass
@@ -530,7 +526,7 @@ def test_a_file_of_an_older_schema_is_written_on_and_no_cell_moves(tmp_path: Pat
     frame = read_records(tmp_path)
     assert frame["schema"].tolist() == [SCHEMA, SCHEMA]
     assert frame["lr"].tolist() == [0.25, 0.5]
-    assert [case.clip_grad for case in read_cases(frame)] == [Case.clip_grad, 2.0]
+    assert [row.case.clip_grad for row in read_rows(tmp_path)] == [Case.clip_grad, 2.0]
     assert frame["epoch_time_s"].tolist() == [3.5, 4.5]
     assert frame["reason"].tolist() == ["=1+1", ""]
     assert frame["gpu"].tolist() == ["'quoted'", "NVIDIA Imaginary"]
@@ -539,11 +535,9 @@ def test_a_file_of_an_older_schema_is_written_on_and_no_cell_moves(tmp_path: Pat
 
 
 def test_what_another_version_wrote_is_refused_with_what_reads_it(tmp_path: Path) -> None:
-    write_older(tmp_path / "axis", pin_memory="on")
-    old = "commit 8645d459 of this project"
-    expect(tmp_path / "axis", f"pin_memory 'on' is not measured any more; {old}")
-    write_older(tmp_path / "old", OLDEST - 1)
-    expect(tmp_path / "old", f"schema {OLDEST - 1} is older than the {OLDEST}", old)
+    write_older(tmp_path / "old", SCHEMA - 1, pin_memory="on")
+    old = "commit 8645d459 of this project reads it"
+    expect(tmp_path / "old", f"schema {SCHEMA - 1} is older than the {SCHEMA}", old)
     file = write_older(tmp_path / "new", SCHEMA + 1, warp_speed="9")
     expect(tmp_path / "new", f"schema {SCHEMA + 1} is newer than the {SCHEMA} this harness reads")
     before = file.read_bytes()

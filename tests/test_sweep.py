@@ -33,9 +33,8 @@ from bench.flags import join_flags
 from bench.gpu.cards import Card
 from bench.processes import stop_signals
 from bench.record import Environment, Outcome, Record, Status
-from bench.store.cells import RECORDS
 from bench.store.reader import read_records
-from bench.store.runs import read_cases
+from bench.store.table import RECORDS
 from bench.sweep import __main__ as sweep
 from bench.sweep import loop, preflight, preview, threads
 from tests.planted.records import ROOT
@@ -556,8 +555,7 @@ def test_stopped_once_it_ends_cleanly_and_goes_on_later(out: Path, capsys: Captu
     assert not (out / ".holder").exists()
 
     frame = run(out, *MANY)
-    done = frame[frame["status"] == "ok"]
-    assert sorted(case.seed for case in read_cases(done)) == list(range(400))
+    assert sorted(frame[frame["status"] == "ok"]["seed"]) == list(range(400))
 
 
 def test_handlers_are_restored() -> None:
@@ -590,7 +588,7 @@ def test_two_sweeps_at_once_lose_and_double_nothing(out: Path) -> None:
     said += second.communicate(timeout=200)[1]
     assert (first.returncode, second.returncode) == (0, 0), said
     frame = read_records(out)
-    assert sorted(case.seed for case in read_cases(frame)) == list(range(60))
+    assert sorted(frame["seed"]) == list(range(60))
     assert set(frame["attempt"]) == {1}
     assert "0 to run, 60 already there" in said
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from bench.case import Case
 from bench.record import Status, flatten
-from bench.store.reader import read_records
+from bench.store.reader import read_rows
+from bench.store.rows import Row
 from bench.store.writer import Store
 from bench.wall.answer import Wall, conclude
 from bench.wall.records import (
@@ -304,13 +305,13 @@ def test_the_wall_is_read_from_the_records_alone(tmp_path: Path) -> None:
     memory = remember(lambda size: (300 + 2 * size) * MIB, 1024 * MIB, setup=250 * MIB)
     probes, found = search(memory, goal)
     write_search(tmp_path, probes)
-    frame = read_records(tmp_path)
-    (trial,) = read_trials(frame)
+    rows = read_rows(tmp_path)
+    (trial,) = read_trials(rows)
     assert trial.probes == [
         replace(p, setup_bytes=250 * MIB if p.trained else None, room_bytes=1024 * MIB)
         for p in probes
     ]
-    ((family, wall),) = read_walls(frame)
+    ((family, wall),) = read_walls(rows)
     assert (family, wall) == (FAMILY, found)
     assert wall.largest == 360
     assert wall.line == MemoryLine(pytest.approx(300 * MIB), pytest.approx(2 * MIB))
@@ -319,14 +320,14 @@ def test_the_wall_is_read_from_the_records_alone(tmp_path: Path) -> None:
 CARD = name_family(Case(precision="bf16-amp", device="cuda"))
 
 
-def read_rows(family: Case, *rows: dict[str, Any]) -> Trial:
+def add_rows(family: Case, *rows: dict[str, Any]) -> Trial:
     """The search that rows of probes are, each with its batch size and columns; ok by default."""
     trial = Trial(family)
     for columns in map(dict, rows):
         size, status = columns.pop("batch_size"), columns.pop("status", Status.OK)
         case = make_probe(family, size, columns.pop("long", False))
         columns = {"gpu_memory_bytes": 100 * GIB, "train_images": 50_000, **columns}
-        trial.add(flatten(make_run(case, status=status, probe=True, **columns)))
+        trial.add(Row(flatten(make_run(case, status=status, probe=True, **columns))))
     return trial
 
 
@@ -341,13 +342,13 @@ def test_others_that_came_later_leave_less_to_recommend() -> None:
         }
         for size, long, baseline in ((64, False, 0), (128, False, 60), (256, True, 60))
     ]
-    trial = read_rows(CARD, *rows)
+    trial = add_rows(CARD, *rows)
     assert trial.available_bytes == 40 * GIB
     wall = conclude_trial(trial, 8)
     assert wall.recommended == 256, "4 + 32 <= 0.95 * 40"
     assert conclude_trial(trial, 8, margin=0.2).recommended == 224, "4 + 28 <= 0.8 * 40"
     assert "left between 40.0 and 100.0 GiB" in trial.describe_others()
-    assert read_rows(CARD, *rows[1:]).describe_others() == ""
+    assert add_rows(CARD, *rows[1:]).describe_others() == ""
 
 
 @pytest.mark.parametrize("status", [Status.OOM, Status.OOM_SUSPECTED])
@@ -356,18 +357,18 @@ def test_a_refusal_beside_more_of_others_is_none(status: Status) -> None:
     fits = {"batch_size": 32, "baseline_device_bytes": 0, "peak_process_bytes": 20 * GIB}
     full = {"batch_size": 64, "baseline_device_bytes": 60 * GIB, "status": status}
     for count in (1, 2):
-        trial = read_rows(CARD, fits, *(full for _ in range(count)))
+        trial = add_rows(CARD, fits, *(full for _ in range(count)))
         wall = conclude_trial(trial, 8)
         assert (wall.ending, wall.smallest_failing) == (None, None)
         assert trial.available_bytes == 100 * GIB, "what was not believed says nothing"
     asked = decide(trial.probes, trial.aim(50_000, 8))
     assert isinstance(asked, Ask)
     failed = [{**full, "batch_size": asked.batch_size} for _ in range(3)]
-    wall = conclude_trial(read_rows(CARD, fits, *failed), 8)
+    wall = conclude_trial(add_rows(CARD, fits, *failed), 8)
     assert (wall.ending, wall.largest, wall.smallest_failing) == (Ending.CROWDED, 32, None)
     assert "--allow-shared" in Ending.CROWDED.meaning
     steady = [{**row, "baseline_device_bytes": 60 * GIB} for row in (fits, full, full)]
-    assert conclude_trial(read_rows(CARD, *steady), 8).smallest_failing == 64, "as from the start"
+    assert conclude_trial(add_rows(CARD, *steady), 8).smallest_failing == 64, "as from the start"
 
 
 @pytest.mark.parametrize(
@@ -390,7 +391,7 @@ def test_which_memory_counts(limit: str | None, columns: dict[str, Any], used: i
     row = {f"warmup_{of}_bytes": number * GIB for of, number in peaks.items()}
     row |= {f"peak_{of}_bytes": (number - 1) * GIB for of, number in peaks.items()}
     row |= {"batch_size": 32, "context_bytes": GIB, **columns}
-    (probe,) = read_rows(replace(CARD, memory_limit=limit), row).probes
+    (probe,) = add_rows(replace(CARD, memory_limit=limit), row).probes
     assert probe.used_bytes == used * GIB
 
 
@@ -404,7 +405,7 @@ def test_what_a_driver_moved_to_the_host_does_not_fit() -> None:
         *((98, 1, Status.OK), (99, 1, Status.OOM)),
     ):
         peak = {"peak_reserved_bytes": reserved * GIB, "warmup_alloc_retries": retries}
-        trial = read_rows(CARD, {**row, **peak})
+        trial = add_rows(CARD, {**row, **peak})
         assert [p.status for p in trial.probes] == [status]
         assert trial.spilled == (status is Status.OOM)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bench.advise.answer import Answer, describe_progress, describe_start
 from bench.advise.belief import guess
@@ -27,8 +27,7 @@ from bench.advise.standing import NOISE, Aim, Result, Space, Standing, Trial, re
 from bench.case import Case
 from bench.data import SYNTHETIC
 from bench.record import REPEATED, Outcome, Record, Status, flatten
-from bench.store.attempts import find_repeats, keep_latest
-from bench.store.runs import read_cases
+from bench.store.rows import Row, keep_latest
 from bench.sweep.display import Display
 from bench.sweep.folder import read_past, write_config
 from bench.sweep.loop import Loop, open_loop
@@ -38,7 +37,7 @@ from bench.wall.records import read_peak
 from bench.worker.messages import Job, Lane
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 MIN_STEPS = 6
 """Steps below which no error of their mean is computed."""
@@ -92,7 +91,7 @@ class Advisor:
 
     Args:
         settings: the candidates, the present setting first.
-        frame: the rows of the folder that new ones can be compared with.
+        rows: those of the folder that new ones can be compared with.
         until: the time.monotonic() at which the budget ends.
     """
 
@@ -100,7 +99,7 @@ class Advisor:
         self,
         loop: Loop,
         settings: Sequence[Case],
-        frame: pd.DataFrame,
+        rows: Sequence[Row],
         asked: Question,
         until: float,
     ) -> None:
@@ -108,7 +107,7 @@ class Advisor:
         self._room_bytes = find_room(settings[0], loop.inputs)
         self._attempts = Counter[tuple[Case, int]]()
         self._losses = Losses()
-        self.known = self._read(frame)
+        self.known = self._read(rows)
         self._open: Trial | None = None
         self._begun = False
         self._chosen: list[Trial | None] = []  # the next trial, once `_choose` has found it
@@ -171,28 +170,23 @@ class Advisor:
         lost = record.status is Status.LOST and self._losses.allow(trial, outcome)
         if lost or record.status is Status.INTERRUPTED:
             return
-        self.known.append(self._read_result(trial, flatten(record)))
+        self.known.append(self._read_result(trial, Row(flatten(record))))
         self.standing = Standing(self.known, self.space)
         self.loop.display.say(f"    {describe_progress(self.standing, self._until - monotonic())}")
 
-    def _read(self, frame: pd.DataFrame) -> list[Result]:
+    def _read(self, rows: Sequence[Row]) -> list[Result]:
         """Return the results of earlier runs of the candidate settings."""
         allowed, found = set(self._settings), []
-        rows = keep_latest(frame[find_repeats(frame)])
         again = REPEATED | set(self.loop.options.retry)
-        for case, row in zip(read_cases(rows), rows.to_dict("records"), strict=True):
-            repeat = int(row["repeat"])
-            self._attempts[case, repeat] = int(row["attempt"])
-            trial = read_trial(case, repeat)
-            if Status(row["status"]) not in again and trial.setting in allowed:
+        for row in keep_latest(row for row in rows if row.is_repeat):
+            self._attempts[row.case, row.repeat] = row.attempt
+            trial = read_trial(row.case, row.repeat)
+            if row.status not in again and trial.setting in allowed:
                 found.append(self._read_result(trial, row))
         return found
 
-    def _read_result(self, trial: Trial, row: Mapping[Any, Any]) -> Result:
-        def number(name: str) -> float | None:
-            value = row[name]
-            return None if value in (None, "") or math.isnan(float(value)) else float(value)
-
+    def _read_result(self, trial: Trial, row: Row) -> Result:
+        number = row.number
         used = number("peak_device_bytes") or number("peak_process_bytes")
         time_s, measured_s, energy = map(number, ("epoch_time_s", "measured_time_s", "energy_j"))
         whole = energy * time_s / measured_s if energy and time_s and measured_s else None
@@ -200,8 +194,8 @@ class Advisor:
         values = {"time": time_s, "memory": used, "energy": whole}
         return Result(
             trial,
-            Status(row["status"]),
-            took_s=read_time(str(row["finished_at"])) - read_time(str(row["started_at"])),
+            row.status,
+            took_s=read_time(row.finished_at) - read_time(row.started_at),
             start_s=(number("setup_time_s") or 0.0) + (number("warmup_time_s") or 0.0),
             trained_s=measured_s or 0.0,
             time_s=time_s,
@@ -210,10 +204,10 @@ class Advisor:
             used_bytes=used,
             room_bytes=read_peak(row),
             loading_s=items / supplied if items and supplied else None,
-            seed=int(row["run_seed"]),
+            seed=row.run_seed,
             loss=number("train_loss") if trial.aim is Aim.LEARN else None,
-            reason=str(row["reason"]),
-            record_id=str(row["record_id"]),
+            reason=row.reason,
+            record_id=row.record_id,
         )
 
 

@@ -32,16 +32,15 @@ class Evidence:
     @cached_property
     def _sweep(self) -> Sweep:
         sweep = read_sweep(self._folder)
-        return replace(sweep, records=sweep.records[sweep.records["record_id"].isin(self._ids)])
+        return replace(sweep, rows=[row for row in sweep.rows if row.record_id in self._ids])
 
     def describe_limits(self, setting: Case) -> str:
         """Say what the steps of a setting spend most time on; empty if none was profiled."""
-        rows = self._sweep.records
-        rows = rows[rows["profile"] & rows["status"].isin(RELIABLE) & rows[STEP].notna()]
-        work = dict(list(self._sweep.work.groupby("record_id", sort=False)))
-        for run in list_runs(rows):
+        rows = (row for row in self._sweep.rows if row.profile and row.status in RELIABLE)
+        work = self._sweep.work
+        for run in list_runs(row for row in rows if row.number(STEP) is not None):
             mine = strip(run.case) == setting
-            step = choose_repeat([(run, work.get(run.record_id))]) if mine else None
+            step = choose_repeat([(run, work.get(run.record_id, ()))]) if mine else None
             if step and (divided := step.breakdown):
                 times = {part.name: divided.find_time(part.name) for part in divided.parts}
                 shares = {part: time / divided.step_s for part, time in times.items()}

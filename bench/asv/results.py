@@ -14,9 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import product
 from math import isnan, nan
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asv.benchmarks import Benchmarks
 from asv.config import Config
@@ -34,16 +35,12 @@ from bench.errors import UsageError
 from bench.origin import find_origin
 from bench.preset import load_config as load_preset_file
 from bench.preset import load_preset
-from bench.store.attempts import find_mixed, keep_cases, keep_latest
-from bench.store.cells import CONFIG
-from bench.store.reader import read_records
-from bench.store.runs import read_cases
-
-if TYPE_CHECKING:
-    import pandas as pd
+from bench.store.reader import read_rows
+from bench.store.rows import Row, find_mixed, group, latest
+from bench.store.table import CONFIG
 
 PREFIX = "cases.track_"
-_ONE_RESULT = ["commit", "host", "python", "gpu", "driver", "torch"]
+_ONE_RESULT = attrgetter("commit", "host", "python", "gpu", "driver", "torch")
 
 
 def load_config() -> Any:
@@ -56,8 +53,8 @@ def load_config() -> Any:
 
 def import_sweep(folder: Path, config: Any) -> list[Path]:
     """Write a sweep's records as asv results. Returns the files, one per commit and machine."""
-    frame = read_measured(folder)
-    cases = list(dict.fromkeys(read_cases(frame)))
+    measured = read_measured(folder)
+    cases = list(dict.fromkeys(row.case for row in measured))
     grid = describe_grid(_name_grid(folder, cases), cases)
     benchmarks = _discover(config, grid)
     known = _benchmarks_file(config)
@@ -69,7 +66,7 @@ def import_sweep(folder: Path, config: Any) -> list[Path]:
                 f"{', '.join(benchmark['param_names'])}; one site cannot show both"
             )
     results = [
-        _file(rows, grid, benchmarks, folder, config) for _, rows in frame.groupby(_ONE_RESULT)
+        _file(rows, grid, benchmarks, folder, config) for rows in group(measured, _ONE_RESULT)
     ]
     for result, machine in results:
         result.save(config.results_dir)
@@ -82,26 +79,26 @@ def import_sweep(folder: Path, config: Any) -> list[Path]:
     return [Path(config.results_dir) / result._filename for result, _ in results]
 
 
-def read_measured(folder: Path) -> pd.DataFrame:
+def read_measured(folder: Path) -> list[Row]:
     """Return the rows of a sweep that become results: the final attempt of each run of its cases.
     Raises UsageError: there are none, they are not measurements, or rows that asv would take for
     one result were made in different environments."""
-    frame = keep_latest(keep_cases(read_records(folder)))
-    if frame.empty:
+    measured = latest(read_rows(folder))
+    if not measured:
         raise UsageError(f"{folder}: has no records yet")
-    for executor in frame["executor"].unique():
+    for executor in dict.fromkeys(row.executor for row in measured):
         if find_origin(executor) == "unknown":
             raise UsageError(
                 f"{folder}: its records come from the {executor} executor and are not known to be "
                 "measurements"
             )
-    for _, rows in frame.groupby(_ONE_RESULT):
+    for rows in group(measured, _ONE_RESULT):
         if mixed := find_mixed(rows):
             raise UsageError(
                 f"{folder}: has rows of one case that differ in {', '.join(mixed)}, which asv "
                 "cannot tell apart; measure each into its own --out and import those"
             )
-    return frame
+    return measured
 
 
 def widen_benchmarks(config: Any) -> None:
@@ -150,14 +147,14 @@ def _discover(config: Any, grid: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _file(
-    rows: pd.DataFrame,
+    rows: Sequence[Row],
     grid: Mapping[str, Any],
     benchmarks: Mapping[str, Any],
     folder: Path,
     config: Any,
 ) -> tuple[Any, dict[str, Any]]:
     """Make the asv result of one commit on one machine, and describe that machine."""
-    where = rows.iloc[0]
+    where = vars(rows[0])
     commit, date = _find_commit(where["commit"], folder, config)
     python = ".".join(where["python"].split(".")[:2])
     here = conditions(where["gpu"], where["driver"], where["torch"], grid["preset"])
@@ -174,7 +171,7 @@ def _file(
             f"{folder}: asv has results of commit {commit[:8]} under the same parameters "
             f"({there}); remove these results to import the sweep"
         )
-    started = datetime.fromisoformat(rows["started_at"].min())
+    started = datetime.fromisoformat(min(row.started_at for row in rows))
     for benchmark in benchmarks.values():
         if benchmark["name"].startswith(PREFIX):
             values = _values(rows, benchmark["name"].removeprefix(PREFIX), grid)
@@ -184,14 +181,14 @@ def _file(
     return result, machine
 
 
-def _values(rows: pd.DataFrame, name: str, grid: Mapping[str, Any]) -> list[float | None]:
+def _values(rows: Sequence[Row], name: str, grid: Mapping[str, Any]) -> list[float | None]:
     from benchmarks.figures import FIGURES
 
     (figure,) = (figure for figure in FIGURES if figure.name == name)
     found: dict[tuple[Any, ...], list[float | None]] = {}
-    records: list[dict[Any, Any]] = rows.to_dict("records")
-    for case, row in zip(read_cases(rows), records, strict=True):
-        found.setdefault(tuple(place(case, grid["names"])), []).append(figure.value(row))
+    for row in rows:
+        at = tuple(place(row.case, grid["names"]))
+        found.setdefault(at, []).append(figure.value(vars(row)))
     together: Any = max if name == "status" else _median
     return [together(found.get(at, [nan])) for at in product(*grid["params"])]
 
@@ -218,7 +215,7 @@ def _find_commit(name: str, folder: Path, config: Any) -> tuple[str, int]:
         raise UsageError(f"{folder}: commit {name} is not in this repository; fetch it") from None
 
 
-def _describe_machine(row: Any, config: Any) -> dict[str, Any]:
+def _describe_machine(row: Mapping[str, Any], config: Any) -> dict[str, Any]:
     """Return asv's description of a machine if it knows it, else one from the record."""
     host = row["host"]
     known = Path(config.results_dir) / host / "machine.json"

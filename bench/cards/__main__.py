@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
         sweeps = read_sweeps([*paths, *also], partial(print, "left out:", file=sys.stderr))
         if not {sweep.path for sweep in sweeps} & {*paths}:
             raise UsageError(f"no sweeps under {RESULTS}/; name their folders")
-    machines = [name for s in sweeps for name in (*s.records["gpu"], *s.records["cpu"]) if name]
+    machines = [n for s in sweeps for row in s.rows for n in (row.gpu, row.cpu) if n]
     prices = read_prices(given.price, machines) if given.price else None
     home = (given.output or Path("cards")).resolve().parent
     render = getattr(import_module(module), name)

@@ -39,11 +39,12 @@ from bench.render.section import (
     write_quantity,
 )
 from bench.report.document import Report
+from bench.store.rows import group
 from bench.study.axes import find_default
 from bench.study.estimate import TIME
 from bench.study.quantities import QUANTITIES
 from bench.study.results import Result
-from bench.study.runs import SOURCE, group
+from bench.study.runs import SOURCE
 from bench.study.sweeps import Sweep
 from bench.text import count, name_first, write_number
 from bench.validate.claims import FAULT, KNOWN, validate

@@ -26,9 +26,9 @@ from bench.questions.batch_sizes import Bounds, find_bounds
 from bench.questions.report_data import ReportData
 from bench.questions.settings import Setting, choose, judge_speeds
 from bench.record import MODEL_PARTS, RELIABLE
+from bench.store.rows import group
 from bench.study.axes import find_default, list_main, name_axis, name_setting, name_value
 from bench.study.results import Result
-from bench.study.runs import group
 from bench.text import join_words
 from bench.verdict.ratio import Ratio
 

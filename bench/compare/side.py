@@ -12,17 +12,10 @@ from typing import Any
 from bench.case import Case
 from bench.errors import UsageError
 from bench.record import COMPARABLE, RELIABLE, REPEATED, Status
-from bench.store.reader import read_records
+from bench.store.reader import read_rows
+from bench.store.rows import fill_unknown, group, keep_cases, keep_latest
 from bench.study.quantities import Metric
-from bench.study.runs import (
-    Run,
-    fill_unknown,
-    group,
-    keep_cases,
-    keep_latest,
-    link_runs,
-    list_runs,
-)
+from bench.study.runs import Run, link_runs, list_runs
 from bench.verdict.seeds import find_classes
 
 Readings = list[tuple[int, float]]  # seed and value of each repeat
@@ -138,7 +131,7 @@ class Side:
 
 def read_side(name: str, path: Path) -> Side:
     """Read one side. Raises UsageError: it has no records of sweeps, or they cannot be read."""
-    every = link_runs(list_runs(read_records(path)))
+    every = link_runs(list_runs(read_rows(path)))
     kept = keep_cases(every)
     if every and not kept:
         raise UsageError(f"{path}: has only probes of bench.fit; compare sweeps")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.diagnosis.rates import (
     CALL,
@@ -20,12 +21,10 @@ from bench.diagnosis.rates import (
 from bench.environment.device import Platform
 from bench.errors import UsageError
 from bench.record import COMPARABLE
-from bench.store.cells import RECORDS
-from bench.store.reader import read_records
+from bench.store.reader import read_rows
+from bench.store.rows import Row, group
+from bench.store.table import RECORDS
 from bench.yardstick import Yardstick, read_tries
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MOST_SWEEPS = 20
 """The most earlier sweeps whose rates are read, newest first: reading one takes about 50 ms."""
@@ -58,11 +57,11 @@ def read_earlier(platform: Platform, folder: Path) -> list[EarlierMeasurement]:
     found = []
     for _, file in sorted(files, reverse=True)[:MOST_SWEEPS]:
         try:
-            frame = read_records(file)
+            rows = read_rows(file)
         except UsageError:  # of a newer version, or torn
             continue
-        rows = _find_alike(frame, platform, SAME_DEVICE)
-        found += [EarlierMeasurement(file.parent, row["started_at"][:10], row) for row in rows]
+        alike = _find_alike(rows, platform, SAME_DEVICE)
+        found += [EarlierMeasurement(file.parent, row["started_at"][:10], row) for row in alike]
     return found
 
 
@@ -82,7 +81,7 @@ def read_rates(platform: Platform, folder: Path) -> Yardstick:
     same device with the same versions."""
     if not (folder / RECORDS).is_file():
         return Yardstick()
-    rows = _find_alike(read_records(folder), platform, _SAME_STATE)
+    rows = _find_alike(read_rows(folder), platform, _SAME_STATE)
     if not rows:
         return Yardstick()
     row = rows[-1]
@@ -91,13 +90,13 @@ def read_rates(platform: Platform, folder: Path) -> Yardstick:
 
 
 def _find_alike(
-    frame: pd.DataFrame, platform: Platform, columns: Sequence[str]
-) -> list[dict[Any, Any]]:
+    rows: Sequence[Row], platform: Platform, columns: Sequence[str]
+) -> list[dict[str, Any]]:
     """Return a row for each time that a device was measured that agrees in these columns, the
     latest of that time."""
-    frame = frame.drop_duplicates([*columns, *RATES], keep="last")
-    now = asdict(platform.environment)
-    rows = frame[frame["rate_copy"].notna()].to_dict("records")
-    alike = [row for row in rows if all((row[n] or None) == now[n] for n in columns)]
-    halves = platform.halves
+    now, halves = asdict(platform.environment), platform.halves
+    rated = (row for row in rows if row.number("rate_copy") is not None)
+    times = group(rated, attrgetter("rates_at", *columns))
+    latest = [vars(row) for *_, row in times]
+    alike = [row for row in latest if all((row[n] or None) == now[n] for n in columns)]
     return [row for row in alike if not are_other_cpus(halves, find_halves(row))]

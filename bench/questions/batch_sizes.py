@@ -23,11 +23,12 @@ from bench.record import MEASURED, REFUSED, RELIABLE
 from bench.render.cells import Row, whole_cell, write_tenths
 from bench.render.model import NOTHING, Cell
 from bench.render.section import Column, Section, Sheet, axis_column, quantity_cell
+from bench.store.rows import group
 from bench.study.axes import Machines, find_varying, list_main
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number
 from bench.study.results import Result
-from bench.study.runs import SOURCE, Run, group, tell_but
+from bench.study.runs import SOURCE, Run, tell_but
 from bench.study.sweeps import Sweep
 from bench.text import GIB, parse_bytes, write_number
 from bench.wall.answer import Wall
@@ -111,7 +112,8 @@ def find_searches(runs: Sequence[Run], sweeps: Sequence[Sweep]) -> list[Search]:
     found = []
     for part in group(runs, attrgetter(*SOURCE)):
         sweep = asked[part[0].sweep]
-        rows = sweep.records[sweep.records["record_id"].isin([run.record_id for run in part])]
+        mine = {run.record_id for run in part}
+        rows = [row for row in sweep.rows if row.record_id in mine]
         walls = read_walls(rows, sweep.step, sweep.margin)
         found += [Search(*attrgetter(*SOURCE)(part[0]), *wall) for wall in walls]
     return found

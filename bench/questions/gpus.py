@@ -38,11 +38,12 @@ from bench.render.section import (
     quantity_cell,
     quantity_column,
 )
+from bench.store.rows import group
 from bench.study.axes import Machines, name_value
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number
 from bench.study.results import Result
-from bench.study.runs import group, tell_but
+from bench.study.runs import tell_but
 from bench.verdict.ratio import Ratio, compare
 
 if TYPE_CHECKING:

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench.axis import axis_flag
 from bench.case import AXES, Case, format_value, spell_value
 from bench.halving import Halving
 from bench.questions.report_data import ReportData
-from bench.record import MEASURED, Status
+from bench.record import MEASURED, EpochRow, Status
 from bench.render.cells import outcome
 from bench.render.model import Level
 from bench.render.section import Column, Section, Sheet
-from bench.store.attempts import find_repeats, keep_latest
-from bench.store.runs import read_cases
+from bench.store.reader import read_beside
+from bench.store.rows import Row, keep_latest
 from bench.study.axes import name_axis
 from bench.study.quantities import QUANTITIES
 from bench.text import count
 from bench.workloads import IMAGES
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 CONFIRMED = 3
 """Trials that are worth repeating: the best, and those that may be better with another seed."""
+
+Epochs = Mapping[str, Sequence[EpochRow]]
+"""The epochs of each record that trained several."""
 
 REPEATS = 5  # runs of each of them: seeds differ by more than most settings near the best do
 
@@ -56,28 +56,27 @@ class Trial:
         return bool(self.curve) and not self.truncated and math.isfinite(self.last)
 
 
-def find_trials(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) -> list[Trial]:
-    """Return the trials in the records and epochs of a folder: those that trained longest first,
-    and the best of these first."""
+def find_trials(rows: Iterable[Row], epochs: Epochs, halving: Halving) -> list[Trial]:
+    """Return the trials in the rows of a folder, with the epochs of each record: those that trained
+    longest first, and the best of these first."""
     numbers = {frozenset(settings.items()): i for i, settings in enumerate(halving.trials, 1)}
     names = [name for name in halving.trials[0] if name in AXES] if halving.trials else []
-    mine = (records["repeat"] == 1) & (records["epochs"] == halving.epochs)
-    rows = keep_latest(records[mine & find_repeats(records)])
-    curves = {
-        str(record): tuple(part.sort_values("epoch")[halving.metric])
-        for record, part in epochs.groupby("record_id")
-    }
+    tell: Callable[[EpochRow], float | None] = attrgetter(halving.metric)
+    mine = (r for r in rows if r.is_repeat and r.repeat == 1 and r.epochs == halving.epochs)
     trials: dict[int, Trial] = {}
-    for case, row in zip(read_cases(rows), rows.to_dict("records"), strict=True):
-        settings = frozenset((name, format_value(getattr(case, name))) for name in names)
+    for row in keep_latest(mine):
+        settings = frozenset((name, format_value(getattr(row.case, name))) for name in names)
         if (number := numbers.get(settings)) is not None:
             trials[number] = Trial(
                 number,
-                case,
-                Status(row["status"]),
-                bool(row["inferred"]),
-                not math.isnan(row["truncated_after"]),
-                curves.get(row["record_id"], ()),
+                row.case,
+                row.status,
+                row.inferred,
+                row.truncated,
+                tuple(
+                    math.nan if (value := tell(epoch)) is None else value
+                    for epoch in sorted(epochs.get(row.record_id, ()), key=attrgetter("epoch"))
+                ),
             )
     sign = -1 if halving.higher else 1
 
@@ -116,14 +115,14 @@ def _summarize(trials: Sequence[Trial], halving: Halving) -> Iterator[str]:
 
 
 def tabulate_trials(
-    records: pd.DataFrame,
-    epochs: pd.DataFrame,
+    rows: Iterable[Row],
+    epochs: Epochs,
     halving: Halving,
     how: str = "`python -m bench.search` prints the commands that confirm the best.",
 ) -> Iterator[Sheet]:
     """Yield the table of trials, in the order of `find_trials`, with a sentence on ``how`` to
     confirm the best."""
-    trials, quantity = find_trials(records, epochs, halving), QUANTITIES[halving.metric]
+    trials, quantity = find_trials(rows, epochs, halving), QUANTITIES[halving.metric]
     axes = [name for name in AXES if trials and name in halving.trials[0]]
 
     def write_axis(name: str, trial: Trial) -> str | None:
@@ -163,15 +162,15 @@ def tabulate_trials(
 
 def _of_each(tabulate: Callable[..., Iterator[Sheet]]) -> Callable[[ReportData], Iterator[Sheet]]:
     return lambda found: chain.from_iterable(
-        tabulate(sweep.records, sweep.read_epochs(), sweep.halving)
+        tabulate(sweep.rows, read_beside(sweep.path, EpochRow), sweep.halving)
         for sweep in found.sweeps
         if sweep.halving
     )
 
 
-def confirm(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving, out: Path) -> list[str]:
+def confirm(rows: Iterable[Row], epochs: Epochs, halving: Halving, out: Path) -> list[str]:
     """Return the commands that run the best trials again with other seeds, and report on them."""
-    best = [t for t in find_trials(records, epochs, halving) if t.whole][:CONFIRMED]
+    best = [t for t in find_trials(rows, epochs, halving) if t.whole][:CONFIRMED]
     if not best:
         return []
     folder = out.with_name(f"{out.name}-best")

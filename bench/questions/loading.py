@@ -26,9 +26,10 @@ from bench.questions.report_data import ReportData
 from bench.render.cells import Row, name_case, name_place, write_ends, write_tenths
 from bench.render.model import Cell
 from bench.render.section import Column, Section, Sheet, join, quantity_column
+from bench.store.rows import group
 from bench.study.axes import sort_cases
 from bench.study.results import Result
-from bench.study.runs import group, tell_but
+from bench.study.runs import tell_but
 from bench.text import ESTIMATE
 from bench.verdict.ratio import Ratio, Verdict, compare
 

@@ -30,11 +30,13 @@ from bench.interval import find_quantile
 from bench.limits import MIN_REPEATS, STEADY
 from bench.questions.batch_sizes import Search
 from bench.questions.halving import confirm
-from bench.record import COMPARABLE, MEASURED, REPEATED, Status
+from bench.record import COMPARABLE, MEASURED, REPEATED, EpochRow, Status
 from bench.render.model import Level, NextStep, Notice
+from bench.store.reader import read_beside
+from bench.store.rows import group, latest
 from bench.study.doubts import DOUBTS, advise_repeats, list_below
 from bench.study.results import Result
-from bench.study.runs import Run, group, latest
+from bench.study.runs import Run
 from bench.study.sweeps import Sweep
 from bench.text import capitalize, name_first, write_range
 
@@ -351,9 +353,8 @@ def _suggest(
             yield NextStep(f"the same command with {flag} runs again what failed")
         if sweep.halving is not None:
             folder = Path(name_folder(sweep))
-            best = confirm(sweep.records, sweep.read_epochs(), sweep.halving, folder)
+            best = confirm(sweep.rows, read_beside(sweep.path, EpochRow), sweep.halving, folder)
             yield from (NextStep("run the best trial again, with other seeds", b) for b in best[:1])
-    executors = [name for sweep in sweeps for name in sweep.records["executor"].unique()]
     if len(folders) == 2:
         yield NextStep(
             "compare the two case by case", f"python -m bench.compare {shlex.join(folders)}"
@@ -368,7 +369,7 @@ def _suggest(
     profiled = {r.precision for r in results if not math.isnan(r.profiled_step_s)}
     if {"fp32"} < profiled:
         yield NextStep("see where the time goes", f"python -m bench.why {shlex.join(folders[:1])}")
-    if executors:
+    if any(sweep.rows for sweep in sweeps):
         page = f"python -m bench.report {shlex.join(folders)} --format html -o report.html"
         yield NextStep("see all of it as a page with figures", page)
 

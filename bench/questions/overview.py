@@ -29,6 +29,7 @@ from bench.render.section import (
     quantity_column,
     time_cell,
 )
+from bench.store.rows import group
 from bench.study.axes import (
     MACHINE,
     ORDER,
@@ -43,7 +44,6 @@ from bench.study.axes import (
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number
 from bench.study.results import Result
-from bench.study.runs import group
 from bench.text import GIB, count, write_number
 
 FEW_AXES = 3  # most columns of axes with which the overview has room for the memory saved

@@ -21,16 +21,14 @@ from bench.gpu.peaks import list_peaks
 from bench.precision import Arithmetic, find_formats
 from bench.record import RELIABLE, WorkRow, read_kernels, write_kernels
 from bench.render.cells import name_case
-from bench.store.reader import list_work
+from bench.store.rows import group
 from bench.study.axes import MACHINE, Machines, find_varying, name_setting, order_values
 from bench.study.pairs import find_changes
 from bench.study.results import Result
-from bench.study.runs import Run, group, tell_but
+from bench.study.runs import Run, tell_but
 from bench.verdict.ratio import compare
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from bench.study.sweeps import Sweep
 
 STEP = "step_time_median_s"
@@ -42,7 +40,7 @@ class Profiled:
 
     run: Run  # the repeat that tells: the one of the median profiled step, as a mean would hold the
     # pauses of all; or the first if none was profiled
-    work: pd.DataFrame  # of that run, as `bench.store.reader.read_work` returns it
+    work: Sequence[WorkRow]  # of that run
     profiled: bool  # whether its operations have times
     times: tuple[float, ...]  # of the repeats' median steps, in s
     sm_clock_mhz: float | None  # the mean over the repeats; None if unknown
@@ -63,7 +61,7 @@ class Profiled:
         spent = (_none(getattr(run, name)) or 0.0 for name in PROFILED)
         return Step(
             geometric_mean(self.times),
-            list_work(self.work),
+            [*self.work],
             take_rates(vars(run), peaks),
             case.device,
             Arithmetic.TFLOAT32 if is_tf32 else Arithmetic.FLOAT32,
@@ -78,40 +76,36 @@ class Profiled:
 
 def read_steps(results: Iterable[Result], sweeps: Sequence[Sweep]) -> dict[int, Profiled]:
     """Return, by cell, the step of each case whose work was counted."""
-    work = {
-        (sweep.name, record): part
-        for sweep in sweeps
-        for record, part in sweep.work.groupby("record_id", sort=False)
-    }
+    work = {(sweep.name, record): part for sweep in sweeps for record, part in sweep.work.items()}
     steps = {}
     for result in results if work else ():
         stepped = (run for run in result.every if run.status in RELIABLE)
         repeats = [run for run in stepped if not math.isnan(getattr(run, STEP))]
-        step = choose_repeat([(run, work.get((run.sweep, run.record_id))) for run in repeats])
+        step = choose_repeat([(run, work.get((run.sweep, run.record_id), ())) for run in repeats])
         if step:
             steps[result.cell] = step
     return steps
 
 
-def choose_repeat(repeats: Sequence[tuple[Run, pd.DataFrame | None]]) -> Profiled | None:
+def choose_repeat(repeats: Sequence[tuple[Run, Sequence[WorkRow]]]) -> Profiled | None:
     """Return a case by its runs with a time, each with its work; None if no work was counted."""
-    known = [(run, frame) for run, frame in repeats if frame is not None and len(frame)]
+    known = [(run, work) for run, work in repeats if work]
     if not known:
         return None
     profiled = [
-        (run, frame)
-        for run, frame in known
-        if run.profiled_step_s > 0 and frame["time_s"].notna().any()
+        (run, work)
+        for run, work in known
+        if run.profiled_step_s > 0 and any(row.time_s is not None for row in work)
     ]
     ranked = sorted(profiled, key=lambda repeat: repeat[0].profiled_step_s) or known[:1]
-    run, frame = ranked[(len(ranked) - 1) // 2]
+    run, work = ranked[(len(ranked) - 1) // 2]
     times = tuple(float(getattr(run, STEP)) for run, _ in repeats)
     clocks, retries = (
         [value for run, _ in repeats if (value := _none(getattr(run, name))) is not None]
         for name in ("sm_clock_mhz", "alloc_retries")
     )
     clock = fmean(clocks) if clocks else None
-    return Profiled(run, frame, bool(profiled), times, clock, int(max(retries, default=0)))
+    return Profiled(run, work, bool(profiled), times, clock, int(max(retries, default=0)))
 
 
 def _none(value: float) -> float | None:

@@ -30,11 +30,12 @@ from bench.render.cells import (
 )
 from bench.render.model import Answer
 from bench.render.section import write_quantity
+from bench.store.rows import group
 from bench.study.axes import MACHINE, name_axis, order_values
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number, over
 from bench.study.results import Result
-from bench.study.runs import SOURCE, Run, group
+from bench.study.runs import SOURCE, Run
 from bench.text import GIB, capitalize, count, join_words, write_range
 from bench.verdict.equivalence import Claim, Equivalence
 from bench.verdict.ratio import Verdict

@@ -17,6 +17,7 @@ from bench.questions.gpus import Line, find_lines
 from bench.questions.profiles import Profiled, explain_pairs, read_steps
 from bench.questions.settings import Setting, list_settings
 from bench.scale_map import ScaleMap
+from bench.store.rows import group, latest
 from bench.store.scale_map import read_scale_map
 from bench.study.axes import (
     MACHINE,
@@ -30,7 +31,7 @@ from bench.study.axes import (
 from bench.study.doubts import list_below
 from bench.study.estimate import LOSS, Seeds, take_seeds, take_times
 from bench.study.results import Result, make_results
-from bench.study.runs import SOURCE, Run, group, latest, read_runs
+from bench.study.runs import SOURCE, Run, read_runs
 from bench.study.sweeps import Sweep
 
 MATCH = ("model", "dataset", "precision", "batch_size", "loss_scale")
@@ -93,10 +94,9 @@ class ReportData:
     def _published(self) -> dict[tuple[Any, ...], Result]:
         tell = attrgetter("model", "dataset")
         asked = {tell(row) for row in self.results}
-        records = self.reference.records if self.reference else None
-        if records is None or not asked & {*zip(records["model"], records["dataset"], strict=True)}:
+        if not (self.reference and asked & {tell(row) for row in self.reference.rows}):
             return {}
-        cases = make_results(latest(read_runs([self.reference] if self.reference else [])))
+        cases = make_results(latest(read_runs([self.reference])))
         real = (case for case in cases if case.dataset != "synthetic")
         return {_tell_match(case): case for case in reversed([*real])}
 

@@ -15,10 +15,11 @@ from functools import cached_property
 from bench.case import AXES, SAME_QUESTION, UNTIMED
 from bench.limits import NEAR
 from bench.record import MEASURED
+from bench.store.rows import group
 from bench.study.estimate import take_times
 from bench.study.quantities import is_number
 from bench.study.results import Result
-from bench.study.runs import SOURCE, group, tell_but
+from bench.study.runs import SOURCE, tell_but
 from bench.verdict.ratio import Ratio, compare
 
 NEUTRAL = tuple(axis for axis in UNTIMED if axis != "optimizer")

@@ -14,8 +14,8 @@ import math
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -35,16 +35,18 @@ from bench.precision import PRECISIONS
 from bench.questions.batch_sizes import Shape, find_knee, list_speeds
 from bench.questions.gpus import Line, name_line
 from bench.questions.settings import list_settings
-from bench.record import MEASURED, REFUSED, RELIABLE, Status
+from bench.record import MEASURED, REFUSED, RELIABLE, Status, Step
 from bench.render.cells import number_cell
 from bench.render.model import Cell, Head, Table
 from bench.render.palette import COLOURS, GRID, INK, MARKERS, STYLE
 from bench.render.units import count_in, find_units
 from bench.report.document import Report
+from bench.store.reader import read_beside
+from bench.store.rows import group
 from bench.study.axes import find_varying, list_main, name_axis, name_value
 from bench.study.quantities import QUANTITIES, is_number
 from bench.study.results import Result
-from bench.study.runs import SOURCE, group
+from bench.study.runs import SOURCE
 from bench.study.sweeps import MOST_STEP_BYTES
 from bench.text import GIB, capitalize, clean, parse_bytes, write_number
 
@@ -163,10 +165,10 @@ def take_curves(report: Report) -> Parts:
     sweeps = {sweep.name: sweep for sweep in report.sweeps}
     if report.reference:
         sweeps[""] = report.reference
-    read = cache(lambda name: sweeps[name].read_steps(MOST_STEP_BYTES))
+    read = cache(lambda name: read_beside(sweeps[name].path, Step, MOST_STEP_BYTES))
 
     def take(record: str, sweep: str) -> pd.DataFrame:
-        return read(sweep)[read(sweep)["record_id"] == record]
+        return pd.DataFrame(map(asdict, read(sweep).get(record, ())))
 
     for title, cases in list_groups(report):
         rows = [row for row in cases if row.status in MEASURED]
@@ -175,8 +177,7 @@ def take_curves(report: Report) -> Parts:
         shown = {row.precision: row for row in reversed(rows) if row.batch_size == size}
         ours, theirs = [], []
         for row in (row for row in rows if shown.get(row.precision) is row):
-            stored = {*read(row.sweep)["record_id"]}
-            if len(mine := take(_find_median_run(row, stored), row.sweep)):
+            if len(mine := take(_find_median_run(row, read(row.sweep)), row.sweep)):
                 ours.append((row, mine))
             published = report.find_published(row)
             if published and len(mine := take(published.record_id, "")):
@@ -194,7 +195,7 @@ def take_curves(report: Report) -> Parts:
         yield f"{title} · batch size {size}", pd.concat(curves, ignore_index=True)
 
 
-def _find_median_run(result: Result, stored: set[str]) -> str:
+def _find_median_run(result: Result, stored: Container[str]) -> str:
     """Return the record of a case's repeat whose epoch time is the median of those with steps, or
     the faster of the middle two, as in the tables."""
     same = (run for run in result.every if run.timed and run.status == result.status)

@@ -17,7 +17,7 @@ from bench.questions.effects import Effect
 from bench.record import COLUMNS
 from bench.render.model import Cell, Table
 from bench.report.document import Report
-from bench.store.cells import write_lines
+from bench.store.table import write_lines
 from bench.study.doubts import DOUBTS
 from bench.study.estimate import JUDGED, Estimate
 from bench.study.quantities import QUANTITIES, Metric, is_number

@@ -14,10 +14,10 @@ from pathlib import Path
 from bench.flags import command
 from bench.halving import Halving
 from bench.processes import leave
-from bench.record import MEASURED
+from bench.record import MEASURED, EpochRow
 from bench.search.options import describe_search, parse_arguments
 from bench.search.trials import run_search
-from bench.store.reader import read_epochs, read_records
+from bench.store.reader import read_beside, read_rows
 from bench.text import count
 
 _WIDTH = 120  # columns if there is no terminal and COLUMNS is not set
@@ -51,16 +51,16 @@ def print_findings(out: Path, halving: Halving) -> bool:
     from bench.render.text import draw_table, open_console
 
     console = open_console(_WIDTH)
-    records, epochs = read_records(out), read_epochs(out)
+    rows, epochs = read_rows(out), read_beside(out, EpochRow)
     # the commands that confirm the best are printed below
-    for table in SEARCH.lay_out(tabulate_trials(records, epochs, halving, how="")):
+    for table in SEARCH.lay_out(tabulate_trials(rows, epochs, halving, how="")):
         draw_table(table, console)
         console.print()
-    if commands := confirm(records, epochs, halving, out):
+    if commands := confirm(rows, epochs, halving, out):
         print("Confirm the best on seeds that did not choose them, then compare:")
         for command in commands:
             print(f"  {command}")
-    return bool(records["status"].isin(MEASURED).any())
+    return any(row.status in MEASURED for row in rows)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ import math
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from bench.case import Case, list_varying
 from bench.errors import UsageError
@@ -16,18 +16,14 @@ from bench.halving import Halving, read_halving
 from bench.record import MEASURED, REPEATED, EpochRow, Outcome, Record, Status
 from bench.search.ladder import Curve, Ladder
 from bench.search.options import Search
-from bench.store.attempts import find_repeats, keep_latest
-from bench.store.reader import read_epochs
-from bench.store.runs import read_cases
+from bench.store.reader import read_beside
+from bench.store.rows import Row, keep_latest
 from bench.sweep.display import Display
 from bench.sweep.folder import read_past, write_config
 from bench.sweep.loop import Loop, open_loop
 from bench.sweep.schedule import Losses, OomSkips
 from bench.wall.records import name_family
 from bench.worker.messages import Job, Lane
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def run_search(asked: Search) -> tuple[Trials, Loop]:
@@ -73,10 +69,10 @@ def refuse_other_search(out: Path, before: Halving | None, now: Halving) -> None
 class Trials:
     """A source of the trials that have not ended, in the order in which they were drawn.
 
-    A trial is judged by a `Ladder` of all that ended before it; ``frame`` has the earlier ones, as
-    rows that new ones can be compared with. Trials that run at the same time share a ladder. There
-    is no other state, so a search can resume from its records. No trial begins once
-    time.monotonic() is ``until`` or later.
+    A trial is judged by a `Ladder` of all that ended before it; ``rows`` are the earlier ones that
+    new ones can be compared with. Trials that run at the same time share a ladder. There is no
+    other state, so a search can resume from its records. No trial begins once time.monotonic() is
+    ``until`` or later.
     """
 
     def __init__(
@@ -84,7 +80,7 @@ class Trials:
         loop: Loop,
         halving: Halving,
         cases: Sequence[Case],
-        frame: pd.DataFrame,
+        rows: Sequence[Row],
         until: float = math.inf,
     ) -> None:
         self.loop = loop
@@ -93,7 +89,7 @@ class Trials:
         self._attempts = Counter[Case]()
         self._walls = OomSkips({}, name_family)
         self._curves: list[Curve] = []  # in the order in which trials ended
-        done = self._read(frame, set(cases))
+        done = self._read(rows, set(cases))
         self._queue = deque(case for case in cases if case not in done)
         self._losses = Losses()
         self._open = 0  # trials that were taken and have not ended
@@ -140,26 +136,23 @@ class Trials:
             )
         self._curves.append([read_metric(row, self.halving.metric) for row in outcome.epochs])
 
-    def _read(self, frame: pd.DataFrame, wanted: set[Case]) -> set[Case]:
+    def _read(self, rows: Sequence[Row], wanted: set[Case]) -> set[Case]:
         """Read the trials that ended before, less those to be retried. Return their cases."""
         done = set()
-        rows = keep_latest(frame[find_repeats(frame) & (frame["repeat"] == 1)])
-        epochs = read_epochs(self.loop.store.folder)
+        epochs = read_beside(self.loop.store.folder, EpochRow)
         again = REPEATED | set(self.loop.options.retry)
-        for case, row in zip(read_cases(rows), rows.to_dict("records"), strict=True):
+        for row in keep_latest(row for row in rows if row.is_repeat and row.repeat == 1):
+            case = row.case
             if case not in wanted:
                 continue
-            status = Status(row["status"])
-            self._attempts[case] = max(self._attempts[case], int(row["attempt"]))
-            if status in again:
+            self._attempts[case] = max(self._attempts[case], row.attempt)
+            if row.status in again:
                 continue
             done.add(case)
-            self._walls.note(case, status)
-            if status in MEASURED:
-                mine = epochs[epochs["record_id"] == row["record_id"]].sort_values("epoch")
-                # a loss that became inf or NaN is empty there: its epoch has no metric
-                values = mine[self.halving.metric].where(mine["train_loss"].notna())
-                self._curves.append([None if math.isnan(v) else v for v in values.tolist()])
+            self._walls.note(case, row.status)
+            if row.status in MEASURED:
+                mine = sorted(epochs.get(row.record_id, ()), key=attrgetter("epoch"))
+                self._curves.append([read_metric(epoch, self.halving.metric) for epoch in mine])
         return done
 
 

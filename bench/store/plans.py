@@ -14,7 +14,7 @@ from bench.errors import UsageError
 from bench.interval import find_half_width
 from bench.plain import read_value
 from bench.record import Status
-from bench.store.runs import LatestAttempt, Run, parse_cases
+from bench.store.rows import LatestAttempt, Run, parse_cases
 
 _MOST_RUNS = 10_000_000  # a plan with more is refused
 

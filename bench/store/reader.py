@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bench.errors import UsageError
-from bench.record import COLUMNS, WorkRow
-from bench.store.cells import CONFIG, EPOCHS, RANKS, RECORDS, STEPS, TABLES, WORK
+from bench.record import COLUMNS, EpochRow, RankRow, Step, WorkRow
 from bench.store.plans import SHARD, Shard, parse_shard
-from bench.store.table import make_empty, read_text
-from bench.store.values import type_table
+from bench.store.rows import Row
+from bench.store.table import CONFIG, EPOCHS, RANKS, RECORDS, STEPS, TABLES, WORK, read_columns
 
 if TYPE_CHECKING:
     import pandas as pd
+
+Part = TypeVar("Part", Step, EpochRow, WorkRow, RankRow)
+
+_FILES: dict[type, str] = {Step: STEPS, EpochRow: EPOCHS, WorkRow: WORK, RankRow: RANKS}
 
 
 def find_records(path: Path) -> list[Path]:
@@ -95,59 +100,78 @@ def _parse_config(file: Path, *_: int) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def read_records(path: Path) -> pd.DataFrame:
-    """Read a sweep's records, checked and typed, one row per record.
-
-    Numbers are float64 with NaN for empty (int64 for whole numbers if none is empty), text is str
-    (object in fewer rows than `FEW`) with "" for empty, switches are bool with False for empty. The
-    columns are those of `COLUMNS`, whether the file has all or not. ``path`` is a sweep's folder, a
-    folder of shards, or a records file.
+def read_rows(path: Path) -> list[Row]:
+    """Read a sweep's records. ``path`` is a sweep's folder, a folder of shards, or a records file.
 
     Raises UsageError: it is not a records file of this harness, is of another schema, or holds an
     invalid value; the message names file, line and column.
     """
-    return _concatenate(_read_records(f, *_stamp(f)).copy(deep=False) for f in find_records(path))
+    return [row for file in find_records(path) for row in _read_rows(file, *_stamp(file))]
 
 
 @lru_cache(maxsize=1)
-def _read_records(file: Path, *_: int) -> pd.DataFrame:
+def _read_rows(file: Path, *_: int) -> list[Row]:
     """Read a records file once: a sweep's report reads what the sweep resumed from."""
-    return type_table(file, read_text(file, COLUMNS), COLUMNS)
+    columns = read_columns(file, COLUMNS)
+    rows = zip(*columns.values(), strict=True)
+    return [Row(dict(zip(columns, row, strict=True))) for row in rows]
 
 
-def _concatenate(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    first, *others = parts
-    if not others:
-        return first
+def read_beside(
+    path: Path, kind: type[Part], most_bytes: float = math.inf
+) -> dict[str, list[Part]]:
+    """Read the rows of one ``kind`` that belong to a sweep's records, by record. Empty if there are
+    none, or if their files are larger than ``most_bytes``. Raises UsageError: as `read_rows`."""
+    found: dict[str, list[Part]] = defaultdict(list)
+    make: Callable[..., Part] = kind
+    names = [field.name for field in fields(kind)]
+    for columns in _read_beside(path, _FILES[kind], most_bytes):
+        parts = zip(*(columns[name] for name in names), strict=True)
+        for record, part in zip(columns["record_id"], parts, strict=True):
+            found[record].append(make(*(None if cell != cell else cell for cell in part)))
+    return dict(found)
+
+
+def _read_beside(path: Path, name: str, most_bytes: float = math.inf) -> Iterator[dict[str, Any]]:
+    # results/reference/NAME.csv has its steps in NAME-curve.csv
+    files = [
+        file.with_name(name if file.name == RECORDS or name != STEPS else f"{file.stem}-curve.csv")
+        for file in find_records(path)
+    ]
+    files = [file for file in files if file.is_file()]
+    if sum(file.stat().st_size for file in files) <= most_bytes:
+        yield from (read_columns(file, TABLES[name]) for file in files)
+
+
+# ------------------------------------------------------------------------------ as frames of pandas
+
+
+def read_records(path: Path) -> pd.DataFrame:
+    """Read a sweep's records as a frame, one row per record, with the columns of `COLUMNS`.
+
+    Numbers are float64 with NaN for empty (int64 for whole numbers if none is empty), text is
+    "" where it is empty, switches are False. Raises UsageError: as `read_rows`.
+    """
+    return _make_frame(RECORDS, (read_columns(file, COLUMNS) for file in find_records(path)))
+
+
+def _make_frame(name: str, parts: Iterable[Mapping[str, Sequence[Any]]]) -> pd.DataFrame:
     import pandas as pd
 
-    filled = [part for part in (first, *others) if len(part)]
-    return pd.concat(filled, ignore_index=True) if filled else first
+    kinds = {int: "float64", float: "float64", bool: "bool", str: "str"}
+    columns = {n: pd.Series(dtype=kinds[c.type], name=n) for n, c in TABLES[name].items()}
+    empty = pd.DataFrame(columns)
+    frames = [pd.DataFrame(dict(part)) for part in parts]
+    filled = [frame for frame in frames if len(frame)]
+    return pd.concat(filled, ignore_index=True) if filled else empty
 
 
-def _read_beside(name: str, path: Path) -> pd.DataFrame:
-    """Read a table beside a sweep's records, maybe empty. Raises UsageError: as `read_records`."""
-    columns = TABLES[name]
-
-    def read(records: Path) -> pd.DataFrame:
-        # results/reference/NAME.csv has its steps in NAME-curve.csv
-        apart = name == STEPS and records.name != RECORDS
-        file = records.with_name(f"{records.stem}-curve.csv" if apart else name)
-        table = read_text(file, columns) if file.is_file() else make_empty(columns)
-        return type_table(file, table, columns)
-
-    return _concatenate(map(read, find_records(path)))
+def _read_frame(name: str, path: Path) -> pd.DataFrame:
+    """Read a table beside a sweep's records, maybe empty. Raises UsageError: as `read_rows`."""
+    return _make_frame(name, _read_beside(path, name))
 
 
-read_steps = partial(_read_beside, STEPS)
-read_epochs = partial(_read_beside, EPOCHS)  # only of cases with several epochs
-read_work = partial(_read_beside, WORK)
-read_ranks = partial(_read_beside, RANKS)  # only of cases on several GPUs
-
-
-def list_work(frame: pd.DataFrame) -> list[WorkRow]:
-    """Return the rows of a table of `read_work`, as they were written."""
-    columns = (frame[field.name].tolist() for field in fields(WorkRow))
-    rows = zip(*columns, strict=True)
-    make: Callable[..., WorkRow] = WorkRow
-    return [make(*(None if cell != cell else cell for cell in row)) for row in rows]
+read_steps = partial(_read_frame, STEPS)
+read_epochs = partial(_read_frame, EPOCHS)  # only of cases with several epochs
+read_work = partial(_read_frame, WORK)
+read_ranks = partial(_read_frame, RANKS)  # only of cases on several GPUs

@@ -15,7 +15,7 @@ from bench.case import format_value
 from bench.errors import UsageError
 from bench.plain import read_value
 from bench.scale_map import Gradients, Kind, ScaleCase, ScaledTraining, ScaleMap, Tally
-from bench.store.cells import write_lines
+from bench.store.table import write_lines
 from bench.text import replace_file
 
 MAP, GRADIENTS, TRAININGS = "scales.json", "gradients.csv", "trainings.csv"

@@ -29,11 +29,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.errors import StoreError, UsageError
 from bench.record import COLUMNS, SCHEMA, Column, EpochRow, RankRow, Record, Step, WorkRow, flatten
-from bench.store.cells import (
+from bench.store.reader import read_config
+from bench.store.table import (
     CONFIG,
     EPOCHS,
     LOGS,
@@ -42,15 +43,12 @@ from bench.store.cells import (
     STEPS,
     TABLES,
     WORK,
+    Cells,
+    read_text,
     spell_config,
     write_lines,
 )
-from bench.store.reader import read_config
-from bench.store.table import read_text
 from bench.text import clean, read_time, replace_durably, replace_file, sync_folder
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _BLOCK = 1 << 16
 
@@ -107,7 +105,7 @@ class Store:
 
         self._lock = FileLock(folder / ".lock", thread_local=False)
         self._files: dict[str, io.FileIO] = {}
-        self._old: dict[str, pa.Table] = {}  # tables with other columns, until `migrate`
+        self._old: dict[str, Cells] = {}  # tables with other columns, until `migrate`
         self._synced = -math.inf  # when all were last on the disk, by time.monotonic()
         self._late = set[str]()  # files whose last rows may not be on the disk
         try:
@@ -167,10 +165,10 @@ class Store:
     def migrate(self) -> None:
         """Rewrite files with other columns in the current ones, so that rows can be appended; what
         was there is kept beside them. Raises StoreError: they cannot be written."""
-        for name, table in self._old.items():
+        for name, cells in self._old.items():
             try:
                 shutil.copy2(self.folder / name, self.folder / f"{name}.before-{SCHEMA}")
-                write_table(self.folder / name, table)
+                _write_table(self.folder / name, cells)
             except OSError as error:
                 raise StoreError(f"{self.folder / name}: {error.strerror}") from error
             self._files.pop(name).close()
@@ -268,19 +266,14 @@ def _append(file: io.FileIO, data: bytes, durably: bool) -> None:
         ) from error
 
 
-def write_table(path: Path, table: pa.Table) -> None:
-    """Write a table of `bench.store.table.read_text` to a file in the current schema, so that old
-    rows line up with new ones. The file is replaced whole and durably. Raises OSError: it cannot be
-    written."""
-    columns = [
-        [str(SCHEMA)] * len(table) if name == "schema" else table[name].to_pylist()
-        for name in table.column_names
-    ]
+def _write_table(path: Path, cells: Cells) -> None:
+    """Write a table with all columns, so that old rows line up with new ones. The file is replaced
+    whole and durably. Raises OSError: it cannot be written."""
     with replace_durably(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="")
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(table.column_names)
-        writer.writerows(zip(*columns, strict=True))
+        writer.writerow(cells)
+        writer.writerows(zip(*cells.values(), strict=True))
         text.detach()  # flushes it, and leaves the file open
 
 

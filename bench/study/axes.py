@@ -17,7 +17,8 @@ from bench.case import (
     parse_value,
 )
 from bench.errors import UsageError, nearest
-from bench.study.runs import SOURCE, group
+from bench.store.rows import group
+from bench.study.runs import SOURCE
 
 C = TypeVar("C")  # a run, a result or a case
 

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING
 from bench.interval import find_half_width, find_quantile
 from bench.limits import MIN_REPEATS, STEADY
 from bench.record import RELIABLE, Status
+from bench.store.rows import group
 from bench.study import quantities
 from bench.study.pairs import Changed, Pair, select_common
 from bench.study.quantities import METRICS
 from bench.study.results import Result
-from bench.study.runs import group
 from bench.verdict.difference import ROUNDING, Difference, adjust, find_unit, summarize
 from bench.verdict.ratio import Ratio
 from bench.verdict.seeds import MIN_SEEDS, compare_seeds

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from bench.axis import Trait
 from bench.case import AXES, FOLLOWS, SAME_QUESTION, format_value, free_axes, list_affecting
 from bench.record import COMPARABLE
+from bench.store.rows import group
 from bench.study.axes import (
     MACHINE,
     NUMBERS,
@@ -26,7 +27,7 @@ from bench.study.axes import (
 )
 from bench.study.doubts import DOUBTS, SAID_BELOW
 from bench.study.results import Result
-from bench.study.runs import SOURCE, Run, group
+from bench.study.runs import SOURCE, Run
 from bench.workloads import IMAGES
 
 

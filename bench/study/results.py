@@ -14,9 +14,10 @@ from bench.case import SAME_QUESTION, free_axes
 from bench.interval import CONFIDENCE
 from bench.limits import MIN_REPEATS, STEADY
 from bench.record import COMPARABLE, MEASURED, MODEL_PARTS, RELIABLE, Status
+from bench.store.rows import group
 from bench.study.doubts import DOUBTS, LEAST_KNOWN
 from bench.study.quantities import STORED, over
-from bench.study.runs import Run, group, tell_but
+from bench.study.runs import Run, tell_but
 
 # a case has the best-ranked status of its repeats: the one that tells most about its time
 _RANK = [Status.OK, Status.DIVERGED, Status.INVALID, Status.OOM, Status.OOM_SUSPECTED]

@@ -8,36 +8,22 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from functools import cached_property
 from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from bench.case import AXES, SAME_QUESTION, Case, make_case
+from bench.case import AXES, SAME_QUESTION, Case
 from bench.diagnosis.rates import COPY, RATES
 from bench.gpu.peaks import list_peaks, peak_bandwidth, peak_flops
 from bench.origin import Origin, find_origin
 from bench.precision import OPT_LEVELS, PRECISIONS, Arithmetic
 from bench.record import COMPARABLE
-from bench.store.runs import parse_axis
+from bench.store.rows import Row, group
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import MEMORY, QUANTITIES, over
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from bench.study.sweeps import Sweep
 
-T = TypeVar("T")
-
 SOURCE = ("sweep", "machine")
-
-_tell_axes = attrgetter(*AXES)
-
-
-def group(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
-    """Group items by their key, in the order in which the keys first appear."""
-    groups: dict[Hashable, list[T]] = defaultdict(list)
-    for item in items:
-        groups[key(item)].append(item)
-    return [*groups.values()]
 
 
 def tell_but(free: Collection[str]) -> Callable[[Any], tuple[Any, ...]]:
@@ -48,7 +34,7 @@ def tell_but(free: Collection[str]) -> Callable[[Any], tuple[Any, ...]]:
     return tell
 
 
-class Run:
+class Run(Row):
     """A record: its cells by name, each of `QUANTITIES` that it has by itself, and `DOUBTS`. An
     unknown number is NaN, unknown text is empty.
 
@@ -79,7 +65,7 @@ class Run:
     images_per_s: float
 
     def __init__(self, cells: Mapping[str, Any], **beside: Any) -> None:
-        vars(self).update(cells, **beside)
+        super().__init__({**cells, **beside})
         if math.isnan(self.images_per_s):
             self.images_per_s = over(self.train_images, self.epoch_time_s)
 
@@ -93,15 +79,6 @@ class Run:
             raise AttributeError(name)
         vars(self)[name] = value
         return value
-
-    @cached_property
-    def axes(self) -> tuple[Any, ...]:
-        told: tuple[Any, ...] = _tell_axes(self)
-        return told
-
-    @cached_property
-    def case(self) -> Case:
-        return make_case(*map(parse_axis, AXES, self.axes))
 
     @property
     def timed(self) -> bool:
@@ -211,31 +188,28 @@ def read_runs(sweeps: Sequence[Sweep]) -> list[Run]:
     runs: list[Run] = []
     for sweep in sweeps:
         told = sweep.read_stragglers(), sweep.read_unaffected()
-        mine = list_runs(sweep.records, sweep.name, *told)
+        mine = list_runs(sweep.rows, sweep.name, *told)
         _fill_environment(mine)
         runs += mine
     return link_runs(runs)
 
 
 def list_runs(
-    records: pd.DataFrame,
+    rows: Iterable[Row],
     sweep: str = "",
     straggle: Mapping[str, float] = MappingProxyType({}),
     unaffected: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Run]:
-    """Return records as runs, without what only several of them together tell. What stands beside
-    some of them is given by ``record_id``."""
-    names = records.columns.tolist()
-    rows = zip(*(records[name].tolist() for name in names), strict=True)
-    told = (dict(zip(names, row, strict=True)) for row in rows)
+    """Return rows as runs, without what only several of them together tell. What stands beside some
+    of them is given by ``record_id``."""
     return [
         Run(
-            cells,
+            vars(row),
             sweep=sweep,
-            straggle=straggle.get(cells["record_id"], math.nan),
-            unaffected=unaffected.get(cells["record_id"], ""),
+            straggle=straggle.get(row.record_id, math.nan),
+            unaffected=unaffected.get(row.record_id, ""),
         )
-        for cells in told
+        for row in rows
     ]
 
 
@@ -282,53 +256,6 @@ def link_runs(runs: list[Run]) -> list[Run]:
         for run in alike:
             run.memory_measure = measure
     return runs
-
-
-def keep_cases(runs: Iterable[Run]) -> list[Run]:
-    """Return the runs that measure a whole case: no sentinels, probes or truncated trials."""
-    whole = (run for run in runs if not (run.sentinel or run.probe))
-    return [run for run in whole if run.truncated_after != run.truncated_after]
-
-
-def keep_latest(runs: Iterable[Run]) -> list[Run]:
-    """Return the runs that count, in their order: of each case, repeat and kind of run the last
-    attempt under each environment, see `bench.store.attempts.keep_latest`."""
-    runs = [*runs]
-    counting: set[int] = set()
-    tell = attrgetter("sweep", "asked", "repeat", "sentinel", "probe")
-    for tries in group(runs, tell):
-        if len(tries) > 1:
-            tries.sort(key=lambda run: float(run.attempt))
-            last = dict(zip(fill_unknown(tries), tries, strict=True))
-            tries = [*last.values()]
-        counting.update(map(id, tries))
-    return [run for run in runs if id(run) in counting]
-
-
-def latest(runs: Iterable[Run]) -> list[Run]:
-    """Return the last attempt at each run of a whole case."""
-    return keep_latest(keep_cases(runs))
-
-
-def fill_unknown(runs: Sequence[Run]) -> list[tuple[str, ...]]:
-    """Return the cells of `COMPARABLE` of some runs, as `bench.store.attempts.fill_unknown` does: a
-    run that failed early takes what it does not know from the next that does, else from the last
-    before."""
-    columns = []
-    for name in COMPARABLE:
-        cells: list[str] = [getattr(run, name) for run in runs]
-        # empty variables are known where torch is: none was set
-        lost = [cell == "" and (name != "variables" or run.torch == "")
-                for cell, run in zip(cells, runs, strict=True)]  # fmt: skip
-        if any(lost):
-            known = [None if is_lost else cell for cell, is_lost in zip(cells, lost, strict=True)]
-            for order in (range(len(known) - 2, -1, -1), range(1, len(known))):
-                step = 1 if order.step < 0 else -1
-                for at in order:
-                    known[at] = known[at + step] if known[at] is None else known[at]
-            cells = [cell or "" for cell in known]
-        columns.append(cells)
-    return [*zip(*columns, strict=True)]
 
 
 def _measure_part(run: Run) -> float:

@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 from bench.axis import Trait, axis_flag
 from bench.case import AXES, Case, free_axes, list_varying
 from bench.errors import UsageError
 from bench.halving import Halving, read_halving
 from bench.precision import PRECISIONS
-from bench.record import REPEATED, STEP_COLUMNS
-from bench.store.attempts import number_groups
-from bench.store.cells import RECORDS, STEPS
+from bench.record import REPEATED, RankRow, Step, WorkRow
 from bench.store.plans import SHARD, Plan, leave_out_known, list_lost_shards, parse_shard
-from bench.store.reader import (
-    find_records,
-    read_config,
-    read_epochs,
-    read_ranks,
-    read_records,
-    read_steps,
-    read_work,
-)
-from bench.store.runs import Run, list_served, read_cases, read_history
+from bench.store.reader import find_records, read_beside, read_config, read_rows
+from bench.store.rows import Row, Run, group, list_served, read_history
+from bench.store.table import RECORDS
 from bench.text import count, name_first
 from bench.wall.records import read_goal
 from bench.wall.search import MARGIN
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "rtx-titan-2019.csv"
 """The published figures; only a checkout has them, not an installed package."""
@@ -43,7 +30,7 @@ REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "rtx-titan-201
 
 @dataclass(frozen=True)
 class Sweep:
-    """One sweep: its records, and data from the files beside them.
+    """One sweep: the rows of its records, and data from the files beside them.
 
     Attributes:
         step: resolution, in images, of the search for the largest batch; None if not known.
@@ -55,75 +42,63 @@ class Sweep:
 
     name: str
     path: Path
-    records: pd.DataFrame
+    rows: Sequence[Row]
     command: str = ""
     step: int | None = None
     margin: float = MARGIN
     halving: Halving | None = None
     plans: Sequence[Plan] = ()
 
-    def read_steps(self, most_bytes: float = math.inf) -> pd.DataFrame:
-        """Read the steps of its records (`STEP_COLUMNS`); no rows if the file is larger."""
-        files = [file.with_name(STEPS) for file in find_records(self.path)]
-        if sum(file.stat().st_size for file in files if file.is_file()) > most_bytes:
-            import pandas as pd
-
-            return pd.DataFrame({name: [] for name in STEP_COLUMNS})
-        return read_steps(self.path)
-
-    def read_epochs(self) -> pd.DataFrame:
-        """Read the epochs of its records that have several (`EPOCH_COLUMNS`)."""
-        return read_epochs(self.path)
-
     @cached_property
     def gaps(self) -> list[tuple[str, str]]:
         """Sentences on planned runs without a row, each with a fix; computed once."""
-        return [*describe_gaps(self.name, self.records, self.plans)]
+        return [*describe_gaps(self.name, self.rows, self.plans)]
 
     @cached_property
-    def work(self) -> pd.DataFrame:
-        """The work of a step of its records (`WORK_COLUMNS`); read once."""
-        return read_work(self.path)
+    def work(self) -> dict[str, list[WorkRow]]:
+        """The work of a step, by record; read once."""
+        return read_beside(self.path, WorkRow)
 
     def read_stragglers(self) -> dict[str, float]:
         """Return by record the share by which the slowest process exceeds the others' median."""
         found: dict[str, float] = {}
-        if not (self.records["world_size"] > 1).any():  # only these have any
+        if all(row.world_size == 1 for row in self.rows):  # the others have no ranks
             return found
-        ranks = read_ranks(self.path).dropna(subset=["work_s"])
-        for record, work in ranks.groupby("record_id")["work_s"]:
-            *others, slowest = sorted(work)
+        for record, ranks in read_beside(self.path, RankRow).items():
+            *others, slowest = sorted(rank.work_s for rank in ranks if rank.work_s is not None)
             if others and median(others) > 0:
-                found[str(record)] = slowest / median(others) - 1
+                found[record] = slowest / median(others) - 1
         return found
 
     def read_unaffected(self) -> dict[str, str]:
         """Return by record the axis that had no effect on its training: with another value of it,
         and the same seed, all losses were the same to the last digit."""
-        same = ["run_seed", "measured_steps", "train_loss"]
-        rows = self.records.dropna(subset=same)
-        rows = rows[rows.duplicated(same, keep=False)]
-        # bf16 and bf16-amp computed the same on an H100 and an H200
-        arithmetic = [PRECISIONS[name].arithmetic for name in rows["precision"]]
-        rows = rows.assign(precision=arithmetic)
-        suspects: list[tuple[str, pd.DataFrame]] = []
-        for axis in _EFFECTIVE if len(rows) else ():
-            if rows[axis].nunique() > 1:
-                equal = [*same, *(name for name in AXES if name not in free_axes(axis))]
-                alike = rows.groupby(number_groups(rows, equal))
-                suspects += [(axis, part) for _, part in alike if part[axis].nunique() > 1]
+        same = ("run_seed", "measured_steps", "train_loss")
+        known = [row for row in self.rows if all(row.number(name) is not None for name in same)]
+        suspects: list[tuple[str, list[Row]]] = []
+        for alike in group(known, attrgetter(*same)):
+            for axis in _EFFECTIVE if len(alike) > 1 else ():
+                tell = attrgetter(*(name for name in AXES if name not in free_axes(axis)))
+                parts = group(alike, tell)
+                suspects += [(axis, part) for part in parts if _count_values(axis, part) > 1]
         if not suspects:
             return {}
-        steps = self.read_steps(MOST_STEP_BYTES)
-        losses = steps.groupby("record_id", sort=False)["loss"].agg(tuple).to_dict()
+        steps = read_beside(self.path, Step, MOST_STEP_BYTES)
+        curves = {name: tuple(step.loss for step in its) for name, its in steps.items()}
         found: dict[str, str] = {}
         for axis, part in suspects:
-            curves = part["record_id"].map(losses.get)
-            for curve, those in part.groupby(curves):
+            for those in group(part, lambda row: curves.get(row.record_id, ())):
                 # a loss that stays the same is not learned
-                if len({*curve}) >= _LEAST_ALIKE and those[axis].nunique() > 1:
-                    found |= dict.fromkeys(those["record_id"], axis_flag(axis))
+                learned = len({*curves.get(those[0].record_id, ())}) >= _LEAST_ALIKE
+                if learned and _count_values(axis, those) > 1:
+                    found |= dict.fromkeys((row.record_id for row in those), axis_flag(axis))
         return found
+
+
+def _count_values(axis: str, rows: Iterable[Row]) -> int:
+    # bf16 and bf16-amp computed the same on an H100 and an H200
+    values = (getattr(row, axis) for row in rows)
+    return len({PRECISIONS[v].arithmetic if axis == "precision" else v for v in values})
 
 
 _EFFECTIVE = tuple(
@@ -138,8 +113,9 @@ _EFFECTIVE = tuple(
 _LEAST_ALIKE = 4
 """Different losses that two trainings need to share: the first is that of an untrained network."""
 
-MOST_STEP_BYTES = 100_000_000
-"""Larger steps files are not read for a report: pandas would need ten times as much memory."""
+MOST_STEP_BYTES = 30_000_000
+"""Larger steps files are not read for a report: it would take seconds and ten times as much memory.
+"""
 
 
 def read_sweep(path: Path, name: str = "") -> Sweep:
@@ -151,7 +127,7 @@ def read_sweep(path: Path, name: str = "") -> Sweep:
     return Sweep(
         name or _name(path),
         path.parent if path.name == RECORDS else path,
-        read_records(path),
+        read_rows(path),
         command if isinstance(command, str) else "",
         *read_goal(configs[0].get("search")),
         read_halving(configs[0].get("halving")),
@@ -206,7 +182,7 @@ _NAMED = 4  # missing runs or shards named in a message
 
 
 def describe_gaps(
-    name: str, rows: pd.DataFrame, plans: Sequence[Plan]
+    name: str, rows: Sequence[Row], plans: Sequence[Plan]
 ) -> Iterator[tuple[str, str]]:
     """Describe missing shards of a sweep, and planned runs without a row. Each gap is a sentence on
     what is missing and one on how to fix it.
@@ -227,9 +203,11 @@ def describe_gaps(
     if any(case.until for case, _, _ in planned):
         planned = dict.fromkeys(leave_out_known(planned, read_history(rows)))
     # the notice "No result" reports other runs that did not end
-    cut = rows["sentinel"].astype(bool) & rows["status"].isin(list(REPEATED))
-    rows = rows[~rows["probe"].astype(bool) & ~cut]
-    made = zip(read_cases(rows), rows["repeat"].tolist(), rows["sentinel"].tolist(), strict=True)
+    made = (
+        (row.case, row.repeat, row.sentinel)
+        for row in rows
+        if not (row.probe or (row.sentinel and row.status in REPEATED))
+    )
     done = {served for run in made for served in list_served(run)}
     left = [run for run in planned if run not in done]
     if not left:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.case import AXES, Case, format_value
 from bench.record import COMPARABLE, MEASURED, Environment, Record
-from bench.store.cells import BEST, LAST
+from bench.store.table import BEST, LAST
 from bench.text import clean, replace_file
 
 ENDED = "record_id"

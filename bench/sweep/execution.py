@@ -10,9 +10,8 @@ from typing import Any
 from bench.case import Case, list_varying
 from bench.doctor.rates import choose_seconds
 from bench.record import Status
-from bench.store.attempts import find_repeats
 from bench.store.plans import collect_times, leave_out_known, plan_runs
-from bench.store.runs import Run, read_history
+from bench.store.rows import Run, read_history
 from bench.sweep.display import Display
 from bench.sweep.folder import read_past, refuse_other_part, refuse_other_seeds, write_config
 from bench.sweep.grid import Grid
@@ -107,10 +106,10 @@ class Part:
         self.loop, self.asked, self.cases = loop, asked, asked.cases
         refuse_other_part(self.folder, loop.store.read_config(), self.options.shard)
         # rows that new ones can be compared with, and all rows
-        self._comparable, frame = read_past(loop, [*asked.cases, *asked.unsized])
+        self._comparable, rows = read_past(loop, [*asked.cases, *asked.unsized])
         # the last attempt at each run, and the same of comparable rows alone
-        self.before = self._done = read_history(frame)
-        if len(self._comparable) < len(frame):
+        self.before = self._done = read_history(rows)
+        if len(self._comparable) < len(rows):
             self._done = read_history(self._comparable)
         self.plan = list[Run]()
         self.runs = list[Run]()
@@ -155,11 +154,14 @@ class Part:
 
     def read_pace(self) -> Pace:
         """Return the wall times of the recorded first runs."""
-        rows = self._comparable
-        rows = rows[find_repeats(rows) & (rows["repeat"] == 1) & ~rows["inferred"]]
-        rows = rows[rows["status"] != str(Status.LOST)]
-        times = zip(rows["started_at"], rows["finished_at"], strict=True)
-        seconds = [read_time(ended) - read_time(begun) for begun, ended in times]
+        seconds = [
+            read_time(row.finished_at) - read_time(row.started_at)
+            for row in self._comparable
+            if row.is_repeat
+            and row.repeat == 1
+            and not row.inferred
+            and row.status is not Status.LOST
+        ]
         return Pace(len(self.cases), len(self.loop.lanes), seconds)
 
     def limit_repeats(self, pace: Pace) -> int:

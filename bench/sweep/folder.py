@@ -11,20 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.axis import Trait
-from bench.case import Case, format_value, list_affecting, spell_cases
+from bench.case import Case, list_affecting, spell_cases
 from bench.environment.device import Platform
 from bench.errors import UsageError
 from bench.record import COMPARABLE, MODEL_PARTS
 from bench.store.plans import SHARD, Shard
-from bench.store.reader import read_records
-from bench.store.runs import LatestAttempt, Run
+from bench.store.reader import read_rows
+from bench.store.rows import LatestAttempt, Row, Run
 from bench.sweep.preflight import list_described
 from bench.sweep.schedule import choose_seed
 from bench.text import clean, join_words
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from bench.sweep.loop import Loop
 
 _KEPT = ("search", SHARD, "halving")
@@ -51,33 +49,36 @@ def default_out(platforms: Mapping[str, Platform]) -> Path:
     return Path("results") / f"{'-'.join(words)}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def read_past(loop: Loop, cases: Sequence[Case]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def read_past(loop: Loop, cases: Sequence[Case]) -> tuple[list[Row], list[Row]]:
     """Return the recorded rows that those of ``cases`` can be compared with, and all rows. Raises
     UsageError: some rows are not comparable, and --mix is not given: the message says how they
     differ."""
     out, inputs = loop.store.folder, loop.inputs
-    frame = read_records(out)
-    comparable, differing = frame["repeat"] >= 0, dict[str, None]()
+    rows = read_rows(out)
+    unlike, differing = set[int](), dict[str, None]()
 
-    def find_alike(case: Case, axes: Iterable[str]) -> Any:
-        texts = [format_value(getattr(case, name)) for name in axes]
-        return (frame[list(axes)] == texts).all(axis=1)
+    def find_alike(case: Case, axes: Iterable[str]) -> list[Row]:
+        return [r for r in rows if all(getattr(r.case, n) == getattr(case, n) for n in axes)]
 
     for case in list_described(cases):
         environment = inputs.describe(case)
-        here = find_alike(case, ("device", *list_affecting(Trait.DATA)))
+        here = {*map(id, find_alike(case, ("device", *list_affecting(Trait.DATA))))}
         changed: list[str] = []
         for name, axes in COMPARABLE.items():
             now = clean(getattr(environment, name) or "")
             # a model or a file is only compared with its own rows
-            unlike = find_alike(case, axes) & (frame[name] != now)
-            unlike &= here | (axes == ("device",))
-            comparable &= ~unlike
-            if name in MODEL_PARTS:
-                changed += [MODEL_PARTS[name]] if (unlike & (frame[name] != "")).any() else []
-                unlike &= frame[name] == ""
-            for before in frame[name][unlike].unique():
-                differing[f"{name} was {before or 'none'}, now {now or 'none'}"] = None
+            others = [
+                row
+                for row in find_alike(case, axes)
+                if getattr(row, name) != now and (axes == ("device",) or id(row) in here)
+            ]
+            unlike.update(map(id, others))
+            before = dict.fromkeys(getattr(row, name) for row in others)
+            if name in MODEL_PARTS and before.keys() - {""}:
+                changed.append(MODEL_PARTS[name])
+                before = {"": None} if "" in before else {}
+            for told in before:
+                differing[f"{name} was {told or 'none'}, now {now or 'none'}"] = None
         if changed:
             what = join_words(changed)
             differing[f"model {case.model}: its {what} changed since they were measured"] = None
@@ -86,7 +87,7 @@ def read_past(loop: Loop, cases: Sequence[Case]) -> tuple[pd.DataFrame, pd.DataF
             f"--out {out}: has rows that would not be comparable: {'; '.join(differing)}; "
             "choose another --out, or add to them with --mix"
         )
-    return frame[comparable], frame
+    return [row for row in rows if id(row) not in unlike], rows
 
 
 def refuse_other_seeds(

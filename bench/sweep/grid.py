@@ -9,7 +9,7 @@ from itertools import islice, takewhile
 from bench.case import Case
 from bench.record import Outcome, Record, Status
 from bench.store.plans import find_width, is_known
-from bench.store.runs import LatestAttempt, Run
+from bench.store.rows import LatestAttempt, Run
 from bench.sweep.loop import Loop
 from bench.sweep.schedule import Losses, OomSkips, Pace
 from bench.text import read_time

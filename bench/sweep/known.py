@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,7 @@ from bench.record import (
     flatten,
     read_missing,
 )
-from bench.store.reader import list_work, read_records, read_work
-from bench.store.runs import read_cases
+from bench.store.reader import read_beside, read_rows
 from bench.text import clean
 from bench.work import add_items
 
@@ -63,9 +62,7 @@ def _make_key(part: str, case: Case, machine: Mapping[str, Any]) -> tuple[str, .
     return (part, *(format_value(clean(v) if isinstance(v, str) else v) for v in values))
 
 
-def _learn(
-    found: Found, case: Case, cells: Mapping[str, Any], work: Callable[[], Sequence[WorkRow]]
-) -> None:
+def _learn(found: Found, case: Case, cells: Mapping[str, Any], work: Sequence[WorkRow]) -> None:
     """Keep the parts that a row found itself; the first row with a key counts."""
     if cells["status"] != Status.OK or find_origin(cells["executor"]) != "measured":
         return
@@ -75,7 +72,7 @@ def _learn(
         if part in taken or key in found or any(cells[name] is None for name in _FOUND & {*names}):
             continue
         # rows without bytes were only timed
-        rows = [row for row in work() if row.bytes is not None] if part == Trait.WORK else []
+        rows = [row for row in work if row.bytes is not None] if part == Trait.WORK else []
         if part != Trait.WORK or (rows and all(row.bytes_per_item is not None for row in rows)):
             found[key] = cells, micro_batch(case), rows
 
@@ -104,19 +101,18 @@ class Known:
         return known
 
     def learn(self, record: Record, work: Sequence[WorkRow]) -> None:
-        _learn(self._found, record.case, flatten(record), lambda: work)
+        _learn(self._found, record.case, flatten(record), work)
 
     @cached_property
     def _found(self) -> Found:
         """What the rows of the folder found, earlier ones included; read on first use."""
         found: Found = {}
         with suppress(UsageError):  # an unreadable file counts as empty
-            frame = read_records(self._folder)
-            frame = frame[frame["status"] == str(Status.OK)]
-            table = read_work(self._folder)
-            parts = dict(iter(table.groupby("record_id", sort=False)))
-            for case, row in zip(read_cases(frame), frame.to_dict("records"), strict=True):
-                cells = {str(name): None if v == "" or v != v else v for name, v in row.items()}
-                rows = parts.get(row["record_id"], table[:0])
-                _learn(found, case, cells, partial(list_work, rows))
+            rows, work = read_rows(self._folder), read_beside(self._folder, WorkRow)
+            for row in rows:
+                if row.status is Status.OK:
+                    cells = {
+                        name: None if v == "" or v != v else v for name, v in vars(row).items()
+                    }
+                    _learn(found, row.case, cells, work.get(row.record_id, ()))
         return found

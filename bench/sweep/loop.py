@@ -29,8 +29,8 @@ from bench.executors import Event, Executor, build_executor
 from bench.precision import PRECISIONS
 from bench.processes import stop_signals
 from bench.record import Environment, Outcome, Record, Status, flatten, read_missing, write_missing
-from bench.store.cells import CHECKPOINTS, LOGS, TRACES
 from bench.store.reader import find_shards
+from bench.store.table import CHECKPOINTS, LOGS, TRACES
 from bench.store.writer import Store
 from bench.sweep.checkpoints import KeptRun
 from bench.sweep.display import Display, write_curve

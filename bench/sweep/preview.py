@@ -19,10 +19,10 @@ from bench.optimization import OPTIMIZERS, SCHEDULES
 from bench.precision import FP8_RECIPES, OPT_LEVELS, POLICIES, PRECISIONS
 from bench.preset import load_preset, preset_names
 from bench.record import Environment
-from bench.store.cells import RECORDS
 from bench.store.plans import plan_runs
-from bench.store.reader import read_records
-from bench.store.runs import LatestAttempt, Run, read_history
+from bench.store.reader import read_rows
+from bench.store.rows import LatestAttempt, Run, read_history
+from bench.store.table import RECORDS
 from bench.sweep.folder import refuse_other_seeds, refuse_unwritable
 from bench.sweep.loop import count_beside, open_lanes, refuse_world_sizes
 from bench.sweep.options import Options, Plan
@@ -160,7 +160,7 @@ def _read_history(options: Options) -> dict[Run, LatestAttempt]:
     """Return the runs in --out. A real start also checks the environment that they ran in."""
     if options.out is None or not (options.out / RECORDS).is_file():
         return {}
-    return read_history(read_records(options.out))
+    return read_history(read_rows(options.out))
 
 
 def _name_sources(plan: Plan, options: Options) -> list[str]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from bench.case import Case, list_varying
 from bench.record import Outcome, Record, Status, flatten
-from bench.store.runs import read_cases
+from bench.store.rows import Row
 from bench.sweep.display import Display
 from bench.sweep.folder import read_past, write_config
 from bench.sweep.loop import Loop, open_loop
@@ -21,13 +20,10 @@ from bench.wall.records import Trial, make_probe, read_trials
 from bench.wall.search import MARGIN, STEP, Ending, decide
 from bench.worker.messages import Job, Lane
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 class Searches:
     """The searches for the largest batch of each family: a family has one lane, and one probe, at a
-    time. They continue from the probes in ``frame``, the rows that new ones can be compared with.
+    time. They continue from the probes in ``rows``, those that new ones can be compared with.
 
     Args:
         step: resolution of the search, in images.
@@ -39,7 +35,7 @@ class Searches:
         self,
         loop: Loop,
         families: Sequence[Case],
-        frame: pd.DataFrame,
+        rows: Sequence[Row],
         step: int = STEP,
         margin: float = MARGIN,
         most: int | None = None,
@@ -49,9 +45,9 @@ class Searches:
         self.known = 0
         self._step, self._margin = step, margin
         # rows to be retried no longer count, but attempt numbers go on from theirs
-        known = frame[~frame["status"].isin(loop.options.retry)]
+        known = [row for row in rows if row.status not in loop.options.retry]
         trials = {trial.family: trial for trial in read_trials(known)}
-        self._attempts = Counter(read_cases(frame[frame["probe"]]))
+        self._attempts = Counter(row.case for row in rows if row.probe)
         self._families = families
         self.axes = list_varying(families, but="batch_size")
         self._left: dict[Case, _Search] = {}
@@ -95,7 +91,7 @@ class Searches:
         family = next(f for f, search in self._left.items() if search.probe == record.case)
         search = self._left[family]
         search.probe = None
-        search.trial.add(flatten(record))
+        search.trial.add(Row(flatten(record)))
         if record.status is Status.LOST and not self._losses.allow(record.case, outcome):
             self.conclude(family)
 

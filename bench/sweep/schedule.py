@@ -10,7 +10,7 @@ from operator import attrgetter
 from bench.axis import Value
 from bench.case import AXES, Case
 from bench.record import REPEATED, Outcome, Status
-from bench.store.runs import LatestAttempt, Run
+from bench.store.rows import LatestAttempt, Run
 from bench.text import write_seconds
 
 MOST_LOST = 3

@@ -18,8 +18,8 @@ from pathlib import Path
 from bench.cores import OtherWork, count_cores, usable_cpus
 from bench.environment.variables import THREADS
 from bench.limits import BUSY_CORES
-from bench.store.cells import RECORDS
-from bench.store.reader import read_records
+from bench.store.reader import read_rows
+from bench.store.table import RECORDS
 from bench.text import count
 
 _WATCHED_S = 1.0
@@ -51,10 +51,9 @@ def hold_threads(out: Path | None) -> Iterator[None]:
 def _choose_threads(out: Path | None) -> tuple[int | None, str]:
     """Return the number of threads, None for torch's default, and why."""
     if out is not None and (out / RECORDS).is_file():
-        rows = read_records(out)
-        for variables in rows.loc[rows["device"] == "cpu", "variables"].tail(1):
-            kept = re.search(rf"\b{THREADS[0]}=([0-9]+)", variables)
-            return int(kept[1]) if kept else None, f"the rows in {out} are of {variables}"
+        for row in (row for row in reversed(read_rows(out)) if row.device == "cpu"):
+            kept = re.search(rf"\b{THREADS[0]}=([0-9]+)", row.variables)
+            return int(kept[1]) if kept else None, f"the rows in {out} are of {row.variables}"
     others = OtherWork()
     with others.watch():
         time.sleep(_WATCHED_S)

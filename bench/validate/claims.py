@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from itertools import chain, combinations, pairwise
@@ -29,10 +29,11 @@ from bench.gpu.peaks import list_peaks
 from bench.limits import SLOWED, leave_out_first
 from bench.origin import find_origin
 from bench.precision import Arithmetic, find_formats
-from bench.record import COMPARABLE, REPEATED, Measurement, Status, read_missing
-from bench.store.runs import read_history
+from bench.record import COMPARABLE, REPEATED, EpochRow, Measurement, RankRow, Status, read_missing
+from bench.store.reader import read_beside
+from bench.store.rows import group, read_history
 from bench.study.quantities import is_number
-from bench.study.runs import Run, group
+from bench.study.runs import Run
 from bench.study.sweeps import Sweep
 from bench.text import count, name_first
 from bench.validate.evidence import (
@@ -125,8 +126,15 @@ def _of_rows(find: Callable[[Row], Iterator[str]]) -> Callable[[Evidence], Itera
 def find_orphans(evidence: Evidence) -> Iterator[str]:
     ids = Counter(run.record_id for run in evidence.runs)
     yield from (f"several rows have the record_id {name}" for name, n in ids.items() if n > 1)
-    for name, table in evidence.beside.items():
-        if strange := {*table["record_id"]} - {*ids}:
+    path = evidence.sweep.path
+    beside: dict[str, Iterable[str]] = {
+        "steps": evidence.steps,
+        "work": evidence.sweep.work,
+        "epochs": read_beside(path, EpochRow),
+        "ranks": read_beside(path, RankRow),
+    }
+    for name, records in beside.items():
+        if strange := {*records} - {*ids}:
             yield f"{name}.csv has rows of {count(len(strange), 'record')} that records.csv lacks"
 
 
@@ -165,7 +173,7 @@ def find_gaps(evidence: Evidence) -> Iterator[str]:
     yield from (f"{told} {mend}" for told, mend in evidence.sweep.gaps)
     attempts = {(run.case, run.repeat, run.sentinel, run.attempt) for run in evidence.runs}
     axes = list_varying([run.case for run in evidence.runs])
-    for (case, repeat, sentinel), past in read_history(evidence.sweep.records).items():
+    for (case, repeat, sentinel), past in read_history(evidence.sweep.rows).items():
         began = (case, repeat, sentinel, past.attempt) in attempts
         # a sentinel that was cut off is among the gaps above
         if past.status in REPEATED and began and not sentinel:
@@ -320,13 +328,12 @@ def find_wrong_steps(row: Row) -> Iterator[str]:
         if row.has("measured_steps"):
             yield "steps.csv has none of its steps"
         return
-    times = steps["time_s"].tolist()
-    if len(steps) != row["measured_steps"] or steps["images"].sum() != row["measured_images"]:
+    times, images = _list_times(row), sum(step.images for step in steps)
+    if len(steps) != row["measured_steps"] or images != row["measured_images"]:
         held = [row[name] for name in ("measured_steps", "measured_images")]
         told = ["an unknown number" if number is None else f"{number:.0f}" for number in held]
         yield (
-            f"steps.csv has {len(steps)} steps of {steps['images'].sum()} images, the row "
-            f"{told[0]} of {told[1]}"
+            f"steps.csv has {len(steps)} steps of {images} images, the row {told[0]} of {told[1]}"
         )
     elif not adds_up(times, row["measured_time_s"], row.case.epochs):
         yield f"its steps take {sum(times):.4g} s, and together {row['measured_time_s']:.4g} s"
@@ -338,6 +345,14 @@ def find_wrong_steps(row: Row) -> Iterator[str]:
     ):
         if row.has(column) and _differ(row[column], right, EXACT):
             yield f"{column} is {row[column]:.4g}, and {right:.4g} by its steps"
+
+
+def _list_times(row: Row) -> list[float]:
+    return [step.time_s or 0.0 for step in row.steps]
+
+
+def _none_as_nan(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def adds_up(times: Sequence[float], measured_s: float, epochs: int = 1) -> bool:
@@ -366,7 +381,7 @@ def find_wrong_epochs(row: Row) -> Iterator[str]:
     if low and high and not low <= row["epoch_time_s"] <= high:
         yield "its epoch time lies outside its own interval"
     whole = row["measured_images"] is None or row["measured_images"] >= row["train_images"]
-    times = row.steps["time_s"].tolist()
+    times = _list_times(row)
     # batches that a loader prepared ahead are left out of the mean as well
     if times and not whole and row.case.loader == "device":
         left = row["train_images"] / per_step - len(times)
@@ -380,12 +395,12 @@ def find_wrong_learning(row: Row) -> Iterator[str]:
     several = row.case.epochs > 1 or row.case.command is not None  # whose warm-up learns too
     if not len(steps) or several or row["status"] != Status.OK:
         return
-    images = steps["images"].sum()
-    loss = (steps["loss"] * steps["images"]).sum() / images
+    images = sum(step.images for step in steps)
+    loss = sum(step.loss * step.images for step in steps if step.loss is not None) / images
     if row.has("train_loss") and _differ(row["train_loss"], loss, 1e-5):
         yield f"its loss is {row['train_loss']:.4f}, and {loss:.4f} by its steps"
-    if row.has("train_accuracy") and steps["correct"].notna().all():
-        share = steps["correct"].sum() / images
+    if row.has("train_accuracy") and None not in (hits := [step.correct for step in steps]):
+        share = sum(hit or 0 for hit in hits) / images
         if _differ(row["train_accuracy"], share, 1e-5):
             yield f"its accuracy is {row['train_accuracy']:.4f}, and {share:.4f} by its steps"
 
@@ -399,7 +414,7 @@ def find_odd_curves(evidence: Evidence) -> Iterator[str]:
     for rows in chain(of_images, of_others):
         # a command draws its weights and its data as it likes
         own = [row for row in rows if row["executor"] in OWN and row.case.command is None]
-        firsts = [(row.name, row.steps["loss"].iloc[0]) for row in own if len(row.steps)]
+        firsts = [(row.name, _none_as_nan(row.steps[0].loss)) for row in own if row.steps]
         if len(firsts) > 1:
             usual = median(loss for _, loss in firsts)
             for name, loss in firsts:
@@ -423,7 +438,7 @@ def find_wrong_work(evidence: Evidence) -> Iterator[str]:
             if row.case.command is None
             else ()
         ):
-            listed = row.work[name].sum()
+            listed = sum(getattr(part, name) or 0.0 for part in row.work)
             if row.has(column) and listed and _differ(row[column] * items, listed, EXACT):
                 yield f"{row.name}: {column} is not what its operations in work.csv add up to"
     # the shape is an axis, and the parameters show the number of classes of a dataset

@@ -7,20 +7,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.case import Case, list_varying
 from bench.errors import UsageError
 from bench.origin import EXECUTORS
-from bench.record import MEASURED
-from bench.store.cells import RECORDS
-from bench.store.reader import find_records, read_ranks
-from bench.study.runs import Run, group, list_runs
+from bench.record import MEASURED, Step, WorkRow
+from bench.store.reader import find_records, read_beside
+from bench.store.rows import group
+from bench.store.table import RECORDS
+from bench.study.runs import Run, list_runs
 from bench.study.sweeps import Sweep, read_sweep
 from bench.text import name_first
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 KNOWN_FAULTS = "known-faults.txt"
 
@@ -35,8 +33,8 @@ class Row:
 
     name: str
     run: Run
-    steps: pd.DataFrame
-    work: pd.DataFrame
+    steps: Sequence[Step]
+    work: Sequence[WorkRow]
 
     @property
     def case(self) -> Case:
@@ -56,12 +54,12 @@ class Evidence:
     published ones, are read but make no claim about how they were measured."""
 
     sweep: Sweep
-    beside: dict[str, pd.DataFrame]
+    steps: dict[str, list[Step]]
 
     @cached_property
     def runs(self) -> list[Run]:
         """All records, as they are written."""
-        return list_runs(self.sweep.records)
+        return list_runs(self.sweep.rows)
 
     @cached_property
     def own(self) -> list[Run]:
@@ -71,18 +69,13 @@ class Evidence:
     @cached_property
     def rows(self) -> list[Row]:
         """The rows whose status says that they were measured, without inferred ones."""
-        tables = [self.beside["steps"], self.beside["work"]]
-        parts: list[dict[Any, pd.DataFrame]] = [
-            dict(iter(table.groupby("record_id"))) for table in tables
-        ]
         axes, rows = list_varying([run.case for run in self.runs]), []
         for run in self.runs:
             if run.status in MEASURED and not run.inferred:
                 which = f", repeat {run.repeat}" if run.repeat > 1 else ""
                 name = f"{run.case.label(axes)}{which}{', sentinel' if run.sentinel else ''}"
-                beside = zip(parts, tables, strict=True)
-                steps, work = (part.get(run.record_id, table[:0]) for part, table in beside)
-                rows.append(Row(name, run, steps, work))
+                work = self.sweep.work.get(run.record_id, ())
+                rows.append(Row(name, run, self.steps.get(run.record_id, ()), work))
         return rows
 
     def group(self, *columns: str) -> Iterator[list[Row]]:
@@ -95,15 +88,9 @@ def read_evidence(folder: Path, sweep: Sweep | None = None) -> Evidence:
     """Read a folder, or a records file alone; ``sweep`` if it was read already. Raises UsageError:
     a file is not as it was written; gives the wrong line and column."""
     sweep = sweep or read_sweep(folder)
-    if not len(sweep.records):
+    if not sweep.rows:
         raise UsageError(f"{sweep.path} has no rows")
-    beside = {
-        "steps": sweep.read_steps(),
-        "work": sweep.work,
-        "epochs": sweep.read_epochs(),
-        "ranks": read_ranks(sweep.path),
-    }
-    return Evidence(sweep, beside)
+    return Evidence(sweep, read_beside(sweep.path, Step))
 
 
 def read_known_faults(folder: Path) -> dict[str, str]:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from operator import itemgetter
+from typing import Any
 
 from bench.axis import Trait
 from bench.case import AXES, Case, default_lr, list_affecting
 from bench.record import MEASURED, Status
-from bench.store.attempts import fill_unknown, number_groups
-from bench.store.runs import read_cases
+from bench.store.rows import Row, fill_unknown, group
 from bench.text import parse_bytes
 from bench.wall.answer import Wall, conclude
 from bench.wall.search import MARGIN, START, STEP, Goal, Probe, list_sizes
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SHORT_STEPS, LONG_STEPS = 4, 16
 """Steps of a probe after its warm-up, and of the longer run that confirms the result. An allocator
@@ -61,18 +58,18 @@ class Trial:
     spilled: bool = False
     batchnorm: bool | None = None
 
-    def add(self, row: Mapping[Any, Any]) -> None:
-        """Add a row of the records, by column name; a row that was cut off is ignored."""
-        if images := _number(row, "train_images"):
+    def add(self, row: Row) -> None:
+        """Add a row of the records; a row that was cut off is ignored."""
+        if images := row.number("train_images"):
             self.train_images = int(images)
-        if row["status"] in (Status.INTERRUPTED, Status.LOST):
+        if row.status in (Status.INTERRUPTED, Status.LOST):
             return
         # a peak that was clipped in warm-up would not be on the line either
-        counts = [_number(row, name) for name in ("warmup_alloc_retries", "alloc_retries")]
+        counts = [row.number(name) for name in ("warmup_alloc_retries", "alloc_retries")]
         retries = [int(count) for count in counts if count is not None]
-        status = Status(row["status"])
-        limit, card = self.family.memory_limit, _number(row, "gpu_memory_bytes")
-        left = card - (_number(row, "baseline_device_bytes") or 0) if card else None
+        status = row.status
+        limit, card = self.family.memory_limit, row.number("gpu_memory_bytes")
+        left = card - (row.number("baseline_device_bytes") or 0) if card else None
         # an allocator that is short of memory frees its cache, and the context grows after that, by
         # some 150 MB on an H100: the two peaks are not simultaneous
         held = _peak(row, "reserved") if sum(retries) else _read_reserved(row)
@@ -81,15 +78,15 @@ class Trial:
         known = [*([parse_bytes(limit)] if limit else []), *([left] if left else [])]
         self.rows.append(
             Probe(
-                batch_size=int(row["batch_size"]),
+                batch_size=row.batch_size,
                 status=status,
                 used_bytes=read_peak(row),
                 alloc_retries=sum(retries) if retries else None,
-                long=(_number(row, "steps") or math.inf) > SHORT_STEPS,
-                setup_bytes=_number(row, "setup_process_bytes"),
+                long=(row.number("steps") or math.inf) > SHORT_STEPS,
+                setup_bytes=row.number("setup_process_bytes"),
                 room_bytes=min(known, default=None),
                 # without --allow-shared, such a lack of memory is an error
-                crowded=status is Status.ERROR and bool(_number(row, "neighbours_computing")),
+                crowded=status is Status.ERROR and bool(row.number("neighbours_computing")),
             )
         )
 
@@ -134,53 +131,43 @@ class Trial:
         return Goal(sizes, self.available_bytes, START * self.family.accumulate)
 
 
-def _number(row: Mapping[Any, Any], name: str) -> float | None:
-    value = row[name]
-    return None if value in (None, "") or math.isnan(float(value)) else float(value)
-
-
-def read_peak(row: Mapping[Any, Any]) -> float | None:
+def read_peak(row: Row) -> float | None:
     """Return the peak memory that counts against the available memory. With a memory limit, it is
     what torch's allocator reserves, plus the context. Otherwise it is the process's memory, else
     the device's over its baseline, else the same as with a limit."""
     readings = [_peak(row, "process"), _peak(row, "device")]
-    readings.insert(0 if row["memory_limit"] else 2, _read_reserved(row))
+    readings.insert(0 if row.memory_limit else 2, _read_reserved(row))
     return next((reading for reading in readings if reading is not None), None)
 
 
-def _read_reserved(row: Mapping[Any, Any]) -> float | None:
+def _read_reserved(row: Row) -> float | None:
     """Return the peak of torch's allocator plus the context: all of a process's GPU memory."""
-    reserved, context = _peak(row, "reserved"), _number(row, "context_bytes")
+    reserved, context = _peak(row, "reserved"), row.number("context_bytes")
     return None if reserved is None or context is None else reserved + context
 
 
-def _peak(row: Mapping[Any, Any], owner: str) -> float | None:
-    peaks = (_number(row, f"{phase}_{owner}_bytes") for phase in ("warmup", "peak"))
+def _peak(row: Row, owner: str) -> float | None:
+    peaks = (row.number(f"{phase}_{owner}_bytes") for phase in ("warmup", "peak"))
     return max((peak for peak in peaks if peak is not None), default=None)
 
 
-def read_trials(frame: pd.DataFrame) -> list[Trial]:
-    """Return the searches in a table of `bench.store.reader.read_records`, in order. Each
-    environment, as with ``--mix``, has its own search."""
-    rows = frame[frame["probe"].astype(bool)]
-    if rows.empty:
-        return []
-    families = [name_family(case) for case in read_cases(rows)]
-    import pandas as pd
-
-    numbers = {family: number for number, family in enumerate(dict.fromkeys(families))}
-    number = pd.Series([numbers[family] for family in families], index=rows.index)
-    environment = fill_unknown(rows, number).assign(family=number)
-    group = number_groups(environment, environment.columns)
-    trials: dict[int, Trial] = {}
-    for key, family, row in zip(group, families, rows.to_dict("records"), strict=True):
-        trials.setdefault(key, Trial(family)).add(row)
-    cases = frame[~frame["probe"].astype(bool) & frame["status"].isin(MEASURED)]
-    for case in read_cases(cases[cases["alloc_retries"].astype(float) > 0]):
-        for trial in trials.values():
-            if trial.family == name_family(case):
-                trial.retried.add(case.batch_size)
-    return list(trials.values())
+def read_trials(rows: Iterable[Row]) -> list[Trial]:
+    """Return the searches in the rows of a folder, in order. Each environment, as with ``--mix``,
+    has its own search."""
+    rows = [*rows]
+    probes = [(name_family(row.case), row) for row in rows if row.probe]
+    trials: dict[Any, Trial] = {}
+    for alike in group(probes, itemgetter(0)):
+        for (family, row), environment in zip(
+            alike, fill_unknown([row for _, row in alike]), strict=True
+        ):
+            trials.setdefault((family, environment), Trial(family)).add(row)
+    for row in rows if trials else ():
+        if not row.probe and row.status in MEASURED and (row.number("alloc_retries") or 0) > 0:
+            for trial in trials.values():
+                if trial.family == name_family(row.case):
+                    trial.retried.add(row.case.batch_size)
+    return [*trials.values()]
 
 
 def read_goal(told: Any) -> tuple[int | None, float]:
@@ -195,13 +182,13 @@ def read_goal(told: Any) -> tuple[int | None, float]:
 
 
 def read_walls(
-    frame: pd.DataFrame, step: int | None = None, margin: float = MARGIN
+    rows: Iterable[Row], step: int | None = None, margin: float = MARGIN
 ) -> list[tuple[Case, Wall]]:
-    """Return the family (`name_family`) and the wall of each search in a table of
-    `bench.store.reader.read_records`. ``step`` is the resolution in images, by default the greatest
+    """Return the family (`name_family`) and the wall of each search in the rows of a
+    folder. ``step`` is the resolution in images, by default the greatest
     common divisor of the tried batch sizes; the recommended batch leaves ``margin`` free."""
     found = []
-    for trial in read_trials(frame):
+    for trial in read_trials(rows):
         common = reduce(math.gcd, (probe.batch_size for probe in trial.probes), 0) or STEP
         found.append((trial.family, conclude_trial(trial, step or common, margin)))
     return found

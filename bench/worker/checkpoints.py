@@ -13,7 +13,7 @@ from typing import Any
 from bench.case import Case
 from bench.errors import UsageError
 from bench.record import EpochRow
-from bench.store.cells import BEST, LAST
+from bench.store.table import BEST, LAST
 from bench.text import clean, sync_folder
 from bench.training.checkpoint import (
     CheckpointError,

@@ -29,9 +29,8 @@ from bench.executors import subprocess as room
 from bench.executors.subprocess import SubprocessExecutor, name_lanes
 from bench.gpu.cards import Card
 from bench.record import Outcome, Status
-from bench.store.cells import RECORDS
 from bench.store.reader import read_records
-from bench.store.runs import read_cases
+from bench.store.table import RECORDS
 from bench.sweep import __main__ as sweep
 from bench.sweep import loop, preview, schedule
 from bench.worker.messages import Job, Lane
@@ -249,8 +248,7 @@ def test_stopped_once_every_lane_ends_its_case_and_any_number_goes_on(
     assert Counter(frame["status"]) == {"ok": 3, "interrupted": 3}
     monkeypatch.undo()
     frame = run(out, "8", *SEEDS, "--lanes", "2")
-    done = frame[frame["status"] == "ok"]
-    assert sorted(case.seed for case in read_cases(done)) == list(range(6))
+    assert sorted(frame[frame["status"] == "ok"]["seed"]) == list(range(6))
     assert len(frame) == 9
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from bench.case import Case
 from bench.record import Status
 from bench.report.files import keep_known
-from bench.store.cells import write_lines
+from bench.store.table import write_lines
 from tests.planted.records import make_record, measured, ran, write_sweep
 from tests.planted.sweeps import Folders
 

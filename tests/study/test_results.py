@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bench.case import Case
 from bench.gpu.peaks import list_peaks
 from bench.record import Record, Status
-from bench.store.attempts import FEWEST, number_groups
 from bench.study.results import Result
 from bench.study.sweeps import Sweep, read_sweep
 from tests.planted.records import (
@@ -236,22 +233,3 @@ def test_a_speed_up_is_over_the_same_case_in_fp32(tmp_path: Path) -> None:
     found = [row.speedup for row in cases_of(tmp_path, *rows) if row.precision == "fp16"]
     expected = [NAN] * len(NO_BASELINES) + [2.5]
     assert sorted(found, key=str) == pytest.approx(sorted(expected, key=str), nan_ok=True)
-
-
-_NUMBERS = st.none() | st.sampled_from([0.0, 1.0])
-
-
-@given(st.lists(st.tuples(st.sampled_from("xy"), _NUMBERS, st.booleans()), min_size=1, max_size=30))
-def test_group_numbers_agree_exactly_where_rows_do(
-    rows: list[tuple[str, float | None, bool]],
-) -> None:
-    """Two cells that hold no number agree; and of many rows, which are looked at by columns."""
-    import pandas as pd
-
-    few = pd.DataFrame(rows, columns=["a", "b", "c"]).astype({"b": float})
-    numbers = number_groups(few, ["a", "b", "c"]).tolist()
-    for i, first in enumerate(rows):
-        for j, second in enumerate(rows):
-            assert (numbers[i] == numbers[j]) == (first == second)
-    many = pd.concat([few] * FEWEST, ignore_index=True)
-    assert number_groups(many, ["a", "b", "c"]).tolist() == numbers * FEWEST

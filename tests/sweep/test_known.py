@@ -12,7 +12,7 @@ import pytest
 from bench.case import Case
 from bench.flags import join_flags
 from bench.record import PROVEN, KnownResults, Record, Status, WorkRow, read_missing
-from bench.store.reader import list_work, read_records, read_work
+from bench.store.reader import read_beside, read_records
 from bench.store.writer import Store
 from bench.sweep.__main__ import main as sweep
 from bench.sweep.known import SHARED, Known
@@ -178,7 +178,7 @@ def test_a_sweep_proves_and_counts_once(tmp_path: Path) -> None:
     columns = [*PROVEN, "proof_notes", "flags", "flop_per_image", "step_bytes"]
     taken, own = (rows[rows["record_id"] == name][columns] for name in (shared, alone))
     pd.testing.assert_frame_equal(taken.reset_index(drop=True), own.reset_index(drop=True))
-    work = read_work(tmp_path)
-    mine, its = (list_work(work[work["record_id"] == name]) for name in (shared, alone))
+    work = read_beside(tmp_path, WorkRow)
+    mine, its = work[shared], work[alone]
     assert mine == its
     assert len(mine) > 10

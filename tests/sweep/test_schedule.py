@@ -17,7 +17,7 @@ from bench.errors import UsageError
 from bench.grid import grid
 from bench.record import Outcome, Status
 from bench.store.plans import find_width, leave_out_known, plan_runs
-from bench.store.runs import LatestAttempt, Run
+from bench.store.rows import LatestAttempt, Run
 from bench.sweep.grid import Grid
 from bench.sweep.options import parse_arguments, plan_cases
 from bench.sweep.schedule import OomSkips, remaining_runs

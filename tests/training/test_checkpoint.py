@@ -28,8 +28,8 @@ from bench.executors.subprocess import SubprocessExecutor
 from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.record import Environment, EpochRow, Outcome, Status
-from bench.store.cells import BEST, LAST
 from bench.store.reader import read_epochs, read_records, read_steps
+from bench.store.table import BEST, LAST
 from bench.sweep.__main__ import main as sweep_main
 from bench.sweep.checkpoints import KeptRun
 from bench.training.building import make_training, seed_all
