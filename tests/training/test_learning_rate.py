@@ -59,7 +59,7 @@ def test_one_cycle_is_its_formula(steps: int, lr: float) -> None:
 
 
 def test_the_base_is_scaled_by_the_batch() -> None:
-    case = Case(lr=0.1, batch_size=512, base_batch=128)
+    case = Case(lr=0.1, batch_size=256, parallel="ddp", world_size=2, base_batch=128)
     for rule, base in (("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)):
         scaled = replace(case, lr_scaling=rule)
         assert learning_rates(scaled, 2) == pytest.approx([base, base])
