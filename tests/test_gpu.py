@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from readings_for_tests import Replay
 
+from bench.errors import UsageError
 from bench.gpu.cards import UNKNOWN, Card, Link, find_card, find_cards, select_visible
 from bench.gpu.device import READINGS, CombinedDevice, Depth, Host, Process, Reading, Unreadable
 from bench.gpu.nvml import (
@@ -29,6 +30,7 @@ from bench.gpu.nvml import (
 )
 from bench.gpu.peaks import PEAKS, peak_bandwidth, peak_flops
 from bench.processes import list_children, read_cpu_time
+from bench.sweep.preflight import refuse_neighbours
 
 GPU = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 OTHER = "GPU-11112222-d72c-4106-c12f-20bd9faed9f6"
@@ -508,13 +510,16 @@ class TestProcesses:
         assert list_others(device) == [*pids]
         assert read(device).process_bytes is None
 
-    def test_neighbours_before_a_sweep(self):
-        """One of another container is not taken for this process."""
+    def test_neighbours_before_a_sweep(self, monkeypatch):
+        """One of another container is not taken for this process; one that draws is none."""
         nvml = FakeNvml()
-        assert find_neighbours(GPU, nvml) == ()
+        monkeypatch.setitem(sys.modules, "pynvml", nvml)
+        nvml.graphics = [(1, 5_000)]
+        refuse_neighbours(GPU)
         for ours in ([], [(os.getpid(), 3)]):
             nvml.compute = [*ours, (GONE, 2_100)]
-            assert find_neighbours(GPU, nvml) == (Process(GONE, 2_100),)
+            with pytest.raises(UsageError, match=f"in use by pid {GONE}: 2100 B; end them"):
+                refuse_neighbours(GPU)
         assert nvml.open == 0
 
 
