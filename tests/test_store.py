@@ -507,7 +507,7 @@ def write_older(folder: Path, schema: int = SCHEMA, **columns: str) -> Path:
     file = write(folder, run)
 
     def change(rows: list[dict[str, str]]) -> None:
-        del rows[0]["clip_grad"], rows[0]["missing"]
+        del rows[0]["schedule"], rows[0]["missing"]
         rows[0].update(schema=str(schema), **columns)
 
     edit(file, change)
@@ -521,12 +521,12 @@ def test_a_file_with_fewer_columns_is_written_on_and_no_cell_moves(tmp_path: Pat
     with Store(tmp_path):
         pass
     assert file.read_bytes() == before
-    write(tmp_path, make_run(Case(lr=0.5, clip_grad=2.0), repeat=2, epoch_time_s=4.5))
+    write(tmp_path, make_run(Case(lr=0.5, schedule="cosine"), repeat=2, epoch_time_s=4.5))
     assert (tmp_path / f"{RECORDS}.before-{SCHEMA}").read_bytes() == before
     frame = read_records(tmp_path)
     assert frame["schema"].tolist() == [SCHEMA, SCHEMA]
     assert frame["lr"].tolist() == [0.25, 0.5]
-    assert [row.case.clip_grad for row in read_rows(tmp_path)] == [Case.clip_grad, 2.0]
+    assert [row.case.schedule for row in read_rows(tmp_path)] == [Case.schedule, "cosine"]
     assert frame["epoch_time_s"].tolist() == [3.5, 4.5]
     assert frame["reason"].tolist() == ["=1+1", ""]
     assert frame["gpu"].tolist() == ["'quoted'", "NVIDIA Imaginary"]
