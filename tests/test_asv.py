@@ -369,7 +369,12 @@ def imported(project: Path) -> list[Results]:
 
 
 def test_a_sweep_becomes_results_of_its_commit_once(project: Path, capsys: Capture) -> None:
-    assert add(project, lambda row: {"status": "oom"} if row["batch_size"] == "128" else {}) == 0
+    ends = {("64", "3"): "error"} | {("128", repeat): "oom" for repeat in "123"}
+
+    def end(row: dict[str, str]) -> dict[str, str]:
+        return {"status": ends.get((row["batch_size"], row["repeat"]), "ok")}
+
+    assert add(project, end) == 0
     (result,) = imported(project)
     assert result.commit_hash == git(project, "rev-parse", "HEAD")
     assert result.params["preset"] == "grid"
@@ -379,7 +384,8 @@ def test_a_sweep_becomes_results_of_its_commit_once(project: Path, capsys: Captu
     seconds = result.get_result_value("cases.track_epoch_time", params)
     assert seconds[0] == 10 + 1000 / 64
     assert math.isnan(seconds[1])  # n/a, not a number and not a failure
-    assert result.get_result_value("cases.track_status", params) == [0, STATUSES.index("oom")]
+    told = [STATUSES.index("error"), STATUSES.index("oom")]
+    assert result.get_result_value("cases.track_status", params) == told
     before = [file.read_bytes() for file in (project / ".asv").rglob("*.json")]
     assert add(project) == 2, "results that are there are not averaged with others"
     assert "asv has results of commit" in capsys.readouterr().err
