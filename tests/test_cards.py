@@ -249,7 +249,7 @@ def plant_oddities(root: Path) -> list[Path]:
         "noisy": change(list_rows("NVIDIA A", 0.9, plain), **noisy),
         "failed": [fp16("NVIDIA B", 128.0, status=Status.ERROR, reason="RuntimeError: no"),
                    fp16("NVIDIA B", "dynamic", **measured(40, GIB))],
-        "other": list_rows("NVIDIA C", 2.0, plain, lr=0.1, epochs=2),
+        "other": change(list_rows("NVIDIA C", 0.5, plain, lr=0.1, epochs=2), **noisy),
     }  # fmt: skip
     return [write_sweep(root / name, rows) for name, rows in sets.items()]
 
@@ -293,12 +293,14 @@ def test_images_per_money_follow_the_price_of_an_hour(
 ) -> None:
     prices = tmp_path / "prices.toml"
     prices.write_text('unit = "EUR"\n"NVIDIA" = 1.0\n"nvidia b" = 3\n')
-    args = [*map(str, folders), "--price", str(prices), "--format", "md"]
-    assert main(args) == 0
+    two = list_rows("NVIDIA D", 1.25, parallel="ddp", world_size=2)
+    every = [*folders, write_sweep(tmp_path / "two", two)]
+    assert main([*map(str, every), "--price", str(prices), "--format", "md"]) == 0
     out = capsys.readouterr().out
     assert "million images per EUR" in out
     assert "| 3.200 |" in out  # B in fp16: 50000 / 18.75 s, times 3600 s, for 3 EUR
     assert "| 14.40 |" in out  # A in fp16: 50000 / 12.5 s, for 1 EUR
+    assert "| 1.440 |" in out  # two of D in fp32: 50000 / 62.5 s, for 2 EUR
 
 
 @pytest.mark.parametrize(
