@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bench.errors import UnsupportedError
 from bench.workloads import Loss, Network, Workload
 
 if TYPE_CHECKING:
@@ -83,6 +84,13 @@ def wide() -> nn.Module:
 def raises() -> nn.Module:
     def behave(logits: Tensor) -> Tensor:
         raise RuntimeError("no such <luck> | =1+1\nnor a second line")
+
+    return Tiny(behave)
+
+
+def lacks() -> nn.Module:
+    def behave(logits: Tensor) -> Tensor:
+        raise UnsupportedError("there is no such device here")
 
     return Tiny(behave)
 

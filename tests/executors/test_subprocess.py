@@ -47,6 +47,7 @@ def model(name: str) -> str:
 ENDS: dict[str, tuple[Status, str, list[str]]] = {
     "raises": (Status.ERROR, "RuntimeError: no such <luck> | =1+1 (models_for_tests.py, line ",
                ["Traceback", "in behave", "nor a second line"]),
+    "lacks": (Status.UNSUPPORTED, "there is no such device here", ["Traceback"]),
     "not_a_number": (Status.DIVERGED, "the loss was inf or NaN from step 0 of 2", []),
     "sleeps": (Status.TIMEOUT,
                "warmup took longer than 300 s; raise --timeout; the log has the stacks",
