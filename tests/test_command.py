@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from workers_for_tests import gone
 
 from bench.case import Case
 from bench.compare.__main__ import main as compare
@@ -70,6 +71,8 @@ def test_each_ends_in_its_outcome(mistakes: Path, mistake: str, status: str, rea
     assert (row["status"], reason in row["reason"]) == (status, True), row["reason"]
     if mistake == "dies":
         assert row["reason"].endswith("after 3 steps")
+    if mistake == "daemon":
+        assert gone([int((mistakes / row["log"]).read_text().split()[-1])])
 
 
 def test_what_a_command_alone_tells_is_its_wall_time_and_memory(mistakes: Path) -> None:
