@@ -83,6 +83,7 @@ def play(
 
 
 GONE = Outcome(Status.ERROR, "RuntimeError: Connection closed by peer", peer=True)
+FAILED = Outcome(Status.ERROR, "RuntimeError: CUDA error")
 OOM = Outcome(Status.OOM, "OutOfMemoryError: CUDA out of memory")
 OK = Outcome(Status.OK, measurement=Measurement(epoch_time_s=1.0))
 
@@ -110,9 +111,14 @@ MEASURED = replace(OK, follows=["sync_step_s"])
         ([([PhaseEntered("warmup"), OK], 0), ([], -9)], [], -9),
         # what was measured comes through before a later death; the parent keeps it, as of one
         ([([MEASURED], 1), ([MEASURED], -9)], [MEASURED], 1),
-        # memory that ran out comes before peers that were gone, and so does a killed process
+        # memory that ran out comes before what failed otherwise, and that before peers that were
+        # gone, as does a killed process
         ([([OOM], 1), ([GONE], 1)], [replace(OOM, reason=f"rank 0: {OOM.reason}")], 1),
-        ([([GONE], 1), ([OOM], 1)], [replace(OOM, reason=f"rank 1: {OOM.reason}")], 1),
+        (
+            [([GONE], 1), ([FAILED], 1), ([OOM], 1)],
+            [replace(OOM, reason=f"rank 2: {OOM.reason}")],
+            1,
+        ),
         ([([GONE], 1), ([], -9), ([GONE], 1)], [], -9),
     ],
 )
