@@ -43,7 +43,7 @@ class Script:
         for one in self.says:
             yield one
             if isinstance(one, PhaseEntered):
-                self._may.acquire()
+                self._may.acquire(timeout=20)
                 if self._killed:
                     return
 
