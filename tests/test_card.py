@@ -21,7 +21,7 @@ from pytest_for_tests import Capture, Patch
 
 from bench import card
 from bench.case import AXES
-from bench.environment import packages
+from bench.environment import host
 from bench.environment.device import Platform
 from bench.fit import build_parser as build_fit
 from bench.record import Environment
@@ -422,7 +422,7 @@ def test_a_wrong_word_or_a_missing_package_is_told_before_anything_runs(
     tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     lost = {"tenacity", "rich", "jinja2"}  # the first is for downloads, and none is made here
-    monkeypatch.setattr(packages, "find_spec", lambda name: None if name in lost else object())
+    monkeypatch.setattr(host, "find_spec", lambda name: None if name in lost else object())
     monkeypatch.setattr(card, "probe", lambda device: pytest.fail("it went on"))
     assert card.main(["--minutes", "0"]) == 2
     assert "--minutes '0': give a number above 0" in capsys.readouterr().err

@@ -17,13 +17,19 @@ import pytest
 import torch
 from pytest_for_tests import Patch
 
-from bench.environment import host, source
+from bench.environment import host
 from bench.environment.device import Platform
 from bench.environment.examination import DeviceAnswer, ProcessAnswer, ask, describe_device, probe
-from bench.environment.host import CPU_FLAGS, describe_host, has_cuda, read_cpu_flags
-from bench.environment.packages import PACKAGES, find_missing
-from bench.environment.source import hash_code
-from bench.environment.variables import find_variables
+from bench.environment.host import (
+    CPU_FLAGS,
+    PACKAGES,
+    describe_host,
+    find_missing,
+    find_variables,
+    has_cuda,
+    hash_code,
+    read_cpu_flags,
+)
 from bench.errors import UsageError
 from bench.gpu.cards import Card, Link
 from bench.precision import PRECISIONS, Arithmetic
@@ -208,7 +214,7 @@ def test_commit_says_whether_the_code_was_edited(tmp_path: Path, monkeypatch: Pa
             [*command, *arguments], check=True, capture_output=True, text=True
         ).stdout.strip()
 
-    monkeypatch.setattr(source, "_ROOT", tmp_path / "bench")
+    monkeypatch.setattr(host, "_ROOT", tmp_path / "bench")
     assert describe_host().commit is None
     (tmp_path / "bench").mkdir()
     code = tmp_path / "bench" / "x.py"

@@ -15,8 +15,7 @@ from bench.case import Case, list_absent
 from bench.check.checks import CHECKS
 from bench.check.report import Report, head, show_running
 from bench.environment.examination import ask
-from bench.environment.host import list_devices
-from bench.environment.packages import refuse_missing
+from bench.environment.host import list_devices, refuse_missing
 from bench.errors import UsageError, choose
 from bench.flags import Parser, add_axes, command, parse_whole, read_axes, writable
 from bench.grid import grid

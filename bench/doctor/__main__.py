@@ -16,7 +16,7 @@ from pathlib import Path
 from bench.case import parse_value
 from bench.doctor.judgement import Level, Remark, judge
 from bench.doctor.machine import Machine, examine_machine, measure_machine
-from bench.environment.packages import refuse_missing
+from bench.environment.host import refuse_missing
 from bench.errors import UsageError
 from bench.flags import Parser, command
 from bench.processes import leave

@@ -14,8 +14,7 @@ from bench.diagnosis.rates import find_emulated
 from bench.doctor.machine import Gpu, Machine
 from bench.doctor.rates import check_rates, describe_rates
 from bench.environment.examination import DeviceAnswer
-from bench.environment.packages import describe_install
-from bench.environment.variables import THREADS, VARIABLES
+from bench.environment.host import THREADS, VARIABLES, describe_install
 from bench.gpu.cards import find_card
 from bench.gpu.device import Process
 from bench.gpu.nvml import EFFECTS, NvmlProblem

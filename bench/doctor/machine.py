@@ -25,9 +25,7 @@ from bench.doctor.earlier import describe_slowdown, read_earlier
 from bench.doctor.rates import choose_seconds, measure_rates
 from bench.environment.device import Platform
 from bench.environment.examination import DeviceAnswer, ProcessAnswer, ask
-from bench.environment.host import describe_host
-from bench.environment.packages import find_missing, find_version
-from bench.environment.variables import find_variables
+from bench.environment.host import describe_host, find_missing, find_variables, find_version
 from bench.errors import UsageError
 from bench.fingerprint import split_subject
 from bench.gpu.cards import Card, find_card, find_cards
@@ -74,7 +72,7 @@ class Cpu:
 class Machine:
     """The facts. Sizes are in bytes, None if they could not be found out.
 
-    ``missing`` lists the packages of `bench.environment.packages.PACKAGES` that are not installed.
+    ``missing`` lists the packages of `bench.environment.host.PACKAGES` that are not installed.
     ``yardsticks`` holds the measured rates of devices, and ``slower`` how much they are below those
     of an earlier sweep. ``data_fault`` says what is wrong with the images in ``data_dir``.
     """

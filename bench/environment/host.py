@@ -1,23 +1,29 @@
-"""This machine, as far as it is known without torch."""
+"""This machine and this harness, as far as they are known without torch."""
 
 from __future__ import annotations
 
+import io
+import os
 import platform
 import re
 import socket
-from collections.abc import Mapping
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from functools import cache
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 from bench.cores import count_cores, read_governor, spell_cpu
-from bench.environment.packages import find_version
-from bench.environment.source import hash_code, read_commit
-from bench.environment.variables import find_variables
+from bench.errors import UsageError
 from bench.gpu.cards import find_card, find_cards
-from bench.precision import Arithmetic
+from bench.precision import EMULATE_FP8, Arithmetic
 from bench.record import Environment
 
 _CPU = Path("/proc/cpuinfo")
@@ -88,3 +94,169 @@ def has_cuda() -> bool:
 def list_devices(axes: Mapping[str, list[Any]]) -> list[Any]:
     """Return the devices that a command is to run on, by default a GPU if there is one."""
     return axes.get("device", ["cuda" if has_cuda() else "cpu"])
+
+
+# ----------------------------------------------------------------------------------------- packages
+
+PACKAGES: dict[str, str] = {
+    "torch": "torch",
+    "numpy": "numpy",
+    "nvidia-ml-py": "pynvml",
+    "pandas": "pandas",
+    "pyarrow": "pyarrow",
+    "pillow": "PIL",
+    "rich": "rich",
+    "psutil": "psutil",
+    "filelock": "filelock",
+    "tenacity": "tenacity",
+    "seaborn": "seaborn",
+    "scipy": "scipy",
+    "jinja2": "jinja2",
+}
+"""The packages that this harness needs, and the module that each is imported as."""
+
+_OF_DOWNLOADS = "tenacity"
+"""Needed only for a download of CIFAR-10, which reports itself if it is missing."""
+
+
+def find_version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def find_missing(packages: Iterable[str] = PACKAGES) -> tuple[str, ...]:
+    wanted = (name for name in packages if name != _OF_DOWNLOADS)
+    return tuple(name for name in wanted if find_spec(PACKAGES[name]) is None)
+
+
+def refuse_missing(packages: Iterable[str] = PACKAGES) -> None:
+    """Raise UsageError if packages are missing that will be needed later; it names them, and the
+    command that installs them."""
+    if missing := find_missing(packages):
+        are = "is" if len(missing) == 1 else "are"
+        raise UsageError(
+            f"{', '.join(missing)} {are} not installed for {sys.executable}; "
+            f"{describe_install(missing)}"
+        )
+
+
+def describe_install(packages: Iterable[str]) -> str:
+    return f"{sys.executable} -m pip install {' '.join(packages)}"
+
+
+# ------------------------------------------------------------------------------------- this harness
+
+_ROOT = Path(__file__).parents[1]
+
+
+def read_commit() -> str | None:
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(_ROOT), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        dirty = git("status", "--porcelain", "--untracked-files=no", "--", ".")
+        return git("rev-parse", "--short=12", "HEAD") + ("+dirty" if dirty else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+@cache
+def hash_code() -> str:
+    """Return the first 12 hex digits of the SHA-256 over the harness's own Python source."""
+    files = sorted(_ROOT.rglob("*.py"))
+    return _hash((path.relative_to(_ROOT), path.read_bytes()) for path in files)
+
+
+def _hash(files: Iterable[tuple[PurePath, bytes]]) -> str:
+    digest = sha256()
+    for path, content in files:
+        digest.update(path.as_posix().encode())
+        digest.update(content)
+    return digest.hexdigest()[:12]
+
+
+@cache
+def hash_commit(commit: str) -> str | None:
+    """Return `hash_code` at a commit; None if this is not a clone that has it."""
+    command = ["git", "-C", str(_ROOT), "archive", "--format=tar", commit]
+    try:
+        archive = subprocess.run(command, capture_output=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        files = {PurePosixPath(member.name): member for member in tar if member.isfile()}
+        code = sorted(path for path in files if path.suffix == ".py")
+        return _hash((p, tar.extractfile(files[p]).read()) for p in code)  # type: ignore[union-attr]
+
+
+# ---------------------------------------------------------------------------------------- variables
+
+VARIABLES: dict[str, str] = {
+    "AMD_SERIALIZE_*": "waits for each kernel, or copy: much slower",
+    "ATEN_CPU_CAPABILITY": "limits the CPU instructions of torch's kernels",
+    EMULATE_FP8: "computes fp8 in float32 on a CPU, for tests: its times mean nothing",
+    "CUBLASLT_WORKSPACE_SIZE": "memory for matrix products, and so the algorithm chosen",
+    "CUBLAS_WORKSPACE_CONFIG": "memory for matrix products: deterministic, perhaps slower",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "hardware queues for kernels",
+    "CUDA_DISABLE_PTX_JIT": "only kernels that were built for exactly this GPU",
+    "CUDA_FORCE_PTX_JIT": "compiles every kernel again",
+    "CUDA_LAUNCH_BLOCKING": "waits for each kernel: much slower",
+    "CUDA_MODULE_LOADING": "loads kernels at once or when first used: memory and first steps",
+    "CUDNN_*": "cuDNN's own settings",
+    "DISABLE_ADDMM_CUDA_LT": "another library for matrix products with a bias",
+    "DNNL_*": "oneDNN's own settings",
+    "GOMP_*": "which cores threads run on, and how they wait",
+    "KMP_*": "which cores threads run on, and how they wait",
+    "LD_PRELOAD": "replaces library functions, such as the CPU's memory allocator",
+    "MKL_*": "threads and instructions of MKL",
+    "NCCL_*": "how GPUs exchange gradients",
+    "HIPBLASLT_*": "hipBLASLt's own settings",
+    "HIP_LAUNCH_BLOCKING": "waits for each kernel: much slower",
+    "HSA_*": "ROCm's runtime: such as the architecture that a GPU is taken for",
+    "MIOPEN_*": "MIOpen's own settings, such as which algorithms are tried",
+    "NVIDIA_TF32_OVERRIDE": "turns TF32 off in all libraries, whatever the precision says",
+    "OMP_*": "threads of an operation on a CPU, and which cores they run on",
+    "ONEDNN_*": "oneDNN's own settings",
+    "OPENBLAS_*": "threads of OpenBLAS",
+    "PYTORCH_ALLOC_CONF": "torch's memory allocator",
+    "PYTORCH_CUDA_ALLOC_CONF": "torch's memory allocator on a GPU, by its older name",
+    "PYTORCH_HIP_ALLOC_CONF": "torch's memory allocator on an AMD GPU, by its older name",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "no caching of GPU memory: much slower",
+    "PYTORCH_TUNABLEOP_*": "which matrix product is used, by timing them",
+    "ROCBLAS_*": "rocBLAS's own settings",
+    "TORCHDYNAMO_*": "whether and how torch.compile captures the network",
+    "TORCHINDUCTOR_*": "the code that torch.compile makes",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "TF32 in matrix products from the start",
+    "TORCH_BLAS_PREFER_*": "another library for matrix products",
+    "TORCH_COMPILE_*": "whether and how torch.compile works",
+    "TORCH_CUDNN_*": "how torch asks cuDNN for algorithms",
+    "TORCH_LINALG_PREFER_*": "another library for linear algebra",
+    "TORCH_MKLDNN_*": "when oneDNN takes a matrix product",
+    "TRITON_*": "the kernels that torch.compile makes",
+}
+"""Environment variables that change results, by name or pattern, and what each does.
+
+Sources: torch's notes on CUDA environment variables and on threading, `torch/_inductor/config.py`,
+the CUDA Programming Guide, the reference of cuBLAS and of cuDNN, ROCm environment variables.
+"""
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""Those that set how many threads an operation takes on a CPU: a choice, and no mistake."""
+
+# Exceptions: folders, caches, logs and the compiler's own processes, which change no result.
+_HARMLESS = re.compile(
+    r"CACHE_DIR|(GRAPH|REMOTE|AUTOGRAD|AUTOTUNE)\w*_CACHE|CACHE_DEFAULT|LOG|DEBUG|DUMP|VERBOSE|PRINT"
+    r"|PROFIL|PROTON|REPRO_|NCCL_VERSION|WORKER|COMPILE_THREADS|TIMEOUT|OUTPUT_DIR|SAVE_ARGS|HOME"
+)
+
+
+def find_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment variables of `VARIABLES` that are set, sorted by name."""
+    return {
+        name: environ[name]
+        for name in sorted(environ)
+        if not _HARMLESS.search(name) and any(fnmatchcase(name, known) for known in VARIABLES)
+    }

@@ -22,9 +22,7 @@ from typing import Any
 from bench.data import DatasetInfo
 from bench.doctor.rates import choose_seconds, measure_rates
 from bench.environment.examination import ProcessAnswer
-from bench.environment.packages import describe_install
-from bench.environment.source import hash_code
-from bench.environment.variables import find_variables
+from bench.environment.host import describe_install, find_variables, hash_code
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import Executor, Images, Listener, Settings, Stopping, load_executor
 from bench.gpu.cards import find_cards

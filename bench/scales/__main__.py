@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from bench.environment.packages import refuse_missing
+from bench.environment.host import refuse_missing
 from bench.errors import UsageError
 from bench.flags import command
 from bench.processes import leave

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.cores import OtherWork, count_cores, usable_cpus
-from bench.environment.variables import THREADS
+from bench.environment.host import THREADS
 from bench.limits import BUSY_CORES
 from bench.store.reader import read_rows
 from bench.store.table import RECORDS

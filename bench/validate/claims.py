@@ -23,7 +23,7 @@ from typing import Any
 from bench.axis import Trait
 from bench.case import Case, list_affecting, list_varying
 from bench.diagnosis.rates import RATES
-from bench.environment.source import hash_commit
+from bench.environment.host import hash_commit
 from bench.errors import UsageError
 from bench.gpu.peaks import list_peaks
 from bench.limits import SLOWED, leave_out_first

@@ -25,7 +25,7 @@ from workers_for_tests import gone, is_worker
 
 from bench.case import Case
 from bench.environment.examination import ProcessAnswer
-from bench.environment.source import hash_code
+from bench.environment.host import hash_code
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import Images, Settings
 from bench.executors import ray as room

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.environment.packages import refuse_missing
+from bench.environment.host import refuse_missing
 from bench.errors import UsageError
 
 NEEDED = ("torch", "numpy", "scipy", "nvidia-ml-py", "psutil", "filelock")
