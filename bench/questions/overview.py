@@ -18,7 +18,7 @@ from bench.precision import OWN, PRECISIONS
 from bench.questions.recommendation import MOST_PLACES, Place, list_places, name_data
 from bench.questions.report_data import ReportData
 from bench.questions.settings import Setting
-from bench.render.cells import name_spread, remarks, write_ratio
+from bench.render.cells import name_case, name_spread, remarks, write_ratio
 from bench.render.model import NOTHING, Cell, Level
 from bench.render.section import (
     Column,
@@ -47,6 +47,7 @@ from bench.study.results import Result
 from bench.text import GIB, count, write_number
 
 FEW_AXES = 3  # most columns of axes with which the overview has room for the memory saved
+MOST_DOWN = 2  # axes beside precision and loss scale that have a column each, not one for all
 MOST_ACROSS = 5  # columns of 15 characters that fit beside the names of the rows
 
 WARNED = "?"
@@ -168,14 +169,20 @@ def _lay_out(
     def name(line: _Line) -> str:
         return name_values(line.first, headings, found.machines)
 
+    own = [axis for axis in down if axis not in headings]
+    others = [axis for axis in own if axis not in ("precision", "loss_scale")]
+    if len(others) > MOST_DOWN:
+        own = [axis for axis in own if axis not in others]
+    with_ = Column("with", "with", "what else is set; empty where nothing is",
+                   lambda line: name_case(line.first, others), wrap=True)  # fmt: skip
     told = [one for one in lines if any(cells[id(s)].text != NOTHING for s in one.held.values())]
     rows, groups = join((name(alike[0]), alike) for alike in group(told, name))
     first = "batch size " if across == "batch_size" else ""
     return Sheet(
         title,
         [
-            *(axis_column(axis, found.machines, lambda line: line.first)
-              for axis in down if axis not in headings),
+            *(axis_column(axis, found.machines, lambda line: line.first) for axis in own),
+            *([with_] if len(others) > MOST_DOWN else []),
             *(Column(f"{across}_{value}", f"{first}{value}", f"{across.replace('_', ' ')} {value}",
                      say(value), number=False)
               for value in values),
