@@ -20,9 +20,8 @@ from typing import Any
 
 from bench.apex import find_apex, refuse_apex
 from bench.data import find_layout
-from bench.environment.device import Platform
-from bench.environment.examination import probe
 from bench.environment.host import has_cuda, refuse_missing
+from bench.environment.machine import Platform, probe
 from bench.flags import Parser, command, describe, parse_number
 from bench.gpu.cards import find_cards
 from bench.precision import FP8_INSTALL, PRECISIONS, find_torchao

@@ -7,7 +7,6 @@ itself imports neither torch nor user code.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -58,6 +57,9 @@ class Fingerprint:
     work: tuple[WorkRow, ...] = ()
 
 
+Examined = Fingerprint | str
+"""What was found of a network or workload, or the line that says what is wrong with it."""
+
 _WORKLOAD = "workload:"
 
 
@@ -90,7 +92,7 @@ def split_subject(text: str) -> tuple[str, str, Shape, int]:
 
 
 @dataclass(frozen=True)
-class ExamineRequest:
+class Request:
     """A network or workload to examine, by `name_subject`, and the values of the axes `freeze` and
     `start` that it is to be trained with."""
 
@@ -98,15 +100,18 @@ class ExamineRequest:
     freezes: tuple[str, ...] = ()
     starts: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
-        tuned = [self.freezes, self.starts]
-        return f"{self.subject} {json.dumps(tuned)}" if any(tuned) else self.subject
 
-
-def parse_request(text: str) -> ExamineRequest:
-    subject, bracket, rest = text.partition(" [")  # names contain neither a space nor a bracket
-    freezes, starts = json.loads(f"[{rest}") if bracket else ((), ())
-    return ExamineRequest(subject, tuple(freezes), tuple(starts))
+def list_requests(cases: Iterable[Case]) -> list[Request]:
+    """List the networks and workloads of ``cases``, commands aside, each once."""
+    parts: dict[str, list[Case]] = {}
+    for case in (case for case in cases if case.command is None):
+        parts.setdefault(name_subject(case), []).append(case)
+    asked = []
+    for subject, of in parts.items():
+        frozen = dict.fromkeys(case.freeze for case in of if case.freeze != Case.freeze)
+        starts = dict.fromkeys(case.start for case in of if case.start is not None)
+        asked.append(Request(subject, tuple(frozen), tuple(starts)))
+    return asked
 
 
 def examine(
@@ -211,13 +216,13 @@ def _hash(parts: Iterable[bytes]) -> str:
     return digest.hexdigest()[:12]
 
 
-def try_model(asked: ExamineRequest, timeout_s: float, **settings: Any) -> Fingerprint | str:
+def try_model(asked: Request, timeout_s: float, **settings: Any) -> Examined:
     """Run `examine` in a process of its own, a `bench.run.process.Process` with these settings.
     Return what it finds, or a line that says what is wrong. Raises TimeoutError."""
     name, kind, *_ = split_subject(asked.subject)
     with Process("bench.fingerprint:answer", asked, **settings) as process:
         try:
-            found: Fingerprint | str = process.receive(timeout_s)
+            found: Examined = process.receive(timeout_s)
             with suppress(TimeoutError, EndedError):
                 found = process.receive(_SKETCH_S)  # it may be sketching forever
         except MessageError as error:
@@ -229,7 +234,7 @@ def try_model(asked: ExamineRequest, timeout_s: float, **settings: Any) -> Finge
     return found
 
 
-def answer(told: Connection, asked: ExamineRequest) -> None:
+def answer(told: Connection, asked: Request) -> None:
     """Send what `examine` finds, first without the work of one item, or what is wrong."""
     name, kind, shape, classes = split_subject(asked.subject)
     try:
@@ -238,14 +243,3 @@ def answer(told: Connection, asked: ExamineRequest) -> None:
         told.send(str(error))
     except BaseException as error:
         told.send(f"{kind} {name!r} cannot be examined: {error!r}")
-
-
-def check_outputs(name: str, found: Fingerprint, classes: int) -> None:
-    """Refuse a model with another number of classes than the images have. Raises UsageError: it
-    gives both numbers."""
-    if found.outputs not in (None, classes):
-        raise UsageError(
-            f"model {name!r} gives {(2, found.outputs)} for 2 images; it must give {(2, classes)}, "
-            f"one logit for each class; bench.sweep --classes {found.outputs} has synthetic images "
-            "of as many"
-        )

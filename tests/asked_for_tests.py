@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from bench.environment.examination import ProcessAnswer, ask
+from bench.environment.machine import Machine, examine
+from bench.fingerprint import Request
 
 
-def ask_once(*subjects: str) -> Callable[..., ProcessAnswer]:
-    """What is found of the CPU and of ``subjects``, as `bench.environment.examination` would say
-    it; KeyError for anything else."""
-    whole = ask(["cpu"], subjects)
+def ask_once(*subjects: str) -> Callable[..., Machine]:
+    """What is found of the CPU and of ``subjects``, as `bench.environment.machine.examine` would
+    say it; KeyError for anything else."""
+    whole = examine(["cpu"], [Request(subject) for subject in subjects])
 
-    def ask_again(devices: object, models: list[str]) -> ProcessAnswer:
+    def ask_again(devices: object, models: list[Request]) -> Machine:
         assert devices == ["cpu"]
-        return replace(whole, models={name: whole.models[name] for name in models})
+        return replace(whole, models={one.subject: whole.models[one.subject] for one in models})
 
     return ask_again

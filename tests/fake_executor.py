@@ -19,14 +19,15 @@ from bench.case import Case, parse_value
 from bench.data import SYNTHETIC, DatasetInfo, find_layout, refuse_file
 from bench.data.sources import CLASSES
 from bench.data.synthetic import IMAGES
-from bench.environment.examination import DeviceAnswer, ProcessAnswer
 from bench.environment.host import describe_host
+from bench.environment.machine import Machine, Platform
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import Executor, Images, Listener, Settings, Stopping
-from bench.fingerprint import Fingerprint, parse_request
+from bench.fingerprint import Fingerprint, Request
+from bench.models.weights import hash_weights
 from bench.origin import EXECUTORS, Kind
 from bench.record import MEASURED, EpochRow, Measurement, Outcome, Status
-from bench.sweep import preflight
+from bench.sweep import loop
 from bench.text import parse_bytes
 from bench.worker.messages import Job, Lane
 
@@ -123,14 +124,14 @@ class FakeExecutor(Executor):
         return replace(lane, name="+".join(names), gpus=uuids)
 
     def examine(
-        self, lane: Lane, devices: Sequence[str], models: Sequence[str], *_: Any, **__: Any
-    ) -> ProcessAnswer:
+        self, lane: Lane, devices: Sequence[str], models: Sequence[Request], timeout_s: float
+    ) -> Machine:
         card = {"gpu": lane.name.rpartition("-")[0], "gpu_uuid": lane.gpus[0]} if lane.gpus else {}
-        return ProcessAnswer(
-            devices={d: DeviceAnswer(card) for d in devices},
+        platform = Platform(replace(describe_host(), **card))
+        return Machine(
+            devices=dict.fromkeys(devices, platform),
             # of layers that fp8 can convert, which no network here lacks
-            models={parse_request(m).subject: Fingerprint("", "", "", products=1) for m in models},
-            host=describe_host(),
+            models={asked.subject: Fingerprint("", "", "", products=1) for asked in models},
         )
 
     def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
@@ -218,16 +219,17 @@ def register() -> None:
     EXECUTORS["fake"] = Kind("fake_executor:FakeExecutor", "answers without training")
 
 
-_examine, _warn = preflight.examine_machine, preflight.write_warnings
+_examine, _warn = loop.examine, loop.write_warnings
 
 
-def _pass_by(devices: Sequence[str], models: Sequence[str], *, ask: Any, **known: Any) -> Any:
+def _pass_by(devices: Sequence[str], models: Sequence[Request], *, ask: Any, **known: Any) -> Any:
     """Ask the executor alone, if it is this one, and leave out of the answer the machine that a
     sweep looks at meanwhile."""
     if isinstance(ask.func.__self__, FakeExecutor):
-        return None, ask(devices, models, known["timeout_s"])
+        starts = {name: hash_weights(name) for asked in models for name in asked.starts}
+        return replace(ask(devices, models, known["timeout_s"]), starts=starts)
     return _examine(devices, models, ask=ask, **known)
 
 
-preflight.examine_machine = _pass_by  # type: ignore[assignment]
-preflight.write_warnings = lambda machine: _warn(machine) if machine else []
+loop.examine = _pass_by  # type: ignore[assignment]
+loop.write_warnings = lambda machine: _warn(machine) if machine.results else []

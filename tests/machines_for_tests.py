@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from bench.doctor.machine import Machine
+from bench.environment.machine import Machine
 from bench.plain import read_value
 
 RECORDINGS = Path(__file__).parent / "recordings"

@@ -35,7 +35,8 @@ from bench.advise.standing import (
     list_changes,
 )
 from bench.case import Case
-from bench.environment.examination import DeviceAnswer
+from bench.environment.host import describe_host
+from bench.environment.machine import Platform
 from bench.errors import UsageError
 from bench.flags import join_flags
 from bench.record import Status
@@ -506,7 +507,7 @@ def test_a_precision_that_would_be_emulated_is_not_tried_unasked(
     tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """A CPU that has no such instructions may still be faster in it: on one, 1.57 times."""
-    examine, answer = fake.FakeExecutor.examine, DeviceAnswer({}, bf16_native=False)
+    examine, answer = fake.FakeExecutor.examine, Platform(describe_host(), bf16_native=False)
 
     def examine_old(self: fake.FakeExecutor, lane: Any, devices: Any, *rest: Any) -> Any:
         found = examine(self, lane, devices, *rest)

@@ -22,7 +22,7 @@ from pytest_for_tests import Capture, Patch
 from bench import card
 from bench.case import AXES
 from bench.environment import host
-from bench.environment.device import Platform
+from bench.environment.machine import Platform
 from bench.fit import build_parser as build_fit
 from bench.record import Environment
 from bench.scales.options import build_parser as build_scales
@@ -54,7 +54,7 @@ sys.exit(int(code))
 CODE = """
 import pathlib, sys, time, types
 from bench import card
-from bench.environment.device import Platform
+from bench.environment.machine import Platform
 from bench.record import Environment
 
 def tell_time():  # it is late once a step has said so, however fast this machine is

@@ -24,10 +24,10 @@ from bench.cores import Quota
 from bench.doctor import __main__ as doctor
 from bench.doctor.__main__ import main, write_findings, write_json
 from bench.doctor.judgement import MOST_LINES, Level, Remark, judge, write_warnings
-from bench.doctor.machine import Machine, examine_machine
-from bench.environment.examination import DeviceAnswer, ProcessAnswer
+from bench.environment.machine import Cpu, Machine, Platform, describe, examine
 from bench.gpu.nvml import NvmlProblem
 from bench.plain import read_value
+from bench.record import Environment
 
 FINE, NOTE, UNBELIEVABLE = Level
 
@@ -95,7 +95,7 @@ def test_a_recorded_machine(name: str, monkeypatch: Patch, capsys: Capture) -> N
         assert what in finding.what
         assert fix in finding.fix
     unbelievable = any(level is UNBELIEVABLE for level, *_ in SAID[name].values())
-    monkeypatch.setattr(doctor, "examine_machine", lambda **_: (machine, None))
+    monkeypatch.setattr(doctor, "examine", lambda **_: machine)
     monkeypatch.setattr(doctor, "measure_machine", lambda found: found)
     assert main([]) == int(unbelievable)
     said = capsys.readouterr().out
@@ -143,7 +143,7 @@ def test_a_quota_is_what_limits(healthy: Machine) -> None:
 
 
 REFUSED = "device cuda: torch 2.13.0+cpu is a CPU build; install a CUDA build"
-CPU_BUILD = {"cuda": DeviceAnswer({"torch": "2.13.0+cpu", "cuda": None}, error=REFUSED)}
+CPU_BUILD = {"cuda": Platform(Environment(torch="2.13.0+cpu"), error=REFUSED)}
 
 
 @pytest.mark.parametrize(
@@ -238,34 +238,23 @@ def test_a_value_of_a_wrong_type_is_refused(data: st.DataObject) -> None:
 # ------------------------------------------------------------------------------- what is gathered
 
 
-def answering(uuid: str | None, pid: int) -> Any:
-    """Stands in for `ask`: torch on the card ``uuid``, in process ``pid``."""
-
-    def ask(
-        devices: Any, names: Any, *, timeout_s: float, look: Callable[[ProcessAnswer, int], None]
-    ) -> ProcessAnswer:
-        environment = {"torch": "2.11.0+cu130", "cuda": "13.0"}
-        if uuid:
-            environment |= {"gpu": "NVIDIA H200", "gpu_uuid": uuid, "capability": "9.0"}
-        error = "" if uuid else "device cuda: torch finds no usable GPU; check nvidia-smi"
-        answer = ProcessAnswer(devices={"cuda": DeviceAnswer(environment, error=error)})
-        look(answer, pid)
-        return answer
-
-    return ask
+def answering(uuid: str | None) -> Callable[[str], Platform]:
+    """Stands in for `describe_device`: torch on the card ``uuid``."""
+    about = Environment(torch="2.11.0+cu130", cuda="13.0")
+    if not uuid:
+        error = "device cuda: torch finds no usable GPU; check nvidia-smi"
+        return lambda device: Platform(about, error=error)
+    card = {"gpu": "NVIDIA H200", "gpu_uuid": uuid, "capability": "9.0"}
+    return lambda device: Platform(replace(about, **card))
 
 
-def gather(nvml: FakeNvml, ask: Any) -> Machine:
-    machine, _ = examine_machine(("cuda",), watch_s=0.0, nvml=nvml, ask=ask)
-    return machine
+def gather(nvml: FakeNvml, use: Callable[[str], Platform]) -> Machine:
+    return replace(describe(["cuda"], use, nvml), cpu=Cpu(cores=2))
 
 
 def test_images_that_are_not_whole_are_told(tmp_path: Path) -> None:
     (tmp_path / "train-00000-of-00002.parquet").write_bytes(bytes(300))
-    ask = answering(GPU, os.getpid())
-    machine, _ = examine_machine(
-        ("cuda",), data_dir=tmp_path, watch_s=0.0, nvml=FakeNvml(), ask=ask
-    )
+    machine = examine(["cuda"], data_dir=tmp_path, ask=lambda *asked: Machine())
     (told,) = [remark for remark in judge(machine) if remark.topic == "images"]
     assert (told.level, told.fix) == (Level.NOTE, "download them too")
     assert told.what == f"{tmp_path} lacks train-00001 of 2 Parquet files"
@@ -274,14 +263,12 @@ def test_images_that_are_not_whole_are_told(tmp_path: Path) -> None:
 def test_a_card_is_read_while_our_own_process_holds_it() -> None:
     nvml = FakeNvml()
     nvml.compute = [(1, 5_000)]
-    ask = answering(GPU, os.getpid())
 
-    def run(*arguments: Any, **named: Any) -> ProcessAnswer:
+    def use(device: str) -> Platform:
         nvml.compute.append((os.getpid(), 2_000))
-        answer: ProcessAnswer = ask(*arguments, **named)
-        return answer
+        return answering(GPU)(device)
 
-    (gpu,) = gather(nvml, run).gpus
+    (gpu,) = gather(nvml, use).gpus
     assert (gpu.tried, gpu.process_bytes, gpu.lacks) == (True, 2_000, {})
     assert [p.pid for p in gpu.others] == [1]
     assert gpu.card.driver_cuda == (13, 1)
@@ -291,7 +278,7 @@ def test_a_card_is_read_while_our_own_process_holds_it() -> None:
 def test_what_nvml_does_not_tell_is_named_with_its_reason() -> None:
     silent = ("energy_j", "others")
     nvml = FakeNvml(**{call: error("NO_PERMISSION") for name in silent for call in CALLS[name]})
-    machine = gather(nvml, answering(GPU, os.getpid()))
+    machine = gather(nvml, answering(GPU))
     (gpu,) = machine.gpus
     assert gpu.lacks == dict.fromkeys(
         ("energy_j", "others", "process_bytes"), "NVML: Insufficient Permissions"
@@ -302,28 +289,29 @@ def test_what_nvml_does_not_tell_is_named_with_its_reason() -> None:
 def test_a_card_whose_name_is_not_utf8_is_examined_all_the_same() -> None:
     nvml = FakeNvml(nvmlDeviceGetName=UnicodeDecodeError("utf-8", b"\x87", 0, 1, "invalid"))
     nvml.compute = [(2**32 - 1, 5)]
-    machine = gather(nvml, answering(GPU, os.getpid()))
+    machine = gather(nvml, answering(GPU))
     assert machine.gpus[0].card.name == "unknown GPU"
     assert "not UTF-8" in matter(machine)["card"].what
     assert "pid 4294967295, which none can have" in matter(machine)["neighbours"].what
 
 
 def test_a_mig_instance_is_found_as_torch_spells_it() -> None:
-    machine = gather(FakeNvml(mig=True), answering(MIG.replace("MIG-", "GPU-"), os.getpid()))
+    machine = gather(FakeNvml(mig=True), answering(MIG.replace("MIG-", "GPU-")))
     assert [(gpu.card.uuid, gpu.tried) for gpu in machine.gpus] == [(MIG, True)]
     assert matter(machine)["MIG"].level is NOTE
     assert "readings" not in matter(machine), "said once"
 
 
 def test_a_card_that_torch_cannot_use_is_read_all_the_same() -> None:
-    lost = ProcessAnswer("torch cannot be asked about the device: no torch; install torch>=2.9")
-    machine = gather(FakeNvml(), lambda *_, **__: lost)
+    machine = replace(
+        describe(["cuda"], None, FakeNvml()), torch_error="no torch", cpu=Cpu(cores=2)
+    )
     assert [(gpu.tried, gpu.lacks) for gpu in machine.gpus] == [(False, {})]
     assert matter(machine)["torch"].level is UNBELIEVABLE
 
 
 def test_a_mismatched_library_is_told_by_a_member_not_a_sentence() -> None:
-    machine = gather(FakeNvml(nvmlInit=error("LIB_RM_VERSION_MISMATCH")), answering(None, 1))
+    machine = gather(FakeNvml(nvmlInit=error("LIB_RM_VERSION_MISMATCH")), answering(None))
     assert machine.nvml is NvmlProblem.MISMATCH
     assert machine.gpus == ()
     assert matter(machine)["driver"].fix == "sudo reboot"

@@ -18,11 +18,10 @@ import torch
 from pytest_for_tests import Patch
 
 from bench.environment import host
-from bench.environment.device import Platform
-from bench.environment.examination import DeviceAnswer, ProcessAnswer, ask, describe_device, probe
 from bench.environment.host import (
     CPU_FLAGS,
     PACKAGES,
+    describe_card,
     describe_host,
     find_missing,
     find_variables,
@@ -30,6 +29,7 @@ from bench.environment.host import (
     hash_code,
     read_cpu_flags,
 )
+from bench.environment.machine import Platform, ask_processes, describe_device, probe
 from bench.errors import UsageError
 from bench.gpu.cards import Card, Link
 from bench.precision import PRECISIONS, Arithmetic
@@ -41,8 +41,8 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.slow
 def test_what_torch_says_of_a_device() -> None:
-    answer = ask(["cpu", "cuda"])
-    found = answer.platform("cpu").environment
+    machine = ask_processes(["cpu", "cuda"])
+    found = machine.use(["cpu"])["cpu"].environment
     assert found.torch == str(torch.__version__)
     assert (found.torch_threads or 0) >= 1
     assert found.torch_interop_threads is not None
@@ -53,7 +53,7 @@ def test_what_torch_says_of_a_device() -> None:
     if torch.version.cuda is None:
         refused = r"is a CPU build; install a CUDA build of torch, or use"
         with pytest.raises(UsageError, match=refused):
-            answer.platform("cuda")
+            machine.use(["cuda"])
 
 
 def test_packages_are_those_declared() -> None:
@@ -77,13 +77,13 @@ def test_a_cuda_build_is_known_without_importing_it(
 
 
 @pytest.fixture
-def describe_gpu(monkeypatch: Patch) -> Callable[..., DeviceAnswer]:
+def describe_gpu(monkeypatch: Patch) -> Callable[..., Platform]:
     """What is said of a GPU that torch describes as this."""
 
-    def describe(**properties: Any) -> DeviceAnswer:
+    def describe(**properties: Any) -> Platform:
         card = SimpleNamespace(**{"major": 9, "uuid": "1", "total_memory": 1, **properties})
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
-        return describe_device("cuda")
+        return describe_device("cuda", Environment())
 
     ones = torch.ones
     monkeypatch.setattr(torch, "ones", lambda *size, device=None: ones(*size))
@@ -93,24 +93,23 @@ def describe_gpu(monkeypatch: Patch) -> Callable[..., DeviceAnswer]:
 
 
 def test_a_gpu_of_a_build_for_rocm_has_no_compute_capability(
-    monkeypatch: Patch, describe_gpu: Callable[..., DeviceAnswer]
+    monkeypatch: Patch, describe_gpu: Callable[..., Platform]
 ) -> None:
     """Its torch calls it cuda, and 9.4 would be a Hopper's, which has tf32 and fp8."""
     monkeypatch.setattr(torch.version, "cuda", None)
     found = describe_gpu(name="AMD Instinct MI300X", minor=4)
-    assert (found.error, found.environment["gpu"]) == ("", "AMD Instinct MI300X")
-    platform = Platform(Environment(**found.environment))
-    assert {name for name, kind in PRECISIONS.items() if platform.refuse(kind)} == {"tf32", "fp8"}
-    assert not any(map(platform.find_emulation, PRECISIONS.values()))
+    assert (found.error, found.environment.gpu) == ("", "AMD Instinct MI300X")
+    assert {name for name, kind in PRECISIONS.items() if found.refuse(kind)} == {"tf32", "fp8"}
+    assert not any(map(found.find_emulation, PRECISIONS.values()))
     measured = list_arithmetics(torch.device("cuda"))
     assert measured == [Arithmetic.FLOAT32, Arithmetic.FLOAT16, Arithmetic.BFLOAT16]
 
 
 def test_a_gpu_whose_name_is_not_utf8_is_described(
-    describe_gpu: Callable[..., DeviceAnswer],
+    describe_gpu: Callable[..., Platform],
 ) -> None:
     found = describe_gpu(name="H\ufffd\ufffd", minor=0)
-    assert (found.error, found.environment["gpu"]) == ("", "unknown GPU")
+    assert (found.error, found.environment.gpu) == ("", "unknown GPU")
 
 
 @pytest.mark.slow
@@ -133,8 +132,7 @@ def test_the_card_described_is_the_one_torch_uses(monkeypatch: Patch) -> None:
     monkeypatch.setattr(host, "find_cards", lambda: (cards, ""))
 
     def find(uuid: str) -> Environment:
-        answer = DeviceAnswer({"gpu": "NVIDIA H200", "gpu_uuid": uuid})
-        return ProcessAnswer(devices={"cuda": answer}).platform("cuda").environment
+        return Environment(**describe_card(uuid))
 
     found = find("GPU-bb")
     states = (found.driver, found.mig, found.ecc, found.persistence_mode)

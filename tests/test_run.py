@@ -22,6 +22,7 @@ from bench.case import Case
 from bench.data import DatasetInfo
 from bench.executors import Event, Settings
 from bench.executors.subprocess import SubprocessExecutor
+from bench.fingerprint import Request
 from bench.record import BESIDE, Measurement, Status
 from bench.run import process as room
 from bench.run.process import EndedError, MessageError, Process, call
@@ -89,7 +90,8 @@ def test_a_warm_worker_is_as_a_cold_one_whatever_was_run_before(
     last, again = tell(warm)
     assert again == facts, "and a case draws by its seed"
     names = ["dpn-small", *(f"models_for_tests:{n}" for n in ("good", "not_a_model", "missing"))]
-    answers = [one.examine(Lane("", (), (CORE,)), ["cpu"], names, 300) for one in (warm, cold)]
+    asked = [Request(name) for name in names]
+    answers = [one.examine(Lane("", (), (CORE,)), ["cpu"], asked, 300) for one in (warm, cold)]
     assert answers[0] == answers[1]
     assert "returned str" in str(answers[0].models["models_for_tests:not_a_model"])
     assert {spoilt.parent, killed.parent, last.parent} == {first.parent}, "one server"

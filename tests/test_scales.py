@@ -399,7 +399,7 @@ def answers() -> Callable[..., object]:
 @pytest.fixture
 def asked(answers: Callable[..., object], monkeypatch: Patch) -> None:
     """The command does not start a process to ask."""
-    monkeypatch.setattr("bench.scales.map.ask", answers)
+    monkeypatch.setattr("bench.scales.map.examine", answers)
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from fake_executor import FakeExecutor
 from pytest_for_tests import Capture, Patch
 
 from bench.case import Case
+from bench.environment import machine
 from bench.environment.host import describe_host
 from bench.executors import Images
 from bench.flags import join_flags
@@ -36,7 +37,7 @@ from bench.record import Environment, Outcome, Record, Status
 from bench.store.reader import read_records
 from bench.store.table import RECORDS
 from bench.sweep import __main__ as sweep
-from bench.sweep import loop, preflight, preview, threads
+from bench.sweep import loop, preview, threads
 from tests.planted.records import ROOT
 
 HERE = Path(__file__).parent
@@ -183,7 +184,7 @@ def test_a_dry_run_says_what_a_start_would_download(
     [
         ("avx2", "fp32 bf16 bf16-amp", ["bf16, bf16-amp are emulated: this CPU has no bf16 arith"]),
         ("avx512_bf16", "fp32 bf16", []),
-        ("T4", "fp32 tf32 bf16", ["bf16 is emulated: Tesla T4 has no bfloat16 arithmetic; leave"]),
+        ("T4", "fp32 bf16", ["bf16 is emulated: Tesla T4 has no bfloat16 arithmetic; leave"]),
         # what nobody asked for is not measured where it is emulated
         ("avx512_bf16", "", ["tf32 will have no time here: ", "fp16, fp16-amp will have no time"]),
     ],
@@ -192,9 +193,10 @@ def test_a_dry_run_names_what_is_emulated_or_left_out(
     flags: str, precisions: str, said: list[str], capsys: Capture, monkeypatch: Patch
 ) -> None:
     card = Card("GPU-a", "Tesla T4", capability=(7, 5))
-    monkeypatch.setattr(preflight, "read_cpu_flags", lambda: frozenset({flags}))
-    monkeypatch.setattr(preview, "has_cuda", lambda: True)
-    monkeypatch.setattr(preview, "find_cards", lambda: ([card], ""))
+    monkeypatch.setattr(machine, "read_cpu_flags", lambda: frozenset({flags}))
+    for module in (machine, preview):
+        monkeypatch.setattr(module, "has_cuda", lambda: True)
+    monkeypatch.setattr(machine, "find_cards", lambda: ([card], ""))
     asked = ["--precision", *precisions.split()] if precisions else ["--preset", "precision"]
     asked += ["--device", "cuda" if flags == "T4" else "cpu", "--model", "dpn-small"]
     assert sweep.main([*asked, "--dry-run"]) == 0
@@ -261,12 +263,13 @@ def test_a_dry_run_refuses_what_a_start_refuses(
 def test_a_dry_run_asks_for_the_card_and_its_memory(monkeypatch: Patch, capsys: Capture) -> None:
     """It may be run on a machine without, with a warning; a limit above the card is refused."""
     cards = [Card(f"GPU-{i}", "a card", memory_bytes=2**33) for i in (1, 2)]
-    for module in ("bench.sweep.preview", "bench.executors.subprocess"):
+    for module in ("bench.environment.machine", "bench.executors.subprocess"):
         monkeypatch.setattr(f"{module}.find_cards", lambda: (cards, ""))
     flags = ["--preset", "quick", "--precision", "fp32", "--device", "cuda", "--dry-run"]
     said = "warning: torch has no GPU here, so that a start on this machine is refused"
     for there in (False, True):
-        monkeypatch.setattr(preview, "has_cuda", lambda there=there: there)
+        for module in (machine, preview):
+            monkeypatch.setattr(module, "has_cuda", lambda there=there: there)
         assert sweep.main(flags) == 0
         assert (said in capsys.readouterr().out) != there
     for limit, lanes in itertools.product(("7GiB", "9GiB"), ("1", "all")):
@@ -505,7 +508,7 @@ def test_other_images_are_not_mixed(out: Path, monkeypatch: Patch, capsys: Captu
     run(out, "8")
     plain = Images.prepare
     monkeypatch.setattr(
-        Images, "prepare", lambda images, _: replace(plain(images), fingerprint="feedface")
+        Images, "prepare", lambda images: replace(plain(images), fingerprint="feedface")
     )
     run(out, "8", rc=2)
     assert "dataset_fingerprint was" in capsys.readouterr().err

@@ -21,13 +21,12 @@ from pytest_for_tests import Capture, Patch
 from bench.case import Case
 from bench.diagnosis.rates import CALL, find_losses, write_losses
 from bench.diagnosis.rates import RATES as RATE_NAMES
-from bench.doctor.__main__ import write_json
+from bench.doctor.__main__ import measure_machine, write_json
 from bench.doctor.earlier import describe_slowdown, read_earlier, read_rates
 from bench.doctor.judgement import Level, judge
-from bench.doctor.machine import measure_machine
 from bench.doctor.rates import SECONDS, check_rates, describe_rates, measure_rates
-from bench.environment.device import Platform
-from bench.environment.examination import DeviceAnswer, ProcessAnswer
+from bench.environment.host import describe_host
+from bench.environment.machine import Machine, Platform
 from bench.executors.subprocess import SubprocessExecutor
 from bench.fingerprint import Fingerprint, name_subject
 from bench.gpu.device import Depth, Reading, Unreadable
@@ -160,8 +159,8 @@ def quick(monkeypatch: Patch, unreported: None) -> None:
     """Sweeps ask and train nothing: a step does a product of 1 MFLOP in 10 ms."""
 
     def examine(self: object, lane: object, devices: list[str], *_: object, **__: object) -> Any:
-        answer = DeviceAnswer({"torch": "2.13.0", "torch_threads": 2})
-        return ProcessAnswer(devices=dict.fromkeys(devices, answer), models=_Alike())
+        found = describe(torch="2.13.0", torch_threads=2)
+        return Machine(devices=dict.fromkeys(devices, found), models=_Alike())
 
     times = {"epoch_time_s": 1.0, "measured_time_s": 1.0, "step_time_median_s": 0.01}
     work = [WorkRow("matmul", "mm", "float32", 1, 1e6, 1e3, 0.01)]
@@ -169,11 +168,15 @@ def quick(monkeypatch: Patch, unreported: None) -> None:
     monkeypatch.setattr(SubprocessExecutor, "examine", examine)
     monkeypatch.setattr(SubprocessExecutor, "run", lambda *_: deepcopy(answer))
     # what the CPU is said to have, its rates may contradict
-    monkeypatch.setattr("bench.environment.device.read_cpu_flags", frozenset)
+    monkeypatch.setattr("bench.environment.machine.read_cpu_flags", frozenset)
+
+
+def describe(halves: bool = True, **values: Any) -> Platform:
+    return Platform(replace(describe_host(), **values), bf16_native=halves)
 
 
 class _Alike(dict[str, Fingerprint]):
-    def __missing__(self, model: str) -> Fingerprint:
+    def get(self, model: str, default: object = None) -> Fingerprint:
         return Fingerprint("p", "l", "s", 10)
 
 
@@ -232,7 +235,7 @@ def test_what_could_not_be_measured_is_told_and_not_tried_again_in_its_folder(
     assert read_missing(row["missing"])["rate_float32"] == "no memory"
     run_sweep(tmp_path, "--precision", "bf16-amp")
     assert asked == ["cpu"]
-    answer = ProcessAnswer(devices={"cpu": DeviceAnswer({"torch": "2.14.0"})}, models=_Alike())
+    answer = Machine(devices={"cpu": describe(torch="2.14.0")}, models=_Alike())
     monkeypatch.setattr(SubprocessExecutor, "examine", lambda *_, **__: answer)
     run_sweep(tmp_path, "--precision", "bf16", "--mix")
     assert asked == ["cpu", "cpu"]
@@ -243,7 +246,7 @@ def test_a_sweep_says_what_its_device_emulates(
     tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """Before its first case, unless its rates say otherwise: no flag tells of some instructions."""
-    answer = ProcessAnswer(devices={"cpu": DeviceAnswer({}, bf16_native=False)}, models=_Alike())
+    answer = Machine(devices={"cpu": describe(halves=False)}, models=_Alike())
     monkeypatch.setattr(SubprocessExecutor, "examine", lambda *_, **__: answer)
     for bfloat16, told in ((1e9, True), (2e11, False)):
         answer_rates(monkeypatch, Yardstick({"rate_float32": 1e11, "rate_bfloat16": bfloat16}))
@@ -349,7 +352,7 @@ def test_a_cpu_that_computes_halves_otherwise_is_another(
     assert read_rates(find_platform(True, code=CODE), tmp_path / "native").rates
     assert not read_rates(find_platform(False, code=CODE), tmp_path / "native").rates
     with monkeypatch.context() as patch:  # instructions that are not told make no other CPU
-        patch.setattr("bench.environment.device.read_cpu_flags", frozenset)
+        patch.setattr("bench.environment.machine.read_cpu_flags", frozenset)
         assert find(True) == {"native", "emulated", "unclear"}
     # a card is what it says
     for name, halves in (("native", native), ("emulated", emulated)):
@@ -400,13 +403,12 @@ def test_a_report_names_the_slower_of_two_times(sweeps: Path) -> None:
 
 
 def test_the_doctor_measures_anew_and_compares(tmp_path: Path, monkeypatch: Patch) -> None:
-    device = DeviceAnswer({**DEVICE, "torch": "2.13.0"})
+    about = replace(describe_host(), **{**DEVICE, "torch": "2.13.0"})
     recorded = read_machine(RECORDINGS / "cpu-only.json")
-    machine = replace(recorded, devices={"cpu": device}, models={}, results=str(tmp_path))
-    about = ProcessAnswer(devices=machine.devices).platform("cpu").environment
+    machine = replace(recorded, devices={"cpu": Platform(about)}, models={}, results=str(tmp_path))
     found = Yardstick({"rate_float32": 2e12, "rate_copy": 1e9}, tries={"rate_copy": Tries(3)})
     monkeypatch.setenv(SECONDS, "0.2")
-    monkeypatch.setattr("bench.doctor.machine.measure_rates", lambda *_: found)
+    monkeypatch.setattr("bench.doctor.__main__.measure_rates", lambda *_: found)
     host = {"cpu": about.cpu, "variables": about.variables, "rate_copy": 1e9}
     for rate, slower in ((2e12, ""), (4e12, "float32 products −50 %")):
         write_row(tmp_path / f"at-{rate}", rate_float32=rate, **host)
@@ -424,7 +426,7 @@ def test_the_doctor_does_not_call_fine_what_is_emulated() -> None:
     """Its convolutions in float16 are 25 times as slow, and its products 1.9 times as fast."""
     machine = replace(
         read_machine(RECORDINGS / "cpu-only.json"),
-        devices={"cpu": DeviceAnswer({**DEVICE, "torch": "2.13.0"})},
+        devices={"cpu": Platform(Environment(**{**DEVICE, "torch": "2.13.0"}))},
     )
     for more, slow in ({}, False), (SLOW_CONVOLUTIONS, True):
         rated = replace(machine, yardsticks={"cpu": Yardstick({**FAST_PRODUCTS, **more})})

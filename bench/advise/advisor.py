@@ -31,6 +31,7 @@ from bench.store.rows import Row, keep_latest
 from bench.sweep.display import Display
 from bench.sweep.folder import read_past, write_config
 from bench.sweep.loop import Loop, open_loop
+from bench.sweep.options import Plan
 from bench.sweep.schedule import Losses
 from bench.text import read_time
 from bench.wall.records import read_peak
@@ -46,9 +47,9 @@ MIN_STEPS = 6
 def find_advice(asked: Question, until: float) -> Answer:
     """Search until ``until``, by `time.monotonic`, and return what was found."""
     axes = asked.options.axes
-    with open_loop(asked.options, [asked.now]) as loop:
+    with open_loop(asked.options, Plan([asked.now])) as loop:
         inputs = loop.inputs
-        now = strip(inputs.settle(asked.now))
+        now = strip(inputs.plan.cases[0])
         items = inputs.data(now).train_images
         fixed = {name: axes[name] for name in name_levers(now) if name in axes}
         fixed |= {name: values for name, values in axes.items() if len(values) > 1}

@@ -14,15 +14,18 @@ from bench.axis import Value
 from bench.case import Case, list_absent
 from bench.check.checks import CHECKS
 from bench.check.report import Report, head, show_running
-from bench.environment.examination import ask
 from bench.environment.host import list_devices, refuse_missing
+from bench.environment.machine import examine
 from bench.errors import UsageError, choose
+from bench.executors import Images
+from bench.fingerprint import list_requests
 from bench.flags import Parser, add_axes, command, parse_whole, read_axes, writable
 from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.preset import default_preset, load_preset
 from bench.processes import keep_output, leave
-from bench.sweep.preflight import gather_inputs, list_examined
+from bench.sweep.options import Options, Plan
+from bench.sweep.preflight import check
 
 STEPS, LEAST_STEPS = 60, 20
 
@@ -76,9 +79,10 @@ def main(argv: Sequence[str]) -> int:
     out = given.out or Path("results") / f"check-{datetime.now():%Y%m%d-%H%M%S}"
     refuse_missing(["torch", "numpy", "seaborn"])
     with show_running("machine and model"):
-        asked = ask([cases[0].device], list_examined(cases))
-    inputs = gather_inputs(cases, asked, axes, given.data_dir, given.data_url)
-    cases = [inputs.settle(case) for case in cases]
+        machine = examine([cases[0].device], list_requests(cases))
+    asked = Options(axes, data_dir=given.data_dir, data_url=given.data_url, allow_shared=True)
+    inputs = check(Plan(cases), machine, asked, Images.prepare, every=True)
+    cases = inputs.plan.cases
     for case in cases:
         if why := inputs.platforms[case.device].discourage(PRECISIONS[case.precision]):
             print(f"warning: {case.precision}: {why}, so it will be slow", file=sys.stderr)

@@ -1,6 +1,6 @@
 """`python -m bench.doctor`: check what this machine can measure, and how to fix the rest.
 
-The facts are gathered by `bench.doctor.machine` and assessed by `bench.doctor.judgement`. The
+The facts are gathered by `bench.environment.machine` and assessed by `bench.doctor.judgement`. The
 return code is 1 if something makes numbers unreliable, such as another process that computes on the
 card.
 """
@@ -10,14 +10,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from bench.case import parse_value
+from bench.doctor.earlier import describe_slowdown, read_earlier
 from bench.doctor.judgement import Level, Remark, judge
-from bench.doctor.machine import Machine, examine_machine, measure_machine
+from bench.doctor.rates import choose_seconds, measure_rates
 from bench.environment.host import refuse_missing
+from bench.environment.machine import Machine, examine
 from bench.errors import UsageError
+from bench.fingerprint import Request
 from bench.flags import Parser, command
 from bench.processes import leave
 from bench.text import clean
@@ -41,8 +44,24 @@ def write_findings(findings: Sequence[Remark]) -> str:
 
 
 def write_json(machine: Machine, findings: Sequence[Remark]) -> str:
+    """Return facts and findings as JSON; what is not known is left out."""
+    facts = asdict(
+        machine, dict_factory=lambda pairs: {name: one for name, one in pairs if one is not None}
+    )
     said = [{**asdict(f), "level": f.level.name.lower()} for f in findings]
-    return json.dumps({"facts": asdict(machine), "findings": said}, indent=2, ensure_ascii=False)
+    return json.dumps({"facts": facts, "findings": said}, indent=2, ensure_ascii=False)
+
+
+def measure_machine(machine: Machine) -> Machine:
+    """Measure the rates of the device. Raises UsageError: `bench.doctor.rates.SECONDS` is not a
+    number of seconds."""
+    device = machine.device
+    if device is None or not (seconds := choose_seconds(device)):
+        return machine
+    earlier = read_earlier(machine.devices[device], Path(machine.results))
+    found = measure_rates(device, seconds)
+    slower = describe_slowdown(found.rates, earlier)
+    return replace(machine, yardsticks={device: found}, slower=slower)
 
 
 @command
@@ -67,13 +86,14 @@ def main(argv: Sequence[str]) -> int:
     add("--json", action="store_true", help="print facts and findings as JSON")
     given = parser.parse(argv)
     refuse_missing(["psutil"])
-    models = [str(parse_value("model", name, "--model")) for name in given.model]
-    machine, _ = examine_machine(models=models, data_dir=given.data_dir, out=given.out)
-    machine = measure_machine(machine)
+    models = [Request(str(parse_value("model", name, "--model"))) for name in given.model]
+    machine = examine(models=models, data_dir=given.data_dir, out=given.out, watch_s=0.5)
+    wrong = {name: said if isinstance(said, str) else "" for name, said in machine.models.items()}
+    machine = measure_machine(replace(machine, models={**wrong}))
     findings = judge(machine)
     print(write_json(machine, findings) if given.json else write_findings(findings))
-    if wrong := next(filter(None, machine.models.values()), None):
-        raise UsageError(wrong)
+    if why := next(filter(None, wrong.values()), None):
+        raise UsageError(why)
     return int(any(finding.level is Level.UNBELIEVABLE for finding in findings))
 
 

@@ -18,7 +18,7 @@ from bench.diagnosis.rates import (
     find_losses,
     write_losses,
 )
-from bench.environment.device import Platform
+from bench.environment.machine import Platform
 from bench.errors import UsageError
 from bench.record import COMPARABLE
 from bench.store.reader import read_rows

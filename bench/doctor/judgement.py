@@ -11,10 +11,9 @@ from functools import partial
 from bench.apex import Apex, choose_interface, refuse_apex
 from bench.cores import RAISE_QUOTA
 from bench.diagnosis.rates import find_emulated
-from bench.doctor.machine import Gpu, Machine
 from bench.doctor.rates import check_rates, describe_rates
-from bench.environment.examination import DeviceAnswer
 from bench.environment.host import THREADS, VARIABLES, describe_install
+from bench.environment.machine import Gpu, Machine, Platform
 from bench.gpu.cards import find_card
 from bench.gpu.device import Process
 from bench.gpu.nvml import EFFECTS, NvmlProblem
@@ -76,25 +75,25 @@ def _judge_torch(m: Machine) -> Iterator[Remark]:
     if m.torch_error:
         yield _wrong("torch", m.torch_error, "pip install 'torch>=2.9'")
         return
-    version = next((d.environment.get("torch", "") for d in m.devices.values()), "")
+    version = next((d.environment.torch or "" for d in m.devices.values()), "")
     cuda = m.devices.get("cuda")
-    if cuda is None or (cuda.error and not m.gpus and not cuda.environment.get("gpu")):
-        threads = m.devices["cpu"].environment.get("torch_threads") if "cpu" in m.devices else None
+    if cuda is None or (cuda.error and not m.gpus and not cuda.environment.gpu):
+        threads = m.devices["cpu"].environment.torch_threads if "cpu" in m.devices else None
         beside = "" if threads is None else f" with {threads} threads"
         yield _fine("torch", f"{version}, computes on the CPU{beside}")
     elif cuda.error:
         yield _wrong("torch", _shorten(cuda.error), _fix_torch(m, cuda))
     else:
-        built = f"built for CUDA {cuda.environment.get('cuda')}"
-        yield _fine("torch", f"{version}, {built}, computes on {cuda.environment['gpu']}")
+        built = f"built for CUDA {cuda.environment.cuda}"
+        yield _fine("torch", f"{version}, {built}, computes on {cuda.environment.gpu}")
 
 
 def _shorten(error: str) -> str:
     return error.partition("; ")[0].removeprefix("device cuda: ")
 
 
-def _fix_torch(m: Machine, cuda: DeviceAnswer) -> str:
-    built = cuda.environment.get("cuda")
+def _fix_torch(m: Machine, cuda: Platform) -> str:
+    built = cuda.environment.cuda
     runs = m.gpus[0].card.driver_cuda if m.gpus else None
     if built is None:
         return "install a CUDA build of torch; pytorch.org/get-started gives the command"
@@ -107,14 +106,14 @@ def _fix_torch(m: Machine, cuda: DeviceAnswer) -> str:
 
 
 def _cuda_build(m: Machine) -> bool:
-    return "cuda" in m.devices and m.devices["cuda"].environment.get("cuda") is not None
+    return "cuda" in m.devices and m.devices["cuda"].environment.cuda is not None
 
 
 def _judge_cards(m: Machine) -> Iterator[Remark]:
     """Judge the card that torch uses, or all cards if that is not known."""
     if "cuda" not in m.devices:
         return
-    uuid = m.devices["cuda"].environment.get("gpu_uuid", "")
+    uuid = m.devices["cuda"].environment.gpu_uuid or ""
     used = find_card(uuid, [gpu.card for gpu in m.gpus])
     for gpu in m.gpus:
         if used in (None, gpu.card):
@@ -307,10 +306,9 @@ def _judge_places(m: Machine) -> Iterator[Remark]:
 
 
 def _judge_precisions(m: Machine) -> Iterator[Remark]:
-    for device, answer in m.devices.items():
-        if answer.error:
+    for device, platform in m.devices.items():
+        if platform.error:
             continue
-        platform = m.platform(device)
         rates = m.yardsticks[device].rates if device in m.yardsticks else {}
         ways: dict[str, list[str]] = {"runs": [], "emulates, slowly,": [], "cannot run": []}
         slow: dict[str, list[str]] = {}
@@ -384,14 +382,16 @@ def _judge_variables(m: Machine) -> Iterator[Remark]:
 
 
 def _judge_models(m: Machine) -> Iterator[Remark]:
-    for name, wrong in m.models.items():
-        remark = _wrong if wrong else _fine
-        yield remark("model", wrong or f"{name} can be imported and built", numbers=False)
+    for name, found in m.models.items():
+        if isinstance(found, str) and found:
+            yield _wrong("model", found, numbers=False)
+        else:
+            yield _fine("model", f"{name} can be imported and built", numbers=False)
 
 
 def _judge_rates(m: Machine) -> Iterator[Remark]:
     for device, yardstick in m.yardsticks.items():
-        gpu = m.devices[device].environment.get("gpu")
+        gpu = m.devices[device].environment.gpu
         if said := describe_rates(yardstick, gpu):
             yield _fine("rates", f"measured now: {said}", numbers=False)
         for column, why in yardstick.reasons.items():

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from bench.data import DatasetInfo, prepare
-from bench.data.progress import Progress, progress_bar
+from bench.data import DatasetInfo, count_images, prepare
+from bench.data.progress import progress_bar
 from bench.doctor.rates import measure_rates
-from bench.environment.examination import ProcessAnswer, ask
+from bench.environment.machine import Machine, ask_processes
 from bench.errors import UnsupportedError, UsageError
+from bench.fingerprint import Request
 from bench.origin import EXECUTORS
 from bench.processes import hold_to
 from bench.record import Outcome
@@ -51,8 +52,15 @@ class Images:
     input: str | None = None
     classes: int | None = None
 
-    def prepare(self, progress: Progress | None = None) -> DatasetInfo:
-        return prepare(**vars(self), progress=progress)
+    def prepare(self) -> DatasetInfo:
+        """Decode them, once on a machine. Raises UsageError: they cannot be obtained or read."""
+        with progress_bar() as progress:
+            return prepare(**vars(self), progress=progress)
+
+    def count(self) -> DatasetInfo | None:
+        """Return how many there are, if that is known without decoding them."""
+        counted = count_images(self.name, self.data_dir)
+        return DatasetInfo(self.name, "", counted, 0, 0, "", "") if counted else None
 
 
 ALL = 0
@@ -96,33 +104,18 @@ class Executor:
         return lane
 
     def examine(
-        self,
-        lane: Lane,
-        devices: Sequence[str],
-        models: Sequence[str],
-        timeout_s: float,
-        *,
-        look: Callable[[ProcessAnswer, int], None] = lambda answer, pid: None,
-    ) -> ProcessAnswer:
-        """Ask about devices and models on the lane's machine, as
-        `bench.environment.examination.ask` does; ``look`` is called only if the process that
-        answers runs on this machine."""
-        with hold_to(lane.cores), progress_bar() as progress:
-            return ask(
-                devices,
-                models,
-                timeout_s=timeout_s,
-                look=look,
-                variables=lane.variables,
-                cold=self.settings.cold,
-                progress=progress,
-            )
+        self, lane: Lane, devices: Sequence[str], models: Sequence[Request], timeout_s: float
+    ) -> Machine:
+        """Ask about devices and models on the lane's machine, by
+        `bench.environment.machine.ask_processes`."""
+        cold = self.settings.cold
+        with hold_to(lane.cores):
+            return ask_processes(devices, models, timeout_s, variables=lane.variables, cold=cold)
 
     def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
         """Prepare images on the lane's machine; the result's ``folder`` is for jobs on this lane.
         Raises UsageError: they cannot be obtained or read."""
-        with progress_bar() as progress:
-            return images.prepare(progress)
+        return images.prepare()
 
     def rate(self, lane: Lane, device: str, seconds: float) -> Yardstick:
         """Measure the lane's current rates, as `bench.doctor.rates.measure_rates` does."""

@@ -21,10 +21,11 @@ from typing import Any
 
 from bench.data import DatasetInfo
 from bench.doctor.rates import choose_seconds, measure_rates
-from bench.environment.examination import ProcessAnswer
 from bench.environment.host import describe_install, find_variables, hash_code
+from bench.environment.machine import Machine
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import Executor, Images, Listener, Settings, Stopping, load_executor
+from bench.fingerprint import Request
 from bench.gpu.cards import find_cards
 from bench.gpu.nvml import find_neighbours
 from bench.origin import EXECUTORS
@@ -145,8 +146,8 @@ def _look(executor: Executor, device: str, seconds: float, name: str) -> Place:
     """Examine the node, and measure its rates, once in a process of Ray's, which runs many cases.
     Raises UsageError: torch cannot use the device, or others use it."""
     settings = executor.settings
-    answer = executor.examine(Lane(), [device], [], settings.timeout_s)
-    environment = answer.platform(device).environment
+    machine = executor.examine(Lane(), [device], [], settings.timeout_s)
+    environment = machine.use([device])[device].environment
     if environment.gpu_uuid and not settings.allow_shared:
         others = find_neighbours(environment.gpu_uuid) or ()
         if used := ", ".join(str(other) for other in others if not other.display):
@@ -213,17 +214,16 @@ class RayExecutor(Executor):
         return lane
 
     def examine(
-        self, lane: Lane, devices: Sequence[str], models: Sequence[str], timeout_s: float, **_: Any
-    ) -> ProcessAnswer:
+        self, lane: Lane, devices: Sequence[str], models: Sequence[Request], timeout_s: float
+    ) -> Machine:
         """Examine all nodes; a model that is broken on one, or another one there, is broken. Raises
         UsageError: a node cannot be measured on."""
-        answers: list[ProcessAnswer]
-        answers = self._ask(self._nodes, "examine", devices, models, timeout_s)
-        first, *others = answers
+        first: Machine
+        first, *others = self._ask(self._nodes, "examine", devices, models, timeout_s)
         for other in others:
-            first = replace(first, error=first.error or other.error)
+            first = replace(first, torch_error=first.torch_error or other.torch_error)
             for subject, there in other.models.items():
-                mine = first.models[subject]
+                mine = first.models.get(subject, there)
                 if isinstance(mine, str) or isinstance(there, str):
                     first.models[subject] = mine if isinstance(mine, str) else there
                 elif (mine.structure, mine.source) != (there.structure, there.source):

@@ -7,8 +7,10 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
 from bench.data import load
-from bench.environment.examination import ask, with_inputs
+from bench.environment.machine import examine
 from bench.errors import UsageError
+from bench.executors import Images
+from bench.fingerprint import list_requests
 from bench.precision import PRECISIONS
 from bench.questions.loss_scales import (
     SCALES,
@@ -21,7 +23,8 @@ from bench.render.documents import escape, table_lines
 from bench.scale_map import ScaleMap, Way
 from bench.scales.options import Options
 from bench.store.scale_map import write_map
-from bench.sweep.preflight import gather_inputs, list_examined, refuse_neighbours
+from bench.sweep import options as sweep
+from bench.sweep.preflight import check
 from bench.text import replace_file
 
 SUMMARY, FIGURE, PICTURE = "scales.md", "scales.svg", "scales.png"
@@ -32,17 +35,15 @@ def measure_map(options: Options, say: Callable[[str], None]) -> ScaleMap:
     stored as it ends; ``say`` is called with lines on the progress. Raises UsageError: a device,
     model or dataset cannot be used, or memory ran out."""
     first, cases = options.questions[0], [question.case for question in options.questions]
-    answer = ask([first.case.device], list_examined(cases))
-    inputs = gather_inputs(cases, answer, data_dir=options.data_dir)
+    machine = examine([first.case.device], list_requests(cases))
+    asked = sweep.Options(data_dir=options.data_dir, allow_shared=options.allow_shared)
+    inputs = check(sweep.Plan(cases), machine, asked, Images.prepare, every=True)
     platform = inputs.platforms[first.case.device]
     if first.way is Way.TRAINED:
         for name in first.precisions:
             if why := platform.refuse(PRECISIONS[name]):
                 raise UsageError(f"--precision {name}: {why}")
-    uuid = platform.environment.gpu_uuid
-    if uuid and not options.allow_shared:
-        refuse_neighbours(uuid)
-    environment = asdict(with_inputs(platform.environment, inputs.data(cases[0]), None))
+    environment = asdict(replace(inputs, models={}).describe(cases[0]))  # there may be several
     known = {name: value for name, value in environment.items() if value is not None}
     now = datetime.now(UTC).isoformat(timespec="seconds")
     scales = ScaleMap(options.out, options.command, now, first.tolerance, known, ())

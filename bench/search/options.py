@@ -20,10 +20,8 @@ from bench.halving import METRICS, Halving
 from bench.origin import EXECUTORS
 from bench.precision import PRECISIONS
 from bench.preset import Preset
-from bench.sweep.folder import refuse_unwritable
 from bench.sweep.options import Options, Plan, add_running, plan_cases, read_running
-from bench.sweep.preflight import try_models, warn_of_download
-from bench.sweep.preview import describe_plan, try_lanes
+from bench.sweep.preview import check_without_torch, describe_plan
 
 EPOCHS, SAMPLES, GRACE, REDUCTION, METRIC = 9, 16, 1, 3, "test_accuracy"
 
@@ -88,10 +86,8 @@ class SampledTrials:
 
 def describe_search(asked: Search) -> Iterator[str]:
     """Describe the trials and epochs that a search would run. Raises UsageError: as a start."""
-    plan = Plan(asked.plan().trials)
-    refuse_unwritable(asked.options.out)
-    try_lanes(plan, asked.options)
-    drawn = asked.plan(try_models(plan, asked.options).settle)
+    inputs = check_without_torch(Plan(asked.plan().trials), asked.options)
+    drawn = asked.plan(inputs.settle)
     yield from describe_plan(Plan(drawn.trials), asked.options)
     halving, trials = drawn.halving, len(drawn.trials)
     rungs = " and ".join(map(str, halving.rungs))
@@ -100,7 +96,7 @@ def describe_search(asked: Search) -> Iterator[str]:
         f"{halving.reduction} goes on; {trials * halving.rungs[0]} to "
         f"{trials * halving.epochs} epochs in all"
     )
-    yield from warn_of_download(drawn.trials, asked.options.data_dir)
+    yield from inputs.warnings
 
 
 def _draw(

@@ -21,6 +21,7 @@ from bench.store.rows import Row, keep_latest
 from bench.sweep.display import Display
 from bench.sweep.folder import read_past, write_config
 from bench.sweep.loop import Loop, open_loop
+from bench.sweep.options import Plan
 from bench.sweep.schedule import Losses, OomSkips
 from bench.wall.records import name_family
 from bench.worker.messages import Job, Lane
@@ -29,7 +30,7 @@ from bench.worker.messages import Job, Lane
 def run_search(asked: Search) -> tuple[Trials, Loop]:
     """Run the trials into --out until the time limit. Return them, and the loop."""
     Ladder(asked.halving)  # raises UsageError if Ray Tune is not installed
-    with open_loop(asked.options, asked.plan().trials) as loop:
+    with open_loop(asked.options, Plan(asked.plan().trials)) as loop:
         drawn = asked.plan(loop.inputs.settle)
         halving = drawn.halving
         loop.lock()

@@ -15,9 +15,9 @@ from bench.store.rows import Run, read_history
 from bench.sweep.display import Display
 from bench.sweep.folder import read_past, refuse_other_part, refuse_other_seeds, write_config
 from bench.sweep.grid import Grid
-from bench.sweep.loop import Loop, open_loop, refuse_world_sizes
+from bench.sweep.loop import Loop, open_loop
 from bench.sweep.options import Options, Plan, plan_cases
-from bench.sweep.preflight import leave_out_batches, refuse_searches
+from bench.sweep.preflight import leave_out_batches
 from bench.sweep.probing import Searches, describe_wall, find_walls
 from bench.sweep.schedule import OomSkips, Pace, describe_repeats, remaining_runs
 from bench.text import count, read_time
@@ -39,15 +39,11 @@ class Conclusion:
 
 def run_sweep(asked: Plan, options: Options) -> Conclusion:
     """Run a sweep. Raises UsageError: as `open_loop` and `Part`."""
-    every = [*asked.cases, *asked.unsized]
-    for device in dict.fromkeys(case.device for case in every):
+    for device in dict.fromkeys(case.device for case in [*asked.cases, *asked.unsized]):
         choose_seconds(device)  # refuses a wrong environment variable before anything is opened
-    with open_loop(options, asked.cases, asked.unsized) as loop:
-        asked = loop.inputs.keep(asked.settle(loop.inputs.settle))
-        refuse_searches(asked.searched, loop.inputs)
-        refuse_world_sizes(loop.executor, next(iter(loop.lanes)), every, options)
+    with open_loop(options, asked) as loop:
         loop.lock()
-        part = Part(loop, asked)
+        part = Part(loop, loop.inputs.plan)
         grid = measure(part)
     return conclude(part, grid)
 

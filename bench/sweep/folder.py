@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.axis import Trait
 from bench.case import Case, list_affecting, spell_cases
-from bench.environment.device import Platform
+from bench.environment.machine import Platform
 from bench.errors import UsageError
 from bench.record import COMPARABLE, MODEL_PARTS
 from bench.store.plans import SHARD, Shard
@@ -137,9 +137,9 @@ def describe_config(cases: Sequence[Case], loop: Loop, before: Mapping[str, Any]
         **spell_cases(cases),
         "environment": {
             device: {
-                name: value for name, value in asdict(environment).items() if value is not None
+                name: one for name, one in asdict(platform.environment).items() if one is not None
             }
-            for device, environment in inputs.environments.items()
+            for device, platform in inputs.platforms.items()
         },
         "datasets": {
             name: {k: v for k, v in asdict(info).items() if k != "folder"}

@@ -22,10 +22,13 @@ from uuid import uuid4
 
 from bench.case import Case
 from bench.doctor.earlier import describe_slowdown, read_earlier, read_rates
+from bench.doctor.judgement import write_warnings
 from bench.doctor.rates import choose_seconds, describe_rates, write_rate_warnings
 from bench.environment.host import PACKAGES, refuse_missing
+from bench.environment.machine import examine
 from bench.errors import StoreError, UnsupportedError, UsageError
 from bench.executors import Event, Executor, build_executor
+from bench.fingerprint import list_requests
 from bench.precision import PRECISIONS
 from bench.processes import stop_signals
 from bench.record import Environment, Outcome, Record, Status, flatten, read_missing, write_missing
@@ -36,8 +39,8 @@ from bench.sweep.checkpoints import KeptRun
 from bench.sweep.display import Display, write_curve
 from bench.sweep.folder import default_out, refuse_unwritable
 from bench.sweep.known import Known
-from bench.sweep.options import Options
-from bench.sweep.preflight import Inputs, find_inputs, find_lane_inputs, warn_of_emulation
+from bench.sweep.options import Options, Plan
+from bench.sweep.preflight import Inputs, check, check_lane, warn_of_emulation
 from bench.sweep.schedule import choose_seed
 from bench.sweep.threads import hold_threads
 from bench.text import read_clock
@@ -70,25 +73,21 @@ class Source(Protocol):
 
 
 @contextmanager
-def open_loop(
-    options: Options, cases: Sequence[Case], families: Sequence[Case] = ()
-) -> Iterator[Loop]:
-    """Open and examine the requested lanes, and hold them.
-
-    The batch sizes of ``families`` are not known yet. Raises UsageError: --out cannot be written, a
-    package is missing, or as `open_lanes` and `examine_lanes`.
-    """
+def open_loop(options: Options, plan: Plan) -> Iterator[Loop]:
+    """Open and examine the requested lanes for the cases of a plan, and hold them. Raises
+    UsageError: --out cannot be written, a package is missing, or as `open_lanes` and
+    `examine_lanes`."""
     refuse_unwritable(options.out)
     refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # only noted if missing
     with ExitStack() as held:
         alone = options.here and options.lanes in (None, 1)
-        every = [*cases, *families]
-        if alone and all(case.device == "cpu" and case.world_size == 1 for case in every):
+        cases = [*plan.cases, *plan.unsized]
+        if alone and all(case.device == "cpu" and case.world_size == 1 for case in cases):
             held.enter_context(hold_threads(options.out))
         executor = build_executor(options.executor, options.settings)
         held.enter_context(closing(executor))
-        lanes = open_lanes(executor, every, options)
-        known = examine_lanes(executor, lanes, cases, options, families)
+        lanes = open_lanes(executor, cases, options)
+        known = examine_lanes(executor, lanes, plan, options)
         out = options.out or default_out(known[lanes[0]].platforms)
         yield Loop(options, executor, known, out, held)
 
@@ -413,45 +412,45 @@ class _Running:
 
 def open_lanes(executor: Executor, cases: Sequence[Case], options: Options) -> Sequence[Lane]:
     """Open the requested lanes. Raises UsageError: they are too many, of several kinds, or of
-    several devices."""
+    several devices; or there are too few GPUs for a --world-size: says how many there are."""
     devices = list(dict.fromkeys(case.device for case in cases))
     if len(devices) > 1 and options.lanes not in (None, 1):
         raise UsageError(f"--lanes: the cases are of {' and '.join(devices)}; give one --device")
-    return executor.open_lanes(devices[0], options.lanes)
+    lanes = executor.open_lanes(devices[0], options.lanes)
+    sizes = dict.fromkeys((case.device, case.world_size) for case in cases)
+    for device, size in sizes if "world_size" in options.axes else ():
+        try:
+            executor.gather(lanes[0], device, size)
+        except UnsupportedError as error:
+            raise UsageError(f"--world-size {size}: {error}") from None
+    return lanes
 
 
 def examine_lanes(
-    executor: Executor,
-    lanes: Sequence[Lane],
-    cases: Sequence[Case],
-    options: Options,
-    families: Sequence[Case] = (),
+    executor: Executor, lanes: Sequence[Lane], plan: Plan, options: Options
 ) -> dict[Lane, Inputs]:
     """Return the inputs of each lane; on a cluster all are those of the first. Raises UsageError:
-    as `find_inputs` and `find_lane_inputs`."""
-    beside = count_beside(lanes) if options.here else 0
-    first = find_inputs(cases, options, families, executor, lanes[0], beside)
+    as `check` and `check_lane`."""
+    first, *others = lanes
+    cases = [*plan.cases, *plan.unsized]
+    devices = list(dict.fromkeys(case.device for case in cases))
+    machine = examine(
+        devices,
+        list_requests(cases),
+        data_dir=options.data_dir,
+        out=options.out,
+        timeout_s=options.timeout_s,
+        ask=partial(executor.examine, first),
+    )
+    beside = len(others) if options.here else 0
+    inputs = check(plan, machine, options, partial(executor.prepare, first), beside=beside)
+    inputs = replace(inputs, warnings=[*write_warnings(machine), *inputs.warnings])
+
+    def look(lane: Lane) -> Inputs:
+        found = executor.examine(lane, devices, [], options.timeout_s)
+        return check_lane(inputs, found, options, lane)
+
     if not options.here:
-        return dict.fromkeys(lanes, first)
-    look = partial(find_lane_inputs, first, [*cases, *families], options, executor)
+        return dict.fromkeys(lanes, inputs)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return dict(zip(lanes, [first, *pool.map(look, lanes[1:])], strict=True))
-
-
-def count_beside(lanes: Sequence[Lane]) -> int:
-    """Return how many other lanes of this machine may run at the same time."""
-    return len(lanes) - 1
-
-
-def refuse_world_sizes(
-    executor: Executor, lane: Lane, cases: Sequence[Case], options: Options
-) -> None:
-    """Refuse a --world-size for which there are too few GPUs. Raises UsageError: the message says
-    how many there are."""
-    if "world_size" not in options.axes:
-        return
-    for device, size in dict.fromkeys((case.device, case.world_size) for case in cases):
-        try:
-            executor.gather(lane, device, size)
-        except UnsupportedError as error:
-            raise UsageError(f"--world-size {size}: {error}") from None
+        return dict(zip(lanes, [inputs, *pool.map(look, others)], strict=True))

@@ -46,21 +46,21 @@ class Options:
     """The command line, parsed and checked; ``axes`` are those given as flags. Fields have the
     names of flags, not all of which every command has."""
 
-    axes: dict[str, list[Value]]
-    preset: Preset
-    invocation: str
-    out: Path | None
-    data_dir: Path | None
-    data_url: str | None
-    retry: list[Status]
-    timeout_s: float
-    wait_s: float
-    mix: bool
-    allow_shared: bool
-    cold: bool
-    executor: str
-    address: str | None
-    lanes: int | None  # None for the executor's default, ALL for all
+    axes: dict[str, list[Value]] = field(default_factory=dict)
+    preset: Preset = field(default_factory=lambda: Preset("", "", ()))
+    invocation: str = ""
+    out: Path | None = None
+    data_dir: Path | None = None
+    data_url: str | None = None
+    retry: list[Status] = field(default_factory=list)
+    timeout_s: float = 3600.0
+    wait_s: float = 0.0
+    mix: bool = False
+    allow_shared: bool = False
+    cold: bool = False
+    executor: str = "subprocess"
+    address: str | None = None
+    lanes: int | None = None  # None for the executor's default, ALL for all
     repeats: int = 1
     repeats_given: bool = True  # if not, `schedule.Pace` may make fewer
     same_seed: bool = False
@@ -263,13 +263,11 @@ class Plan:
     cases: list[Case] = field(default_factory=list)
     # cases whose largest batch is to be found, with ``auto`` or ``32..auto`` as given
     searched: list[tuple[Case, str]] = field(default_factory=list)
-    unknown: list[Case] = field(default_factory=list)  # families without a finished search
 
     def settle(self, settle: Callable[[Case], Case]) -> Plan:
         """Return a copy with what workloads decide, once they were examined."""
         searched = [(settle(case), text) for case, text in self.searched]
-        unknown = [name_family(case) for case, _ in searched]
-        return Plan(list(dict.fromkeys(map(settle, self.cases))), searched, unknown)
+        return Plan(list(dict.fromkeys(map(settle, self.cases))), searched)
 
     @property
     def families(self) -> list[Case]:
@@ -305,9 +303,7 @@ def plan_cases(
         case = settle(case)
         plan.searched.append((case, text))
         wall = found.get(name_family(case))
-        if wall is None or wall.ending is None:
-            plan.unknown.append(name_family(case))
-        elif wall.largest is not None and wall.recommended is not None:
+        if wall and wall.ending and wall.largest is not None and wall.recommended is not None:
             return fill_auto(text, wall.largest, wall.recommended)
         return []
 

@@ -1,40 +1,25 @@
-"""The checks that a sweep makes before it trains anything."""
+"""The check of cases against the machine that is to train them, before anything is trained."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
-from bench.apex import Apex, find_apex, refuse_apex
+from bench.apex import Apex, refuse_apex
 from bench.case import Case, fill_command, format_value, list_varying
 from bench.command import hash_files, refuse_program
 from bench.cores import count_cores
-from bench.data import (
-    SYNTHETIC,
-    DatasetInfo,
-    count_classes,
-    count_images,
-    find_layout,
-    refuse_file,
-)
-from bench.data.progress import progress_bar
+from bench.data import SYNTHETIC, DatasetInfo, count_classes
 from bench.diagnosis.prediction import predict_seconds
 from bench.diagnosis.rates import CONVOLUTIONS, find_emulated, find_halves, take_rates
-from bench.doctor.judgement import write_warnings
-from bench.doctor.machine import examine_machine
-from bench.environment.device import Platform
-from bench.environment.examination import ProcessAnswer, ask, with_inputs
-from bench.environment.host import CPU_FLAGS, read_cpu_flags
+from bench.environment.machine import Machine, Platform
 from bench.errors import SeveralUsageError, UsageError
-from bench.executors import Executor, Images
-from bench.fingerprint import ExamineRequest, Fingerprint, check_outputs, name_subject
+from bench.executors import Images
+from bench.fingerprint import Fingerprint, name_subject
 from bench.gpu.nvml import find_neighbours
 from bench.grid import check_axes, check_batches
-from bench.models import MODELS
-from bench.models.weights import hash_weights
 from bench.optimization import count_warmup_steps
 from bench.precision import FP8_INSTALL, PRECISIONS, find_torchao, refuse_fp8
 from bench.record import COMPARABLE, Environment, Place
@@ -49,14 +34,17 @@ from bench.yardstick import Yardstick
 
 @dataclass(frozen=True)
 class Inputs:
-    """Devices, models and images of the cases, by name, determined once."""
+    """Devices, models and images of the cases, by name, determined once, and the ``plan`` that is
+    left of the cases, with what workloads decide. A dry run lacks what only torch or decoding can
+    tell."""
 
     platforms: Mapping[str, Platform]
-    models: Mapping[str, Fingerprint | None]  # None if not examined, as in a dry run
+    models: Mapping[str, Fingerprint]
     datasets: Mapping[str, DatasetInfo]
-    warnings: Sequence[str] = ()  # about the machine and the cases
+    plan: Plan = field(default_factory=Plan)
+    warnings: Sequence[str] = ()
     apex: Apex | None = None
-    starts: Mapping[str | None, str] = field(default_factory=dict)  # hashes of weights, by file
+    starts: Mapping[str, str] = field(default_factory=dict)  # hashes of weights, by file
     # by device, the empty columns of rates, and why they are empty
     unrated: Mapping[str, dict[str, str]] = field(default_factory=dict)
     broken: Mapping[str, str] = field(default_factory=dict)  # models that are left out, and why
@@ -66,12 +54,7 @@ class Inputs:
         return Plan(
             [case for case in plan.cases if name_subject(case) not in self.broken],
             [(case, text) for case, text in plan.searched if name_subject(case) not in self.broken],
-            [case for case in plan.unknown if name_subject(case) not in self.broken],
         )
-
-    @property
-    def environments(self) -> dict[str, Environment]:
-        return {device: platform.environment for device, platform in self.platforms.items()}
 
     def refuse(self, case: Case) -> str:
         """Return why the case cannot be run here at all, and what to do; empty if it can."""
@@ -82,11 +65,15 @@ class Inputs:
         if reason := platform.refuse(precision) or platform.refuse_limit(case.memory_limit):
             return reason
         if precision.float8:
-            model = self.models.get(name_subject(case))
+            model = self.find_model(case)
             if model is not None and not model.products:
                 return refuse_fp8(case.model)
             return "" if find_torchao() else FP8_INSTALL
         return refuse_apex(self.apex, case.opt_level, case.device) if precision.apex else ""
+
+    def find_model(self, case: Case) -> Fingerprint | None:
+        """Return the network or workload of the case; None if it was not examined."""
+        return self.models.get(name_subject(case))
 
     def data(self, case: Case) -> DatasetInfo:
         """Return the images that the case trains on, or what is known of a workload's data."""
@@ -94,7 +81,7 @@ class Inputs:
             return self.datasets[name_data(case)]
         if case.command is not None:
             return DatasetInfo(OWN, "", 0, 0, 0, "", "")
-        model = self.models.get(name_subject(case))
+        model = self.find_model(case)
         facts = model.workload if model else None
         samples = facts.samples if facts else Workload.samples  # if it was not examined
         classes = facts.classes if facts else None
@@ -106,13 +93,13 @@ class Inputs:
     def has_batchnorm(self, case: Case) -> bool:
         """Return whether the network may have BatchNorm that is not frozen; True if not
         examined."""
-        model = self.models.get(name_subject(case))
+        model = self.find_model(case)
         return model is None or (model.batchnorm and case.freeze not in model.still)
 
     def settle(self, case: Case) -> Case:
         """Return the case with what its workload sets, such as `OWN`. Raises UsageError: it
         cannot."""
-        model = self.models.get(name_subject(case))
+        model = self.find_model(case)
         facts = model.workload if model else None
         if not (facts and facts.optimizer):
             return case
@@ -121,13 +108,8 @@ class Inputs:
 
     def add_rates(self, device: str, found: Yardstick) -> Inputs:
         """Return a copy with the measured rates of a device."""
-        platform = self.platforms[device]
-        rated = replace(platform, environment=replace(platform.environment, **found.columns))
-        return replace(
-            self,
-            platforms={**self.platforms, device: rated},
-            unrated={**self.unrated, device: found.reasons},
-        )
+        environment = replace(self.platforms[device].environment, **found.columns)
+        return self.at(device, Place("", environment, found.reasons))
 
     def at(self, device: str, place: Place) -> Inputs:
         """Return a copy with the environment and rates of a place where a case ran."""
@@ -143,16 +125,31 @@ class Inputs:
     def predict(self, case: Case) -> float | None:
         """Return a lower bound on a case's time, in s; None if its device or model was not
         measured."""
-        model, data = self.models.get(name_subject(case)), self.data(case)
+        model, data = self.find_model(case), self.data(case)
         rates = take_rates(asdict(self.platforms[case.device].environment))
         work = model.work if model else ()
         return predict_seconds(case, work, rates, data.train_images, data.test_images)
 
     def describe(self, case: Case) -> Environment:
         """Return the environment of the case: machine, images, model and initial weights."""
-        environment = self.platforms[case.device].environment
-        environment = with_inputs(environment, self.data(case), self.models.get(name_subject(case)))
-        environment.start_fingerprint = self.starts.get(case.start)
+        data, model = self.data(case), self.find_model(case)
+        environment = replace(
+            self.platforms[case.device].environment,
+            dataset_fingerprint=data.fingerprint,
+            dataset_source=data.source,
+            train_images=data.train_images,
+            test_images=data.test_images,
+            dataset_classes=data.classes or None,
+            start_fingerprint=self.starts.get(case.start or ""),
+        )
+        if model is not None:
+            environment.model_parameters = model.parameters
+            environment.model_structure = model.structure
+            environment.model_source = model.source
+            if model.workload is not None:
+                environment.train_images = model.workload.units
+                environment.test_images = model.workload.test_units
+                environment.unit = model.workload.unit
         if case.command is not None:
             environment.train_images = environment.test_images = None
             environment.model_source = hash_files(case.command)
@@ -169,125 +166,88 @@ def list_described(cases: Sequence[Case]) -> list[Case]:
     return list({(name_data(c), c.device, c.model, c.start): c for c in cases}.values())
 
 
-def find_inputs(
-    cases: Sequence[Case],
+# ---------------------------------------------------------------------------------------- the check
+
+
+def check(
+    plan: Plan,
+    machine: Machine,
     options: Options,
-    families: Sequence[Case],
-    executor: Executor,
-    lane: Lane,
+    prepare: Callable[[Images], DatasetInfo | None],
+    *,
     beside: int = 0,
+    every: bool = False,
 ) -> Inputs:
-    """Examine devices and models, decode the images, and refuse what cannot be trained on a lane.
+    """Check the cases of a plan against the machine, and return what they train with, the plan
+    without models that --keep-going leaves out, and warnings.
 
-    ``beside`` is how many other lanes may run at the same time. The batch sizes of ``families`` are
-    not known yet. Raises UsageError: torch cannot use a device, or it has less memory than a memory
-    limit; a precision given as a flag cannot run there; others use the card and --allow-shared is
-    not given; a model or dataset is broken or missing; a model has nothing to freeze, or cannot
-    start from the given weights.
+    What ``machine`` does not have, and images that ``prepare`` returns None for, are not known, as
+    in a dry run, and so not checked. ``beside`` is how many other lanes of this machine run a case
+    at the same time. With ``every`` each case must be able to run; else one of a precision that no
+    flag gives gets a row that says why it cannot.
+
+    Raises UsageError: torch cannot use a device, or it has less memory than a memory limit; a
+    precision cannot run there; others use the card and --allow-shared is not given; a model,
+    dataset or program is broken or missing, or they do not go together; a batch
+    size does not fit the images.
     """
-    known, cases = cases, [*cases, *families]
-    starts = hash_starts(cases)
-    devices = list(dict.fromkeys(case.device for case in cases))
-    machine, answer = examine_machine(
-        devices,
-        list_examined(cases),
-        data_dir=options.data_dir,
-        out=options.out,
-        timeout_s=options.timeout_s,
-        watch_s=0.0,
-        ask=partial(executor.examine, lane),
-    )
-    warnings = [*write_warnings(machine), *list_notes(cases, options.data_dir, beside)]
-    platforms = {device: answer.platform(device) for device in devices}
-    examined = [case for case in cases if case.command is None]
-    refuse_precisions(examined, platforms, options.axes)
+    cases = [*plan.cases, *plan.unsized]
+    platforms = machine.use(dict.fromkeys(case.device for case in cases))
+    for case in cases if "precision" in options.axes else ():
+        platform = platforms.get(case.device) if case.command is None else None
+        if platform and (why := platform.refuse(PRECISIONS[case.precision])):
+            raise UsageError(f"--precision {case.precision}: {why}; leave it out")
     _refuse_places(platforms, cases, options)
-    refuse_programs(cases)
-    models, broken = _take_models(
-        examined, answer, options.data_dir, options.axes, options.keep_going
-    )
-    warnings += _warn_of_broken(broken)
-    known, cases = (
-        [case for case in of if name_subject(case) not in broken] for of in (known, cases)
-    )
-    prepare = partial(executor.prepare, lane)
-    datasets = prepare_datasets(cases, options.data_dir, options.data_url, prepare)
-    warnings += warn_of_missing_tests(cases, datasets)
-    inputs = Inputs(platforms, models, datasets, warnings, find_apex(), starts, broken=broken)
-    for case in known:
-        inputs.check_batches(case)
-    return inputs
-
-
-def refuse_programs(cases: Sequence[Case]) -> None:
-    """Refuse commands whose program or script is not here. Raises UsageError."""
     for command in dict.fromkeys(fill_command(case) for case in cases if case.command is not None):
         if why := refuse_program(command):
             raise UsageError(f"--command: {why}")
+    models, broken = _take_models(cases, machine, options)
+    inputs = Inputs(platforms, models, {}, plan, (), machine.apex, machine.starts, broken=broken)
+    plan = inputs.keep(plan).settle(inputs.settle)
+    cases = [*plan.cases, *plan.unsized]
+    for case in cases if every else ():
+        if why := inputs.refuse(case):
+            raise UsageError(f"--precision {case.precision}: {why}; leave it out")
+    datasets = {}
+    for name, case in {name_data(c): c for c in cases if c.workload == IMAGES}.items():
+        asked = Images(case.dataset, options.data_dir, options.data_url, case.input, case.classes)
+        if info := prepare(asked):
+            datasets[name] = info
 
+    def is_known(case: Case) -> bool:
+        return case.workload != IMAGES or name_data(case) in datasets
 
-def warn_of_missing_tests(
-    cases: Sequence[Case], datasets: Mapping[str, DatasetInfo]
-) -> Iterator[str]:
-    """Yield a warning if --evaluate is given, and there are no images to test on."""
-    asked = [case for case in cases if case.evaluate and case.workload == IMAGES]
-    if any(not datasets[name_data(case)].test_images for case in asked):
-        yield (
+    inputs = replace(inputs, plan=plan, datasets=datasets)
+    for case in filter(is_known, plan.cases):
+        inputs.check_batches(case)
+    refuse_searches([(case, text) for case, text in plan.searched if is_known(case)], inputs)
+    warnings = [*list_notes(cases, options.data_dir, beside)]
+    warnings += [f"warning: left out: {why}" for why in broken.values()]
+    tested = [datasets.get(name_data(case)) for case in cases if case.evaluate]
+    if any(info and info.folder and not info.test_images for info in tested):
+        warnings.append(
             "warning: there are no test images, so that --evaluate measures nothing; add a folder "
             "test/ beside train/, or leave out --evaluate"
         )
+    return replace(inputs, warnings=warnings)
 
 
-def gather_inputs(
-    cases: Sequence[Case],
-    answer: ProcessAnswer,
-    given: Collection[str] = (),
-    data_dir: Path | None = None,
-    data_url: str | None = None,
-) -> Inputs:
-    """Return the inputs of cases on one device that a command trains itself, without lanes.
-
-    ``answer`` comes from a process that was asked about the device and the `list_examined` of the
-    cases; ``given`` are the axes given as flags. Raises UsageError: torch cannot use the device, a
-    precision cannot run there, a model or workload is broken, the images are not available, or a
-    batch size does not fit them.
-    """
-    device = cases[0].device
-    models, _ = _take_models(cases, answer, data_dir, given)
-    inputs = Inputs({device: answer.platform(device)}, models, {}, apex=find_apex())
-    for case in cases:
-        if why := inputs.refuse(case):
-            raise UsageError(f"--precision {case.precision}: {why}; leave it out")
-    with progress_bar() as progress:
-        prepare = partial(Images.prepare, progress=progress)
-        datasets = prepare_datasets(cases, data_dir, data_url, prepare)
-    inputs = replace(inputs, datasets=datasets)
-    for case in cases:
-        inputs.check_batches(case)
-    return inputs
-
-
-def find_lane_inputs(
-    first: Inputs, cases: Sequence[Case], options: Options, executor: Executor, lane: Lane
-) -> Inputs:
+def check_lane(first: Inputs, machine: Machine, options: Options, lane: Lane) -> Inputs:
     """Return the inputs of a lane other than the first, which has another device. Raises
-    UsageError: as `find_inputs`; or the device is of another kind, so that its measurements would
-    not be comparable with the first lane's."""
-    answer = executor.examine(lane, list(first.platforms), [], options.timeout_s)
-    platforms = {device: answer.platform(device) for device in first.platforms}
-    _refuse_places(platforms, cases, options)
-    found = replace(first, platforms=platforms)
-    for case in list_described(cases):
-        expected, there = first.describe(case), found.describe(case)
+    UsageError: as `check`; or the device is of another kind, so that its measurements would not be
+    comparable with the first lane's."""
+    platforms = machine.use(first.platforms)
+    _refuse_places(platforms, [*first.plan.cases, *first.plan.unsized], options)
+    for device, platform in platforms.items():
         for name in (*COMPARABLE, "gpu_memory_bytes"):
-            mine, its = (_read_kind(one, name) for one in (expected, there))
-            if its != mine:
+            expected = _read_kind(first.platforms[device].environment, name)
+            if (its := _read_kind(platform.environment, name)) != expected:
                 raise UsageError(
                     f"lane {lane.name}: its {name} is {its or 'none'}, where the first lane's is "
-                    f"{mine or 'none'}; a sweep needs lanes of one kind: choose GPUs with "
+                    f"{expected or 'none'}; a sweep needs lanes of one kind: choose GPUs with "
                     "CUDA_VISIBLE_DEVICES"
                 )
-    return found
+    return replace(first, platforms=platforms)
 
 
 def _read_kind(environment: Environment, name: str) -> object:
@@ -296,41 +256,135 @@ def _read_kind(environment: Environment, name: str) -> object:
     return f"{value / GIB:.0f} GiB" if name == "gpu_memory_bytes" and value else value
 
 
-def refuse_precisions(
-    cases: Sequence[Case], platforms: Mapping[str, Platform], given: Collection[str]
+def _refuse_places(
+    platforms: Mapping[str, Platform], cases: Sequence[Case], options: Options
 ) -> None:
-    """Refuse a precision given as a flag that cannot run on the device of its case, if that is one
-    of ``platforms``. Raises UsageError: the message says what the precision needs."""
-    for case in cases if "precision" in given else ():
-        platform = platforms.get(case.device)
-        if platform and (reason := platform.refuse(PRECISIONS[case.precision])):
-            raise UsageError(f"--precision {case.precision}: {reason}; leave it out")
+    """Refuse memory limits above a device's memory, and cards of this machine that others use."""
+    for case in cases:
+        if platform := platforms.get(case.device):
+            platform.check_limit(case.memory_limit)
+    for platform in platforms.values():
+        uuid = platform.environment.gpu_uuid
+        if not uuid or options.allow_shared or not options.here:
+            continue
+        # processes that draw a desktop do not count; the records note them
+        if neighbours := [p for p in find_neighbours(uuid) or () if not p.display]:
+            who = ", ".join(map(str, neighbours))
+            raise UsageError(
+                f"the GPU is in use by {who}; end them, or measure with --allow-shared"
+            )
 
 
-def describe_own_cpu() -> Platform:
-    """Return this CPU, as far as it is known without torch."""
-    flags = read_cpu_flags()
-    halves = (not flags or bool(flags & having) for having in CPU_FLAGS.values())
-    return Platform(Environment(), *halves)
+def _take_models(
+    cases: Iterable[Case], machine: Machine, options: Options
+) -> tuple[dict[str, Fingerprint], dict[str, str]]:
+    """Return the models of ``cases`` that can be trained, and why others cannot. Raises UsageError:
+    some cannot, each of which has a line, unless --keep-going is given and others can."""
+    models, broken = dict[str, Fingerprint](), dict[str, str]()
+    trained = [case for case in cases if case.command is None]
+    checked = {(name_data(c), name_subject(c), c.optimizer, c.loader): c for c in trained}
+    for case in checked.values():
+        subject = name_subject(case)
+        found = machine.models.get(subject)
+        if isinstance(found, Fingerprint):
+            models[subject] = found
+            found = _refuse_model(case, found, options)
+        if found:
+            broken.setdefault(subject, found)
+    asked = len({name_subject(case) for case in trained})
+    others, going = asked - len(broken), options.keep_going
+    if broken and not (going and others):
+        lines = [*broken.values()]
+        if others and going is not None:
+            lines.append(
+                f"{len(broken)} of {asked} models cannot be trained; --keep-going trains the others"
+            )
+        raise SeveralUsageError(lines)
+    return models, broken
 
 
-def warn_of_unsupported(cases: Sequence[Case]) -> Iterator[str]:
-    """Yield a note for each reason why precisions without a flag are not measured on this CPU."""
-    cpu, refused = describe_own_cpu(), dict[str, dict[str, None]]()
-    for name in dict.fromkeys(case.precision for case in cases if case.device == "cpu"):
-        reason = cpu.refuse(PRECISIONS[name])
-        if not reason and (reason := cpu.discourage(PRECISIONS[name])):
-            reason += "; --precision measures it anyway"
-        if reason:
-            refused.setdefault(reason, {})[name] = None
-    for reason, names in refused.items():
-        yield f"note: {', '.join(names)} will have no time here: {reason}"
+def _refuse_model(case: Case, found: Fingerprint, options: Options) -> str:
+    """Return why a model cannot be trained by the case; empty if it can."""
+    if case.workload == IMAGES:
+        classes = case.classes or count_classes(case.dataset, options.data_dir)
+        if found.outputs in (None, classes):
+            return ""
+        return (
+            f"model {case.model!r} gives {(2, found.outputs)} for 2 images; it must give "
+            f"{(2, classes)}, one logit for each class; bench.sweep --classes {found.outputs} has "
+            "synthetic images of as many"
+        )
+    facts = found.workload
+    if case.loader != Case.loader and facts and not facts.dataset:
+        return f"workload {case.model!r}: {NO_DATASET}"
+    own = facts.optimizer if facts else ""
+    if own and "optimizer" in options.axes and case.optimizer != OWN:
+        why = f"brings its own optimizer, {own}; leave out --optimizer"
+    elif case.optimizer == OWN and not own:
+        why = f"brings no optimizer of its own; leave out --optimizer {OWN}"
+    else:
+        return ""
+    return f"--workload {case.model} {why}"
+
+
+def refuse_searches(searched: Sequence[tuple[Case, str]], inputs: Inputs) -> None:
+    """Check cases whose batch size, such as ``32..auto``, is not found yet. Raises UsageError: the
+    warm-up is longer than the training even at the smallest batch size."""
+    for case, text in searched:
+        images = inputs.data(case).train_images
+        family, batchnorm = name_family(case), inputs.has_batchnorm(case)
+        smallest = list_sizes(family, images, batchnorm=batchnorm)[:1]
+        low = max([*smallest, int(text.rpartition("..")[0] or 1)])
+        steps = math.ceil(images / (low * case.world_size))
+        count_warmup_steps(case.lr_warmup, case.epochs * steps)
+
+
+def leave_out_batches(cases: Sequence[Case], inputs: Inputs) -> tuple[list[Case], list[str]]:
+    """Leave out cases whose batch size, just found, does not fit their other settings. Return the
+    others, and a line on each case that is left out."""
+    kept, lines, axes = [], [], list_varying(cases)
+    for case in cases:
+        try:
+            inputs.check_batches(case)
+        except UsageError as error:
+            lines.append(f"left out: {case.label(axes)}: {error}")
+        else:
+            kept.append(case)
+    return kept, lines
+
+
+# ------------------------------------------------------------------------------------- the warnings
+
+
+def list_notes(cases: Sequence[Case], data_dir: Path | None, beside: int = 0) -> Iterator[str]:
+    """Yield notes to show before ``cases`` run: DataLoaders have more workers than there are cores,
+    weights are frozen at their random initial values, or no case trains on --data-dir. ``beside``
+    is as in `check`."""
+    most = max(c.workers * (c.world_size if c.world_size > 1 else 1 + beside) for c in cases)
+    cores = count_cores()
+    if most > (enough := math.ceil(cores)):
+        of = count(enough, "CPU core") if cores == enough else f"{cores:g} CPU cores"
+        yield (
+            f"note: {most} workers share {of}, and load no faster than {enough}; "
+            f"lower --workers{' or --lanes' if beside else ''}"
+        )
+    frozen = (c.freeze for c in cases if c.freeze != Case.freeze and c.start is None)
+    for name in dict.fromkeys(frozen):
+        yield (
+            f"note: --freeze {name} without --start keeps random weights; time and memory are "
+            "those of fine-tuning, the loss is not; give --start FILE"
+        )
+    if data_dir is not None and all(case.dataset == SYNTHETIC for case in cases):
+        yield (
+            f"note: --data-dir {data_dir} is not used, because the images are synthetic; give "
+            f"--dataset {Case.dataset} to train on it"
+        )
 
 
 def warn_of_emulation(
     cases: Sequence[Case],
     platforms: Mapping[str, Platform],
-    models: Mapping[str, Fingerprint | None] | None = None,
+    models: Mapping[str, Fingerprint] | None = None,
 ) -> list[str]:
     """Return a warning for each reason why ``cases`` are emulated on the devices of ``platforms``,
     by their rates where they were measured: no flag tells of some instructions. The convolutions'
@@ -353,243 +407,3 @@ def warn_of_emulation(
         for reason, of in emulated.items()
         if (names := list(of))
     ]
-
-
-def _refuse_places(
-    platforms: Mapping[str, Platform], cases: Sequence[Case], options: Options
-) -> None:
-    """Refuse memory limits above a device's memory, and cards of this machine that others use."""
-    for case in cases:
-        platforms[case.device].check_limit(case.memory_limit)
-    for platform in platforms.values():
-        uuid = platform.environment.gpu_uuid
-        if uuid and not options.allow_shared and options.here:
-            refuse_neighbours(uuid)
-
-
-def hash_starts(cases: Sequence[Case]) -> dict[str | None, str]:
-    """Hash the weights that ``cases`` start from. Raises UsageError: a file is not readable."""
-    return {name: hash_weights(name) for name in dict.fromkeys(c.start for c in cases) if name}
-
-
-def list_notes(cases: Sequence[Case], data_dir: Path | None, beside: int) -> list[str]:
-    """Return notes on ``cases`` to show before they run; ``beside`` is as in `warn_of_workers`."""
-    return [
-        *warn_of_workers(cases, beside),
-        *warn_of_freezing(cases),
-        *warn_of_data(cases, data_dir),
-    ]
-
-
-def warn_of_workers(cases: Sequence[Case], beside: int = 0) -> list[str]:
-    """Return a note if DataLoaders have more workers than there are cores. ``beside`` is how many
-    other lanes of this machine run a case at the same time."""
-    most = max(c.workers * (c.world_size if c.world_size > 1 else 1 + beside) for c in cases)
-    cores = count_cores()
-    enough = math.ceil(cores)
-    if most <= enough:
-        return []
-    of = count(enough, "CPU core") if cores == enough else f"{cores:g} CPU cores"
-    return [
-        f"note: {most} workers share {of}, and load no faster than {enough}; "
-        f"lower --workers{' or --lanes' if beside else ''}"
-    ]
-
-
-def warn_of_freezing(cases: Sequence[Case]) -> list[str]:
-    """Return notes on weights that are frozen at their random initial values."""
-    names = dict.fromkeys(c.freeze for c in cases if c.freeze != Case.freeze and c.start is None)
-    return [
-        f"note: --freeze {name} without --start keeps random weights; time and memory are those of "
-        "fine-tuning, the loss is not; give --start FILE"
-        for name in names
-    ]
-
-
-def warn_of_data(cases: Sequence[Case], data_dir: Path | None) -> list[str]:
-    """Return a note if --data-dir is given, and no case trains on it."""
-    if data_dir is None or any(case.dataset != SYNTHETIC for case in cases):
-        return []
-    return [
-        f"note: --data-dir {data_dir} is not used, because the images are synthetic; give "
-        f"--dataset {Case.dataset} to train on it"
-    ]
-
-
-def warn_of_download(cases: Sequence[Case], data_dir: Path | None) -> list[str]:
-    """Return a note if a start downloads images. Raises UsageError: ``data_dir`` is a file."""
-    names = {case.dataset for case in cases if case.workload == IMAGES} - {SYNTHETIC}
-    if not names or find_layout(data_dir):
-        return []
-    folder = data_dir or Path("data")
-    refuse_file(folder)
-    return [
-        f"note: {folder} holds no images, so that a start downloads CIFAR-10 into it "
-        "(170 MB); give --data-dir if you have them elsewhere"
-    ]
-
-
-def list_examined(cases: Sequence[Case]) -> list[str]:
-    """List the networks and workloads of ``cases`` as `ask` takes them."""
-    parts: dict[str, list[Case]] = {}
-    for case in (case for case in cases if case.command is None):
-        parts.setdefault(name_subject(case), []).append(case)
-    asked = []
-    for subject, of in parts.items():
-        frozen = dict.fromkeys(case.freeze for case in of if case.freeze != Case.freeze)
-        starts = dict.fromkeys(case.start for case in of if case.start is not None)
-        asked.append(str(ExamineRequest(subject, tuple(frozen), tuple(starts))))
-    return asked
-
-
-def try_models(plan: Plan, options: Options) -> Inputs:
-    """Import, build and run the user's own models once, as a sweep does before its first case.
-
-    Models of the harness are built only if weights are given or frozen. Batch sizes are checked if
-    the number of images is known without decoding them. Raises UsageError: a model is broken or
-    missing, a batch size does not fit, or weights are refused as in `find_inputs`.
-    """
-    cases = [*plan.cases, *plan.unsized]
-    hash_starts(cases)
-    refuse_programs(cases)
-    models: dict[str, Fingerprint | None] = dict.fromkeys(map(name_subject, cases))
-    own = [
-        case
-        for case in cases
-        if case.command is None
-        and (case.model not in MODELS or case.start is not None or case.freeze != Case.freeze)
-    ]
-    broken: dict[str, str] = {}
-    if own:
-        with progress_bar() as progress:
-            answer = ask([], list_examined(own), timeout_s=options.timeout_s, progress=progress)
-        asked = len(models)
-        examined, broken = _take_models(
-            own, answer, options.data_dir, options.axes, options.keep_going, asked
-        )
-        models |= examined
-        cases = [case for case in cases if name_subject(case) not in broken]
-    images = {name_data(case): case.dataset for case in cases if case.workload == IMAGES}
-    datasets = {
-        name: DatasetInfo(name, "", counted, 0, 0, "", "")
-        for name, dataset in images.items()
-        if (counted := count_images(dataset, options.data_dir))
-    }
-    inputs = Inputs({}, models, datasets, _warn_of_broken(broken), broken=broken)
-
-    def is_counted(case: Case) -> bool:
-        return case.workload != IMAGES or name_data(case) in datasets
-
-    plan = inputs.keep(plan)
-    for case in filter(is_counted, plan.cases):
-        inputs.check_batches(case)
-    refuse_searches([(case, text) for case, text in plan.searched if is_counted(case)], inputs)
-    return inputs
-
-
-def _take_models(
-    cases: Sequence[Case],
-    answer: ProcessAnswer,
-    data_dir: Path | None,
-    given: Collection[str],
-    keep_going: bool | None = None,
-    asked: int = 0,
-) -> tuple[dict[str, Fingerprint], dict[str, str]]:
-    """Return the models of ``cases`` that can be trained, and why others cannot.
-
-    Raises UsageError: torch cannot be used; or some cannot be trained, each of which has a line,
-    unless ``keep_going`` and others can. ``asked`` is how many models there are, by default those
-    of ``cases``.
-    """
-    if answer.error:
-        raise UsageError(answer.error)
-    models, broken = {}, dict[str, str]()
-    checked = {(name_data(c), name_subject(c), c.optimizer, c.loader): c for c in cases}
-    for case in checked.values():
-        subject = name_subject(case)
-        try:
-            models[subject] = answer.fingerprint(subject)
-            _check_examined(case, models[subject], data_dir, given)
-        except UsageError as error:
-            broken.setdefault(subject, str(error))
-    asked = asked or len({*models, *broken})
-    others = asked - len(broken)
-    if broken and not (keep_going and others):
-        lines = [*broken.values()]
-        if others and keep_going is not None:
-            lines.append(
-                f"{len(broken)} of {asked} models cannot be trained; --keep-going trains the others"
-            )
-        raise SeveralUsageError(lines)
-    return models, broken
-
-
-def _warn_of_broken(broken: Mapping[str, str]) -> list[str]:
-    return [f"warning: left out: {why}" for why in broken.values()]
-
-
-def _check_examined(
-    case: Case, found: Fingerprint, data_dir: Path | None, given: Collection[str]
-) -> None:
-    if case.workload == IMAGES:
-        check_outputs(case.model, found, case.classes or count_classes(case.dataset, data_dir))
-        return
-    facts = found.workload
-    if case.loader != Case.loader and facts and not facts.dataset:
-        raise UsageError(f"workload {case.model!r}: {NO_DATASET}")
-    own = facts.optimizer if facts else ""
-    if own and "optimizer" in given and case.optimizer != OWN:
-        why = f"brings its own optimizer, {own}; leave out --optimizer"
-    elif case.optimizer == OWN and not own:
-        why = f"brings no optimizer of its own; leave out --optimizer {OWN}"
-    else:
-        return
-    raise UsageError(f"--workload {case.model} {why}")
-
-
-def refuse_neighbours(uuid: str) -> None:
-    """Refuse a card that others use. Raises UsageError: the message names their processes."""
-    # processes that draw a desktop do not count; the records note them
-    if neighbours := [p for p in find_neighbours(uuid) or () if not p.display]:
-        who = ", ".join(map(str, neighbours))
-        raise UsageError(f"the GPU is in use by {who}; end them, or measure with --allow-shared")
-
-
-def prepare_datasets(
-    cases: Sequence[Case],
-    data_dir: Path | None,
-    url: str | None,
-    prepare: Callable[[Images], DatasetInfo],
-) -> dict[str, DatasetInfo]:
-    """Decode every dataset of the cases once. Raises UsageError: as ``prepare``."""
-    named = {name_data(case): case for case in cases if case.workload == IMAGES}
-    return {
-        name: prepare(Images(case.dataset, data_dir, url, case.input, case.classes))
-        for name, case in named.items()
-    }
-
-
-def leave_out_batches(cases: Sequence[Case], inputs: Inputs) -> tuple[list[Case], list[str]]:
-    """Leave out cases whose batch size, just found, does not fit their other settings. Return the
-    others, and a line on each case that is left out."""
-    kept, lines, axes = [], [], list_varying(cases)
-    for case in cases:
-        try:
-            inputs.check_batches(case)
-        except UsageError as error:
-            lines.append(f"left out: {case.label(axes)}: {error}")
-        else:
-            kept.append(case)
-    return kept, lines
-
-
-def refuse_searches(searched: Sequence[tuple[Case, str]], inputs: Inputs) -> None:
-    """Check cases whose batch size, such as ``32..auto``, is not found yet. Raises UsageError: the
-    warm-up is longer than the training even at the smallest batch size."""
-    for case, text in searched:
-        images = inputs.data(case).train_images
-        family, batchnorm = name_family(case), inputs.has_batchnorm(case)
-        smallest = list_sizes(family, images, batchnorm=batchnorm)[:1]
-        low = max([*smallest, int(text.rpartition("..")[0] or 1)])
-        steps = math.ceil(images / (low * case.world_size))
-        count_warmup_steps(case.lr_warmup, case.epochs * steps)

@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 
 from bench.axis import COMPILES, PARALLELS, axis_flag
 from bench.case import AXES, Case, fill_value, format_value
-from bench.data import DATASETS
-from bench.environment.device import Platform
+from bench.data import DATASETS, SYNTHETIC, find_layout, refuse_file
 from bench.environment.host import has_cuda
-from bench.executors import build_executor
-from bench.gpu.cards import find_cards
+from bench.environment.machine import Machine, Platform, examine, guess_devices
+from bench.executors import Images, build_executor
+from bench.fingerprint import list_requests
 from bench.grid import MICRO_BATCH
 from bench.models import MODELS
 from bench.models.freezing import FREEZES
 from bench.optimization import OPTIMIZERS, SCHEDULES
 from bench.precision import FP8_RECIPES, OPT_LEVELS, POLICIES, PRECISIONS
 from bench.preset import load_preset, preset_names
-from bench.record import Environment
 from bench.store.plans import plan_runs
 from bench.store.reader import read_rows
 from bench.store.rows import LatestAttempt, Run, read_history
 from bench.store.table import RECORDS
 from bench.sweep.folder import refuse_other_seeds, refuse_unwritable
-from bench.sweep.loop import count_beside, open_lanes, refuse_world_sizes
+from bench.sweep.loop import open_lanes
 from bench.sweep.options import Options, Plan
-from bench.sweep.preflight import (
-    describe_own_cpu,
-    list_notes,
-    refuse_precisions,
-    try_models,
-    warn_of_download,
-    warn_of_emulation,
-    warn_of_unsupported,
-)
+from bench.sweep.preflight import Inputs, check, warn_of_emulation
 from bench.sweep.schedule import REPEATS_S, describe_repeats, remaining_runs
 from bench.text import count, name_first
 from bench.workloads import COMMAND, IMAGES, OWN
@@ -45,67 +38,72 @@ _VALUES = 8  # values listed of a setting
 
 def preview(plan: Plan, options: Options) -> int:
     """Print what a sweep would run, and return the exit code. Raises UsageError: as a start."""
-    refuse_unwritable(options.out)
-    beside = try_lanes(plan, options)
-    refuse_precisions([*plan.cases, *plan.unsized], {"cpu": describe_own_cpu()}, options.axes)
-    inputs = try_models(plan, options)
-    plan = inputs.keep(plan.settle(inputs.settle))
+    inputs = check_without_torch(plan, options)
     if options.out:
-        runs = plan_runs(plan.cases, options.repeats)
+        runs = plan_runs(inputs.plan.cases, options.repeats)
         refuse_other_seeds(options.out, runs, _read_history(options), options.same_seed)
-    cases = [*plan.cases, *plan.unsized]
-    warnings = [*inputs.warnings, *list_notes(cases, options.data_dir, beside)]
-    if options.here:
-        warnings += _warn_of_precisions(cases, options)
-        warnings += warn_of_download(cases, options.data_dir)
-    for line in [*describe_plan(plan, options), *warnings]:
+    for line in [*describe_plan(inputs.plan, options), *inputs.warnings]:
         print(line)
     return 0
 
 
-def _warn_of_precisions(cases: Sequence[Case], options: Options) -> Iterator[str]:
-    """Yield what this CPU, and CUDA's first GPU, emulate or leave out, as far as it is known
-    without torch."""
-    devices = {"cpu": describe_own_cpu()}
-    for card in find_cards()[0][:1] if has_cuda() else ():
-        capability = ".".join(map(str, card.capability or ()))
-        devices["cuda"] = Platform(Environment(gpu=card.name, capability=capability))
+def check_without_torch(plan: Plan, options: Options) -> Inputs:
+    """Check a plan as a start does, but ask torch only about the user's own networks, and about
+    others that are frozen or start from a file, and decode no images. Raises UsageError: as
+    `open_loop`."""
+    refuse_unwritable(options.out)
+    cases, beside, known = [*plan.cases, *plan.unsized], 0, dict[str, Platform]()
+    if options.here:  # a cluster is only known once it was joined
+        with closing(build_executor(options.executor, options.settings)) as executor:
+            beside = len(open_lanes(executor, cases, options)) - 1
+        known = guess_devices()
+    own = list_requests(
+        case
+        for case in cases
+        if case.model not in MODELS or case.start is not None or case.freeze != Case.freeze
+    )
+    machine = examine([], own, timeout_s=options.timeout_s) if own else Machine()
+    machine = replace(machine, devices=known)
+    inputs = check(plan, machine, options, Images.count, beside=beside)
+    cases = [*inputs.plan.cases, *inputs.plan.unsized]
+    warnings = list[str]()
+    if options.here:
+        warnings += _warn_of_precisions(cases, known, options)
+        warnings += _warn_of_download(cases, options)
+    return replace(inputs, warnings=[*inputs.warnings, *warnings])
+
+
+def _warn_of_precisions(
+    cases: Sequence[Case], known: Mapping[str, Platform], options: Options
+) -> Iterator[str]:
+    """Yield what is emulated on the ``known`` devices and, of precisions that no flag gives, what
+    is left out there."""
     if "precision" not in options.axes:
-        yield from warn_of_unsupported(cases)
-        cases = [
-            case
-            for case in cases
-            if (device := devices.get(case.device))
-            and not device.discourage(PRECISIONS[case.precision])
-        ]
-    yield from warn_of_emulation(cases, devices)
+        left_out = dict[str, dict[str, None]]()
+        for name in dict.fromkeys(case.precision for case in cases if case.device == "cpu"):
+            precision = PRECISIONS[name]
+            reason = known["cpu"].refuse(precision)
+            if not reason and (reason := known["cpu"].discourage(precision)):
+                reason += "; --precision measures it anyway"
+            if reason:
+                left_out.setdefault(reason, {})[name] = None
+        for reason, names in left_out.items():
+            yield f"note: {', '.join(names)} will have no time here: {reason}"
+        there = [case for case in cases if case.device in known]
+        cases = [c for c in there if not known[c.device].discourage(PRECISIONS[c.precision])]
+    yield from warn_of_emulation(cases, known)
 
 
-def try_lanes(plan: Plan, options: Options) -> int:
-    """Check the requested lanes, and return their `count_beside`. Raises UsageError: as
-    `open_lanes` and `refuse_world_sizes`, or a limit exceeds the memory."""
-    if not options.here:  # a cluster is only known once it was joined
-        return 0
-    cases = [*plan.cases, *plan.unsized]
-    with closing(build_executor(options.executor, options.settings)) as executor:
-        lanes = open_lanes(executor, cases, options)
-        refuse_world_sizes(executor, lanes[0], cases, options)
-    limits = dict.fromkeys((case.device, case.memory_limit) for case in cases)
-    for device, limit in limits:
-        if limit and (platform := _find_platform(device)):
-            platform.check_limit(limit)
-    return count_beside(lanes)
-
-
-def _find_platform(device: str) -> Platform | None:
-    """Return the memory of the device, which all lanes have, as far as it is known without
-    torch."""
-    if device == "cpu":
-        return Platform(Environment())
-    cards = find_cards()[0] if has_cuda() and device == "cuda" else []
-    if not cards or cards[0].memory_bytes is None:
-        return None
-    return Platform(Environment(gpu=cards[0].name, gpu_memory_bytes=cards[0].memory_bytes))
+def _warn_of_download(cases: Sequence[Case], options: Options) -> Iterator[str]:
+    """Yield a note if a start downloads images. Raises UsageError: --data-dir is a file."""
+    names = {case.dataset for case in cases if case.workload == IMAGES} - {SYNTHETIC}
+    if names and not find_layout(options.data_dir):
+        folder = options.data_dir or Path("data")
+        refuse_file(folder)
+        yield (
+            f"note: {folder} holds no images, so that a start downloads CIFAR-10 into it "
+            "(170 MB); give --data-dir if you have them elsewhere"
+        )
 
 
 def describe_plan(plan: Plan, options: Options) -> Iterator[str]:

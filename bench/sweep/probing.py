@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.case import Case, list_varying
+from bench.grid import AUTO
 from bench.record import Outcome, Record, Status, flatten
 from bench.store.rows import Row
 from bench.sweep.display import Display
 from bench.sweep.folder import read_past, write_config
 from bench.sweep.loop import Loop, open_loop
-from bench.sweep.options import Options, plan_cases
+from bench.sweep.options import Options, Plan, plan_cases
 from bench.sweep.schedule import Losses
 from bench.text import count
 from bench.wall.answer import Wall, conclude
@@ -142,9 +143,9 @@ def find_largest(
 ) -> tuple[dict[Case, Wall], Loop]:
     """Find the largest batch of each family with at most ``most`` probes, in --out or a new folder.
     Return the walls by family, and the loop, which may have been stopped."""
-    plan = plan_cases(options)
-    with open_loop(options, [], plan.families) as loop:
-        families = plan.settle(loop.inputs.settle).families
+    plan = Plan(searched=[(family, AUTO) for family in plan_cases(options).families])
+    with open_loop(options, plan) as loop:
+        families = loop.inputs.plan.families
         loop.lock()
         comparable, _ = read_past(loop, families)
         write_config(loop, search={"step": step, "margin": margin})

@@ -27,9 +27,9 @@ from bench.case import Case
 from bench.data import DatasetInfo, loader, prepare
 from bench.data.batches import Batches, Divided
 from bench.data.loader import LoadedBatches, load_images, load_items, measure_rate
-from bench.environment.examination import ProcessAnswer
+from bench.environment.machine import Machine
 from bench.errors import UsageError
-from bench.executors import Settings
+from bench.executors import Images, Settings
 from bench.executors import subprocess as room
 from bench.executors.subprocess import SubprocessExecutor
 from bench.failure import classify, list_kinds
@@ -37,7 +37,7 @@ from bench.fingerprint import Fingerprint, name_subject
 from bench.preset import load_preset
 from bench.record import Status
 from bench.sweep import preflight
-from bench.sweep.options import parse_arguments, plan_cases
+from bench.sweep.options import Plan, parse_arguments, plan_cases
 from bench.training.trial import Trial
 from bench.worker.messages import Job
 from bench.worker.preparation import set_up, start_over, warm_up_shapes
@@ -261,10 +261,10 @@ def test_a_workload_without_a_dataset_is_refused_before_any_case() -> None:
     device, torch_ = plan_cases(options).cases
     assert look(Loads()).dataset
     known = Fingerprint("", "", "", workload=look(loads_for_tests.Bare()))
-    answer = ProcessAnswer(models={name_subject(device): known})
-    preflight._take_models([device], answer, options.data_dir, options.axes)
+    machine = Machine(models={name_subject(device): known})
+    preflight.check(Plan([device]), machine, options, Images.count)
     with pytest.raises(UsageError, match="workload 'loads_for_tests:Bare': it has no dataset for"):
-        preflight._take_models([device, torch_], answer, options.data_dir, options.axes)
+        preflight.check(Plan([device, torch_]), machine, options, Images.count)
 
 
 # ------------------------------------------------------------------------------------ its outcomes

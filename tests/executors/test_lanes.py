@@ -327,7 +327,9 @@ def test_where_torch_and_the_rates_are_asked_for_the_lane_s_cores_and_gpus_are_s
     lane = Lane("gpu0", ("GPU-a", "GPU-b"), (first,))
     seen = []
     monkeypatch.setattr(
-        executors, "ask", lambda *_, **k: seen.append((k["variables"], os.sched_getaffinity(0)))
+        executors,
+        "ask_processes",
+        lambda *_, **k: seen.append((k["variables"], os.sched_getaffinity(0))),
     )
     monkeypatch.setattr(
         executors, "measure_rates", lambda *a: seen.append((a[2], os.sched_getaffinity(0)))

@@ -34,8 +34,7 @@ from bench.apex import find_apex, refuse_apex
 from bench.axis import Value
 from bench.case import Case
 from bench.data import DatasetInfo
-from bench.environment.device import Platform
-from bench.environment.examination import probe
+from bench.environment.machine import Platform, probe
 from bench.executors import Settings
 from bench.executors.subprocess import SubprocessExecutor
 from bench.gpu.nvml import open_device

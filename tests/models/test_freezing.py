@@ -307,13 +307,13 @@ def test_a_freeze_is_tried_before_any_case() -> None:
 def test_workers_of_all_processes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "count_cores", lambda: 8)
     case = Case(device="cpu", loader="torch", workers=4, parallel="ddp", world_size=2)
-    assert preflight.warn_of_workers([case]) == []
-    (note,) = preflight.warn_of_workers([replace(case, world_size=4)])
+    assert [*preflight.list_notes([case], None)] == []
+    (note,) = preflight.list_notes([replace(case, world_size=4)], None)
     assert note.startswith("note: 16 workers share 8 CPU cores")
     alone = replace(case, parallel="none", world_size=1)
-    (note,) = preflight.warn_of_workers([alone], beside=2)
+    (note,) = preflight.list_notes([alone], None, beside=2)
     assert note.startswith("note: 12 workers share 8 CPU cores")
     assert note.endswith("lower --workers or --lanes")
     monkeypatch.setattr(preflight, "count_cores", lambda: 1.5)
-    (note,) = preflight.warn_of_workers([alone])
+    (note,) = preflight.list_notes([alone], None)
     assert note.startswith("note: 4 workers share 1.5 CPU cores, and load no faster than 2;")

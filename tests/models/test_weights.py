@@ -17,7 +17,6 @@ from training_for_tests import CPU, batch, in_parts, small, training
 from bench.case import Case, parse_value
 from bench.compare.__main__ import main as compare
 from bench.errors import UsageError
-from bench.fingerprint import ExamineRequest, parse_request
 from bench.models.weights import fit_weights, hash_weights, load_weights, read_weights
 from bench.report.__main__ import main as report
 from bench.store.reader import read_records
@@ -227,8 +226,6 @@ def test_the_axis_is_a_file_name() -> None:
     for text in ("", "a\nb"):
         with pytest.raises(UsageError, match="give a file of weights, or 'none'"):
             parse_value("start", text, "--start")
-    asked = ExamineRequest("workload:a:b", ("bn", "x,y"), ("/a b/w.pt", "ü.pt"))
-    assert parse_request(str(asked)) == asked, "whatever its name holds"
 
 
 NET = """

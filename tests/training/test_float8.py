@@ -18,7 +18,7 @@ from training_for_tests import CPU, run_case
 
 from bench.case import Case
 from bench.data import DatasetInfo
-from bench.environment.device import Platform
+from bench.environment.machine import Platform
 from bench.errors import UnsupportedError, UsageError
 from bench.fingerprint import examine
 from bench.grid import grid

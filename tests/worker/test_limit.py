@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from bench.case import Case
 from bench.data import DatasetInfo
-from bench.environment.device import Platform
+from bench.environment.machine import Platform
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import Settings
 from bench.executors.subprocess import SubprocessExecutor

@@ -1,0 +1,431 @@
+"""What a machine, its devices and the user's models are: one examination, before anything trains.
+
+torch, the cards and each model are asked in processes of their own, so that a sweep itself never
+imports torch or the user's code, or holds a CUDA context. Facts are gathered here without being
+assessed: `bench.doctor.judgement` and `bench.sweep.preflight` do that.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.machinery import PathFinder
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from bench.apex import Apex, find_apex
+from bench.case import DEVICES
+from bench.cores import OtherWork, Quota, read_governor, usable_cpus
+from bench.data import find_layout
+from bench.data.progress import progress_bar
+from bench.environment.host import (
+    CPU_FLAGS,
+    describe_card,
+    describe_host,
+    find_missing,
+    find_variables,
+    find_version,
+    has_cuda,
+    read_cpu_flags,
+)
+from bench.errors import UsageError
+from bench.fingerprint import Examined, Request, split_subject, try_model
+from bench.gpu.cards import UNKNOWN, Card, find_card, find_cards
+from bench.gpu.device import READINGS, Depth, Process
+from bench.gpu.nvml import NvmlProblem, check_nvml, open_device
+from bench.models.weights import hash_weights
+from bench.precision import Arithmetic, Precision, emulates_fp8, find_torchao
+from bench.record import Environment
+from bench.run.process import EndedError, MessageError, call
+from bench.text import is_whole, parse_bytes
+from bench.yardstick import Yardstick
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A device as torch sees it: its description for a record, the halves it has natively, and why
+    it cannot be used, empty if it can."""
+
+    environment: Environment
+    fp16_native: bool = True
+    bf16_native: bool = True
+    error: str = ""
+
+    def refuse(self, precision: Precision) -> str:
+        """Return why the device cannot run ``precision`` at all; empty if it can."""
+        if (self._capability or (0, 0)) >= precision.min_capability:
+            return ""
+        least = "Ampere" if precision.arithmetic == "tfloat32" else ""
+        if precision.float8 and not (self.environment.gpu is None and emulates_fp8()):
+            least = "compute capability " + ".".join(map(str, precision.min_capability))
+        needs = f"{precision.name} needs an NVIDIA GPU of {least} or later; this is {self.name}"
+        return needs if least else ""
+
+    def find_emulation(self, precision: Precision) -> str:
+        """Return why ``precision`` would run only as an emulation; empty if it would not."""
+        if self._capability is not None:
+            old = self._capability < precision.min_capability
+            return f"{self.name} has no {precision.arithmetic} arithmetic" if old else ""
+        halves = {"float16": ("fp16", self.fp16_native), "bfloat16": ("bf16", self.bf16_native)}
+        half, native = halves.get(precision.arithmetic, ("", True))
+        if not native:
+            return f"{self.environment.gpu or 'this CPU'} has no {half} arithmetic"
+        if self.environment.gpu is None and precision.float8:
+            return f"{precision.name} is emulated on a CPU"
+        return ""
+
+    def discourage(self, precision: Precision) -> str:
+        """Return why ``precision`` is measured only if it is asked for by name; else empty.
+
+        On a CPU that emulates both halves, a step of DPN takes about 100 times as long in fp16 as
+        in fp32. In bf16 it takes 3 times as long if oneDNN computes the convolutions.
+        """
+        if self.environment.gpu is None and precision.arithmetic == "bfloat16":
+            return ""
+        return self.find_emulation(precision)
+
+    def refuse_limit(self, limit: str | None) -> str:
+        """Return why no memory limit can be set here; empty if it can, or ``limit`` is None."""
+        if limit is None or self.environment.gpu is not None or sys.platform == "linux":
+            return ""
+        return "a memory limit on a CPU needs Linux; leave out --memory-limit"
+
+    def check_limit(self, limit: str | None) -> None:
+        """Raise UsageError if a memory limit is above the memory of the device, if that is known,
+        as it would limit nothing; it says how much there is."""
+        import psutil
+
+        total = self.environment.gpu_memory_bytes
+        if self.environment.gpu is None:
+            total = psutil.virtual_memory().total
+        if limit and total and parse_bytes(limit) > total:
+            raise UsageError(
+                f"--memory-limit {limit} is above the {total / 2**30:.1f} GiB of {self.name}; "
+                "give less, or leave it out"
+            )
+
+    @property
+    def halves(self) -> dict[str, bool]:
+        """Whether a CPU has instructions for each half precision, as for
+        `bench.diagnosis.rates.find_halves`; empty for a GPU, and if unknown, as outside Linux."""
+        if self.environment.gpu or not read_cpu_flags():
+            return {}
+        native = {Arithmetic.FLOAT16: self.fp16_native, Arithmetic.BFLOAT16: self.bf16_native}
+        return {str(half): has for half, has in native.items()}
+
+    @property
+    def name(self) -> str:
+        return self.environment.gpu or "a CPU"
+
+    @property
+    def _capability(self) -> tuple[int, ...] | None:
+        """CUDA's compute capability; None if this is not an NVIDIA GPU."""
+        told = self.environment.capability or ""
+        return tuple(int(n) for n in told.split(".")) if told[:1].isdigit() else None
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A card that CUDA would offer, and what could be read of it.
+
+    ``lacks`` maps the quantities that NVML does not report to the reasons. ``process_bytes`` is the
+    memory that our own torch process held on the card; None if it was not reported, or if there was
+    no such process (``tried`` is false). ``others`` is None if processes cannot be listed.
+    """
+
+    card: Card
+    lacks: dict[str, str] = field(default_factory=dict)
+    others: tuple[Process, ...] | None = None
+    throttle: tuple[str, ...] | None = None
+    tried: bool = False
+    process_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """The CPU. ``others`` is the mean number of cores that other processes used, ``steal`` the
+    fraction of all cores' time that the hypervisor gave to other machines. A ``quota`` allows less
+    than the time of these ``cores``."""
+
+    name: str = ""
+    cores: int = 0
+    governor: str | None = None
+    others: float = 0.0
+    steal: float = 0.0
+    watched_s: float = 0.0
+    quota: Quota | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What an examination found. Sizes are in bytes, None if they could not be found out.
+
+    The first fields are told by processes of their own, wherever cases run: why torch cannot be
+    used, devices by name, models by `bench.fingerprint.name_subject`, and cards. The others are of
+    this machine. ``starts`` has the hashes of files of weights. ``missing`` lists the packages of
+    `bench.environment.host.PACKAGES` that are not installed. ``yardsticks`` holds the measured
+    rates of devices, and ``slower`` how much they are below those of an earlier sweep.
+    ``data_fault`` says what is wrong with the images in ``data_dir``.
+    """
+
+    torch_error: str = ""
+    devices: dict[str, Platform] = field(default_factory=dict)
+    models: dict[str, Examined] = field(default_factory=dict)
+    gpus: tuple[Gpu, ...] = ()
+    nvml: NvmlProblem | None = None
+    nvml_reason: str = ""
+    no_gpu: str = ""
+
+    starts: dict[str, str] = field(default_factory=dict)
+    cuda_visible_devices: str | None = None
+    cpu: Cpu = Cpu()
+    results: str = ""
+    results_free_bytes: int | None = None
+    shm_free_bytes: int | None = None
+    data_dir: str = ""
+    data_layout: str | None = None
+    data_fault: str = ""
+    apex: Apex | None = None
+    nvidia_ml_py: str | None = None
+    pynvml: str | None = None
+    variables: dict[str, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    torchao: str | None = None
+    yardsticks: dict[str, Yardstick] = field(default_factory=dict)
+    slower: str = ""
+
+    @property
+    def device(self) -> str | None:
+        """The device that torch can use, a GPU if possible; None if it can use none."""
+        usable = (name for name in DEVICES if name in self.devices)
+        return next((name for name in usable if not self.devices[name].error), None)
+
+    def use(self, devices: Iterable[str]) -> dict[str, Platform]:
+        """Return those of ``devices`` that were examined. Raises UsageError: torch is missing or
+        broken, or cannot use one of them."""
+        found = {name: self.devices[name] for name in devices if name in self.devices}
+        for why in (self.torch_error, *(one.error for one in found.values())):
+            if why:
+                raise UsageError(why)
+        return found
+
+
+ASK_S = 600.0
+"""Time limit for an answer about torch, devices and models, in s."""
+
+
+def examine(
+    devices: Sequence[str] = DEVICES,
+    models: Sequence[Request] = (),
+    *,
+    data_dir: Path | None = None,
+    out: Path | None = None,
+    timeout_s: float = ASK_S,
+    watch_s: float = 0.0,
+    ask: Callable[[Sequence[str], Sequence[Request], float], Machine] | None = None,
+) -> Machine:
+    """Examine this machine, in two seconds. Raises UsageError: a file of weights that a model is
+    to start from cannot be read.
+
+    Args:
+        models: to import, build and run once.
+        data_dir: where to look for CIFAR-10, ./data if None.
+        out: where results would go, ./results if None.
+        timeout_s: the time limit for the models.
+        watch_s: how long to watch the CPU at least.
+        ask: replaces `ask_processes`, where other places than this machine run cases.
+    """
+    starts = {name: hash_weights(name) for asked in models for name in asked.starts}
+    begun, load = time.monotonic(), OtherWork()
+    load.start()
+    folder = (data_dir or Path("data")).absolute()
+    place = (out or Path("results")).absolute()
+    with ThreadPoolExecutor() as pool:
+        host, layout = pool.submit(describe_host), pool.submit(find_layout, folder)
+        # in this thread, so that Ctrl-C ends a model that hangs
+        machine = (ask or ask_processes)(devices, models, timeout_s)
+    time.sleep(max(0.0, begun + watch_s - time.monotonic()))
+    load.stop()
+    used = round(load.cores(guests=False), 2), round(load.stolen(), 3), round(load.sums[2], 2)
+    cpu, fault = host.result().cpu or "", layout.exception()
+    return replace(
+        machine,
+        starts=starts,
+        cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        cpu=Cpu(cpu, len(usable_cpus()), read_governor(), *used, load.quota),
+        results=str(place),
+        results_free_bytes=_free_bytes(place),
+        shm_free_bytes=_free_bytes(Path("/dev/shm")) if Path("/dev/shm").exists() else None,
+        data_dir=str(folder),
+        # None for a folder that this user may not read
+        data_layout=None if isinstance(fault, OSError | UsageError) else layout.result(),
+        data_fault=str(fault) if isinstance(fault, UsageError) else "",
+        apex=find_apex(),
+        nvidia_ml_py=find_version("nvidia-ml-py"),
+        pynvml=find_version("pynvml"),
+        variables=find_variables(),
+        missing=find_missing(),
+        torchao=find_torchao(),
+    )
+
+
+def _free_bytes(place: Path) -> int | None:
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        return shutil.disk_usage(place).free
+    except OSError:
+        return None
+
+
+def ask_processes(
+    devices: Sequence[str],
+    models: Sequence[Request] = (),
+    timeout_s: float = ASK_S,
+    *,
+    variables: Mapping[str, str] | None = None,
+    cold: bool = False,
+) -> Machine:
+    """Ask a process of its own about torch, devices ("cuda" or "cpu") and cards, and one each about
+    networks and workloads. The environment ``variables`` choose the GPU; ``cold`` is as for
+    `bench.run.process.Process`."""
+    until, found = time.monotonic() + timeout_s, dict[str, Examined]()
+    about: dict[str, Any] = {"variables": variables, "cold": cold}
+    place = "bench.environment.machine:answer"
+    try:
+        machine: Machine = call(place, devices, timeout_s=timeout_s, **about)
+    except (TimeoutError, EndedError, MessageError) as error:
+        why = str(error) or f"no answer within {timeout_s:g} s"
+        spec = PathFinder.find_spec("torch")
+        mend = "install torch>=2.9"
+        if spec and not spec.submodule_search_locations:  # a file, and no package
+            mend = f"{spec.origin} hides torch: give it another name"
+        why = f"torch cannot be asked about the device: {why}; {mend}"
+        return replace(describe(devices, None), torch_error=why)
+    with progress_bar() as progress:
+        for done, asked in enumerate(models):
+            if len(models) > 1:
+                progress("networks tried", done, len(models))
+            try:
+                found[asked.subject] = try_model(asked, until - time.monotonic(), **about)
+            except TimeoutError:
+                what = f"model {split_subject(asked.subject)[0]}: not built and run within"
+                found[asked.subject] = f"{what} {timeout_s:g} s; raise --timeout"
+    return replace(machine, models=found)
+
+
+def probe(device: str) -> Platform:
+    """Ask a fresh process to describe ``device`` ("cuda" or "cpu"). Raises UsageError: torch is
+    missing or broken, or cannot use the device."""
+    return ask_processes([device]).use([device])[device]
+
+
+def guess_devices() -> dict[str, Platform]:
+    """Describe the CPU, and the GPU that torch would use, as far as they are known without it."""
+    flags = read_cpu_flags()
+    fp16, bf16 = (not flags or bool(flags & having) for having in CPU_FLAGS.values())
+    known = {"cpu": Platform(Environment(), fp16, bf16)}
+    for card in find_cards()[0][:1] if has_cuda() else ():
+        about = Environment(card.name, gpu_memory_bytes=card.memory_bytes)
+        about.capability = ".".join(map(str, card.capability or ()))
+        known["cuda"] = Platform(about)
+    return known
+
+
+# ----------------------------------------------------------------------------- in the process asked
+
+
+def answer(told: Connection, devices: Sequence[str]) -> None:
+    import torch  # noqa: F401
+
+    told.send(describe(devices, partial(describe_device, host=describe_host())))
+
+
+def describe(
+    devices: Sequence[str], use: Callable[[str], Platform] | None, nvml: Any = None
+) -> Machine:
+    """Describe devices by ``use``, which holds them in this process from then on, if there is
+    torch, and the cards meanwhile. ``nvml`` replaces the module pynvml."""
+    lack, reason = check_nvml(nvml)
+    cards, no_gpu = find_cards(nvml) if "cuda" in devices else ([], "")
+    opened = [open_device(card.uuid, nvml) for card in cards]
+    for device in opened:
+        device.read(Depth.SLOW)  # the processes there before this one
+    found = {name: use(name) for name in devices} if use else {}
+    uuid = found["cuda"].environment.gpu_uuid if "cuda" in found else None
+    ours, gpus = find_card(uuid, cards) if uuid else None, list[Gpu]()
+    for card, device in zip(cards, opened, strict=True):
+        device.watch(os.getpid())
+        now, tried = device.read(Depth.EDGE)[-1], card is ours
+        asked = [name for name in READINGS if tried or name != "process_bytes"]
+        lacks = {name: device.why(name) for name in asked if getattr(now, name) is None}
+        held = now.process_bytes if tried else None
+        gpus.append(Gpu(card, lacks, now.others, now.throttle, tried, held))
+        device.close()
+    return Machine("", found, {}, tuple(gpus), lack, reason, no_gpu)
+
+
+def describe_device(device: str, host: Environment) -> Platform:
+    """Describe a device of ``host`` by torch."""
+    import torch
+
+    about = replace(
+        host,
+        torch=str(torch.__version__),
+        cuda=torch.version.cuda,
+        torch_threads=torch.get_num_threads(),
+        torch_interop_threads=torch.get_num_interop_threads(),
+    )
+    if device == "cuda":
+        error = _use_card(about)
+        return Platform(about, error=error)
+    try:
+        fp16_native = bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    except (AttributeError, RuntimeError):
+        fp16_native = False
+    # torch itself only checks whether oneDNN can: with AVX-512 alone it does so via float32
+    flags = read_cpu_flags()
+    return Platform(about, fp16_native, not flags or bool(flags & CPU_FLAGS[Arithmetic.BFLOAT16]))
+
+
+def _use_card(about: Environment) -> str:
+    """Describe the first card in ``about`` and compute on it; return why that fails."""
+    import torch
+
+    def lack(what: str, fix: str) -> str:
+        return f"device cuda: torch {torch.__version__} {what}; {fix}, or use --device cpu"
+
+    if not torch.backends.cuda.is_built():
+        return lack("is a CPU build", "install a CUDA build of torch")
+    with warnings.catch_warnings(record=True) as warned:  # torch gives the reason in a warning
+        warnings.simplefilter("always")
+        available = torch.cuda.is_available()
+    if not available:
+        why = next((f" ({str(w.message).partition('. ')[0]})" for w in warned), "")
+        return lack(f"finds no usable GPU{why}", "check nvidia-smi and CUDA_VISIBLE_DEVICES")
+    card = torch.cuda.get_device_properties(0)
+    about.gpu = UNKNOWN
+    with suppress(UnicodeDecodeError):  # as under WSL, with driver 555
+        about.gpu = card.name if is_whole(card.name) else UNKNOWN
+    uuid, about.gpu_memory_bytes = f"GPU-{card.uuid}", card.total_memory
+    # that of a ROCm build means another architecture
+    about.capability = f"{card.major}.{card.minor}" if torch.version.cuda else None
+    about.cudnn = str(torch.backends.cudnn.version())
+    for name, value in {"gpu_uuid": uuid, **describe_card(uuid)}.items():
+        setattr(about, name, value)
+    try:
+        torch.ones(2, device="cuda").sum().item()
+    except RuntimeError as error:  # no kernels for this GPU, or another process has it alone
+        why = (str(error).splitlines() or [""])[0]
+        fix = "install a build of torch for this GPU"
+        return lack(f"cannot compute on {about.gpu}: {why}", fix)
+    return ""
