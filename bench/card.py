@@ -28,7 +28,8 @@ from bench.precision import FP8_INSTALL, PRECISIONS, find_torchao
 from bench.processes import leave, stop_signals
 from bench.record import COMPARABLE
 from bench.store.scale_map import GRADIENTS, MAP, TRAININGS
-from bench.sweep.folder import default_out, refuse_unwritable
+from bench.sweep.folder import default_out
+from bench.sweep.preflight import refuse_unwritable
 from bench.text import clean, last_line, read_clock, replace_file
 
 ROOT, STATE = Path(__file__).parents[1], "card.json"

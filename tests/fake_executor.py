@@ -27,7 +27,7 @@ from bench.fingerprint import Fingerprint, Request
 from bench.models.weights import hash_weights
 from bench.origin import EXECUTORS, Kind
 from bench.record import MEASURED, EpochRow, Measurement, Outcome, Status
-from bench.sweep import loop
+from bench.sweep import preflight
 from bench.text import parse_bytes
 from bench.worker.messages import Job, Lane
 
@@ -219,7 +219,7 @@ def register() -> None:
     EXECUTORS["fake"] = Kind("fake_executor:FakeExecutor", "answers without training")
 
 
-_examine, _warn = loop.examine, loop.write_warnings
+_examine, _warn = preflight.examine, preflight.write_warnings
 
 
 def _pass_by(devices: Sequence[str], models: Sequence[Request], *, ask: Any, **known: Any) -> Any:
@@ -231,5 +231,5 @@ def _pass_by(devices: Sequence[str], models: Sequence[Request], *, ask: Any, **k
     return _examine(devices, models, ask=ask, **known)
 
 
-loop.examine = _pass_by  # type: ignore[assignment]
-loop.write_warnings = lambda machine: _warn(machine) if machine.results else []
+preflight.examine = _pass_by  # type: ignore[assignment]
+preflight.write_warnings = lambda machine: _warn(machine) if machine.results else []

@@ -249,7 +249,7 @@ def test_a_dry_run_of_built_in_networks_asks_no_process(monkeypatch: pytest.Monk
     def never(*_: object, **__: object) -> Machine:
         raise AssertionError("asked")
 
-    monkeypatch.setattr("bench.sweep.preview.examine", never)
+    monkeypatch.setattr("bench.sweep.preflight.examine", never)
     flags = ["--model", "dpn92", "dpn-small", "--precision", "fp32", "--dry-run"]
     assert sweep.main(join_flags(CPU, flags)) == 0
 

@@ -15,7 +15,7 @@ from bench.scale_map import ScaleMap
 from bench.scales.map import FIGURE, PICTURE, SUMMARY, measure_map, write_pages
 from bench.scales.options import build_parser, read_options
 from bench.store.scale_map import GRADIENTS, MAP, TRAININGS, read_scale_map
-from bench.sweep.folder import refuse_unwritable
+from bench.sweep.preflight import refuse_unwritable
 
 
 @command

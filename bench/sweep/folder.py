@@ -3,7 +3,6 @@ ones."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -28,18 +27,6 @@ if TYPE_CHECKING:
 _KEPT = ("search", SHARD, "halving")
 """Keys that stay whatever is measured next: the ``step`` and ``margin`` of the last search for the
 largest batch, the shard, the rules and trials of a search for the best settings."""
-
-
-def refuse_unwritable(out: Path | None) -> None:
-    """Refuse an --out that cannot be created or written to, before anything takes time."""
-    out = out or Path("results")
-    place = out.absolute()
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    if not place.is_dir():
-        raise UsageError(f"--out {out}: {place} is a file; choose a folder")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise UsageError(f"--out {out}: {place} cannot be written to; choose a folder that can")
 
 
 def default_out(platforms: Mapping[str, Platform]) -> Path:

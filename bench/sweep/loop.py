@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -22,13 +21,10 @@ from uuid import uuid4
 
 from bench.case import Case
 from bench.doctor.earlier import describe_slowdown, read_earlier, read_rates
-from bench.doctor.judgement import write_warnings
 from bench.doctor.rates import choose_seconds, describe_rates, write_rate_warnings
 from bench.environment.host import PACKAGES, refuse_missing
-from bench.environment.machine import examine
 from bench.errors import StoreError, UnsupportedError, UsageError
 from bench.executors import Event, Executor, build_executor
-from bench.fingerprint import list_requests
 from bench.precision import PRECISIONS
 from bench.processes import stop_signals
 from bench.record import Environment, Outcome, Record, Status, flatten, read_missing, write_missing
@@ -37,17 +33,22 @@ from bench.store.table import CHECKPOINTS, LOGS, TRACES
 from bench.store.writer import Store
 from bench.sweep.checkpoints import KeptRun
 from bench.sweep.display import Display, write_curve
-from bench.sweep.folder import default_out, refuse_unwritable
+from bench.sweep.folder import default_out
 from bench.sweep.known import Known
 from bench.sweep.options import Options, Plan
-from bench.sweep.preflight import Inputs, check, check_lane, warn_of_emulation
+from bench.sweep.preflight import (
+    Inputs,
+    examine_lanes,
+    open_lanes,
+    refuse_unwritable,
+    warn_of_emulation,
+)
 from bench.sweep.schedule import choose_seed
 from bench.sweep.threads import hold_threads
 from bench.text import read_clock
 from bench.worker.messages import Job, Lane
 
 _POLL_S = 0.5  # between checks whether the sweep was stopped
-_AT_ONCE = 8  # lanes examined at once, each by a process of its own
 
 
 def describe_environment(known: Inputs, case: Case, outcome: Outcome) -> Environment:
@@ -405,52 +406,3 @@ class _Running:
     @property
     def wide(self) -> bool:
         return self.job.case.world_size > 1
-
-
-# ---------------------------------------------------------------------------------------- its lanes
-
-
-def open_lanes(executor: Executor, cases: Sequence[Case], options: Options) -> Sequence[Lane]:
-    """Open the requested lanes. Raises UsageError: they are too many, of several kinds, or of
-    several devices; or there are too few GPUs for a --world-size: says how many there are."""
-    devices = list(dict.fromkeys(case.device for case in cases))
-    if len(devices) > 1 and options.lanes not in (None, 1):
-        raise UsageError(f"--lanes: the cases are of {' and '.join(devices)}; give one --device")
-    lanes = executor.open_lanes(devices[0], options.lanes)
-    sizes = dict.fromkeys((case.device, case.world_size) for case in cases)
-    for device, size in sizes if "world_size" in options.axes else ():
-        try:
-            executor.gather(lanes[0], device, size)
-        except UnsupportedError as error:
-            raise UsageError(f"--world-size {size}: {error}") from None
-    return lanes
-
-
-def examine_lanes(
-    executor: Executor, lanes: Sequence[Lane], plan: Plan, options: Options
-) -> dict[Lane, Inputs]:
-    """Return the inputs of each lane; on a cluster all are those of the first. Raises UsageError:
-    as `check` and `check_lane`."""
-    first, *others = lanes
-    cases = [*plan.cases, *plan.unsized]
-    devices = list(dict.fromkeys(case.device for case in cases))
-    machine = examine(
-        devices,
-        list_requests(cases),
-        data_dir=options.data_dir,
-        out=options.out,
-        timeout_s=options.timeout_s,
-        ask=partial(executor.examine, first),
-    )
-    beside = len(others) if options.here else 0
-    inputs = check(plan, machine, options, partial(executor.prepare, first), beside=beside)
-    inputs = replace(inputs, warnings=[*write_warnings(machine), *inputs.warnings])
-
-    def look(lane: Lane) -> Inputs:
-        found = executor.examine(lane, devices, [], options.timeout_s)
-        return check_lane(inputs, found, options, lane)
-
-    if not options.here:
-        return dict.fromkeys(lanes, inputs)
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return dict(zip(lanes, [inputs, *pool.map(look, others)], strict=True))

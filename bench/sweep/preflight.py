@@ -1,25 +1,31 @@
-"""The check of cases against the machine that is to train them, before anything is trained."""
+"""What precedes training: lanes are opened and examined, and cases are checked against them."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from bench.apex import Apex, refuse_apex
 from bench.case import Case, fill_command, format_value, list_varying
 from bench.command import hash_files, refuse_program
 from bench.cores import count_cores
-from bench.data import SYNTHETIC, DatasetInfo, count_classes
+from bench.data import SYNTHETIC, DatasetInfo, count_classes, find_layout, refuse_file
 from bench.diagnosis.prediction import predict_seconds
 from bench.diagnosis.rates import CONVOLUTIONS, find_emulated, find_halves, take_rates
-from bench.environment.machine import Machine, Platform
-from bench.errors import SeveralUsageError, UsageError
-from bench.executors import Images
-from bench.fingerprint import Fingerprint, name_subject
+from bench.doctor.judgement import write_warnings
+from bench.environment.machine import Machine, Platform, examine, guess_devices
+from bench.errors import SeveralUsageError, UnsupportedError, UsageError
+from bench.executors import Executor, Images, build_executor
+from bench.fingerprint import Fingerprint, list_requests, name_subject
 from bench.gpu.nvml import find_neighbours
 from bench.grid import check_axes, check_batches
+from bench.models import MODELS
 from bench.optimization import count_warmup_steps
 from bench.precision import FP8_INSTALL, PRECISIONS, find_torchao, refuse_fp8
 from bench.record import COMPARABLE, Environment, Place
@@ -30,6 +36,8 @@ from bench.wall.search import list_sizes
 from bench.worker.messages import Lane
 from bench.workloads import IMAGES, NO_DATASET, OWN, Workload
 from bench.yardstick import Yardstick
+
+_AT_ONCE = 8  # lanes examined at once, each by a process of its own
 
 
 @dataclass(frozen=True)
@@ -169,6 +177,18 @@ def list_described(cases: Sequence[Case]) -> list[Case]:
 # ---------------------------------------------------------------------------------------- the check
 
 
+def refuse_unwritable(out: Path | None) -> None:
+    """Refuse an --out that cannot be created or written to, before anything takes time."""
+    out = out or Path("results")
+    place = out.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise UsageError(f"--out {out}: {place} is a file; choose a folder")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise UsageError(f"--out {out}: {place} cannot be written to; choose a folder that can")
+
+
 def check(
     plan: Plan,
     machine: Machine,
@@ -188,8 +208,7 @@ def check(
 
     Raises UsageError: torch cannot use a device, or it has less memory than a memory limit; a
     precision cannot run there; others use the card and --allow-shared is not given; a model,
-    dataset or program is broken or missing, or they do not go together; a batch
-    size does not fit the images.
+    dataset or program is broken or missing, or they do not go together; a batch size does not fit.
     """
     cases = [*plan.cases, *plan.unsized]
     platforms = machine.use(dict.fromkeys(case.device for case in cases))
@@ -230,30 +249,6 @@ def check(
             "test/ beside train/, or leave out --evaluate"
         )
     return replace(inputs, warnings=warnings)
-
-
-def check_lane(first: Inputs, machine: Machine, options: Options, lane: Lane) -> Inputs:
-    """Return the inputs of a lane other than the first, which has another device. Raises
-    UsageError: as `check`; or the device is of another kind, so that its measurements would not be
-    comparable with the first lane's."""
-    platforms = machine.use(first.platforms)
-    _refuse_places(platforms, [*first.plan.cases, *first.plan.unsized], options)
-    for device, platform in platforms.items():
-        for name in (*COMPARABLE, "gpu_memory_bytes"):
-            expected = _read_kind(first.platforms[device].environment, name)
-            if (its := _read_kind(platform.environment, name)) != expected:
-                raise UsageError(
-                    f"lane {lane.name}: its {name} is {its or 'none'}, where the first lane's is "
-                    f"{expected or 'none'}; a sweep needs lanes of one kind: choose GPUs with "
-                    "CUDA_VISIBLE_DEVICES"
-                )
-    return replace(first, platforms=platforms)
-
-
-def _read_kind(environment: Environment, name: str) -> object:
-    value = getattr(environment, name)
-    # cards of the same name may have 40 or 80 GB, but not to the byte
-    return f"{value / GIB:.0f} GiB" if name == "gpu_memory_bytes" and value else value
 
 
 def _refuse_places(
@@ -351,6 +346,141 @@ def leave_out_batches(cases: Sequence[Case], inputs: Inputs) -> tuple[list[Case]
         else:
             kept.append(case)
     return kept, lines
+
+
+# ---------------------------------------------------------------------------------------- the lanes
+
+
+def open_lanes(executor: Executor, cases: Sequence[Case], options: Options) -> Sequence[Lane]:
+    """Open the requested lanes. Raises UsageError: they are too many, of several kinds, or of
+    several devices; or there are too few GPUs for a --world-size: says how many there are."""
+    devices = list(dict.fromkeys(case.device for case in cases))
+    if len(devices) > 1 and options.lanes not in (None, 1):
+        raise UsageError(f"--lanes: the cases are of {' and '.join(devices)}; give one --device")
+    lanes = executor.open_lanes(devices[0], options.lanes)
+    sizes = dict.fromkeys((case.device, case.world_size) for case in cases)
+    for device, size in sizes if "world_size" in options.axes else ():
+        try:
+            executor.gather(lanes[0], device, size)
+        except UnsupportedError as error:
+            raise UsageError(f"--world-size {size}: {error}") from None
+    return lanes
+
+
+def examine_lanes(
+    executor: Executor, lanes: Sequence[Lane], plan: Plan, options: Options
+) -> dict[Lane, Inputs]:
+    """Return the inputs of each lane; on a cluster all are those of the first. Raises UsageError:
+    as `check` and `check_lane`."""
+    first, *others = lanes
+    cases = [*plan.cases, *plan.unsized]
+    devices = list(dict.fromkeys(case.device for case in cases))
+    machine = examine(
+        devices,
+        list_requests(cases),
+        data_dir=options.data_dir,
+        out=options.out,
+        timeout_s=options.timeout_s,
+        ask=partial(executor.examine, first),
+    )
+    beside = len(others) if options.here else 0
+    inputs = check(plan, machine, options, partial(executor.prepare, first), beside=beside)
+    inputs = replace(inputs, warnings=[*write_warnings(machine), *inputs.warnings])
+
+    def look(lane: Lane) -> Inputs:
+        found = executor.examine(lane, devices, [], options.timeout_s)
+        return check_lane(inputs, found, options, lane)
+
+    if not options.here:
+        return dict.fromkeys(lanes, inputs)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return dict(zip(lanes, [inputs, *pool.map(look, others)], strict=True))
+
+
+def check_lane(first: Inputs, machine: Machine, options: Options, lane: Lane) -> Inputs:
+    """Return the inputs of a lane other than the first, which has another device. Raises
+    UsageError: as `check`; or the device is of another kind, so that its measurements would not be
+    comparable with the first lane's."""
+    platforms = machine.use(first.platforms)
+    _refuse_places(platforms, [*first.plan.cases, *first.plan.unsized], options)
+    for device, platform in platforms.items():
+        for name in (*COMPARABLE, "gpu_memory_bytes"):
+            expected = _read_kind(first.platforms[device].environment, name)
+            if (its := _read_kind(platform.environment, name)) != expected:
+                raise UsageError(
+                    f"lane {lane.name}: its {name} is {its or 'none'}, where the first lane's is "
+                    f"{expected or 'none'}; a sweep needs lanes of one kind: choose GPUs with "
+                    "CUDA_VISIBLE_DEVICES"
+                )
+    return replace(first, platforms=platforms)
+
+
+def _read_kind(environment: Environment, name: str) -> object:
+    value = getattr(environment, name)
+    # cards of the same name may have 40 or 80 GB, but not to the byte
+    return f"{value / GIB:.0f} GiB" if name == "gpu_memory_bytes" and value else value
+
+
+# ---------------------------------------------------------------------------------------- a dry run
+
+
+def check_without_torch(plan: Plan, options: Options) -> Inputs:
+    """Check a plan as a start does, but ask torch only about the user's own networks, and about
+    others that are frozen or start from a file, and decode no images. Raises UsageError: as
+    `open_loop`."""
+    refuse_unwritable(options.out)
+    cases, beside, known = [*plan.cases, *plan.unsized], 0, dict[str, Platform]()
+    if options.here:  # a cluster is only known once it was joined
+        with closing(build_executor(options.executor, options.settings)) as executor:
+            beside = len(open_lanes(executor, cases, options)) - 1
+        known = guess_devices()
+    own = list_requests(
+        case
+        for case in cases
+        if case.model not in MODELS or case.start is not None or case.freeze != Case.freeze
+    )
+    machine = examine([], own, timeout_s=options.timeout_s) if own else Machine()
+    machine = replace(machine, devices=known)
+    inputs = check(plan, machine, options, Images.count, beside=beside)
+    cases = [*inputs.plan.cases, *inputs.plan.unsized]
+    warnings = list[str]()
+    if options.here:
+        warnings += _warn_of_precisions(cases, known, options)
+        warnings += _warn_of_download(cases, options)
+    return replace(inputs, warnings=[*inputs.warnings, *warnings])
+
+
+def _warn_of_precisions(
+    cases: Sequence[Case], known: Mapping[str, Platform], options: Options
+) -> Iterator[str]:
+    """Yield what is emulated on the ``known`` devices and, of precisions that no flag gives, what
+    is left out there."""
+    if "precision" not in options.axes:
+        left_out = dict[str, dict[str, None]]()
+        for name in dict.fromkeys(case.precision for case in cases if case.device == "cpu"):
+            precision = PRECISIONS[name]
+            reason = known["cpu"].refuse(precision)
+            if not reason and (reason := known["cpu"].discourage(precision)):
+                reason += "; --precision measures it anyway"
+            if reason:
+                left_out.setdefault(reason, {})[name] = None
+        for reason, names in left_out.items():
+            yield f"note: {', '.join(names)} will have no time here: {reason}"
+        there = [case for case in cases if case.device in known]
+        cases = [c for c in there if not known[c.device].discourage(PRECISIONS[c.precision])]
+    yield from warn_of_emulation(cases, known)
+
+
+def _warn_of_download(cases: Sequence[Case], options: Options) -> Iterator[str]:
+    """Yield a note if a start downloads images. Raises UsageError: --data-dir is a file."""
+    names = {case.dataset for case in cases if case.workload == IMAGES} - {SYNTHETIC}
+    if names and not find_layout(options.data_dir):
+        folder = options.data_dir or Path("data")
+        refuse_file(folder)
+        yield (
+            f"note: {folder} holds no images, so that a start downloads CIFAR-10 into it "
+            "(170 MB); give --data-dir if you have them elsewhere"
+        )
 
 
 # ------------------------------------------------------------------------------------- the warnings

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Iterator
 
 from bench.axis import COMPILES, PARALLELS, axis_flag
 from bench.case import AXES, Case, fill_value, format_value
-from bench.data import DATASETS, SYNTHETIC, find_layout, refuse_file
+from bench.data import DATASETS
 from bench.environment.host import has_cuda
-from bench.environment.machine import Machine, Platform, examine, guess_devices
-from bench.executors import Images, build_executor
-from bench.fingerprint import list_requests
 from bench.grid import MICRO_BATCH
 from bench.models import MODELS
 from bench.models.freezing import FREEZES
@@ -24,10 +18,9 @@ from bench.store.plans import plan_runs
 from bench.store.reader import read_rows
 from bench.store.rows import LatestAttempt, Run, read_history
 from bench.store.table import RECORDS
-from bench.sweep.folder import refuse_other_seeds, refuse_unwritable
-from bench.sweep.loop import open_lanes
+from bench.sweep.folder import refuse_other_seeds
 from bench.sweep.options import Options, Plan
-from bench.sweep.preflight import Inputs, check, warn_of_emulation
+from bench.sweep.preflight import check_without_torch
 from bench.sweep.schedule import REPEATS_S, describe_repeats, remaining_runs
 from bench.text import count, name_first
 from bench.workloads import COMMAND, IMAGES, OWN
@@ -45,65 +38,6 @@ def preview(plan: Plan, options: Options) -> int:
     for line in [*describe_plan(inputs.plan, options), *inputs.warnings]:
         print(line)
     return 0
-
-
-def check_without_torch(plan: Plan, options: Options) -> Inputs:
-    """Check a plan as a start does, but ask torch only about the user's own networks, and about
-    others that are frozen or start from a file, and decode no images. Raises UsageError: as
-    `open_loop`."""
-    refuse_unwritable(options.out)
-    cases, beside, known = [*plan.cases, *plan.unsized], 0, dict[str, Platform]()
-    if options.here:  # a cluster is only known once it was joined
-        with closing(build_executor(options.executor, options.settings)) as executor:
-            beside = len(open_lanes(executor, cases, options)) - 1
-        known = guess_devices()
-    own = list_requests(
-        case
-        for case in cases
-        if case.model not in MODELS or case.start is not None or case.freeze != Case.freeze
-    )
-    machine = examine([], own, timeout_s=options.timeout_s) if own else Machine()
-    machine = replace(machine, devices=known)
-    inputs = check(plan, machine, options, Images.count, beside=beside)
-    cases = [*inputs.plan.cases, *inputs.plan.unsized]
-    warnings = list[str]()
-    if options.here:
-        warnings += _warn_of_precisions(cases, known, options)
-        warnings += _warn_of_download(cases, options)
-    return replace(inputs, warnings=[*inputs.warnings, *warnings])
-
-
-def _warn_of_precisions(
-    cases: Sequence[Case], known: Mapping[str, Platform], options: Options
-) -> Iterator[str]:
-    """Yield what is emulated on the ``known`` devices and, of precisions that no flag gives, what
-    is left out there."""
-    if "precision" not in options.axes:
-        left_out = dict[str, dict[str, None]]()
-        for name in dict.fromkeys(case.precision for case in cases if case.device == "cpu"):
-            precision = PRECISIONS[name]
-            reason = known["cpu"].refuse(precision)
-            if not reason and (reason := known["cpu"].discourage(precision)):
-                reason += "; --precision measures it anyway"
-            if reason:
-                left_out.setdefault(reason, {})[name] = None
-        for reason, names in left_out.items():
-            yield f"note: {', '.join(names)} will have no time here: {reason}"
-        there = [case for case in cases if case.device in known]
-        cases = [c for c in there if not known[c.device].discourage(PRECISIONS[c.precision])]
-    yield from warn_of_emulation(cases, known)
-
-
-def _warn_of_download(cases: Sequence[Case], options: Options) -> Iterator[str]:
-    """Yield a note if a start downloads images. Raises UsageError: --data-dir is a file."""
-    names = {case.dataset for case in cases if case.workload == IMAGES} - {SYNTHETIC}
-    if names and not find_layout(options.data_dir):
-        folder = options.data_dir or Path("data")
-        refuse_file(folder)
-        yield (
-            f"note: {folder} holds no images, so that a start downloads CIFAR-10 into it "
-            "(170 MB); give --data-dir if you have them elsewhere"
-        )
 
 
 def describe_plan(plan: Plan, options: Options) -> Iterator[str]:

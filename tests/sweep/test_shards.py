@@ -25,8 +25,7 @@ from bench.store.reader import read_epochs, read_ranks, read_records, read_work
 from bench.store.writer import Store
 from bench.study.sweeps import list_results, read_sweep
 from bench.sweep import __main__ as sweep
-from bench.sweep.options import parse_arguments
-from bench.sweep.shards import choose_part
+from bench.sweep.options import choose_part, parse_arguments
 from bench.validate.__main__ import main as validate
 from tests.planted.records import make_run
 
