@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 from bench.case import AXES, SAME_QUESTION, UNTIMED
 from bench.limits import NEAR
@@ -31,6 +32,8 @@ AIMS: dict[str, Callable[[Result], float]] = {
     "energy": lambda row: math.nan if row.energy else row.energy_per_epoch_j,
 }
 """What a recommendation may be for instead, and what it then minimises."""
+
+_T = TypeVar("_T")
 
 _TOLD = tuple(name for name in AXES if name not in SAME_QUESTION)
 
@@ -79,10 +82,21 @@ def list_settings(results: Sequence[Result]) -> list[Setting]:
     return [Setting(tuple(sorted(alike, key=rank))) for alike in parts]
 
 
+def list_near(
+    settings: Collection[_T], time: Callable[[_T], float], size: Callable[[_T], int]
+) -> list[_T]:
+    """Return the settings of the smallest batch within `NEAR` of the lowest time, fastest first.
+    The first is to be trained with, by the rule of reports, `bench.cards` and `bench.advise`. There
+    is at least one setting; ``time`` and ``size`` return its time and its batch size."""
+    most = (1 + NEAR) * min(map(time, settings))
+    near = [setting for setting in settings if time(setting) <= most]
+    smallest = min(map(size, near))
+    return sorted((setting for setting in near if size(setting) == smallest), key=time)
+
+
 def choose(settings: Sequence[Setting], aim: str = "") -> Setting | None:
-    """Return the setting to recommend: the smallest batch within `NEAR` of the lowest time, at that
-    batch size the fastest; with an ``aim``, the least of that. None if no time can be trusted, or
-    nothing is known of the aim."""
+    """Return the setting to recommend, by the rule of `list_near`; with an ``aim``, the least of
+    that. None if no time can be trusted, or nothing is known of the aim."""
 
     def counts(result: Result) -> bool:
         # a noisy time says nothing against the memory or the energy of a run that ended well
@@ -95,9 +109,10 @@ def choose(settings: Sequence[Setting], aim: str = "") -> Setting | None:
         return None
     if aim:
         return min(known, key=lambda setting: (take(setting.best), setting.best.epoch_time_s))
-    lowest = min(setting.best.epoch_time_s for setting in known)
-    near = [setting for setting in known if setting.best.epoch_time_s <= (1 + NEAR) * lowest]
-    return min(near, key=lambda setting: (setting.best.batch_size, setting.best.epoch_time_s))
+    fastest, *_ = list_near(
+        known, lambda one: one.best.epoch_time_s, lambda one: one.best.batch_size
+    )
+    return fastest
 
 
 def find_noise(settings: Sequence[Setting]) -> tuple[int, float]:
