@@ -173,7 +173,7 @@ def _lay_out(
     others = [axis for axis in own if axis not in ("precision", "loss_scale")]
     if len(others) > MOST_DOWN:
         own = [axis for axis in own if axis not in others]
-    with_ = Column("with", "with", "what else is set; empty where nothing is",
+    with_: Column[_Line] = Column("with", "with", "what else is set; empty where nothing is",
                    lambda line: name_case(line.first, others), wrap=True)  # fmt: skip
     told = [one for one in lines if any(cells[id(s)].text != NOTHING for s in one.held.values())]
     rows, groups = join((name(alike[0]), alike) for alike in group(told, name))
