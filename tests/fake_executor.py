@@ -222,10 +222,12 @@ def register() -> None:
 _examine, _warn = preflight.examine, preflight.write_warnings
 
 
-def _pass_by(devices: Sequence[str], models: Sequence[Request], *, ask: Any, **known: Any) -> Any:
+def _pass_by(
+    devices: Sequence[str], models: Sequence[Request], *, ask: Any = None, **known: Any
+) -> Any:
     """Ask the executor alone, if it is this one, and leave out of the answer the machine that a
     sweep looks at meanwhile."""
-    if isinstance(ask.func.__self__, FakeExecutor):
+    if ask and isinstance(ask.func.__self__, FakeExecutor):
         starts = {name: hash_weights(name) for asked in models for name in asked.starts}
         return replace(ask(devices, models, known["timeout_s"]), starts=starts)
     return _examine(devices, models, ask=ask, **known)
