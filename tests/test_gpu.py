@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pynvml
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from readings_for_tests import Replay
 
+from bench.environment.machine import Platform
 from bench.errors import UsageError
 from bench.gpu.cards import UNKNOWN, Card, Link, find_card, find_cards, select_visible
 from bench.gpu.device import READINGS, CombinedDevice, Depth, Host, Process, Reading, Unreadable
@@ -30,7 +32,8 @@ from bench.gpu.nvml import (
 )
 from bench.gpu.peaks import PEAKS, peak_bandwidth, peak_flops
 from bench.processes import list_children, read_cpu_time
-from bench.sweep.preflight import refuse_neighbours
+from bench.record import Environment
+from bench.sweep.preflight import refuse_places
 
 GPU = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 OTHER = "GPU-11112222-d72c-4106-c12f-20bd9faed9f6"
@@ -515,11 +518,13 @@ class TestProcesses:
         nvml = FakeNvml()
         monkeypatch.setitem(sys.modules, "pynvml", nvml)
         nvml.graphics = [(1, 5_000)]
-        refuse_neighbours(GPU)
+        card = {"cuda": Platform(Environment(gpu_uuid=GPU))}
+        options: Any = SimpleNamespace(allow_shared=False, here=True)
+        refuse_places(card, [], options)
         for ours in ([], [(os.getpid(), 3)]):
             nvml.compute = [*ours, (GONE, 2_100)]
             with pytest.raises(UsageError, match=f"in use by pid {GONE}: 2100 B; end them"):
-                refuse_neighbours(GPU)
+                refuse_places(card, [], options)
         assert nvml.open == 0
 
 

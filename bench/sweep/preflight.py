@@ -216,7 +216,7 @@ def check(
         platform = platforms.get(case.device) if case.command is None else None
         if platform and (why := platform.refuse(PRECISIONS[case.precision])):
             raise UsageError(f"--precision {case.precision}: {why}; leave it out")
-    _refuse_places(platforms, cases, options)
+    refuse_places(platforms, cases, options)
     for command in dict.fromkeys(fill_command(case) for case in cases if case.command is not None):
         if why := refuse_program(command):
             raise UsageError(f"--command: {why}")
@@ -251,7 +251,7 @@ def check(
     return replace(inputs, warnings=warnings)
 
 
-def _refuse_places(
+def refuse_places(
     platforms: Mapping[str, Platform], cases: Sequence[Case], options: Options
 ) -> None:
     """Refuse memory limits above a device's memory, and cards of this machine that others use."""
@@ -402,7 +402,7 @@ def check_lane(first: Inputs, machine: Machine, options: Options, lane: Lane) ->
     UsageError: as `check`; or the device is of another kind, so that its measurements would not be
     comparable with the first lane's."""
     platforms = machine.use(first.platforms)
-    _refuse_places(platforms, [*first.plan.cases, *first.plan.unsized], options)
+    refuse_places(platforms, [*first.plan.cases, *first.plan.unsized], options)
     for device, platform in platforms.items():
         for name in (*COMPARABLE, "gpu_memory_bytes"):
             expected = _read_kind(first.platforms[device].environment, name)
