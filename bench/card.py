@@ -23,11 +23,11 @@ from bench.data import find_layout
 from bench.environment.host import has_cuda, refuse_missing
 from bench.environment.machine import Platform, probe
 from bench.flags import Parser, command, describe, parse_number
-from bench.gpu.cards import find_cards
+from bench.gpu.nvml import find_cards
 from bench.precision import FP8_INSTALL, PRECISIONS, find_torchao
 from bench.processes import leave, stop_signals
 from bench.record import COMPARABLE
-from bench.store.scale_map import GRADIENTS, MAP, TRAININGS
+from bench.scale_map import GRADIENTS, MAP, TRAININGS
 from bench.sweep.folder import default_out
 from bench.sweep.preflight import refuse_unwritable
 from bench.text import clean, last_line, read_clock, replace_file

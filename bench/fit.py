@@ -30,8 +30,7 @@ from bench.flags import (
 from bench.grid import AUTO
 from bench.preset import Preset
 from bench.processes import leave
-from bench.render.cells import whole_cell
-from bench.render.model import NOTHING, Cell, Head, Table
+from bench.render.table import NOTHING, Cell, Head, Table, whole_cell
 from bench.sweep.options import Options, add_running, choose_dataset, read_running
 from bench.sweep.probing import find_largest
 from bench.wall.answer import Wall

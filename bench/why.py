@@ -21,8 +21,8 @@ from bench.processes import leave
 
 if TYPE_CHECKING:
     from bench.diagnosis.explanation import Explanation, Side
-    from bench.render.model import Notice
     from bench.render.section import Sheet
+    from bench.render.table import Notice
     from bench.study.axes import Filter
 
 MOST_ROWS = 5  # most rows of a table without --full
@@ -49,8 +49,7 @@ def explain(
     from bench.questions.report_data import label_machines
     from bench.store.rows import latest
     from bench.study.axes import find_varying, order_values, select
-    from bench.study.results import make_results
-    from bench.study.runs import read_runs
+    from bench.study.runs import make_results, read_runs
     from bench.study.sweeps import read_sweeps
 
     sweeps = read_sweeps([sweep])

@@ -41,7 +41,7 @@ from bench.errors import UsageError
 from bench.flags import join_flags
 from bench.record import Status
 from bench.store.reader import read_records
-from bench.verdict.seeds import GUESSING, UNCHECKED
+from bench.verdict import GUESSING, UNCHECKED
 from benchmarks.advice import Grid, advise, find_regret, follow, list_grids
 
 Capture = pytest.CaptureFixture[str]

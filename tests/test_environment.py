@@ -31,7 +31,7 @@ from bench.environment.host import (
 )
 from bench.environment.machine import Platform, ask_processes, describe_device, probe
 from bench.errors import UsageError
-from bench.gpu.cards import Card, Link
+from bench.gpu.nvml import Card, Link
 from bench.precision import PRECISIONS, Arithmetic
 from bench.record import Environment
 from bench.training.yardstick import list_arithmetics

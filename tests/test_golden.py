@@ -19,8 +19,8 @@ from rich.cells import cell_len
 from bench.compare.__main__ import build_parser as build_compare
 from bench.compare.__main__ import main as compare_sweeps
 from bench.record import Status
-from bench.render.cells import outcome
 from bench.render.documents import render_latex, render_markdown
+from bench.render.table import outcome
 from bench.render.text import WIDTH, render
 from bench.report.__main__ import build_parser as build_report
 from bench.report.document import SECTIONS, Report, build

@@ -17,17 +17,22 @@ from readings_for_tests import Replay
 
 from bench.environment.machine import Platform
 from bench.errors import UsageError
-from bench.gpu.cards import UNKNOWN, Card, Link, find_card, find_cards, select_visible
 from bench.gpu.device import READINGS, CombinedDevice, Depth, Host, Process, Reading, Unreadable
 from bench.gpu.nvml import (
     EFFECTS,
     THROTTLES,
+    UNKNOWN,
+    Card,
+    Link,
     Nvml,
     NvmlProblem,
     check_nvml,
     describe_links,
+    find_card,
+    find_cards,
     find_neighbours,
     open_device,
+    select_visible,
     throttle_names,
 )
 from bench.gpu.peaks import PEAKS, peak_bandwidth, peak_flops

@@ -34,9 +34,12 @@ from bench.questions.loss_scales import (
     summarize_scale_map,
     tabulate_scale_map,
 )
-from bench.render.model import Table
+from bench.render.table import Table
 from bench.scale_map import (
+    GRADIENTS,
     HEADROOM,
+    MAP,
+    TRAININGS,
     Fate,
     Gradients,
     Kind,
@@ -47,6 +50,8 @@ from bench.scale_map import (
     Tally,
     Way,
     find_window,
+    read_scale_map,
+    write_map,
 )
 from bench.scales.__main__ import main
 from bench.scales.formats import FORMATS, Cells, Format
@@ -60,7 +65,6 @@ from bench.scales.gradients import (
 )
 from bench.scales.map import FIGURE, PICTURE, SUMMARY
 from bench.scales.measurement import Session
-from bench.store.scale_map import GRADIENTS, MAP, TRAININGS, read_scale_map, write_map
 
 CPU = torch.device("cpu")
 

@@ -32,8 +32,8 @@ from bench.record import EpochRow, Outcome
 from bench.report.__main__ import main as report
 from bench.search import __main__ as search
 from bench.search import trials
-from bench.search.ladder import INSTALL, Ladder
 from bench.search.options import AROUND, parse_arguments
+from bench.search.trials import INSTALL, Ladder
 from bench.store.reader import read_beside, read_epochs, read_records, read_rows, read_steps
 from bench.store.rows import keep_cases, read_history
 from bench.sweep import __main__ as sweep

@@ -21,9 +21,7 @@ from bench.report.__main__ import main as report
 from bench.store.reader import read_records, read_steps
 from bench.sweep.__main__ import main as sweep
 from bench.validate.__main__ import main as validate
-from bench.verdict.equivalence import Claim, judge_equivalence
-from bench.verdict.ratio import Verdict
-from bench.verdict.seeds import compare_seeds
+from bench.verdict import Claim, Verdict, compare_seeds, judge_equivalence
 from tests.planted.records import ran, write_sweep
 
 FP32, BF16 = Case(), Case(precision="bf16-amp")

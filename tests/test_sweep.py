@@ -31,7 +31,7 @@ from bench.environment import machine
 from bench.environment.host import describe_host
 from bench.executors import Images
 from bench.flags import join_flags
-from bench.gpu.cards import Card
+from bench.gpu.nvml import Card
 from bench.processes import stop_signals
 from bench.record import Environment, Outcome, Record, Status
 from bench.store.reader import read_records

@@ -13,15 +13,21 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from bench.limits import MIN_REPEATS, MOST_REPEATS
-from bench.verdict.difference import adjust
-from bench.verdict.equivalence import (
+from bench.verdict import (
+    LEAST_GAIN,
+    MIN_SEEDS,
     Claim,
     Equivalence,
+    Ratio,
+    Seeded,
+    Verdict,
+    adjust,
+    compare,
+    compare_seeds,
+    is_guessing,
     judge_equivalence,
     judge_equivalences,
 )
-from bench.verdict.ratio import Ratio, Verdict, compare
-from bench.verdict.seeds import LEAST_GAIN, MIN_SEEDS, Seeded, compare_seeds, is_guessing
 
 MARGIN = 0.02
 WRONG = {Verdict.LOWER, Verdict.HIGHER}

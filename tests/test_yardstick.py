@@ -19,8 +19,8 @@ from machines_for_tests import RECORDINGS, read_machine
 from pytest_for_tests import Capture, Patch
 
 from bench.case import Case
-from bench.diagnosis.rates import CALL, find_losses, write_losses
-from bench.diagnosis.rates import RATES as RATE_NAMES
+from bench.diagnosis.step import CALL, find_losses, write_losses
+from bench.diagnosis.step import RATES as RATE_NAMES
 from bench.doctor.__main__ import measure_machine, write_json
 from bench.doctor.earlier import describe_slowdown, read_earlier, read_rates
 from bench.doctor.judgement import Level, judge

@@ -32,9 +32,7 @@ from bench.limits import STEADY
 from bench.record import REFUSED, RELIABLE, Status
 from bench.study.axes import name_setting
 from bench.text import count, name_first, write_percent, write_seconds
-from bench.verdict.equivalence import Claim
-from bench.verdict.ratio import Ratio, Verdict
-from bench.verdict.seeds import UNCHECKED
+from bench.verdict import UNCHECKED, Claim, Ratio, Verdict
 from bench.workloads import IMAGES
 
 MORE = 2

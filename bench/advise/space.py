@@ -14,8 +14,7 @@ from bench.cores import count_cores
 from bench.errors import UsageError
 from bench.grid import grid
 from bench.precision import PRECISIONS
-from bench.scale_map import find_window
-from bench.store.scale_map import read_scale_map
+from bench.scale_map import find_window, read_scale_map
 from bench.sweep.preflight import Inputs
 from bench.text import parse_bytes
 

@@ -16,15 +16,17 @@ from bench.grid import go_together
 from bench.interval import CONFIDENCE, find_quantile
 from bench.limits import STEADY
 from bench.record import REFUSED, RELIABLE, Status
-from bench.verdict.equivalence import (
+from bench.verdict import (
     Claim,
     Equivalence,
+    Ratio,
+    Verdict,
+    compare,
+    is_guessing,
     judge_equivalence,
     withdraw,
     withdraw_if_guessing,
 )
-from bench.verdict.ratio import Ratio, Verdict, compare
-from bench.verdict.seeds import is_guessing
 from bench.wall.search import fit_line
 
 if TYPE_CHECKING:

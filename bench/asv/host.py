@@ -30,7 +30,7 @@ from bench.case import AXES, NAMED, Case, format_value
 from bench.environment.host import has_cuda
 from bench.errors import UsageError
 from bench.flags import join_flags
-from bench.gpu.cards import find_cards
+from bench.gpu.nvml import find_cards
 from bench.precision import PRECISIONS
 from bench.preset import Preset, load_config, load_preset
 

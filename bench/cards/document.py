@@ -28,8 +28,6 @@ from bench.limits import STEADY
 from bench.questions.notices import name_folder, warn
 from bench.questions.overview import OVERVIEW, PUBLISHED
 from bench.questions.report_data import gather
-from bench.render.cells import mark_part, remarks, write_ends, write_ratio
-from bench.render.model import Answer, Cell, Level, NextStep, Notice
 from bench.render.section import (
     Column,
     Section,
@@ -38,17 +36,27 @@ from bench.render.section import (
     quantity_column,
     write_quantity,
 )
+from bench.render.table import (
+    Answer,
+    Cell,
+    Level,
+    NextStep,
+    Notice,
+    mark_part,
+    remarks,
+    write_ends,
+    write_ratio,
+)
 from bench.report.document import Report
 from bench.store.rows import group
 from bench.study.axes import find_default
 from bench.study.estimate import TIME
 from bench.study.quantities import QUANTITIES
-from bench.study.results import Result
-from bench.study.runs import SOURCE
+from bench.study.runs import SOURCE, Result
 from bench.study.sweeps import Sweep
 from bench.text import count, name_first, write_number
 from bench.validate.claims import FAULT, KNOWN, validate
-from bench.verdict.ratio import Ratio, Verdict
+from bench.verdict import Ratio, Verdict
 
 MOST_CARDS = 4
 """The most cards of a group that sentences name."""

@@ -28,9 +28,9 @@ from bench.questions.settings import Setting, choose, judge_speeds
 from bench.record import MODEL_PARTS, RELIABLE
 from bench.store.rows import group
 from bench.study.axes import find_default, list_main, name_axis, name_setting, name_value
-from bench.study.results import Result
+from bench.study.runs import Result
 from bench.text import join_words
-from bench.verdict.ratio import Ratio
+from bench.verdict import Ratio
 
 BASELINES = ("fp32", "tf32")
 """The precisions with which each one is compared, on the same card."""

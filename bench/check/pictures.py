@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.render.palette import COLOURS, GRID, INK, STYLE
+from bench.render.table import COLOURS, GRID, INK, STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

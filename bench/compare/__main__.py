@@ -32,7 +32,7 @@ from bench.flags import Parser, add_output, command, parse_percent, writable
 from bench.limits import MIN_REPEATS
 from bench.processes import leave
 from bench.study.quantities import METRICS
-from bench.verdict.seeds import MIN_SEEDS
+from bench.verdict import MIN_SEEDS
 
 
 def build_parser() -> Parser:

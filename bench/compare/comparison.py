@@ -25,7 +25,7 @@ from bench.case import (
     spell_value,
 )
 from bench.compare.side import Readings, Side, SideCase
-from bench.diagnosis.rates import CALL, RATES, UNITS
+from bench.diagnosis.step import CALL, RATES, UNITS
 from bench.errors import UsageError
 from bench.limits import SLOWED
 from bench.record import COMPARABLE, MODEL_PARTS, REPEATED, Environment
@@ -34,10 +34,18 @@ from bench.study.pairs import EnvironmentKey, Match, Matches
 from bench.study.pairs import match as match_cases
 from bench.study.quantities import MEMORY, METRICS, Metric
 from bench.text import make_printable
-from bench.verdict.equivalence import Equivalence, judge_equivalences, withdraw_if_guessing
-from bench.verdict.ratio import Ratio
-from bench.verdict.ratio import compare as compare_repeats
-from bench.verdict.seeds import GUESSING, Seeded, average_seeds, compare_seeds, is_guessing
+from bench.verdict import (
+    GUESSING,
+    Equivalence,
+    Ratio,
+    Seeded,
+    average_seeds,
+    compare_seeds,
+    is_guessing,
+    judge_equivalences,
+    withdraw_if_guessing,
+)
+from bench.verdict import compare as compare_repeats
 
 STOPPED = "interrupted"
 """The change of a match of which a run was stopped from outside, and is made again."""

@@ -16,15 +16,22 @@ from bench.case import AXES, SAME_QUESTION, spell_value
 from bench.compare.comparison import READINGS, STOPPED, Comparison, MetricPair, explain_unmatched
 from bench.compare.gates import Result
 from bench.compare.side import Side
-from bench.diagnosis.rates import CALL, RATES, write_rate
+from bench.diagnosis.step import CALL, RATES, write_rate
 from bench.interval import CONFIDENCE
 from bench.limits import MIN_REPEATS, MOST_REPEATS
 from bench.origin import LABELS, describe_origin, find_origin
 from bench.record import Status
-from bench.render.cells import write_ends
-from bench.render.model import NOTHING, Cell, Head, Level, Table
+from bench.render.table import (
+    NOTHING,
+    Cell,
+    Head,
+    Level,
+    Table,
+    find_period,
+    say_period,
+    write_ends,
+)
 from bench.render.text import MORE, WIDTH, draw_table, make_plain, read_plain
-from bench.render.units import find_period, say_period
 from bench.study.axes import name_axis
 from bench.study.doubts import DOUBTS, SPARE_HOST
 from bench.study.pairs import Match
@@ -38,9 +45,7 @@ from bench.text import (
     write_percent,
     write_range,
 )
-from bench.verdict.equivalence import Claim
-from bench.verdict.ratio import Verdict
-from bench.verdict.seeds import MIN_SEEDS, UNCHECKED
+from bench.verdict import MIN_SEEDS, UNCHECKED, Claim, Verdict
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from bench.errors import UsageError, nearest
 from bench.flags import parse_percent
 from bench.study.quantities import METRICS
 from bench.text import make_printable, write_number, write_percent
-from bench.verdict.ratio import Verdict
+from bench.verdict import Verdict
 
 OUTCOME_FINDINGS = {
     "broken": "a repeat fails or diverges in B where none did in A",

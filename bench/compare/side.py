@@ -16,7 +16,7 @@ from bench.store.reader import read_rows
 from bench.store.rows import fill_unknown, group, keep_cases, keep_latest
 from bench.study.quantities import Metric
 from bench.study.runs import Run, link_runs, list_runs
-from bench.verdict.seeds import find_classes
+from bench.verdict import find_classes
 
 Readings = list[tuple[int, float]]  # seed and value of each repeat
 

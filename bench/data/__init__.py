@@ -18,7 +18,7 @@ from shutil import rmtree
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from bench.data import download, synthetic
-from bench.data.progress import Progress, progress_bar
+from bench.data.download import Progress, progress_bar
 from bench.data.sources import CIFAR10, CLASSES, LAYOUTS, SHAPE, Archive, Source, detect, one_line
 from bench.errors import UsageError, nearest
 from bench.text import replace_durably, sync_folder

@@ -10,12 +10,30 @@ this is subtracted from the kinds that can overlap, and the result is an estimat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from bench.diagnosis.rates import find_bound, find_floor, find_rate
-from bench.diagnosis.step import Bound, Part, Step, Wait
+from bench.case import Case, whole_batch
+from bench.diagnosis.step import (
+    COPY,
+    RATE_COLUMNS,
+    Bound,
+    Part,
+    Rates,
+    Step,
+    Wait,
+    find_bound,
+    find_floor,
+    find_rate,
+    find_rates,
+    find_times,
+    floor_step,
+)
 from bench.kernels import CONVERSIONS
+from bench.limits import SLOWED, STEADY
+from bench.models.freezing import NONE
+from bench.precision import PRECISIONS, Arithmetic
 from bench.record import WorkRow, read_kernels
 from bench.text import ESTIMATE
 from bench.work import COMPUTING, Kind
@@ -245,3 +263,167 @@ def _find_bound(row: WorkRow, time_s: float, step: Step) -> Bound | None:
     if time_s < row.calls * step.rates.call_s:
         return Bound.LAUNCH
     return Bound.COMPUTE if row.kind in COMPUTING else Bound.MEMORY
+
+
+# --------------------------------------------------------------------------------------- prediction
+#
+# The least time of a case before anything runs, from counts and measured rates alone.
+#
+# It is without the start of its process, and real steps take longer than the least time of their
+# operations. The most that a pair can gain, once it has run, is in `bench.diagnosis.breakdown`.
+
+
+WARMUP_STEPS = 4  # the fewest that `bench.training.timing.warm_up` runs
+
+
+def predict_seconds(
+    case: Case, work: Sequence[WorkRow], rates: Rates, samples: int, tests: int = 0
+) -> float | None:
+    """Return the least s that warm-up, epochs and evaluations of a case take. ``work`` is per item,
+    in float32, as from `bench.training.counting.sketch_work`; ``samples`` and ``tests`` are the
+    numbers of training and test items. None if the work is not known, a part of it is frozen, or a
+    rate that it needs was not measured."""
+    step_s = predict_step(case, work, rates)
+    if step_s is None:
+        return None
+    steps = math.ceil(case.fraction * math.ceil(samples / whole_batch(case)))
+    steps = steps if case.steps is None else min(steps, case.steps)
+    # forward is a third of a step; gradients of inputs and of weights are the rest
+    tested = tests / case.batch_size / 3 if case.evaluate else 0.0
+    return step_s * (WARMUP_STEPS + case.epochs * (steps + tested))
+
+
+def predict_step(case: Case, work: Sequence[WorkRow], rates: Rates) -> float | None:
+    """Return the least s that a step of a case takes; None as in `predict_seconds`."""
+    if not work or case.freeze != NONE:
+        return None
+    ran, float32 = PRECISIONS[case.precision].arithmetic, PRECISIONS[case.precision].float32
+    if ran is Arithmetic.FLOAT8:  # only in linear layers
+        ran = Arithmetic.BFLOAT16
+    half = ran in (Arithmetic.FLOAT16, Arithmetic.BFLOAT16)
+    total = 0.0
+    for row in work:
+        batch = replace(
+            row,
+            format=ran if half and row.kind in COMPUTING else row.format,
+            flop=(row.flop or 0.0) * case.batch_size,
+            bytes=(row.bytes or 0.0) * case.batch_size / (2 if half else 1),
+        )
+        floor = find_floor(batch, rates, float32)
+        if floor is None:
+            return None
+        total += floor
+    return total
+
+
+# ------------------------------------------------------------------------------------------ ceiling
+#
+# The most that one step can gain on another, and whether the machine's measured rates support it.
+#
+# The ratio of two least times is not a bound, as step A takes longer than its least time. So the
+# most that B can gain on A is A's measured time over the least time of B's work.
+#
+# The least time is not valid if an operation was faster than it. A few things make that possible:
+# inputs may still be in a cache, up to its size, and some algorithms do less work than is counted
+# (`SAVED`, `SURE`). Anything faster than these allow shows that the rates were measured too low,
+# for example beside another program: then nothing that depends on them is reported.
+
+
+CACHE_BYTES = {"cuda": 128e6, "cpu": 512e6}
+"""More than the largest caches hold: 126 MB on a B200, 50 on an H100, 400 on a CPU."""
+
+CACHE_SPEED = 50
+"""No cache is faster than the memory behind it by more than this factor: all first-level caches of
+a server's CPU reach some 20 TB/s, its memory 0.4."""
+
+SAVED = {Kind.CONVOLUTION: 8.0, Kind.GROUPED: 8.0, Kind.ATTENTION: 2.0}
+"""Factors by which the counted FLOP may exceed those that are done. Winograd's F(4×4, 3×3) needs a
+quarter of a convolution's multiplications (Lavin and Gray 2015), FFT algorithms fewer with larger
+windows; causal attention does half of what is counted."""
+
+SURE = (Kind.ELEMENTWISE, Kind.CAST, Kind.OPTIMIZER)
+"""Kinds that move at least the counted bytes, apart from caches. Others may move fewer: batch norm
+reads a channel twice, the second time from a cache; a loss reads only what its targets name."""
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """The most that B can gain on A, which "at most" always means for a pair. ``least_s`` is the
+    time of B's counted work at the machine's measured rates; an operation that a cache made faster
+    has its measured time in it."""
+
+    speedup: float  # A's measured time over B's least time
+    least_s: float
+    memory: float  # the share of memory traffic in that time
+
+
+def find_ceiling(
+    before: Step, after: Step, compiled: bool, breakdown: Breakdown | None
+) -> Ceiling | None:
+    """Return the most that the second step can gain on the first, of which only the time is used.
+    None if the second is compiled (it moves less than was counted), or if its work was not counted,
+    needs a rate that was not measured, or took less than its least time. Not valid if
+    `find_violation` finds anything. ``breakdown`` is of the second; None without a profile."""
+    if compiled:
+        return None
+    times = {id(timed.row): timed.time_s for timed in breakdown.rows} if breakdown else {}
+    shares = floor_step(after, times)
+    if shares is None or (least := sum(shares.values())) > after.step_s * (1 + STEADY):
+        return None
+    return Ceiling(before.step_s / min(least, after.step_s), least, shares[Bound.MEMORY] / least)
+
+
+@dataclass(frozen=True)
+class RateViolation:
+    """Work that was faster than the machine's measured rates allow."""
+
+    rate: str  # the column of the rate that was measured too low
+    measured: float  # FLOP/s or bytes/s
+    reached: float  # at least
+    row: WorkRow | None  # the operation; None for a whole step
+
+
+def find_violation(step: Step, compiled: bool) -> RateViolation | None:
+    """Return the work that exceeds the rates most, by more than two measurements of one rate
+    differ. A time above the card's data sheet, too, is wrong and says nothing about the rates.
+    Compiled steps are skipped: counted work may run in another operation's kernel."""
+    if compiled:
+        return None
+    held = [_hold([row], row.time_s, step, row) for row in step.work if row.time_s]
+    held.append(_hold(step.work, step.step_s, step))
+    beaten = [one for one in held if one and one.reached > one.measured * (1 + SLOWED)]
+    return max(beaten, key=lambda one: one.reached / one.measured, default=None)
+
+
+def _hold(
+    rows: Sequence[WorkRow], time_s: float, step: Step, row: WorkRow | None = None
+) -> RateViolation | None:
+    """Compare the time of operations with their least time, by the rate that dominates."""
+    copy, least = step.rates.copy, dict[tuple[str, float], float]()
+    peaks = {RATE_COLUMNS[format]: rate for format, rate in step.peaks.products.items()}
+    if step.peaks.copy:
+        peaks[COPY] = step.peaks.copy
+    for one in rows:
+        times = find_times(one, step.rates, step.arithmetic)
+        if times is None or copy is None:
+            continue
+        computing, moving = times
+        computing /= SAVED.get(Kind(one.kind), 1.0)
+        # one call more, as calls are rounded in a step that is scaled to fewer items
+        cached = (one.calls + 1) * CACHE_BYTES[step.device] / copy
+        moving = max(moving - cached, moving / CACHE_SPEED) if one.kind in SURE else 0.0
+        rate = (COPY, copy)
+        if computing > moving:
+            rates = find_rates(one.format, step.rates, step.arithmetic, one.kind)
+            rate = max(rates.items(), key=lambda item: item[1])
+        least[rate] = least.get(rate, 0.0) + max(computing, moving)
+    faster = sum(least.values()) / time_s
+    possible = {
+        rate: time
+        for rate, time in least.items()
+        if time and rate[1] * faster <= peaks.get(rate[0], math.inf)
+    }
+    if not possible:
+        return None
+    name, measured = max(possible, key=lambda rate: possible[rate])
+    return RateViolation(name, measured, measured * faster, row)

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from bench.diagnosis.breakdown import Timed
 from bench.diagnosis.explanation import Cause, Side
-from bench.diagnosis.rates import CONVOLUTIONS, find_limit, name_arithmetic
-from bench.diagnosis.step import Bound, Step, Wait
+from bench.diagnosis.step import CONVOLUTIONS, Bound, Step, Wait, find_limit, name_arithmetic
 from bench.precision import Arithmetic
 from bench.record import WorkRow, read_kernels
 from bench.work import Kind

@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 
 from bench.axis import Value, axis_flag
 from bench.case import AXES, Case, format_value
-from bench.diagnosis.breakdown import Breakdown
-from bench.diagnosis.ceiling import Ceiling, RateViolation
+from bench.diagnosis.breakdown import Breakdown, Ceiling, RateViolation
 from bench.diagnosis.step import Step
 from bench.grid import go_together
 from bench.limits import STEADY
 from bench.text import Explained
-from bench.verdict.ratio import Ratio
+from bench.verdict import Ratio
 
 
 class Cause(Explained):

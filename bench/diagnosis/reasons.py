@@ -1,7 +1,7 @@
 """Why one step is faster or slower than another, and not faster still.
 
 Each step's time is divided among causes (`bench.diagnosis.causes`), beside the most that the second
-can gain on the first (`bench.diagnosis.ceiling`). The times of all causes, and time without a
+can gain on the first (`bench.diagnosis.breakdown`). The times of all causes, and time without a
 cause, add up to each step exactly.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from bench.diagnosis.breakdown import find_ceiling, find_violation
 from bench.diagnosis.causes import find_shares
-from bench.diagnosis.ceiling import find_ceiling, find_violation
 from bench.diagnosis.explanation import (
     LEFT_OVER,
     Alternatives,
@@ -23,7 +23,7 @@ from bench.diagnosis.explanation import (
 )
 from bench.diagnosis.sentences import FEWEST_MS, show
 from bench.limits import STEADY
-from bench.verdict.ratio import Ratio
+from bench.verdict import Ratio
 
 
 def explain(

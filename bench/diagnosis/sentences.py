@@ -6,21 +6,20 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 
-from bench.diagnosis.breakdown import Timed
+from bench.diagnosis.breakdown import RateViolation, Timed
 from bench.diagnosis.causes import Share, find_tensor_cores
-from bench.diagnosis.ceiling import RateViolation
 from bench.diagnosis.explanation import LEFT_OVER, Advice, Cause, Change, Explanation, Side
-from bench.diagnosis.rates import (
+from bench.diagnosis.step import (
     CONVOLUTION_COLUMNS,
     CONVOLUTIONS,
     COPY,
     PRODUCT,
     RATES,
+    Wait,
     find_rates,
     name_arithmetic,
     write_rate,
 )
-from bench.diagnosis.step import Wait
 from bench.limits import STEADY
 from bench.precision import Arithmetic
 from bench.record import WorkRow, read_kernels

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from bench.limits import SLOWED
+from bench.precision import Arithmetic
 from bench.record import WorkRow
 from bench.text import Explained
+from bench.work import Kind
 
 
 class Bound(Explained):
@@ -79,3 +84,206 @@ class Part:
     bounds: Mapping[Bound, float] = field(default_factory=dict)  # its time by what limits it
     counted_s: float = 0.0
     estimated: bool = False  # some of this time is `bench.diagnosis.breakdown.Timed.estimated`
+
+
+# -------------------------------------------------------------------------------------------- rates
+#
+# The measured rates of a machine, their comparison, and the least time of counted work at them.
+#
+# If a row's floor is above its time, its data was in a cache, which the copy was too large for.
+#
+# In all functions, ``row`` is of a step, ``rates`` are the machine's, ``format`` is as in
+# `bench.work.Label`, and ``arithmetic`` is what products of float32 are rounded to. None means not
+# counted, or that a rate was not measured.
+
+
+RATE_COLUMNS: dict[str, str] = {
+    arithmetic: f"rate_{arithmetic}"
+    for arithmetic in Arithmetic
+    if arithmetic not in (Arithmetic.UNCLEAR, Arithmetic.WRONG)
+}
+"""The columns of a record with the rate of products, by number format."""
+
+CONVOLUTION_COLUMNS: dict[str, str] = {
+    arithmetic: f"rate_conv_{arithmetic}"
+    for arithmetic in (Arithmetic.FLOAT32, Arithmetic.FLOAT16, Arithmetic.BFLOAT16)
+}
+"""The columns with the rate of convolutions, which is measured only on a CPU."""
+
+RATES: dict[str, str] = {
+    **{column: f"{format} products" for format, column in RATE_COLUMNS.items()},
+    **{column: f"{format} convolutions" for format, column in CONVOLUTION_COLUMNS.items()},
+    "rate_copy": "copies",
+}
+"""Columns that are higher on a faster machine, and what each is the rate of."""
+
+UNITS = {column: "B/s" if column == "rate_copy" else "FLOP/s" for column in RATES}
+
+COPY, PRODUCT = "rate_copy", RATE_COLUMNS[Arithmetic.FLOAT32]
+"""One column of each unit, to write other rates of that unit by."""
+
+CALL = "call_time_s"  # the column of the least time of an operation
+
+SAME_DEVICE = ("gpu", "cpu", "torch", "torch_threads", "variables")
+"""Columns in which two rows must agree for their rates to be comparable."""
+
+_EMULATED = 0.1
+"""Share of float32's rate below which a 16-bit format is emulated: CPUs without instructions for it
+stayed below 3 %, and those with them reached 130 to 380 %."""
+
+CONVOLUTIONS = (Kind.CONVOLUTION_1X1, Kind.CONVOLUTION, Kind.GROUPED)
+
+
+def take_rates(columns: Mapping[str, Any], peaks: Mapping[str, float] | None = None) -> Rates:
+    """Return the rates in the columns of a record, its environment or of
+    `bench.gpu.peaks.list_peaks`. Rates above ``peaks`` were measured wrongly, and are left out."""
+
+    def take(name: str) -> float | None:
+        value = columns.get(name)
+        if value is None or math.isnan(value) or value > (peaks or {}).get(name, math.inf):
+            return None
+        return float(value)
+
+    products, convolutions = (
+        {str(format): rate for format, name in columns_of.items() if (rate := take(name))}
+        for columns_of in (RATE_COLUMNS, CONVOLUTION_COLUMNS)
+    )
+    return Rates(products, take("rate_copy"), take("call_time_s"), convolutions)
+
+
+def choose_prefix(rate: float) -> tuple[float, str]:
+    """Return the unit to write a rate in, and its letter: T if there is at least one, else G."""
+    return (1e12, "T") if rate >= 1e12 else (1e9, "G")
+
+
+def write_rate(column: str, value: float) -> str:
+    """Write a rate with its unit, to three digits; or the time of a call, to two.
+
+    >>> write_rate("rate_float32", 51.24e12), write_rate("rate_copy", 4.4e9)
+    ('51.2 TFLOP/s', '4.4 GB/s')
+    """
+    if column == CALL:
+        return f"{1e6 * value:.2g} µs"
+    scale, prefix = choose_prefix(value)
+    shown = f"{value / scale:,.0f}" if value >= 100 * scale else f"{value / scale:.3g}"
+    return f"{shown} {prefix}{UNITS[column]}"
+
+
+def find_losses(now: Mapping[Any, Any], before: Mapping[Any, Any]) -> dict[str, float]:
+    """Return the share that each rate lost since before, if more than `SLOWED`, the largest first.
+    Both arguments are columns of a record; None or NaN for a rate that was not measured."""
+    losses = {}
+    for column in RATES:
+        a, b = before.get(column), now.get(column)
+        if a and b and not math.isnan(a) and not math.isnan(b) and 1 - b / a > SLOWED:
+            losses[column] = 1 - b / a
+    return dict(sorted(losses.items(), key=lambda item: -item[1]))
+
+
+def find_halves(row: Mapping[Any, Any]) -> dict[str, bool]:
+    """Return whether a CPU has instructions for each 16-bit format, as far as the rates of its row
+    tell; empty for a GPU, whose name tells it."""
+    found: dict[str, bool] = {}
+    if row.get("gpu"):
+        return found
+    for half in (Arithmetic.FLOAT16, Arithmetic.BFLOAT16):
+        share = (row.get(RATE_COLUMNS[half]) or math.nan) / (row.get(PRODUCT) or math.nan)
+        if share > 1 or share < _EMULATED:
+            found[str(half)] = share > 1
+    return found
+
+
+def find_emulated(format: str, row: Mapping[Any, Any], convolves: bool = True) -> str:
+    """Return what reaches so little of float32's rate in a format that it is emulated, by the rates
+    in the columns of a row: ``float16 convolutions reach 0.5 % of float32's rate``. It is the worse
+    of products and, if the network ``convolves``, convolutions; empty if both are fast enough, or
+    were not measured."""
+    shares = {}
+    for columns in (RATE_COLUMNS, CONVOLUTION_COLUMNS)[: 1 + convolves]:
+        rates = [row.get(columns.get(f, "")) or math.nan for f in (format, Arithmetic.FLOAT32)]
+        if rates[0] < _EMULATED * rates[1]:
+            shares[columns[format]] = rates[0] / rates[1]
+    worst = min(shares, key=shares.__getitem__, default="")
+    return worst and f"{RATES[worst]} reach {100 * shares[worst]:.2g} % of float32's rate"
+
+
+def are_other_cpus(one: Mapping[str, bool], two: Mapping[str, bool]) -> bool:
+    """Return whether two CPUs certainly differ, by their `find_halves`. In virtual machines
+    different CPUs may have the same name."""
+    return any(one[half] != two[half] for half in one.keys() & two.keys())
+
+
+def write_losses(losses: Mapping[str, float]) -> str:
+    """Write losses for people: ``float32 products −32 %, copies −12 %``."""
+    return ", ".join(f"{RATES[column]} −{100 * share:.0f} %" for column, share in losses.items())
+
+
+def name_arithmetic(format: str, arithmetic: str) -> str:
+    """Return what products of a format are computed in; for float32 what they are rounded to."""
+    if format == Arithmetic.FLOAT32:
+        return arithmetic
+    return Arithmetic.FLOAT8 if format.startswith(Arithmetic.FLOAT8) else format
+
+
+def find_rate(format: str, rates: Rates, arithmetic: str, kind: str = "") -> float | None:
+    """Return the FLOP/s of products of a format, in work of a `Kind`. For convolutions it is the
+    higher of their rate and that of products, as neither alone bounds other convolutions, unless
+    convolutions are emulated: then it is theirs."""
+    return max(find_rates(format, rates, arithmetic, kind).values(), default=None)
+
+
+def find_rates(format: str, rates: Rates, arithmetic: str, kind: str = "") -> dict[str, float]:
+    """Return the rates that `find_rate` chooses the highest of, by column."""
+    name = name_arithmetic(format, arithmetic)
+    known = {RATE_COLUMNS.get(name, ""): rates.products.get(name)}
+    if kind in CONVOLUTIONS:
+        own, full = (rates.convolutions.get(f) for f in (name, Arithmetic.FLOAT32))
+        if own and full and own < _EMULATED * full:
+            known = {}
+        known[CONVOLUTION_COLUMNS.get(name, "")] = own
+    return {column: rate for column, rate in known.items() if rate is not None}
+
+
+def find_times(row: WorkRow, rates: Rates, arithmetic: str) -> tuple[float, float] | None:
+    """Return the s of a row's arithmetic and of its memory traffic, each at its rate."""
+    if row.flop is None or row.bytes is None or rates.copy is None:
+        return None
+    rate = find_rate(row.format, rates, arithmetic, row.kind)
+    if row.flop and rate is None:
+        return None
+    return row.flop / rate if rate else 0.0, row.bytes / rates.copy
+
+
+def find_floor(row: WorkRow, rates: Rates, arithmetic: str) -> float | None:
+    """Return the s that a row's work takes at the machine's rates: its arithmetic or its memory
+    traffic, whichever takes longer, as they overlap. The time to start calls is not included."""
+    found = find_limit(row, rates, arithmetic)
+    return found and found[0]
+
+
+def find_limit(row: WorkRow, rates: Rates, arithmetic: str) -> tuple[float, Bound] | None:
+    """Return a row's floor, and whether arithmetic or memory traffic sets it."""
+    if (times := find_times(row, rates, arithmetic)) is None:
+        return None
+    return max(times), Bound.COMPUTE if times[0] >= times[1] else Bound.MEMORY
+
+
+def find_bound(row: WorkRow, rates: Rates, arithmetic: str) -> Bound | None:
+    """Return what limits a row: launch if its work takes less time than starting its calls."""
+    found = find_limit(row, rates, arithmetic)
+    if found and rates.call_s is not None and found[0] < row.calls * rates.call_s:
+        return Bound.LAUNCH
+    return found and found[1]
+
+
+def floor_step(step: Step, times: Mapping[int, float] | None = None) -> dict[Bound, float] | None:
+    """Return the s that all counted work of a step takes at the machine's rates, by what limits it;
+    its ``step_s`` is not used. ``times`` are measured times, by ``id(row)``: an operation that was
+    faster than its floor counts with its time."""
+    found = dict.fromkeys((Bound.COMPUTE, Bound.MEMORY), 0.0)
+    for row in (row for row in step.work if row.bytes is not None):
+        if (least := find_limit(row, step.rates, step.arithmetic)) is None:
+            return None
+        floor, limit = least
+        found[limit] += min(floor, (times or {}).get(id(row), floor))
+    return found if any(found.values()) else None

@@ -9,7 +9,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from bench.diagnosis.rates import (
+from bench.diagnosis.step import (
     CALL,
     RATES,
     SAME_DEVICE,

@@ -10,13 +10,12 @@ from functools import partial
 
 from bench.apex import Apex, choose_interface, refuse_apex
 from bench.cores import RAISE_QUOTA
-from bench.diagnosis.rates import find_emulated
+from bench.diagnosis.step import find_emulated
 from bench.doctor.rates import check_rates, describe_rates
 from bench.environment.host import THREADS, VARIABLES, describe_install
 from bench.environment.machine import Gpu, Machine, Platform
-from bench.gpu.cards import find_card
 from bench.gpu.device import Process
-from bench.gpu.nvml import EFFECTS, NvmlProblem
+from bench.gpu.nvml import EFFECTS, NvmlProblem, find_card
 from bench.precision import FP8_INSTALL, PRECISIONS, TRAINED
 from bench.text import clean, count
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from bench.diagnosis.rates import CALL, CONVOLUTION_COLUMNS, COPY, RATE_COLUMNS, RATES, write_rate
+from bench.diagnosis.step import CALL, CONVOLUTION_COLUMNS, COPY, RATE_COLUMNS, RATES, write_rate
 from bench.errors import UsageError
 from bench.gpu.peaks import list_peaks
 from bench.limits import FAR

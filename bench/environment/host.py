@@ -22,7 +22,7 @@ from typing import Any
 
 from bench.cores import count_cores, read_governor, spell_cpu
 from bench.errors import UsageError
-from bench.gpu.cards import find_card, find_cards
+from bench.gpu.nvml import find_card, find_cards
 from bench.precision import EMULATE_FP8, Arithmetic
 from bench.record import Environment
 

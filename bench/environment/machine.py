@@ -26,7 +26,7 @@ from bench.apex import Apex, find_apex
 from bench.case import DEVICES
 from bench.cores import OtherWork, Quota, read_governor, usable_cpus
 from bench.data import find_layout
-from bench.data.progress import progress_bar
+from bench.data.download import progress_bar
 from bench.environment.host import (
     CPU_FLAGS,
     describe_card,
@@ -39,9 +39,16 @@ from bench.environment.host import (
 )
 from bench.errors import UsageError
 from bench.fingerprint import Examined, Request, split_subject, try_model
-from bench.gpu.cards import UNKNOWN, Card, find_card, find_cards
 from bench.gpu.device import READINGS, Depth, Process
-from bench.gpu.nvml import NvmlProblem, check_nvml, open_device
+from bench.gpu.nvml import (
+    UNKNOWN,
+    Card,
+    NvmlProblem,
+    check_nvml,
+    find_card,
+    find_cards,
+    open_device,
+)
 from bench.models.weights import hash_weights
 from bench.precision import Arithmetic, Precision, emulates_fp8, find_torchao
 from bench.record import Environment
@@ -116,7 +123,7 @@ class Platform:
     @property
     def halves(self) -> dict[str, bool]:
         """Whether a CPU has instructions for each half precision, as for
-        `bench.diagnosis.rates.find_halves`; empty for a GPU, and if unknown, as outside Linux."""
+        `bench.diagnosis.step.find_halves`; empty for a GPU, and if unknown, as outside Linux."""
         if self.environment.gpu or not read_cpu_flags():
             return {}
         native = {Arithmetic.FLOAT16: self.fp16_native, Arithmetic.BFLOAT16: self.bf16_native}

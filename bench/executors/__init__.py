@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from bench.data import DatasetInfo, count_images, prepare
-from bench.data.progress import progress_bar
+from bench.data.download import progress_bar
 from bench.doctor.rates import measure_rates
 from bench.environment.machine import Machine, ask_processes
 from bench.errors import UnsupportedError, UsageError

@@ -26,8 +26,7 @@ from bench.environment.machine import Machine
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import Executor, Images, Listener, Settings, Stopping, load_executor
 from bench.fingerprint import Request
-from bench.gpu.cards import find_cards
-from bench.gpu.nvml import find_neighbours
+from bench.gpu.nvml import find_cards, find_neighbours
 from bench.origin import EXECUTORS
 from bench.record import Outcome, Place, Status
 from bench.scratch import Scratch

@@ -21,10 +21,9 @@ from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, Executor, Listener, Settings, Stopping
 from bench.executors.ranks import Ranks, Worker, find_gpus
 from bench.failure import classify, classify_death, count_oom_kills, list_kinds
-from bench.gpu.cards import Card, find_card, find_cards
 from bench.gpu.device import CombinedDevice, Device, Unreadable
 from bench.gpu.monitor import ENERGY, Monitor, Observation
-from bench.gpu.nvml import open_device
+from bench.gpu.nvml import Card, find_card, find_cards, open_device
 from bench.record import MEASURED, REFUSED, Outcome, Status, write_missing
 from bench.scratch import Scratch
 from bench.text import GIB, count, join_words

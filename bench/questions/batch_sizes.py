@@ -20,15 +20,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bench.case import SAME_QUESTION, Case, free_axes
 from bench.limits import MIN_REPEATS, NEAR
 from bench.record import MEASURED, REFUSED, RELIABLE
-from bench.render.cells import Row, whole_cell, write_tenths
-from bench.render.model import NOTHING, Cell
 from bench.render.section import Column, Section, Sheet, axis_column, quantity_cell
+from bench.render.table import NOTHING, Cell, Row, whole_cell, write_tenths
 from bench.store.rows import group
 from bench.study.axes import Machines, find_varying, list_main
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number
-from bench.study.results import Result
-from bench.study.runs import SOURCE, Run, tell_but
+from bench.study.runs import SOURCE, Result, Run, tell_but
 from bench.study.sweeps import Sweep
 from bench.text import GIB, parse_bytes, write_number
 from bench.wall.answer import Wall

@@ -1,7 +1,7 @@
 """What changing one axis does, all else equal: each change estimated, and the table of them.
 
 Whether a precision learns as well as its baseline is a test of equivalence, over seeds. Finding no
-difference proves nothing; `bench.verdict.equivalence` tests whether a difference beyond a margin
+difference proves nothing; `bench.verdict` tests whether a difference beyond a margin
 can be ruled out.
 """
 
@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from bench.case import AXES
 from bench.limits import MIN_REPEATS, STEADY
 from bench.record import RELIABLE
-from bench.render.cells import Row, name_case, write_ends, write_ratio, write_signed
-from bench.render.model import NOTHING, Cell
 from bench.render.section import Column, Said, Section, Sheet, join
+from bench.render.table import NOTHING, Cell, Row, name_case, write_ends, write_ratio, write_signed
 from bench.study.axes import (
     Machines,
     find_varying,
@@ -48,9 +47,18 @@ from bench.study.estimate import (
 from bench.study.pairs import SAME_LOSS, Changed, Pair, find_changes, list_free
 from bench.study.quantities import METRICS, Metric
 from bench.text import ESTIMATE, name_first, write_range, write_share
-from bench.verdict.equivalence import Claim, Equivalence, judge_equivalences, withdraw
-from bench.verdict.ratio import Verdict
-from bench.verdict.seeds import GUESSING, MIN_SEEDS, UNCHECKED, find_classes, is_guessing
+from bench.verdict import (
+    GUESSING,
+    MIN_SEEDS,
+    UNCHECKED,
+    Claim,
+    Equivalence,
+    Verdict,
+    find_classes,
+    is_guessing,
+    judge_equivalences,
+    withdraw,
+)
 
 if TYPE_CHECKING:
     from bench.questions.report_data import ReportData

@@ -19,16 +19,6 @@ from bench.case import AXES, FOLLOWS, SAME_QUESTION, Case, free_axes
 from bench.limits import STEADY
 from bench.questions.settings import list_settings
 from bench.record import RELIABLE
-from bench.render.cells import (
-    mark_part,
-    name_place,
-    name_spread,
-    remarks,
-    write_ends,
-    write_ratio,
-    write_tenths,
-)
-from bench.render.model import Cell
 from bench.render.section import (
     Column,
     Section,
@@ -38,13 +28,22 @@ from bench.render.section import (
     quantity_cell,
     quantity_column,
 )
+from bench.render.table import (
+    Cell,
+    mark_part,
+    name_place,
+    name_spread,
+    remarks,
+    write_ends,
+    write_ratio,
+    write_tenths,
+)
 from bench.store.rows import group
 from bench.study.axes import Machines, name_value
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number
-from bench.study.results import Result
-from bench.study.runs import tell_but
-from bench.verdict.ratio import Ratio, compare
+from bench.study.runs import Result, tell_but
+from bench.verdict import Ratio, compare
 
 if TYPE_CHECKING:
     from bench.questions.report_data import ReportData

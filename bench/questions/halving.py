@@ -16,9 +16,8 @@ from bench.case import AXES, Case, format_value, spell_value
 from bench.halving import Halving
 from bench.questions.report_data import ReportData
 from bench.record import MEASURED, EpochRow, Status
-from bench.render.cells import outcome
-from bench.render.model import Level
 from bench.render.section import Column, Section, Sheet
+from bench.render.table import Level, outcome
 from bench.store.reader import read_beside
 from bench.store.rows import Row, keep_latest
 from bench.study.axes import name_axis

@@ -23,15 +23,13 @@ from itertools import takewhile
 from bench.case import Case, free_axes
 from bench.limits import STEADY
 from bench.questions.report_data import ReportData
-from bench.render.cells import Row, name_case, name_place, write_ends, write_tenths
-from bench.render.model import Cell
 from bench.render.section import Column, Section, Sheet, join, quantity_column
+from bench.render.table import Cell, Row, name_case, name_place, write_ends, write_tenths
 from bench.store.rows import group
 from bench.study.axes import sort_cases
-from bench.study.results import Result
-from bench.study.runs import tell_but
+from bench.study.runs import Result, tell_but
 from bench.text import ESTIMATE
-from bench.verdict.ratio import Ratio, Verdict, compare
+from bench.verdict import Ratio, Verdict, compare
 
 SETTINGS = free_axes("loader")  # the axes in which cases of a `Comparison` may differ
 

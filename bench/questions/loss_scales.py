@@ -9,9 +9,8 @@ from itertools import chain
 from typing import Any
 
 from bench.precision import is_dynamic
-from bench.render.model import Cell
-from bench.render.palette import INK, STYLE
 from bench.render.section import Column, Section, Sheet
+from bench.render.table import INK, STYLE, Cell
 from bench.scale_map import (
     HEADROOM,
     LAYER_TOLERANCE,

@@ -13,15 +13,12 @@ from bench.data.sources import FOLDERS
 from bench.interval import CONFIDENCE
 from bench.origin import LABELS
 from bench.record import Status
-from bench.render.cells import name_case, outcome
-from bench.render.model import NOTHING
 from bench.render.section import Column, Section, Sheet
-from bench.render.units import describe_units
+from bench.render.table import NOTHING, describe_units, name_case, outcome
 from bench.store.rows import group
 from bench.study.axes import ORDER, Machines, list_naming_axes
 from bench.study.quantities import MEMORY, is_number
-from bench.study.results import Result, Spread
-from bench.study.runs import SOURCE
+from bench.study.runs import SOURCE, Result, Spread
 from bench.text import ESTIMATE, GIB, name_first, write_range
 from bench.workloads import OWN
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from bench.diagnosis.rates import (
+from bench.diagnosis.step import (
     RATES,
     SAME_DEVICE,
     are_other_cpus,
@@ -31,12 +31,11 @@ from bench.limits import MIN_REPEATS, STEADY
 from bench.questions.batch_sizes import Search
 from bench.questions.halving import confirm
 from bench.record import COMPARABLE, MEASURED, REPEATED, EpochRow, Status
-from bench.render.model import Level, NextStep, Notice
+from bench.render.table import Level, NextStep, Notice
 from bench.store.reader import read_beside
 from bench.store.rows import group, latest
 from bench.study.doubts import DOUBTS, advise_repeats, list_below
-from bench.study.results import Result
-from bench.study.runs import Run
+from bench.study.runs import Result, Run
 from bench.study.sweeps import Sweep
 from bench.text import capitalize, name_first, write_range
 

@@ -18,8 +18,6 @@ from bench.precision import OWN, PRECISIONS
 from bench.questions.recommendation import MOST_PLACES, Place, list_places, name_data
 from bench.questions.report_data import ReportData
 from bench.questions.settings import Setting
-from bench.render.cells import name_case, name_spread, remarks, write_ratio
-from bench.render.model import NOTHING, Cell, Level
 from bench.render.section import (
     Column,
     Section,
@@ -29,6 +27,7 @@ from bench.render.section import (
     quantity_column,
     time_cell,
 )
+from bench.render.table import NOTHING, Cell, Level, name_case, name_spread, remarks, write_ratio
 from bench.store.rows import group
 from bench.study.axes import (
     MACHINE,
@@ -43,7 +42,7 @@ from bench.study.axes import (
 )
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number
-from bench.study.results import Result
+from bench.study.runs import Result
 from bench.text import GIB, count, write_number
 
 FEW_AXES = 3  # most columns of axes with which the overview has room for the memory saved

@@ -14,19 +14,17 @@ from bench.axis import Value
 from bench.case import SAME_QUESTION, Case, format_value, free_axes, spell_value
 from bench.diagnosis.breakdown import Breakdown, divide
 from bench.diagnosis.explanation import CURES, Alternatives, Explanation, Option, Side
-from bench.diagnosis.rates import take_rates
 from bench.diagnosis.reasons import explain
-from bench.diagnosis.step import PROFILED, Profile, Step
+from bench.diagnosis.step import PROFILED, Profile, Step, take_rates
 from bench.gpu.peaks import list_peaks
 from bench.precision import Arithmetic, find_formats
 from bench.record import RELIABLE, WorkRow, read_kernels, write_kernels
-from bench.render.cells import name_case
+from bench.render.table import name_case
 from bench.store.rows import group
 from bench.study.axes import MACHINE, Machines, find_varying, name_setting, order_values
 from bench.study.pairs import find_changes
-from bench.study.results import Result
-from bench.study.runs import Run, tell_but
-from bench.verdict.ratio import compare
+from bench.study.runs import Result, Run, tell_but
+from bench.verdict import compare
 
 if TYPE_CHECKING:
     from bench.study.sweeps import Sweep

@@ -21,24 +21,22 @@ from bench.questions.profiles import Profiled, make_side
 from bench.questions.report_data import ReportData
 from bench.questions.settings import NEUTRAL, Setting, choose, find_noise, judge_speeds
 from bench.record import REFUSED
-from bench.render.cells import (
+from bench.render.section import write_quantity
+from bench.render.table import (
+    Answer,
     Row,
     name_case,
     remarks,
     write_ends,
     write_ratio,
 )
-from bench.render.model import Answer
-from bench.render.section import write_quantity
 from bench.store.rows import group
 from bench.study.axes import MACHINE, name_axis, order_values
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number, over
-from bench.study.results import Result
-from bench.study.runs import SOURCE, Run
+from bench.study.runs import SOURCE, Result, Run
 from bench.text import GIB, capitalize, count, join_words, write_range
-from bench.verdict.equivalence import Claim, Equivalence
-from bench.verdict.ratio import Verdict
+from bench.verdict import Claim, Equivalence, Verdict
 from bench.workloads import OWN
 
 PLACE = (*SOURCE, "model", "dataset")

@@ -16,9 +16,8 @@ from bench.questions.effects import Effect, find_effects
 from bench.questions.gpus import Line, find_lines
 from bench.questions.profiles import Profiled, explain_pairs, read_steps
 from bench.questions.settings import Setting, list_settings
-from bench.scale_map import ScaleMap
+from bench.scale_map import ScaleMap, read_scale_map
 from bench.store.rows import group, latest
-from bench.store.scale_map import read_scale_map
 from bench.study.axes import (
     MACHINE,
     Filter,
@@ -30,8 +29,7 @@ from bench.study.axes import (
 )
 from bench.study.doubts import list_below
 from bench.study.estimate import LOSS, Seeds, take_seeds, take_times
-from bench.study.results import Result, make_results
-from bench.study.runs import SOURCE, Run, read_runs
+from bench.study.runs import SOURCE, Result, Run, make_results, read_runs
 from bench.study.sweeps import Sweep
 
 MATCH = ("model", "dataset", "precision", "batch_size", "loss_scale")

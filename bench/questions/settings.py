@@ -19,9 +19,8 @@ from bench.record import MEASURED
 from bench.store.rows import group
 from bench.study.estimate import take_times
 from bench.study.quantities import is_number
-from bench.study.results import Result
-from bench.study.runs import SOURCE, tell_but
-from bench.verdict.ratio import Ratio, compare
+from bench.study.runs import SOURCE, Result, tell_but
+from bench.verdict import Ratio, compare
 
 NEUTRAL = tuple(axis for axis in UNTIMED if axis != "optimizer")
 """Axes that cost neither time nor memory."""

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from bench.case import AXES
 from bench.limits import MIN_REPEATS
 from bench.questions.report_data import ReportData
-from bench.render.cells import Row, mark_part, name_case
-from bench.render.model import Cell
 from bench.render.section import Column, Section, Sheet
+from bench.render.table import Cell, Row, mark_part, name_case
 from bench.study.axes import find_varying, name_axis
 from bench.text import count, write_number
-from bench.verdict.ratio import Ratio, compare
+from bench.verdict import Ratio, compare
 
 _COMMON_FIRST = sorted(AXES.values(), key=lambda axis: not axis.common)
 PREPARING = {axis.name: axis.prepares for axis in _COMMON_FIRST if axis.prepares}

@@ -7,15 +7,21 @@ from functools import partial
 
 from bench.diagnosis.breakdown import LISTED, Breakdown, Timed
 from bench.diagnosis.explanation import LEFT_OVER, Change, Explanation
-from bench.diagnosis.rates import choose_prefix, find_floor
 from bench.diagnosis.sentences import describe, name_part, write_ms
-from bench.diagnosis.step import Bound, Step
+from bench.diagnosis.step import Bound, Step, choose_prefix, find_floor
 from bench.questions.profiles import Profiled
 from bench.questions.recommendation import list_places
 from bench.questions.report_data import ReportData
-from bench.render.cells import Row, name_place, number_cell, write_ratio, write_tenths
-from bench.render.model import NOTHING, Cell
 from bench.render.section import Column, Section, Sheet, case_column, join
+from bench.render.table import (
+    NOTHING,
+    Cell,
+    Row,
+    name_place,
+    number_cell,
+    write_ratio,
+    write_tenths,
+)
 from bench.text import ESTIMATE, capitalize, count, say_left_out, write_number
 
 MOST_PARTS = 7  # parts of a step with a column of their own; the others are summed

@@ -7,7 +7,7 @@ import html
 import re
 from collections.abc import Iterable, Iterator
 
-from bench.render.model import Document, Level, Table
+from bench.render.table import Document, Level, Table
 from bench.text import clean
 
 _SPECIAL = re.compile(r"([\\`*_\[\]~|#$@!])")

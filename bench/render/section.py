@@ -14,11 +14,10 @@ from typing import Any, Generic, TypeVar
 from bench.case import AXES
 from bench.precision import PRECISIONS
 from bench.record import MEASURED
-from bench.render.cells import Row, name_place, outcome
-from bench.render.model import NOTHING, Cell, Head, Level, Table
+from bench.render.table import NOTHING, Cell, Head, Level, Row, Table, name_place, outcome
 from bench.study.axes import MACHINE, NUMBERS, Machines, name_axis, name_value
 from bench.study.quantities import QUANTITIES, Quantity, is_number
-from bench.study.results import Spread
+from bench.study.runs import Spread
 from bench.text import ESTIMATE
 
 R = TypeVar("R")

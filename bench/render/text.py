@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from bench.render.model import Document, Level, Notice, Table
+from bench.render.table import Document, Level, Notice, Table
 from bench.text import make_printable
 
 WIDTH = 100

@@ -23,10 +23,19 @@ from bench.questions.report_data import ReportData, gather
 from bench.questions.startup import PRICES
 from bench.questions.step_time import BREAKDOWNS, CAUSES, OPERATIONS
 from bench.record import Status
-from bench.render.cells import outcome
-from bench.render.model import Answer, Level, NextStep, Notice, Table
 from bench.render.section import Section
-from bench.render.units import find_period, find_units, say_period, word_table
+from bench.render.table import (
+    Answer,
+    Level,
+    NextStep,
+    Notice,
+    Table,
+    find_period,
+    find_units,
+    outcome,
+    say_period,
+    word_table,
+)
 from bench.study.axes import Filter
 from bench.study.sweeps import Sweep
 from bench.text import count, join_words, name_first

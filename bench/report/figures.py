@@ -36,17 +36,25 @@ from bench.questions.batch_sizes import Shape, find_knee, list_speeds
 from bench.questions.gpus import Line, name_line
 from bench.questions.settings import list_settings
 from bench.record import MEASURED, REFUSED, RELIABLE, Status, Step
-from bench.render.cells import number_cell
-from bench.render.model import Cell, Head, Table
-from bench.render.palette import COLOURS, GRID, INK, MARKERS, STYLE
-from bench.render.units import count_in, find_units
+from bench.render.table import (
+    COLOURS,
+    GRID,
+    INK,
+    MARKERS,
+    STYLE,
+    Cell,
+    Head,
+    Table,
+    count_in,
+    find_units,
+    number_cell,
+)
 from bench.report.document import Report
 from bench.store.reader import read_beside
 from bench.store.rows import group
 from bench.study.axes import find_varying, list_main, name_axis, name_value
 from bench.study.quantities import QUANTITIES, is_number
-from bench.study.results import Result
-from bench.study.runs import SOURCE
+from bench.study.runs import SOURCE, Result
 from bench.study.sweeps import MOST_STEP_BYTES
 from bench.text import GIB, capitalize, clean, parse_bytes, write_number
 

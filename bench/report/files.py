@@ -15,13 +15,13 @@ from bench.case import AXES
 from bench.limits import STEADY
 from bench.questions.effects import Effect
 from bench.record import COLUMNS
-from bench.render.model import Cell, Table
+from bench.render.table import Cell, Table
 from bench.report.document import Report
 from bench.store.table import write_lines
 from bench.study.doubts import DOUBTS
 from bench.study.estimate import JUDGED, Estimate
 from bench.study.quantities import QUANTITIES, Metric, is_number
-from bench.study.results import Spread
+from bench.study.runs import Spread
 
 BESIDE = ("status", "epoch_time_s", "images_per_s", "speedup", "memory_bytes", "memory_saved")
 """What is given of the published case beside another."""

@@ -15,10 +15,8 @@ from markupsafe import Markup, escape
 
 from bench.case import AXES, NAMED, format_value
 from bench.questions.loss_scales import draw_scale_map, summarize_scale_map
-from bench.render.model import Table
-from bench.render.palette import COLOURS
+from bench.render.table import COLOURS, Table, count_in, find_units
 from bench.render.text import group_doubts
-from bench.render.units import count_in, find_units
 from bench.report.document import Report
 from bench.report.figures import draw_figures, inline, list_sketches, tabulate
 from bench.store.reader import find_records

@@ -11,10 +11,9 @@ from bench.errors import UsageError
 from bench.flags import command
 from bench.processes import leave
 from bench.questions.loss_scales import SCALES, summarize_scale_map, tabulate_scale_map
-from bench.scale_map import ScaleMap
+from bench.scale_map import GRADIENTS, MAP, TRAININGS, ScaleMap, read_scale_map
 from bench.scales.map import FIGURE, PICTURE, SUMMARY, measure_map, write_pages
 from bench.scales.options import build_parser, read_options
-from bench.store.scale_map import GRADIENTS, MAP, TRAININGS, read_scale_map
 from bench.sweep.preflight import refuse_unwritable
 
 

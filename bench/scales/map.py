@@ -20,9 +20,8 @@ from bench.questions.loss_scales import (
     tabulate_scale_map,
 )
 from bench.render.documents import escape, table_lines
-from bench.scale_map import ScaleMap, Way
+from bench.scale_map import ScaleMap, Way, write_map
 from bench.scales.options import Options
-from bench.store.scale_map import write_map
 from bench.sweep import options as sweep
 from bench.sweep.preflight import check
 from bench.text import replace_file

@@ -27,8 +27,7 @@ from bench.study.quantities import over
 from bench.text import write_seconds
 
 if TYPE_CHECKING:
-    from bench.study.results import Result
-    from bench.study.runs import Run
+    from bench.study.runs import Result, Run
 
     Runs = Sequence[Run]
 

@@ -27,10 +27,17 @@ from bench.store.rows import group
 from bench.study import quantities
 from bench.study.pairs import Changed, Pair, select_common
 from bench.study.quantities import METRICS
-from bench.study.results import Result
-from bench.verdict.difference import ROUNDING, Difference, adjust, find_unit, summarize
-from bench.verdict.ratio import Ratio
-from bench.verdict.seeds import MIN_SEEDS, compare_seeds
+from bench.study.runs import Result
+from bench.verdict import (
+    MIN_SEEDS,
+    ROUNDING,
+    Difference,
+    Ratio,
+    adjust,
+    compare_seeds,
+    find_unit,
+    summarize,
+)
 
 if TYPE_CHECKING:
     from bench.study.quantities import Metric

@@ -26,8 +26,7 @@ from bench.study.axes import (
     take_value,
 )
 from bench.study.doubts import DOUBTS, SAID_BELOW
-from bench.study.results import Result
-from bench.study.runs import SOURCE, Run
+from bench.study.runs import SOURCE, Result, Run
 from bench.workloads import IMAGES
 
 

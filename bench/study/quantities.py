@@ -15,7 +15,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from bench.text import GIB, write_number
-from bench.verdict.ratio import Ratio, Verdict
+from bench.verdict import Ratio, Verdict
 
 if TYPE_CHECKING:
     from bench.study.runs import Run
@@ -38,7 +38,7 @@ class Quantity:
 
     ``derive`` takes a run and returns a number in SI units, NaN for none; without it, the run has
     an attribute of that name. A ``paired`` quantity needs another case too, see
-    `bench.study.results`. It is displayed in ``unit``, with ``decimals`` or to four digits. A
+    `bench.study.runs`. It is displayed in ``unit``, with ``decimals`` or to four digits. A
     ``whole`` quantity is of a whole epoch, and an estimate if only a part was measured. A ``rate``
     is over a time or an energy; its median over repeats is computed from its inverse, so that it
     agrees with the time in the same row, also for an even number of repeats. ``spread`` is whether

@@ -16,8 +16,8 @@ from bench.case import Case, fill_command, format_value, list_varying
 from bench.command import hash_files, refuse_program
 from bench.cores import count_cores
 from bench.data import SYNTHETIC, DatasetInfo, count_classes, find_layout, refuse_file
-from bench.diagnosis.prediction import predict_seconds
-from bench.diagnosis.rates import CONVOLUTIONS, find_emulated, find_halves, take_rates
+from bench.diagnosis.breakdown import predict_seconds
+from bench.diagnosis.step import CONVOLUTIONS, find_emulated, find_halves, take_rates
 from bench.doctor.judgement import write_warnings
 from bench.environment.machine import Machine, Platform, examine, guess_devices
 from bench.errors import SeveralUsageError, UnsupportedError, UsageError

@@ -16,8 +16,7 @@ from bench.flags import Parser, command
 from bench.processes import leave
 from bench.store.reader import find_records
 from bench.text import count
-from bench.validate.claims import FAULT, KNOWN, NOTHING, validate
-from bench.validate.evidence import KNOWN_FAULTS
+from bench.validate.claims import FAULT, KNOWN, KNOWN_FAULTS, NOTHING, validate
 
 MOST_FAULTS = 3
 """Faults of a claim that are printed; the first says where to look."""

@@ -13,8 +13,7 @@ from pytest_for_tests import Capture, Patch
 
 from bench.compare.__main__ import main as compare
 from bench.study.quantities import METRICS
-from bench.verdict.equivalence import Claim
-from bench.verdict.ratio import Verdict
+from bench.verdict import Claim, Verdict
 from tests.planted.comparisons import COMPARISONS
 
 

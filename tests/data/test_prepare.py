@@ -15,7 +15,7 @@ from layouts_for_tests import draw, write_parquet
 import bench
 from bench import data
 from bench.data import find_cache, load, prepare
-from bench.data.progress import progress_bar
+from bench.data.download import progress_bar
 from bench.errors import UsageError
 from bench.models.weights import parse_start
 from bench.processes import provide_home

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.diagnosis.rates import find_bound, find_floor, find_rate, floor_step
-from bench.diagnosis.step import Bound, Rates, Step
+from bench.diagnosis.step import Bound, Rates, Step, find_bound, find_floor, find_rate, floor_step
 from bench.record import WorkRow
 
 RATES = Rates({"float32": 1e12, "tfloat32": 4e12, "float16": 10e12, "float8": 20e12}, 1e9, 1e-6)

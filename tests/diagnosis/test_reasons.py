@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.case import Case
-from bench.diagnosis.ceiling import Ceiling, find_violation
+from bench.diagnosis.breakdown import Ceiling, find_violation
 from bench.diagnosis.explanation import (
     CURES,
     LEFT_OVER,
@@ -27,7 +27,7 @@ from bench.kernels import shorten_kernel
 from bench.questions.profiles import scale_step
 from bench.questions.step_time import CAUSES, tabulate_reasons
 from bench.record import KernelTime, WorkRow, write_kernels
-from bench.verdict.ratio import Ratio
+from bench.verdict import Ratio
 from bench.work import Kind
 from tests.planted.steps import CPU_RATES, RATES, divided, make_row, make_side, make_step
 

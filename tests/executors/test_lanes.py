@@ -27,7 +27,7 @@ from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, Settings
 from bench.executors import subprocess as room
 from bench.executors.subprocess import SubprocessExecutor, name_lanes
-from bench.gpu.cards import Card
+from bench.gpu.nvml import Card
 from bench.record import Outcome, Status
 from bench.store.reader import read_records
 from bench.store.table import RECORDS

@@ -10,7 +10,7 @@ from bench.case import Case
 from bench.data import DatasetInfo
 from bench.executors import Settings
 from bench.executors.subprocess import SubprocessExecutor
-from bench.gpu.cards import find_cards
+from bench.gpu.nvml import find_cards
 from bench.record import Outcome, Status
 from bench.worker.messages import Job
 

@@ -4,10 +4,9 @@ import os
 
 import pytest
 
-from bench.gpu.cards import find_cards
 from bench.gpu.device import Depth
 from bench.gpu.monitor import Monitor
-from bench.gpu.nvml import Nvml, find_neighbours, open_device
+from bench.gpu.nvml import Nvml, find_cards, find_neighbours, open_device
 
 CARDS, WHY = find_cards()  # asks the driver, so that torch is imported only where there is a card
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not CARDS, reason=f"no CUDA device: {WHY}")]

@@ -23,8 +23,7 @@ from bench.questions.effects import Effect
 from bench.record import Record, Status
 from bench.report.__main__ import main
 from bench.report.document import Report
-from bench.verdict.difference import adjust
-from bench.verdict.seeds import compare_seeds
+from bench.verdict import adjust, compare_seeds
 from bench.workloads import OWN
 from tests.planted.records import FP16, FP32, at, learn, ran, some_steps, write_sweep
 from tests.planted.results import read_report, tell

@@ -11,13 +11,12 @@ import pytest
 from bench.case import Case
 from bench.questions.notices import Steadiness, choose_next, find_drifts, warn
 from bench.record import Record, Status
-from bench.render.model import NextStep
+from bench.render.table import NextStep
 from bench.store.rows import latest
 from bench.study.doubts import advise_repeats
-from bench.study.results import make_results
-from bench.study.runs import Run, read_runs
+from bench.study.runs import Run, make_results, read_runs
 from bench.study.sweeps import read_sweep, read_sweeps
-from bench.verdict.ratio import compare
+from bench.verdict import compare
 from tests.planted.records import GIB, make_record, measured, write_sweep
 from tests.planted.results import read_results
 from tests.planted.sweeps import Folders

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.questions.step_time import CAUSES, tabulate_changes, tabulate_reasons
-from bench.render.model import Table
+from bench.render.table import Table
 from bench.report.document import Report, build
 from bench.study.sweeps import read_sweeps
 from tests.planted.results import read_report

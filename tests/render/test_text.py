@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from bench.render.model import (
+from bench.render.table import (
     Answer,
     Cell,
     Document,

@@ -26,8 +26,8 @@ from bench.scale_map import (
     ScaleMap,
     Tally,
     Way,
+    write_map,
 )
-from bench.store.scale_map import write_map
 from bench.study.sweeps import read_sweep
 from bench.workloads import OWN
 from tests.planted.records import HOSTILE, make_record, measured, write_sweep

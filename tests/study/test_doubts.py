@@ -13,7 +13,7 @@ from bench.case import Case
 from bench.questions.notices import warn
 from bench.record import Record, Status, Step
 from bench.study import doubts
-from bench.study.results import Result
+from bench.study.runs import Result
 from bench.study.sweeps import read_sweep
 from tests.planted.doubts import DOUBTED, list_doubted, list_planted
 from tests.planted.records import (

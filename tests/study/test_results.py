@@ -13,7 +13,7 @@ import pytest
 from bench.case import Case
 from bench.gpu.peaks import list_peaks
 from bench.record import Record, Status
-from bench.study.results import Result
+from bench.study.runs import Result
 from bench.study.sweeps import Sweep, read_sweep
 from tests.planted.records import (
     GIB,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.interval import CONFIDENCE
-from bench.study.results import choose_depth, find_coverage, find_middle
+from bench.study.runs import choose_depth, find_coverage, find_middle
 
 Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
 

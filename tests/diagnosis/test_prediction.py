@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bench.case import Case
-from bench.diagnosis.prediction import WARMUP_STEPS, predict_seconds, predict_step
+from bench.diagnosis.breakdown import WARMUP_STEPS, predict_seconds, predict_step
 from bench.diagnosis.step import Rates
 from bench.fingerprint import examine
 from bench.record import WorkRow
