@@ -109,12 +109,14 @@ class Platform:
     def check_limit(self, limit: str | None) -> None:
         """Raise UsageError if a memory limit is above the memory of the device, if that is known,
         as it would limit nothing; it says how much there is."""
+        if limit is None:
+            return
         import psutil
 
         total = self.environment.gpu_memory_bytes
         if self.environment.gpu is None:
             total = psutil.virtual_memory().total
-        if limit and total and parse_bytes(limit) > total:
+        if total and parse_bytes(limit) > total:
             raise UsageError(
                 f"--memory-limit {limit} is above the {total / 2**30:.1f} GiB of {self.name}; "
                 "give less, or leave it out"
