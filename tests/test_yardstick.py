@@ -45,6 +45,7 @@ from bench.training.yardstick import (
     Task,
     list_arithmetics,
     make_convolution,
+    make_copy,
     make_product,
     measure,
 )
@@ -72,6 +73,13 @@ def test_tasks_are_of_the_flop_they_are_said_to_be(arithmetic: Arithmetic) -> No
     assert make_product(arithmetic, CPU, 64).amount == 2 * 64**3
 
 
+def test_a_copy_is_read_and_written() -> None:
+    task = make_copy(CPU)
+    with Counter() as counter:
+        task.action()
+    assert sum(work.bytes for work in counter.work.values()) == task.amount
+
+
 def test_what_fails_is_named_and_the_rest_is_measured(monkeypatch: Patch) -> None:
     def make(device: torch.device) -> None:
         raise RuntimeError("no memory\nat all")
@@ -81,6 +89,7 @@ def test_what_fails_is_named_and_the_rest_is_measured(monkeypatch: Patch) -> Non
     products = {f"rate_{name}{format}" for name in ("", "conv_") for format in FORMATS}
     assert found.rates.keys() == found.tries.keys() == products | {"call_time_s"}
     assert all(math.isfinite(rate) and rate > 0 for rate in found.rates.values())
+    assert found.rates["call_time_s"] < 1 < found.rates["rate_float32"]
     assert found.reasons == {"rate_copy": "RuntimeError: no memory"}
 
 
