@@ -1,9 +1,10 @@
-"""How good the advice is that a budget buys: the policy of bench.advise against known grids.
+"""How good the advice is that a budget buys: the search of bench.advise against known grids.
 
-`python -m benchmarks.advice` prints, for recorded and for planted grids, how much slower than the
-best setting the chosen one is (its regret), by the part of the whole grid's time that was spent,
-beside two simple policies: the grid in its order, and in a random one. Nothing is trained: a run
-takes its recorded or planted time, with noise.
+`python -m benchmarks.advice` prints, for recorded and for planted grids and by the part of the
+whole grid's time that was spent, how much slower than the fastest setting the advised one is, in
+what share of the searches it is within a tenth, in what share it has the batch size that the rule
+chooses from the true times, and how many runs that took; beside it the rule on settings in a random
+order. Nothing is trained: a run takes its recorded or planted time, with noise.
 """
 
 from __future__ import annotations
@@ -15,30 +16,27 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 
-from bench.advise.belief import guess
-from bench.advise.policy import Budget, choose
-from bench.advise.standing import (
-    LOOK_UNTIL,
-    MEASURE_UNTIL,
-    Aim,
-    Result,
-    Space,
-    Standing,
-    Trial,
-)
+from bench.advise.settings import expect_start, guess, strip
+from bench.advise.standing import UNTIL, Budget, Result, Space, Standing, choose
 from bench.case import Case
+from bench.limits import NEAR
 from bench.precision import PRECISIONS
+from bench.questions.settings import list_near
 from bench.record import Status
 
 RESULTS = Path(__file__).parent.parent / "results"
 GRIDS = Path(__file__).with_name("grids.csv")
 """Sweeps of all settings of three networks in fp32 by two CPU cores of a shared machine."""
 
-PARTS = (0.1, 0.25, 0.5)
+PARTS = (0.1, 0.25, 0.5, 10)
 """Parts of the time of the whole grid that are given as a budget."""
+
+ITEMS = 50_000
+"""Items of an epoch: those of CIFAR-10."""
 
 
 def draw(*about: object) -> random.Random:
@@ -58,51 +56,47 @@ def draw(*about: object) -> random.Random:
 class Grid:
     """Settings and what is true of them: the epoch's time in s; of one that does not fit, None.
 
-    ``noise`` is the standard deviation of the logarithm between two runs, ``start_s`` what a run
-    takes beside its steps, ``compile_s`` what compiling takes.
+    ``noise`` is the standard deviation of the logarithm between two runs.
     """
 
     name: str
     now: Case
     times: dict[Case, float | None]
     noise: float = 0.01
-    start_s: float = 6.0
-    compile_s: float = 40.0
+    luck: int = 0  # what runs cost is drawn by it
 
     @property
-    def best_s(self) -> float:
-        return min(time for time in self.times.values() if time)
+    def right(self) -> Case:
+        """What the rule chooses from the true times."""
+        timed = {setting: time for setting, time in self.times.items() if time}
+        return list_near(timed, timed.__getitem__, attrgetter("batch_size"))[0]
 
-    def guess_s(self, setting: Case) -> float:
-        """What is expected of a start before any was seen."""
-        return self.start_s + self.compile_s * setting.compiled
-
-    def cost(self, trial: Trial) -> tuple[float, float]:
+    def cost(self, case: Case) -> tuple[float, float]:
         """Seconds of a run beside its steps, and of its steps: of both up to three times more or
         less than is expected."""
-        chance = draw(*vars(trial).values())
-        time = self.times.get(trial.setting) or 0.0
-        alone = Space(trial.setting, [trial.setting], [0.0], epoch_s=lambda setting: time)
-        trained_s = Standing([], alone).find_case(trial).fraction * time
+        setting = strip(case)
+        chance, time = draw(self.luck, setting), self.times.get(setting) or 0.0
         luck = [3 ** chance.uniform(-1, 1) for _ in range(2)]
-        return self.guess_s(trial.setting) * luck[0], trained_s * luck[1]
+        return expect_start(setting) * luck[0], case.fraction * time * luck[1]
+
+    def measure(self, setting: Case) -> Case:
+        time = self.times[setting]
+        space = Space([setting], [0.0], epoch_s=lambda _: time, items=ITEMS)
+        return Standing([], space).measure(setting)
 
     @property
     def whole_s(self) -> float:
-        """Seconds that one look at each setting takes."""
-        return sum(sum(self.cost(Trial(setting, Aim.LOOK))) for setting in self.times)
+        """Seconds that one run of each setting takes."""
+        return sum(sum(self.cost(self.measure(setting))) for setting in self.times)
 
-    def run(self, trial: Trial, chance: random.Random) -> Result:
+    def run(self, case: Case, chance: random.Random) -> Result:
         # what learns at the present batch size may not be of the grid
-        time = self.times.get(trial.setting, self.times[self.now])
-        start_s, trained_s = self.cost(trial)
+        time = self.times.get(strip(case), self.times[self.now])
+        start_s, trained_s = self.cost(case)
         if time is None:
-            return Result(trial, Status.OOM, start_s)
-        error = LOOK_UNTIL if trial.aim is Aim.LOOK else MEASURE_UNTIL
-        read = time * math.exp(chance.gauss(0, math.hypot(self.noise, error / 2)))
-        return Result(
-            trial, Status.OK, start_s + trained_s, start_s, trained_s, read, error, value=read
-        )
+            return Result(case, Status.OOM, start_s)
+        read = time * math.exp(chance.gauss(0, math.hypot(self.noise, UNTIL / 2)))
+        return Result(case, Status.OK, start_s + trained_s, trained_s, read, read)
 
 
 def read_grids() -> Iterator[Grid]:
@@ -159,7 +153,7 @@ def _read_times(rows: Sequence[dict[str, str]]) -> Iterator[tuple[Case, list[flo
 
 
 def plant(
-    name: str, seed: int, tell: Callable[[Case, random.Random], float], **more: float
+    name: str, seed: int, tell: Callable[[Case, random.Random], float], noise: float = 0.01
 ) -> Grid:
     """A grid of four precisions, six batch sizes and two switches by a rule of the logarithm."""
     now = Case(batch_size=128)
@@ -178,7 +172,7 @@ def plant(
         room = 256 if PRECISIONS[precision].arithmetic in _WIDE else 512
         log = tell(setting, draw(seed, setting))
         times[setting] = 60 * math.exp(log) if size <= room else None
-    return Grid(name, now, times, **more)
+    return Grid(name, now, times, noise)
 
 
 _WIDE = ("float32", "tfloat32")
@@ -225,60 +219,61 @@ def list_grids() -> list[Grid]:
     ]
 
 
-def advise(grid: Grid, budget_s: float, seed: int) -> tuple[Case, float]:
-    """What the policy chooses, and the seconds that it took."""
+def advise(grid: Grid, budget_s: float, seed: int) -> tuple[Case, int]:
+    """What the search advises, and how many runs it took."""
+    grid = replace(grid, luck=seed)
     chance, known, spent = random.Random(seed), list[Result](), 0.0
-    settings = list(grid.times)
+    settings = [grid.now, *(setting for setting in grid.times if setting != grid.now)]
     prior = [guess(setting) for setting in settings]
-    space = Space(grid.now, settings, prior, judged=False, start_s=grid.guess_s)
-    while trial := choose(Standing(known, space), Budget(budget_s, budget_s - spent)):
-        known.append(grid.run(trial, chance))
+    space = Space(settings, prior, judged=False, items=ITEMS)
+    while case := choose(Standing(known, space), Budget(budget_s, budget_s - spent)):
+        known.append(grid.run(case, chance))
         spent += known[-1].took_s
-    return Standing(known, space).advised or grid.now, spent
+    return Standing(known, space).advised or grid.now, len(known)
 
 
-def follow(grid: Grid, budget_s: float, seed: int, shuffled: bool) -> Case:
-    """The fastest of the settings, in order or in a random one, that the budget allows."""
-    chance, settings = random.Random(seed), list(grid.times)
-    if shuffled:
-        chance.shuffle(settings)
-    best, least, spent = grid.now, math.inf, 0.0
+def follow(grid: Grid, budget_s: float, seed: int) -> tuple[Case, int]:
+    """What the rule chooses of the settings that the budget allows, in a random order."""
+    grid = replace(grid, luck=seed)
+    chance, settings, spent = random.Random(seed), list(grid.times), 0.0
+    chance.shuffle(settings)
+    times: dict[Case, float] = {}
     for setting in settings:
-        result = grid.run(Trial(setting, Aim.LOOK), chance)
+        result = grid.run(grid.measure(setting), chance)
         spent += result.took_s
         if spent > budget_s:
             break
-        if result.value and result.value < least:
-            best, least = setting, result.value
-    return best
+        if result.time_s:
+            times[setting] = result.time_s
+    near = list_near(times, times.__getitem__, attrgetter("batch_size")) if times else [grid.now]
+    return near[0], len(times)
 
 
 def find_regret(grid: Grid, chosen: Case) -> float:
-    """By which share the chosen setting is slower than the best."""
+    """By which share the chosen setting is slower than the fastest."""
     time = grid.times[chosen]
-    return math.inf if time is None else time / grid.best_s - 1
+    return math.inf if time is None else time / min(filter(None, grid.times.values())) - 1
 
 
 def main(seeds: int = 20) -> None:
     """Print the table."""
-    print(f"{'regret, mean of ' + str(seeds) + ' (share within 3 %)':36}", end="")
-    print("".join(f"{f'{100 * part:.0f} % of the time':>34}" for part in PARTS))
-    print(f"{'':36}" + f"{'advise':>12}{'in order':>11}{'random':>11}" * len(PARTS))
+    print(
+        f"mean of {seeds}: % slower than the fastest (% within a tenth, % of the right batch) runs"
+    )
+    print(f"{'':52}" + "".join(f"{f'{100 * part:.0f} % of the time':>52}" for part in PARTS))
+    print(f"{'':52}" + f"{'advise':>26}{'random':>26}" * len(PARTS))
     for grid in list_grids():
-        line = f"{grid.name + f' ({len(grid.times)})':36}"
+        line = f"{grid.name + f' ({len(grid.times)})':52}"
         for part in PARTS:
-            budget = part * grid.whole_s
-            ways = (
-                [advise(grid, budget, seed)[0] for seed in range(seeds)],
-                [follow(grid, budget, seed, False) for seed in range(seeds)],
-                [follow(grid, budget, seed, True) for seed in range(seeds)],
-            )
-            for place, way in enumerate(ways):
-                regrets = [find_regret(grid, chosen) for chosen in way]
-                right = sum(regret < 0.03 for regret in regrets) / seeds
-                text = f"{100 * fmean(regrets):.1f} ({100 * right:.0f})"
-                line += f"{text:>{11 + (place == 0)}}"
-        print(line)
+            for way in (advise, follow):
+                found = [way(grid, part * grid.whole_s, seed) for seed in range(seeds)]
+                regrets = [find_regret(grid, chosen) for chosen, _ in found]
+                near = fmean(regret <= NEAR for regret in regrets)
+                right = fmean(chosen.batch_size == grid.right.batch_size for chosen, _ in found)
+                shares = f"({100 * near:.0f}, {100 * right:.0f})"
+                runs = fmean(runs for _, runs in found)
+                line += f"{100 * fmean(regrets):9.1f}{shares:>11}{runs:6.1f}"
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

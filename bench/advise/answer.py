@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,58 +12,63 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.advise.evidence import Evidence
-from bench.advise.policy import LEAST_PROMISE, MOST_REPEATS, UNLIMITED, choose
+from bench.advise.settings import list_changes
 from bench.advise.standing import (
     LEARN_PART,
     LEARN_SEEDS,
-    LEAST_STEPS,
-    PRICED,
-    WARMUP_STEPS,
-    Aim,
-    Result,
+    LEAST_PROMISE,
+    MOST_REPEATS,
+    UNLIMITED,
     Standing,
-    Trial,
-    list_changes,
+    choose,
+    learn,
 )
 from bench.axis import Value
-from bench.case import AXES, Case, fill_value, format_value
+from bench.case import AXES, Case, format_value
 from bench.flags import join_flags, split_flags
-from bench.limits import STEADY
-from bench.record import REFUSED, RELIABLE, Status
+from bench.limits import NEAR, STEADY
+from bench.questions.halving import spell_case
+from bench.record import REFUSED, RELIABLE
 from bench.study.axes import name_setting
+from bench.study.doubts import DOUBTS
+from bench.study.runs import read_runs
+from bench.study.sweeps import read_sweep
 from bench.text import count, name_first, write_percent, write_seconds
-from bench.verdict import UNCHECKED, Claim, Ratio, Verdict
-from bench.workloads import IMAGES
 
 MORE = 2
 """Multiple of the budget to propose if the budget was too small."""
 
-_FIRST = ("precision", "batch_size")
+_OF_SHORT_RUNS = ("trend", "unknown", "few")
+"""Doubts that runs of a few seconds always have; the answer shows their spread anyway."""
 
 
 def name(setting: Case, now: Case) -> str:
-    """Name a setting by its precision, batch size and the other axes that differ from the present
-    setting, except those that merely follow from a changed axis."""
-    changed = [axis for axis in AXES if getattr(setting, axis) != getattr(now, axis)]
-    others = [
-        axis
-        for axis in changed
-        if axis not in _FIRST
-        and (
-            AXES[axis].follows not in changed or getattr(setting, axis) != fill_value(axis, setting)
-        )
-    ]
-    return ", ".join(_say(axis, getattr(setting, axis)) for axis in (*_FIRST, *others))
+    """Name a setting by its precision, batch size and what else it changes of the present one."""
+    axes = dict.fromkeys(["precision", "batch_size", *list_changes(setting, now)])
+    values = {axis: format_value(getattr(setting, axis)) or "none" for axis in axes}
+    return ", ".join(name_setting(axis, text) for axis, text in values.items())
 
 
-def _say(axis: str, value: Value) -> str:
-    if axis == "compile":
-        said = {"off": "not compiled", "default": "compiled"}
-        return said.get(str(value), f"compiled ({value})")
-    if isinstance(value, bool):
-        return f"{'' if value else 'without '}{axis.replace('_', '-')}"
-    return name_setting(axis, format_value(value) or "none")
+def describe_progress(standing: Standing, left_s: float) -> str:
+    """Return a line for after a run: what would be advised, and what is left of the budget."""
+    said, now, advised = [], standing.now, standing.advised
+    if advised is not None and now in standing.values:
+        gain = "" if advised == now else f", {_compare(standing, advised, now)} now"
+        said.append(f"so far: {name(advised, now)}{gain}")
+    said.append(f"{write_seconds(left_s)} left" if left_s > 0 else "nothing left of the budget")
+    return "; ".join(said)
+
+
+def _compare(standing: Standing, setting: Case, other: Case) -> str:
+    """Return ``3.10× (2.90 to 3.31) as fast as``, or ``78 % (75 to 80) of the memory of``."""
+    aim, ends = standing.space.aim, standing.compare(setting, other)
+    if aim in ("", "time"):
+        value, high, low = (f"{1 / end:.2f}" for end in ends)
+        value, what = f"{value}×", "as fast as"
+    else:
+        value, low, high = (f"{100 * end:.0f}" for end in ends)
+        value, what = f"{value} %", f"of the {aim} of"
+    return f"{value} {what}" if low == high else f"{value} ({low} to {high}) {what}"
 
 
 @dataclass(frozen=True)
@@ -70,14 +76,11 @@ class Answer:
     """The outcome of a search."""
 
     standing: Standing
-    goal: str  # of `bench.advise.standing.GOALS`
     tried: Mapping[str, Sequence[Value]]  # the candidate values of each lever
     left_out: Mapping[str, str]  # values that are not candidates, and why
     command: str  # continues the search, with the budget that was given
     budget_s: float  # as given
     folder: Path | None = None  # where the runs are
-    price: float | None = None  # per hour
-    items: int = 0  # per epoch
     stopped: int = 0  # the signal that stopped it before the budget was used; 0 for none
 
     @property
@@ -90,11 +93,7 @@ class Answer:
         return self.standing.advised if len(self.standing.values) > 1 else None
 
     @cached_property
-    def _evidence(self) -> Evidence | None:
-        return Evidence(self.folder, self.standing.known) if self.folder else None
-
-    @cached_property
-    def pending(self) -> Trial | None:
+    def pending(self) -> Case | None:
         """The first run that another budget would be used for; None if none would help."""
         return choose(self.standing, UNLIMITED)
 
@@ -102,8 +101,13 @@ class Answer:
     def next_command(self) -> str:
         """The command that continues the search, with the budget that it should have."""
         minutes = math.ceil(self.budget_s * (1 if self.stopped else MORE) / 60)
-        python, flags = self.command.split()[:3], shlex.split(self.command)[3:]
-        return shlex.join([*python, *join_flags(flags, ["--budget", f"{minutes}m"])])
+        words = shlex.split(self.command)
+        return shlex.join([*words[:3], *join_flags(words[3:], ["--budget", f"{minutes}m"])])
+
+    def _keep(self, *flags: str) -> list[str]:
+        """Return the words of some flags of the command."""
+        given = split_flags(shlex.split(self.command)[3:])
+        return [word for flag in flags for word in given.get(flag, ())]
 
     # ------------------------------------------------------------------ as sentences
 
@@ -116,175 +120,116 @@ class Answer:
             yield self._recommend(advised)
             yield from filter(None, self._support(advised))
         if unsure := "; ".join(self._list_unsure(advised)):
-            ended = f"No setting is repeated more than {MOST_REPEATS} times."
-            yield " ".join([f"Not certain: {unsure}.", *([] if self.pending else [ended])])
-        for title, lines in self._list_refused().items():
-            yield f"{title}: {'; '.join(lines)}."
+            ended = "" if self.pending else f" No setting is repeated over {MOST_REPEATS} times."
+            yield f"Not certain: {unsure}.{ended}"
+        if refused := "; ".join(self._list_refused()):
+            yield f"Not advised: {refused}."
         if untried := "; ".join(self._list_untried()):
             yield f"Not tried: {untried}."
         if self.pending:
             yield f"Next: {self.next_command}"
 
     def _explain_nothing(self) -> str:
-        if any(result.time_s for result in self.standing.known) and not self.standing.values:
-            return (
-                f"No advice: the {self.goal} of an epoch is not measured on this machine; python "
-                "-m bench.doctor says why."
-            )
-        if self.now in self.standing.values:
-            return f"No advice: only what you have now ({name(self.now, self.now)}) was measured."
-        if self.standing.values:
-            measured = name(next(iter(self.standing.values)), self.now)
-            return f"No advice: only {measured} could be measured."
-        reasons = [r.reason for r in self.standing.known if r.status in REFUSED]
-        if reasons and len(reasons) == len(self.standing.known):
+        standing, known = self.standing, self.standing.known
+        if standing.values:
+            why = f"only {name(next(iter(standing.values)), self.now)} could be measured"
+        elif any(result.time_s for result in known):
+            why = f"the {standing.space.aim} of an epoch is not measured on this machine; python "
+            why += "-m bench.doctor says why"
+        elif known and all(result.status in REFUSED for result in known):
             limited = self.now.memory_limit is not None
             mend = "a larger --memory-limit" if limited else "--batch-size with smaller values"
-            return f"No advice: no setting fits in memory; give {mend}. The last {reasons[-1]}."
-        if self.stopped and not self.standing.known:
-            return "No advice: it was stopped before the first run had ended."
-        return "No advice: no setting could be measured."
+            why = f"no setting fits in memory; give {mend}"
+        else:
+            why = "no setting could be measured"
+        return f"No advice: {why}."
 
     def _recommend(self, advised: Case) -> str:
-        if advised == self.now:
-            said = [f"Stay with {name(advised, advised)}: {self._describe_others()}"]
-        else:
-            said = [f"Train with {name(advised, self.now)}: {self._describe_gain(advised)}"]
-            share = self._share_of_memory(advised)
-            if share and self.goal != "memory":
-                less = f"{write_percent(round(share, 2))} of the memory"
-                said.append(less if share < 1.5 else f"{_digits(share)} the memory")
-            said += filter(None, [self._describe_baseline(advised)])
-        if self.price:
-            bought = self.items * 3600 / self._find_time(advised) / self.price
-            what = "images" if advised.workload == IMAGES else "items"
-            said.append(f"{bought:,.0f} {what} for a price of 1")
-        return f"{', '.join(said)}."
-
-    def _describe_gain(self, advised: Case) -> str:
-        present = f"what you have now ({name(self.now, self.now)})"
-        if self.now not in self.standing.values:
-            return f"the best that was measured; {present} could not be"
-        tried = f", the best of {count(len(self.standing.values), 'setting')} measured"
-        return f"{self._describe_ratio(advised, self.now)} {present}{tried}"
-
-    def _describe_ratio(self, setting: Case, other: Case) -> str:
-        """``3.1× (2.9 to 3.3) as fast as``, or ``about 3.1× (from 1 run each) as fast as``."""
-        ratio = self.standing.compare(setting, other)
-        timed = self.goal in _TIMED
-        write = _digits if timed else _write_part
-        shown = ratio.invert() if timed else ratio
-        end = "as fast as" if timed else f"of the {self.goal} of"
-        said = f"{write(shown.value or 1.0)}{_interval(shown, write)}"
-        if shown.low is not None:
-            return f"{said} {end}"
-        runs = min(len(self.standing.values[s]) for s in (setting, other))
-        return f"about {said} (from {count(runs, 'run')} each) {end}"
-
-    def _describe_baseline(self, advised: Case) -> str:
-        """Return the gain over the best fp32 setting; empty if that is the present setting."""
-        plain = next((s for s in self.standing.allowed if s.precision == "fp32"), self.now)
-        if advised.precision == "fp32" or plain == self.now:
-            return ""
-        return f"{self._describe_ratio(advised, plain)} the best fp32 ({name(plain, self.now)})"
-
-    def _describe_others(self) -> str:
-        """Explain why none of the other settings is advised."""
-        others = len(self.standing.values) - 1
-        best = self.standing.best
-        ratio = self.standing.compare(best) if best not in (None, self.now) else Ratio(1.0)
-        if best is None or ratio.value is None or ratio.value >= 1:
-            if others == 1:
-                return "the one other setting measured is not shown to be better"
-            return f"none of the {others:,} other settings measured is shown to be better"
-        which = f"best of the {others:,} other settings" if others > 1 else "one other setting"
-        said = f"the {which} measured, {name(best, self.now)}, has {_write_gain(ratio)} the "
-        said += _SPEED[self.goal]
-        if self.standing.judge(best) is Verdict.SAME:
-            return f"{said}, which is a difference below {write_percent(STEADY)}"
-        if ratio.low is None:
-            return f"{said}, and there were too few runs to tell that from chance"
-        return f"{said}, which may be chance"
+        """Say what to train with, and what that gains over the present setting."""
+        standing, now = self.standing, self.now
+        of = f", of {len(standing.values)} settings measured"
+        if advised == now:
+            return f"Stay with {name(now, now)}{of}."
+        said = f"Train with {name(advised, now)}{of}"
+        if now not in standing.values:
+            return f"{said}; what you have now ({name(now, now)}) could not be."
+        said += f": {_compare(standing, advised, now)} what you have now ({name(now, now)})"
+        _, low, high = standing.compare(advised, now)
+        said += ", which may be chance" * (low < 1 < high)
+        share = self._share_of_memory(advised)
+        if share is not None and standing.space.aim != "memory":
+            said += f", with {100 * share:.0f} % of its memory"
+        return f"{said}."
 
     def _support(self, advised: Case) -> Iterator[str]:
+        yield self._explain_rule(advised)
         if self.now in self.standing.diverged:
             yield "The loss of what you have now became inf or NaN; lower its --lr."
         if advised != self.now:
+            command = ["python", "-m", "bench.sweep", *self._keep("--data-dir")]
+            yield f"Measure it whole: {shlex.join([*command, *spell_case(advised)])}"
             yield self._describe_learning(advised)
+        if advised.batch_size != self.now.batch_size:
             yield self._describe_batch(advised)
-            yield self._describe_compiling(advised)
-        if self._evidence:
-            yield self._evidence.describe_limits(advised)
-            yield self._describe_doubts(advised)
+        if doubts := self._count_doubts(advised):
+            said = ", ".join(f"{number:,} {remark}" for remark, number in doubts.items())
+            report = shlex.join(["python", "-m", "bench.report", str(self.folder)])
+            yield f"Doubts about the runs compared: {said}; {report} says what helps."
 
-    def _list_compared(self, advised: Case) -> list[Result]:
-        """List the runs that the advice rests on: those of the advised setting, of the present one,
-        and of the best one, which may not be certain to be better."""
-        settings = dict.fromkeys([advised, self.now, self.standing.best or advised])
-        measured = [s for s in settings if s in self.standing.values]
-        return [run for setting in measured for run in self.standing.list_fine(setting)]
-
-    def _describe_doubts(self, advised: Case) -> str:
-        if not (doubts := self._count_doubts(advised)):
-            return ""
-        said = ", ".join(f"{number:,} {remark}" for remark, number in doubts.items())
-        compared = len(self._list_compared(advised))
-        runs = f"{compared:,} runs that were" if compared > 1 else "run that was"
-        report = shlex.join(["python", "-m", "bench.report", str(self.folder)])
-        return f"Doubts about the {runs} compared: {said}; {report} says what helps."
-
-    def _count_doubts(self, advised: Case) -> dict[str, int]:
-        compared = self._list_compared(advised)
-        return self._evidence.count_doubts(compared) if self._evidence else {}
+    def _explain_rule(self, advised: Case) -> str:
+        """Say why the lowest of what was measured is not advised, or that it is the present one."""
+        standing, lowest = self.standing, self.standing.allowed[0]
+        than = f"{name(lowest, self.now)}, {_compare(standing, lowest, advised)} it"
+        if lowest == advised:
+            aim = standing.space.aim
+            better = "is faster" if aim in ("", "time") else f"needs less {aim}"
+            return f"No other {better}." if advised == self.now else ""
+        if lowest.batch_size == advised.batch_size:
+            return f"It changes less than {than}: no more than chance or {write_percent(STEADY)}."
+        near = f"within {write_percent(NEAR)} of the lowest time"
+        told = "" if lowest == self.now else f", that of {than}"
+        return f"It has the smallest batch {near}{told}."
 
     def _share_of_memory(self, advised: Case) -> float | None:
         here, there = (
-            [r.used_bytes for r in self.standing.known if r.trial.setting == s and r.used_bytes]
+            [r.used_bytes for r in self.standing.known if r.setting == s and r.used_bytes]
             for s in (advised, self.now)
         )
         return median(here) / median(there) if here and there else None
 
-    def _find_time(self, setting: Case) -> float:
-        return median([r.time_s or 0.0 for r in self.standing.list_fine(setting)])
+    def _count_doubts(self, advised: Case) -> dict[str, int]:
+        """Count the runs that the advice rests on, of the advised setting, the present one and the
+        lowest, with each doubt that keeps a case from being called the fastest, by its remark."""
+        standing = self.standing
+        compared = {advised, self.now, standing.allowed[0]} & standing.values.keys()
+        ids = {run.record_id for setting in compared for run in standing.list_runs(setting)} - {""}
+        runs = read_runs([read_sweep(self.folder)]) if self.folder and ids else []
+        runs = [run for run in runs if run.record_id in ids]
+        fatal = [d for d in DOUBTS.values() if d.fatal and d.name not in _OF_SHORT_RUNS]
+        found = Counter({doubt.remark: sum(map(doubt.find, runs)) for doubt in fatal})
+        return dict(+found)
 
     def _describe_learning(self, advised: Case) -> str:
-        space, twin = self.standing.space, self.standing.keep_batch_size(advised)
+        standing, twin = self.standing, self.standing.keep_batch_size(advised)
         if twin == self.now:
             return ""
-        if not space.judged:
+        if not standing.space.judged:
             return (
                 "Whether it learns as well is not known: synthetic images teach nothing; give "
                 "--data-dir with images."
             )
-        found = self.standing.judge_learning(advised)
-        at = f"{write_percent(LEARN_PART)} of an epoch at learning rate {format_value(twin.lr)}"
-        if twin.batch_size != advised.batch_size:
-            at += f" and batch size {twin.batch_size}"
-        if found.verdict is Claim.EQUIVALENT:
-            doubt = f"; {UNCHECKED}" if space.classes is None else ""
-            return (
-                "It learns as well: the training loss is equivalent within "
-                f"{write_percent(space.margin)} ({count(found.seeds, 'seed')}, {at}{doubt})."
-            )
-        if found.verdict is Claim.BETTER:
-            return f"It learns better: the training loss is lower ({found.explain()}; {at})."
-        if self.standing.count_seeds(advised) >= LEARN_SEEDS:
-            why = found.lack or found.explain()
-            return f"Whether it learns as well is not certain after {at}: {why}."
-        trials = [Trial(s, Aim.LEARN) for s in (twin, self.now)]
-        needed = LEARN_SEEDS * sum(map(self.standing.predict_s, trials))
+        at = f"over {write_percent(LEARN_PART)} of an epoch at batch size {twin.batch_size}"
+        if standing.count_seeds(advised) >= LEARN_SEEDS:
+            return f"Its training loss {at}: {standing.judge_learning(advised).sentence()}."
+        needed_s = LEARN_SEEDS * sum(standing.predict_s(learn(s)) for s in (twin, self.now))
         return (
-            f"Whether it learns as well was not compared: {LEARN_SEEDS} seeds of both, {at}, take "
-            f"about {write_seconds(needed)}."
+            f"Whether it learns as well was not compared: {LEARN_SEEDS} seeds of both {at} take "
+            f"about {write_seconds(needed_s)}."
         )
 
     def _describe_batch(self, advised: Case) -> str:
         """Warn that another batch size changes learning, which is not judged here."""
-        if advised.batch_size == self.now.batch_size:
-            return ""
-        given = split_flags(shlex.split(self.command)[3:])
-        flags = ("--model", "--workload", "--dataset", "--data-dir", "--device")
-        words = [word for flag in flags for word in given.get(flag, ())]
+        words = self._keep("--model", "--workload", "--dataset", "--data-dir", "--device")
         words += ["--batch-size", str(self.now.batch_size), str(advised.batch_size)]
         fewer = "fewer" if advised.batch_size > self.now.batch_size else "more"
         return (
@@ -292,181 +237,86 @@ class Answer:
             f"learning rate: python -m bench.search {shlex.join(words)} compares them."
         )
 
-    def _describe_compiling(self, advised: Case) -> str:
-        """Say after how many epochs compiling pays off, compared with not compiling."""
-        plain = [s for s in self.standing.values if list_changes(s, advised) == ["compile"]]
-        plain = [s for s in plain if not s.compiled]
-        if not advised.compiled or not plain:
-            return ""
-        starts = [*map(self.standing.find_start, (advised, plain[0]))]
-        gain = self._find_time(plain[0]) - self._find_time(advised)
-        if gain <= 0 or starts[0] <= starts[1]:
-            return ""
-        later = write_seconds(starts[0] - starts[1])
-        if self.standing.find_possible_gain(plain[0], advised) > 0:  # the gain is not certain
-            return f"Compiling takes {later} at the start."
-        pays = count(math.ceil((starts[0] - starts[1]) / gain), "epoch")
-        return f"Compiling takes {later} at the start and pays after {pays}."
-
     def _list_unsure(self, advised: Case | None) -> Iterator[str]:
-        """Yield the settings that may be better still, and changes that were not compared alone."""
-        if advised is None or advised not in self.standing.values:
+        """Yield what may belong in the place of the advised setting."""
+        standing, best = self.standing, self.standing.best
+        if advised is None or best is None:
             return
-        rivals = self.standing.list_rivals(advised)
+        rivals = [s for s in (best, *standing.list_rivals()) if s != advised]
         for rival in rivals[:3]:
-            most = math.exp(self.standing.find_possible_gain(rival, advised))
-            runs = min(len(self.standing.values[s]) for s in (rival, advised))
-            by = (
-                f"by up to {write_percent(round(most - 1, 2))}"
-                if most < 2
-                else f"by how much is not known from {count(runs, 'run')}"
-            )
-            yield f"{name(rival, self.now)} may be better, {by}"
+            gain = standing.mean(advised) - standing.mean(rival)
+            most = math.expm1(gain + standing.find_luck(rival, advised))
+            may = f"better, by up to {100 * most:.0f} %"
+            if not standing.space.aim and rival.batch_size != best.batch_size:
+                smaller = rival.batch_size < best.batch_size
+                near = f"{write_percent(NEAR)} of the lowest time"
+                may = f"within {near}" if smaller else f"faster by more than {write_percent(NEAR)}"
+            yield f"{name(rival, self.now)} may be {may}"
         if len(rivals) > 3:
             yield f"and {len(rivals) - 3} more"
-        for axis in list_changes(advised, self.now):
-            changed = [s for s in self.standing.values if list_changes(s, advised) == [axis]]
-            if not any(getattr(s, axis) == getattr(self.now, axis) for s in changed):
-                yield f"{_say(axis, getattr(advised, axis))} was not compared by itself"
 
-    def _list_refused(self) -> dict[str, list[str]]:
-        """Group the settings that did not run, are unreliable or learn worse, by a title."""
-        said: dict[str, dict[str, list[str]]] = {}
+    def _list_refused(self) -> Iterator[str]:
+        """Yield the settings that did not run, are unreliable or learn worse, and why."""
+        found: dict[str, dict[str, None]] = {}
         for result in self.standing.known:
-            if result.status in RELIABLE and result.trial.setting not in self.standing.diverged:
+            if result.setting in self.standing.diverged:
+                why = "the loss became inf or NaN"
+            elif result.status in RELIABLE:
                 continue
-            if result.status in REFUSED:
-                title, why = "Did not fit in memory", ""
-            elif result.status is Status.DIVERGED:
-                title, why = "Did not train", "the loss became inf or NaN"
-            elif result.status is Status.INVALID:
-                title, why = "Not to be relied on", result.reason
+            elif result.status in REFUSED:
+                why = "did not fit in memory"
             else:
-                title, why = "Did not run", result.reason or result.status.value
-            who = said.setdefault(title, {}).setdefault(why, [])
-            who += [n for n in [name(result.trial.setting, self.now)] if n not in who]
-        found = {
-            title: [
-                name_first(who, 3, "; ") + (f" ({why})" if why else "") for why, who in by.items()
-            ]
-            for title, by in said.items()
-        }
+                why = result.reason or result.status.value
+            found.setdefault(why, {})[name(result.setting, self.now)] = None
         for setting, worse in self.standing.rejected.items():
-            line = f"{name(setting, self.now)} ({worse.explain()})"
-            found.setdefault("Learns worse, and is not advised", []).append(line)
-        return found
+            found[f"learns worse: {worse.explain()}"] = {name(setting, self.now): None}
+        yield from (f"{name_first([*names], 3, '; ')} ({why})" for why, names in found.items())
 
     def _list_untried(self) -> Iterator[str]:
         """Yield lever values that no run had, with the reason, and how many combinations."""
-        if not self.standing.known:
-            return
-        yield from (f"{what} ({why})" for what, why in self.left_out.items())
+        standing, by = self.standing, dict[str, list[str]]()
         for axis, values in self.tried.items():
-            seen = {getattr(s, axis) for s in self.standing.tried}
-            by: dict[str, list[str]] = {}
+            seen = {getattr(setting, axis) for setting in standing.tried}
             for value in values:
-                if value in seen or str(value) in self.left_out:
-                    continue
-                having = [s for s in self.standing.space.settings if getattr(s, axis) == value]
-                by.setdefault(self._excuse(having), []).append(_say(axis, value))
-            yield from (f"{', '.join(said)} ({why})" for why, said in by.items())
-        settings = len(self.standing.space.settings)
-        if left := settings - len(self.standing.tried):
-            yield f"{left} of {count(settings, 'combination')}"
+                having = [s for s in standing.space.settings if getattr(s, axis) == value]
+                if having and value not in seen:
+                    said = name_setting(axis, format_value(value))
+                    by.setdefault(self._excuse(having), []).append(said)
+        yield from (f"{what} ({why})" for what, why in self.left_out.items())
+        yield from (f"{', '.join(said)} ({why})" for why, said in by.items())
+        if left := len(standing.space.settings) - len(standing.tried):
+            yield f"{left} of {count(len(standing.space.settings), 'combination')}"
 
     def _excuse(self, settings: Sequence[Case]) -> str:
-        if not settings:
-            return "it does not go with the other settings"
-        if not any(map(self.standing.fits, settings)):
-            return "it is not expected to fit in memory"
-        if (best := self.standing.best) is not None:
-            gains = self.standing.belief.expect_gain(self.standing.mean(best))
-            places = self.standing.space.places
-            if max(gains[places[s]] for s in settings) < LEAST_PROMISE:
-                return "little is expected of it"
-        return "stopped" if self.stopped else "no time"
+        standing = self.standing
+        if not any(map(standing.fits, settings)):
+            return "not expected to fit in memory"
+        if standing.best and max(standing.promises[s] for s in settings) < LEAST_PROMISE:
+            return "little is expected of it"
+        return "no time"
 
     # ------------------------------------------------------------------ as data
 
     def describe(self) -> dict[str, Any]:
         """Return it for JSON: times in s, ratios of what is minimised, shares as fractions."""
-        advised, ratio, learning = self.advised, Ratio(), None
-        both = self.now in self.standing.values and advised in self.standing.values
-        if advised not in (None, self.now) and both:
-            ratio = self.standing.compare(advised or self.now)
-        if advised is not None and self.standing.keep_batch_size(advised) != self.now:
-            learning = self.standing.judge_learning(advised).verdict.value
-        return {
-            "setting": _describe(advised),
-            "now": _describe(self.now),
-            "for": self.goal,
-            "ratio": ratio.value,
-            "ratio_low": ratio.low,
-            "ratio_high": ratio.high,
-            "runs": len(self.standing.values.get(advised or self.now, ())),
-            "epoch_time_s": advised and self._find_time(advised),
-            "memory_share": advised and self._share_of_memory(advised),
-            "learning": learning,
-            "doubts": self._count_doubts(advised) if advised else {},
+        advised, standing = self.advised, self.standing
+        ratio: tuple[float | None, ...] = (None, None, None)
+        if advised not in (None, self.now) and self.now in standing.values:
+            ratio = standing.compare(advised, self.now)
+        told: dict[str, Any] = {
+            "setting": advised and {axis: format_value(getattr(advised, axis)) for axis in AXES},
+            "now": {axis: format_value(getattr(self.now, axis)) for axis in AXES},
+            "for": standing.space.aim,
+            **dict(zip(("ratio", "ratio_low", "ratio_high"), ratio, strict=True)),
             "complete": self.pending is None,
             "sentences": list(self.write()),
             "next": self.next_command if self.pending else None,
         }
-
-
-_TIMED = ("time", PRICED)
-_SPEED = {"time": "speed", PRICED: "speed", "memory": "images a byte", "energy": "images a joule"}
-
-
-def _describe(setting: Case | None) -> dict[str, str] | None:
-    if setting is None:
-        return None
-    return {axis: format_value(getattr(setting, axis)) for axis in AXES}
-
-
-def _digits(value: float) -> str:
-    return f"{value:.2f}×" if value < 2 else f"{value:.1f}×"
-
-
-def _write_part(value: float) -> str:
-    return write_percent(round(value, 3))
-
-
-def _interval(ratio: Ratio, write: Any) -> str:
-    if ratio.low is None or ratio.high is None or ratio.exact:
-        return ""
-    low, high = (write(end).rstrip("× %") for end in (ratio.low, ratio.high))
-    return f" ({low} to {high})"
-
-
-def _write_gain(ratio: Ratio) -> str:
-    gain = ratio.invert()
-    return f"{_digits(gain.value or 1.0)}{_interval(gain, _digits)}"
-
-
-def describe_start(standing: Standing, trial: Trial, budget_s: float, timeout_s: float) -> str:
-    """Return a line for before the first run: how long it takes, if known, and what limits all
-    runs."""
-    takes = write_seconds(standing.predict_s(trial))
-    if any(result.time_s for result in standing.known):
-        takes = f"about {takes}"
-    elif standing.space.epoch_s(trial.setting):  # by the machine's rates: a lower bound
-        takes += " or more"
-    else:
-        takes = f"its start and {WARMUP_STEPS + LEAST_STEPS} steps or more, of unknown length"
-    return (
-        f"the first run takes {takes}, and each of its phases at most --timeout "
-        f"({write_seconds(timeout_s)}); no other begins that does not fit in --budget "
-        f"({write_seconds(budget_s)})"
-    )
-
-
-def describe_progress(standing: Standing, left_s: float) -> str:
-    """Return a line for after a run: the best setting so far, and what is left of the budget."""
-    said, now, best = [], standing.now, standing.best
-    if best is not None and now in standing.values:
-        # as the answer has it: the belief by which it is the best may be far from its runs
-        ratio = standing.compare(best) if best != now else Ratio(1.0)
-        said.append(f"best so far: {name(best, now)}, {_write_gain(ratio)}")
-    said.append(f"{write_seconds(left_s)} left" if left_s > 0 else "nothing left of the budget")
-    return "; ".join(said)
+        if advised:
+            times = [run.time_s or 0.0 for run in standing.list_runs(advised)]
+            told["epoch_time_s"] = median(times)
+            told["memory_share"] = self._share_of_memory(advised)
+            same = standing.keep_batch_size(advised) == self.now
+            told["learning"] = None if same else standing.judge_learning(advised).verdict.value
+            told["doubts"] = self._count_doubts(advised)
+        return told

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from operator import attrgetter
@@ -168,13 +168,15 @@ def _of_each(tabulate: Callable[..., Iterator[Sheet]]) -> Callable[[ReportData],
 
 
 def confirm(rows: Iterable[Row], epochs: Epochs, halving: Halving, out: Path) -> list[str]:
-    """Return the commands that run the best trials again with other seeds, and report on them."""
+    """Return the commands that run the best trials again with other seeds, as the result of the
+    seed that chose one is biased in its favour, and report on them."""
     best = [t for t in find_trials(rows, epochs, halving) if t.whole][:CONFIRMED]
     if not best:
         return []
     folder = out.with_name(f"{out.name}-best")
     ends = ["--repeats", str(REPEATS), "--out", str(folder)]
-    commands = [["bench.sweep", *spell_case(trial.case), *ends] for trial in best]
+    again = [replace(trial.case, seed=(trial.case.seed + 1) % 2**31) for trial in best]
+    commands = [["bench.sweep", *spell_case(case), *ends] for case in again]
     commands.append(["bench.report", str(folder)])
     return [shlex.join(["python", "-m", *words]) for words in commands]
 
@@ -187,15 +189,12 @@ _ALWAYS = (
 
 
 def spell_case(case: Case) -> list[str]:
-    """Return the flags with which `bench.sweep` runs ``case`` again, with the next seed: the result
-    of the seed that chose it is biased in its favour."""
+    """Return the flags with which `bench.sweep` runs ``case`` again."""
     words = []
     for name, axis in AXES.items():
         value = getattr(case, name)
         brought = name in ("model", "dataset") and case.workload != IMAGES
-        if name == "seed":
-            words += [axis_flag(name), str((case.seed + 1) % 2**31)]
-        elif not brought and value is not None and (value != axis.default or name in _ALWAYS):
+        if not brought and value is not None and (value != axis.default or name in _ALWAYS):
             words += [axis_flag(name), spell_value(value)]
     return words
 
