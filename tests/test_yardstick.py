@@ -21,10 +21,18 @@ from pytest_for_tests import Capture, Patch
 from bench.case import Case
 from bench.diagnosis.step import CALL, find_losses, write_losses
 from bench.diagnosis.step import RATES as RATE_NAMES
-from bench.doctor.__main__ import measure_machine, write_json
-from bench.doctor.earlier import describe_slowdown, read_earlier, read_rates
+from bench.doctor.__main__ import write_json
 from bench.doctor.judgement import Level, judge
-from bench.doctor.rates import SECONDS, check_rates, describe_rates, measure_rates
+from bench.doctor.rates import (
+    SECONDS,
+    check_rates,
+    describe_rates,
+    describe_slowdown,
+    measure_machine,
+    measure_rates,
+    read_earlier,
+    read_rates,
+)
 from bench.environment.host import describe_host
 from bench.environment.machine import Machine, Platform
 from bench.executors.subprocess import SubprocessExecutor
@@ -417,7 +425,7 @@ def test_the_doctor_measures_anew_and_compares(tmp_path: Path, monkeypatch: Patc
     machine = replace(recorded, devices={"cpu": Platform(about)}, models={}, results=str(tmp_path))
     found = Yardstick({"rate_float32": 2e12, "rate_copy": 1e9}, tries={"rate_copy": Tries(3)})
     monkeypatch.setenv(SECONDS, "0.2")
-    monkeypatch.setattr("bench.doctor.__main__.measure_rates", lambda *_: found)
+    monkeypatch.setattr("bench.doctor.rates.measure_rates", lambda *_: found)
     host = {"cpu": about.cpu, "variables": about.variables, "rate_copy": 1e9}
     for rate, slower in ((2e12, ""), (4e12, "float32 products −50 %")):
         write_row(tmp_path / f"at-{rate}", rate_float32=rate, **host)

@@ -14,9 +14,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from bench.case import parse_value
-from bench.doctor.earlier import describe_slowdown, read_earlier
 from bench.doctor.judgement import Level, Remark, judge
-from bench.doctor.rates import choose_seconds, measure_rates
+from bench.doctor.rates import (
+    measure_machine,
+)
 from bench.environment.host import refuse_missing
 from bench.environment.machine import Machine, examine
 from bench.errors import UsageError
@@ -50,18 +51,6 @@ def write_json(machine: Machine, findings: Sequence[Remark]) -> str:
     )
     said = [{**asdict(f), "level": f.level.name.lower()} for f in findings]
     return json.dumps({"facts": facts, "findings": said}, indent=2, ensure_ascii=False)
-
-
-def measure_machine(machine: Machine) -> Machine:
-    """Measure the rates of the device. Raises UsageError: `bench.doctor.rates.SECONDS` is not a
-    number of seconds."""
-    device = machine.device
-    if device is None or not (seconds := choose_seconds(device)):
-        return machine
-    earlier = read_earlier(machine.devices[device], Path(machine.results))
-    found = measure_rates(device, seconds)
-    slower = describe_slowdown(found.rates, earlier)
-    return replace(machine, yardsticks={device: found}, slower=slower)
 
 
 @command

@@ -20,8 +20,14 @@ from typing import Protocol
 from uuid import uuid4
 
 from bench.case import Case
-from bench.doctor.earlier import describe_slowdown, read_earlier, read_rates
-from bench.doctor.rates import choose_seconds, describe_rates, write_rate_warnings
+from bench.doctor.rates import (
+    choose_seconds,
+    describe_rates,
+    describe_slowdown,
+    read_earlier,
+    read_rates,
+    write_rate_warnings,
+)
 from bench.environment.host import PACKAGES, refuse_missing
 from bench.errors import StoreError, UnsupportedError, UsageError
 from bench.executors import Event, Executor, build_executor
