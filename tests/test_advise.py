@@ -460,7 +460,7 @@ def test_json_has_the_setting_and_what_is_known_of_it(tmp_path: Path, capsys: Ca
     ("answers", "flags", "said"),
     [
         ("precision=fp32:oom precision=fp16:error", "", "no setting could be measured."),
-        ("", "--budget 0.01s", "only fp32, batch size 128 could be measured."),
+        ("", "--budget 0.01s", "only fp32, batch size 128 was measured."),
         ("", "--for energy", "the energy of an epoch is not measured"),  # the fake has none
     ],
 )

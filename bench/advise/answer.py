@@ -132,7 +132,7 @@ class Answer:
     def _explain_nothing(self) -> str:
         standing, known = self.standing, self.standing.known
         if standing.values:
-            why = f"only {name(next(iter(standing.values)), self.now)} could be measured"
+            why = f"only {name(next(iter(standing.values)), self.now)} was measured"
         elif any(result.time_s for result in known):
             why = f"the {standing.space.aim} of an epoch is not measured on this machine; python "
             why += "-m bench.doctor says why"
@@ -269,7 +269,8 @@ class Answer:
                 why = result.reason or result.status.value
             found.setdefault(why, {})[name(result.setting, self.now)] = None
         for setting, worse in self.standing.rejected.items():
-            found[f"learns worse: {worse.explain()}"] = {name(setting, self.now): None}
+            why = f"learns worse: {worse.explain()}"
+            found.setdefault(why, {})[name(setting, self.now)] = None
         yield from (f"{name_first([*names], 3, '; ')} ({why})" for why, names in found.items())
 
     def _list_untried(self) -> Iterator[str]:
@@ -299,24 +300,23 @@ class Answer:
 
     def describe(self) -> dict[str, Any]:
         """Return it for JSON: times in s, ratios of what is minimised, shares as fractions."""
-        advised, standing = self.advised, self.standing
-        ratio: tuple[float | None, ...] = (None, None, None)
-        if advised not in (None, self.now) and self.now in standing.values:
-            ratio = standing.compare(advised, self.now)
-        told: dict[str, Any] = {
+        advised, now, standing = self.advised, self.now, self.standing
+        changes = advised is not None and advised != now and now in standing.values
+        ratio = standing.compare(advised, now) if advised and changes else (None, None, None)
+        times = [run.time_s or 0.0 for run in standing.list_runs(advised)] if advised else []
+        learnt = None
+        if advised is not None and standing.keep_batch_size(advised) != now:
+            learnt = standing.judge_learning(advised).verdict.value
+        return {
             "setting": advised and {axis: format_value(getattr(advised, axis)) for axis in AXES},
-            "now": {axis: format_value(getattr(self.now, axis)) for axis in AXES},
+            "now": {axis: format_value(getattr(now, axis)) for axis in AXES},
             "for": standing.space.aim,
             **dict(zip(("ratio", "ratio_low", "ratio_high"), ratio, strict=True)),
+            "epoch_time_s": median(times) if times else None,
+            "memory_share": advised and self._share_of_memory(advised),
+            "learning": learnt,
+            "doubts": self._count_doubts(advised) if advised else {},
             "complete": self.pending is None,
             "sentences": list(self.write()),
             "next": self.next_command if self.pending else None,
         }
-        if advised:
-            times = [run.time_s or 0.0 for run in standing.list_runs(advised)]
-            told["epoch_time_s"] = median(times)
-            told["memory_share"] = self._share_of_memory(advised)
-            same = standing.keep_batch_size(advised) == self.now
-            told["learning"] = None if same else standing.judge_learning(advised).verdict.value
-            told["doubts"] = self._count_doubts(advised)
-        return told
