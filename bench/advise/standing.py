@@ -405,16 +405,16 @@ UNLIMITED = Budget(1e9, 1e9)
 def choose(standing: Standing, budget: Budget) -> Case | None:
     """Return the next case to run; None if no run that fits the budget would help.
 
-    In this order: the present setting; what may take the place of the best; the best with each
-    change beside the batch size undone, so that only useful ones stay; repeats of the best, of the
-    present setting and of rivals; seeds of the advised and the present one, to compare learning.
+    In this order: the present setting; what may take the place of the best; repeats of the best,
+    of the present setting and of rivals; seeds of the advised and the present one, to compare
+    learning.
     """
     looks = [r.status for r in standing.known if r.setting == standing.now]
     if not looks or looks == [Status.INVALID]:
         return standing.measure(standing.now)
     if not standing.values and any(result.time_s for result in standing.known):
         return None  # the quantity to minimise is not measured here
-    for decide in (_explore, _take_back, _tell_apart, _compare_learning):
+    for decide in (_explore, _tell_apart, _compare_learning):
         if case := decide(standing, budget):
             return case
     return None
@@ -437,21 +437,6 @@ def _explore(standing: Standing, budget: Budget) -> Case | None:
         if cost_s <= budget.left_s - kept_s and standing.fits(setting):
             worth[case] = standing.hopes[setting] / math.sqrt(max(1e-3, cost_s))
     return max(worth, key=worth.__getitem__, default=None)
-
-
-def _take_back(standing: Standing, budget: Budget) -> Case | None:
-    best, now = standing.best, standing.now
-    if best is None:
-        return None
-    undone = {axis: getattr(now, axis) for axis in list_changes(best, now) if axis != "batch_size"}
-    for setting in standing.space.settings:
-        changes = {axis: getattr(setting, axis) for axis in list_changes(setting, best)}
-        if len(changes) == 1 and changes.items() <= undone.items():
-            case = standing.measure(setting)
-            fits = setting not in standing.tried and standing.fits(setting)
-            if fits and standing.predict_s(case) <= budget.left_s:
-                return case
-    return None
 
 
 def _tell_apart(standing: Standing, budget: Budget) -> Case | None:
