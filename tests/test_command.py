@@ -143,6 +143,7 @@ def test_processes_that_train_together_are_one(tmp_path: Path) -> None:
     assert row["measured_images"] == 8 * row["measured_steps"]
     assert row["flop_per_image"] == 2 * 8 * 8
     assert row["train_loss"] == 0  # of the first
+    assert "other processes" not in row["notes"]
 
 
 def test_the_report_says_of_what_its_times_are(
