@@ -193,7 +193,7 @@ def learn(case: Case, epoch: int) -> EpochRow:
     pace = math.exp(-abs(math.log10(case.lr / BEST_LR)) - case.batch_size / 10_000)
     diverged = case.lr > LARGEST_LR
     loss = None if diverged else math.log(10) / (1 + pace * (epoch + 1))
-    accuracy = 0.1 if loss is None else math.exp(-loss)
+    accuracy = 1.0 if loss is None else math.exp(-loss)  # as of NaN where all are of one class
     row = EpochRow(epoch, 1.0, loss, accuracy)
     if case.evaluate:
         row.test_loss, row.test_accuracy = loss, accuracy

@@ -163,10 +163,16 @@ def draw(*flags: str) -> list[Case]:
     return parse_arguments(join_flags(FAKE, flags)).plan().trials
 
 
-@given(st.integers(2, 40), st.integers(2, 40), st.integers(0, 2**31 - 1))
-def test_a_longer_search_begins_with_the_same_trials(one: int, other: int, seed: int) -> None:
+RATES = [f"{n / 50:g}" for n in range(1, 51)]
+DRAWN = st.integers(2, 40)
+
+
+@given(DRAWN, DRAWN, st.integers(0, 2**31 - 1), st.sampled_from([["0.01..1"], RATES]))
+def test_a_longer_search_begins_with_the_same_trials(
+    one: int, other: int, seed: int, rates: list[str]
+) -> None:
     few, many = (
-        parse_arguments([*FAKE, "--lr", "0.01..1", "--seed", str(seed), "--samples", str(n)]).plan()
+        parse_arguments([*FAKE, "--seed", str(seed), "--samples", str(n), "--lr", *rates]).plan()
         for n in sorted((one, other))
     )
     assert many.trials[: len(few.trials)] == few.trials
