@@ -1,6 +1,5 @@
-"""The rates of a device: measured now, in a subprocess by `bench.training.yardstick`, and before, in
-the rows of sweeps.
-"""
+"""The rates of a device: measured now, in a process by `bench.training.yardstick`, and before, in
+the rows of sweeps."""
 
 from __future__ import annotations
 
