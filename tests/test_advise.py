@@ -106,7 +106,6 @@ def test_a_quarter_of_the_grid_s_time_finds_what_is_within_a_tenth(name: str) ->
 
 
 def test_of_batches_within_a_tenth_the_smallest_is_advised() -> None:
-    """And a larger one is not looked for where it could not gain a tenth."""
     times = {Case(batch_size=n): [60 * gain] * 3 for n, gain in ((128, 1.3), (256, 1.08), (512, 1))}
     standing = measure(times)
     assert standing.advised == Case(batch_size=256)
@@ -232,6 +231,13 @@ def test_no_batch_is_tried_that_the_line_of_memory_says_does_not_fit() -> None:
         results.append(Result(case, Status.OK, 7.0, time_s=time, value=time, room_bytes=used))
     assert {result.case.batch_size for result in results} <= {32, 64, 128, 256}
     assert Standing(results, space).best == replace(now, batch_size=256)
+
+
+def test_a_search_ends_where_nothing_is_promised() -> None:
+    """Though the budget would do for all."""
+    grid = GRIDS["planted: nothing helps"]
+    _, standing = search(grid, 100 * grid.whole_s)
+    assert len(standing.tried) < len(grid.times) / 2
 
 
 @given(st.integers(0, 3), st.floats(1, 2000))
