@@ -367,7 +367,10 @@ Row = dict[str, str]
 def _read_rows(file: Path) -> dict[str, list[Row]]:
     groups: dict[str, list[Row]] = defaultdict(list)
     with file.open(encoding="utf-8", newline="") as lines:
-        for row in csv.DictReader(lines, strict=True):
+        reader = csv.DictReader(lines, strict=True)
+        if "case" not in (reader.fieldnames or ()):
+            raise ValueError(f"{file.name} has no column case")
+        for row in reader:
             groups[row["case"]].append(row)
     return groups
 

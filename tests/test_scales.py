@@ -379,7 +379,9 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read_scale_map(tmp_path / "elsewhere") is None
 
 
-@pytest.mark.parametrize(("file", "text"), [(MAP, "{}"), (GRADIENTS, "case,step\n1,x\n")])
+@pytest.mark.parametrize(
+    ("file", "text"), [(MAP, "{}"), (GRADIENTS, "case,step\n1,x\n"), (TRAININGS, "{}\n")]
+)
 def test_a_broken_map_is_refused_in_a_line(
     tmp_path: Path, capsys: Capture, file: str, text: str
 ) -> None:
