@@ -163,7 +163,7 @@ class _Teller:
             return
         try:
             with _name_package():
-                from bench.training.sample import Sample
+                from bench.training.counting import Sample
             sample = Sample()
             sample.begin()
             self._sample = sample

@@ -26,8 +26,7 @@ from bench.check.subject import GAIN, Subject, evaluating, take_items, take_step
 from bench.data import Dataset
 from bench.data.batches import PADDING, Batches, count_items, stream
 from bench.precision import LEAST_LABELLED, list_formats
-from bench.training.counting import count_step
-from bench.training.labels import judge_formats
+from bench.training.counting import count_step, judge_formats
 from bench.training.loop import Training, copy_state
 from bench.training.trial import read_bits
 from bench.work import share_formats

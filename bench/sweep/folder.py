@@ -4,25 +4,28 @@ ones."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.axis import Trait
-from bench.case import Case, list_affecting, spell_cases
+from bench.case import AXES, Case, format_value, list_affecting, spell_cases
 from bench.environment.machine import Platform
 from bench.errors import UsageError
-from bench.record import COMPARABLE, MODEL_PARTS
+from bench.record import COMPARABLE, MEASURED, MODEL_PARTS, Environment, Record
 from bench.store.plans import SHARD, Shard
 from bench.store.reader import read_rows
 from bench.store.rows import LatestAttempt, Row, Run
+from bench.store.table import BEST, LAST
 from bench.sweep.preflight import list_described
 from bench.sweep.schedule import choose_seed
-from bench.text import clean, join_words
+from bench.text import clean, join_words, replace_file
 
 if TYPE_CHECKING:
     from bench.sweep.loop import Loop
+
 
 _KEPT = ("search", SHARD, "halving")
 """Keys that stay whatever is measured next: the ``step`` and ``margin`` of the last search for the
@@ -134,3 +137,43 @@ def describe_config(cases: Sequence[Case], loop: Loop, before: Mapping[str, Any]
         },
         **{name: kept[name] for name in _KEPT if kept.get(name)},
     }
+
+
+# -------------------------------------------------------------------------------------- checkpoints
+
+
+ENDED = "record_id"
+"""A file beside the checkpoints of a run that has its row, with the row's ``record_id``. Without
+it, the checkpoints are of an interrupted run, and are resumed."""
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    """A run that may keep checkpoints in ``folder``, which the worker makes; ``run_name`` is its
+    repeat, or marks the sentinel."""
+
+    folder: Path
+    run_name: str
+
+    def open(self) -> None:
+        """Remove the files of a run that has ended, so that it starts anew."""
+        if (self.folder / ENDED).exists():
+            with suppress(OSError):
+                for name in (LAST, BEST, ENDED):
+                    (self.folder / name).unlink(missing_ok=True)
+
+    def identify(self, case: Case, environment: Environment) -> dict[str, str]:
+        """Return what a checkpoint must agree on to be resumed, so that rows stay comparable."""
+        return {
+            **{name: format_value(getattr(case, name)) for name in AXES},
+            "run": self.run_name,
+            **{name: clean(getattr(environment, name) or "") for name in COMPARABLE},
+        }
+
+    def finish(self, record: Record) -> None:
+        """Mark the run as ended if its record has a measurement."""
+        if record.status in MEASURED and self.folder.is_dir():
+            with suppress(OSError):
+                replace_file(self.folder / ENDED, record.record_id + "\n")
+        with suppress(OSError):
+            self.folder.parent.rmdir()  # if no run keeps anything

@@ -37,9 +37,8 @@ from bench.record import Environment, Outcome, Record, Status, flatten, read_mis
 from bench.store.reader import find_shards
 from bench.store.table import CHECKPOINTS, LOGS, TRACES
 from bench.store.writer import Store
-from bench.sweep.checkpoints import KeptRun
 from bench.sweep.display import Display, write_curve
-from bench.sweep.folder import default_out
+from bench.sweep.folder import KeptRun, default_out
 from bench.sweep.known import Known
 from bench.sweep.options import Options, Plan
 from bench.sweep.preflight import (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
@@ -20,11 +21,12 @@ from bench.case import Case, micro_batch
 from bench.data.batches import Divided, Supply
 from bench.kernels import Vocabulary
 from bench.models.freezing import NONE, freeze
-from bench.precision import Arithmetic
+from bench.precision import LEAST_LABELLED, Arithmetic, Precision, list_formats, read_flags
 from bench.record import KernelTime, WorkRow, write_kernels
 from bench.timeline import Timed
 from bench.training.switches import keep_switches
 from bench.work import (
+    COMPUTING,
     CONVOLUTIONS,
     MOVES,
     Kind,
@@ -35,12 +37,14 @@ from bench.work import (
     label_convolution,
     place_kind,
     read_groups,
+    share_formats,
     sum_kinds,
 )
 from bench.workloads import Loss, Workload
 
 if TYPE_CHECKING:
     from bench.training.loop import Training
+
 
 _NAMED: dict[Kind, str] = {
     Kind.MATMUL: "mm addmm bmm baddbmm addmv mv dot addbmm linear matmul _scaled_mm _grouped_mm "
@@ -517,3 +521,90 @@ def _spell_time(timed: Timed | None) -> tuple[float | None, float | None, str]:
 
 def _spell(label: Label) -> tuple[str, str, str]:
     return str(label.kind), label.operation, label.format
+
+
+# ------------------------------------------------------------------------------------------- labels
+
+
+def judge_formats(
+    work: Mapping[Label, Work], precision: Precision, model: nn.Module | None = None
+) -> tuple[float | None, str]:
+    """Return the share of a step's FLOP in the format of a precision, and what ran instead if that
+    is less than `LEAST_LABELLED`; empty otherwise. The share is None if nothing was multiplied.
+    ``work`` is that of the step: what its operations read, whatever the network, or the code that
+    runs it, made of the precision. A weight of ``model`` that has another format is named."""
+    shares = share_formats(work)
+    if not shares:
+        return None, ""
+    formats = list_formats(precision)
+    labelled = sum(shares.get(name, 0.0) for name in formats)
+    if labelled >= LEAST_LABELLED:
+        return labelled, ""
+    ran = next(name for name in shares if name not in formats)
+    weight = _find_weight(model, ran) if model is not None and ran != precision.weights else ""
+    where = weight or _find_operation(work, ran)
+    return labelled, f"{100 * shares[ran]:.0f} % of the FLOP of a step ran in {ran} ({where})"
+
+
+def _find_weight(model: nn.Module, format: str) -> str:
+    """Name the first weight that has the format; empty without one."""
+    for name, weight in model.named_parameters():
+        if str(weight.dtype) == f"torch.{format}":
+            return f"the weight {name} is {format}"
+    return ""
+
+
+def _find_operation(work: Mapping[Label, Work], format: str) -> str:
+    """Name the operation that does most of the FLOP in a format: its inputs were cast to it."""
+    those = {
+        label: one.flop
+        for label, one in work.items()
+        if label.format == format and label.kind in COMPUTING
+    }
+    most = max(those, key=lambda label: those[label])
+    return f"most of it in {most.kind.meaning}: {most.operation}"
+
+
+# ------------------------------------------------------------------------------------------- sample
+
+
+class Sample(Counter):
+    """Counts the operations of a user's training from `begin` to `end`, and never ends it: what
+    cannot be counted has a reason, ``failure``."""
+
+    failure = ""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not self.failure:
+            try:
+                self.count(func, args, kwargs or {}, out)
+            except Exception as error:
+                self.failure = f"{type(error).__name__}: {error}"
+        return out
+
+    def begin(self) -> None:
+        self._entered = not _is_compiled()
+        if self._entered:
+            self.__enter__()
+        else:
+            self.failure = "compiled code does not show its operations"
+
+    def end(self) -> dict[str, Any]:
+        """Return what JSON can hold: ``work``, a list of kind, operation, format, calls, FLOP and
+        bytes; torch's ``flags`` of arithmetic; and ``failure``."""
+        if self._entered:
+            self.__exit__(None, None, None)
+        rows = [
+            [str(label.kind), label.operation, label.format, one.calls, one.flop, one.bytes]
+            for label, one in self.work.items()
+        ]
+        return {"work": rows, "flags": read_flags(), "failure": self.failure}
+
+
+def _is_compiled() -> bool:
+    """Return whether torch.compile has compiled a function in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters.get("frames"))

@@ -37,8 +37,7 @@ from bench.processes import (
 from bench.record import EpochRow, Outcome, Status, Step
 from bench.script import FILE, SAMPLED
 from bench.text import count
-from bench.training.counting import join_work
-from bench.training.labels import judge_formats
+from bench.training.counting import join_work, judge_formats
 from bench.training.timing import Warmup, extrapolate, warm_up
 from bench.work import Kind, Label, Work
 from bench.worker.epochs import describe_interval, describe_steps, finite

@@ -23,13 +23,12 @@ from bench.plain import read_value
 from bench.precision import read_flags
 from bench.processes import pause_collection, read_peak_memory
 from bench.record import BESIDE, PROVEN, Measurement, Outcome, RankRow, Status, write_missing
-from bench.training.counting import count_flop, count_step, join_work, read_work
-from bench.training.labels import judge_formats
+from bench.training.counting import count_flop, count_step, join_work, judge_formats, read_work
 from bench.training.loop import Exchange, Training
+from bench.training.optimizers import learning_rates
 from bench.training.parallel import GradientExchange, Group, Processes, measure_exchange
 from bench.training.profiling import profile_step
 from bench.training.proof import Setting, prove
-from bench.training.schedule import learning_rates
 from bench.training.switches import find_changes, read_switches, write_switches
 from bench.training.timing import find_accelerator, synchronize
 from bench.work import Label, Work

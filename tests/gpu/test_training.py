@@ -44,8 +44,8 @@ from bench.precision import FP8_INSTALL, OPT_LEVELS, PRECISIONS, find_torchao, s
 from bench.record import Outcome, Status
 from bench.text import write_bytes
 from bench.training.loop import Training, train_epoch
+from bench.training.optimizers import learning_rates
 from bench.training.proof import Setting, prove
-from bench.training.schedule import learning_rates
 from bench.training.timing import StepClock
 from bench.worker.messages import Channel, Job, Reporter
 from bench.worker.preparation import set_up, start_over, warm_up_shapes

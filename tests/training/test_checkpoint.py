@@ -31,7 +31,7 @@ from bench.record import Environment, EpochRow, Outcome, Status
 from bench.store.reader import read_epochs, read_records, read_steps
 from bench.store.table import BEST, LAST
 from bench.sweep.__main__ import main as sweep_main
-from bench.sweep.checkpoints import KeptRun
+from bench.sweep.folder import KeptRun
 from bench.training.building import make_training, seed_all
 from bench.training.checkpoint import (
     CheckpointError,

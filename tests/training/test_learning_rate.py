@@ -15,7 +15,7 @@ from bench.errors import UsageError
 from bench.grid import check_batches
 from bench.training.building import make_training
 from bench.training.loop import train_epoch
-from bench.training.schedule import learning_rates
+from bench.training.optimizers import learning_rates
 from bench.training.timing import StepClock
 
 AFTER = {
