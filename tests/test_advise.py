@@ -39,10 +39,11 @@ from bench.environment.machine import Platform
 from bench.errors import UsageError
 from bench.flags import join_flags
 from bench.limits import NEAR
-from bench.record import Status
+from bench.record import Outcome, Status
 from bench.store.reader import read_records
 from bench.sweep import __main__ as sweep
 from bench.verdict import GUESSING
+from bench.worker.messages import Job
 from benchmarks.advice import ITEMS, Grid, advise, find_regret, follow, list_grids
 
 Capture = pytest.CaptureFixture[str]
@@ -478,6 +479,26 @@ def test_where_too_little_was_measured_there_is_no_answer(
     assert capsys.readouterr().out.startswith(f"No advice: {said}")
     if flags:
         assert len(read_records(tmp_path)) == 1, "no more are made"
+
+
+def test_energy_is_that_of_whole_epochs(
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    """Though parts of unlike length are measured."""
+    plain = fake.FakeExecutor.run
+
+    def spend(self: Any, job: Job, *heard: Any) -> Outcome:
+        outcome = plain(self, job, *heard)
+        m = outcome.measurement
+        m.measured_time_s = job.case.fraction * m.epoch_time_s
+        m.energy_j = 300 * m.measured_time_s / (2 if job.case.precision == "fp16" else 1)
+        return outcome
+
+    monkeypatch.setattr(fake.FakeExecutor, "run", spend)
+    run(tmp_path, "--for", "energy", "--format", "json")
+    told = json.loads(capsys.readouterr().out)
+    assert (told["setting"]["precision"], told["setting"]["batch_size"]) == ("fp16", "256")
+    assert told["ratio"] == pytest.approx((10 + 1000 / 256) / (10 + 1000 / 128) / 2)
 
 
 def test_memory_can_be_what_counts(tmp_path: Path, capsys: Capture) -> None:
