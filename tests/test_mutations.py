@@ -23,3 +23,4 @@ def test_each_fault_is_of_one_place_of_its_file(file: str) -> None:
         assert one.old != one.new, one.why
         ast.parse(one.plant(text))
         assert len(list(one.choose(ROOT))) > 1, f"{one.why}: no tests are named as its room"
+        assert all(any(ROOT.glob(f"tests/{glob}")) for glob in one.tests), one.tests
