@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -39,8 +39,6 @@ class Trait(StrEnum):
     """The work of a step, counted operation by operation, without loader workers."""
     FLOP = "flop"
     """FLOP per image."""
-    PART = "part"
-    """How much of an epoch is measured."""
     FIRST = "first"
     """The loss of the first step, before anything is learned. It depends on what BatchNorm
     normalises together, and on the running statistics of frozen layers."""
@@ -49,24 +47,6 @@ class Trait(StrEnum):
     do not apply to cases with another value."""
     RECIPE = "recipe"
     """What compared cards must also agree on, besides everything that affects learning."""
-
-
-@dataclass(frozen=True)
-class Condition:
-    """A condition that a case must meet for an axis to apply to it."""
-
-    holds: Callable[[Any], bool]
-    decided: str  # the axis it is about; if a flag sets that, a preset's values need not apply
-    lack: str  # the message if an axis is given and no case meets this
-    mend: str  # the flag to add then
-
-
-@dataclass(frozen=True)
-class Conflict:
-    """A combination with other settings that an axis does not allow in a case."""
-
-    holds: Callable[[Any], bool]
-    why: str  # the message, with what to give instead; may use {case.NAME}
 
 
 @dataclass(frozen=True)
@@ -80,32 +60,9 @@ class Axis:
     default: Any
     parse: Callable[[str], Value]  # for flags, presets and CSV; its ValueError says what is right
     help: str
-    quiet: bool = False  # not part of a case's name at its default
-    switch: bool = False  # "off" is a value and "on" is accepted; implied by a default of False
     common: bool = False  # ``--help`` shows its flag; else only ``--help-all`` does
-    named: bool = False  # part of a case's name even where it does not vary
     plain: bool = False  # its values are clear without its name
-    number: bool = False  # its values are numbers; implied by a default that is one
-    legacy: tuple[str, ...] = ()  # values kept only for comparison
     affects: tuple[Trait, ...] = (Trait.FIT, Trait.PROOF, Trait.WORK)  # what it affects
-    measuring: bool = False  # says how a case was measured; never distinguishes two questions
-    spread: bool = False  # varied to see a spread, not for its effect
-    prepares: str = ""  # what it does before the first epoch, to make all epochs shorter
-    follows: str = ""  # the axis whose values decide whether it exists; may change with that
-    kept: bool = False  # compared cases must agree on it although it follows another
-    applies: tuple[Condition, ...] = ()  # it applies where all hold; else a grid keeps its default
-    fill: Callable[[Any], Value] | None = None  # its value in a case that gives none
-    baseline: bool = False  # its default is the baseline; else its first value is
-    order: Callable[[str], Any] | None = None  # sort key for CSV spellings; else numeric or as run
-    # values of other axes with which a non-default value of this one is not measured
-    beside: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
-    conflicts: tuple[Conflict, ...] = ()  # other combinations that are refused, with the reason
-    absent: Mapping[str, str] = field(default_factory=dict)  # commands without its flag, and why
-    name: str = ""
-
-    def holds(self, case: Any) -> bool:
-        """Return whether the axis applies to ``case``."""
-        return all(rule.holds(case) for rule in self.applies)
 
 
 def axis_flag(name: str) -> str:
@@ -114,8 +71,6 @@ def axis_flag(name: str) -> str:
 
 def describe_axis(default: Value, parse: Callable[[str], Value], help: str, **about: Any) -> Any:
     """Make a field of `bench.case.Case` that describes an axis; ``about`` are fields of `Axis`."""
-    about["switch"] = about.get("switch", False) or default is False
-    about["number"] = about.get("number", False) or type(default) in (int, float)
     return field(default=default, metadata={"axis": Axis(default, parse, help, **about)})
 
 
@@ -217,7 +172,7 @@ def parse_compile(text: str) -> str:
 
 def parse_whole(what: str, least: int = 1, most: int | None = None) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        whole = text.isascii() and text.isdigit() and len(text) < 10
+        whole = text.isascii() and text.isdigit() and len(text) <= max(9, len(str(most)))
         if not (whole and int(text) >= least and (most is None or int(text) <= most)):
             bound = f"of at least {least}" if most is None else f"from {least} to {most}"
             raise ValueError(f"{what} is a whole number {bound}")
@@ -264,9 +219,3 @@ def parse_lr_warmup(text: str) -> str:
         if text.endswith("%") and 0 <= (share := float(text.removesuffix("%"))) <= 100:
             return f"{share:.12g}%" if share else "0"
     raise ValueError("a warm-up is a number of steps, or a part of them such as 5%")
-
-
-def parse_seed(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 2**31):
-        raise ValueError("a seed is a whole number from 0 to 2147483647")
-    return int(text)

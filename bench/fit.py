@@ -14,10 +14,11 @@ from dataclasses import asdict
 from functools import partial
 
 from bench.axis import Value
-from bench.case import Case, format_value, list_absent, list_varying
+from bench.case import Case, format_value, list_varying
 from bench.environment.host import list_devices
 from bench.errors import UsageError
 from bench.flags import (
+    OF_SWEEPS,
     Parser,
     add_axes,
     add_flag,
@@ -49,7 +50,7 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="python -m bench.fit",
         absent=dict.fromkeys(("batch_size", *APART), "it chooses what its runs measure")
-        | list_absent("fit"),
+        | OF_SWEEPS,
         usage="%(prog)s [--precision NAME …] [--memory-limit SIZE] [--out DIR] […]",
         description=describe(__doc__),
     )

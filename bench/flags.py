@@ -19,8 +19,8 @@ from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bench.axis import Trait, Value, axis_flag
-from bench.case import AXES, list_affecting
+from bench.axis import Value, axis_flag
+from bench.case import AXES, SHAPE, SWITCHES
 from bench.command import combine_vary
 from bench.data import SYNTHETIC
 from bench.errors import SeveralUsageError, StoreError, UsageError, nearest
@@ -30,6 +30,14 @@ from bench.text import PLAIN, capitalize, clean
 from bench.workloads import IMAGES
 
 _ALL = "--help-all"
+
+OF_SWEEPS = dict.fromkeys(("command", "vary"), "only bench.sweep runs a command")
+"""Axes that only bench.sweep has a flag for, and why."""
+
+OF_OTHER_IMAGES = dict.fromkeys(
+    SHAPE, "its images are of 3x32x32 or a --workload's, unlike those of bench.sweep"
+)
+"""Axes that a command with images of its own has no flag for, and why."""
 
 
 def describe(docstring: str | None) -> str:
@@ -167,12 +175,10 @@ def add_axes(parser: Parser, description: str) -> None:
     group = parser.add_argument_group("axes", description)
     parser.set_defaults(axes=list(axes))
     for name, axis in axes.items():
-        # an on/off flag needs no value: --evaluate is --evaluate on
-        some = "*" if axis.switch else "+"
         text = axis.help.replace("%", "%%")
         group.add_argument(
             axis_flag(name),
-            nargs=some,
+            nargs="*" if name in SWITCHES else "+",
             action="append" if name == "vary" else "store",
             metavar=("NAME VALUE" if name == "vary" else "VALUE"),
             help=text if axis.common else AdvancedHelp(text),
@@ -190,7 +196,7 @@ def read_axes(given: argparse.Namespace) -> dict[str, list[Value]]:
     if "vary" in axes and "command" not in axes:
         raise UsageError("--vary is for a placeholder in --command; give that too")
     refuse_beside_workload(axes)
-    if any(rule.decided == "dataset" for name in axes for rule in AXES[name].applies):
+    if axes.keys() & {*SHAPE}:
         axes.setdefault("dataset", [SYNTHETIC])  # also where a preset names another
     return axes
 
@@ -221,7 +227,7 @@ def _read_vary(given: Sequence[Sequence[str]]) -> list[Value]:
 def refuse_beside_workload(axes: Mapping[str, Collection[Value]]) -> None:
     """Refuse axes that a user's workload decides itself. Raises UsageError."""
     if any(name != IMAGES for name in axes.get("workload", [])):
-        for name in ("model", *list_affecting(Trait.DATA)):
+        for name in ("model", "dataset", *SHAPE):
             if name in axes:
                 raise UsageError(
                     f"--workload brings its own {name}; leave out {axis_flag(name)}, or --workload"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from bench.axis import Trait, Value
-from bench.case import AXES, Case, list_affecting
+from bench.axis import Value
+from bench.case import AXES, FOLLOWS, PARTS, SHAPE, Case
 from bench.errors import UsageError, nearest
 from bench.grid import MICRO_BATCH, grid, parse_micro_batch, parse_values, refuse_auto
 
@@ -36,7 +36,7 @@ class Preset:
         """Return the grids with ``flags`` in place of what they replace."""
         dropped = {name for name, flag in _REPLACED.items() if flag in flags}
         if any(isinstance(number, int) and number > 1 for number in flags.get("epochs", [])):
-            dropped |= {*list_affecting(Trait.PART)}  # several epochs are whole ones
+            dropped |= {*PARTS}  # several epochs are whole ones
         return [
             {name: values for name, values in block.items() if name not in dropped} | {**flags}
             for block in self.grids
@@ -55,11 +55,10 @@ class Preset:
         case. A preset's own axis is not asked for if a flag decides whether it applies.
         """
         blocks = [{**defaults, **block} for block in self.override(flags)]
-        asked = [
-            name
-            for name, axis in AXES.items()
-            if name in flags or not any(rule.decided in flags for rule in axis.applies)
-        ]
+        decided = {name for flag in flags for name in FOLLOWS.get(flag, ())}
+        if flags.keys() & {"workload", "dataset"}:
+            decided |= {*SHAPE}
+        asked = AXES.keys() - (decided - flags.keys())
         return grid(*blocks, find=find, asked=asked)
 
 

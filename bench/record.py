@@ -13,8 +13,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from operator import attrgetter
 from typing import Any
 
-from bench.axis import Axis, Trait
-from bench.case import AXES, Case, list_affecting
+from bench.axis import Trait
+from bench.case import AXES, SHAPE, Case, list_affecting
 from bench.errors import UsageError
 from bench.text import Explained, count
 from bench.work import Kind
@@ -568,11 +568,12 @@ class Column:
     optional: bool = False
 
 
-def make_axis_column(axis: Axis) -> Column:
+def make_axis_column(name: str) -> Column:
     """Describe the column that an axis has in a records file."""
     # an axis that may be empty is text: a loss scale is a number, the name of a rule or nothing
+    axis = AXES[name]
     kind = str if axis.default is None else type(axis.default)
-    return Column(axis.name, kind, axis.help)
+    return Column(name, kind, axis.help)
 
 
 def _columns(kind: type) -> Iterator[Column]:
@@ -598,7 +599,7 @@ _record_id, *_outcome = _columns(Record)
 COLUMNS: dict[str, Column] = _by_name(
     Column("schema", int, "version of this table"),
     _record_id,
-    *map(make_axis_column, AXES.values()),
+    *map(make_axis_column, AXES),
     *_outcome,
     *_columns(Measurement),
     *_columns(Environment),
@@ -611,7 +612,7 @@ RANK_COLUMNS = _join(RankRow, "that the process")
 _OWNERS = {
     "device": ("device",),
     "dataset": list_affecting(Trait.DATA),
-    "model": ("model", "input", "classes"),
+    "model": ("model", *SHAPE),
     "start": ("start",),
 }
 

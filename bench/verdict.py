@@ -512,7 +512,7 @@ class Equivalence:
         paired: whether sides were compared seed by seed.
         lack: why no verdict is possible; empty if one is.
         unit: 0, or of sides without a ratio the unit of their difference: ``ratio`` and its ends
-            are e to the power of the difference over it, as in `bench.verdict.ratio.Ratio`.
+            are e to the power of the difference over it, as in `bench.verdict.Ratio`.
     """
 
     verdict: Claim

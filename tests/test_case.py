@@ -23,8 +23,9 @@ from bench.case import (
     spell_cases,
 )
 from bench.errors import UsageError
-from bench.grid import check_axes, check_batches, grid
+from bench.grid import grid
 from bench.precision import OPT_LEVELS, POLICIES, PRECISIONS
+from bench.rules import check, check_batches
 from bench.store.rows import parse_cases
 
 POSITIVE = st.floats(min_value=5e-324, max_value=1.7e308)
@@ -211,14 +212,14 @@ def test_as_many_micro_batches_as_were_asked_for(batch_size: int, data: st.DataO
     case = Case(batch_size=batch_size, accumulate=number)
     made = len(range(0, batch_size, micro_batch(case)))
     if made == number:
-        check_axes(case)
+        check(case)
     else:
         with pytest.raises(UsageError, match="give --accumulate") as refused:
-            check_axes(case)
+            check(case)
         works = [int(n) for n in str(refused.value).rpartition("--accumulate ")[2].split(" or ")]
         assert works[0] < number < max([*works[1:], batch_size])
         for other in works:
-            check_axes(replace(case, accumulate=other))
+            check(replace(case, accumulate=other))
     most = data.draw(st.integers(2, 4000))
     (found,) = grid({"batch_size": [batch_size], "micro_batch": [most]})
     assert micro_batch(found) <= most

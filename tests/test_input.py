@@ -25,9 +25,10 @@ from bench.data.batches import Batches, Counted, Divided, MadeBatches, Supply
 from bench.data.synthetic import count_images
 from bench.errors import UsageError
 from bench.fingerprint import examine, name_subject, split_subject
-from bench.grid import check_batches, grid
+from bench.grid import grid
 from bench.record import Measurement, Status
 from bench.report.__main__ import main as report
+from bench.rules import check_batches
 from bench.scales import __main__ as scales
 from bench.sweep.__main__ import main as sweep
 from bench.training.counting import count_flop

@@ -19,10 +19,11 @@ from bench.advise.advisor import Question, find_advice
 from bench.advise.answer import Answer
 from bench.advise.settings import LEVERS, name_levers, strip
 from bench.axis import Value
-from bench.case import Case, list_absent, parse_value
+from bench.case import FOLLOWS, SAME_QUESTION, Case, parse_value
 from bench.environment.host import has_cuda
 from bench.errors import UsageError, choose, nearest
 from bench.flags import (
+    OF_SWEEPS,
     Parser,
     add_axes,
     add_flag,
@@ -48,7 +49,15 @@ FORMATS: dict[str, Callable[[Answer], str]] = {
 def build_parser() -> Parser:
     parser = Parser(
         prog="python -m bench.advise",
-        absent=list_absent("advise"),
+        absent={
+            **dict.fromkeys(
+                ("epochs", *SAME_QUESTION, "checkpoint"), "it decides how much is measured"
+            ),
+            **OF_SWEEPS,
+            **dict.fromkeys(
+                ("parallel", *FOLLOWS["parallel"]), "it advises on training on one GPU"
+            ),
+        },
         usage="%(prog)s [--model NAME] [--now AXIS=VALUE,…] [--budget TIME] [--out DIR] […]",
         description=describe(__doc__),
         epilog="Return code: 0 with an answer, 3 without one, 2 for a usage error.",

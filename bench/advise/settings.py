@@ -62,7 +62,8 @@ def strip(case: Case) -> Case:
 def list_changes(setting: Case, other: Case) -> list[str]:
     """List the axes in which two settings differ, except those that follow from others."""
     axes = [name for name in AXES if getattr(setting, name) != getattr(other, name)]
-    return [name for name in axes if AXES[name].follows not in axes]
+    led = {name for axis in axes for name in FOLLOWS.get(axis, ())}
+    return [name for name in axes if name not in led]
 
 
 def find_room(now: Case, inputs: Inputs) -> float:

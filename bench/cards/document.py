@@ -23,7 +23,7 @@ from bench.cards.groups import (
     name_unusual,
     rate_card,
 )
-from bench.case import AXES, UNTIMED
+from bench.case import UNTIMED
 from bench.limits import STEADY
 from bench.questions.notices import name_folder, warn
 from bench.questions.overview import OVERVIEW, PUBLISHED
@@ -185,7 +185,7 @@ def _describe_card(row: Result) -> str:
     power = row.power_limit_w
     said = [f"{name} {value}" for name in ("torch", "driver") if (value := getattr(row, name))]
     said += [f"{power:.0f} W"] if power == power else []
-    usual = {name: find_default(name) for name in UNTIMED if not AXES[name].spread}
+    usual = {name: find_default(name) for name in UNTIMED if name != "seed"}
     return ", ".join([*said, *name_unusual(row, usual)])
 
 

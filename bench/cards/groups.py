@@ -39,7 +39,7 @@ RECIPE = (
     *(
         name
         for name in list_affecting(Trait.LEARNING)
-        if name not in ("batch_size", *UNTIMED) and AXES[name].follows != "precision"
+        if name not in ("batch_size", *UNTIMED) and name not in FOLLOWS["precision"]
     ),
     *list_affecting(Trait.RECIPE),
 )
@@ -47,10 +47,9 @@ RECIPE = (
 
 LEVERS = tuple(
     name
-    for name, axis in AXES.items()
+    for name in AXES
     if name not in (*RECIPE, *UNTIMED, *SAME_QUESTION, "precision", "batch_size", "device")
-    and axis.follows != "precision"
-    and not axis.spread
+    and name not in FOLLOWS["precision"]
 )
 """Axes that change the speed of a step, but not the recipe."""
 

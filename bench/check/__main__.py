@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.axis import Value
-from bench.case import Case, list_absent
+from bench.case import SAME_QUESTION, Case
 from bench.check.checks import CHECKS
 from bench.check.report import Report, head, show_running
 from bench.environment.host import list_devices, refuse_missing
@@ -19,7 +19,16 @@ from bench.environment.machine import examine
 from bench.errors import UsageError, choose
 from bench.executors import Images
 from bench.fingerprint import list_requests
-from bench.flags import Parser, add_axes, command, parse_whole, read_axes, writable
+from bench.flags import (
+    OF_OTHER_IMAGES,
+    OF_SWEEPS,
+    Parser,
+    add_axes,
+    command,
+    parse_whole,
+    read_axes,
+    writable,
+)
 from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.preset import default_preset, load_preset
@@ -30,12 +39,26 @@ from bench.sweep.preflight import check
 STEPS, LEAST_STEPS = 60, 20
 
 
+_FEW_STEPS = (
+    "it trains a few steps of whole batches, made on the device, all at --lr, of a whole network "
+    "from scratch"
+)
+
+
 def build_parser() -> Parser:
     names = "".join(f"\n  {check.name:<14}{check.shows}" for check in CHECKS.values())
     parser = Parser(
         prog="python -m bench.check",
         usage="%(prog)s [--precision NAME …] [--AXIS VALUE …] [--out DIR] […]",
-        absent=list_absent("check"),
+        absent={
+            **dict.fromkeys(("accumulate", "memory_limit"), _FEW_STEPS),
+            **dict.fromkeys(("lr_scaling", "base_batch", "lr_warmup", "schedule"), _FEW_STEPS),
+            "clip_grad": "a clipped step would hide a summed loss, which it looks for",
+            **dict.fromkeys(("epochs", *SAME_QUESTION, "cuda_graphs"), _FEW_STEPS),
+            **dict.fromkeys(("freeze", "start", "loader", "workers"), _FEW_STEPS),
+            **OF_OTHER_IMAGES,
+            **OF_SWEEPS,
+        },
         description="Check that a training is sound before it is measured: for every precision "
         "asked for, short runs of the harness's own training, each with a figure and the bounds it "
         "must lie within. A network is trained on images of 3x32x32; --workload brings its own "

@@ -15,6 +15,7 @@ from bench.case import (
     AXES,
     NAMED,
     SAME_QUESTION,
+    SWITCHES,
     UNTIMED,
     Case,
     format_value,
@@ -29,6 +30,7 @@ from bench.diagnosis.step import CALL, RATES, UNITS
 from bench.errors import UsageError
 from bench.limits import SLOWED
 from bench.record import COMPARABLE, MODEL_PARTS, REPEATED, Environment
+from bench.rules import applies
 from bench.study.axes import name_axis, name_setting, parse_name
 from bench.study.pairs import EnvironmentKey, Match, Matches
 from bench.study.pairs import match as match_cases
@@ -399,7 +401,7 @@ def take_values(a: Side, b: Side | None, axis: str, values: Sequence[Value]) -> 
 
 def list_values(side: Side, axis: str) -> list[Value]:
     """Return the values of an axis in a sweep, in order, from cases to which it applies."""
-    values = dict.fromkeys(getattr(case, axis) for case in side.cases if AXES[axis].holds(case))
+    values = dict.fromkeys(getattr(case, axis) for case in side.cases if applies(axis, case))
     return list(values)
 
 
@@ -410,9 +412,8 @@ def _write(values: Iterable[Value], most: int = 8) -> str:
 
 def _take(side: Side, axis: str, value: Value) -> Side:
     title = name_setting(axis, spell_value(value))
-    held = AXES[axis].holds
-    name = format_value(value) if AXES[axis].switch else title
-    runs = [r for r in side.runs if getattr(r.case, axis) == value and held(r.case)]
+    name = format_value(value) if axis in SWITCHES else title
+    runs = [r for r in side.runs if getattr(r.case, axis) == value and applies(axis, r.case)]
     return replace(side, name=name, title=title, runs=runs)
 
 

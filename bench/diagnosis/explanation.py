@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from bench.axis import Value, axis_flag
-from bench.case import AXES, Case, format_value
+from bench.case import Case, format_value
 from bench.diagnosis.breakdown import Breakdown, Ceiling, RateViolation
 from bench.diagnosis.step import Step
-from bench.grid import go_together
 from bench.limits import STEADY
+from bench.rules import applies, go_together
 from bench.text import Explained
 from bench.verdict import Ratio
 
@@ -202,7 +202,7 @@ def advise(cause: Cause, case: Case, alternatives: Alternatives) -> Iterator[Adv
         absent = _ABSENT_AXES.get(option.axis, lambda _: False)(case)
         # a number can always be larger or smaller
         open_ = type(old) is int or any(option.better(old, value) for value in _VALUES)
-        if AXES[option.axis].holds(case) and not absent and open_:
+        if applies(option.axis, case) and not absent and open_:
             measured = alternatives.get(option.axis, {})
             tried = [
                 Advice(_write_flag(option.axis, value), speedup)

@@ -111,7 +111,7 @@ def find_effects(found: ReportData) -> Iterator[Effect]:
     changes = [
         change
         for axis in find_varying(ended, found.varying)
-        if axis not in AXES or not AXES[axis].spread
+        if axis != "seed"  # varied to see a spread, not for its effect
         for change in find_changes(axis, ended, found.machines)
     ]
     judged: list[dict[str, Estimate]] = [{} for _ in changes]

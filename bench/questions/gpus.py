@@ -15,7 +15,7 @@ from operator import attrgetter
 from statistics import mode
 from typing import TYPE_CHECKING, Any
 
-from bench.case import AXES, FOLLOWS, SAME_QUESTION, Case, free_axes
+from bench.case import FOLLOWS, SAME_QUESTION, Case, free_axes
 from bench.limits import STEADY
 from bench.questions.settings import list_settings
 from bench.record import RELIABLE
@@ -331,7 +331,7 @@ def _explain_lines(lines: Sequence[Line], what: str, again: bool) -> Iterator[st
             "the wire: the bytes that each process sends in a ring all-reduce, 2 (N - 1) / N of "
             "the gradients, over the time of a step."
         )
-    if any(row.parallel in AXES["parallel"].legacy for row in rows):
+    if any(row.parallel == "dp" for row in rows):
         yield "dp is torch's DataParallel, which torch itself advises against; use --parallel ddp."
 
 

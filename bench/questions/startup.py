@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.case import AXES
 from bench.limits import MIN_REPEATS
 from bench.questions.report_data import ReportData
 from bench.render.section import Column, Section, Sheet
@@ -20,8 +19,11 @@ from bench.study.axes import find_varying, name_axis
 from bench.text import count, write_number
 from bench.verdict import Ratio, compare
 
-_COMMON_FIRST = sorted(AXES.values(), key=lambda axis: not axis.common)
-PREPARING = {axis.name: axis.prepares for axis in _COMMON_FIRST if axis.prepares}
+PREPARING = {
+    "compile": "compiling",
+    "cudnn_benchmark": "autotuning",
+    "cuda_graphs": "capturing",
+}
 """Switches that take time before the first epoch to shorten each, and what takes that time."""
 
 

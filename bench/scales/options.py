@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.axis import axis_flag
-from bench.case import Case, format_value, list_absent, parse_value
+from bench.case import Case, format_value, parse_value
 from bench.data import find_layout
 from bench.environment.host import has_cuda
 from bench.errors import UsageError, choose, nearest
-from bench.flags import Parser, parse_number, refuse_beside_workload
+from bench.flags import OF_OTHER_IMAGES, OF_SWEEPS, Parser, parse_number, refuse_beside_workload
 from bench.precision import PRECISIONS
 from bench.scale_map import TOLERANCE, Way
 from bench.scales.formats import FORMATS, to_float32
@@ -84,7 +84,8 @@ class Options:
 
 def build_parser() -> Parser:
     texts = {"description": _DESCRIPTION, "epilog": _EPILOG}
-    parser = Parser(prog="python -m bench.scales", absent=list_absent("scales"), **texts)
+    absent = OF_OTHER_IMAGES | OF_SWEEPS
+    parser = Parser(prog="python -m bench.scales", absent=absent, **texts)
     add = parser.add_argument_group("what to look at").add_argument
     add("--precision", nargs="+", default=["fp16"], metavar="NAME", help="number formats (fp16)")
     add("--batch-size", nargs="+", default=["128"], metavar="N", help="images per step (128)")

@@ -11,10 +11,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from bench.axis import Value, axis_flag
-from bench.case import AXES, Case, default_lr, format_value, list_absent, parse_value
+from bench.case import AXES, FOLLOWS, PARTS, Case, default_lr, format_value, parse_value
 from bench.environment.host import list_devices
 from bench.errors import UsageError, choose
-from bench.flags import Parser, add_axes, add_flag, describe, parse_number, parse_whole, read_axes
+from bench.flags import (
+    OF_SWEEPS,
+    Parser,
+    add_axes,
+    add_flag,
+    describe,
+    parse_number,
+    parse_whole,
+    read_axes,
+)
 from bench.grid import refuse_auto
 from bench.halving import METRICS, Halving
 from bench.origin import EXECUTORS
@@ -125,7 +134,13 @@ def _draw(
 def build_parser(docstring: str | None) -> Parser:
     parser = Parser(
         prog="python -m bench.search",
-        absent=list_absent("search"),
+        absent={
+            **dict.fromkeys(PARTS, "trials train whole epochs"),
+            "checkpoint": "a trial that was interrupted begins anew",
+            "profile": "bench.sweep profiles the settings that were found",
+            **OF_SWEEPS,
+            **dict.fromkeys(("parallel", *FOLLOWS["parallel"]), "each trial trains on one GPU"),
+        },
         usage="%(prog)s [--lr LOW..HIGH] [--AXIS VALUE …] [--epochs E] [--samples N] […]",
         description=describe(docstring),
     )

@@ -3,22 +3,18 @@ by them, such as ``--where precision=fp16 batch_size=256,512``."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from bench.axis import Value
-from bench.case import (
-    AXES,
-    FOLLOWS,
-    SAME_QUESTION,
-    format_value,
-    main_loss_scale,
-    mark_legacy,
-    parse_value,
-)
+from bench.axis import COMPILES, Value
+from bench.case import AXES, FOLLOWS, SAME_QUESTION, format_value, mark_legacy, parse_value
 from bench.errors import UsageError, nearest
+from bench.precision import FP8_RECIPES, PRECISIONS
 from bench.store.rows import group
 from bench.study.runs import SOURCE
+from bench.text import parse_bytes
 
 C = TypeVar("C")  # a run, a result or a case
 
@@ -36,11 +32,35 @@ ORDER = (
 """Every axis a table may have a column for. The machine implies the ``device``, and the model the
 workload."""
 
-NUMBERS = frozenset(name for name, axis in AXES.items() if axis.number)
+_NUMERIC = [name for name, axis in AXES.items() if type(axis.default) in (int, float)]
+NUMBERS = frozenset((*_NUMERIC, "loss_scale"))
 """Axes whose values are numbers, in ascending order; a dynamic loss scale comes last."""
 
 Machines = Mapping[tuple[str, str], str]
 """Maps (sweep, machine) to its display name."""
+
+
+def _order_scale(text: str) -> tuple[float, str]:
+    """Return a sort key for loss scales: none, numbers ascending, dynamic."""
+    try:
+        return float(text or 0), ""
+    except ValueError:
+        return math.inf, text
+
+
+_ORDERS: dict[str, Callable[[Any], Any]] = {
+    "precision": list(PRECISIONS).index,
+    "loss_scale": _order_scale,
+    "opt_level": str,
+    "fp8_recipe": list(FP8_RECIPES).index,
+    "memory_limit": lambda text: parse_bytes(text) if text else math.inf,
+    "lr_warmup": lambda text: (text.endswith("%"), float(text.removesuffix("%"))),
+    "clip_grad": lambda text: float(text or math.inf),
+    "steps": lambda text: int(text) if text else math.inf,
+    "compile": list(COMPILES).index,
+    "vary": str,
+}
+"""Sort keys of an axis's values as a table of cases spells them; numbers need none."""
 
 
 def find_default(axis: str) -> Value:
@@ -94,7 +114,7 @@ def order_values(axis: str, values: Iterable[Any]) -> list[Any]:
     distinct = list(dict.fromkeys(values))
     if axis == MACHINE:
         return distinct
-    order, default = AXES[axis].order, AXES[axis].default
+    order, default = _ORDERS.get(axis), AXES[axis].default
     return sorted(distinct, key=order) if order or isinstance(default, int | float) else distinct
 
 
@@ -114,6 +134,21 @@ def sort_cases(cases: Sequence[C], axes: Sequence[str]) -> list[C]:
     """Sort cases by ``axes``, the last varying fastest, so that neighbours differ little."""
     ranks = [rank(cases, axis) for axis in axes]
     return sorted(cases, key=lambda case: [find(case) for find in ranks])
+
+
+def main_loss_scale(precision: str, scales: Iterable[str]) -> str:
+    """Return the loss scale that represents a precision: its default, or the commonest one.
+
+    Ties go to the lowest of ``scales``, as spelled by `format_value`; dynamic ones come last.
+
+    >>> main_loss_scale("fp16", ["64", "128", "64"]), main_loss_scale("fp16", ["64", "256", "64"])
+    ('128', '64')
+    """
+    counts = Counter(scales)
+    default = format_value(PRECISIONS[precision].default_loss_scale)
+    if default in counts:
+        return default
+    return min(counts, key=lambda text: (-counts[text], _order_scale(text)))
 
 
 def list_main(cases: Sequence[Any], equal: Sequence[Hashable]) -> list[int]:

@@ -74,6 +74,13 @@ class Changed:
     pairs: Sequence[Pair]
 
 
+_FROM_DEFAULT = (
+    *("precision", "memory_limit", "clip_grad", "freeze", "start", "command", "vary"),
+    *("parallel", "grad_compression"),
+)
+"""Axes whose default is the baseline of other values; else the first value is."""
+
+
 def find_changes(axis: str, results: Sequence[Result], machines: Machines) -> Iterator[Changed]:
     """Yield the changes of one axis for which there are pairs.
 
@@ -92,8 +99,7 @@ def find_changes(axis: str, results: Sequence[Result], machines: Machines) -> It
     if axis in FOLLOWS:
         results = [results[at] for at in list_main(results, [*map(tell, results)])]
     values = order_values(axis, (take_value(result, axis) for result in results))
-    about = AXES.get(axis)  # `MACHINE` has none
-    wanted = format_value(about.default) if about and about.baseline else None
+    wanted = format_value(AXES[axis].default) if axis in _FROM_DEFAULT else None
     first = values.index(wanted) if wanted in values else 0
     steps: dict[tuple[int, int], list[Pair]] = {}
     for key, alike in enumerate(group(results, tell)):
@@ -126,9 +132,9 @@ def _describe_data(result: Result) -> tuple[Any, ...]:
 
 
 def list_free(axis: str) -> set[str]:
-    """Return the axes in which cases that are compared by ``axis`` may differ."""
-    kept = {name for name, about in AXES.items() if about.kept}
-    return {axis, *(set(free_axes(axis)) - kept), *SAME_QUESTION}
+    """Return the axes in which cases that are compared by ``axis`` may differ. As many GPUs take
+    part in both."""
+    return {axis, *(set(free_axes(axis)) - {"world_size"}), *SAME_QUESTION}
 
 
 OWN_DRAWS = list_affecting(Trait.DRAWS)

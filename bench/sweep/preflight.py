@@ -24,11 +24,12 @@ from bench.errors import SeveralUsageError, UnsupportedError, UsageError
 from bench.executors import Executor, Images, build_executor
 from bench.fingerprint import Fingerprint, list_requests, name_subject
 from bench.gpu.nvml import find_neighbours
-from bench.grid import check_axes, check_batches
 from bench.models import MODELS
 from bench.optimization import count_warmup_steps
 from bench.precision import FP8_INSTALL, PRECISIONS, find_torchao, refuse_fp8
 from bench.record import COMPARABLE, Environment, Place
+from bench.rules import check as check_case
+from bench.rules import check_batches
 from bench.sweep.options import Options, Plan
 from bench.text import GIB, count, name_first
 from bench.wall.records import name_family
@@ -111,7 +112,7 @@ class Inputs:
         facts = model.workload if model else None
         if not (facts and facts.optimizer):
             return case
-        check_axes(case := replace(case, optimizer=OWN))
+        check_case(case := replace(case, optimizer=OWN))
         return case
 
     def add_rates(self, device: str, found: Yardstick) -> Inputs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench.axis import COMPILES, PARALLELS, axis_flag
-from bench.case import AXES, Case, fill_value, format_value
+from bench.case import AXES, Case, format_value
 from bench.data import DATASETS
 from bench.environment.host import has_cuda
 from bench.grid import MICRO_BATCH
@@ -14,6 +14,7 @@ from bench.models.freezing import FREEZES
 from bench.optimization import OPTIMIZERS, SCHEDULES
 from bench.precision import FP8_RECIPES, OPT_LEVELS, POLICIES, PRECISIONS
 from bench.preset import load_preset, preset_names
+from bench.rules import fill_value
 from bench.store.plans import plan_runs
 from bench.store.reader import read_rows
 from bench.store.rows import LatestAttempt, Run, read_history

@@ -16,8 +16,8 @@ from statistics import linear_regression
 
 from bench.case import Case
 from bench.errors import UsageError
-from bench.grid import check_batches, check_division
 from bench.record import MEASURED, REFUSED, Status
+from bench.rules import check, check_batches
 from bench.text import Explained
 
 STEP = 8
@@ -169,7 +169,7 @@ def list_sizes(
 
     def fits(size: int) -> bool:
         try:
-            check_division(sized := replace(case, batch_size=size))
+            check(sized := replace(case, batch_size=size))
             check_batches(sized, images, batchnorm)
         except UsageError:
             return False

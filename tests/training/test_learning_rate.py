@@ -12,7 +12,7 @@ from training_for_tests import CPU, batch, training
 
 from bench.case import Case
 from bench.errors import UsageError
-from bench.grid import check_batches
+from bench.rules import check_batches
 from bench.training.building import make_training
 from bench.training.loop import train_epoch
 from bench.training.optimizers import learning_rates

@@ -24,7 +24,8 @@ from bench.cores import OtherWork
 from bench.data.batches import Batches, MadeBatches, Share, plan_steps
 from bench.data.loader import load_images
 from bench.errors import UsageError
-from bench.grid import check_axes, check_batches, grid
+from bench.grid import grid
+from bench.rules import check, check_batches
 from bench.training.loop import Epoch, merge
 from bench.training.parallel import Exposed, find_slowest
 from bench.worker.epochs import TimedEpoch, join_epochs
@@ -184,7 +185,7 @@ def test_no_process_is_left_one_image(batch: int, size: int, images: int) -> Non
 )
 def test_settings_that_do_not_go_together(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        check_axes(replace(DDP, **settings))
+        check(replace(DDP, **settings))
 
 
 def test_axes_of_several_gpus_vary_with_them_alone() -> None:
