@@ -55,9 +55,8 @@ class Preset:
         case. A preset's own axis is not asked for if a flag decides whether it applies.
         """
         blocks = [{**defaults, **block} for block in self.override(flags)]
-        decided = {name for flag in flags for name in FOLLOWS.get(flag, ())}
-        if flags.keys() & {"workload", "dataset"}:
-            decided |= {*SHAPE}
+        decides = FOLLOWS | {"workload": SHAPE, "dataset": SHAPE}
+        decided = {name for flag in flags for name in decides.get(flag, ())}
         asked = AXES.keys() - (decided - flags.keys())
         return grid(*blocks, find=find, asked=asked)
 

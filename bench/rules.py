@@ -30,6 +30,12 @@ from bench.precision import PRECISIONS, is_dynamic
 from bench.text import join_words
 from bench.workloads import COMMAND, IMAGES, OWN
 
+_SCALING, _APEX, _FLOAT8 = (
+    f"--precision {' or '.join(p.name for p in PRECISIONS.values() if getattr(p, what))}"
+    for what in ("scales_loss", "apex", "float8")
+)
+_OF_DDP = ("grad_compression", "sync_bn")
+
 
 def list_lacks(case: Case) -> Iterator[tuple[tuple[str, ...], str, str]]:
     """Yield the axes that do not apply to a case, why, and the flag with which they would."""
@@ -54,13 +60,6 @@ def list_lacks(case: Case) -> Iterator[tuple[tuple[str, ...], str, str]]:
         yield _OF_DDP, "it is of DistributedDataParallel", "--parallel ddp"
 
 
-_SCALING, _APEX, _FLOAT8 = (
-    f"--precision {' or '.join(p.name for p in PRECISIONS.values() if getattr(p, what))}"
-    for what in ("scales_loss", "apex", "float8")
-)
-_OF_DDP = ("grad_compression", "sync_bn")
-
-
 def applies(axis: str, case: Case) -> bool:
     return not any(axis in axes for axes, _, _ in list_lacks(case))
 
@@ -82,13 +81,11 @@ def settle(settings: Mapping[str, Any]) -> Case:
     choice.
     """
     case = Case(**settings)
-    changes: dict[str, Any]
     if case.command is not None:
-        free = {*BESIDE_COMMAND, *(place.name for place in list_places(case.command))}
-        changes = {name: axis.default for name, axis in AXES.items()}
-        changes |= {"model": name_command(case.command), "batch_size": 0}
-        changes |= {"precision": OWN, "optimizer": OWN}
-        changes = {name: value for name, value in changes.items() if name not in free}
+        kept = {*BESIDE_COMMAND, *(place.name for place in list_places(case.command))}
+        own: dict[str, Any] = {"precision": OWN, "batch_size": 0, "optimizer": OWN}
+        own["model"] = name_command(case.command)
+        changes = {name: own.get(name, AXES[name].default) for name in AXES if name not in kept}
         return replace(case, **changes | {"workload": COMMAND, "dataset": OWN})
     filled = [name for name in ("loss_scale", "lr") if settings.get(name) is None]
     changes = {name: fill_value(name, case) for name in filled}
@@ -96,6 +93,23 @@ def settle(settings: Mapping[str, Any]) -> Case:
     if case.workload != IMAGES:
         changes |= {"model": case.workload, "dataset": OWN}
     return replace(case, **changes)
+
+
+_UNMEASURED: tuple[tuple[str, str, tuple[Value, ...]], ...] = (
+    ("accumulate", "parallel", ("dp",)),
+    ("accumulate", "cuda_graphs", (True,)),
+    ("memory_limit", "parallel", ("dp",)),
+    ("until", "parallel", ("ddp",)),
+    ("checkpoint", "parallel", ("ddp", "dp")),
+    ("checkpoint", "cuda_graphs", (True,)),
+    ("profile", "parallel", ("ddp", "dp")),
+    ("profile", "cuda_graphs", (True,)),
+    ("compile", "parallel", ("dp",)),
+    ("cuda_graphs", "compile", OWN_GRAPHS),
+    ("cuda_graphs", "precision", tuple(p.name for p in PRECISIONS.values() if p.apex or p.float8)),
+    ("parallel", "cuda_graphs", (True,)),
+)
+"""Axes that are not measured, but at their defaults, with some values of another."""
 
 
 def check(case: Case) -> None:
@@ -190,23 +204,6 @@ def _list_conflicts(case: Case) -> Iterator[str]:
             )
 
 
-_UNMEASURED: tuple[tuple[str, str, tuple[Value, ...]], ...] = (
-    ("accumulate", "parallel", ("dp",)),
-    ("accumulate", "cuda_graphs", (True,)),
-    ("memory_limit", "parallel", ("dp",)),
-    ("until", "parallel", ("ddp",)),
-    ("checkpoint", "parallel", ("ddp", "dp")),
-    ("checkpoint", "cuda_graphs", (True,)),
-    ("profile", "parallel", ("ddp", "dp")),
-    ("profile", "cuda_graphs", (True,)),
-    ("compile", "parallel", ("dp",)),
-    ("cuda_graphs", "compile", OWN_GRAPHS),
-    ("cuda_graphs", "precision", tuple(p.name for p in PRECISIONS.values() if p.apex or p.float8)),
-    ("parallel", "cuda_graphs", (True,)),
-)
-"""Axes that are not measured, but at their defaults, with some values of another."""
-
-
 def check_batches(case: Case, train_images: int, batchnorm: bool = True) -> None:
     """Refuse a batch size or warm-up that does not fit this number of training images, or items.
 
@@ -216,75 +213,42 @@ def check_batches(case: Case, train_images: int, batchnorm: bool = True) -> None
     """
     if case.command is not None:
         return
-    if case.world_size == 1:
-        why = _refuse_batch(case, train_images, batchnorm)
-    elif why := _refuse_shares(case, train_images, batchnorm):
+    most = train_images // case.world_size
+    item = "image" if case.workload == IMAGES else "item"
+    batch = f"batch size {case.batch_size}"
+    if case.world_size > 1:
+        batch += f" on each of {case.world_size} {'GPUs' if case.device == 'cuda' else 'processes'}"
+    if case.batch_size > most:
+        raise UsageError(
+            f"{batch} is above the dataset's {train_images} {item}s; use at most {most}"
+        )
+    if batchnorm and (why := _find_uneven(case, train_images)):
         near = (case.batch_size + sign * by for by in range(1, 100) for sign in (-1, 1))
-        others = (replace(case, batch_size=n) for n in near if n >= case.accumulate)
+        others = (replace(case, batch_size=n) for n in near if case.accumulate <= n <= most)
         for other in filter(go_together, others):
-            if not _refuse_shares(other, train_images, batchnorm):
-                raise UsageError(f"{why}; {other.batch_size} should work")
-    if why:
-        raise UsageError(why)
+            if not _find_uneven(other, train_images):
+                raise UsageError(f"{batch} leaves {why}; {other.batch_size} should work")
+        raise UsageError(f"{batch} leaves {why}; give another")
     steps = math.ceil(train_images / whole_batch(case))
     count_warmup_steps(case.lr_warmup, case.epochs * steps)
 
 
-def _refuse_batch(case: Case, train_images: int, batchnorm: bool) -> str:
-    """Return why the images cannot be divided into batches on one GPU; empty if they can."""
+def _find_uneven(case: Case, train_images: int) -> str:
+    """Return what of the batches of a GPU BatchNorm cannot take; empty if it can take all."""
     item = "image" if case.workload == IMAGES else "item"
-    if case.batch_size > train_images:
-        return (
-            f"batch size {case.batch_size} is above the dataset's {train_images} {item}s; "
-            f"use at most {train_images}"
-        )
-    if not batchnorm:
-        return ""
-    last, size = train_images % case.batch_size, micro_batch(case)
-    if case.batch_size == 1:
-        return (
-            f"batch size 1 is one {item}, and BatchNorm needs two; use at least 2, or a network "
-            "without BatchNorm"
-        )
-    if last == 1:
-        return (
-            f"batch size {case.batch_size} leaves a last batch of one {item} of {train_images}, "
-            f"and BatchNorm needs two; {case.batch_size - 1} or {case.batch_size + 1} should work"
-        )
-    for items, what in ((case.batch_size, "batch"), (last, "last batch")):
-        if items and (size == 1 or items % size == 1):
-            return (
-                f"--accumulate {case.accumulate} leaves a micro-batch of one {item} in a {what} of "
-                f"{items}, and BatchNorm needs two; choose another number"
-            )
-    return ""
-
-
-def _refuse_shares(case: Case, train_images: int, batchnorm: bool) -> str:
-    """Return why the images cannot be divided over several GPUs; empty if they can."""
-    item = "image" if case.workload == IMAGES else "item"
-    where = "GPUs" if case.device == "cuda" else "processes"
-    whole = whole_batch(case)
-    each = f"batch size {case.batch_size} on each of {case.world_size} {where}"
-    if whole > train_images:
-        return (
-            f"{each} is {whole} {item}s a step, above the dataset's {train_images}; use at most "
-            f"{train_images // case.world_size}"
-        )
-    last, size = divide_items(case, train_images % whole), micro_batch(case)
-    if not batchnorm:
-        return ""
-    if case.sync_bn:
+    last, size = divide_items(case, train_images % whole_batch(case)), micro_batch(case)
+    if case.sync_bn and case.world_size > 1:
         # each SyncBatchNorm waits for the same layer on all other GPUs
         counts = {math.ceil(items / size) for items in last}
         if any(last) and (0 in last or len(counts) > 1):
             return (
-                f"{each} leaves a last batch of {sum(last)} {item}s, which not all of them compute "
-                "in as many micro-batches, and --sync-bn needs that"
+                f"a last batch of {sum(last)} {item}s, which not all of them compute in as many "
+                "micro-batches, and --sync-bn needs that"
             )
         return ""
-    for items in (case.batch_size, *last):
-        if items and (items == 1 or size == 1 or items % size == 1):
-            part = "micro-batch" if case.accumulate > 1 and items > 1 else "batch"
-            return f"{each} leaves one of them a {part} of one {item}, and BatchNorm needs two"
+    for items, what in ((case.batch_size, "batch"), *((items, "last batch") for items in last)):
+        if items == 1:
+            return f"a {what} of one {item}, and BatchNorm needs two"
+        if items and (size == 1 or items % size == 1):
+            return f"a micro-batch of one {item}, and BatchNorm needs two"
     return ""

@@ -53,10 +53,10 @@ def expect(
 
 FLAGS = [
     (["--batch-size", "0"], "--batch-size '0': a batch size is a whole number of at least 1"),
-    (["--batch-size", "1"], "batch size 1 is one image, and BatchNorm needs two; use at least 2"),
+    (["--batch-size", "1"], "batch size 1 leaves a batch of one image, and BatchNorm needs two"),
     (["--batch-size", "64,128"], "--batch-size 64,128: separate values by spaces: --batch-size 64"),
     (["--batch-size", "50001"], "batch size 50001 is above the dataset's 50000 images"),
-    (["--batch-size", "49999"], "batch size 49999 leaves a last batch of one image of 50000"),
+    (["--batch-size", "49999"], "batch size 49999 leaves a last batch of one image, and BatchNorm"),
     (["--precision", "fp61"], "--precision 'fp61': did you mean 'fp16'?"),
     (["--loss-scale", "128"], "none of the precisions measured scales a loss; add --precision"),
     (["--loss-scale", "0"], "--loss-scale '0': a loss scale is a finite number above 0, 'dynamic'"),

@@ -449,7 +449,7 @@ def test_the_command_makes_a_map_and_shows_it(tmp_path: Path, capsys: Capture) -
         (["--scales", "0"], "--scales '0': give numbers above 0, such as 128 or 2^16"),
         (["--at", "5", "--steps", "3"], "--steps 3: is below step 5 of --at"),
         (["--train", "fast"], "--train 'fast': a loss scale is"),
-        (["--batch-size", "1"], "batch size 1 is one image, and BatchNorm needs two"),
+        (["--batch-size", "1"], "batch size 1 leaves a batch of one image, and BatchNorm needs"),
         (["--show", "nowhere"], "--show nowhere: there is no scales.json"),
     ],
 )

@@ -528,7 +528,7 @@ def test_a_workload_is_compiled(monkeypatch: Patch) -> None:
             ["--workload", TRANSFORMER, "--optimizer", "adamw"],
             f"--workload {TRANSFORMER} brings its own optimizer, AdamW; leave out --optimizer",
         ),
-        (["--workload", RESNET, "--batch-size", "9"], "leaves a last batch of one item of"),
+        (["--workload", RESNET, "--batch-size", "9"], "leaves a last batch of one item, and"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_any_case(

@@ -139,8 +139,8 @@ def test_processes_that_train_together_are_no_others_to_each_other() -> None:
     [
         # 50,000 leave 2 images in the last batch: one for each
         ({"batch_size": 641}, 50_000, "batch size 641 on each of 2 processes .* 640 should work"),
-        ({"batch_size": 3}, 13, "one of them a batch of one image"),
-        ({"batch_size": 600}, 1000, "is 1200 images a step, above .* 1000; use at most 500"),
+        ({"batch_size": 3}, 13, "leaves a last batch of one image, .* 4 should work"),
+        ({"batch_size": 600}, 1000, "of 2 processes is above .* 1000 images; use at most 500"),
         (
             {"batch_size": 64, "sync_bn": True, "device": "cuda", "world_size": 4},
             64 * 4 + 3,
