@@ -223,6 +223,11 @@ COMPARISONS = {
         "epoch_time_s: same 1 (5:5); differ: gpu!; only in: a 1",
         a=MIXED, b=on("X", BASE),
     ),
+    "Of two cards none is by chance the one that a third is compared with": plant(
+        "a b",
+        "differ: gpu!; only in: a 2, b 1",
+        a=MIXED, b=on("Z", BASE),
+    ),
     "A run that failed before it knew its machine is of no other: fixed": plant(
         "a b",
         "epoch_time_s: same 1 (4:5); outcomes: fixed",
