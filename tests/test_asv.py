@@ -368,8 +368,11 @@ def imported(project: Path) -> list[Results]:
     return [Results.load(str(file)) for file in files]
 
 
-def test_a_sweep_becomes_results_of_its_commit_once(project: Path, capsys: Capture) -> None:
-    ends = {("64", "3"): "error"} | {("128", repeat): "oom" for repeat in "123"}
+@pytest.mark.parametrize("failure", ["oom", "error"])
+def test_a_sweep_becomes_results_of_its_commit_once(
+    project: Path, capsys: Capture, failure: str
+) -> None:
+    ends = {("64", "3"): "error"} | {("128", repeat): failure for repeat in "123"}
 
     def end(row: dict[str, str]) -> dict[str, str]:
         return {"status": ends.get((row["batch_size"], row["repeat"]), "ok")}
@@ -383,8 +386,9 @@ def test_a_sweep_becomes_results_of_its_commit_once(project: Path, capsys: Captu
     assert params == [["'fp32'"], ["'none'"], ["64", "128"]]
     seconds = result.get_result_value("cases.track_epoch_time", params)
     assert seconds[0] == 10 + 1000 / 64
-    assert math.isnan(seconds[1])  # n/a, not a number and not a failure
-    told = [STATUSES.index("error"), STATUSES.index("oom")]
+    # what does not fit is n/a, and what failed has failed
+    assert math.isnan(seconds[1]) if failure == "oom" else seconds[1] is None
+    told = [STATUSES.index("error"), STATUSES.index(failure)]
     assert result.get_result_value("cases.track_status", params) == told
     before = [file.read_bytes() for file in (project / ".asv").rglob("*.json")]
     assert add(project) == 2, "results that are there are not averaged with others"
