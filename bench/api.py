@@ -236,9 +236,8 @@ class Sweep:
 
         Raises UsageError: they cannot be compared.
         """
-        from bench.compare.comparison import choose_metrics, compare, refuse_other_models
+        from bench.compare.comparison import choose_metrics, compare, read_side, refuse_other_models
         from bench.compare.document import FORMATS, Margins
-        from bench.compare.side import read_side
 
         a, b = read_side("A", self.folders[0]), read_side("B", other.folders[0])
         comparison = compare(a, b, choose_metrics(a, b))

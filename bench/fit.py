@@ -34,9 +34,7 @@ from bench.processes import leave
 from bench.render.table import NOTHING, Cell, Head, Table, whole_cell
 from bench.sweep.options import Options, add_running, choose_dataset, read_running
 from bench.sweep.probing import find_largest
-from bench.wall.answer import Wall
-from bench.wall.records import APART, LONG_STEPS
-from bench.wall.search import ANSWERED, MARGIN, STEP, Ending
+from bench.wall import ANSWERED, APART, LONG_STEPS, MARGIN, STEP, Ending, Wall
 from bench.workloads import IMAGES
 
 PRECISIONS = {"cuda": ["fp32", "fp16", "bf16-amp"], "cpu": ["fp32", "bf16-amp"]}

@@ -119,7 +119,7 @@ def render_text(answer: Answer, full: bool = False) -> str:
 
 def _tabulate_short(explanations: Sequence[Explanation]) -> Iterator[Sheet]:
     """Like `tabulate_explained`, with few rows, and sentences that no row or title repeats."""
-    from bench.diagnosis.sentences import describe
+    from bench.diagnosis.explanation import describe
     from bench.questions.step_time import (
         ESTIMATED,
         name_pair,
@@ -165,7 +165,7 @@ def _take(one: Any, *names: str) -> dict[str, Any]:
 
 
 def _lay_out(found: Explanation) -> dict[str, Any]:
-    from bench.diagnosis.sentences import describe
+    from bench.diagnosis.explanation import describe
 
     estimated = ("before_estimated", "after_estimated")
     return {

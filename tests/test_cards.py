@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from bench.cards.__main__ import main
-from bench.cards.document import Cards, build
-from bench.cards.groups import Entry, read_prices
+from bench.cards.document import Cards, Entry, build, read_prices
 from bench.case import Case
 from bench.compare.__main__ import main as compare
 from bench.record import Record, Status

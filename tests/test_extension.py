@@ -217,7 +217,7 @@ from bench.axis import Trait
 from bench.case import Case, list_affecting
 from bench.study.pairs import list_free
 from bench.validate.claims import validate
-from bench.wall.records import APART
+from bench.wall import APART
 
 
 def main(argv):

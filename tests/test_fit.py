@@ -19,7 +19,7 @@ from fake_executor import FakeExecutor, Memory
 
 from bench import fit
 from bench.case import Case
-from bench.compare.side import read_side
+from bench.compare.comparison import read_side
 from bench.data import prepare
 from bench.errors import UsageError
 from bench.flags import join_flags
@@ -32,7 +32,7 @@ from bench.store.rows import read_history
 from bench.study.runs import read_runs
 from bench.study.sweeps import read_sweeps
 from bench.sweep import __main__ as sweep
-from bench.wall.records import read_walls
+from bench.wall import read_walls
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch

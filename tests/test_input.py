@@ -33,8 +33,7 @@ from bench.scales import __main__ as scales
 from bench.sweep.__main__ import main as sweep
 from bench.training.counting import count_flop
 from bench.verdict import is_guessing
-from bench.wall.records import Trial, name_family
-from bench.wall.search import Probe
+from bench.wall import Probe, Trial, name_family
 from bench.workloads import OWN, Workload
 from bench.workloads.images import Images
 

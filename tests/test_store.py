@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from pytest_for_tests import Patch
 
 from bench.case import Case
-from bench.compare.side import read_side
+from bench.compare.comparison import read_side
 from bench.errors import StoreError, UsageError
 from bench.record import (
     COLUMNS,

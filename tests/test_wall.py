@@ -18,16 +18,23 @@ from bench.record import Status, flatten
 from bench.store.reader import read_rows
 from bench.store.rows import Row
 from bench.store.writer import Store
-from bench.wall.answer import Wall, conclude
-from bench.wall.records import (
+from bench.wall import (
+    Ask,
+    Ending,
+    Goal,
+    MemoryLine,
+    Probe,
     Trial,
+    Wall,
+    conclude,
     conclude_trial,
+    decide,
+    list_sizes,
     make_probe,
     name_family,
     read_trials,
     read_walls,
 )
-from bench.wall.search import Ask, Ending, Goal, MemoryLine, Probe, decide, list_sizes
 from tests.planted.records import make_run
 
 SIZES = range(8, 50_001, 8)

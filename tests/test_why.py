@@ -13,7 +13,7 @@ import pytest
 from pytest_for_tests import Capture
 
 from bench.case import Case, format_value
-from bench.diagnosis.sentences import describe
+from bench.diagnosis.explanation import describe
 from bench.diagnosis.step import Step
 from bench.questions.profiles import explain_pairs, read_steps
 from bench.questions.report_data import label_machines

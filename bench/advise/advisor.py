@@ -29,7 +29,7 @@ from bench.sweep.loop import Loop, open_loop
 from bench.sweep.options import Options, Plan
 from bench.sweep.schedule import Losses
 from bench.text import read_time
-from bench.wall.records import read_peak
+from bench.wall import read_peak
 from bench.worker.messages import Job, Lane
 
 

@@ -25,7 +25,7 @@ from bench.verdict import (
     withdraw,
     withdraw_if_guessing,
 )
-from bench.wall.search import fit_line
+from bench.wall import fit_line
 
 if TYPE_CHECKING:
     import numpy as np

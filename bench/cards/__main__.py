@@ -47,8 +47,7 @@ def main(argv: Sequence[str]) -> int:
     """Compare cards; return 0, or 2 for a usage error."""
     given = build_parser().parse(argv)
     module, _, name = choose("--format", given.format, FORMATS).partition(":")
-    from bench.cards.document import build
-    from bench.cards.groups import read_prices
+    from bench.cards.document import build, read_prices
     from bench.study.sweeps import REFERENCE, list_results, read_sweeps
 
     also = [REFERENCE] if REFERENCE.is_file() else []

@@ -17,16 +17,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.compare.comparison import (
+    OUTCOME_FINDINGS,
     choose_metrics,
     compare,
+    describe_result,
     explain_one_sweep,
     parse_axis,
+    parse_gate,
+    pass_gate,
+    read_side,
     refuse_other_models,
     take_values,
 )
 from bench.compare.document import Margins
-from bench.compare.gates import OUTCOME_FINDINGS, describe_result, parse_gate, pass_gate
-from bench.compare.side import read_side
 from bench.errors import UsageError, choose
 from bench.flags import Parser, add_output, command, parse_percent, writable
 from bench.limits import MIN_REPEATS

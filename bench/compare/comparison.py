@@ -1,12 +1,15 @@
-"""Two sides, matched case by case, and the comparison of their repeats for every metric."""
+"""One side of a comparison: a sweep, or its cases with one value of an axis."""
 
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import islice, product
+from operator import attrgetter
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -25,29 +28,167 @@ from bench.case import (
     parse_value,
     spell_value,
 )
-from bench.compare.side import Readings, Side, SideCase
 from bench.diagnosis.step import CALL, RATES, UNITS
-from bench.errors import UsageError
+from bench.errors import UsageError, nearest
+from bench.flags import parse_percent
 from bench.limits import SLOWED
-from bench.record import COMPARABLE, MODEL_PARTS, REPEATED, Environment
+from bench.record import COMPARABLE, MODEL_PARTS, RELIABLE, REPEATED, Environment, Status
 from bench.rules import applies
+from bench.store.reader import read_rows
+from bench.store.rows import fill_unknown, group, keep_cases, keep_latest
 from bench.study.axes import name_axis, name_setting, parse_name
 from bench.study.pairs import EnvironmentKey, Match, Matches
 from bench.study.pairs import match as match_cases
 from bench.study.quantities import MEMORY, METRICS, Metric
-from bench.text import make_printable
+from bench.study.runs import Run, link_runs, list_runs
+from bench.text import make_printable, write_number, write_percent
 from bench.verdict import (
     GUESSING,
     Equivalence,
     Ratio,
     Seeded,
+    Verdict,
     average_seeds,
     compare_seeds,
+    find_classes,
     is_guessing,
     judge_equivalences,
     withdraw_if_guessing,
 )
 from bench.verdict import compare as compare_repeats
+
+Readings = list[tuple[int, float]]  # seed and value of each repeat
+
+
+@dataclass(frozen=True)
+class Part:
+    """The part of an epoch that a side measured of a case."""
+
+    share: float  # of an epoch: at most the case's fraction
+    steps: int | None  # the limit of ``--steps``, if it reduced the share
+    known: bool  # false with ``--steps`` if no step was measured; ``share`` is then the fraction
+
+    def __str__(self) -> str:
+        """Return the part as it was requested: ``fraction 0.25`` or ``20 steps``."""
+        return f"fraction {self.share:.3g}" if self.steps is None else f"{self.steps} steps"
+
+
+@dataclass(frozen=True, eq=False)
+class SideCase:
+    """A case as one side ran it, in one environment."""
+
+    side: str  # its name
+    runs: list[Run]
+
+    @property
+    def case(self) -> Case:
+        return self.runs[0].case
+
+    @property
+    def part(self) -> Part:
+        run = self.runs[0]  # all runs of one case measure the same part
+        steps = run.case.steps if run.part < run.fraction else None
+        return Part(run.part, steps, run.part_known)
+
+    def readings(self, metric: Metric) -> Readings:
+        """Return seed and value of each usable repeat that has a value."""
+        counted = RELIABLE if metric.diverged else {Status.OK}
+        return [
+            (int(run.run_seed), metric.read(value))
+            for run in self.runs
+            if run.status in counted and (value := getattr(run, metric.column)) == value
+        ]
+
+    @property
+    def classes(self) -> int | None:
+        """The classes that the loss distinguishes; see `find_classes`."""
+        run, case = self.runs[0], self.case
+        return find_classes(case.workload, case.classes, run.dataset_classes, run.dataset_source)
+
+    @property
+    def usable(self) -> list[Run]:
+        """The runs that ended with a time."""
+        return [run for run in self.runs if run.status in RELIABLE]
+
+    @cached_property
+    def outcomes(self) -> dict[str, int]:
+        return dict(Counter(run.status + " (inferred)" * run.inferred for run in self.runs))
+
+    @property
+    def ended(self) -> str:
+        """The outcomes of its runs: ``ok ×4, oom``."""
+        return ", ".join(f"{name} ×{n}" if n > 1 else name for name, n in self.outcomes.items())
+
+    @property
+    def severities(self) -> tuple[int, ...]:
+        """The best and the worst of its runs: 0 is ok, 1 diverged, 2 unusable. Empty if all runs
+        were stopped from outside, which says nothing about the case."""
+        order = {Status.OK: 0, Status.DIVERGED: 1}
+        found = [order.get(run.status, 2) for run in self.runs if run.status not in REPEATED]
+        return (min(found), max(found)) if found else ()
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One side: the latest attempt at each of its runs, without sentinels. Their ``cell`` tells
+    cases in each environment apart."""
+
+    name: str  # in tables: A, B, or a value of an axis, such as ``on``
+    title: str  # in sentences, such as ``compile default``
+    path: Path
+    runs: list[Run]
+
+    @property
+    def cases(self) -> list[Case]:
+        """The case of each run."""
+        return [run.case for run in self.runs]
+
+    @cached_property
+    def ran(self) -> dict[int, SideCase]:
+        groups = group(self.runs, lambda run: run.cell)
+        return {runs[0].cell: SideCase(self.name, runs) for runs in groups}
+
+    @property
+    def cells(self) -> list[Run]:
+        """A run of each cell, as `bench.study.pairs.match` takes it."""
+        return [one.runs[0] for one in self.ran.values()]
+
+    def environment(self, name: str) -> list[str]:
+        """Return the distinct values of an environment column, without empty ones."""
+        values = dict.fromkeys(getattr(run, name) for run in self.runs)
+        known = (value for value in values if value == value and value != "")
+        return [f"{value:.0f}" if isinstance(value, float) else str(value) for value in known]
+
+    def mixes(self, name: str) -> bool:
+        """Return whether runs on one device, dataset or model differ where they must agree."""
+        found: dict[tuple[Any, ...], set[str]] = {}
+        for run in self.runs if name in COMPARABLE else ():
+            place = tuple(getattr(run, axis) for axis in COMPARABLE[name])
+            found.setdefault(place, set()).add(getattr(run, name))
+        return any(len(values - {""}) > 1 for values in found.values())
+
+
+def read_side(name: str, path: Path) -> Side:
+    """Read one side. Raises UsageError: it has no records of sweeps, or they cannot be read."""
+    every = link_runs(list_runs(read_rows(path)))
+    kept = keep_cases(every)
+    if every and not kept:
+        raise UsageError(f"{path}: has only probes of bench.fit; compare sweeps")
+    if not kept:
+        raise UsageError(f"{path}: no records yet; compare sweeps that have run")
+    runs = link_runs(keep_latest(kept))
+    # a run that ended before reading its environment takes that of its case
+    for part in group(runs, lambda run: run.asked):
+        for run, told in zip(part, fill_unknown(part), strict=True):
+            vars(run).update(zip(COMPARABLE, told, strict=True))
+    tell, cells = attrgetter("asked", *COMPARABLE), dict[Any, int]()
+    for run in runs:
+        run.cell = cells.setdefault(tell(run), len(cells))
+    return Side(name, name, path, runs)
+
+
+# --------------------------------------------------------------------------------------- comparison
+
 
 STOPPED = "interrupted"
 """The change of a match of which a run was stopped from outside, and is made again."""
@@ -472,3 +613,118 @@ def explain_one_sweep(side: Side) -> str:
         f"{side.path}: name a second sweep to compare with, or two values to compare within this "
         f"one, such as {_write_flag(axis, *varying[axis][:2])}; what varies: {held}"
     )
+
+
+# -------------------------------------------------------------------------------------------- gates
+
+
+OUTCOME_FINDINGS = {
+    "broken": "a repeat fails or diverges in B where none did in A",
+    "missing": "a case is in A and not in B",
+    "unjudged": "a case was measured on both sides and has no verdict",
+}
+"""Words that --fail-on accepts besides the verdicts on metrics."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A finding for which --fail-on returns 1, and how large it must be."""
+
+    text: str
+    word: str
+    margin: float
+
+
+def parse_gate(text: str, margin: float) -> Gate:
+    """Read ``slower:5%``, or ``slower`` with the margin of the comparison. Raises UsageError: the
+    word is not a finding, or the percentage is not valid."""
+    word, colon, percent = text.partition(":")
+    verdicts = list(dict.fromkeys(w for m in METRICS.values() for w in (m.lower, m.higher)))
+    if word not in verdicts and word not in OUTCOME_FINDINGS:
+        raise UsageError(f"--fail-on {text!r}: {nearest(word, [*verdicts, *OUTCOME_FINDINGS])}")
+    if not colon:
+        return Gate(text, word, margin)
+    if word in OUTCOME_FINDINGS:
+        raise UsageError(f"--fail-on {text!r}: {word!r} takes no percentage; leave {percent!r} out")
+    return Gate(text, word, parse_percent(f"--fail-on {text!r}", percent))
+
+
+def _find(comparison: Comparison, gate: Gate) -> Iterator[str]:
+    one, two = comparison.a.title, comparison.b.title
+    if gate.word == "broken":
+        for match in comparison.matched:
+            if comparison.change(match) == "broken":
+                a, b = comparison.ends(match)
+                yield f"{comparison.label(match)}: {a.ended} in {one}, {b.ended} in {two}"
+    elif gate.word == "missing":
+        for label in comparison.label_alone(comparison.a):
+            yield f"{label}: in {one}, not in {two}"
+    for metric, findings in comparison.metrics.items():
+        for finding in findings:
+            judged = finding.ratio.judge(gate.margin)
+            unjudged = judged is Verdict.NONE and finding.a and finding.b
+            if metric.word(judged) == gate.word or (unjudged and gate.word == "unjudged"):
+                shown = metric.show(finding.ratio).value or 0
+                what = finding.ratio.lack or f"{'speed ' * metric.speed}{write_number(shown)}×"
+                yield f"{comparison.label(finding.match)}: {metric.label}: {what}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a gate: its findings, and how many verdicts it checked (one for each case and
+    metric), or for a gate on outcomes, how many cases."""
+
+    gate: Gate
+    failures: list[str]  # one line each
+    judged: int
+    unjudged: int  # measured, without a verdict or with an interval that rules nothing out
+    why: dict[str, int]  # the count of each reason for these, most frequent first
+
+    @property
+    def passed(self) -> bool:
+        """Whether it found nothing, and had something to check."""
+        return bool(self.judged) and not self.failures
+
+
+def pass_gate(comparison: Comparison, gate: Gate) -> Result:
+    """Check a gate, and count what it could judge."""
+    failures = list(_find(comparison, gate))
+    if gate.word in OUTCOME_FINDINGS:
+        checked = len(comparison.matched)
+        if gate.word == "missing":
+            checked, _ = comparison.count(comparison.a)
+        why = {} if checked else {explain_unmatched(comparison): 0}
+        return Result(gate, failures, checked, 0, why)
+    ratios = [
+        finding.ratio
+        for metric, findings in comparison.metrics.items()
+        if gate.word in (metric.lower, metric.higher)
+        for finding in findings
+    ]
+    lacks = Counter(r.lack for r in ratios if r.judge(gate.margin) is Verdict.NONE)
+    if wide := sum(r.rules_out_nothing(gate.margin) for r in ratios):
+        limit = write_percent(gate.margin)
+        lacks[f"the interval reaches beyond {limit} both ways; more repeats would decide"] = wide
+    why = dict(lacks.most_common())
+    if not ratios:
+        columns = [m.name for m in comparison.metrics if gate.word in (m.lower, m.higher)]
+        none = f"no run has a value of {' or '.join(columns)}"
+        why = {none if comparison.matched else explain_unmatched(comparison): 0}
+    unjudged = lacks.total()
+    return Result(gate, failures, len(ratios) - unjudged, unjudged, why)
+
+
+def describe_result(result: Result) -> Iterator[str]:
+    """Yield lines on a gate that failed, or that could not judge all cases."""
+    for line in result.failures:
+        yield f"fail: {result.gate.text}: {make_printable(line)}"
+    reasons = [f"{lack} ({n} times)" if n > 1 else lack for lack, n in result.why.items()]
+    why = "; ".join(reasons[:3]) + (f"; and {len(reasons) - 3} more" if len(reasons) > 3 else "")
+    if not result.judged:
+        yield f"fail: {result.gate.text}: no case could be judged: {make_printable(why)}"
+    elif result.unjudged:
+        total = result.judged + result.unjudged
+        yield (
+            f"warning: --fail-on {result.gate.text}: {result.unjudged} of {total} cases could not "
+            f"be judged: {make_printable(why)}"
+        )

@@ -13,9 +13,15 @@ from statistics import geometric_mean
 from typing import Any
 
 from bench.case import AXES, SAME_QUESTION, spell_value
-from bench.compare.comparison import READINGS, STOPPED, Comparison, MetricPair, explain_unmatched
-from bench.compare.gates import Result
-from bench.compare.side import Side
+from bench.compare.comparison import (
+    READINGS,
+    STOPPED,
+    Comparison,
+    MetricPair,
+    Result,
+    Side,
+    explain_unmatched,
+)
 from bench.diagnosis.step import CALL, RATES, write_rate
 from bench.interval import CONFIDENCE
 from bench.limits import MIN_REPEATS, MOST_REPEATS

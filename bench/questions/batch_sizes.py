@@ -29,9 +29,7 @@ from bench.study.quantities import QUANTITIES, is_number
 from bench.study.runs import SOURCE, Result, Run, tell_but
 from bench.study.sweeps import Sweep
 from bench.text import GIB, parse_bytes, write_number
-from bench.wall.answer import Wall
-from bench.wall.records import APART, read_walls
-from bench.wall.search import STEP, Ending, MemoryLine, fit_line
+from bench.wall import APART, STEP, Ending, MemoryLine, Wall, fit_line, read_walls
 
 if TYPE_CHECKING:
     from bench.questions.report_data import ReportData

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from bench.axis import Value
 from bench.case import SAME_QUESTION, Case, format_value, free_axes, spell_value
 from bench.diagnosis.breakdown import Breakdown, divide
-from bench.diagnosis.explanation import CURES, Alternatives, Explanation, Option, Side
-from bench.diagnosis.reasons import explain
+from bench.diagnosis.explanation import CURES, Alternatives, Explanation, Option, Side, explain
 from bench.diagnosis.step import PROFILED, Profile, Step, take_rates
 from bench.gpu.peaks import list_peaks
 from bench.precision import Arithmetic, find_formats

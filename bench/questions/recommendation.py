@@ -11,8 +11,7 @@ from functools import cached_property
 from operator import attrgetter
 
 from bench.case import Case, free_axes
-from bench.diagnosis.reasons import list_changes
-from bench.diagnosis.sentences import name_part, write_ms
+from bench.diagnosis.explanation import list_changes, name_part, write_ms
 from bench.limits import MIN_REPEATS, NEAR, STEADY
 from bench.origin import LABELS
 from bench.questions.batch_sizes import Bounds, find_bounds

@@ -6,8 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from bench.diagnosis.breakdown import LISTED, Breakdown, Timed
-from bench.diagnosis.explanation import LEFT_OVER, Change, Explanation
-from bench.diagnosis.sentences import describe, name_part, write_ms
+from bench.diagnosis.explanation import (
+    LEFT_OVER,
+    Change,
+    Explanation,
+    describe,
+    name_part,
+    write_ms,
+)
 from bench.diagnosis.step import Bound, Step, choose_prefix, find_floor
 from bench.questions.profiles import Profiled
 from bench.questions.recommendation import list_places

@@ -13,14 +13,13 @@ from bench.questions.batch_sizes import BATCHES, WALLS
 from bench.questions.effects import EFFECTS
 from bench.questions.gpus import SCALING
 from bench.questions.halving import SEARCH
-from bench.questions.loading import LOADING
+from bench.questions.loading import LOADING, PRICES
 from bench.questions.loss_scales import SCALES
 from bench.questions.notes import MACHINES, describe_constants, describe_subject, write_notes
 from bench.questions.notices import choose_next, warn
 from bench.questions.overview import COSTS, OVERVIEW, PLACES, PUBLISHED, REACHED, TIMES
 from bench.questions.recommendation import list_places, recommend
 from bench.questions.report_data import ReportData, gather
-from bench.questions.startup import PRICES
 from bench.questions.step_time import BREAKDOWNS, CAUSES, OPERATIONS
 from bench.record import Status
 from bench.render.section import Section

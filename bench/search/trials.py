@@ -32,7 +32,7 @@ from bench.sweep.folder import read_past, write_config
 from bench.sweep.loop import Loop, open_loop
 from bench.sweep.options import Plan
 from bench.sweep.schedule import Losses, OomSkips
-from bench.wall.records import name_family
+from bench.wall import name_family
 from bench.worker.messages import Job, Lane
 
 INSTALL = "bench.search needs Ray Tune: pip install -e '.[search]'"

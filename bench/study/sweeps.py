@@ -21,8 +21,7 @@ from bench.store.reader import find_records, read_beside, read_config, read_rows
 from bench.store.rows import Row, Run, group, list_served, read_history
 from bench.store.table import RECORDS
 from bench.text import count, name_first
-from bench.wall.records import read_goal
-from bench.wall.search import MARGIN
+from bench.wall import MARGIN, read_goal
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "rtx-titan-2019.csv"
 """The published figures; only a checkout has them, not an installed package."""

@@ -21,9 +21,7 @@ from bench.sweep.preflight import leave_out_batches
 from bench.sweep.probing import Searches, describe_wall, find_walls
 from bench.sweep.schedule import OomSkips, Pace, describe_repeats, remaining_runs
 from bench.text import count, read_time
-from bench.wall.answer import Wall
-from bench.wall.records import read_goal
-from bench.wall.search import STEP, Ending
+from bench.wall import STEP, Ending, Wall, read_goal
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,7 @@ from bench.sweep.schedule import (
     default_repeats,
 )
 from bench.text import count
-from bench.wall.answer import Wall
-from bench.wall.records import name_family
+from bench.wall import Wall, name_family
 
 
 @dataclass

@@ -32,8 +32,7 @@ from bench.rules import check as check_case
 from bench.rules import check_batches
 from bench.sweep.options import Options, Plan
 from bench.text import GIB, count, name_first
-from bench.wall.records import name_family
-from bench.wall.search import list_sizes
+from bench.wall import list_sizes, name_family
 from bench.worker.messages import Lane
 from bench.workloads import IMAGES, NO_DATASET, OWN, Workload
 from bench.yardstick import Yardstick

@@ -16,9 +16,7 @@ from bench.sweep.loop import Loop, open_loop
 from bench.sweep.options import Options, Plan, plan_cases
 from bench.sweep.schedule import Losses
 from bench.text import count
-from bench.wall.answer import Wall, conclude
-from bench.wall.records import Trial, make_probe, read_trials
-from bench.wall.search import MARGIN, STEP, Ending, decide
+from bench.wall import MARGIN, STEP, Ending, Trial, Wall, conclude, decide, make_probe, read_trials
 from bench.worker.messages import Job, Lane
 
 

@@ -19,9 +19,9 @@ from bench.diagnosis.explanation import (
     Explanation,
     Side,
     advise,
+    describe,
+    explain,
 )
-from bench.diagnosis.reasons import explain
-from bench.diagnosis.sentences import describe
 from bench.diagnosis.step import Bound, Profile, Rates, Step, Wait
 from bench.kernels import shorten_kernel
 from bench.questions.profiles import scale_step

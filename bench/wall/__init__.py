@@ -1,1 +1,0 @@
-"""The largest batch that fits in memory: a linear prediction, and a search that brackets it."""
