@@ -527,8 +527,8 @@ class TestProcesses:
         options: Any = SimpleNamespace(allow_shared=False, here=True)
         refuse_places(card, [], options)
         for ours in ([], [(os.getpid(), 3)]):
-            nvml.compute = [*ours, (GONE, 2_100)]
-            with pytest.raises(UsageError, match=f"in use by pid {GONE}: 2100 B; end them"):
+            nvml.compute = [*ours, (GONE, 5 << 29)]
+            with pytest.raises(UsageError, match=rf"in use by pid {GONE} \(2\.5 GiB\); end them"):
                 refuse_places(card, [], options)
         assert nvml.open == 0
 

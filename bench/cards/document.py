@@ -687,7 +687,10 @@ class Cards(Report):
         best = entry.best
         assert best is not None
         time = write_quantity(QUANTITIES["epoch_time_s"], best, spread=False)
-        card = f"{entry.card} is the fastest: " if len(one.cards) > 1 else ""
+        card = ""
+        if len(one.cards) > 1:
+            faster = max(rate_card(other)[1] for other in one.entries) > best.images_per_s
+            card = f"{entry.card} is the fastest{' without a warning' * faster}: "
         told = f"{card}{time} an epoch, in {entry.precision} ({_name_setup(best)})"
         if not best.trusted:
             own = remarks(best, self.below)  # empty if all share it, as that is said below

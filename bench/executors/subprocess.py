@@ -111,7 +111,7 @@ class SubprocessExecutor(Executor):
                 fault = classify(list_kinds(error), str(error))
                 outcome = Outcome(fault.status, fault.reason, transient=fault.transient)
             outcome.retries = tries
-            if not outcome.transient or stopping():
+            if not outcome.transient:
                 break
         return outcome
 

@@ -264,7 +264,10 @@ def refuse_places(
             continue
         # processes that draw a desktop do not count; the records note them
         if neighbours := [p for p in find_neighbours(uuid) or () if not p.display]:
-            who = ", ".join(map(str, neighbours))
+            who = ", ".join(
+                f"pid {p.pid}" + (f" ({p.bytes / GIB:.1f} GiB)" if p.bytes else "")
+                for p in neighbours
+            )
             raise UsageError(
                 f"the GPU is in use by {who}; end them, or measure with --allow-shared"
             )
