@@ -126,9 +126,9 @@ def read_beside(
     make: Callable[..., Part] = kind
     names = [field.name for field in fields(kind)]
     for columns in _read_beside(path, _FILES[kind], most_bytes):
-        parts = zip(*(columns[name] for name in names), strict=True)
-        for record, part in zip(columns["record_id"], parts, strict=True):
-            found[record].append(make(*(None if cell != cell else cell for cell in part)))
+        told = ([None if cell != cell else cell for cell in columns[name]] for name in names)
+        for record, *part in zip(columns["record_id"], *told, strict=True):
+            found[record].append(make(*part))
     return dict(found)
 
 
