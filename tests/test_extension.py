@@ -248,7 +248,7 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
     why = '            "rounding": "its bounds are of one rounding",'
     copy.insert("check/__main__.py", '            "clip_grad"', why)
     add_axis(copy, WARM)
-    copy.insert("questions/startup.py", '    "compile"', '    "warm": "warming",')
+    copy.insert("questions/loading.py", '    "compile"', '    "warm": "warming",')
     axes = "--batch-size 64 --rounding up even odd"
     absent = {
         "check --rounding up": "--rounding: bench.check does not take it, because its bounds are "

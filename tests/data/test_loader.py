@@ -76,6 +76,8 @@ def assert_divided_alike(ours: Iterator[Divided], theirs: Iterator[Divided]) -> 
 @pytest.fixture(autouse=True)
 def no_worker_is_left() -> Iterator[None]:
     yield
+    for worker in multiprocessing.active_children():  # one beside a worker that failed is ending
+        worker.join(10)
     assert multiprocessing.active_children() == []
 
 

@@ -21,9 +21,9 @@ from bench.grid import grid
 from bench.record import EpochRow, RankRow, Step, WorkRow
 from bench.report.__main__ import main as report
 from bench.store.plans import Shard
-from bench.store.reader import read_epochs, read_ranks, read_records, read_work
+from bench.store.reader import read_epochs, read_ranks, read_records, read_steps, read_work
 from bench.store.writer import Store
-from bench.study.sweeps import list_results, read_sweep
+from bench.study.sweeps import list_results
 from bench.sweep import __main__ as sweep
 from bench.sweep.options import choose_part, parse_arguments
 from bench.validate.__main__ import main as validate
@@ -228,7 +228,7 @@ def test_tables_beside_the_records_are_read_from_all(tmp_path: Path) -> None:
     write_folder(tmp_path / "b", "aaaa", 0)
     write_folder(tmp_path / "a", "bbbb", 1)
     assert read_records(tmp_path)["record_id"].tolist() == ["aaaa", "bbbb"], "by their numbers"
-    steps = read_sweep(tmp_path).read_steps()
+    steps = read_steps(tmp_path)
     assert steps["record_id"].tolist() == ["aaaa", "aaaa", "bbbb", "bbbb"]
     assert steps["loss"].tolist() == [1.0, 0.5, 2.0, 1.0]
     for read, column, found in (
