@@ -76,7 +76,9 @@ class Sweep:
         known = [row for row in self.rows if all(row.number(name) is not None for name in same)]
         suspects: list[tuple[str, list[Row]]] = []
         for alike in group(known, attrgetter(*same)):
-            for axis in _EFFECTIVE if len(alike) > 1 else ():
+            for axis in _EFFECTIVE:
+                if _count_values(axis, alike) < 2:
+                    continue
                 tell = attrgetter(*(name for name in AXES if name not in free_axes(axis)))
                 parts = group(alike, tell)
                 suspects += [(axis, part) for part in parts if _count_values(axis, part) > 1]

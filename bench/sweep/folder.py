@@ -1,12 +1,13 @@
-"""The results folder of a sweep: where it is, and whether its rows can be compared with new
-ones."""
+"""The results folder of a sweep: where it is, whether its rows can be compared with new ones, and
+the folders of its checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,8 @@ def read_past(loop: Loop, cases: Sequence[Case]) -> tuple[list[Row], list[Row]]:
     rows = read_rows(out)
     unlike, differing = set[int](), dict[str, None]()
 
-    def find_alike(case: Case, axes: Iterable[str]) -> list[Row]:
+    @cache
+    def find_alike(case: Case, axes: tuple[str, ...]) -> list[Row]:
         return [r for r in rows if all(getattr(r.case, n) == getattr(case, n) for n in axes)]
 
     for case in list_described(cases):
