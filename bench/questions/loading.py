@@ -1,4 +1,6 @@
-"""The cost of loading data: each case of torch's DataLoader beside the same on the device's loader.
+"""What costs time beside training: loading data, and the start of a case.
+
+For the first, each case of torch's DataLoader stands beside the same on the device's loader.
 
 The device's loader makes batches from data that the device holds already, so its epoch waits for no
 loader. The loader-bound share is the part of the DataLoader's epoch that this saves::

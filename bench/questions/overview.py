@@ -172,8 +172,10 @@ def _lay_out(
     others = [axis for axis in own if axis not in ("precision", "loss_scale")]
     if len(others) > MOST_DOWN:
         own = [axis for axis in own if axis not in others]
-    with_: Column[_Line] = Column("with", "with", "what else is set; empty where nothing is",
-                   lambda line: name_case(line.first, others), wrap=True)  # fmt: skip
+    beside: Column[_Line] = Column(
+        "with", "with", "what else is set; empty where nothing is",
+        lambda line: name_case(line.first, others), wrap=True,
+    )  # fmt: skip
     told = [one for one in lines if any(cells[id(s)].text != NOTHING for s in one.held.values())]
     rows, groups = join((name(alike[0]), alike) for alike in group(told, name))
     first = "batch size " if across == "batch_size" else ""
@@ -181,7 +183,7 @@ def _lay_out(
         title,
         [
             *(axis_column(axis, found.machines, lambda line: line.first) for axis in own),
-            *([with_] if len(others) > MOST_DOWN else []),
+            *([beside] if len(others) > MOST_DOWN else []),
             *(Column(f"{across}_{value}", f"{first}{value}", f"{across.replace('_', ' ')} {value}",
                      say(value), number=False)
               for value in values),

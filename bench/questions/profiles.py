@@ -55,7 +55,7 @@ class Profiled:
         # products of float32 were rounded as the probe found, else as asked
         asked = find_formats(case.precision, case.opt_level).arithmetic
         is_tf32 = Arithmetic.TFLOAT32 in (asked, *run.arithmetic.split("/"))
-        spent = (_none(getattr(run, name)) or 0.0 for name in PROFILED)
+        spent = (run.number(name) or 0.0 for name in PROFILED)
         return Step(
             geometric_mean(self.times),
             [*self.work],
@@ -98,15 +98,11 @@ def choose_repeat(repeats: Sequence[tuple[Run, Sequence[WorkRow]]]) -> Profiled 
     run, work = ranked[(len(ranked) - 1) // 2]
     times = tuple(float(getattr(run, STEP)) for run, _ in repeats)
     clocks, retries = (
-        [value for run, _ in repeats if (value := _none(getattr(run, name))) is not None]
+        [value for run, _ in repeats if (value := run.number(name)) is not None]
         for name in ("sm_clock_mhz", "alloc_retries")
     )
     clock = fmean(clocks) if clocks else None
     return Profiled(run, work, bool(profiled), times, clock, int(max(retries, default=0)))
-
-
-def _none(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
 
 
 def explain_pairs(

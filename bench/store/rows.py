@@ -37,8 +37,8 @@ class Row:
     status: Status
     sweep = ""  # where rows of several are read, the name of theirs
 
-    def __init__(self, cells: Mapping[str, Any]) -> None:
-        vars(self).update(cells)
+    def __init__(self, cells: Mapping[str, Any], **beside: Any) -> None:
+        vars(self).update(cells, **beside)
 
     if TYPE_CHECKING:
 

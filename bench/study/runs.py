@@ -1,4 +1,5 @@
-"""Records as runs: their cells, and what is derived of each, as attributes."""
+"""Records as runs, with what is derived of each as attributes, and what the runs of a case on one
+machine come to, beside fp32 with all else equal."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ class Run(Row):
     images_per_s: float
 
     def __init__(self, cells: Mapping[str, Any], **beside: Any) -> None:
-        super().__init__({**cells, **beside})
+        super().__init__(cells, **beside)
         if math.isnan(self.images_per_s):
             self.images_per_s = over(self.train_images, self.epoch_time_s)
 
