@@ -1,4 +1,5 @@
-"""The loss-scale map that `python -m bench.scales` measures: its parts, judged.
+"""The loss-scale map that `python -m bench.scales` measures: its parts, judged, and
+its files.
 
 A map says, for each precision, what a range of loss scales does to the gradients of a training.
 """

@@ -1,4 +1,5 @@
-"""The search for the largest batch that fits: the next batch size to try, given all probes so far.
+"""The search for the largest batch that fits: the next batch size to try, given all probes so far,
+what they come to, and the probes in the rows of a folder.
 
 This module neither trains nor reads files, and keeps no state between calls: the next batch size
 and the result follow from the probes alone, so that a search can be resumed from its records.

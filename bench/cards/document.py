@@ -1,4 +1,5 @@
-"""The results of each card in each precision: at a common setting, and at its own best.
+"""The results of each card in each precision, at a common setting and at its own best, and the page
+that shows them.
 
 Cards are compared only within a group: with the same network and data, and the same torch major
 version. The rate of learning, its schedule and the optimizer may differ: they change a step by half

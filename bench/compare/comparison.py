@@ -1,4 +1,7 @@
-"""One side of a comparison: a sweep, or its cases with one value of an axis."""
+"""Two sides, matched case by case, and the comparison of their repeats for every metric, with the
+findings for which ``--fail-on`` returns 1. A side is a sweep, or its cases with one value of an
+axis.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress of a long preparation: a callback, and a progress bar that implements it."""
+"""The download of a dataset, and the progress of that and other long preparations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The time of a step, divided among kinds of work and waits, and what limits each of them.
+"""The time of a step, divided among kinds of work and waits, and what limits each of them; how long
+a case takes at least, and the most that one step can gain on another.
 
 A profiler slows a step down, so a step's time is always taken without it; the profile only says how
 to divide that time. On a CPU, operators and the gaps between them are scaled alike. On a GPU,

@@ -1,4 +1,4 @@
-"""The parts of an explanation: why one of two cases is faster or slower, and not faster still."""
+"""Why one of two cases is faster or slower, and not faster still: causes, and sentences on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step as the diagnosis sees it: what it did, how long that took, and what the machine can do."""
+"""A step as the diagnosis sees it: what it did, how long that took, and the machine's rates."""
 
 from __future__ import annotations
 

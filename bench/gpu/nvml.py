@@ -1,4 +1,5 @@
-"""NVIDIA GPUs read with NVML by UUID: memory, energy, clocks, throttling and neighbours.
+"""NVIDIA GPUs read with NVML by UUID: memory, energy, clocks, throttling and neighbours; and the
+cards of this machine.
 
 pynvml is imported only when NVML is used.
 """

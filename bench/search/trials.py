@@ -1,4 +1,5 @@
-"""Which trials may go on, at which rungs: Ray Tune's ASHA scheduler, called in this process.
+"""The trials of a search, and which of them may go on, at which rungs: Ray Tune's ASHA scheduler,
+called in this process.
 
 Only Tune's scheduler is used, not its processes. They would run each trial in an actor on a cluster
 of their own (4 s and 312 MB to start), which then starts the worker that measures, and they keep

@@ -1,4 +1,5 @@
-"""FLOP and bytes of a training step, counted as its operations run, or from shapes alone."""
+"""FLOP and bytes of a training step, of a user's script too, counted as its operations run, or from
+shapes alone; and whether they ran in the number format of the label."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The optimizers of `OPTIMIZERS`, with their state created before the first step.
+"""The optimizers of `OPTIMIZERS`, with their state created before the first step, and the learning
+rate of each step.
 
 torch's fused optimizers create a weight's state in its first step, for SGD uninitialised: a first
 step that overflows and is skipped would leave it so. With a state of zeros the first step gives the

@@ -1,4 +1,5 @@
-"""The contents of a results folder, read once for all claims, and private data in it."""
+"""What a results folder claims, and whether its contents, read once for all claims, bear it out;
+and private data in it."""
 
 from __future__ import annotations
 
