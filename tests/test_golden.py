@@ -122,7 +122,7 @@ def reports(planted: Folders) -> Callable[[str], Report]:
             with pytest.MonkeyPatch.context() as patch:
                 patch.chdir(ROOT if name in {**RESULTS, LAB.stem: LAB} else folders[0].parent)
                 asked = [path.relative_to(Path.cwd()) for path in folders]
-                made[name] = build(read_sweeps(asked), read_sweep(REFERENCE))
+                made[name] = build(read_sweeps(asked))
                 assert made[name].next_step  # which names the folder from here
         return made[name]
 

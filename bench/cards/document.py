@@ -28,7 +28,7 @@ from bench.origin import LABELS
 from bench.precision import PRECISIONS
 from bench.questions.batch_sizes import Bounds, find_bounds
 from bench.questions.notices import name_folder, warn
-from bench.questions.overview import OVERVIEW, PUBLISHED
+from bench.questions.overview import OVERVIEW
 from bench.questions.report_data import ReportData, gather
 from bench.questions.settings import Setting, choose, judge_speeds
 from bench.record import MODEL_PARTS, RELIABLE
@@ -620,7 +620,6 @@ class Cards(Report):
         PAIRS,
         FOLDERS,
         replace(OVERVIEW, level=Level.DETAIL),
-        PUBLISHED,
     )
     figures: ClassVar[tuple[str, ...]] = ("images-per-s",)
     pictured: ClassVar[bool] = False

@@ -1,5 +1,5 @@
 """Every setting once: its epoch time and speed-up, and what it costs, by precision and batch size;
-and all cases with all their numbers, also beside published figures.
+and all cases with all their numbers.
 
 Of many networks there is one row each, with what is recommended for it.
 """
@@ -11,8 +11,6 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from bench.axis import Trait
-from bench.case import Case, list_affecting
 from bench.limits import MIN_REPEATS
 from bench.precision import OWN, PRECISIONS
 from bench.questions.recommendation import MOST_PLACES, Place, list_places, name_data
@@ -31,16 +29,13 @@ from bench.render.table import NOTHING, Cell, Level, name_case, name_spread, rem
 from bench.store.rows import group
 from bench.study.axes import (
     MACHINE,
-    ORDER,
     Machines,
-    find_varying,
     name_setting,
     name_value,
     order_values,
     sort_cases,
     take_value,
 )
-from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number
 from bench.study.runs import Result
 from bench.text import GIB, count, write_number
@@ -345,53 +340,6 @@ def _find_starts(
     return join((name_values(part[0], leading, machines), part) for part in parts)[1]
 
 
-def _tabulate_published(found: ReportData) -> Iterator[Sheet]:
-    unknown = list_affecting(Trait.KERNELS)  # in 2019
-    beside = [
-        row
-        for row in found.results
-        if row.device == "cuda" and found.find_published(row)
-        if all(getattr(row, axis) == getattr(Case, axis) for axis in unknown)
-    ]
-    order = [axis for axis in ORDER if axis in ("precision", "loss_scale", "batch_size")]
-    several = [axis for axis in find_varying(beside) if axis not in order]
-    headings = [axis for axis in several if axis in HEADINGS]
-    columns = [*order, *(axis for axis in several if axis not in headings)]
-    beside = sort_cases(beside, [*headings, *columns])
-    starts = _find_starts(beside, headings, found.machines) if headings else {}
-    lines = dict.fromkeys(_find_starts(beside, [*headings, "precision"], found.machines), "")
-
-    def of_2019(name: str, label: str, **head: Any) -> Column[Result]:
-        column = quantity_column(name, found.find_published, label=label, spread=False, **head)
-        return replace(column, name=f"published_{name}")
-
-    yield Sheet(
-        "Beside the published RTX Titan of 2019",
-        [
-            *(axis_column(axis, found.machines) for axis in columns),
-            quantity_column("epoch_time_s", always=True),
-            of_2019("epoch_time_s", "2019 epoch time",
-                    help="published for the RTX Titan", better="", always=True),
-            quantity_column("speedup", label="speed-up over fp32"),
-            of_2019("speedup", "2019 speed-up"),
-            quantity_column("memory_bytes", keep=7),
-            of_2019("memory_bytes", "2019 memory", keep=7),
-            quantity_column("memory_saved", keep=6),
-            of_2019("memory_saved", "2019 memory saved", keep=6),
-            Column("remarks", "remarks", "whether the GPU waits for the host",
-                   lambda row: DOUBTS["host_bound"].remark * row.host_bound, number=False),
-        ],
-        beside,
-        (
-            "2019: PyTorch 1.0, CUDA 10.0, cuDNN 7.4.2; each the cold first epoch of a process, "
-            "with autotuning in it; single runs; memory as published, not over a baseline. The "
-            "epochs beside them are timed warm.",
-        ),
-        groups=lines | starts,
-        empty=_EMPTY,
-    )  # fmt: skip
-
-
 def _tabulate_reached(found: ReportData) -> Iterator[Sheet]:
     columns: list[Column[Setting]] = [
         *(axis_column(axis, found.machines, lambda one: one.best)
@@ -423,4 +371,3 @@ COSTS = Section(
 )
 OVERVIEW = Section("overview", "How did each case do?", _tabulate_cases)
 REACHED = Section("hardware", "How much of the hardware does each setting use?", _tabulate_reached)
-PUBLISHED = Section("rtx-titan", "How fast was the same case in 2019?", _tabulate_published)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from bench.case import SAME_QUESTION
 from bench.diagnosis.explanation import Explanation
@@ -32,18 +32,12 @@ from bench.study.estimate import LOSS, Seeds, take_seeds, take_times
 from bench.study.runs import SOURCE, Result, Run, make_results, read_runs
 from bench.study.sweeps import Sweep
 
-MATCH = ("model", "dataset", "precision", "batch_size", "loss_scale")
-"""Columns that must be equal for a published case to be shown beside a measured one."""
-
-_tell_match: Callable[[Any], tuple[Any, ...]] = attrgetter(*MATCH)
-
 
 @dataclass(frozen=True)
 class ReportData:
     """The data of a report, and results that several of its sections share."""
 
     sweeps: Sequence[Sweep]
-    reference: Sweep | None  # published figures, some of which may be shown beside cases
     everything: Sequence[Run]  # all records
     runs: Sequence[Run]  # those of ``everything`` that ``--where`` selects
     results: Sequence[Result]  # the cases, in the order of the overview
@@ -83,20 +77,6 @@ class ReportData:
     @cached_property
     def by_cell(self) -> dict[int, Result]:
         return {result.cell: result for result in self.results}
-
-    def find_published(self, row: Result) -> Result | None:
-        """Return the published case beside a measured one; None if there is none."""
-        return None if row.kind == "published" else self._published.get(_tell_match(row))
-
-    @cached_property
-    def _published(self) -> dict[tuple[Any, ...], Result]:
-        tell = attrgetter("model", "dataset")
-        asked = {tell(row) for row in self.results}
-        if not (self.reference and asked & {tell(row) for row in self.reference.rows}):
-            return {}
-        cases = make_results(latest(read_runs([self.reference])))
-        real = (case for case in cases if case.dataset != "synthetic")
-        return {_tell_match(case): case for case in reversed([*real])}
 
     @cached_property
     def probes(self) -> list[Run]:
@@ -147,7 +127,6 @@ M = TypeVar("M", bound=ReportData)
 
 def gather(
     sweeps: Sequence[Sweep],
-    reference: Sweep | None = None,
     where: Sequence[Filter] = (),
     by: str = "",
     aim: str = "",
@@ -164,7 +143,6 @@ def gather(
     results = sort_cases(results, order)
     return make(
         sweeps,
-        reference,
         everything,
         runs,
         results,

@@ -9,11 +9,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.errors import UsageError, choose
+from bench.errors import choose
 from bench.flags import Parser, add_filters, add_output, command, writable, write_document
 from bench.processes import leave
 from bench.questions.settings import AIMS
-from bench.report.terminal import show, watch
+from bench.report.terminal import show
 
 if TYPE_CHECKING:
     from bench.report.document import Report
@@ -45,17 +45,11 @@ def build_parser() -> Parser:
     add("--format", default="text", metavar="FORMAT", help="see below (default: text)")
     add_output(parser)
     add("--figures", type=Path, metavar="DIR", help="also write each figure there, as SVG and PNG")
-    add(
-        "--reference",
-        metavar="FILE",
-        help="published figures to compare with, a file, or none (default: RTX Titan, 2019)",
-    )
     add_filters(parser, "precision=fp16,bf16 batch_size=512")
     add("--by", default="", metavar="AXIS", help="group the overview by this axis")
     aims = ", ".join(AIMS)
     add("--for", dest="aim", default="", metavar="AIM", help=f"recommend the least of {aims}")
     add("--full", action="store_true", help="print all warnings, tables and notes")
-    add("--watch", action="store_true", help="redraw while the sweep runs, until Ctrl-C")
     return parser
 
 
@@ -64,10 +58,6 @@ def main(argv: Sequence[str]) -> int:
     """Show the results; returns 0, or 2 for a usage error."""
     options = build_parser().parse(argv)
     place, _ = choose("--format", options.format, FORMATS)
-    if options.watch:
-        if options.format != "text" or options.output or options.figures:
-            raise UsageError("--watch redraws the terminal; leave out --format, -o and --figures")
-        watch(lambda: _read_report(options), options.sweeps, options.full)
     report = _read_report(options)
     if options.figures:
         from bench.report.figures import write_figures
@@ -88,21 +78,14 @@ def main(argv: Sequence[str]) -> int:
 def _read_report(options: argparse.Namespace) -> Report:
     from bench.report.document import build
     from bench.study.axes import ORDER, parse_filter, parse_name
-    from bench.study.sweeps import REFERENCE, read_sweep, read_sweeps
+    from bench.study.sweeps import read_sweeps
 
-    reference = None
-    if options.reference is None:
-        # a first screen does not show it
-        told = options.full or options.figures or options.format != "text"
-        reference = read_sweep(REFERENCE) if told and REFERENCE.is_file() else None
-    elif options.reference != "none":
-        reference = read_sweep(Path(options.reference))
     home = (options.output or Path("report")).resolve().parent
     where = [parse_filter(text) for text in options.where]
     by = parse_name("--by", options.by, ORDER) if options.by else ""
     if options.aim:
         choose("--for", options.aim, AIMS)
-    return build(read_sweeps(options.sweeps), reference, home, where, by, options.aim)
+    return build(read_sweeps(options.sweeps), home, where, by, options.aim)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from bench.questions.loading import LOADING, PRICES
 from bench.questions.loss_scales import SCALES
 from bench.questions.notes import MACHINES, describe_constants, describe_subject, write_notes
 from bench.questions.notices import choose_next, warn
-from bench.questions.overview import COSTS, OVERVIEW, PLACES, PUBLISHED, REACHED, TIMES
+from bench.questions.overview import COSTS, OVERVIEW, PLACES, REACHED, TIMES
 from bench.questions.recommendation import list_places, recommend
 from bench.questions.report_data import ReportData, gather
 from bench.questions.step_time import BREAKDOWNS, CAUSES, OPERATIONS
@@ -54,7 +54,6 @@ SECTIONS: tuple[Section, ...] = (
     BATCHES,
     SCALING,
     LOADING,
-    PUBLISHED,
     SEARCH,
     SCALES,
 )
@@ -129,7 +128,7 @@ class Report(ReportData):
             confirmed = f"the largest batch size is confirmed for {known or 'none'}"
             return f"{made}; {confirmed}. No case was timed."
         if not self.runs:
-            return "No run has ended here yet; --watch shows each that does."
+            return "No run has ended here yet."
         ends = (outcome(row.status, inferred=bool(row.inferred)) for row in self.results)
         counts = Counter(ends)
         ordered = sorted(counts.items(), key=lambda pair: (pair[0] != Status.OK.value, -pair[1]))
@@ -171,11 +170,10 @@ class Report(ReportData):
 
 def build(
     sweeps: Sequence[Sweep],
-    reference: Sweep | None = None,
     home: Path | None = None,
     where: Sequence[Filter] = (),
     by: str = "",
     aim: str = "",
 ) -> Report:
     """Build a report as `gather` does. Raises UsageError: ``where`` leaves nothing."""
-    return gather(sweeps, reference, where, by, aim, partial(Report, home=home or Path.cwd()))
+    return gather(sweeps, where, by, aim, partial(Report, home=home or Path.cwd()))

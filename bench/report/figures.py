@@ -60,7 +60,7 @@ from bench.text import GIB, capitalize, clean, parse_bytes, write_number
 
 MOST_PANELS = 6  # of one figure
 MOST_POINTS = 300  # of a panel's table
-CURVE_POINTS = 40  # of an epoch of a curve without a published one beside it
+CURVE_POINTS = 40  # of an epoch of a curve
 APART = 8  # a larger ratio between panels' largest values gives each a scale of its own
 
 BATCH, EPOCH, GPUS = "batch size", "epoch (%)", "GPUs"
@@ -168,11 +168,8 @@ def take_memory(report: Report) -> Parts:
 
 def take_curves(report: Report) -> Parts:
     """Yield the loss through the epoch per precision, of one run each at the batch size that most
-    precisions have, and the published curves that match. These have a mean per fifty steps; beside
-    them, all curves are means over the same images."""
+    precisions have."""
     sweeps = {sweep.name: sweep for sweep in report.sweeps}
-    if report.reference:
-        sweeps[""] = report.reference
     read = cache(lambda name: read_beside(sweeps[name].path, Step, MOST_STEP_BYTES))
 
     def take(record: str, sweep: str) -> pd.DataFrame:
@@ -183,23 +180,14 @@ def take_curves(report: Report) -> Parts:
         held = Counter(size for _, size in {(row.precision, row.batch_size) for row in rows})
         size = max(sorted(held), key=held.__getitem__, default=None)
         shown = {row.precision: row for row in reversed(rows) if row.batch_size == size}
-        ours, theirs = [], []
-        for row in (row for row in rows if shown.get(row.precision) is row):
-            if len(mine := take(_find_median_run(row, read(row.sweep)), row.sweep)):
-                ours.append((row, mine))
-            published = report.find_published(row)
-            if published and len(mine := take(published.record_id, "")):
-                theirs.append((published, mine))
-        theirs = theirs if ours else []
-        ends = theirs[0][1]["images"].cumsum().tolist() if theirs else None
         curves = [pd.DataFrame()]
-        for run, found in (("this sweep", ours), ("2019", theirs)):
-            for row, mine in found:
-                every = mine["images"].sum()
-                evenly = np.linspace(0, every, CURVE_POINTS * int(row.epochs) + 1)[1:].tolist()
-                images = row.train_images if row.train_images > 0 else every
-                curve = thin_steps(mine, images, evenly if ends is None else ends)
-                curves.append(curve.assign(precision=row.precision, run=run))
+        for row in (row for row in rows if shown.get(row.precision) is row):
+            mine = take(_find_median_run(row, read(row.sweep)), row.sweep)
+            if len(mine):
+                seen = mine["images"].sum()
+                ends = np.linspace(0, seen, CURVE_POINTS * int(row.epochs) + 1)[1:].tolist()
+                images = row.train_images if row.train_images > 0 else seen
+                curves.append(thin_steps(mine, images, ends).assign(precision=row.precision))
         yield f"{title} · batch size {size}", pd.concat(curves, ignore_index=True)
 
 
@@ -313,8 +301,7 @@ def _draw_scaling(ax: Axes, data: pd.DataFrame, y: str, most: float) -> None:
 
 
 def _draw_curves(ax: Axes, data: pd.DataFrame, y: str, most: float) -> None:
-    for run, dashes in (("this sweep", "-"), ("2019", _DASHED["linestyle"])):
-        _plot_lines(ax, data[data["run"] == run], y, marker="", linestyle=dashes)
+    _plot_lines(ax, data, y, marker="")
     ax.set_xlim(0)
 
 
@@ -355,8 +342,7 @@ SKETCHES = (
     Sketch(
         "loss-curve", "How does the loss fall during training?", "Loss during training",
         "Mean cross-entropy of the images since the previous point. One run of each case: of its "
-        "repeats, the one whose epoch time is the median. Published curves are dashed; beside one, "
-        "each point is the mean of as many images as its own, which are those of 50 steps.",
+        "repeats, the one whose epoch time is the median.",
         LOSS, take_curves, _draw_curves,
     ),
 )  # fmt: skip

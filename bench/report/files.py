@@ -23,9 +23,6 @@ from bench.study.estimate import JUDGED, Estimate
 from bench.study.quantities import QUANTITIES, Metric, is_number
 from bench.study.runs import Spread
 
-BESIDE = ("status", "epoch_time_s", "images_per_s", "speedup", "memory_bytes", "memory_saved")
-"""What is given of the published case beside another."""
-
 WHERE = ("gpu", "gpu_memory_bytes", "driver", "torch", "cuda", "cudnn", "cpu", "train_images")
 
 
@@ -35,10 +32,9 @@ def column_names() -> list[str]:
         for q in QUANTITIES.values()
         for n in ([q.name] if q.paired else [q.name, f"{q.name}_low", f"{q.name}_high"])
     ]
-    beside = [f"published_{name}" for name in BESIDE]
     outcome = ["status", "reason", "inferred", "repeats", "runs", "seeds", "kind", "memory_measure"]
     spread = ["spread", "coverage", "start_time_s"]
-    return ["sweep", "machine", *AXES, *outcome, *spread, *numbers, *DOUBTS, *beside, *WHERE]
+    return ["sweep", "machine", *AXES, *outcome, *spread, *numbers, *DOUBTS, *WHERE]
 
 
 def write_csv(report: Report) -> str:
@@ -49,13 +45,8 @@ def write_csv(report: Report) -> str:
 
 def list_cells(report: Report) -> Iterator[dict[str, Any]]:
     """Yield the cells of each case by column."""
-    own = [name for name in column_names() if not name.startswith("published_")]
     for row in report.results:
-        published = report.find_published(row)
-        beside = {f"published_{name}": getattr(published, name, None) for name in BESIDE}
-        if published is None:
-            beside["published_status"] = ""
-        yield {name: getattr(row, name) for name in own} | beside
+        yield {name: getattr(row, name) for name in column_names()}
 
 
 def keep_known(value: Any) -> Any:

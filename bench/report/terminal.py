@@ -1,10 +1,10 @@
-"""The report on standard output: a first screen, all of it, or redrawn as records grow."""
+"""The report on standard output, and records that are followed as they grow."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,20 +51,3 @@ def follow(paths: Sequence[Path]) -> Iterator[None]:
             seen = stamps
             yield
         time.sleep(POLL_S)
-
-
-def watch(build: Callable[[], Report], paths: Sequence[Path], full: bool = False) -> None:
-    """Draw the report whenever a records file has changed, until the user interrupts it. Raises
-    UsageError: the records cannot be read, or are gone."""
-    from rich.console import Console
-
-    from bench.render.text import draw
-
-    console = Console()
-    for _ in follow(paths):
-        report = build()
-        with console.capture() as drawn:
-            draw(report, console, full)
-        console.clear()  # only once the new one is ready: no blank screen in between
-        console.file.write(drawn.get())
-        console.print(f"records: {len(report.runs):,}; Ctrl-C ends", style="dim")

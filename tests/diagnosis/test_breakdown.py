@@ -137,7 +137,7 @@ def test_an_estimate_is_marked_wherever_it_is_told(folders: Folders, capsys: Pri
     assert not changes["normalisation"]["before_estimated"]
     assert why([str(folders["old"]), "--full"]) == 0
     explained = capsys.readouterr().out
-    assert report([str(folders["old"]), "--reference", "none", "--format", "latex"]) == 0
+    assert report([str(folders["old"]), "--format", "latex"]) == 0
     reported = capsys.readouterr().out.replace("$\\approx$", "≈")
     for said in (explained, reported):
         assert "≈11.3" in said
@@ -147,7 +147,7 @@ def test_an_estimate_is_marked_wherever_it_is_told(folders: Folders, capsys: Pri
 
 def test_what_was_measured_has_no_mark(folders: Folders, capsys: Printed) -> None:
     assert why([str(folders["new"])]) == 0
-    assert report([str(folders["new"]), "--reference", "none", "--format", "md"]) == 0
+    assert report([str(folders["new"]), "--format", "md"]) == 0
     said = capsys.readouterr().out
     assert "≈" not in said
     assert "14.3" in said
@@ -196,7 +196,7 @@ def test_a_step_above_the_data_sheet_is_left_out_and_told(tmp_path: Path, capsys
         values = {"flop_per_image": 20e9 * factor, "step_bytes": 80e9 * factor, "rate_copy": 3e12}
         values |= {"gpu": gpu, "arithmetic": "float32", "train_images": 12800}
         write_profiled(tmp_path / name, runs, **values)
-        assert report([str(tmp_path / name), "--reference", "none", "--format", "json"]) == 0
+        assert report([str(tmp_path / name), "--format", "json"]) == 0
         document = json.loads(capsys.readouterr().out)
         (row,) = document["cases"]
         told = any("beyond the data sheet" in w["label"].lower() for w in document["warnings"])

@@ -118,7 +118,6 @@ def test_csv_and_json_say_the_same(planted: Folders, report: Run) -> None:
         assert row["status"] == case["status"]
     fp16 = [c for c in document["cases"] if (c["precision"], c["batch_size"]) == ("fp16", 256)]
     assert max(case["speedup"] or 0 for case in fp16) == pytest.approx(110 / 40)
-    assert {case["published_epoch_time_s"] for case in fp16} == {148.745, None}
     assert "speedup" in document["columns"]
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -42,8 +40,6 @@ Run = Callable[..., tuple[int, str, str]]
         (["{reference}", "--format", "htlm"], "did you mean 'html'?"),
         (["{reference}", "-o", "{folder}/no/such/file"], "choose a place that can be written"),
         (["{reference}", "--figures", "{readme}/x"], "choose a place that can be written"),
-        (["{reference}", "--reference", "nowhere"], "no records there"),
-        (["{reference}", "--watch", "--format", "html"], "leave out --format"),
         (["{reference}", "--where", "precision=fp61"], "did you mean 'fp16'?"),
         (["{reference}", "--where", "precision=bf16"], "no case has it; there is fp32"),
         (["{reference}", "--where", "precison=fp32"], "did you mean 'precision'?"),
@@ -88,31 +84,6 @@ def test_a_closed_pipe_is_no_error() -> None:
     assert (run.returncode, run.stderr) == (0, "")
 
 
-def test_watch_redraws_until_interrupted(tmp_path: Path) -> None:
-    write_sweep(tmp_path / "sweep", ran(Case(batch_size=128), (10,)))
-    command = [sys.executable, "-m", "bench.report", str(tmp_path / "sweep"), "--watch"]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, env=environment
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert any("records: 1;" in line for line in process.stdout)
-            write_sweep(tmp_path / "sweep", ran(Case(batch_size=256), (10,)))
-            drawn = []
-            for line in process.stdout:
-                drawn.append(line)
-                if "records: 2;" in line:
-                    break
-            assert any(line.lstrip().startswith("256 ") for line in drawn)
-            process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=200)
-        finally:
-            process.kill()  # or leaving the block would wait for it
-    assert (process.returncode, err) == (130, "")
-
-
 def test_a_baseline_that_is_left_out_still_counts(report: Run) -> None:
     """As in the table below, whose speed-ups are over it."""
     lab = str(REFERENCE.with_name("h200-lab.csv"))
@@ -147,7 +118,7 @@ def test_a_sweep_whose_first_run_has_not_ended_is_said_to_be_one(
     report: Run, tmp_path: Path
 ) -> None:
     folder = write_sweep(tmp_path / "sweep", [])
-    assert "No run has ended here yet; --watch shows each that does." in report(str(folder))[1]
+    assert "No run has ended here yet." in report(str(folder))[1]
 
 
 def test_a_user_s_own_network_has_its_own_words(tmp_path: Path, report: Run) -> None:
