@@ -15,6 +15,7 @@ from typing import Any
 import fake_executor as fake
 import numpy as np
 import pytest
+from advice_for_tests import ITEMS, Grid, advise, find_regret, follow, list_grids
 from hypothesis import given
 from hypothesis import strategies as st
 from pandas import read_csv
@@ -44,7 +45,6 @@ from bench.store.reader import read_records
 from bench.sweep import __main__ as sweep
 from bench.verdict import GUESSING
 from bench.worker.messages import Job
-from benchmarks.advice import ITEMS, Grid, advise, find_regret, follow, list_grids
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch

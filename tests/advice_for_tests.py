@@ -1,10 +1,6 @@
-"""How good the advice is that a budget buys: the search of bench.advise against known grids.
+"""The search of bench.advise on recorded and planted grids, whose times are known.
 
-`python -m benchmarks.advice` prints, for recorded and for planted grids and by the part of the
-whole grid's time that was spent, how much slower than the fastest setting the advised one is, in
-what share of the searches it is within a tenth, in what share it has the batch size that the rule
-chooses from the true times, and how many runs that took; beside it the rule on settings in a random
-order. Nothing is trained: a run takes its recorded or planted time, with noise.
+Nothing is trained: a run takes its recorded or planted time, with noise.
 """
 
 from __future__ import annotations
@@ -23,7 +19,6 @@ from statistics import fmean
 from bench.advise.settings import expect_start, guess, strip
 from bench.advise.standing import UNTIL, Budget, Result, Space, Standing, choose
 from bench.case import Case
-from bench.limits import NEAR
 from bench.precision import PRECISIONS
 from bench.questions.settings import list_near
 from bench.record import Status
@@ -31,9 +26,6 @@ from bench.record import Status
 RESULTS = Path(__file__).parent.parent / "results"
 GRIDS = Path(__file__).with_name("grids.csv")
 """Sweeps of all settings of three networks in fp32 by two CPU cores of a shared machine."""
-
-PARTS = (0.1, 0.25, 0.5, 10)
-"""Parts of the time of the whole grid that are given as a budget."""
 
 ITEMS = 50_000
 """Items of an epoch: those of CIFAR-10."""
@@ -253,28 +245,3 @@ def find_regret(grid: Grid, chosen: Case) -> float:
     """By which share the chosen setting is slower than the fastest."""
     time = grid.times[chosen]
     return math.inf if time is None else time / min(filter(None, grid.times.values())) - 1
-
-
-def main(seeds: int = 20) -> None:
-    """Print the table."""
-    print(
-        f"mean of {seeds}: % slower than the fastest (% within a tenth, % of the right batch) runs"
-    )
-    print(f"{'':52}" + "".join(f"{f'{100 * part:.0f} % of the time':>52}" for part in PARTS))
-    print(f"{'':52}" + f"{'advise':>26}{'random':>26}" * len(PARTS))
-    for grid in list_grids():
-        line = f"{grid.name + f' ({len(grid.times)})':52}"
-        for part in PARTS:
-            for way in (advise, follow):
-                found = [way(grid, part * grid.whole_s, seed) for seed in range(seeds)]
-                regrets = [find_regret(grid, chosen) for chosen, _ in found]
-                near = fmean(regret <= NEAR for regret in regrets)
-                right = fmean(chosen.batch_size == grid.right.batch_size for chosen, _ in found)
-                shares = f"({100 * near:.0f}, {100 * right:.0f})"
-                runs = fmean(runs for _, runs in found)
-                line += f"{100 * fmean(regrets):9.1f}{shares:>11}{runs:6.1f}"
-        print(line, flush=True)
-
-
-if __name__ == "__main__":
-    main()
