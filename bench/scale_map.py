@@ -127,14 +127,6 @@ class ScaledTraining:
     scales: tuple[float, ...]
     overflowed: tuple[bool, ...]
 
-    @property
-    def overflows(self) -> int:
-        return sum(self.overflowed)
-
-    @property
-    def first_overflow(self) -> int | None:
-        return next((i for i, bad in enumerate(self.overflowed, 1) if bad), None)
-
 
 @dataclass(frozen=True)
 class Overflow:
@@ -206,9 +198,6 @@ class ScaleCase:
     def lost(self, scale: float) -> float:
         return max(self.share(Fate.FLUSHED, scale, kind) for kind in Kind)
 
-    def subnormal(self, scale: float) -> float:
-        return max(self.share(Fate.SUBNORMAL, scale, kind) for kind in Kind)
-
     def by_layer(self, fate: Fate, kind: Kind) -> Mapping[tuple[str, float], float]:
         """Return each layer's share by layer and scale, at the step where it is largest."""
         shares: dict[tuple[str, float], float] = {}
@@ -238,23 +227,21 @@ class Window:
 
     Attributes:
         low, high: the smallest and largest safe scale; like ``use``, None if none is safe.
-        ceiling: the smallest scale that overflowed; None if none did.
-        best: the share of values lost at the best scale that did not overflow.
-        narrow: whether ``use``, the recommended scale, leaves less than `HEADROOM`.
+        use: the recommended scale.
+        narrow: whether it leaves less than `HEADROOM`.
         needed: whether a loss scale is needed at all.
-        enough: the largest share that a safe scale may lose.
-        starved: for each scale at which a layer loses too much, that layer and its share lost.
+        verdicts: what the rule makes of each scale, in words.
     """
 
     low: float | None = None
     high: float | None = None
-    ceiling: float | None = None
-    best: float = 0.0
     use: float | None = None
     narrow: bool = False
     needed: bool = True
-    enough: float = 0.0
-    starved: Mapping[float, tuple[str, float]] = field(default_factory=dict)
+    verdicts: Mapping[float, str] = field(default_factory=dict)
+
+
+SAFE = "safe"
 
 
 def find_window(case: ScaleCase, tolerance: float = TOLERANCE) -> Window:
@@ -269,50 +256,49 @@ def find_window(case: ScaleCase, tolerance: float = TOLERANCE) -> Window:
     No scale is needed if the precision scales no loss and a scale of 1 is safe. If fp32 diverges,
     nothing is known.
     """
-    ceiling = min(case.overflows, default=None)
-    held = [s for s in case.scales if ceiling is None or s < ceiling]
-    if not held or case.diverged:
-        return Window(ceiling=ceiling)
-    best = min(map(case.lost, held))
-    enough, starved = best + tolerance, _find_starved(case, held)
+    if case.diverged:
+        return Window(verdicts=dict.fromkeys(case.scales, "fp32 itself diverged"))
+    ceiling = min(case.overflows, default=math.inf)
+    verdicts = dict.fromkeys(case.scales, "overflows")
+    held = [s for s in case.scales if s < ceiling]
+    enough = min(map(case.lost, held), default=0.0) + tolerance
+    starved = _find_starved(case, held)
     safe: list[float] = []
     for scale in reversed(held):
-        if case.lost(scale) > enough or scale in starved:
-            # the largest may lose too much, and smaller ones less; with rounding alone, the share
-            # lost only falls as the scale grows
-            if safe:
-                break
-            continue
-        safe.insert(0, scale)
+        if case.lost(scale) > enough:
+            verdicts[scale] = "flushes too much"
+        elif scale in starved:
+            verdicts[scale] = f"layer {starved[scale]} loses too much"
+        elif safe and safe[0] != case.scales[case.scales.index(scale) + 1]:
+            # with rounding alone, the share lost only falls as the scale grows
+            verdicts[scale] = "below one that loses too much"
+        else:
+            verdicts[scale] = SAFE
+            safe.insert(0, scale)
     if not safe:  # with Way.TRAINED, each scale may starve another layer
-        return Window(ceiling=ceiling, best=best, enough=enough, starved=starved)
+        return Window(verdicts=verdicts)
     largest = max(case.peaks, default=math.nan)
-    roomy = [
-        s
-        for s in safe
-        if s * HEADROOM * largest < case.limit and (ceiling is None or s * HEADROOM <= ceiling)
-    ]
+    roomy = [s for s in safe if s * HEADROOM * largest < case.limit and s * HEADROOM <= ceiling]
     middle = math.sqrt(safe[0] * safe[-1])
     use = roomy[-1] if roomy else max(s for s in safe if s <= middle)
     precision = PRECISIONS.get(case.precision)
     needed = (precision is None or precision.scales_loss) or not safe[0] <= 1 <= safe[-1]
-    return Window(safe[0], safe[-1], ceiling, best, use, not roomy, needed, enough, starved)
+    return Window(safe[0], safe[-1], use, not roomy, needed, verdicts)
 
 
-def _find_starved(case: ScaleCase, held: Sequence[float]) -> dict[float, tuple[str, float]]:
+def _find_starved(case: ScaleCase, held: Sequence[float]) -> dict[float, str]:
     """Return, for each scale that starves a layer, the one losing most beyond its best scale."""
-    starved: dict[float, tuple[str, float]] = {}
+    starved: dict[float, str] = {}
     most = dict.fromkeys(held, LAYER_TOLERANCE)
     for kind in Kind:
         lost = case.by_layer(Fate.FLUSHED, kind)
-        # the weight gradients of some layers stay in fp32
-        known = [layer for layer in case.layers if any((layer, s) in lost for s in held)]
-        for layer in known:
+        for layer in case.layers:
+            # the weight gradients of some layers stay in fp32
             shares = {s: lost.get((layer, s), 0.0) for s in held}
-            best = min(shares.values())
+            best = min(shares.values(), default=0.0)
             for scale, share in shares.items():
                 if share - best > most[scale]:
-                    most[scale], starved[scale] = share - best, (layer, share)
+                    most[scale], starved[scale] = share - best, layer
     return starved
 
 
@@ -328,37 +314,24 @@ VERSION = 1
 _TOLD = ("command", "started_at", "tolerance", "environment")  # of a map, once for all its cases
 
 
-# -------------------------------------------------------------------------------------------- read
-
-
 def read_scale_map(folder: Path) -> ScaleMap | None:
-    """Read a map; None if the folder holds none. Raises UsageError: it cannot be read; the message
-    names the file."""
-    file = folder / MAP
-    if not file.is_file():
+    """Read a map; None if the folder holds none. Raises UsageError: it cannot be read."""
+    if not (folder / MAP).is_file():
         return None
     try:
-        head = json.loads(file.read_text(encoding="utf-8"))
+        head = json.loads((folder / MAP).read_text(encoding="utf-8"))
         if head["version"] != VERSION:
-            raise UsageError(
-                f"{file}: version {head['version']}, this reads {VERSION}; run bench.scales again"
-            )
-        file = folder / GRADIENTS
-        gradients = {n: _read_gradients(rows) for n, rows in _read_rows(file).items()}
-        file = folder / TRAININGS
-        trainings = {n: _read_trainings(rows) for n, rows in _read_rows(file).items()}
-        file = folder / MAP
+            raise ValueError(f"version {head['version']}, this reads {VERSION}")
+        gradients, trainings = (_read_rows(folder / name) for name in (GRADIENTS, TRAININGS))
         cases = tuple(
-            _read_case(case, gradients.get(str(number), ()), trainings.get(str(number), ()))
+            _read_case(case, gradients[str(number)], trainings[str(number)])
             for number, case in enumerate(head["cases"], 1)
         )
         return ScaleMap(folder, **{name: head[name] for name in _TOLD}, cases=cases)
-    except OSError as error:
-        raise UsageError(f"{file}: {error.strerror}; give a folder of bench.scales") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"{file} is not as bench.scales writes it ({type(error).__name__}: {error}); "
-            "run bench.scales again"
+            f"{folder}: {MAP}, {GRADIENTS} and {TRAININGS} are not as bench.scales writes them "
+            f"({type(error).__name__}: {error}); run bench.scales again"
         ) from error
 
 
@@ -405,14 +378,12 @@ def _read_trainings(rows: Sequence[Row]) -> tuple[ScaledTraining, ...]:
 
 
 def _read_case(
-    head: Mapping[str, Any], gradients: tuple[Gradients, ...], trainings: tuple[ScaledTraining, ...]
+    head: Mapping[str, Any], gradients: Sequence[Row], trainings: Sequence[Row]
 ) -> ScaleCase:
     peaks = [math.nan if peak is None else peak for peak in head["peaks"]]
     case: ScaleCase = read_value(ScaleCase, {**head, "peaks": peaks})
-    return replace(case, gradients=gradients, trainings=trainings)
-
-
-# ------------------------------------------------------------------------------------------- write
+    counted, trained = _read_gradients(gradients), _read_trainings(trainings)
+    return replace(case, gradients=counted, trainings=trained)
 
 
 def write_map(scales: ScaleMap) -> None:

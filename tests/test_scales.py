@@ -63,7 +63,6 @@ from bench.scales.gradients import (
     attach,
     list_kept,
 )
-from bench.scales.map import FIGURE, PICTURE, SUMMARY
 from bench.scales.measurement import Session
 
 CPU = torch.device("cpu")
@@ -198,7 +197,7 @@ def test_a_planted_window_is_found() -> None:
     assert case.lost(1.0) == 0.9
     assert case.lost(2.0) == 0.0
     window = find_window(case)
-    assert (window.low, window.high, window.ceiling) == (2.0, 2.0**36, 2.0**37)
+    assert (window.low, window.high, min(case.overflows)) == (2.0, 2.0**36, 2.0**37)
     # 8 x 0.9 x 2^-20 x 2^33 fits, and twice that does not
     assert HEADROOM == 8
     assert window.use == 2.0**33
@@ -235,9 +234,9 @@ def test_what_a_workload_keeps_in_fp32_is_not_rounded() -> None:
 def test_training_overflows_from_the_known_scale_on() -> None:
     session = Session(QUESTION, dataset())
     held, lost = session.train("fp16", f"{2.0**36}"), session.train("fp16", f"{2.0**37}")
-    assert held.overflows == 0
+    assert not any(held.overflowed)
     assert all(map(math.isfinite, held.losses))
-    assert lost.first_overflow == 1
+    assert lost.overflowed[0]
     assert math.isfinite(lost.losses[0])
     assert all(map(math.isnan, lost.losses[1:])), "a static scale skips no step"
 
@@ -249,11 +248,8 @@ def test_the_trace_of_a_dynamic_scale() -> None:
     assert training.scales == (2.0**16, 2.0**15, 2.0**14, 2.0**13, 2.0**13)
     assert training.overflowed == (True, True, True, False, False)
     case = replace(answer(question), trainings=(training,))
-    tables = tabulate(make_map(case))
-    (row,) = tables[2].rows
-    assert [cell.text for cell in row][3:] == [
-        "3", "step 1", "2^16, 2^15 from step 2, 2^14 from step 3, 2^13 from step 4",
-    ]  # fmt: skip
+    (row,) = tabulate(make_map(case))[1].rows
+    assert row[-1].text == "3"
 
 
 # ----------------------------------------------------------------------------------------- trained
@@ -265,9 +261,9 @@ def test_a_planted_window_is_found_as_trained(precision: str) -> None:
     question = replace(TRAINED, precisions=(precision,), scales=POWERS[:21], train=("524288",))
     case = answer(question)
     window = find_window(case)
-    assert (window.low, window.high, window.ceiling) == (2.0, 2.0**18, 2.0**19)
+    assert (window.low, window.high, min(case.overflows)) == (2.0, 2.0**18, 2.0**19)
     assert window.use == 2.0**16
-    assert case.training("524288").first_overflow == 1
+    assert case.training("524288").overflowed[0]
     counted = sum(sum(vars(g.tally).values()) for g in case.gradients)
     per_pass = BATCH * 10 + 20
     assert counted == per_pass * len(question.scales) * len(question.at)
@@ -389,8 +385,7 @@ def test_a_broken_map_is_refused_in_a_line(
     (tmp_path / file).write_text(text)
     assert main(["--show", str(tmp_path)]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert file in said
+    assert said.startswith(f"error: {tmp_path}: ")
     assert len(said.splitlines()) == 1
 
 
@@ -419,9 +414,7 @@ def test_the_command_makes_a_map_and_shows_it(tmp_path: Path, capsys: Capture) -
     ]
     assert main([*flags, "--out", str(out)]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    files = [MAP, GRADIENTS, TRAININGS, SUMMARY, FIGURE, PICTURE]
-    assert sorted(p.name for p in out.iterdir()) == sorted(files)
-    assert (out / PICTURE).read_bytes().startswith(b"\x89PNG")
+    assert sorted(p.name for p in out.iterdir()) == sorted([MAP, GRADIENTS, TRAININGS])
     scales = read_scale_map(out)
     assert [case.precision for case in scales.cases] == ["fp16", "bf16"]
     assert " ".join(summarize_scale_map(scales).split()) in said
@@ -491,10 +484,8 @@ def test_a_small_layer_that_loses_everything_is_not_hidden() -> None:
     assert case.lost(1.0) < 0.01
     window = find_window(case)
     assert (window.low, window.high) == (4.0, 4.0)
-    assert window.starved == {1.0: ("head", 1.0), 2.0: ("head", 1.0)}
-    said = summarize_scale_map(make_map(case))
-    assert "use 4: of those tried only the scale 4 is safe" in said
-    judged = [row[-1].text for row in tabulate(make_map(case))[1].rows]
+    assert "use 4: scales from 4 to 4 are safe" in summarize_scale_map(make_map(case))
+    judged = [row[-1].text for row in tabulate(make_map(case))[0].rows]
     assert judged == ["layer head loses too much", "layer head loses too much", "safe, use this"]
 
 
@@ -506,7 +497,7 @@ def test_half_of_a_layer_may_be_lost_beyond_its_best() -> None:
     # the layer that is named is the one that loses most beyond its best, not most of all
     other = Tally(flushed=900, normal=100)
     case = make_layers((stem,) * 2, (more, best), (other, other))
-    assert find_window(case).starved == {1.0: ("head", 0.801)}
+    assert find_window(case).verdicts[1.0] == "layer head loses too much"
 
 
 # --------------------------------------------------------------------------------- fp32 diverges
@@ -528,7 +519,7 @@ def test_a_training_that_diverges_in_fp32_says_nothing_of_scales(change: dict[st
     # nor where it held at the steps that were looked at
     assert find_window(replace(case, overflows={})).use is None
     for told in (case, replace(case, overflows={})):
-        judged = [row[-1].text for row in tabulate(make_map(told))[1].rows]
+        judged = [row[-1].text for row in tabulate(make_map(told))[0].rows]
         assert judged == ["fp32 itself diverged"] * 2
 
 

@@ -14,7 +14,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from bench.case import AXES, NAMED, format_value
-from bench.questions.loss_scales import draw_scale_map, summarize_scale_map
 from bench.render.table import COLOURS, Table, count_in, find_units
 from bench.render.text import group_doubts
 from bench.report.document import Report
@@ -61,10 +60,6 @@ def render(report: Report) -> str:
         tables=list(zip(anchors, report.tables, strict=True)),
         figures=rest,
         undrawn=[sketch.title for sketch in list_sketches(report) if sketch.name not in drawn],
-        maps=[
-            (inline(draw_scale_map(scales), f"map{number}"), summarize_scale_map(scales))
-            for number, scales in enumerate(report.scale_maps)
-        ],
         constants=_constants(report.runs),
         links=[
             (sweep.name, _link(file, report.home))

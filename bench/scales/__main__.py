@@ -10,9 +10,9 @@ from bench.environment.host import refuse_missing
 from bench.errors import UsageError
 from bench.flags import command
 from bench.processes import leave
-from bench.questions.loss_scales import SCALES, summarize_scale_map, tabulate_scale_map
+from bench.questions.loss_scales import SCALES, tabulate_scale_map
 from bench.scale_map import GRADIENTS, MAP, TRAININGS, ScaleMap, read_scale_map
-from bench.scales.map import FIGURE, PICTURE, SUMMARY, measure_map, write_pages
+from bench.scales.map import measure_map
 from bench.scales.options import build_parser, read_options
 from bench.sweep.preflight import refuse_unwritable
 
@@ -35,15 +35,14 @@ def main(argv: Sequence[str]) -> int:
                     f"--out {options.out}: holds a {name} already; choose another folder, or read "
                     f"it with --show {options.out}"
                 )
-        refuse_missing(["torch", "numpy", "pandas", "seaborn"])
+        refuse_missing(["torch", "numpy", "pandas"])
         scales = measure_map(options, partial(print, file=sys.stderr, flush=True))
-        write_pages(scales)
     show(scales)
     return 0
 
 
 def show(scales: ScaleMap) -> None:
-    """Print the answer, then the tables, as wide as the terminal or COLUMNS."""
+    """Print the tables, the answer first, as wide as the terminal or COLUMNS."""
     from bench.render.text import draw_table, draw_text, open_console
 
     console = open_console()
@@ -51,8 +50,8 @@ def show(scales: ScaleMap) -> None:
         f"Dataset: {case.dataset}. Device: {case.device}. Gradients: {case.way.value}."
         for case in scales.cases
     ]
-    files = ", ".join((SUMMARY, FIGURE, PICTURE, GRADIENTS, TRAININGS))
-    for line in (*summarize_scale_map(scales).splitlines(), *dict.fromkeys(on)):
+    files = ", ".join((MAP, GRADIENTS, TRAININGS))
+    for line in dict.fromkeys(on):
         draw_text(line, console)
     for table in SCALES.lay_out(tabulate_scale_map(scales)):
         console.print()

@@ -1,4 +1,4 @@
-"""The measurement of a loss-scale map, and its pages."""
+"""The measurement of a loss-scale map."""
 
 from __future__ import annotations
 
@@ -12,21 +12,10 @@ from bench.errors import UsageError
 from bench.executors import Images
 from bench.fingerprint import list_requests
 from bench.precision import PRECISIONS
-from bench.questions.loss_scales import (
-    SCALES,
-    draw_scale_map,
-    rasterize_scale_map,
-    summarize_scale_map,
-    tabulate_scale_map,
-)
-from bench.render.documents import escape, table_lines
 from bench.scale_map import ScaleMap, Way, write_map
 from bench.scales.options import Options
 from bench.sweep import options as sweep
 from bench.sweep.preflight import check
-from bench.text import replace_file
-
-SUMMARY, FIGURE, PICTURE = "scales.md", "scales.svg", "scales.png"
 
 
 def measure_map(options: Options, say: Callable[[str], None]) -> ScaleMap:
@@ -65,14 +54,3 @@ def measure_map(options: Options, say: Callable[[str], None]) -> ScaleMap:
                 f"use a smaller --batch-size{kept}"
             ) from error
     return scales
-
-
-def write_pages(scales: ScaleMap) -> None:
-    lines = ["# Loss-scale map", ""]
-    for line in summarize_scale_map(scales).splitlines():
-        lines += [escape(line), ""]
-    for table in SCALES.lay_out(tabulate_scale_map(scales)):
-        lines += table_lines(table)
-    replace_file(scales.folder / SUMMARY, "\n".join(lines) + "\n")
-    replace_file(scales.folder / FIGURE, draw_scale_map(scales))
-    replace_file(scales.folder / PICTURE, rasterize_scale_map(scales))

@@ -71,7 +71,8 @@ def measure(question: Question, data: Dataset | None, say: Say) -> Iterator[Scal
 def add_training(case: ScaleCase, training: ScaledTraining) -> ScaleCase:
     """Return ``case`` with one more training. If its static scale overflows there, that is added in
     the trained way; in the rounded way, the fp32 training tells the overflows of every scale."""
-    overflows, first = dict(case.overflows), training.first_overflow
+    overflows = dict(case.overflows)
+    first = next((i for i, bad in enumerate(training.overflowed, 1) if bad), None)
     if case.way is Way.TRAINED and not is_dynamic(training.setting) and first is not None:
         scale = training.scales[0]
         known = overflows.get(scale)
