@@ -248,7 +248,7 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
     why = '            "rounding": "its bounds are of one rounding",'
     copy.insert("check/__main__.py", '            "clip_grad"', why)
     add_axis(copy, WARM)
-    copy.insert("questions/loading.py", '    "compile"', '    "warm": "warming",')
+    copy.replace("questions/loading.py", '("compile", ', '("warm", "compile", ')
     axes = "--batch-size 64 --rounding up even odd"
     absent = {
         "check --rounding up": "--rounding: bench.check does not take it, because its bounds are "
@@ -327,7 +327,7 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
     assert re.findall("^fp32 → fp16", told["why"], re.MULTILINE) == 2 * ["fp32 → fp16"]
     turned = re.findall(r"^rounding (\w+) → rounding (\w+)", told["why rounding"], re.MULTILINE)
     assert turned == [("even", "odd"), ("even", "up")]
-    assert re.search("^What warming costs .*\n.*\n ─+\n warm ", told["warmed"], re.MULTILINE)
+    assert re.search("^What a switch costs .*\n.*\n ─+\n warm ", told["warmed"], re.MULTILINE)
     assert json.loads(told["ask"]) == {
         "lists": [False, False, True, True],
         "asv": ["precision", "loss_scale", "batch_size", "rounding"],

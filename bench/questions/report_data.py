@@ -11,7 +11,7 @@ from typing import TypeVar
 from bench.case import SAME_QUESTION
 from bench.diagnosis.explanation import Explanation
 from bench.origin import describe_origin
-from bench.questions.batch_sizes import Family, Search, find_families, find_searches
+from bench.questions.batch_sizes import Search, find_searches
 from bench.questions.effects import Effect, find_effects
 from bench.questions.gpus import Line, find_lines
 from bench.questions.profiles import Profiled, explain_pairs, read_steps
@@ -97,10 +97,6 @@ class ReportData:
     @cached_property
     def searches(self) -> list[Search]:
         return find_searches(self.runs, self.sweeps)
-
-    @cached_property
-    def families(self) -> list[Family]:
-        return find_families(self.results, self.probes)
 
     @cached_property
     def lines(self) -> list[Line]:

@@ -29,13 +29,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from bench.case import AXES, FOLLOWS, SAME_QUESTION, Case
-from bench.limits import NEAR
 from bench.origin import LABELS
 from bench.precision import PRECISIONS
-from bench.questions.batch_sizes import Shape, find_knee, list_speeds
 from bench.questions.gpus import Line, name_line
 from bench.questions.settings import list_settings
-from bench.record import MEASURED, REFUSED, RELIABLE, Status, Step
+from bench.record import MEASURED, REFUSED, Status, Step
 from bench.render.table import (
     COLOURS,
     GRID,
@@ -66,7 +64,7 @@ APART = 8  # a larger ratio between panels' largest values gives each a scale of
 BATCH, EPOCH, GPUS = "batch size", "epoch (%)", "GPUs"
 SPEED, LOSS, WIDER = "images/s", "loss", "speed-up over one (×)"
 MEMORY = QUANTITIES["memory_bytes"].title
-LOW, HIGH, KNEE = "from", "to", "knee"
+LOW, HIGH = "from", "to"
 FITS, FULL = "fits", "out of memory"
 CARD, LIMIT = "card (GiB)", "memory limit (GiB)"
 
@@ -129,22 +127,14 @@ def _frame(rows: Sequence[Result], **columns: Sequence[Any]) -> pd.DataFrame:
 
 
 def take_speeds(report: Report) -> Parts:
-    """Yield images/s by batch size, with their range if one is known, and where a knee is."""
+    """Yield images/s by batch size, with their range if one is known."""
     for title, cases in list_groups(report):
         rows = [row for row in cases if is_number(row.images_per_s)]
         rows.sort(key=lambda row: row.batch_size)
-        knees = {}
-        for part in group((r for r in rows if r.status in RELIABLE), lambda row: row.precision):
-            knee = find_knee(list_speeds(part))
-            if knee and knee.shape is Shape.KNEE:
-                knees[part[0].precision] = knee.batch_size
         data = _frame(rows, **{SPEED: [row.images_per_s for row in rows]})
         if any(is_number(row.images_per_s_low) for row in rows):
             data[LOW], data[HIGH] = ([getattr(row, f"images_per_s_{end}") for row in rows]
                                      for end in ("low", "high"))  # fmt: skip
-        if knees:
-            at = [knees.get(row.precision) == row.batch_size for row in rows]
-            data[KNEE] = ["yes" if is_knee else "" for is_knee in at]
         yield title, data if len(data) > 1 else data.head(0)
 
 
@@ -268,9 +258,6 @@ def _draw_speeds(ax: Axes, data: pd.DataFrame, y: str, most: float) -> None:
     _plot_lines(ax, data, y)
     _space(ax, data)
     ax.set_ylim(0, 1.08 * most)
-    for _, row in data[data[KNEE] == "yes"].iterrows() if KNEE in data else ():
-        ax.plot(row[BATCH], row[y], marker="o", markersize=14, markerfacecolor="none", linestyle="",
-                color=COLOURS[row["precision"]][0], markeredgewidth=1.6, label=KNEE)  # fmt: skip
 
 
 def _draw_memory(ax: Axes, data: pd.DataFrame, y: str, most: float) -> None:
@@ -323,8 +310,7 @@ SKETCHES = (
         "images-per-s", "How many images a second are trained at each batch size?",
         "Images per second",
         "Higher is better. Each precision at its main loss scale; a bar is the range of the "
-        "overview, and a ring the knee, the smallest batch size within "
-        f"{100 * NEAR:.0f} % of the best.",
+        "overview.",
         SPEED, take_speeds, _draw_speeds,
     ),
     Sketch(

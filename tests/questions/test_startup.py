@@ -41,10 +41,6 @@ PAID: dict[str, tuple[list[Record], list[str]]] = {
         [*start(FP16, (20,), (1,)), *start(replace(FP16, compile="default"), (21,), (31,))],
         ["compile default | 3.000 | 33.00 | -1.000 | never"],
     ),
-    "times that may be equal": (
-        [*start(FP32, (21, 20, 19), ONCE), *start(COMPILED, (20.9, 19.9, 18.9), (31, 3, 3))],
-        ["compile default | 3.000 | 33.00 | 0.1000 | cannot tell"],
-    ),
 }  # fmt: skip
 """Rows, and of each switch its start without and with it, what it saves, and when it has paid."""
 
