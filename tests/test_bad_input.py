@@ -239,7 +239,7 @@ RECORDS_FILES = [
         replace(THE_SCHEMA, b"\n99,"),
         f"schema 99 is newer than the {SCHEMA} this harness reads; upd",
     ),
-    (lambda d: d.replace(b"\n", b"\r\n"), ":1: character", "a carriage return"),
+    (lambda d: b"\xff" + d, ":1: not CSV in UTF-8"),
     (lambda d: b"benchmark,real_time,cpu_time\nBM_x,1,2\n", ":1: column 'schema' is missing"),
 ]
 """One of each kind; what else can be wrong with a file is in test_store.py."""

@@ -28,11 +28,12 @@ from bench.record import Environment
 from bench.scales.options import build_parser as build_scales
 from bench.scales.options import read_options as read_scales
 from bench.store.plans import plan_runs
-from bench.store.reader import read_records, read_steps
+from bench.store.reader import read_records
 from bench.sweep.options import parse_arguments, plan_cases
 from bench.text import read_time
 from bench.training.timing import FIRST_LOOK, LOOKS, extrapolate
 from benchmarks.overhead import read_case
+from tests.frames_for_tests import read_steps
 
 ROOT = Path(__file__).parents[1]
 NAMES = [line.split()[0] for line in card.STEPS.splitlines()]

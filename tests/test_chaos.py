@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from slow_sweep import STEPS
 
-from bench.store.reader import read_records, read_steps
+from bench.store.reader import read_records
+from tests.frames_for_tests import read_steps
 
 KILLS = int(os.environ.get("BENCH_THOROUGH", "5"))
 CASES = 40 * KILLS

@@ -16,11 +16,12 @@ from workers_for_tests import gone
 from bench.case import Case
 from bench.compare.__main__ import main as compare
 from bench.report.__main__ import main as report
-from bench.store.reader import read_records, read_steps, read_work
+from bench.store.reader import read_records
 from bench.sweep.__main__ import main as sweep
 from bench.validate.__main__ import main as validate
 from bench.work import Kind, Label, Work
 from bench.worker.command import judge_label
+from tests.frames_for_tests import read_steps, read_work
 
 SCRIPT = Path(__file__).parent / "scripts_for_tests.py"
 RUN = f"{shlex.quote(sys.executable)} {shlex.quote(str(SCRIPT))}"

@@ -259,10 +259,10 @@ def test_a_sweep_that_is_there_stays_planned(tmp_path: Path, memory: Callable[[s
     part = ["--precision", "fp32", "bf16", "--batch-size", "64", "--repeats", "2"]
     run_sweep(tmp_path, *LIMIT, *part, "--shard", "1/2")
     planned = Plan.of(read_config(tmp_path))
-    assert planned.list_runs()
+    assert planned.runs
     run_fit(tmp_path, *LIMIT, "--precision", "fp32")
     after = Plan.of(read_config(tmp_path))
-    assert (after.shard, after.list_runs()) == ("1/2", planned.list_runs())
+    assert (str(after.shard), after.runs) == ("1/2", planned.runs)
 
 
 def test_images_that_are_not_there_are_not_downloaded(

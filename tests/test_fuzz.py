@@ -13,10 +13,11 @@ from bench.case import AXES, Case
 from bench.errors import UsageError
 from bench.preset import parse_preset
 from bench.record import COLUMNS, STEP_COLUMNS, Step
-from bench.store.reader import read_records, read_rows, read_steps
+from bench.store.reader import read_records, read_rows
 from bench.store.rows import read_history
 from bench.store.table import RECORDS
 from bench.store.writer import Store
+from tests.frames_for_tests import read_steps
 from tests.planted.records import make_run
 
 EXAMPLES = int(os.environ.get("BENCH_FUZZ", "20"))

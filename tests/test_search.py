@@ -34,11 +34,12 @@ from bench.search import __main__ as search
 from bench.search import trials
 from bench.search.options import AROUND, parse_arguments
 from bench.search.trials import INSTALL, Ladder
-from bench.store.reader import read_beside, read_epochs, read_records, read_rows, read_steps
+from bench.store.reader import read_beside, read_records, read_rows
 from bench.store.rows import keep_cases, read_history
 from bench.sweep import __main__ as sweep
 from bench.worker.measurement import measure
 from bench.worker.messages import Channel, Job
+from tests.frames_for_tests import read_epochs, read_steps
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch

@@ -18,10 +18,11 @@ from bench.case import Case
 from bench.compare.__main__ import main as compare
 from bench.record import Step
 from bench.report.__main__ import main as report
-from bench.store.reader import read_records, read_steps
+from bench.store.reader import read_records
 from bench.sweep.__main__ import main as sweep
 from bench.validate.__main__ import main as validate
 from bench.verdict import Claim, Verdict, compare_seeds, judge_equivalence
+from tests.frames_for_tests import read_steps
 from tests.planted.records import ran, write_sweep
 
 FP32, BF16 = Case(), Case(precision="bf16-amp")

@@ -17,7 +17,7 @@ from bench.diagnosis.explanation import describe
 from bench.diagnosis.step import Step
 from bench.questions.profiles import explain_pairs, read_steps
 from bench.questions.report_data import label_machines
-from bench.store.reader import read_records, read_work
+from bench.store.reader import read_records
 from bench.store.writer import Store
 from bench.study.axes import find_varying
 from bench.study.sweeps import read_sweeps
@@ -26,6 +26,7 @@ from bench.timeline import read_trace
 from bench.training.profiling import MOST
 from bench.why import main
 from bench.work import Kind
+from tests.frames_for_tests import read_work
 from tests.planted.records import list_committed, make_run, write_sweep
 from tests.planted.results import read_results
 from tests.planted.steps import make_profiled, make_row, make_step, write_profiled

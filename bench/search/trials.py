@@ -26,7 +26,7 @@ from bench.errors import UsageError
 from bench.halving import Halving, read_halving
 from bench.record import MEASURED, REPEATED, EpochRow, Outcome, Record, Status
 from bench.search.options import Search
-from bench.store.reader import read_beside
+from bench.store.reader import read_beside, read_config
 from bench.store.rows import Row, keep_latest
 from bench.sweep.display import Display
 from bench.sweep.folder import read_past, write_config
@@ -101,7 +101,7 @@ def run_search(asked: Search) -> tuple[Trials, Loop]:
         halving = drawn.halving
         loop.lock()
         comparable, _ = read_past(loop, drawn.trials)
-        earlier = read_halving(loop.store.read_config().get("halving"))
+        earlier = read_halving(read_config(loop.store.folder).get("halving"))
         refuse_other_search(loop.out, earlier, halving)
         if earlier and len(earlier.trials) > len(halving.trials):
             halving = earlier

@@ -5,35 +5,28 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from statistics import variance
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.case import AXES, Case, format_value, list_values
 from bench.errors import UsageError
 from bench.interval import find_half_width
-from bench.plain import read_value
 from bench.record import Status
 from bench.store.rows import LatestAttempt, Run, parse_cases
 
-_MOST_RUNS = 10_000_000  # a plan with more is refused
+_MOST_RUNS = 10_000_000  # a plan with more was edited
 
 SHARD = "shard"
 """The key of the shard in a folder's configuration."""
 
 
-@dataclass(frozen=True)
-class Shard:
+class Shard(NamedTuple):
     number: int
     of: int
 
     def __str__(self) -> str:
         return f"{self.number}/{self.of}"
-
-    @property
-    def folder(self) -> str:
-        """The name of its folder without ``--out``."""
-        return f"shard-{self.number}-of-{self.of}"
 
 
 def parse_shard(text: str) -> Shard:
@@ -47,11 +40,6 @@ def parse_shard(text: str) -> Shard:
     if not 1 <= shard.number <= shard.of:
         raise UsageError(f"--shard {text!r}: give K/N with K from 1 to N, such as 1/8")
     return shard
-
-
-def list_lost_shards(shards: Sequence[Shard]) -> list[Shard]:
-    whole = {Shard(number, of) for of in {s.of for s in shards} for number in range(1, of + 1)}
-    return sorted(whole - {*shards}, key=lambda shard: (shard.of, shard.number))
 
 
 def plan_runs(cases: Sequence[Case], repeats: int) -> list[Run]:
@@ -97,51 +85,24 @@ def leave_out_known(runs: Iterable[Run], history: Mapping[Run, LatestAttempt]) -
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a folder's sweep: its ``shard`` as ``--shard`` takes it, empty for none; its
-    cases, None if not known, and the ``settings`` that they share, as `bench.case.spell_cases`
-    gives them; and whether a search, which ends poor cases early, ``searched`` them."""
+    """The plan of a folder's sweep: its ``shard``, if it is one, and its ``runs``."""
 
-    shard: str = ""
-    cases: Sequence[Mapping[str, str]] | None = None
-    repeats: int = 1
-    searched: bool = False
-    settings: Mapping[str, str] = field(default_factory=dict)
+    shard: Shard | None = None
+    runs: Sequence[Run] = ()
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Plan:
         """Read the plan in a folder's configuration. If somebody edited it, nothing is known."""
-        told = {f.name: config[f.name] for f in fields(cls) if f.name in config}
+        cases, shared = config.get("cases"), config.get("settings", {})
         try:
-            return _read_plan({**told, "searched": "halving" in config})
-        except (ValueError, UsageError):
+            shard = parse_shard(str(config[SHARD])) if SHARD in config else None
+            cells = {
+                name: [case.get(name, shared.get(name, default)) for case in cases or ()]
+                for name, default in zip(AXES, map(format_value, list_values(Case())), strict=True)
+            }
+            repeats = config.get("repeats", 1)
+            if not 1 <= repeats <= _MOST_RUNS / max(1, len(cases or ())):
+                raise ValueError(f"{repeats} repeats")
+            return cls(shard, plan_runs(parse_cases(cells), repeats))
+        except (AttributeError, TypeError, ValueError, UsageError):
             return cls()
-
-    def list_cases(self) -> list[Case] | None:
-        """Return the planned cases; None if they are not known, or somebody edited them."""
-        if self.cases is None:
-            return None
-        told, cells = {name for texts in self.cases for name in texts}, dict[str, list[str]]()
-        for name, default in zip(AXES, list_values(Case()), strict=True):
-            shared = self.settings.get(name, format_value(default))  # if older, without settings
-            own = name in told
-            cells[name] = [t.get(name, shared) if own else shared for t in self.cases]
-        try:
-            return parse_cases(cells)
-        except (UsageError, TypeError):
-            return None
-
-    def list_runs(self) -> list[Run] | None:
-        """Return the planned runs; None as in `list_cases`."""
-        cases = self.list_cases()
-        return None if cases is None else plan_runs(cases, self.repeats)
-
-
-def _read_plan(told: object) -> Plan:
-    """Read a plan. Raises ValueError or UsageError: it is not as `describe_config` writes it, as
-    far as can be seen without its cases."""
-    plan: Plan = read_value(Plan, told)
-    parse_shard(plan.shard or "1/1")
-    cases = plan.cases or ()
-    if not all(cases) or not 1 <= plan.repeats <= _MOST_RUNS // max(1, len(cases)):
-        raise ValueError(f"{plan.repeats} repeats of {len(cases)} cases")
-    return plan

@@ -16,7 +16,7 @@ from bench.errors import UsageError
 from bench.halving import Halving, read_halving
 from bench.precision import PRECISIONS
 from bench.record import REPEATED, RankRow, Step, WorkRow
-from bench.store.plans import SHARD, Plan, leave_out_known, list_lost_shards, parse_shard
+from bench.store.plans import SHARD, Plan, Shard, leave_out_known
 from bench.store.reader import find_records, read_beside, read_config, read_rows
 from bench.store.rows import Row, Run, group, list_served, read_history
 from bench.store.table import RECORDS
@@ -191,14 +191,19 @@ def describe_gaps(
     A row of any environment counts; only the sweep itself reruns those of another environment.
     ``rows`` are the records of the sweep, ``plans`` its plan or those of its shards.
     """
-    shards = [parse_shard(plan.shard) for plan in plans if plan.shard]
-    if lost := list_lost_shards(shards):
-        names = name_first([f"shard {shard}" for shard in lost], _NAMED, "; ")
+    shards = [plan.shard for plan in plans if plan.shard]
+    if lost := [
+        f"shard {n}/{of}"
+        for _, of in shards[:1]
+        for n in range(1, of + 1)
+        if Shard(n, of) not in shards
+    ]:
+        names = name_first(lost, _NAMED, "; ")
         yield (
             f"{name} is without {names}.",
             "Run what is missing with --out beside the others, and give the folder that holds all.",
         )
-    planned = dict.fromkeys(run for plan in plans for run in plan.list_runs() or ())
+    planned = dict.fromkeys(run for plan in plans for run in plan.runs)
     if not planned:
         return
     if any(case.until for case, _, _ in planned):

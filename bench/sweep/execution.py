@@ -11,6 +11,7 @@ from bench.case import Case, list_varying
 from bench.doctor.rates import choose_seconds
 from bench.record import Status
 from bench.store.plans import collect_times, leave_out_known, plan_runs
+from bench.store.reader import read_config
 from bench.store.rows import Run, read_history
 from bench.sweep.display import Display
 from bench.sweep.folder import read_past, refuse_other_part, refuse_other_seeds, write_config
@@ -98,7 +99,7 @@ class Part:
 
     def __init__(self, loop: Loop, asked: Plan) -> None:
         self.loop, self.asked, self.cases = loop, asked, asked.cases
-        refuse_other_part(self.folder, loop.store.read_config(), self.options.shard)
+        refuse_other_part(self.folder, read_config(loop.store.folder), self.options.shard)
         # rows that new ones can be compared with, and all rows
         self._comparable, rows = read_past(loop, [*asked.cases, *asked.unsized])
         # the last attempt at each run, and the same of comparable rows alone
@@ -110,7 +111,7 @@ class Part:
         self.walls: dict[Case, Wall] = {}
         self._told: dict[str, Any] = {}
         if asked.families:
-            step, margin = read_goal(loop.store.read_config().get("search"))
+            step, margin = read_goal(read_config(loop.store.folder).get("search"))
             self._told["search"] = {"step": step or STEP, "margin": margin}
         self.write_config()
 

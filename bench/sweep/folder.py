@@ -17,7 +17,7 @@ from bench.environment.machine import Platform
 from bench.errors import UsageError
 from bench.record import COMPARABLE, MEASURED, MODEL_PARTS, Environment, Record
 from bench.store.plans import SHARD, Shard
-from bench.store.reader import read_rows
+from bench.store.reader import read_config, read_rows
 from bench.store.rows import LatestAttempt, Row, Run
 from bench.store.table import BEST, LAST
 from bench.sweep.preflight import list_described
@@ -108,8 +108,7 @@ def refuse_other_part(out: Path, config: Mapping[str, Any], shard: Shard | None)
 def write_config(loop: Loop, cases: Sequence[Case] | None = None, **told: Any) -> None:
     """Write the configuration of a loop's folder. Without ``cases``, because a command chooses them
     as it goes, the cases already there stay; so do the keys of `_KEPT` that are not ``told``."""
-    loop.store.migrate()  # rows that are not comparable were refused before
-    before = loop.store.read_config()
+    before = read_config(loop.store.folder)
     config = describe_config(cases or [], loop, before | told)
     if cases is None:
         config |= {name: before[name] for name in (*spell_cases([]), "repeats") if name in before}

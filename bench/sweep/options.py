@@ -351,4 +351,4 @@ def choose_part(
 
 def default_folder(shard: Shard, preset: str) -> Path:
     """Return the default folder of a shard, without ``--out``: the same at every start."""
-    return Path("results") / Path(preset).stem / shard.folder
+    return Path("results") / Path(preset).stem / f"shard-{shard.number}-of-{shard.of}"

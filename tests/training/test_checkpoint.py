@@ -28,7 +28,7 @@ from bench.executors.subprocess import SubprocessExecutor
 from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.record import Environment, EpochRow, Outcome, Status
-from bench.store.reader import read_epochs, read_records, read_steps
+from bench.store.reader import read_records
 from bench.store.table import BEST, LAST
 from bench.sweep.__main__ import main as sweep_main
 from bench.sweep.folder import KeptRun
@@ -45,6 +45,7 @@ from bench.worker.checkpoints import find_best
 from bench.worker.measurement import measure
 from bench.worker.messages import Channel, Job, PhaseEntered
 from bench.workloads import Loss, Network
+from tests.frames_for_tests import read_epochs, read_steps
 from tests.planted.records import make_run
 
 
