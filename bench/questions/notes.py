@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Sequence
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
@@ -220,16 +219,8 @@ def _repeats_notes(cases: Results) -> Iterator[str]:
                 "within this run, from its own steps, and not narrower than --until. It does not "
                 "predict the next run; --repeats 5 does."
             )
-        elif kind == Spread.RANGE:
-            yield f"Medians of {runs}; in parentheses the lowest and the highest of them."
         else:
-            shares = (case.coverage for case in part)
-            share = write_range(shares, lambda share: str(math.floor(100 * share)))
-            yield (
-                f"Medians of {runs}; in parentheses a prediction interval: the median of as many "
-                f"more runs under the same conditions falls inside it in {share} of 100 cases, "
-                "whatever the distribution of times."
-            )
+            yield f"Medians of {runs}; in parentheses the lowest and the highest of them."
 
 
 def _memory_notes(cases: Results) -> Iterator[str]:

@@ -217,11 +217,7 @@ def write_ratio(value: float) -> str:
 def name_spread(cases: Iterable[Row]) -> str:
     """Return the suffix of the times' column head, which names the kind of their spread."""
     kinds = {case.spread for case in cases} - {Spread.NONE.value}
-    words = {
-        Spread.WITHIN.value: " [within the run]",
-        Spread.RANGE.value: ", range",
-        Spread.PREDICTION.value: ", interval",
-    }
+    words = {Spread.WITHIN.value: " [within the run]", Spread.RANGE.value: ", range"}
     return ", spread" if len(kinds) > 1 else words[kinds.pop()] if kinds else ""
 
 

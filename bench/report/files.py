@@ -33,7 +33,7 @@ def column_names() -> list[str]:
         for n in ([q.name] if q.paired else [q.name, f"{q.name}_low", f"{q.name}_high"])
     ]
     outcome = ["status", "reason", "inferred", "repeats", "runs", "seeds", "kind", "memory_measure"]
-    spread = ["spread", "coverage", "start_time_s"]
+    spread = ["spread", "start_time_s"]
     return ["sweep", "machine", *AXES, *outcome, *spread, *numbers, *DOUBTS, *WHERE]
 
 
@@ -58,8 +58,6 @@ def describe_columns() -> dict[str, str]:
     """Describe the columns of a file of cases, by name."""
     return {
         "spread": "what the columns _low and _high are: " + ", ".join(Spread),
-        "coverage": "how often they hold what they are for: the median of as many more runs, or "
-        "the whole epoch within the run",
         "seeds": "how many seeds the repeats had",
         "start_time_s": "set-up, and the slowest first steps of all repeats, in s",
         **{q.name: q.help for q in QUANTITIES.values()},

@@ -4,20 +4,18 @@ machine come to, beside fp32 with all else equal."""
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from functools import cache, cached_property
-from math import comb
+from functools import cached_property
 from operator import attrgetter
+from statistics import median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from bench.case import AXES, SAME_QUESTION, Case, free_axes
 from bench.diagnosis.step import COPY, RATES
 from bench.gpu.peaks import list_peaks, peak_bandwidth, peak_flops
-from bench.interval import CONFIDENCE
 from bench.limits import MIN_REPEATS, STEADY
 from bench.origin import Origin, find_origin
 from bench.precision import OPT_LEVELS, PRECISIONS, Arithmetic
@@ -290,9 +288,9 @@ class Result:
     """A case on one machine, in one environment.
 
     Each of `STORED` is the median over the runs that ended with the status of the case. The ends of
-    its spread are ``NAME_low`` and ``NAME_high``, which ``spread`` and ``coverage`` describe (see
-    `bench.study.runs`). Each of `DOUBTS` is of any of its runs. Other attributes, such as axes,
-    are those of the first of its runs that count.
+    its spread are ``NAME_low`` and ``NAME_high``, which ``spread`` describes, a `Spread`. Each of
+    `DOUBTS` is of any of its runs. Other attributes, such as axes, are those of the first of its
+    runs that count.
 
     Attributes:
         every: all its runs, of which there are ``runs``; ``repeats`` count, with ``seeds`` seeds.
@@ -320,14 +318,9 @@ class Result:
             found |= {q.name: middle, f"{q.name}_low": low, f"{q.name}_high": high}
         half = (found["epoch_time_s_high"] - found["epoch_time_s_low"]) / 2
         self.wide = over(half, found["epoch_time_s"]) > STEADY
-        self.spread, self.coverage = Spread.NONE.value, math.nan
+        self.spread = Spread.RANGE.value if self.repeats > 1 else Spread.NONE.value
         if self.repeats == 1:
             found |= self._take_own_ends(found["epoch_time_s"], found["images_per_s"])
-        elif self.repeats < ENOUGH:
-            self.spread = Spread.RANGE.value
-        else:
-            self.spread = Spread.PREDICTION.value
-            self.coverage = find_coverage(self.repeats, choose_depth(self.repeats))
         # a run that diverged is reported
         found |= {name: any(getattr(run, name) for run in every) for name in DOUBTS}
         vars(self).update(found, noisy=found["noisy"] or self.wide)
@@ -338,7 +331,7 @@ class Result:
         low, high = self.first.epoch_time_low_s, self.first.epoch_time_high_s
         if not (high - low) / 2 <= LEAST_KNOWN * time:
             return {}
-        self.spread, self.coverage = Spread.WITHIN.value, CONFIDENCE
+        self.spread = Spread.WITHIN.value
         ends = {"images_per_s_low": over(rate * time, high)}
         ends["images_per_s_high"] = over(rate * time, low)
         return {"epoch_time_s_low": low, "epoch_time_s_high": high, **ends}
@@ -430,61 +423,17 @@ def _tell_apart(results: Sequence[Result]) -> None:
         result.apart = ", ".join(told)
 
 
-ENOUGH = 5
-"""Fewest repeats for a prediction interval; with fewer, only their range is given."""
-
-
 class Spread(StrEnum):
     """The meaning of the two ends beside a median."""
 
     NONE = "none"
     WITHIN = "within the run"
     RANGE = "range"
-    PREDICTION = "prediction interval"
-
-
-@cache
-def find_coverage(runs: int, depth: int = 1) -> float:
-    """Return how often the median of as many more runs lies between the ``depth``-th from each end.
-
-    Exact for an odd number of runs without ties; otherwise the true share is higher.
-
-    >>> [round(find_coverage(n), 3) for n in (3, 5, 7, 9)]
-    [0.6, 0.833, 0.93, 0.971]
-    """
-    middle = (runs + 1) // 2
-    # the median of the second sample is below the depth-th of the first if fewer than ``depth`` of
-    # the ``drawn`` smallest pooled values are of the first: a hypergeometric tail
-    drawn = middle + depth - 1
-    term = below = comb(runs, drawn)
-    for of_first in range(1, depth):
-        term = term * (runs - of_first + 1) * (drawn - of_first + 1)
-        term //= of_first * (runs - drawn + of_first)
-        below += term
-    return max(0.0, 1 - 2 * below / comb(2 * runs, drawn))
-
-
-@cache
-def choose_depth(runs: int) -> int:
-    """Return the depth of the narrowest interval with `CONFIDENCE`; 1, the range, if none has it.
-
-    >>> [choose_depth(n) for n in (3, 5, 9, 15, 30)]
-    [1, 1, 1, 2, 7]
-    """
-    depths = range(1, (runs + 1) // 2 + 1)
-    wide = bisect_left(depths, True, key=lambda d: find_coverage(runs, d) < CONFIDENCE)
-    return max(wide, 1)
 
 
 def find_middle(values: Iterable[float]) -> tuple[float, float, float]:
-    """Return median, lower end and upper end of the known values; the ends of a single one are
-    NaN."""
+    """Return median, lowest and highest of the known values; the ends of a single one are NaN."""
     known = sorted(value for value in values if value == value)
-    number = len(known)
-    if not number:
-        return math.nan, math.nan, math.nan
-    middle = (known[(number - 1) // 2] + known[number // 2]) / 2
-    if number < 2:
-        return middle, math.nan, math.nan
-    depth = choose_depth(number)
-    return middle, known[depth - 1], known[-depth]
+    if len(known) < 2:
+        return (known[0] if known else math.nan), math.nan, math.nan
+    return median(known), known[0], known[-1]

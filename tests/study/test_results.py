@@ -84,12 +84,12 @@ RUNS: dict[str, tuple[Sequence[Record], dict[str, Any]]] = {
         {"memory_saved": 1 / 3, "tensors_saved": 1 / 2},
     ),
     "within a run": (
-        [ran(HALF, 10, **WITHIN)], {"coverage": 0.95, "images_per_s_low": 50_000 / 10.8},
+        [ran(HALF, 10, **WITHIN)], {"spread": "within the run", "images_per_s_low": 50_000 / 10.8},
     ),
     # repeats are told by each other, not by what each says of itself
     "two runs": (
         repeat((10, 10.1), HALF, **WITHIN),
-        {"epoch_time_s_low": 10, "epoch_time_s_high": 10.1, "coverage": NAN, "noisy": False},
+        {"epoch_time_s_low": 10, "epoch_time_s_high": 10.1, "spread": "range", "noisy": False},
     ),
     # of an even number of repeats, the median of rates is not the rate at the median time
     "rates": (
