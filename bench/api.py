@@ -237,13 +237,12 @@ class Sweep:
         Raises UsageError: they cannot be compared.
         """
         from bench.compare.comparison import choose_metrics, compare, read_side, refuse_other_models
-        from bench.compare.document import FORMATS, Margins
+        from bench.compare.document import FORMATS
 
         a, b = read_side("A", self.folders[0]), read_side("B", other.folders[0])
-        comparison = compare(a, b, choose_metrics(a, b))
+        comparison = compare(a, b, choose_metrics(a, b), margin=MARGIN, equal=MARGIN)
         refuse_other_models(comparison)
-        margins = Margins(MARGIN, MARGIN)
-        text, data = (FORMATS[name](comparison, margins, [], False) for name in ("text", "json"))
+        text, data = (FORMATS[name](comparison, [], False) for name in ("text", "json"))
         return Comparison(text, json.loads(data))
 
     def _varying(self, frame: pd.DataFrame) -> list[str]:

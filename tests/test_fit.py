@@ -293,7 +293,7 @@ def test_probes_are_not_compared(tmp_path: Path, memory: Callable[[str], None]) 
     """Four steps to see whether a batch fits say nothing of its speed."""
     memory(LINE)
     run_fit(tmp_path, *LIMIT, "--precision", "fp32")
-    with pytest.raises(UsageError, match="only probes"):
+    with pytest.raises(UsageError, match="no records of a sweep"):
         read_side("A", tmp_path)
     run_sweep(tmp_path, *LIMIT, "--precision", "fp32", "--batch-size", "auto")
     assert [case.batch_size for case in read_side("A", tmp_path).cases] == [672]

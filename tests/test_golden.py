@@ -53,10 +53,7 @@ COMPARED = {
     "everything": "text screen md",
     "axis": "screen",
     "conditions": "text",
-    "equal to the last digit": "screen",
     "equivalence": "text",
-    "every table": "text",
-    "no common case": "screen",
     "one side": "text",
 }
 """Of planted comparisons the formats that are kept."""

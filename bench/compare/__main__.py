@@ -10,8 +10,6 @@ A time is shown as a speed, above 1 is faster; every other metric is better when
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +19,6 @@ from bench.compare.comparison import (
     choose_metrics,
     compare,
     describe_result,
-    explain_one_sweep,
     parse_axis,
     parse_gate,
     pass_gate,
@@ -29,9 +26,8 @@ from bench.compare.comparison import (
     refuse_other_models,
     take_values,
 )
-from bench.compare.document import Margins
 from bench.errors import UsageError, choose
-from bench.flags import Parser, add_output, command, parse_percent, writable
+from bench.flags import Parser, add_output, command, parse_percent, write_document
 from bench.limits import MIN_REPEATS
 from bench.processes import leave
 from bench.study.quantities import METRICS
@@ -100,14 +96,13 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Compare two sweeps, or two values of an axis. Return 1 if a --fail-on found something or
     could not judge any case."""
-    options = _parse(argv)
+    options = build_parser().parse(argv)
     from bench.compare.document import FORMATS
 
     render = choose("--format", options.format, FORMATS)
     margin = parse_percent(f"--margin {options.margin!r}", options.margin)
     wide = options.equivalence_margin
     equal = margin if wide is None else parse_percent(f"--equivalence-margin {wide!r}", wide)
-    margins = Margins(margin, equal)
     named = [choose("--metric", text, METRICS) for text in dict.fromkeys(options.metric or [])]
     gates = [parse_gate(text, margin) for text in dict.fromkeys(options.fail_on)]
     asked = parse_axis(options.axis) if options.axis else None
@@ -115,47 +110,17 @@ def main(argv: Sequence[str]) -> int:
     if asked:
         a, b = take_values(a, b, *asked)
     if b is None:
-        raise UsageError(explain_one_sweep(a))
-    metrics = named or choose_metrics(a, b)
-    for gate in gates:
-        fitting = [m.name for m in METRICS.values() if gate.word in (m.lower, m.higher)]
-        if fitting and not any(metric.name in fitting for metric in metrics):
-            raise UsageError(
-                f"--fail-on {gate.text}: no metric compared can be {gate.word}; "
-                f"add --metric {' or '.join(fitting)}"
-            )
-    comparison = compare(a, b, metrics, asked[0] if asked else "")
+        raise UsageError(f"{a.path}: name a second sweep, or --axis NAME and two of its values")
+    axis = asked[0] if asked else ""
+    comparison = compare(a, b, named or choose_metrics(a, b), axis, margin, equal)
     if not options.mix:
         refuse_other_models(comparison)
     results = [pass_gate(comparison, gate) for gate in gates]
-    document = render(comparison, margins, results, options.full)
-    if options.output is None:
-        _print(document)
-    else:
-        with writable("-o", options.output):
-            options.output.write_text(document, encoding="utf-8")
+    write_document(render(comparison, results, options.full), options.output)
     for result in results:
         for line in describe_result(result):
             print(line, file=sys.stderr)
     return int(not all(result.passed for result in results))
-
-
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = build_parser()
-    given, unknown = parser.parse_known_args(argv)
-    # argparse takes an optional positional only right after the previous: not in A --margin 5% B
-    if given.b is None and len(unknown) == 1 and not unknown[0].startswith("-"):
-        given.b = Path(unknown[0])
-        return given
-    return parser.parse(argv)
-
-
-def _print(document: str) -> None:
-    try:
-        sys.stdout.write(document)
-        sys.stdout.flush()
-    except BrokenPipeError:  # `| head`; the gates are still checked
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

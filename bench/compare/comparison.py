@@ -5,21 +5,19 @@ axis.
 
 from __future__ import annotations
 
-import shlex
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice, product
 from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.axis import Trait, Value, axis_flag
+from bench.axis import Trait, Value
 from bench.case import (
     AXES,
-    NAMED,
     SAME_QUESTION,
     SWITCHES,
     UNTIMED,
@@ -31,20 +29,19 @@ from bench.case import (
     parse_value,
     spell_value,
 )
-from bench.diagnosis.step import CALL, RATES, UNITS
 from bench.errors import UsageError, nearest
 from bench.flags import parse_percent
-from bench.limits import SLOWED
-from bench.record import COMPARABLE, MODEL_PARTS, RELIABLE, REPEATED, Environment, Status
+from bench.record import COMPARABLE, MODEL_PARTS, RELIABLE, REPEATED, Status
 from bench.rules import applies
 from bench.store.reader import read_rows
 from bench.store.rows import fill_unknown, group, keep_cases, keep_latest
 from bench.study.axes import name_axis, name_setting, parse_name
+from bench.study.doubts import DOUBTS
 from bench.study.pairs import EnvironmentKey, Match, Matches
 from bench.study.pairs import match as match_cases
 from bench.study.quantities import MEMORY, METRICS, Metric
 from bench.study.runs import Run, link_runs, list_runs
-from bench.text import make_printable, write_number, write_percent
+from bench.text import make_printable, write_number
 from bench.verdict import (
     GUESSING,
     Equivalence,
@@ -63,35 +60,15 @@ from bench.verdict import compare as compare_repeats
 Readings = list[tuple[int, float]]  # seed and value of each repeat
 
 
-@dataclass(frozen=True)
-class Part:
-    """The part of an epoch that a side measured of a case."""
-
-    share: float  # of an epoch: at most the case's fraction
-    steps: int | None  # the limit of ``--steps``, if it reduced the share
-    known: bool  # false with ``--steps`` if no step was measured; ``share`` is then the fraction
-
-    def __str__(self) -> str:
-        """Return the part as it was requested: ``fraction 0.25`` or ``20 steps``."""
-        return f"fraction {self.share:.3g}" if self.steps is None else f"{self.steps} steps"
-
-
 @dataclass(frozen=True, eq=False)
 class SideCase:
     """A case as one side ran it, in one environment."""
 
-    side: str  # its name
     runs: list[Run]
 
     @property
     def case(self) -> Case:
         return self.runs[0].case
-
-    @property
-    def part(self) -> Part:
-        run = self.runs[0]  # all runs of one case measure the same part
-        steps = run.case.steps if run.part < run.fraction else None
-        return Part(run.part, steps, run.part_known)
 
     def readings(self, metric: Metric) -> Readings:
         """Return seed and value of each usable repeat that has a value."""
@@ -107,11 +84,6 @@ class SideCase:
         """The classes that the loss distinguishes; see `find_classes`."""
         run, case = self.runs[0], self.case
         return find_classes(case.workload, case.classes, run.dataset_classes, run.dataset_source)
-
-    @property
-    def usable(self) -> list[Run]:
-        """The runs that ended with a time."""
-        return [run for run in self.runs if run.status in RELIABLE]
 
     @cached_property
     def outcomes(self) -> dict[str, int]:
@@ -141,44 +113,37 @@ class Side:
     path: Path
     runs: list[Run]
 
-    @property
-    def cases(self) -> list[Case]:
-        """The case of each run."""
-        return [run.case for run in self.runs]
-
     @cached_property
     def ran(self) -> dict[int, SideCase]:
-        groups = group(self.runs, lambda run: run.cell)
-        return {runs[0].cell: SideCase(self.name, runs) for runs in groups}
+        return {runs[0].cell: SideCase(runs) for runs in group(self.runs, attrgetter("cell"))}
 
     @property
     def cells(self) -> list[Run]:
         """A run of each cell, as `bench.study.pairs.match` takes it."""
         return [one.runs[0] for one in self.ran.values()]
 
+    def list_values(self, axis: str) -> list[Value]:
+        """Return the values of an axis, in order, from cases to which it applies."""
+        cases = (run.case for run in self.runs)
+        return list(dict.fromkeys(getattr(c, axis) for c in cases if applies(axis, c)))
+
+    def take(self, axis: str, value: Value) -> Side:
+        """Return the cases with one value of an axis."""
+        title = name_setting(axis, spell_value(value))
+        name = format_value(value) if axis in SWITCHES else title
+        runs = [r for r in self.runs if getattr(r.case, axis) == value and applies(axis, r.case)]
+        return replace(self, name=name, title=title, runs=runs)
+
     def environment(self, name: str) -> list[str]:
         """Return the distinct values of an environment column, without empty ones."""
-        values = dict.fromkeys(getattr(run, name) for run in self.runs)
-        known = (value for value in values if value == value and value != "")
-        return [f"{value:.0f}" if isinstance(value, float) else str(value) for value in known]
-
-    def mixes(self, name: str) -> bool:
-        """Return whether runs on one device, dataset or model differ where they must agree."""
-        found: dict[tuple[Any, ...], set[str]] = {}
-        for run in self.runs if name in COMPARABLE else ():
-            place = tuple(getattr(run, axis) for axis in COMPARABLE[name])
-            found.setdefault(place, set()).add(getattr(run, name))
-        return any(len(values - {""}) > 1 for values in found.values())
+        return [v for v in dict.fromkeys(str(getattr(run, name)) for run in self.runs) if v]
 
 
 def read_side(name: str, path: Path) -> Side:
     """Read one side. Raises UsageError: it has no records of sweeps, or they cannot be read."""
-    every = link_runs(list_runs(read_rows(path)))
-    kept = keep_cases(every)
-    if every and not kept:
-        raise UsageError(f"{path}: has only probes of bench.fit; compare sweeps")
+    kept = keep_cases(link_runs(list_runs(read_rows(path))))
     if not kept:
-        raise UsageError(f"{path}: no records yet; compare sweeps that have run")
+        raise UsageError(f"{path}: no records of a sweep yet; compare sweeps that have run")
     runs = link_runs(keep_latest(kept))
     # a run that ended before reading its environment takes that of its case
     for part in group(runs, lambda run: run.asked):
@@ -193,25 +158,16 @@ def read_side(name: str, path: Path) -> Side:
 # --------------------------------------------------------------------------------------- comparison
 
 
-STOPPED = "interrupted"
-"""The change of a match of which a run was stopped from outside, and is made again."""
-
 SPOILING = ("throttled", "contended", "unsettled", "noisy", "trend")
-BESIDE = ("host_bound",)
-"""Doubts with which times are not relied on, and one that is told beside a time."""
+"""Doubts with which times are not relied on."""
 
-_SLOWED = 1 / (1 - SLOWED) - 1  # as a ratio of the higher to the lower
-
-READINGS: dict[str, tuple[str, str, float]] = {
-    "power_limit_w": ("power limit", "W", 0.0),
+READINGS: dict[str, tuple[str, float]] = {
+    "power_limit_w": ("power limit (W)", 0.0),
     # cards step their clocks by 15 MHz, 1 % of an SM clock of 1.5 GHz
-    "sm_clock_mhz": ("SM clock", "MHz", 0.02),
-    "memory_clock_mhz": ("memory clock", "MHz", 0.02),
-    **{column: (f"rate of {what}", UNITS[column], _SLOWED) for column, what in RATES.items()},
-    CALL: ("smallest operation", "s", _SLOWED),
+    "sm_clock_mhz": ("SM clock (MHz)", 0.02),
+    "memory_clock_mhz": ("memory clock (MHz)", 0.02),
 }
-"""Readings of the machine during runs: label, unit, and the largest relative difference of two
-sides that is not told."""
+"""Readings of the machine: label, and the largest relative difference that is not told."""
 
 
 def choose_metrics(a: Side, b: Side) -> list[Metric]:
@@ -237,15 +193,6 @@ class MetricPair:
     ratio: Ratio
 
     @property
-    def compared(self) -> tuple[Readings, Readings]:
-        """The readings that the ratio compares: if seeds are paired, those that both sides ran."""
-        if not self.ratio.pairs:
-            return self.a, self.b
-        shared = {seed for seed, _ in self.a} & {seed for seed, _ in self.b}
-        a, b = ([(s, x) for s, x in side if s in shared] for side in (self.a, self.b))
-        return a, b
-
-    @property
     def seeded(self) -> Seeded:
         return group_seeds(self.a), group_seeds(self.b)
 
@@ -259,23 +206,25 @@ def group_seeds(readings: Readings) -> dict[int, list[float]]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of two sides, before it is judged against a margin."""
+    """The comparison of two sides. Margins are fractions: the smallest differences that matter, for
+    verdicts and for equivalence."""
 
     a: Side
     b: Side
     matches: Matches
     metrics: dict[Metric, list[MetricPair]]
-    axis: str = ""  # the axis whose two values are the sides; empty for two sweeps
-    apart: tuple[str, ...] = ()  # axes of `UNTIMED` of which the sides share no value
+    axis: str  # the axis whose two values are the sides; empty for two sweeps
+    apart: tuple[str, ...]  # axes of `UNTIMED` of which the sides share no value
+    margin: float
+    equal: float  # the margin of equivalence
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        return self.a, self.b
 
     @property
     def names(self) -> tuple[str, str]:
         return self.a.name, self.b.name
-
-    @property
-    def free(self) -> tuple[str, ...]:
-        """The axes in which matched cases may differ, besides how much was measured."""
-        return (*free_axes(self.axis), *self.apart)
 
     @property
     def matched(self) -> Sequence[Match]:
@@ -286,109 +235,83 @@ class Comparison:
         """Return a matched case as run by A and by B."""
         return self.a.ran[match.a], self.b.ran[match.b]
 
-    def alone(self, side: Side) -> Mapping[int, EnvironmentKey]:
-        """Return the unmatched cells of a side, with the environment that tells them apart."""
-        return self.matches.alone[0 if side is self.a else 1]
-
-    def list_cells(self, side: Side) -> list[int]:
-        """Return the matched and unmatched cells of a side, not those that others represent."""
-        matched = [match.a if side is self.a else match.b for match in self.matched]
-        return [*matched, *self.alone(side)]
-
-    def count(self, side: Side) -> tuple[int, int]:
-        """Return the number of cases (`list_cells`) and of runs of a side."""
-        cells = self.list_cells(side)
-        return len(cells), sum(len(side.ran[cell].runs) for cell in cells)
-
-    def environment(self) -> Iterator[tuple[str, bool, list[str], list[str]]]:
-        """Yield the environment columns that differ: column, whether it must agree, A's and B's
-        values. Those that must agree come first, and are also included if each side mixes the same
-        values. Two models or two datasets differ on purpose."""
-        every = (f.name for f in fields(Environment) if f.name not in READINGS)
-        names = [name for name in every if not self.is_asked(name)]
-        for name in sorted(names, key=lambda name: name not in COMPARABLE):
-            a, b = self.a.environment(name), self.b.environment(name)
-            if set(a) != set(b) or self.a.mixes(name):
-                yield name, name in COMPARABLE and self.axis not in COMPARABLE[name], a, b
-
     def is_asked(self, name: str) -> bool:
         """Return whether an environment column depends on the compared axis."""
-        return self.axis != "device" and self.axis in COMPARABLE.get(name, ())
+        return self.axis != "device" and self.axis in COMPARABLE[name]
 
-    def list_readings(self) -> Iterator[tuple[str, float, float]]:
-        """Yield the readings of the machine during the matched cases that differ: column, and the
-        median of the cases' medians of A and B."""
-        for column, (_, _, least) in READINGS.items():
-            medians = []
-            for of in (0, 1):
-                ends = [self.ends(match)[of] for match in self.matched]
-                known = [[v for run in end.usable if (v := getattr(run, column)) == v]
-                         for end in ends]  # fmt: skip
-                medians.append([median(values) for values in known if values])
-            if all(medians):
-                a, b = map(median, medians)
-                if max(a, b) > min(a, b) * (1 + least):
-                    yield column, float(a), float(b)
+    def list_differences(self) -> Iterator[tuple[str, str, str]]:
+        """Yield in what the sides differ that may explain a verdict, with A's and B's values:
+        columns on which rows of one sweep agree, and medians of readings of matched cases."""
+        for name in COMPARABLE:
+            a, b = (side.environment(name) for side in self.sides)
+            if not self.is_asked(name) and {*a} != {*b}:
+                yield name, " or ".join(a) or "none", " or ".join(b) or "none"
+        for name, (label, within) in READINGS.items():
+            ends = zip(*map(self.ends, self.matched), strict=True)
+            known = [
+                [v for end in side for run in end.runs if (v := getattr(run, name)) == v]
+                for side in ends
+            ]
+            if known and all(known):
+                one, two = map(median, known)
+                if not math.isclose(one, two, rel_tol=within):
+                    yield label, write_number(one), write_number(two)
 
-    def spoilt(
-        self, matches: Sequence[Match], beside: bool = False
-    ) -> list[tuple[Side, str, int, int]]:
-        """Return the doubts that make the times of these matches unreliable, each with how many of
-        a side's runs have it, and of how many; with ``beside``, also what is told beside a time."""
+    def spoilt(self, matches: Sequence[Match]) -> list[str]:
+        """Name the doubts that make the times of these matches unreliable: ``noisy in B``."""
         found = []
-        for place, side in enumerate((self.a, self.b)):
-            runs = [run for match in matches for run in self.ends(match)[place].usable]
-            for name in (*SPOILING, *(BESIDE if beside else ())):
-                if hit := sum(getattr(run, name) for run in runs):
-                    found.append((side, name, hit, len(runs)))
+        for name in SPOILING:
+            for place, side in enumerate(self.sides):
+                if any(getattr(run, name) for m in matches for run in self.ends(m)[place].runs):
+                    found.append(f"{DOUBTS[name].remark} in {side.name}")
         return found
 
     def change(self, match: Match) -> str:
-        """Return how a match's outcome changed: broken, fixed, `STOPPED` or changed; empty if it
-        did not."""
+        """Return whether a match is broken or fixed in B; empty if neither."""
         one, two = self.ends(match)
         both = list(zip(one.severities, two.severities, strict=False))
         if any(after > before for before, after in both):
             return "broken"
-        if any(after < before for before, after in both):
-            return "fixed"
-        if not REPEATED.isdisjoint([*one.outcomes, *two.outcomes]):
-            return STOPPED
-        return "" if {*one.outcomes} == {*two.outcomes} else "changed"
+        return "fixed" if any(after < before for before, after in both) else ""
 
     def label(self, match: Match) -> str:
         return self._name(self.a.ran[match.a].case, match.told)
 
-    def label_alone(self, side: Side) -> list[str]:
-        return [self._name(side.ran[cell].case, told) for cell, told in self.alone(side).items()]
+    def label_alone(self, place: int) -> list[str]:
+        """Name the cases that only A (0) or only B (1) has."""
+        ran, alone = self.sides[place].ran, self.matches.alone[place]
+        return [self._name(ran[cell].case, told) for cell, told in alone.items()]
 
     def _name(self, case: Case, told: EnvironmentKey) -> str:
         where = (f"{name} {value or 'none'}" for name, value in told)
-        return " · ".join([self.ask(case).label(self.telling), *where])
+        return " · ".join([self._ask(case).label(self._telling), *where])
 
-    def ask(self, case: Case) -> Case:
-        """Return the case with the defaults of the axes in which matched cases may differ."""
-        return _neutralize(case, self.free)
+    def name_common(self) -> str:
+        """Name the settings that all cases share."""
+        hidden = {*self._telling, *self._free, *SAME_QUESTION}
+        case = self._ask(self.a.ran[self.matched[0].a].case)
+        return case.label(name for name in AXES if name not in hidden)
+
+    @property
+    def _free(self) -> tuple[str, ...]:
+        return (*free_axes(self.axis), *self.apart)
+
+    def _ask(self, case: Case) -> Case:
+        neutral: dict[str, Any] = {name: AXES[name].default for name in self._free}
+        return replace(case, **neutral)
 
     @cached_property
-    def telling(self) -> list[str]:
-        ran = [self.a.ran[match.a] for match in self.matched]
-        ran += [side.ran[cell] for side in (self.a, self.b) for cell in self.alone(side)]
-        cases = {self.ask(one.case) for one in ran}
-        whole = {_neutralize(case, SAME_QUESTION) for case in cases}
-        names = [name for name in list_varying(whole) if name not in self.free]
-        if len(whole) == len(cases):
-            return names
-        # how it was measured names a case only if one was measured in several ways
-        return [*names, *(n for n in SAME_QUESTION if len({getattr(c, n) for c in cases}) > 1)]
+    def _telling(self) -> list[str]:
+        """The axes that tell the cases apart; of B only those that A lacks."""
+        cases = [self._ask(one.case) for one in self.a.ran.values()]
+        cases += [self._ask(self.b.ran[cell].case) for cell in self.matches.alone[1]]
+        return [name for name in list_varying(cases) if name not in self._free]
 
-    def judge_equivalence(
-        self, metric: Metric, margin: float
-    ) -> list[tuple[MetricPair, Equivalence]]:
+    def judge_equivalence(self, metric: Metric) -> list[tuple[MetricPair, Equivalence]]:
         """Test each case with a ratio for equivalence of B's loss or error to A's, as one family.
         Empty for a metric that does not depend on the seed."""
         findings = [f for f in self.metrics[metric] if metric.seeded and f.ratio.value is not None]
-        judged = judge_equivalences([f.seeded for f in findings], margin, self.names)
+        judged = judge_equivalences([f.seeded for f in findings], self.equal, self.names)
         return [
             (f, withdraw_if_guessing(e, self.guessing(f.match)))
             for f, e in zip(findings, judged, strict=True)
@@ -403,17 +326,20 @@ class Comparison:
         ]
 
 
-def _neutralize(case: Case, names: Sequence[str]) -> Case:
-    neutral: dict[str, Any] = {name: AXES[name].default for name in names}
-    return replace(case, **neutral)
-
-
-def compare(a: Side, b: Side, metrics: Sequence[Metric], axis: str = "") -> Comparison:
+def compare(
+    a: Side,
+    b: Side,
+    metrics: Sequence[Metric],
+    axis: str = "",
+    margin: float = 0.02,
+    equal: float = 0.02,
+) -> Comparison:
     """Compare two sweeps, or two values of an axis; the cases of a metric are one family. For cases
     measured on different parts of an epoch, metrics that depend on that are not compared."""
-    apart = () if axis else find_apart(a, b)
+    held = [{name: {getattr(run, name) for run in s.runs} for name in UNTIMED} for s in (a, b)]
+    apart = tuple(name for name in UNTIMED if not axis and held[0][name].isdisjoint(held[1][name]))
     matches = match_cases(a.cells, b.cells, axis, apart)
-    comparison = Comparison(a, b, matches, {}, axis, apart)
+    comparison = Comparison(a, b, matches, {}, axis, apart, margin, equal)
     for metric in metrics:
         found = []
         for match in comparison.matched:
@@ -438,68 +364,40 @@ def compare(a: Side, b: Side, metrics: Sequence[Metric], axis: str = "") -> Comp
     return comparison
 
 
-def find_apart(a: Side, b: Side) -> tuple[str, ...]:
-    """Return the axes of `UNTIMED` of which two sweeps share no value."""
-    cases = (set(a.cases), set(b.cases))
-    return tuple(
-        name
-        for name in UNTIMED
-        if not {getattr(case, name) for case in cases[0]}
-        & {getattr(case, name) for case in cases[1]}
-    )
-
-
 def _refuse(comparison: Comparison, metric: Metric, match: Match) -> str:
     if comparison.apart and metric.seeded:
         return f"the sides differ in {' and '.join(map(name_axis, comparison.apart))}"
-    one, two = (end.part for end in comparison.ends(match))
-    known = one.known and two.known
-    learnt = metric.seeded and comparison.axis in list_affecting(Trait.LEARNING)
-    if known and learnt and one.share == two.share < 1:
-        return "less than an epoch does not show what it does to learning; use --fraction 1"
+    one, two = (end.runs[0] for end in comparison.ends(match))
     # times are per epoch or step, memory is a peak; all other metrics are of the measured steps
     of_part = metric.seeded or metric is METRICS["energy_j"]
-    if one.share == two.share or not known or not of_part:
+    if not (of_part and one.part_known and two.part_known):
         return ""
-    if one.steps is None and two.steps is None:
-        parts = f"{100 * one.share:.3g} % and {100 * two.share:.3g} % of an epoch"
-        return f"{parts}: not comparable; use --fraction 1 and --until none in both"
-    said = (
-        f"{part} of an epoch" if part.steps is None else f"{part} ({part.share:.3g} of an epoch)"
-        for part in (one, two)
-    )
-    return f"{' and '.join(said)}: not comparable"
-
-
-def find_other_models(comparison: Comparison) -> dict[str, list[str]]:
-    """Return by model name the parts in which matched networks of that name differ. Unknown parts
-    do not differ, and parts that depend on the compared axis differ on purpose, as between two
-    models, image shapes or starting weights. Between two machines the source files may differ, as
-    two versions of this harness have them: a table of the environments says so."""
-    changed: dict[str, dict[str, None]] = {}
-    names = [name for name in MODEL_PARTS if not comparison.is_asked(name)]
-    sides = (comparison.a, comparison.b)
-    here, there = ({*s.environment("gpu")} or {*s.environment("cpu")} for s in sides)
-    if here and there and not here & there:
-        names = [name for name in names if name != "model_source"]
-    for match in comparison.matched:
-        one, two = (end.runs[0] for end in comparison.ends(match))
-        for name in names:
-            ours, theirs = getattr(one, name), getattr(two, name)
-            if ours and theirs and ours != theirs:
-                changed.setdefault(one.model, {})[MODEL_PARTS[name]] = None
-    return {model: list(what) for model, what in changed.items()}
+    if one.part != two.part:
+        return f"{one.part:.3g} and {two.part:.3g} of an epoch cannot be compared; use --fraction 1"
+    learnt = metric.seeded and comparison.axis in list_affecting(Trait.LEARNING)
+    if learnt and one.part < 1:
+        return "less than an epoch does not show what it does to learning; use --fraction 1"
+    return ""
 
 
 def refuse_other_models(comparison: Comparison) -> None:
-    """Refuse to compare different networks. Raises UsageError: `find_other_models` found some."""
-    if changed := find_other_models(comparison):
-        found = (f"{model} changed in {', '.join(what)}" for model, what in changed.items())
-        which = make_printable("; ".join(found))
-        raise UsageError(
-            f"{comparison.a.title} and {comparison.b.title} trained different networks: {which}; "
-            "to compare them anyway, add --mix"
-        )
+    """Refuse to compare different networks of one name. Parts that are not known, or that depend on
+    the compared axis, do not count; nor do source files between two machines, which may have two
+    versions of this harness. Raises UsageError."""
+    here, there = ({(run.gpu, run.cpu) for run in side.runs} for side in comparison.sides)
+    for match in comparison.matched:
+        one, two = (end.runs[0] for end in comparison.ends(match))
+        for name, what in MODEL_PARTS.items():
+            ours, theirs = getattr(one, name), getattr(two, name)
+            elsewhere = name == "model_source" and here.isdisjoint(there)
+            if elsewhere or comparison.is_asked(name):
+                continue
+            if ours and theirs and ours != theirs:
+                raise UsageError(
+                    f"{comparison.a.title} and {comparison.b.title} trained different networks: "
+                    f"{make_printable(one.model)} changed in {what}; to compare them anyway, add "
+                    "--mix"
+                )
 
 
 def parse_axis(texts: Sequence[str]) -> tuple[str, list[Value]]:
@@ -507,14 +405,11 @@ def parse_axis(texts: Sequence[str]) -> tuple[str, list[Value]]:
     are not two different values, or one is invalid for the axis."""
     name, *values = texts
     name = parse_name("--axis", name, list(AXES))
-    if len(values) not in (0, 2):
-        raise UsageError(
-            f"--axis {' '.join(texts)}: give two values of {name}, "
-            "after the sweeps: SWEEP --axis NAME VALUE VALUE"
-        )
     parsed = [parse_value(name, text, f"--axis {name}") for text in values]
-    if parsed and parsed[0] == parsed[1]:
-        raise UsageError(f"--axis {' '.join(texts)}: give two different values of {name}")
+    if len({*parsed}) != len(parsed) or len(parsed) not in (0, 2):
+        raise UsageError(
+            f"--axis {' '.join(texts)}: give two different values of {name}, after the sweeps"
+        )
     return name, parsed
 
 
@@ -522,99 +417,16 @@ def take_values(a: Side, b: Side | None, axis: str, values: Sequence[Value]) -> 
     """Take one value of ``axis`` from each sweep, or both from ``a``; ``values`` may be empty if
     there is only one choice. Raises UsageError: a sweep has no case with a value, or the values
     must be given."""
-    sweeps = [a, b] if b else [a]
-    held = [list_values(side, axis) for side in sweeps]
-    if not values:
-        values = [value for found in held for value in found]
-        if len(values) != 2 or not all(held) or values[0] == values[1]:
-            found = zip(sweeps, held, strict=True)
-            has = " and ".join(f"{side.path} has {_write(known)}" for side, known in found)
-            if len({format_value(value) for value in values}) >= 2:
-                raise UsageError(f"--axis {axis}: name two values, as {has}")
-            more = "; leave --axis out to compare equal cases" if b else ""
-            raise UsageError(f"--axis {axis}: needs two values, and {has}{more}")
-    sides = []
-    for side, known, value in zip((a, b or a), (held[0], held[-1]), values, strict=True):
-        if value not in known:
-            raise UsageError(
-                f"no case with {axis} {spell_value(value)} in {side.path}; it has {_write(known)}"
-            )
-        sides.append(_take(side, axis, value))
-    return sides[0], sides[1]
-
-
-def list_values(side: Side, axis: str) -> list[Value]:
-    """Return the values of an axis in a sweep, in order, from cases to which it applies."""
-    values = dict.fromkeys(getattr(case, axis) for case in side.cases if applies(axis, case))
-    return list(values)
-
-
-def _write(values: Iterable[Value], most: int = 8) -> str:
-    texts = [spell_value(value) for value in values]
-    return ", ".join(texts[:most]) + (", …" if len(texts) > most else "") or "none"
-
-
-def _take(side: Side, axis: str, value: Value) -> Side:
-    title = name_setting(axis, spell_value(value))
-    name = format_value(value) if axis in SWITCHES else title
-    runs = [r for r in side.runs if getattr(r.case, axis) == value and applies(axis, r.case)]
-    return replace(side, name=name, title=title, runs=runs)
-
-
-def explain_unmatched(comparison: Comparison) -> str:
-    """Return why no case is on both sides, with a command that compares the values, if any."""
-    one, two = comparison.a, comparison.b
-    a, b = ({comparison.ask(s.ran[c].case) for c in comparison.alone(s)} for s in (one, two))
-    if a & b:
-        mixed = {
-            n: None for s in (one, two) for told in comparison.alone(s).values() for n, _ in told
-        }
-        return f"within a side, runs of one case differ in {', '.join(mixed)}; none has an equal"
-    parted = [
-        name
-        for name in AXES
-        if not {getattr(case, name) for case in a} & {getattr(case, name) for case in b}
-        and name not in SAME_QUESTION
-    ]
-    why = f"they share no value of {', '.join(parted)}" if parted else "no combination is shared"
-    devices = [set(s.environment("gpu") or s.environment("cpu")) for s in (one, two)]
-    asked = comparison.axis or "device" in parted
-    if parted and not asked and all(devices) and not devices[0] & devices[1]:
-        # two values on two machines: neither the values nor the machines would be compared
-        flags = ", ".join(map(axis_flag, parted))
-        return f"{why}; to compare their devices, sweep both with the same {flags}"
-    command = "" if comparison.axis else suggest(one, two, parted)
-    return f"{why}; to compare these values: {command}" if command else why
-
-
-def suggest(a: Side, b: Side, axes: Iterable[str]) -> str:
-    """Return a command that compares a value of one of ``axes`` per sweep; empty if none works."""
-    for axis in axes:
-        pairs = product(list_values(a, axis), list_values(b, axis))
-        for one, two in islice(pairs, 16):
-            sides = _take(a, axis, one), _take(b, axis, two)
-            matches = match_cases(sides[0].cells, sides[1].cells, axis)
-            if one != two and matches.pairs:
-                sweeps = " ".join(shlex.quote(str(side.path)) for side in (a, b))
-                mix = " --mix" * bool(find_other_models(Comparison(*sides, matches, {}, axis)))
-                return f"python -m bench.compare {sweeps} {_write_flag(axis, one, two)}{mix}"
-    return ""
-
-
-def _write_flag(axis: str, one: Value, two: Value) -> str:
-    return f"--axis {axis} {shlex.quote(spell_value(one))} {shlex.quote(spell_value(two))}"
-
-
-def explain_one_sweep(side: Side) -> str:
-    """Return the error for one sweep without an axis: what can be compared."""
-    varying = {axis: values for axis in AXES if len(values := list_values(side, axis)) > 1}
-    if not varying:
-        return f"{side.path}: name a second sweep to compare with; nothing varies within this one"
-    axis = next((name for name in NAMED if name in varying), next(iter(varying)))
-    held = "; ".join(f"{name} ({_write(found)})" for name, found in varying.items())
-    return (
-        f"{side.path}: name a second sweep to compare with, or two values to compare within this "
-        f"one, such as {_write_flag(axis, *varying[axis][:2])}; what varies: {held}"
+    held = [side.list_values(axis) for side in (a, b) if side]
+    wanted = values or [value for found in held for value in found]
+    if len({*wanted}) == len(wanted) == 2 and wanted[0] in held[0] and wanted[1] in held[-1]:
+        return a.take(axis, wanted[0]), (b or a).take(axis, wanted[1])
+    has = " and ".join(", ".join(map(spell_value, found)) or "none" for found in held)
+    told = " ".join(map(spell_value, values))
+    raise UsageError(
+        f"--axis {axis} {told}".rstrip()
+        + f": name two values of {axis} that were measured, one of each sweep if there are two; "
+        f"there is {has}"
     )
 
 
@@ -643,25 +455,18 @@ def parse_gate(text: str, margin: float) -> Gate:
     word is not a finding, or the percentage is not valid."""
     word, colon, percent = text.partition(":")
     verdicts = list(dict.fromkeys(w for m in METRICS.values() for w in (m.lower, m.higher)))
-    if word not in verdicts and word not in OUTCOME_FINDINGS:
-        raise UsageError(f"--fail-on {text!r}: {nearest(word, [*verdicts, *OUTCOME_FINDINGS])}")
-    if not colon:
-        return Gate(text, word, margin)
-    if word in OUTCOME_FINDINGS:
-        raise UsageError(f"--fail-on {text!r}: {word!r} takes no percentage; leave {percent!r} out")
-    return Gate(text, word, parse_percent(f"--fail-on {text!r}", percent))
+    if word not in verdicts and (word not in OUTCOME_FINDINGS or colon):
+        raise UsageError(f"--fail-on {text!r}: {nearest(text, [*verdicts, *OUTCOME_FINDINGS])}")
+    return Gate(text, word, parse_percent(f"--fail-on {text!r}", percent) if colon else margin)
 
 
 def _find(comparison: Comparison, gate: Gate) -> Iterator[str]:
-    one, two = comparison.a.title, comparison.b.title
     if gate.word == "broken":
         for match in comparison.matched:
             if comparison.change(match) == "broken":
-                a, b = comparison.ends(match)
-                yield f"{comparison.label(match)}: {a.ended} in {one}, {b.ended} in {two}"
+                yield f"{comparison.label(match)}: {write_change(comparison, match)}"
     elif gate.word == "missing":
-        for label in comparison.label_alone(comparison.a):
-            yield f"{label}: in {one}, not in {two}"
+        yield from comparison.label_alone(0)
     for metric, findings in comparison.metrics.items():
         for finding in findings:
             judged = finding.ratio.judge(gate.margin)
@@ -670,6 +475,11 @@ def _find(comparison: Comparison, gate: Gate) -> Iterator[str]:
                 shown = metric.show(finding.ratio).value or 0
                 what = finding.ratio.lack or f"{'speed ' * metric.speed}{write_number(shown)}×"
                 yield f"{comparison.label(finding.match)}: {metric.label}: {what}"
+
+
+def write_change(comparison: Comparison, match: Match) -> str:
+    """Write how the runs of a match ended: ``ok ×3 → oom ×3``."""
+    return " → ".join(end.ended for end in comparison.ends(match))
 
 
 @dataclass(frozen=True)
@@ -681,7 +491,7 @@ class Result:
     failures: list[str]  # one line each
     judged: int
     unjudged: int  # measured, without a verdict or with an interval that rules nothing out
-    why: dict[str, int]  # the count of each reason for these, most frequent first
+    why: str  # the most frequent reason for these
 
     @property
     def passed(self) -> bool:
@@ -695,39 +505,30 @@ def pass_gate(comparison: Comparison, gate: Gate) -> Result:
     if gate.word in OUTCOME_FINDINGS:
         checked = len(comparison.matched)
         if gate.word == "missing":
-            checked, _ = comparison.count(comparison.a)
-        why = {} if checked else {explain_unmatched(comparison): 0}
-        return Result(gate, failures, checked, 0, why)
+            checked += len(failures)
+        return Result(gate, failures, checked, 0, "no case is in both")
     ratios = [
         finding.ratio
         for metric, findings in comparison.metrics.items()
         if gate.word in (metric.lower, metric.higher)
         for finding in findings
     ]
-    lacks = Counter(r.lack for r in ratios if r.judge(gate.margin) is Verdict.NONE)
-    if wide := sum(r.rules_out_nothing(gate.margin) for r in ratios):
-        limit = write_percent(gate.margin)
-        lacks[f"the interval reaches beyond {limit} both ways; more repeats would decide"] = wide
-    why = dict(lacks.most_common())
-    if not ratios:
-        columns = [m.name for m in comparison.metrics if gate.word in (m.lower, m.higher)]
-        none = f"no run has a value of {' or '.join(columns)}"
-        why = {none if comparison.matched else explain_unmatched(comparison): 0}
-    unjudged = lacks.total()
-    return Result(gate, failures, len(ratios) - unjudged, unjudged, why)
+    lacks = [r.lack for r in ratios if r.judge(gate.margin) is Verdict.NONE]
+    wide = sum(r.rules_out_nothing(gate.margin) for r in ratios)
+    lacks += ["the interval reaches beyond the margin both ways; use more --repeats"] * wide
+    why = next(iter(Counter(lacks)), f"no metric that can be {gate.word} was measured in both")
+    return Result(gate, failures, len(ratios) - len(lacks), len(lacks), why)
 
 
 def describe_result(result: Result) -> Iterator[str]:
     """Yield lines on a gate that failed, or that could not judge all cases."""
     for line in result.failures:
         yield f"fail: {result.gate.text}: {make_printable(line)}"
-    reasons = [f"{lack} ({n} times)" if n > 1 else lack for lack, n in result.why.items()]
-    why = "; ".join(reasons[:3]) + (f"; and {len(reasons) - 3} more" if len(reasons) > 3 else "")
+    why = make_printable(result.why)
     if not result.judged:
-        yield f"fail: {result.gate.text}: no case could be judged: {make_printable(why)}"
+        yield f"fail: {result.gate.text}: no case could be judged: {why}"
     elif result.unjudged:
-        total = result.judged + result.unjudged
         yield (
-            f"warning: --fail-on {result.gate.text}: {result.unjudged} of {total} cases could not "
-            f"be judged: {make_printable(why)}"
+            f"warning: --fail-on {result.gate.text}: {result.unjudged} of "
+            f"{result.judged + result.unjudged} cases could not be judged: {why}"
         )

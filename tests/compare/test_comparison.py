@@ -31,23 +31,23 @@ def tell(said: dict[str, Any]) -> Iterator[str]:
         for found in findings:
             ratio = found.get("speed") or found.get("ratio")
             value = "" if ratio is None else f" {ratio:.3g}"
-            told.append(f"{found['verdict']}{value} ({found['n_a']}:{found['n_b']})")
+            told.append(f"{found['verdict']}{value} ({len(found['a'])}:{len(found['b'])})")
         if told:
             yield f"{metric}: {count(told)}"
     for metric, findings in said["equivalence"].items():
         told = [f"{found['verdict']} over {found['seeds']}" for found in findings]
         if told:
             yield f"{metric}: {count(told)}"
-    spoilt = [one for findings in said["metrics"].values() for f in findings for one in f["spoilt"]]
+    spoilt = [
+        text for findings in said["metrics"].values() for f in findings for text in f["spoilt"]
+    ]
     if spoilt:
-        held = dict.fromkeys(f"{one['doubt']} in {one['side']}" for one in spoilt)
-        yield f"spoilt: {', '.join(held)}"
-    agree = [one["name"] + "!" * one["must_agree"] for one in said["environment"]]
-    if differ := [*agree, *(one["name"] for one in said["readings"])]:
-        yield f"differ: {', '.join(differ)}"
+        yield f"spoilt: {', '.join(dict.fromkeys(spoilt))}"
+    if said["differ"]:
+        yield f"differ: {', '.join(name for name, *_ in said['differ'])}"
     if changed := [one["change"] for one in said["outcomes"] if one["change"]]:
         yield f"outcomes: {count(changed)}"
-    if origins := {*said["a"]["origins"], *said["b"]["origins"]} - {"measured"}:
+    if origins := {*said["origins"]} - {"measured"}:
         yield f"origin: {', '.join(origins)}"
     if alone := [
         f"{side} {len(said[f'only_in_{side}'])}" for side in "ab" if said[f"only_in_{side}"]
