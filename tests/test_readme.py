@@ -174,7 +174,7 @@ def quote_advice() -> str:
         f"CIFAR-10, {row['started_at'][:10]} ([records](results/{ADVICE.name}/records.csv)); times "
         f"are of up to {100 * rows['fraction'].max():g} % of an epoch."
     )
-    lines = [line for line in said if "python -m" not in line]
+    lines = [line for line in said if "python -m" not in line and not line.endswith(":")]
     return f"{quote(lines)}\n{fill(source)}\n"
 
 

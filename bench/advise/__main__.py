@@ -1,49 +1,32 @@
 """`python -m bench.advise`: find what to train with here, within a budget of time.
 
-It measures the setting that you use now, then the most promising others: precision, batch size,
-compiling and other switches that leave the network as it is. It advises the smallest batch within a
-tenth of the lowest time. Every run is a row of the folder; the same command continues.
+It measures the setting that you use now, then others: precisions, batch sizes, compiling and other
+switches that leave the network as it is, each at the best so far. It advises the smallest batch
+within a tenth of the lowest time. Every run is a row of the folder; the same command continues.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any
 
 from bench.advise.advisor import Question, find_advice
-from bench.advise.answer import Answer
-from bench.advise.settings import LEVERS, name_levers, strip
+from bench.advise.findings import LEVERS, strip
 from bench.axis import Value
 from bench.case import FOLLOWS, SAME_QUESTION, Case, parse_value
 from bench.environment.host import has_cuda
-from bench.errors import UsageError, choose, nearest
-from bench.flags import (
-    OF_SWEEPS,
-    Parser,
-    add_axes,
-    add_flag,
-    command,
-    describe,
-    parse_percent,
-    read_axes,
-)
+from bench.errors import UsageError, nearest
+from bench.flags import OF_SWEEPS, Parser, add_axes, add_flag, command, describe, read_axes
 from bench.grid import grid
 from bench.preset import Preset
 from bench.processes import leave
-from bench.questions.settings import AIMS
 from bench.sweep.options import add_running, choose_dataset, read_running
 
 BUDGET = "10m"
-MARGIN = "1%"
-FORMATS: dict[str, Callable[[Answer], str]] = {
-    "text": lambda answer: "\n".join(answer.write()),
-    "json": lambda answer: json.dumps(answer.describe(), indent=2),
-}
 
 
 def build_parser() -> Parser:
@@ -67,18 +50,10 @@ def build_parser() -> Parser:
     add("--budget", "TIME", f"{wall} ({BUDGET})", parse_budget, BUDGET)
     usual = "default: precision=fp32,batch_size=128, where flags allow them"
     add("--now", "AXIS=VALUE,…", f"the setting that you use now ({usual})", default="")
-    least = f"find the least of {', '.join(AIMS)} instead"
-    add("--for", "AIM", least, default="", dest="aim")
-    as_good = (
-        f"a training loss that is higher by less counts as equal ({MARGIN.replace('%', '%%')})"
-    )
-    add("--margin", "P%", as_good, _parse_margin, MARGIN)
-    add("--format", "FORMAT", "text or json (text)", partial(choose, right=FORMATS), "text")
     add_axes(
         parser,
         "one value fixes a setting, several are tried; without a flag, "
-        + ", ".join(dict.fromkeys(name for levers in LEVERS.values() for name in levers))
-        + " and batch_size are tried",
+        f"{', '.join(LEVERS['cuda'])} are tried",
     )
     add_running(parser)
     return parser
@@ -86,24 +61,17 @@ def build_parser() -> Parser:
 
 def parse_arguments(argv: Sequence[str]) -> Question:
     given = build_parser().parse(argv)
-    if given.aim:
-        choose("--for", given.aim, AIMS)
     axes = read_axes(given)
     now = _read_now(given, axes)
     options = read_running(given, axes, Preset("advise", "", ({},)))
     if options.lanes not in (None, 1):
         raise UsageError("--lanes: bench.advise measures one case at a time; leave it out")
-    several = [name for name, values in axes.items() if len(values) > 1]
-    if not several and axes.keys() >= set(name_levers(now)):
+    if all(len(axes.get(name, "two")) == 1 for name in (*LEVERS[now.device], *axes)):
         raise UsageError(
             "flags fix all that bench.advise tries; leave one out, or give it several values, such "
             "as --batch-size 64 128"
         )
-    return Question(now, options, given.aim, given.budget, given.margin, given.format)
-
-
-def _parse_margin(flag: str, text: str) -> float:
-    return parse_percent(f"{flag} {text!r}", text)
+    return Question(now, options, given.budget)
 
 
 def parse_budget(flag: str, text: str) -> float:
@@ -147,7 +115,7 @@ def main(argv: Sequence[str]) -> int:
     began = monotonic()
     asked = parse_arguments(argv)
     answer = find_advice(asked, began + asked.budget_s)
-    print(asked.write(answer))
+    print(*answer.write(), sep="\n")
     if answer.stopped:
         return 128 + answer.stopped
     return 0 if answer.advised is not None else 3

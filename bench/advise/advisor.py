@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from time import monotonic
 
-from bench.advise.answer import Answer, describe_progress
-from bench.advise.settings import (
-    expect,
-    find_room,
-    list_levers,
-    list_settings,
-    name_levers,
-    read_scale,
-    refuse,
-    strip,
-)
-from bench.advise.standing import Budget, Result, Space, Standing, choose
+from bench.advise.answer import Answer, describe_progress, propose
+from bench.advise.findings import Findings, list_levers, strip
 from bench.case import Case
-from bench.data import SYNTHETIC
+from bench.errors import UsageError
+from bench.precision import PRECISIONS
 from bench.record import REPEATED, Outcome, Record, Status, flatten
 from bench.store.rows import Row, keep_latest
 from bench.sweep.display import Display
@@ -28,9 +20,22 @@ from bench.sweep.folder import read_past, write_config
 from bench.sweep.loop import Loop, open_loop
 from bench.sweep.options import Options, Plan
 from bench.sweep.schedule import Losses
-from bench.text import read_time
+from bench.text import parse_bytes, read_time
 from bench.wall import read_peak
 from bench.worker.messages import Job, Lane
+
+UNTIL = 0.01
+"""Relative error of the epoch time, within the run, at which a run may end."""
+
+MOST_PART, MOST_S = 0.1, 10.0
+"""Largest part of an epoch that a run may take, and most seconds of its steps, as far as they can
+be predicted: a tenth of an epoch of ResNet-18 at 224 pixels took two CPU cores 8 minutes."""
+
+LEAST_STEPS = 8
+"""Steps that a run measures however long they take: an epoch has no interval below six steps."""
+
+EXPLORE = 0.7
+"""Share of the budget for looking for better settings; the rest is for repeats."""
 
 
 @dataclass(frozen=True)
@@ -39,115 +44,127 @@ class Question:
 
     now: Case  # the setting that is used now
     options: Options
-    aim: str  # of `bench.questions.settings.AIMS`; empty for the rule of choice
     budget_s: float
-    margin: float
-    write: Callable[[Answer], str]
 
 
 def find_advice(asked: Question, until: float) -> Answer:
     """Search until ``until``, by `time.monotonic`, and return what was found."""
-    axes = asked.options.axes
     with open_loop(asked.options, Plan([asked.now])) as loop:
-        inputs = loop.inputs
-        now = strip(inputs.plan.cases[0])
-        items = inputs.data(now).train_images
-        fixed = {name: axes[name] for name in name_levers(now) if name in axes}
-        fixed |= {name: values for name, values in axes.items() if len(values) > 1}
-        if asked.aim == "memory":  # the smallest batch takes least
-            fixed.setdefault("batch_size", [now.batch_size])
-        levers = list_levers(now, fixed, items)
-        scale = read_scale(loop.out, now)
-        said = {"loss_scale": scale} if scale else {}
-        settings = list_settings(now, levers, {**said, **axes}, inputs)
-        asked_for = axes.get("precision", ())
-        left_out = {
-            str(value): why
-            for value in levers.get("precision", ())
-            if (why := refuse(replace(now, precision=str(value)), now, inputs, asked_for))
-        }
+        now, given = strip(loop.inputs.plan.cases[0]), asked.options.axes
+        levers = list_levers(now, given, loop.inputs.data(now).train_images)
         loop.lock()
-        comparable, _ = read_past(loop, settings)
+        comparable, _ = read_past(loop, [now])
         write_config(loop)
-        advisor = Advisor(loop, settings, comparable, asked, until)
-        known, what = len(advisor.known), "the best setting"
-        with Display(loop.out, None, known, [*levers], what) as display:
+        advisor = Advisor(loop, Findings(now, levers, given), comparable, asked.budget_s, until)
+        known = sum(map(len, advisor.findings.runs.values()))
+        with Display(loop.out, None, known, [*levers], "the best setting") as display:
             loop.show_on(display)
             loop.work(advisor)
-    return Answer(
-        advisor.standing,
-        {name: values for name, values in levers.items() if len(values) > 1},
-        left_out,
-        loop.resume,
-        asked.budget_s,
-        loop.out,
-        loop.stopped,
-    )
+        pending = advisor.choose(math.inf) is not None
+    resume = propose(loop.resume, asked.budget_s, loop.stopped) if pending else ""
+    return Answer(advisor.findings, advisor.left_out, loop.out, resume, loop.stopped)
 
 
 class Advisor:
-    """Source of runs: hands out what `bench.advise.standing.choose` asks for, one run at a time.
+    """Source of runs, one at a time: what `Findings.explore` asks for, then repeats.
 
     Args:
-        settings: the candidates, the present setting first.
         rows: those of the folder that new ones can be compared with.
         until: the time.monotonic() at which the budget ends.
     """
 
     def __init__(
-        self,
-        loop: Loop,
-        settings: Sequence[Case],
-        rows: Sequence[Row],
-        asked: Question,
-        until: float,
+        self, loop: Loop, findings: Findings, rows: Sequence[Row], budget_s: float, until: float
     ) -> None:
-        self.loop, self._settings, self._asked, self._until = loop, settings, asked, until
-        self._room_bytes = find_room(settings[0], loop.inputs)
-        self._attempts = Counter[tuple[Case, int]]()
-        self._repeats = Counter[Case]()
+        self.loop, self.findings = loop, findings
+        self._budget_s, self._until = budget_s, until
+        self.left_out = self._refuse_precisions()
+        self._attempts: dict[tuple[Case, int], int] = {}
         self._losses = Losses()
-        self.known = self._read(rows)
         self._open = False
-        self._made: Space | None = None
-        self.standing = Standing(self.known, self.space)
+        again = REPEATED | set(loop.options.retry)
+        for row in keep_latest(row for row in rows if row.is_repeat):
+            self._attempts[row.case, row.repeat] = row.attempt
+            if row.status not in again:
+                findings.add(row.case, row)
 
-    @property
-    def space(self) -> Space:
-        """The candidates and what is expected of them, which improves once rates are measured."""
-        settings, inputs, aim = self._settings, self.loop.inputs, self._asked.aim
-        now = settings[0]
-        prior = [0.0 for _ in settings] if aim == "memory" else expect(settings, inputs)
-        if self._made is None or prior != self._made.prior:
-            self._made = Space(
-                settings,
-                prior,
-                aim,
-                room_bytes=self._room_bytes,
-                judged=now.dataset != SYNTHETIC,
-                margin=self._asked.margin,
-                epoch_s=lambda setting: self.loop.inputs.predict(setting),
-                classes=inputs.data(now).classes or None,
-                items=inputs.data(now).train_images,
-            )
-        return self._made
+    def _refuse_precisions(self) -> dict[str, str]:
+        """Return why precisions are not tried on this machine; emulated ones are if flags ask."""
+        found, now, inputs = dict[str, str](), self.findings.now, self.loop.inputs
+        platform = inputs.platforms[now.device]
+        for name in map(str, self.findings.levers["precision"]):
+            why = inputs.refuse(replace(now, precision=name))
+            if not why and name not in self.findings.given.get("precision", ()):
+                why = platform.find_emulation(PRECISIONS[name])
+                why += f"; --precision {now.precision} {name} tries it" if why else ""
+            if why and name != now.precision:
+                found[name] = why
+        return found
 
     @property
     def left(self) -> bool:
-        return not self._open and self._choose() is not None
+        return not self._open and self.choose(self._until - monotonic()) is not None
 
-    def _choose(self) -> Case | None:
-        return choose(self.standing, Budget(self._asked.budget_s, self._until - monotonic()))
+    def choose(self, left_s: float) -> Case | None:
+        """Return the next setting to run, with so much time left; None if no run fits in it, or
+        none would help."""
+        runs = self.findings.runs
+        spare_s = (1 - EXPLORE) * self._budget_s
+        for setting in self.findings.explore():
+            if setting in runs or not self._may_run(setting):
+                continue
+            if not runs or self._predict_s(setting) <= left_s - spare_s:
+                return setting
+            break
+        again = self.findings.list_unrepeated()
+        return next((s for s in again if self._predict_s(s) <= left_s), None)
+
+    def _may_run(self, setting: Case) -> bool:
+        """Return whether a setting can run, and should fit: a CPU's system kills what does not."""
+        if setting.precision in self.left_out:
+            return False
+        try:
+            self.loop.inputs.check_batches(setting)
+        except UsageError:
+            return False
+        rows = [row for of in self.findings.runs.values() for row in of]
+        alike = [row for row in rows if row.precision == setting.precision]
+        if any(r.status is Status.OOM and r.batch_size <= setting.batch_size for r in alike):
+            return False
+        each = [used / row.batch_size for row in alike if (used := read_peak(row))]
+        room = _find_room(setting) if setting.device == "cpu" and each else None
+        return room is None or min(each) * setting.batch_size <= room
+
+    def _predict_s(self, setting: Case) -> float:
+        """Return the seconds that a run takes, like those so far that were compiled alike."""
+        rows = [row for of in self.findings.runs.values() for row in of]
+        took = [
+            read_time(row.finished_at) - read_time(row.started_at)
+            for row in rows
+            if row.compile == setting.compile and row.status is Status.OK
+        ]
+        return median(took) if took else 0.0
 
     def take(self, lane: Lane, idle: Sequence[Lane]) -> Job | None:
         # measures the rates that predict the length of the first run
-        self.loop.rate(lane, self._settings[0].device)
-        if self._open or (case := self._choose()) is None:
+        self.loop.rate(lane, self.findings.now.device)
+        if self._open or (setting := self.choose(self._until - monotonic())) is None:
             return None
         self._open = True
-        repeat = self._repeats[case] + 1
-        self._attempts[case, repeat] += 1
-        return Job(case, repeat=repeat, attempt=self._attempts[case, repeat])
+        case = self.findings.cases.get(setting) or self._size(setting)
+        repeat = len(self.findings.runs.get(setting, ())) + 1
+        attempt = self._attempts.get((case, repeat), 0) + 1
+        self._attempts[case, repeat] = attempt
+        return Job(case, repeat=repeat, attempt=attempt)
+
+    def _size(self, setting: Case) -> Case:
+        """Return the case that measures a setting for `MOST_S`, and at least `LEAST_STEPS`."""
+        times = [median(of) for of in self.findings.times.values()]
+        epoch_s = median(times) if times else self.loop.inputs.predict(setting)
+        items = max(1, self.loop.inputs.data(setting).train_images)
+        least = LEAST_STEPS * setting.batch_size / items
+        part = max(least, min(MOST_PART, MOST_S / epoch_s)) if epoch_s else least
+        return replace(setting, until=UNTIL, fraction=float(f"{min(1.0, part):.2g}"))
 
     def settle(self, job: Job, record: Record, outcome: Outcome) -> None:
         """Learn from a run. A lost run is repeated, as often as `Losses` allows."""
@@ -155,38 +172,16 @@ class Advisor:
         lost = record.status is Status.LOST and self._losses.allow((job.case, job.repeat), outcome)
         if lost or record.status is Status.INTERRUPTED:
             return
-        self.known.append(self._read_result(job.case, job.repeat, Row(flatten(record))))
-        self.standing = Standing(self.known, self.space)
-        self.loop.display.say(f"    {describe_progress(self.standing, self._until - monotonic())}")
+        self.findings.add(job.case, Row(flatten(record)))
+        self.loop.display.say(f"    {describe_progress(self.findings, self._until - monotonic())}")
 
-    def _read(self, rows: Sequence[Row]) -> list[Result]:
-        """Return the results of earlier runs of the candidate settings."""
-        allowed, found = set(self._settings), []
-        again = REPEATED | set(self.loop.options.retry)
-        for row in keep_latest(row for row in rows if row.is_repeat):
-            self._attempts[row.case, row.repeat] = row.attempt
-            if row.status not in again and strip(row.case) in allowed:
-                found.append(self._read_result(row.case, row.repeat, row))
-        return found
 
-    def _read_result(self, case: Case, repeat: int, row: Row) -> Result:
-        self._repeats[case] = max(repeat, self._repeats[case])
-        number = row.number
-        used = number("peak_device_bytes") or number("peak_process_bytes")
-        time_s, measured_s, energy = map(number, ("epoch_time_s", "measured_time_s", "energy_j"))
-        whole = energy * time_s / measured_s if energy and time_s and measured_s else None
-        values = {"time": time_s, "memory": used, "energy": whole}
-        return Result(
-            case,
-            row.status,
-            took_s=read_time(row.finished_at) - read_time(row.started_at),
-            trained_s=measured_s or 0.0,
-            time_s=time_s,
-            value=values.get(self._asked.aim, time_s),
-            used_bytes=used,
-            room_bytes=read_peak(row),
-            seed=row.run_seed,
-            loss=number("train_loss"),
-            reason=row.reason,
-            record_id=row.record_id,
-        )
+def _find_room(setting: Case) -> float:
+    """Return the bytes that training may use: a limit, or half of what the CPU has available, as
+    other programs need some."""
+    import psutil
+
+    if setting.memory_limit:
+        return parse_bytes(setting.memory_limit)
+    half: float = psutil.virtual_memory().available / 2
+    return half

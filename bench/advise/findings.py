@@ -1,0 +1,208 @@
+"""What the runs of a search for advice show so far, and which setting is to be measured next.
+
+Nothing here runs anything, so a search can continue wherever its records end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from operator import attrgetter
+from statistics import median
+
+from bench.axis import Value
+from bench.case import AXES, FOLLOWS, SAME_QUESTION, Case
+from bench.errors import UsageError
+from bench.grid import grid
+from bench.limits import MIN_REPEATS, NEAR, STEADY
+from bench.questions.settings import list_near
+from bench.record import Status
+from bench.store.rows import Row
+
+LEVERS: dict[str, dict[str, Sequence[Value]]] = {
+    "cuda": {
+        "precision": ("fp32", "tf32", "fp16", "fp16-amp", "bf16", "bf16-amp"),
+        "batch_size": (),
+        "compile": ("off", "default", "reduce-overhead"),
+        "channels_last": (False, True),
+        "cudnn_benchmark": (False, True),
+        "cuda_graphs": (False, True),
+    },
+    "cpu": {
+        "precision": ("fp32", "bf16-amp"),
+        "batch_size": (),
+        "compile": ("off", "default"),
+        "channels_last": (False, True),
+    },
+}
+"""Values that are tried by default, in this order: what people change without changing the network.
+Batch sizes follow from the present one. max-autotune is left out: it takes minutes to compile."""
+
+OCTAVES = range(-2, 6)
+"""Doublings of the present batch size that are tried."""
+
+FEWEST_STEPS = 8
+"""Fewest steps of an epoch; with fewer, a larger batch would be all of the data."""
+
+ROUNDS = 3
+"""How often all levers are gone through, as long as the best setting changes: in a small batch the
+GPU may wait for the program, so that precisions differ only in a larger one."""
+
+CONTENDERS = 3
+"""The most settings that are repeated, beside the present one."""
+
+
+def strip(case: Case) -> Case:
+    """Return the setting that a case measures, without how it was measured."""
+    return replace(case, **{name: getattr(Case, name) for name in SAME_QUESTION})
+
+
+def list_changes(setting: Case, other: Case) -> list[str]:
+    """List the axes in which two settings differ, except those that follow from others."""
+    axes = [name for name in AXES if getattr(setting, name) != getattr(other, name)]
+    led = {name for axis in axes for name in FOLLOWS.get(axis, ())}
+    return [name for name in axes if name not in led]
+
+
+def list_levers(
+    now: Case, given: Mapping[str, Sequence[Value]], items: int
+) -> dict[str, Sequence[Value]]:
+    """Return the values of each lever to try.
+
+    Args:
+        given: the values that flags give.
+        items: the number of training items of an epoch.
+    """
+    sizes = [round(now.batch_size * 2.0**octave) for octave in OCTAVES]
+    most = max(now.batch_size, items // FEWEST_STEPS)
+    levers = {**LEVERS[now.device], "batch_size": [n for n in sizes if 1 <= n <= most]}
+    asked = {name: values for name, values in given.items() if name in levers or len(values) > 1}
+    return levers | asked
+
+
+def change(
+    setting: Case, axis: str, value: Value, given: Mapping[str, Sequence[Value]]
+) -> Case | None:
+    """Return the setting with another value of an axis, and what follows from it by ``given`` or by
+    default; None if they cannot be combined."""
+    fixed = {name: [getattr(setting, name)] for name in AXES}
+    if value != getattr(setting, axis):
+        for name in FOLLOWS.get(axis, ()):
+            del fixed[name]
+            if name in given:
+                fixed[name] = [given[name][0]]
+    try:
+        (changed,) = grid({**fixed, axis: [value]}, asked=())
+    except UsageError:
+        return None
+    return strip(changed)
+
+
+class Findings:
+    """What the rows of a search show.
+
+    Args:
+        now: the setting that is used now.
+        levers: the values of each axis to try.
+        given: the values that flags give.
+    """
+
+    def __init__(
+        self,
+        now: Case,
+        levers: Mapping[str, Sequence[Value]],
+        given: Mapping[str, Sequence[Value]],
+    ) -> None:
+        self.now, self.levers, self.given = now, levers, given
+        self.runs: dict[Case, list[Row]] = {}  # of each setting
+        self.cases: dict[Case, Case] = {}  # by which each was measured first
+
+    def covers(self, setting: Case) -> bool:
+        """Return whether a setting is the present one but for values of levers."""
+        changed = list_changes(setting, self.now)
+        return all(getattr(setting, name) in self.levers.get(name, ()) for name in changed)
+
+    def add(self, case: Case, row: Row) -> None:
+        setting = strip(case)
+        if self.covers(setting):
+            self.runs.setdefault(setting, []).append(row)
+            self.cases.setdefault(setting, case)
+
+    @property
+    def times(self) -> dict[Case, list[float]]:
+        """The epoch times of each setting that trained, in s."""
+        times: dict[Case, list[float]] = {}
+        for setting, rows in self.runs.items():
+            known = [row.number("epoch_time_s") for row in rows if row.status is Status.OK]
+            if timed := [time for time in known if time]:
+                times[setting] = timed
+        return times
+
+    def rank(self, among: Sequence[Case]) -> list[Case]:
+        """List the settings of the smallest batch within `NEAR` of the lowest time, the fastest
+        first; empty if none was measured."""
+        times = {s: median(of) for s, of in self.times.items() if s in among}
+        return list_near(times, times.__getitem__, attrgetter("batch_size")) if times else []
+
+    def advise(self, among: Sequence[Case]) -> Case | None:
+        """Return the setting to train with: of those that `rank` leaves, and that are as fast as
+        the first but for `STEADY`, the one that changes least; None if none was measured."""
+        near = self.rank(among)
+        lead = {s: median(self.times[s]) / median(self.times[near[0]]) - 1 for s in near}
+        alike = [s for s in near if lead[s] <= STEADY]
+        return min(alike, key=lambda s: len(list_changes(s, self.now)), default=None)
+
+    @property
+    def advised(self) -> Case | None:
+        return self.advise([*self.runs])
+
+    def explore(self) -> Iterator[Case]:
+        """Yield the settings to try in turn, each once it was measured, as the next ones follow
+        from it: the present one, and the values of one lever after the other at the best so far."""
+        yield self.now
+        best = self.now
+        for _ in range(ROUNDS):
+            before = best
+            for axis, values in self.levers.items():
+                tried = [best]
+                steps = self._climb(best) if axis == "batch_size" else iter(values)
+                for value in steps:
+                    if (setting := change(best, axis, value, self.given)) is not None:
+                        yield setting
+                        tried.append(setting)
+                best = self.advise(tried) or best
+            if best == before:
+                return
+
+    def _climb(self, best: Case) -> Iterator[Value]:
+        """Yield larger batch sizes as long as each is faster than the one before by more than
+        `STEADY`, then smaller ones as long as they are within `NEAR` of the lowest time."""
+        sizes = sorted(int(str(value)) for value in self.levers["batch_size"])
+        last = lowest = self._find_time(best)
+        for size in (n for n in sizes if n > best.batch_size):
+            if not last:
+                break
+            yield size
+            time = self._find_time(replace(best, batch_size=size))
+            if not time or time > (1 - STEADY) * last:
+                break
+            last = lowest = time
+        for size in (n for n in reversed(sizes) if n < best.batch_size):
+            yield size
+            time = self._find_time(replace(best, batch_size=size))
+            if time and lowest and time > (1 + NEAR) * lowest:
+                return
+
+    def _find_time(self, setting: Case) -> float | None:
+        times = self.times.get(setting)
+        return median(times) if times else None
+
+    def list_unrepeated(self) -> list[Case]:
+        """List the present and the best settings that ran less often than `MIN_REPEATS`, those that
+        ran least first."""
+        times = self.times
+        best = sorted(self.rank([*times]), key=lambda s: median(times[s]))[:CONTENDERS]
+        lowest = sorted(times, key=lambda s: median(times[s]))[:1]
+        wanted = [s for s in dict.fromkeys([self.now, *best, *lowest]) if s in times]
+        few = [s for s in wanted if len(times[s]) < MIN_REPEATS]
+        return sorted(few, key=lambda s: len(times[s]))
