@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from bench.gpu.device import Depth, Device, Process, Reading
 
@@ -12,15 +11,12 @@ from bench.gpu.device import Depth, Device, Process, Reading
 class Replay(Device):
     """A recording played back: at each edge, the readings made up to that edge.
 
-    A recording is JSON lines. First ``{"total_bytes": …, "why": {quantity: reason}, "notes": []}``,
+    A recording is JSON lines. First ``{"why": {quantity: reason}}``,
     then one `Reading` a line, None left out, with ``"edge": true`` at the edges of phases.
     """
 
-    notes: Any = ()
-
     def __init__(self, lines: Iterable[str]) -> None:
         head, *rows = map(json.loads, lines)
-        self.total_bytes, self.notes = head.get("total_bytes"), head.get("notes", ())
         self._why, self._rows = head.get("why", {}), iter(rows)
 
     def read(self, depth: Depth) -> Sequence[Reading]:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machines_for_tests import RECORDINGS, read_machine
 from pytest_for_tests import Capture, Patch
-from test_gpu import CALLS, GPU, MIG, FakeNvml, error
+from test_gpu import CALLS, GPU, FakeNvml, error
 
 from bench.apex import Apex, Interface, find_apex
 from bench.cores import Quota
@@ -63,7 +63,7 @@ SAID: dict[str, dict[str, tuple[Level, str, str]]] = {
         "apex": (NOTE, "without its CUDA extensions, which its FP16_Optimizer", "APEX_CUDA_EXT=1"),
     },
     "shared": {"neighbours": (UNBELIEVABLE, "pid 4242 (python), 21.5 GB", "--allow-shared")},
-    "mig": {"MIG": (NOTE, "its power and energy cannot be read", "nvidia-smi -i 0 -mig 0")},
+    "mig": {"MIG": (NOTE, "nothing can be read of one of its instances", "nvidia-smi -i 0 -mig 0")},
     "unprivileged": {
         "neighbours": (NOTE, "cannot be listed (NVML: Not Supported)", "nvidia-smi"),
         "readings": (NOTE, "the energy counter, power, reasons for throttling cannot", "root"),
@@ -284,22 +284,6 @@ def test_what_nvml_does_not_tell_is_named_with_its_reason() -> None:
         ("energy_j", "others", "process_bytes"), "NVML: Insufficient Permissions"
     )
     assert matter(machine).keys() >= {"readings", "neighbours", "memory"}
-
-
-def test_a_card_whose_name_is_not_utf8_is_examined_all_the_same() -> None:
-    nvml = FakeNvml(nvmlDeviceGetName=UnicodeDecodeError("utf-8", b"\x87", 0, 1, "invalid"))
-    nvml.compute = [(2**32 - 1, 5)]
-    machine = gather(nvml, answering(GPU))
-    assert machine.gpus[0].card.name == "unknown GPU"
-    assert "not UTF-8" in matter(machine)["card"].what
-    assert "pid 4294967295, which none can have" in matter(machine)["neighbours"].what
-
-
-def test_a_mig_instance_is_found_as_torch_spells_it() -> None:
-    machine = gather(FakeNvml(mig=True), answering(MIG.replace("MIG-", "GPU-")))
-    assert [(gpu.card.uuid, gpu.tried) for gpu in machine.gpus] == [(MIG, True)]
-    assert matter(machine)["MIG"].level is NOTE
-    assert "readings" not in matter(machine), "said once"
 
 
 def test_a_card_that_torch_cannot_use_is_read_all_the_same() -> None:

@@ -99,26 +99,16 @@ def test_a_spike_between_samples_is_bounded_by_the_allocator_and_said():
     assert len(seen.notes) == 2
     assert "readings saw 6000000000 B, so a spike" in seen.notes[0]
     assert not seen.verdict
-    spilled = replay(reserved_bytes=23_900_000_000)
-    assert spilled.values["peak_device_bytes"] == 6 * GB
-    assert "spilled to host memory" in spilled.notes[0]
 
 
-def test_a_card_of_no_known_memory_did_not_spill():
-    for total in (0, None):
-        seen = replay(about={"total_bytes": total}, reserved_bytes=23_900_000_000)
-        assert seen.values["peak_device_bytes"] == 23_900_000_000
-        assert "spilled" not in str(seen.notes)
-
-
-STILL = "the energy counter did not move in 10 s"
+STILL = "the energy counter was not read, stood still or went back"
 
 
 @pytest.mark.parametrize(
     ("edit", "about", "doubt"),
     [
         (always(energy_j=77.0), {}, STILL),
-        (between(20, 20, energy_j=5.0), {}, "the energy counter went backwards"),
+        (between(20, 20, energy_j=5.0), {}, STILL),
         (
             always(energy_j=None),
             {"why": {"energy_j": "NVML: Not Supported"}},
@@ -130,7 +120,7 @@ def test_a_counter_that_tells_nothing_gives_way_to_power(edit, about, doubt):
     seen = replay(edit=edit, about=about)
     assert (seen.values["energy_source"], seen.values["energy_j"]) == ("integrated", 2500)
     assert seen.values["mean_power_w"] == 250
-    assert seen.notes == [f"energy integrated from 5 power readings: {doubt}"]
+    assert seen.notes == [f"energy integrated from power readings: {doubt}"]
 
 
 @pytest.mark.parametrize("power", [None, 0.0])
@@ -172,23 +162,21 @@ COMPUTES, DRAWS = neighbour(), neighbour(name="Xorg", display=True)
 
 
 @pytest.mark.parametrize(
-    ("since_s", "others", "column", "verdict", "note"),
+    ("since_s", "others", "column", "verdict"),
     [
-        (0, COMPUTES, "computing", "the card was shared: pid 7: 5 B", ""),
-        (0, neighbour(bytes=None), "computing", "the card was shared: pid 7: memory unknown", ""),
+        (0, COMPUTES, "computing", "the card was shared: pid 7: 5 B"),
+        (0, neighbour(bytes=None), "computing", "the card was shared: pid 7: memory unknown"),
         # the epoch ends after 20 s
-        (20.1, COMPUTES, "late", "", "another process started after the epoch: pid 7: 5 B"),
-        (0, DRAWS, "drawing", "", "the card also drives a display: pid 7 (Xorg): 5 B"),
-        (20.1, DRAWS, "drawing", "", "the card also drives a display: pid 7 (Xorg): 5 B"),
+        (20.1, COMPUTES, "late", ""),
+        (0, DRAWS, "drawing", ""),
+        (20.1, DRAWS, "drawing", ""),
     ],
 )
-def test_what_a_neighbour_means_by_what_it_does_and_since_when(
-    since_s, others, column, verdict, note
-):
+def test_what_a_neighbour_means_by_what_it_does_and_since_when(since_s, others, column, verdict):
     seen = replay(edit=between(since_s, 99, others=others))
     counts = {what: seen.values[f"neighbours_{what}"] for what in ("computing", "drawing", "late")}
     assert counts == {what: int(what == column) for what in counts}
-    assert (seen.verdict, seen.notes) == (verdict, [note] if note else [])
+    assert (seen.verdict, seen.notes) == (verdict, [])
 
 
 def test_a_neighbour_that_came_before_the_epoch_spoils_its_memory():
@@ -196,22 +184,22 @@ def test_a_neighbour_that_came_before_the_epoch_spoils_its_memory():
 
 
 @pytest.mark.parametrize(
-    ("reason", "note", "invalid"),
+    ("reason", "noted", "invalid"),
     [
-        ("hardware thermal slowdown", "", True),
-        ("software power cap", "power-capped during the epoch", False),
-        ("sync boost", "clocks were limited by a setting", False),
-        ("voltage reliability", "", False),
-        ("reason 0x800", "throttled for a reason this version does not know", False),
+        ("hardware thermal slowdown", False, True),
+        ("software power cap", True, False),
+        ("sync boost", True, False),
+        ("voltage reliability", False, False),
+        ("reason 0x800", True, False),
     ],
 )
-def test_what_each_throttle_reason_means(reason, note, invalid):
+def test_what_each_throttle_reason_means(reason, noted, invalid):
     seen = replay(edit=between(10.1, 19.9, throttle=[reason]))
     told = f"{reason} (3 of 5 readings)"
     assert seen.values["throttle_during"] == reason
     assert seen.values["throttle_before"] == seen.values["throttle_after"] == ""
     assert seen.verdict == (f"throttled during the epoch: {told}" if invalid else "")
-    assert seen.notes == ([f"{note}: {told}"] if note else [])
+    assert seen.notes == [f"clocks were held down during the epoch: {told}"] * noted
 
 
 def test_throttling_before_the_epoch_does_not_count():
@@ -229,12 +217,11 @@ def test_memory_at_a_boundary_counts_for_the_phase_that_ends():
 def test_a_card_emptier_than_its_baseline_has_no_peak():
     seen = replay(edit=between(0, 0, device_bytes=9 * GB))
     assert seen.missing.keys() == {"warmup_device_bytes", "peak_device_bytes"}
-    assert "another process ended" in seen.missing["peak_device_bytes"]
 
 
 def test_no_baseline_no_peak():
     seen = replay(edit=between(0, 0.9, device_bytes=None))
-    assert seen.missing["peak_device_bytes"] == "no baseline: not read during baseline"
+    assert "before the worker is not known" in seen.missing["peak_device_bytes"]
 
 
 @pytest.mark.parametrize("phases", [("setup",), ("setup", "warmup"), ()])
@@ -271,17 +258,13 @@ def test_several_epochs_are_one_without_the_evaluations_between():
 
 
 @pytest.mark.parametrize(
-    ("moment", "reads", "doubt"),
-    [
-        (60, None, "the counter was not read at both ends"),
-        (70, 5.0, "the energy counter went backwards"),
-        (70, 29_000.0, "the energy counter went backwards"),  # by less than the first epoch took
-    ],
+    ("moment", "reads"),
+    [(60, None), (70, 5.0), (70, 29_000.0)],  # the last: back by less than the first epoch took
 )
-def test_a_counter_that_fails_in_one_epoch_gives_way_to_power_in_all(moment, reads, doubt):
+def test_a_counter_that_fails_in_one_epoch_gives_way_to_power_in_all(moment, reads):
     seen = replay("two-epochs", between(moment, moment, energy_j=reads), TWICE)
     assert (seen.values["energy_source"], seen.values["energy_j"]) == ("integrated", 250 * 20)
-    assert seen.notes == [f"energy integrated from 8 power readings: {doubt}"]
+    assert seen.notes == [f"energy integrated from power readings: {STILL}"]
 
 
 def test_an_unseen_card_gives_its_reason_for_every_column():
@@ -294,18 +277,15 @@ def test_an_unseen_card_gives_its_reason_for_every_column():
 class Live(Unreadable):
     """A device that keeps how it was read, with a spike of memory in the 20th reading."""
 
-    def __init__(self, fault=None):
+    def __init__(self):
         super().__init__("")
         self.depths = []
-        self.fault = fault
         self.enough = threading.Event()
 
     def read(self, depth):
         self.depths.append(depth)
         if len(self.depths) > 30:
             self.enough.set()
-            if self.fault and depth < Depth.EDGE:
-                raise self.fault
         return (Reading(len(self.depths), device_bytes=1000 if len(self.depths) == 20 else 10),)
 
     def close(self):
@@ -327,13 +307,6 @@ def test_the_sampler_reads_fast_and_slow_and_edges_and_is_joined():
     assert sampled[:10] == [Depth.FAST] * 4 + [Depth.SLOW] + [Depth.FAST] * 4 + [Depth.SLOW]
     assert device.depths[19] == Depth.FAST
     assert seen.values["peak_device_bytes"] == 990
-
-
-def test_a_fault_in_the_sampler_is_noted():
-    device = Live(RuntimeError("lost"))
-    monitor = Monitor(device, fast_s=0.001)
-    assert device.enough.wait(60)
-    assert "RuntimeError('lost')" in monitor.close().notes[0]
 
 
 def test_a_monitor_stops_when_its_block_fails():

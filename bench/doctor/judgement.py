@@ -129,16 +129,9 @@ def _judge_card(gpu: Gpu) -> Iterator[Remark]:
         {True: "ECC on", False: "ECC off", None: None}[card.ecc],
     )
     yield _fine("card", ", ".join(filter(None, facts)))
-    if card.strange:
-        what = f"the driver's answers that cannot be are unknown here ({card.strange})"
-        yield _note("card", what, "update the driver")
     if card.mig:
-        yield _note(
-            "MIG",
-            "this is a MIG instance: its power and energy cannot be read, and other "
-            "instances share its power and clocks",
-            f"to measure the whole card: sudo nvidia-smi -i {card.index} -mig 0",
-        )
+        what = "MIG divides the card: nothing can be read of one of its instances"
+        yield _note("MIG", what, f"sudo nvidia-smi -i {card.index} -mig 0")
     if card.persistence_mode is False:
         yield _note(
             "persistence",
@@ -189,8 +182,7 @@ _READINGS = {
 def _judge_readings(gpu: Gpu) -> Iterator[Remark]:
     reasons: dict[str, list[str]] = {}
     for quantity, name in _READINGS.items():
-        # the remark on MIG already says that an instance has no power reading of its own
-        if quantity in gpu.lacks and not (gpu.card.mig and quantity in _WHOLE_CARD):
+        if quantity in gpu.lacks:
             reasons.setdefault(gpu.lacks[quantity], []).append(name)
     for reason, names in reasons.items():
         also = "; energy is then integrated from power" if names == ["the energy counter"] else ""
@@ -207,9 +199,6 @@ def _judge_readings(gpu: Gpu) -> Iterator[Remark]:
         lack = gpu.lacks.get("process_bytes", "")
         what = f"the memory of a process cannot be read ({lack}); that of the whole card is used "
         yield _note("memory", f"{what}instead", "in a container: docker run --pid=host")
-
-
-_WHOLE_CARD = ("energy_j", "power_w", "power_limit_w")
 
 
 def _judge_power(gpu: Gpu) -> Iterator[Remark]:

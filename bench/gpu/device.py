@@ -12,12 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bench.processes import read_held_memory
-
-if TYPE_CHECKING:
-    import psutil
+from bench.processes import list_children, read_held_memory
 
 
 class Depth(IntEnum):
@@ -69,14 +66,8 @@ READINGS = tuple(f.name for f in fields(Reading) if f.name != "time_ns")
 class Device:
     """A watched device. It never raises: values that cannot be read are None; `why` says why."""
 
-    total_bytes: int | None = None
     whole = False
     """Whether a command is watched: what counts is all that the worker starts, and not itself."""
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """Remarks on the readings for users."""
-        return ()
 
     def watch(self, pid: int) -> None:
         """Count this process and its descendants as the worker's own from now on."""
@@ -109,13 +100,8 @@ class CombinedDevice(Device):
 
     def __init__(self, cards: Sequence[Device]) -> None:
         self._cards = cards
-        self.total_bytes = cards[0].total_bytes
         self.pids: Sequence[int] = ()
         """The worker's process on each card; by default the watched one on all cards."""
-
-    @property
-    def notes(self) -> Sequence[str]:
-        return list(dict.fromkeys(note for card in self._cards for note in card.notes))
 
     def watch(self, pid: int) -> None:
         for card, own in zip(self._cards, self.pids or [pid] * len(self._cards), strict=True):
@@ -141,26 +127,19 @@ class ProcessTree:
     """The worker's process and its descendants, including those that have ended."""
 
     def __init__(self, pid: int) -> None:
-        import psutil
-
-        self.pids = {pid}
-        self._alive: list[psutil.Process] = []
-        with suppress(psutil.Error):
-            self._alive = [psutil.Process(pid)]
+        self._root, self.pids = pid, {pid}
         self.refresh()
 
     def refresh(self) -> None:
         """Look for new descendants, which takes about 13 µs per process of the machine."""
-        with suppress(Exception):  # psutil reads other processes, which may be anything
-            root = self._alive[0]
-            self._alive = [root, *root.children(recursive=True)]
-        self.pids.update(process.pid for process in self._alive)
+        self._alive = [self._root, *list_children(self._root)]
+        self.pids.update(self._alive)
 
     def held_bytes(self, but_root: bool = False) -> int | None:
         total = 0
-        for process in self._alive[but_root:]:
-            with suppress(Exception):
-                total += read_held_memory(process.pid)
+        for pid in self._alive[but_root:]:
+            with suppress(Exception):  # it has ended
+                total += read_held_memory(pid)
         return total or None
 
 
@@ -169,7 +148,6 @@ class Unreadable(Device):
     """A card that cannot be read: every quantity is None, for one reason."""
 
     reason: str
-    total_bytes: int | None = None
 
     def why(self, quantity: str) -> str:
         return self.reason

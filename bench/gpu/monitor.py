@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from bench.gpu.device import Depth, Device, Process, Reading
 from bench.gpu.nvml import EFFECTS
@@ -20,46 +20,33 @@ from bench.gpu.nvml import EFFECTS
 Phase = Literal["baseline", "setup", "warmup", "epoch", "evaluation"]
 """In this order. Evaluation is everything that follows the epoch, if only the worker's exit."""
 
-_REPEATED = ("epoch", "evaluation")
-"""The phases that a worker enters again for each epoch; their values span all epochs."""
-
 
 def _union(seen: Sequence[tuple[str, ...]]) -> str:
     return "; ".join(dict.fromkeys(name for names in seen for name in names))
 
 
-Part = Literal["whole", "first", "last"]
-"""A part of a phase: all of it, or its first or last quarter by time."""
+_WHOLE, _FIRST, _LAST = (0.0, 1.0), (0.0, 0.25), (0.75, 1.0)
+_Column = tuple[str, Phase, Callable[[Any], Any], tuple[float, float]]
 
-
-@dataclass(frozen=True)
-class _Column:
-    """A column that reduces one quantity over one phase, or a quarter of it."""
-
-    quantity: str
-    phase: Phase
-    reduce: Callable[[Any], Any]
-    part: Part = "whole"
-
-
-_COLUMNS = {
-    "setup_process_bytes": _Column("process_bytes", "setup", max),
-    "warmup_process_bytes": _Column("process_bytes", "warmup", max),
-    "warmup_device_bytes": _Column("device_bytes", "warmup", max),
-    "peak_process_bytes": _Column("process_bytes", "epoch", max),
-    "peak_device_bytes": _Column("device_bytes", "epoch", max),
-    "baseline_device_bytes": _Column("device_bytes", "baseline", lambda values: values[0]),
-    "power_limit_w": _Column("power_limit_w", "epoch", min),
-    "sm_clock_mhz": _Column("sm_clock_mhz", "epoch", median),
-    "sm_clock_first_mhz": _Column("sm_clock_mhz", "epoch", median, "first"),
-    "sm_clock_last_mhz": _Column("sm_clock_mhz", "epoch", median, "last"),
-    "memory_clock_mhz": _Column("memory_clock_mhz", "epoch", median),
-    "temperature_c": _Column("temperature_c", "epoch", max),
-    "temperature_first_c": _Column("temperature_c", "epoch", median, "first"),
-    "temperature_last_c": _Column("temperature_c", "epoch", median, "last"),
-    "throttle_before": _Column("throttle", "baseline", _union),
-    "throttle_during": _Column("throttle", "epoch", _union),
-    "throttle_after": _Column("throttle", "evaluation", _union),
+# column: the quantity, the phase, what its values come to, and which part of the phase by time
+_COLUMNS: Mapping[str, _Column] = {
+    "setup_process_bytes": ("process_bytes", "setup", max, _WHOLE),
+    "warmup_process_bytes": ("process_bytes", "warmup", max, _WHOLE),
+    "warmup_device_bytes": ("device_bytes", "warmup", max, _WHOLE),
+    "peak_process_bytes": ("process_bytes", "epoch", max, _WHOLE),
+    "peak_device_bytes": ("device_bytes", "epoch", max, _WHOLE),
+    "baseline_device_bytes": ("device_bytes", "baseline", max, _WHOLE),
+    "power_limit_w": ("power_limit_w", "epoch", min, _WHOLE),
+    "sm_clock_mhz": ("sm_clock_mhz", "epoch", median, _WHOLE),
+    "sm_clock_first_mhz": ("sm_clock_mhz", "epoch", median, _FIRST),
+    "sm_clock_last_mhz": ("sm_clock_mhz", "epoch", median, _LAST),
+    "memory_clock_mhz": ("memory_clock_mhz", "epoch", median, _WHOLE),
+    "temperature_c": ("temperature_c", "epoch", max, _WHOLE),
+    "temperature_first_c": ("temperature_c", "epoch", median, _FIRST),
+    "temperature_last_c": ("temperature_c", "epoch", median, _LAST),
+    "throttle_before": ("throttle", "baseline", _union, _WHOLE),
+    "throttle_during": ("throttle", "epoch", _union, _WHOLE),
+    "throttle_after": ("throttle", "evaluation", _union, _WHOLE),
 }
 ENERGY = ("energy_j", "energy_source", "mean_power_w")
 _NEIGHBOURS = ("neighbours", "neighbours_computing", "neighbours_drawing", "neighbours_late")
@@ -86,82 +73,22 @@ class Observation:
 
 @dataclass
 class _Stay:
-    """One stay in a phase: the reading at its start, and the later ones up to that at its end."""
+    """One stay in a phase: the reading that ended the phase before it, the later ones up to that
+    at its end, and the peaks of memory among these. A worker enters most phases once."""
 
-    opened: Reading | None = None
+    phase: Phase
+    opened: list[Reading] = field(default_factory=list)
     readings: list[Reading] = field(default_factory=list)
-    ended: bool = False
-
-    @property
-    def all(self) -> list[Reading]:
-        return [self.opened, *self.readings] if self.opened else self.readings
-
-    @property
-    def ends(self) -> tuple[Reading, Reading] | None:
-        if not (self.ended and self.opened and self.readings):
-            return None
-        return self.opened, self.readings[-1]
-
-
-@dataclass
-class _Window:
-    """A phase, with every stay in it, in order. A worker enters most phases once."""
-
-    stays: list[_Stay] = field(default_factory=list)
     peaks: dict[str, int] = field(default_factory=dict)
-
-    def open(self, reading: Reading | None) -> None:
-        self.stays.append(_Stay(reading))
-
-    def close(self, readings: Sequence[Reading]) -> None:
-        self.add(readings, Depth.EDGE)
-        self.stays[-1].ended = True
-
-    def add(self, readings: Sequence[Reading], depth: Depth) -> None:
-        for reading in readings:
-            for quantity in _MEMORY:
-                value = getattr(reading, quantity)
-                if value is not None:
-                    self.peaks[quantity] = max(value, self.peaks.get(quantity, 0))
-        if depth > Depth.FAST:  # memory, read 67 times a second for hours, is kept only as its peak
-            self.stays[-1].readings += readings
-
-    @property
-    def entered(self) -> bool:
-        return bool(self.stays)
-
-    @property
-    def readings(self) -> list[Reading]:
-        """All readings except those at the start of a stay."""
-        return [reading for stay in self.stays for reading in stay.readings]
-
-    def quarter(self, part: Part) -> list[Reading]:
-        """Return the readings of a part of the phase; time between stays does not count."""
-        moments: list[tuple[int, Reading]] = []
-        passed = 0
-        for stay in filter(lambda stay: stay.all, self.stays):
-            start = stay.all[0].time_ns
-            moments += [(passed + r.time_ns - start, r) for r in stay.all]
-            passed = moments[-1][0]
-        if part == "first":
-            return [r for moment, r in moments if moment <= passed / 4]
-        if part == "last":
-            return [r for moment, r in moments if passed - moment <= passed / 4]
-        return [r for _, r in moments]
-
-    def values(self, quantity: str, part: Part = "whole") -> list[Any]:
-        # memory at the opening edge is still that of the previous phase
-        readings = self.readings if quantity in _MEMORY else self.quarter(part)
-        values = [v for r in readings if (v := getattr(r, quantity)) is not None]
-        return [*values, self.peaks[quantity]] if quantity in self.peaks else values
+    ended: bool = False
 
 
 class Monitor:
     """A sampler of a device, from before the worker starts until after it has ended.
 
     The baseline is read when the monitor is created, so create it before the worker. Then `watch`
-    the worker's pid, `enter` each phase as the worker reports it, and `close`. All of them may be
-    called from any thread. As a context manager it stops sampling whatever happens.
+    the worker's pid, `enter` each phase as the worker reports it, and `close`. As a context manager
+    it stops sampling whatever happens.
     """
 
     def __init__(
@@ -177,12 +104,8 @@ class Monitor:
         self._slow_every = max(1, round(slow_s / fast_s))
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._windows: dict[str, _Window] = {phase: _Window() for phase in get_args(Phase)}
-        self._phase: str = "baseline"
-        self._windows["baseline"].open(None)
-        self._windows["baseline"].add(device.read(Depth.EDGE), Depth.EDGE)
-        self._closed = False
-        self._fault = ""
+        self._stays = [_Stay("baseline")]
+        self._read(Depth.EDGE)
         self._thread = threading.Thread(target=self._sample, name="monitor", daemon=True)
         self._thread.start()
 
@@ -199,14 +122,10 @@ class Monitor:
         should end after its memory was freed, and the epoch right after its last synchronisation,
         as memory at the boundary counts for the phase that ends.
         """
-        entered = self._windows[phase].entered
-        if entered and (phase == self._phase or phase not in _REPEATED):
-            raise ValueError(f"phase {phase!r} is entered a second time")
         with self._lock:
-            readings = self._device.read(Depth.EDGE)
-            self._windows[self._phase].close(readings)
-            self._phase = phase
-            self._windows[phase].open(readings[-1] if readings else None)
+            readings = self._read(Depth.EDGE)
+            self._stays[-1].ended = bool(self._stays[-1].opened and readings)
+            self._stays.append(_Stay(phase, readings[-1:]))
 
     def close(
         self,
@@ -224,36 +143,29 @@ class Monitor:
         things than steps.
         """
         self.stop()
-        if self._whole and not self._windows["epoch"].entered:
-            self._windows["epoch"] = self._windows["warmup"]
-        seen = Observation(notes=list(self._device.notes))
-        if self._fault:
-            seen.notes.append(f"sampling stopped early: {self._fault}")
-        for name, column in _COLUMNS.items():
-            values = self._windows[column.phase].values(column.quantity, column.part)
-            if values:
-                seen.values[name] = column.reduce(values)
+        if self._whole and not self._list("epoch"):
+            self._stays += [replace(stay, phase="epoch") for stay in self._list("warmup")]
+        seen = Observation()
+        for name, (quantity, phase, reduce, part) in _COLUMNS.items():
+            if values := self._values(quantity, phase, part):
+                seen.values[name] = reduce(values)
             else:
-                seen.missing[name] = self._why(column.quantity, column.phase)
-        self._subtract_baseline(seen)
-        for phase, bound in (("warmup", warmup_reserved_bytes), ("peak", reserved_bytes)):
-            for kind in ("device", "process"):
-                self._bound(seen, f"{phase}_{kind}_bytes", bound)
+                seen.missing[name] = self._why(quantity, phase)
+        self._correct(seen, "warmup", warmup_reserved_bytes)
+        self._correct(seen, "peak", reserved_bytes)
         self._energy(seen)
         if self._whole and measured_s is not None and "mean_power_w" in seen.values:
             seen.values["energy_j"] = seen.values["mean_power_w"] * measured_s
-        doubts = [*self._throttling(seen), *self._neighbours(seen, allow_shared)]
-        seen.verdict = "; ".join(doubts)
+        doubts = [self._throttling(seen), self._neighbours(seen, allow_shared)]
+        seen.verdict = "; ".join(filter(None, doubts))
         return seen
 
     def stop(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._stop.set()
-        self._thread.join()
-        self._windows[self._phase].add(self._device.read(Depth.EDGE), Depth.EDGE)
-        self._device.close()
+        if not self._stop.is_set():
+            self._stop.set()
+            self._thread.join()
+            self._read(Depth.EDGE)
+            self._device.close()
 
     def __enter__(self) -> Monitor:
         return self
@@ -263,149 +175,143 @@ class Monitor:
 
     def _sample(self) -> None:
         ticks = 0
-        try:
-            while not self._stop.wait(self._fast_s):  # always waits: a slow driver costs readings
-                ticks += 1
-                depth = Depth.FAST if ticks % self._slow_every else Depth.SLOW
-                with self._lock:
-                    self._windows[self._phase].add(self._device.read(depth), depth)
-        except Exception as error:
-            self._fault = repr(error)
+        while not self._stop.wait(self._fast_s):  # always waits: a slow driver costs readings
+            ticks += 1
+            with self._lock:
+                self._read(Depth.FAST if ticks % self._slow_every else Depth.SLOW)
+
+    def _read(self, depth: Depth) -> list[Reading]:
+        readings, stay = [*self._device.read(depth)], self._stays[-1]
+        for reading in readings:
+            for quantity in _MEMORY:
+                if (value := getattr(reading, quantity)) is not None:
+                    stay.peaks[quantity] = max(value, stay.peaks.get(quantity, 0))
+        if depth > Depth.FAST:  # memory, read 67 times a second for hours, is kept only as its peak
+            stay.readings += readings
+        return readings
+
+    def _list(self, phase: Phase) -> list[_Stay]:
+        return [stay for stay in self._stays if stay.phase == phase]
+
+    def _values(self, quantity: str, phase: Phase, part: tuple[float, float] = _WHOLE) -> list[Any]:
+        """Return the values of a part of a phase; time between stays does not count."""
+        stays, moments, passed = self._list(phase), list[tuple[int, Reading]](), 0
+        if phase != "baseline" and quantity in _MEMORY:
+            # at the opening edge it is still that of the previous phase
+            return [stay.peaks[quantity] for stay in stays if quantity in stay.peaks]
+        for stay in stays:
+            readings = [*stay.opened, *stay.readings]
+            moments += [(passed + r.time_ns - readings[0].time_ns, r) for r in readings]
+            passed = moments[-1][0] if moments else 0
+        first, last = part[0] * passed, part[1] * passed
+        values = [getattr(r, quantity) for moment, r in moments if first <= moment <= last]
+        known = [value for value in values if value is not None]
+        return known[:1] if phase == "baseline" else known
 
     def _why(self, quantity: str, phase: Phase) -> str:
-        if not self._windows[phase].entered:
+        if not self._list(phase):
             return f"{phase} was not reached"
         return self._device.why(quantity) or f"not read during {phase}"
 
-    def _subtract_baseline(self, seen: Observation) -> None:
-        baseline = seen.values.get("baseline_device_bytes")
-        for name in ("warmup_device_bytes", "peak_device_bytes"):
-            if name not in seen.values:
-                continue
-            raw = seen.values.pop(name)
-            if baseline is None:
-                seen.missing[name] = "no baseline: " + seen.missing["baseline_device_bytes"]
-            elif raw < baseline:
-                seen.missing[name] = "the card held less than its baseline: another process ended"
-            else:
-                seen.values[name] = raw - baseline
-
-    def _bound(self, seen: Observation, name: str, bound: int | None) -> None:
-        """Raise a sampled peak to the allocator's known peak."""
-        sampled = seen.values.get(name)
-        if sampled is None or bound is None or sampled >= bound:
-            return
-        baseline = seen.values.get("baseline_device_bytes") or 0
-        total = self._device.total_bytes
-        if total and baseline + bound > total:
-            seen.notes.append(
-                f"{name}: the allocator held {bound} B, more than the card had free: "
-                "the driver spilled to host memory"
-            )
-        else:
-            seen.values[name] = bound
-            seen.notes.append(
-                f"{name}: the allocator's {bound} B; readings saw {sampled} B, so a spike fell "
-                "between them and the true peak is at least this"
-            )
+    def _correct(self, seen: Observation, when: str, bound: int | None) -> None:
+        """Subtract the baseline of the device, and raise sampled peaks to the allocator's own."""
+        values, baseline = seen.values, seen.values.get("baseline_device_bytes")
+        device = f"{when}_device_bytes"
+        if device in values:
+            values[device] -= baseline or 0
+            if baseline is None or values[device] < 0:
+                del values[device]
+                why = "what the card held before the worker is not known, or was more than later"
+                seen.missing[device] = why
+        for name in (device, f"{when}_process_bytes"):
+            if bound is not None and values.get(name, bound) < bound:
+                seen.notes.append(
+                    f"{name}: the allocator's {bound} B; readings saw {values[name]} B, so a spike "
+                    "fell between them and the true peak is at least this"
+                )
+                values[name] = bound
 
     def _energy(self, seen: Observation) -> None:
         """Fill the energy columns, summed over the stays in the epoch phase."""
-        epoch = self._windows["epoch"]
-        ends = [stay.ends for stay in epoch.stays]
-        known = [pair for pair in ends if pair]
-        if not known or len(known) < len(ends):
-            reason = "epoch did not end" if epoch.entered else "epoch was not reached"
+        epochs = self._list("epoch")
+        if not epochs or not all(stay.ended for stay in epochs):
+            reason = "epoch did not end" if epochs else "epoch was not reached"
             seen.missing |= dict.fromkeys(ENERGY, reason)
             return
-        seconds = sum(last.time_ns - first.time_ns for first, last in known) / 1e9
-        counted = [(first.energy_j, last.energy_j) for first, last in known]
-        gains = [b - a for a, b in counted if a is not None and b is not None]
-        energy, source, doubt = None, "counter", ""
-        if len(gains) < len(counted):
-            doubt = self._device.why("energy_j") or "the counter was not read at both ends"
-        elif min(gains) < 0:
-            doubt = "the energy counter went backwards"
-        elif not sum(gains):
-            doubt = f"the energy counter did not move in {seconds:.3g} s"
-        else:
-            energy = sum(gains)
-        if doubt:
+        ends = [(stay.opened[0], stay.readings[-1]) for stay in epochs]
+        seconds = sum(last.time_ns - first.time_ns for first, last in ends) / 1e9
+        gains = [
+            last.energy_j - first.energy_j
+            for first, last in ends
+            if first.energy_j is not None and last.energy_j is not None
+        ]
+        energy, source = sum(gains), "counter"
+        if len(gains) < len(ends) or min(gains) < 0 or not energy:
+            source = "integrated"
+            why = self._device.why("energy_j")
+            why = why or "the energy counter was not read, stood still or went back"
             powers = [
-                [(r.time_ns / 1e9, r.power_w) for r in stay.all if r.power_w is not None]
-                for stay in epoch.stays
+                [(r.time_ns / 1e9, r.power_w) for r in readings if r.power_w is not None]
+                for readings in ([*stay.opened, *stay.readings] for stay in epochs)
             ]
-            number = sum(map(len, powers))
-            if all(powers) and number > 1 and any(power for part in powers for _, power in part):
+            energy = 0.0
+            if all(powers):
                 energy = sum(
                     integrate(part, first.time_ns / 1e9, last.time_ns / 1e9)
-                    for part, (first, last) in zip(powers, known, strict=True)
+                    for part, (first, last) in zip(powers, ends, strict=True)
                 )
-                source = "integrated"
-                seen.notes.append(f"energy integrated from {number} power readings: {doubt}")
-        if energy is None or seconds <= 0:
-            seen.missing |= dict.fromkeys(ENERGY, doubt or "the epoch took no time")
-        else:
-            seen.values |= dict(zip(ENERGY, (energy, source, energy / seconds), strict=True))
+            if not energy:
+                seen.missing |= dict.fromkeys(ENERGY, why)
+                return
+            seen.notes.append(f"energy integrated from power readings: {why}")
+        seen.values |= dict(zip(ENERGY, (energy, source, energy / seconds), strict=True))
 
-    def _throttling(self, seen: Observation) -> list[str]:
-        readings = self._windows["epoch"].values("throttle")
+    def _throttling(self, seen: Observation) -> str:
+        """Note what held the clocks down; return the doubt, if it was heat or the power supply."""
+        readings = self._values("throttle", "epoch")
         counts = Counter(name for names in readings for name in names)
 
-        def those(effect: str) -> str:
+        def those(*effects: str) -> str:
             named = (
                 f"{name} ({n} of {len(readings)} readings)"
                 for name, n in counts.items()
-                if EFFECTS.get(name, "unknown") == effect
+                if EFFECTS.get(name, "unknown") in effects
             )
             return ", ".join(named)
 
-        for effect, note in (
-            ("capped", "power-capped during the epoch"),
-            ("set", "clocks were limited by a setting"),
-            ("unknown", "throttled for a reason this version does not know"),
-        ):
-            if those(effect):
-                seen.notes.append(f"{note}: {those(effect)}")
-        return [f"throttled during the epoch: {those('slowed')}"] if those("slowed") else []
+        if held := those("capped", "set", "unknown"):
+            seen.notes.append(f"clocks were held down during the epoch: {held}")
+        return f"throttled during the epoch: {those('slowed')}" if those("slowed") else ""
 
-    def _neighbours(self, seen: Observation, allow_shared: bool) -> list[str]:
+    def _neighbours(self, seen: Observation, allow_shared: bool) -> str:
         """Fill the neighbour columns; return the doubt, if any computed before the epoch ended."""
-        during: dict[int, Process] = {}
-        after: dict[int, Process] = {}
-        known = False
-        for phase, window in self._windows.items():
-            found = after if phase == "evaluation" else during
-            for reading in window.readings:
-                known |= reading.others is not None
-                for other in reading.others or ():
-                    largest = found.get(other.pid, other)
-                    found[other.pid] = max(largest, other, key=lambda p: p.bytes or 0)
+        during, after = dict[int, Process](), dict[int, Process]()
+        known = [
+            (stay.phase, reading.others)
+            for stay in self._stays
+            for reading in stay.readings
+            if reading.others is not None
+        ]
         if not known:
             seen.missing |= dict.fromkeys(_NEIGHBOURS, self._why("others", "baseline"))
-            return []
+            return ""
+        for phase, others in known:
+            found = after if phase == "evaluation" else during
+            for other in others:
+                largest = found.get(other.pid, other)
+                found[other.pid] = max(largest, other, key=lambda p: p.bytes or 0)
         everyone = after | during
-
-        def those(processes: dict[int, Process], display: bool) -> str:
-            return "; ".join(str(p) for p in processes.values() if p.display is display)
-
-        if those(everyone, True):
-            seen.notes.append(f"the card also drives a display: {those(everyone, True)}")
-        late = {pid: p for pid, p in after.items() if pid not in during}
+        computing = [p for p in during.values() if not p.display]
         seen.values |= {
             "neighbours": "; ".join(map(str, everyone.values())),
-            "neighbours_computing": sum(not p.display for p in during.values()),
+            "neighbours_computing": len(computing),
             "neighbours_drawing": sum(p.display for p in everyone.values()),
-            "neighbours_late": sum(not p.display for p in late.values()),
+            "neighbours_late": sum(not after[pid].display for pid in after.keys() - during.keys()),
         }
-        if those(late, False):
-            seen.notes.append(f"another process started after the epoch: {those(late, False)}")
-        shared = those(during, False)
-        if shared and allow_shared:
-            seen.notes.append(f"the card was shared: {shared}")
-        elif shared:
-            return [f"the card was shared: {shared}"]
-        return []
+        shared = ["the card was shared: " + "; ".join(map(str, computing))] if computing else []
+        if allow_shared:
+            seen.notes += shared
+        return "" if allow_shared else "".join(shared)
 
 
 def integrate(powers: Sequence[tuple[float, float]], start: float, end: float) -> float:

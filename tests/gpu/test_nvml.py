@@ -64,8 +64,6 @@ def test_work_takes_energy_and_clocks_are_read(uuid):
     monitor.enter("evaluation")
     seen = monitor.close()
     print(seen)
-    if "MIG" in seen.missing.get("energy_j", ""):
-        pytest.skip(seen.missing["energy_j"])
     assert seen.values["energy_j"] > 0
     assert 0 < seen.values["mean_power_w"] <= seen.values["power_limit_w"] * 1.2
     assert seen.values["sm_clock_mhz"] > 0
