@@ -206,24 +206,10 @@ def busy() -> nn.Module:
 
 
 def asks() -> nn.Module:
-    """Asks whoever sits at the terminal, and reads what its parent says to it."""
+    """Asks whoever sits at the terminal."""
 
     def behave(logits: Tensor) -> Tensor:
         input("go on? ")
-        return logits
-
-    return Tiny(behave)
-
-
-def speaks_out_of_turn() -> nn.Module:
-    """Writes into whatever its parent reads."""
-
-    def behave(logits: Tensor) -> Tensor:
-        for descriptor in range(3, 64):
-            try:
-                os.write(descriptor, b'{"event": "phase", "name": "dinner"}\nno JSON\n\xff\n')
-            except OSError:
-                continue
         return logits
 
     return Tiny(behave)

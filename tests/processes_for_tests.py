@@ -39,10 +39,6 @@ def tell(told: Connection) -> None:
     told.send(json.loads(json.dumps([os.environ.get("OMP_NUM_THREADS"), sys.path, os.getcwd()])))  # noqa: PTH109
 
 
-def write_rubbish(told: Connection) -> None:
-    os.write(told.fileno(), b"no message\n")
-
-
 def send_what_only_it_has(told: Connection) -> None:
     """Of a class that whoever reads it cannot import."""
     sys.modules["nowhere"] = type(sys)("nowhere")

@@ -14,7 +14,7 @@ from threading import Thread
 from bench.cores import share_cores, usable_cpus
 from bench.errors import UnsupportedError
 from bench.record import MEASURED, REFUSED, Outcome
-from bench.run.process import Process, prepare
+from bench.run.process import Process
 from bench.scratch import Scratch
 from bench.worker.messages import GO_ON, EpochEnded, Job, Message, PhaseEntered, Rendezvous
 
@@ -105,8 +105,6 @@ class Ranks:
         given = {"GLOO_SOCKET_IFNAME": "lo", **variables}
         for name in given.keys() & os.environ.keys() - variables.keys():
             del given[name]
-        for few in () if cold else cores:
-            prepare(given, few)  # in parallel: each takes seconds
         try:
             for rank in range(size):
                 lane = replace(job.lane, gpus=job.lane.gpus[rank : rank + 1], cores=cores[rank])

@@ -10,8 +10,8 @@ is copied on write, and it has its own session, streams, environment, signals, l
 device context and random numbers. It dies with the server, which ends with the process that started
 it, however that ends: no other holds the write end of a pipe that the server reads.
 
-Before it does anything else, each process makes sure that its server has a single thread, has
-opened no GPU and not initialised CUDA, and that the files it imported are unchanged.
+Before it does anything else, each process makes sure that its server has a single thread and not
+initialised CUDA, and that the files it imported are unchanged.
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ import os
 import pickle
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
 import traceback
 import weakref
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -68,14 +66,10 @@ its processes. All others may be read when Python starts or torch is imported: i
 another server is used. `OMP_NUM_THREADS` and `PYTORCH_ALLOC_CONF` are read when their library is
 loaded."""
 
-_STALE = "a file that it imported has changed"
-_DEVICES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd", "/dev/dri/render")
 _ANSWER_S = 120.0  # the first process waits until torch is imported, perhaps from a slow disk
 _POLL_S = 0.1
 _GRACE_S = 3.0
-_MESSAGE_BYTES = 1 << 28
-_PART_S = 60  # how long the rest of a message may take; only one that was killed while it sent
-_STACK = "most recent call first"  # how faulthandler begins a stack
+_STACK = b"most recent call first"  # how faulthandler begins a stack
 _DUMPED_S = 5.0  # the longest wait for stacks: on a busy machine 0.5 s was too short
 _LOG_BYTES = 1_000_000  # kept of the start and of the end of a process's output
 
@@ -108,60 +102,54 @@ class Process:
         cold: bool = False,
     ) -> None:
         self.note, self._lock = "", threading.Lock()
+        self._code: int | None = None
         self._recent = bytearray()  # the end of its output
+        environment = {**os.environ, **(variables or {})}
         with hold_to(cores):
-            self._start(_plan(place, variables or {}), cold or sys.platform != "linux")
+            self._start(_Task(place, environment, sys.path, str(Path.cwd())), cold)
         about = (os.fdopen(self._output, "rb"), log, self._recent)
         self._log = threading.Thread(target=_keep_log, args=about, daemon=True)
         self._log.start()
         self.send(arguments)
 
-    _code: int | None = None
-
     def _start(self, task: _Task, cold: bool) -> None:
-        if not cold:
-            server = _find_server(task)
-            for tries in range(2):
-                if not (why := server.unfit or self._fork(server, task)):
-                    return
-                if tries or why not in (_STALE, server.end):
-                    server.unfit = why  # from now on
-                    break
-                server = _find_server(task, instead_of=server)
+        server = None
+        for _ in range(0 if cold else 2):  # another one if it has ended, or a file has changed
+            server = _find_server(task, instead_of=server)
+            if not (why := server.unfit or self._fork(server, task)):
+                return
+            if server.unfit:
+                break
+        if server:
+            server.unfit = why
             self.note = f"the worker was started cold, because of its server: {why}"
         if why := self._fork(_Server(task, warm=False), task):
             raise OSError(f"no process can be started: {why}")
 
     def _fork(self, server: _Server, task: _Task) -> str:
         """Fork it from a server. Return why that is not possible; empty if it is."""
-        if why := self._request(server, task):
-            self._close()
-            os.close(self._output)
-        return why
-
-    def _request(self, server: _Server, task: _Task) -> str:
         self.connection, theirs = Pipe()
         self._output, output = os.pipe()
         self._status, status = os.pipe()
         self._server = server  # which lives as long as its processes
-        with socket.socket(fileno=os.dup(self.connection.fileno())) as ours:
-            limit = struct.pack("ll", _PART_S, 0)
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        why = f"no answer within {_ANSWER_S:g} s"
         try:
             server.request(task, status, theirs.fileno(), output)
         except OSError:
-            return server.describe_end()
+            why = "it ended"
         finally:
             theirs.close()
             os.close(output)
             os.close(status)
-        if not wait([self._status], _ANSWER_S):
-            return f"no answer within {_ANSWER_S:g} s"
-        try:
-            self.pid = forkserver.read_signed(self._status)
-            return str(self._read())
-        except (OSError, EOFError):
-            return server.describe_end()
+        with suppress(EOFError, OSError):
+            if wait([self._status], _ANSWER_S):
+                why = "it ended"
+                self.pid = forkserver.read_signed(self._status)
+                why = self.connection.recv()
+        if why:
+            self._close()
+            os.close(self._output)
+        return why
 
     def __enter__(self) -> Process:
         return self
@@ -193,12 +181,7 @@ class Process:
                 yield None
 
     def _read(self) -> Any:
-        try:
-            data = self.connection.recv_bytes(_MESSAGE_BYTES)
-        except OSError as error:
-            if self.connection.readable:  # it ended, perhaps in the middle of a message
-                raise
-            raise MessageError(f"the worker sent what is no message: {error}") from error
+        data = self.connection.recv_bytes()
         try:
             return pickle.loads(data)
         except Exception as error:
@@ -223,20 +206,16 @@ class Process:
     def dump_stacks(self) -> str:
         """Have the stacks of all its threads written to the log, then those of its child processes.
         Return the output of the process itself meanwhile, including its stacks."""
-        self._recent.clear()
+        begin, until = len(self._recent), time.monotonic() + _DUMPED_S
         self._signal(signal.SIGUSR1)
-        stacks, until = "", time.monotonic() + _DUMPED_S
-        while _STACK not in stacks and time.monotonic() < until and self.wait(0) is None:
+        while _STACK not in self._recent[begin:] and time.monotonic() < until:
             time.sleep(0.5)
-            stacks = self._recent.decode(errors="replace")
         # DataLoader workers inherit the handler; a process without one is killed slightly early
-        children = list_children(self.pid)
-        for child in children:
+        for child in list_children(self.pid):
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGUSR1)
-        if children:
-            time.sleep(0.5)  # on a busy machine 0.1 s was too short
-        return stacks
+        time.sleep(0.5)  # on a busy machine 0.1 s was too short
+        return self._recent[begin:].decode(errors="replace")
 
     def kill(self) -> None:
         """End it and its process group at once."""
@@ -273,62 +252,44 @@ def call(place: str, *arguments: Any, timeout_s: float, **settings: Any) -> Any:
 
 
 def _keep_log(stream: IO[bytes], path: Path | None, recent: bytearray) -> None:
-    """Keep the first and the last megabyte of a process's output, the last also in ``recent``.
+    """Keep the first and the last megabyte of a process's output, the last in ``recent``.
 
     If the log cannot be written, reading goes on; otherwise the process would block for ever."""
-    head, tail, kept, left_out = 0, deque[bytes](), 0, 0
+    written = beyond = 0
     with stream, ExitStack() as opened:
         log: IO[bytes] | None = None
         while data := os.read(stream.fileno(), 1 << 16):
             recent += data
             del recent[:-_LOG_BYTES]
-            if head < _LOG_BYTES:
-                head += len(data)
-                with suppress(OSError):
-                    # opened at the first output: without any, no log; each attempt appends to it
-                    log = log or opened.enter_context((path or Path(os.devnull)).open("ab", 0))
-                    log.write(data)
-            else:
-                tail.append(data)
-                kept += len(data)
-                while kept > _LOG_BYTES:
-                    kept -= (gone := len(tail.popleft()))
-                    left_out += gone
-        with suppress(OSError):
-            if log and left_out:
-                log.write(b"\n[%d bytes left out]\n" % left_out)
-            if log:
-                log.write(b"".join(tail))
+            if written >= _LOG_BYTES:
+                beyond += len(data)
+                continue
+            written += len(data)
+            with suppress(OSError):
+                # opened at the first output: without any, no log; each attempt appends to it
+                log = log or opened.enter_context((path or Path(os.devnull)).open("ab", 0))
+                log.write(data)
+        if log and beyond:
+            with suppress(OSError):
+                log.write(b"\n[%d bytes left out]\n" % max(0, beyond - len(recent)))
+                log.write(recent[-beyond:])
 
 
 # ------------------------------------------------------------------------------------- its server
-
-
-def _plan(place: str, variables: Mapping[str, str]) -> _Task:
-    """Return the task of a process that finds modules where this one does, after what PYTHONPATH
-    has gained since."""
-    environment = {**os.environ, **variables}
-    given = environment.get("PYTHONPATH", "").split(os.pathsep)
-    gained = (os.path.abspath(folder) for folder in given if folder)  # noqa: PTH100
-    path = [*(folder for folder in gained if folder not in sys.path), *sys.path]
-    return _Task(place, environment, path, str(Path.cwd()))
 
 
 class _Server:
     """A running server; if ``warm``, of processes that find all of `MODULES` imported. It ends with
     this object, and with it all that is forked from it."""
 
-    unfit = end = ""  # why nothing is to be forked from it, and why it ended
+    unfit = ""  # why nothing is to be forked from it
 
     def __init__(self, task: _Task, warm: bool) -> None:
-        self._folder = Scratch("server")
-        self._errors = Path(self._folder.name, "errors")
+        folder = Scratch("server")
         alive, ours = os.pipe()
-        self._address, number = f"{self._folder.name}/socket", -1
-        if sys.platform == "linux":  # an address has at most 107 characters
-            number = os.open(self._folder.name, os.O_RDONLY)
-            self._address = f"/proc/self/fd/{number}/socket"
-        with socket.socket(socket.AF_UNIX) as listener, self._errors.open("wb") as errors:
+        number = os.open(folder.name, os.O_RDONLY)
+        self._address = f"/proc/self/fd/{number}/socket"  # an address has at most 107 characters
+        with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self._address)
             listener.listen()
             numbers = (listener.fileno(), alive)
@@ -337,35 +298,27 @@ class _Server:
                 [sys.executable, "-c", f"{code}serve{(*numbers, warm)}"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=errors,
+                stderr=subprocess.DEVNULL,
                 pass_fds=numbers,
                 start_new_session=True,
                 env=task.environment,
                 cwd=task.folder,
             )
         os.close(alive)
-        self._close = weakref.finalize(self, _end, self.process, ours, number)
+        self._close = weakref.finalize(self, _end, self.process, folder, ours, number)
 
     def request(self, task: _Task, status: int, connection: int, output: int) -> None:
         """Ask for a process with these descriptors; its id is written to ``status``, and then its
         return code. Raises OSError: the server has ended."""
         taken, told = os.pipe()
-        with os.fdopen(told, "wb") as file:
+        with os.fdopen(told, "wb") as file, socket.socket(socket.AF_UNIX) as asking:
             try:
-                with socket.socket(socket.AF_UNIX) as asking:
-                    asking.connect(self._address)
-                    reduction.sendfds(asking, [taken, status, connection, output])
+                asking.connect(self._address)
+                reduction.sendfds(asking, [taken, status, connection, output])
             finally:
                 os.close(taken)
             pickle.dump({}, file)  # of what multiprocessing prepares, nothing is wanted
             pickle.dump(replace(task, server=self.process.pid), file)
-
-    def describe_end(self) -> str:
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(1.0)
-        said = last_line(self._errors.read_text("utf-8", "replace"))
-        self.end = f"it ended: {said or f'return code {self.process.poll()}'}"
-        return self.end
 
 
 _servers: dict[tuple[frozenset[tuple[str, str]], frozenset[int]], _Server] = {}
@@ -375,42 +328,34 @@ _finding = threading.Lock()
 def _find_server(task: _Task, instead_of: _Server | None = None) -> _Server:
     """Return the server of a task: one for each set of variables that are not read late, and of
     cores, which OpenMP counts when it is loaded."""
-    early = {
+    early = frozenset(
         (name, value)
         for name, value in task.environment.items()
         if not any(fnmatchcase(name, late) for late in LATE)
-    }
-    key = frozenset(early), frozenset(usable_cpus())
+    )
+    key = early, frozenset(usable_cpus())
     with _finding:
         found = _servers.get(key)
         if found is None or found is instead_of:
-            for other in [other for other in _servers if other[0] != key[0]]:
+            for other in [other for other in _servers if other[0] != early]:
                 del _servers[other]  # it ends with its last process
             found = _servers[key] = _Server(task, warm=True)
     return found
 
 
-def prepare(variables: Mapping[str, str], cores: Sequence[int]) -> None:
-    """Start the server of a process that is wanted soon: several import torch at the same time."""
-    if sys.platform == "linux":
-        with hold_to(cores):
-            _find_server(_plan("", variables))
-
-
-def _end(process: subprocess.Popen[bytes], *descriptors: int) -> None:
+def _end(process: subprocess.Popen[bytes], folder: Scratch, *descriptors: int) -> None:
     for one in descriptors:
         with suppress(OSError):
             os.close(one)
     process.kill()
     process.wait()
+    folder.cleanup()
 
 
 # ---------------------------------------------------------------------- in the server, and beneath
 
 _inherited: Mapping[str, str] = {}  # the environment before anything was imported
 _imported: Mapping[str, tuple[int, int]] = {}
-_failed = ""
-_fork = os.fork
 
 
 def preload() -> None:
@@ -423,53 +368,31 @@ def preload() -> None:
 
 def serve(listener: int, alive: int, warm: bool) -> NoReturn:
     """Fork a process for each request, until the other end of ``alive`` is closed."""
-    global _inherited, _imported, _failed
+    global _inherited, _imported
     _inherited = dict(os.environ)
     if warm:
-        try:
-            preload()
-        except Exception as error:  # a new process says more of it
-            _failed = f"{type(error).__name__}: {error}"
+        preload()
         # libraries end the threads that they started on import before a fork, and start them again
         # when they need them, as does OpenBLAS, which comes with numpy
         if not (pid := os.fork()):
             os._exit(0)
         os.waitpid(pid, 0)
-        _imported = _look_at(_list_imported())
-    os.fork = _fork_patiently
+        files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+        _imported = _look_at(filter(None, files))
     with suppress(SystemExit):
         forkserver.main(listener, alive, [])
     os._exit(0)
 
 
-def _fork_patiently() -> int:
-    """Try again for a while where the system has no process to spare: the standard library's server
-    would end, and all that it has forked."""
-    for _ in range(100):
-        with suppress(OSError):
-            return _fork()
-        time.sleep(0.1)
-    return _fork()
-
-
 def _refuse() -> str:
     """Return why this process should not have been forked from its server; empty if it may."""
-    if _failed or not _imported:
-        return _failed
+    if not _imported:
+        return ""
     if (threads := len(os.listdir(f"/proc/{os.getppid()}/task"))) > 1:  # noqa: PTH208
         return f"it has {threads} threads"
-    for place in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):
-            if str(place.readlink()).startswith(_DEVICES):
-                return f"it has opened {place.readlink()}"
     if (torch := sys.modules.get("torch")) and torch.cuda.is_initialized():
         return "it has initialised CUDA"
-    return "" if _look_at(_imported) == _imported else _STALE
-
-
-def _list_imported() -> list[str]:
-    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    return list(filter(None, files))
+    return "" if _look_at(_imported) == _imported else "a file that it imported has changed"
 
 
 def _look_at(files: Iterable[str]) -> dict[str, tuple[int, int]]:
@@ -506,7 +429,6 @@ class _Task:
         connection.send(why)
         if why:
             os._exit(1)
-        os.fork = _fork
         os.setsid()
         with suppress(OSError):  # what `top` calls it, in 15 letters; on Linux
             Path("/proc/self/comm").write_text(self.place)

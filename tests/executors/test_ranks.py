@@ -70,7 +70,6 @@ def play(
     """What the parent hears of workers that say their lines."""
     left = iter(scripts)
     monkeypatch.setattr(room, "Worker", lambda job, variables, rendezvous, cold: next(left))
-    monkeypatch.setattr(room, "prepare", lambda variables, cores: None)
     monkeypatch.setattr(room, "_GRACE_S", 0.5)
     ranks = Ranks(Job(replace(DDP, world_size=len(scripts)), log=log), {}, 60.0)
     heard = []
