@@ -315,7 +315,7 @@ def stand_in(command: str) -> str:
         # one check of one linear layer; tests/test_check.py has all, of networks that are worth it
         skipped = " ".join(CHECKS.keys() - {"averaging"})
         small = f"--model {LINEAR} --precision fp32 --device cpu --dataset synthetic"
-        return put_flags(command, f"{small} --skip {skipped} --out results/checked")
+        return put_flags(command, f"{small} --skip {skipped}")
     if "benchmarks.overhead" in command:
         return "python -m benchmarks.overhead --help"  # tests/test_asv.py measures one
     if "bench.doctor" in command:

@@ -6,14 +6,13 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from datetime import datetime
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 
 from bench.axis import Value
-from bench.case import SAME_QUESTION, Case
-from bench.check.checks import CHECKS
-from bench.check.report import Report, head, show_running
+from bench.case import AXES, SAME_QUESTION, Case, format_value
+from bench.check.checks import CHECKS, Result
+from bench.check.report import head, run_checks, spell
 from bench.environment.host import list_devices, refuse_missing
 from bench.environment.machine import examine
 from bench.errors import UsageError, choose
@@ -27,7 +26,6 @@ from bench.flags import (
     command,
     parse_whole,
     read_axes,
-    writable,
 )
 from bench.grid import grid
 from bench.precision import PRECISIONS
@@ -37,7 +35,6 @@ from bench.sweep.options import Options, Plan
 from bench.sweep.preflight import check
 
 STEPS, LEAST_STEPS = 60, 20
-
 
 _FEW_STEPS = (
     "it trains a few steps of whole batches, made on the device, all at --lr, of a whole network "
@@ -49,7 +46,7 @@ def build_parser() -> Parser:
     names = "".join(f"\n  {check.name:<14}{check.shows}" for check in CHECKS.values())
     parser = Parser(
         prog="python -m bench.check",
-        usage="%(prog)s [--precision NAME …] [--AXIS VALUE …] [--out DIR] […]",
+        usage="%(prog)s [--precision NAME …] [--AXIS VALUE …] […]",
         absent={
             **dict.fromkeys(("accumulate", "memory_limit"), _FEW_STEPS),
             **dict.fromkeys(("lr_scaling", "base_batch", "lr_warmup", "schedule"), _FEW_STEPS),
@@ -75,13 +72,6 @@ def build_parser() -> Parser:
     )
     add("--skip", nargs="+", default=[], metavar="CHECK", help="leave these checks out")
     add("--data-dir", metavar="DIR", type=Path, help="where CIFAR-10 is (./data)")
-    add("--data-url", metavar="URL", help="a mirror of the CIFAR-10 archive")
-    add(
-        "--out",
-        metavar="DIR",
-        type=Path,
-        help="folder of the results (default: results/check-TIME)",
-    )
     add("--json", action="store_true", help="print JSON on standard output")
     add_axes(
         parser,
@@ -99,31 +89,30 @@ def main(argv: Sequence[str]) -> int:
         choose("--skip", name, CHECKS)
     axes = read_axes(given)
     cases = choose_cases(axes)
-    out = given.out or Path("results") / f"check-{datetime.now():%Y%m%d-%H%M%S}"
-    refuse_missing(["torch", "numpy", "seaborn"])
-    with show_running("machine and model"):
-        machine = examine([cases[0].device], list_requests(cases))
-    asked = Options(axes, data_dir=given.data_dir, data_url=given.data_url, allow_shared=True)
+    refuse_missing(["torch", "numpy"])
+    machine = examine([cases[0].device], list_requests(cases))
+    asked = Options(axes, data_dir=given.data_dir, allow_shared=True)
     inputs = check(Plan(cases), machine, asked, Images.prepare, every=True)
     cases = inputs.plan.cases
     for case in cases:
         if why := inputs.platforms[case.device].discourage(PRECISIONS[case.precision]):
             print(f"warning: {case.precision}: {why}, so it will be slow", file=sys.stderr)
-    with writable("--out", out):
-        report = Report(out, given.invocation, given.steps)
     from bench.check.subject import Subject
 
-    say = partial(print, flush=True)
+    said, failed = [], False
     with keep_output() if given.json else nullcontext():
         for case in cases:
-            say(head(case, cases))
+            print(head(case, cases), flush=True)
             subject = Subject(case, inputs.data(case).folder, given.steps)
-            for line in report.check(case, inputs.describe(case), subject, given.skip):
-                say(line)
-        say(f"figures and pictures: {out}")
+            answers = run_checks(subject, given.skip)
+            failed |= any(one.result is Result.FAIL for one in answers)
+            about = {name: format_value(getattr(case, name)) for name in AXES}
+            where = asdict(inputs.describe(case))
+            said.append({"case": about, "environment": where, "checks": [*map(spell, answers)]})
     if given.json:
-        print(json.dumps(report.content, indent=2))
-    return 0 if report.passed else 1
+        content = {"command": given.invocation, "steps": given.steps, "cases": said}
+        print(json.dumps(content, indent=2))
+    return int(failed)
 
 
 def choose_cases(axes: Mapping[str, list[Value]]) -> list[Case]:

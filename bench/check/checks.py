@@ -6,10 +6,10 @@ Importing this module is cheap; torch is imported by `bench.check.findings`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from bench.check.subject import Subject
@@ -18,15 +18,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Finding:
     """The result of a check, which passes if ``low <= value <= high``, so NaN never passes.
-    ``unit`` describes the value, ``named`` lists the layers, images or states at fault, and
-    ``data`` holds further figures for the JSON file."""
+    ``unit`` describes the value, and ``named`` lists the layers or samples at fault."""
 
     value: float
     unit: str
     low: float = -math.inf
     high: float = math.inf
     named: tuple[str, ...] = ()
-    data: dict[str, Any] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -47,52 +45,37 @@ class Check:
     shows: str
     fix: str
 
-    def run(self, subject: Subject) -> Finding:
-        findings = import_module("bench.check.findings")
-        return getattr(findings, f"check_{self.name.replace('-', '_')}")(subject)  # type: ignore[no-any-return]
-
 
 class InapplicableError(Exception):
     """Raised if a check does not apply to the training; the message has at most 55 characters."""
 
 
 @dataclass(frozen=True)
-class Checked:
-    """A check and its finding, None if it was skipped or could not run. ``error`` says why it could
-    not run, ``lacks`` why it does not apply to the training."""
+class Answer:
+    """What a check found; without a finding ``why`` says why it does not apply or could not run."""
 
     check: Check
+    result: Result
     finding: Finding | None = None
-    error: str = ""
-    lacks: str = ""
-
-    @property
-    def result(self) -> Result:
-        if self.error:
-            return Result.FAIL
-        if self.finding is None:
-            return Result.SKIPPED
-        return Result.PASS if self.finding.passed else Result.FAIL
+    why: str = ""
 
 
-def answer(check: Check, subject: Subject) -> Checked:
+def answer(check: Check, subject: Subject) -> Answer:
     """Run a check. Any exception of the training counts as a failure."""
+    findings = import_module("bench.check.findings")
     try:
-        return Checked(check, check.run(subject))
+        finding = getattr(findings, f"check_{check.name.replace('-', '_')}")(subject)
     except InapplicableError as error:
-        return Checked(check, lacks=str(error))
+        return Answer(check, Result.SKIPPED, why=str(error))
     except Exception as error:
-        return Checked(check, error=" ".join(f"{type(error).__name__}: {error}".split())[:300])
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        return Answer(check, Result.FAIL, why=why)
+    return Answer(check, Result.PASS if finding.passed else Result.FAIL, finding)
 
 
 CHECKS: dict[str, Check] = {
     check.name: check
     for check in (
-        Check(
-            "batch",
-            "the images and labels that enter the network are the dataset's",
-            "The code that makes batches mixes up images, pixels or labels. Look at batch.png.",
-        ),
         Check(
             "initial-loss",
             "before training, the loss is that of guessing, ln(classes)",
@@ -122,22 +105,15 @@ CHECKS: dict[str, Check] = {
             "first-steps",
             "the loss falls over the first steps",
             "A rising or infinite loss needs a smaller --lr; one that stands still a larger --lr "
-            "or more --steps. If overfit passes, look at the labels in batch.png.",
+            "or more --steps. If overfit passes, look at the labels.",
         ),
         Check(
             "baseline",
             "it learns from the images, not only from the frequency of labels",
-            "With every image blank it learns as well: the labels do not belong to the images "
-            "(see batch.png), or the images do not reach the network. A network that only starts "
-            "slowly needs more --steps. Where the data are random there is nothing to learn: add "
-            "--skip first-steps baseline.",
-        ),
-        Check(
-            "arithmetic",
-            "a step computes in the number format of --precision",
-            "The network, or the code that runs it, chooses a number format itself: a cast in its "
-            "forward pass, weights of another dtype, or a torch.autocast of its own. Leave that to "
-            "--precision, or compare its rows with nothing else.",
+            "With every image blank it learns as well: the labels do not belong to the images, or "
+            "the images do not reach the network. A network that only starts slowly needs more "
+            "--steps. Where the data are random there is nothing to learn: add --skip first-steps "
+            "baseline.",
         ),
         Check(
             "seed",
@@ -161,7 +137,7 @@ CHECKS: dict[str, Check] = {
             "activations",
             "no layer is dead or infinite after the first steps",
             "Most channels of these layers have one value whatever the image: a smaller --lr, or "
-            "another initialisation, keeps them alive. See layers.png.",
+            "another initialisation, keeps them alive.",
         ),
         Check(
             "memory",
@@ -172,13 +148,8 @@ CHECKS: dict[str, Check] = {
         Check(
             "graphs",
             "no step's graph is kept",
-            "Something keeps a result of every step with its graph, often the loss, as in "
-            "total += loss: keep loss.detach() or loss.item() instead.",
-        ),
-        Check(
-            "evaluation",
-            "evaluating keeps no graph and changes nothing",
-            "Evaluate under torch.no_grad(), after model.eval() and before model.train().",
+            "Something keeps a result of every step with its graph, often the loss: keep "
+            "loss.detach() or loss.item() instead.",
         ),
     )
 }

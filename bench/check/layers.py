@@ -1,17 +1,15 @@
-"""Statistics of layer outputs and gradients, and of the memory that a step leaves behind.
+"""What the layers of a network do in a step, and the memory that a step leaves behind.
 
-All are read by torch's hooks and modes, so that the step itself is the same as when measured.
+All is read by torch's hooks and modes, so that the step itself is the same as when measured.
 """
 
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -21,68 +19,14 @@ from torch.utils._pytree import tree_leaves
 
 from bench.training.loop import Training
 
-QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
-_SAMPLE = 2**16
-"""Values of a tensor sampled for its quantiles: the 1 % quantile is then one of 0.9 to 1.1 %."""
 
-
-@dataclass(frozen=True)
-class Spread:
-    """The distribution of values: quantiles as in `QUANTILES`, NaN where one is not finite.
-    ``zeros`` and ``not_finite`` are shares of all values."""
-
-    quantiles: tuple[float, ...]
-    rms: float
-    zeros: float
-    not_finite: float
-
-
-@dataclass(frozen=True)
-class Activations:
+class Activations(NamedTuple):
     """The output of a layer in one step. ``dead`` is the share of channels that hold the same value
     at every position of every image, in the layer's input or output, whichever is larger."""
 
     layer: str
-    kind: str
-    spread: Spread
     dead: float
-
-
-@dataclass(frozen=True)
-class Gradients:
-    """The magnitudes of a weight's gradient in one step, unscaled. ``update`` is lr times the
-    gradient's rms over the weight's: near 1e-3 in healthy training (Stanford CS231n, Neural
-    Networks Part 3)."""
-
-    weight: str
-    spread: Spread
-    update: float
-
-
-@dataclass
-class Reading:
-    """All layers and weights in one step, in the order in which they were reached."""
-
-    step: int
-    activations: list[Activations] = field(default_factory=list)
-    gradients: list[Gradients] = field(default_factory=list)
-
-
-def spread(values: Tensor) -> Spread:
-    """Describe ``values``, of any shape and floating dtype, at least one."""
-    flat = values.detach().float().flatten()
-    sample = flat
-    if len(flat) > _SAMPLE:
-        # drawn by a generator of its own: the training's random numbers stay as they are
-        rng = torch.Generator().manual_seed(0)
-        sample = flat[torch.randint(len(flat), (_SAMPLE,), generator=rng).to(flat.device)]
-    places = torch.tensor(QUANTILES, device=flat.device)
-    return Spread(
-        tuple(sample.quantile(places).tolist()),
-        float(flat.square().mean().sqrt()),
-        float((flat == 0).float().mean()),
-        float((~flat.isfinite()).float().mean()),
-    )
+    finite: bool
 
 
 _JUDGED = 16
@@ -105,36 +49,21 @@ def dead_share(values: Tensor) -> float:
 
 
 @contextmanager
-def read_layers(training: Training, step: int) -> Iterator[Reading]:
-    """Read every layer and weight in the step that is taken inside the ``with`` block."""
-    reading = Reading(step)
-    scale = float(training.current_scale())
+def read_layers(training: Training) -> Iterator[list[Activations]]:
+    """Read every layer, in the order reached, in the step that is taken inside the block."""
+    layers: list[Activations] = []
 
     def see(module: nn.Module, given: tuple[Any, ...], out: object, name: str) -> None:
         if _has_channels(out):
             dead = max(dead_share(t) for t in (*given[:1], out) if _has_channels(t))
-            found = Activations(name, type(module).__name__, spread(out), dead)
-            reading.activations.append(found)
-
-    def receive(weight: Tensor, name: str) -> None:
-        assert weight.grad is not None
-        found = spread(weight.grad.float().abs() / scale)
-        size = float(weight.detach().float().square().mean().sqrt())
-        update = training.lr * found.rms / size if size else math.inf
-        reading.gradients.append(Gradients(name, found, update))
+            layers.append(Activations(name, dead, bool(out.isfinite().all())))
 
     with ExitStack() as hooks:
         for name, module in training.model.named_modules():
             if not list(module.children()):
                 hook = partial(see, name=name or "model")
                 hooks.enter_context(module.register_forward_hook(hook))
-        for name, weight in training.model.named_parameters():
-            if weight.requires_grad:
-                hook = partial(receive, name=name)
-                hooks.enter_context(weight.register_post_accumulate_grad_hook(hook))
-        yield reading
-    order = {name: at for at, (name, _) in enumerate(training.model.named_parameters())}
-    reading.gradients.sort(key=lambda g: order[g.weight])
+        yield layers
 
 
 def _has_channels(value: object) -> TypeGuard[Tensor]:
@@ -145,8 +74,8 @@ def _has_channels(value: object) -> TypeGuard[Tensor]:
 
 @contextmanager
 def watch_gradients(training: Training) -> Iterator[dict[str, Tensor]]:
-    """Yield for each trainable weight whether any step inside the ``with`` block gave it a usable
-    gradient, finite and not all zeros: bool, (), on the device."""
+    """Yield for each trainable weight whether any step inside the block gave it a usable gradient,
+    finite and not all zeros: bool, (), on the device."""
     never = torch.zeros((), dtype=torch.bool, device=training.device)
     received = {n: never for n, p in training.model.named_parameters() if p.requires_grad}
 

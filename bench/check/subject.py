@@ -7,37 +7,30 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from copy import copy
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from bench.case import Case
-from bench.check.layers import Ledger, Reading, count_graphs, read_layers, watch_gradients
-from bench.data.batches import Batches, count_items, stream
+from bench.check.layers import Activations, Ledger, count_graphs, read_layers
+from bench.data.batches import count_items, stream
 from bench.training.building import open_workload
 from bench.training.loop import Training, train_epoch
 from bench.training.switches import keep_switches
 from bench.training.timing import StepClock
 from bench.worker.preparation import set_up
-from bench.workloads import count_classes, split_heads
-from bench.workloads.images import Images
+from bench.workloads import count_classes
 
 if TYPE_CHECKING:
-    from bench.data.batches import Batch, Supply
-
-GRADIENT_STEPS = 10
-"""Steps without overflow in which a weight must receive a gradient once. If a head or the last
-BatchNorm of a block starts at zero, the layers before it receive none in the first step."""
+    from bench.data.batches import Supply
 
 MOST_STEPS = 60
 """The most steps, overflows included: a dynamic scale starts at up to 2^32 and is halved each time.
@@ -52,34 +45,17 @@ PATIENCE = 4
 """Factor for more first steps: a badly initialised wide head increases the loss at first."""
 
 _RETAINED_STEPS = 10
-_WATCHED = 8  # images whose predictions are drawn
-_MOMENTS = 12  # times at which they are computed
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """Predictions for a few images, in evaluation mode, before and during the first steps."""
-
-    steps: list[int]  # steps taken at each moment
-    images: Tensor  # float32 (images, 3, 32, 32), normalised
-    labels: Tensor  # int64 (images,)
-    probabilities: Tensor  # float32 (moments, images, classes)
-
-
-@dataclass(frozen=True)
-class FirstSteps:
-    """The first steps of training, each on a batch of its own: the losses of every step, readings
-    of the layers in the first and the last, whether each trainable weight received a gradient in
-    `GRADIENT_STEPS`, and predictions if there are images with labels."""
+class FirstSteps(NamedTuple):
+    """The losses of the first steps of training, each on a batch of its own, and the layers in the
+    step after them."""
 
     losses: list[float]
-    readings: list[Reading]
-    received: dict[str, bool]
-    predictions: Predictions | None
+    layers: list[Activations]
 
 
-@dataclass(frozen=True)
-class Retained:
+class Retained(NamedTuple):
     """Bytes held, and tensors held with an autograd graph, after every step. On a CPU the bytes are
     those of storages made within the steps, elsewhere all that is allocated on the device."""
 
@@ -91,24 +67,24 @@ class Subject:
     """A case, its data, and its training from the start.
 
     ``folder`` holds the dataset that `bench.data.prepare` left; a user's workload needs none.
-    ``images`` is the harness's own workload on a dataset, and None for a user's; ``classes`` is the
-    number of classes, None if the workload computes a loss of its own.
+    ``classes`` is the number of classes, None if the workload computes a loss of its own.
     """
 
     def __init__(self, case: Case, folder: str, steps: int) -> None:
         self.case, self.folder, self.steps = case, folder, steps
         self.device = torch.device(case.device)
         with keep_switches({}):
-            workload = open_workload(case, folder)
-        self.images = workload if isinstance(workload, Images) else None
-        self.classes = count_classes(workload)
+            self.classes = count_classes(open_workload(case, folder))
 
-    def start(self, *, compiled: bool = True) -> tuple[Supply, Training]:
-        """Return the batches and the training, as a worker sets them up. Without ``compiled`` the
-        network is left as written, so that hooks see its layers."""
-        case = self.case if compiled else replace(self.case, compile=Case.compile)
-        _, batches, training = set_up(case, self.folder)
+    def start(self, **settings: Any) -> tuple[Supply, Training]:
+        """Return the batches and the training, as a worker sets them up, for the case with some
+        ``settings`` changed."""
+        _, batches, training = set_up(replace(self.case, **settings), self.folder)
         return batches, training
+
+    def start_plain(self, **settings: Any) -> tuple[Supply, Training]:
+        """As `start`, with the network as it was written, so that hooks see its layers."""
+        return self.start(compile=Case.compile, **settings)
 
     @cached_property
     def batch(self) -> Any:
@@ -120,40 +96,18 @@ class Subject:
 
     @cached_property
     def first_steps(self) -> FirstSteps:
-        """The first steps with their readings: ``steps``, or up to `PATIENCE` times as many if the
-        loss is not below that of guessing by then."""
-        batches, training = self.start(compiled=False)
-        few = self._choose_watched(batches)
-        every = max(1, self.steps // _MOMENTS)
-        losses: list[float] = []
-        readings: list[Reading] = []
-        moments, seen = [0], [predict(training, few[0])] if few else []
-        supply, good = stream(batches), 0
-        by_then: dict[str, Tensor] = {}
-        with watch_gradients(training) as received:
-            while len(losses) < PATIENCE * self.steps and not self._has_learnt(losses):
-                done, new = len(losses), list[Tensor]()
-                for index, batch in enumerate(islice(supply, self.steps), done):
-                    told = index in (0, done + self.steps - 1)
-                    with read_layers(training, index) if told else nullcontext() as reading:
-                        loss, _, overflowed, _ = training.step(batch)
-                    readings = [*readings[:1], reading] if reading else readings
-                    new.append(loss)
-                    good += not overflowed
-                    if not by_then and (good == GRADIENT_STEPS or index + 1 == MOST_STEPS):
-                        by_then = dict(received)
-                    if few and (index + 1) % every == 0:
-                        moments.append(index + 1)
-                        seen.append(predict(training, few[0]))
-                losses += torch.stack(new).tolist()
-                if not math.isfinite(losses[-1]):
-                    break
-        return FirstSteps(
-            losses,
-            readings,
-            {name: bool(usable) for name, usable in (by_then or received).items()},
-            Predictions(moments, *few, torch.stack(seen).cpu()) if few else None,
-        )
+        """The first steps: ``steps``, or up to `PATIENCE` times as many if the loss is not below
+        that of guessing by then."""
+        batches, training = self.start_plain()
+        supply, losses = stream(batches), list[float]()
+        while len(losses) < PATIENCE * self.steps and not self._has_learnt(losses):
+            new = [training.step(batch)[0] for batch in islice(supply, self.steps)]
+            losses += torch.stack(new).tolist()
+            if not math.isfinite(losses[-1]):
+                break
+        with read_layers(training) as layers:
+            training.step(next(supply))
+        return FirstSteps(losses, layers)
 
     def _has_learnt(self, losses: Sequence[float]) -> bool:
         """Return whether the last third of the losses is below guessing by twice `GAIN`."""
@@ -190,7 +144,7 @@ class Subject:
 
     @cached_property
     def retained(self) -> Retained:
-        batches, training = self.start(compiled=False)
+        batches, training = self.start_plain()
         cuda, ledger = self.device.type == "cuda", Ledger()
         found = Retained([], [])
 
@@ -209,18 +163,6 @@ class Subject:
         finally:
             gc.unfreeze()
         return found
-
-    def _choose_watched(self, batches: Supply) -> Batch | None:
-        if self.images is None or not isinstance(batches, Batches):
-            return None
-        data = self.images.data
-        images, labels = data.train_images, data.train_labels
-        if len(data.test_images):
-            images, labels = data.test_images, data.test_labels
-        few = copy(batches)
-        few.images = torch.tensor(images[:_WATCHED], device=self.device)
-        few.labels = torch.tensor(labels[:_WATCHED], device=self.device, dtype=torch.int64)
-        return next(few.evaluation())
 
 
 def take_items(batch: Any, size: int, times: int = 1) -> Any:
@@ -245,22 +187,3 @@ def take_steps(training: Training, batches: Iterable[Any], steps: int) -> Tensor
         if good == steps:
             break
     return torch.stack(losses)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
-@torch.no_grad()
-def predict(training: Training, images: Tensor) -> Tensor:
-    """Return probabilities in evaluation mode, float32 (N, classes). Training is not affected."""
-    with evaluating(training.model):
-        logits, _ = split_heads(training.compute(images))
-        return F.softmax(logits.float(), dim=1)

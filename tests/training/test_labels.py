@@ -9,8 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest_for_tests import Capture
 
-from bench.check.__main__ import main as check
-from bench.check.checks import CHECKS
 from bench.report.__main__ import main as report
 from bench.store.reader import read_records
 from bench.sweep.__main__ import main as sweep
@@ -50,13 +48,6 @@ def test_rows_of_networks_that_choose_their_own_arithmetic(tmp_path: Path, capsy
     capsys.readouterr()
     assert report([str(tmp_path)]) == 0
     assert "doubles trains" not in capsys.readouterr().out
-
-
-def test_a_check_says_it_too(tmp_path: Path, capsys: Capture) -> None:
-    flags = "--model models_for_tests:doubles --precision bf16-amp --device cpu"
-    others = [name for name in CHECKS if name != "arithmetic"]
-    assert check([*flags.split(), "--skip", *others, "--out", str(tmp_path / "check")]) == 1
-    assert "ran in float64 (the weight stem.weight is float64)" in capsys.readouterr().out
 
 
 @given(st.dictionaries(st.sampled_from(["float32", "float16", "float64"]), st.floats(1, 1e15)))
