@@ -1,8 +1,6 @@
-"""`python -m bench.export SWEEP --to TRACKER`: give records to an experiment tracker, or to asv.
+"""`python -m bench.export SWEEP --to TRACKER`: give records to an experiment tracker.
 
-A record that was exported before is left as it is. ``--to asv`` adds a sweep's records to the asv
-site, under the commit that measured them, without training again; each sweep completely or not at
-all.
+A record that was exported before is left as it is.
 """
 
 from __future__ import annotations
@@ -515,7 +513,7 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="python -m bench.export",
         description=describe(__doc__),
-        epilog=f"trackers:\n{''.join(lines)}  {'asv':13}the asv site of the project, in its root",
+        epilog=f"trackers:\n{''.join(lines)}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
@@ -534,12 +532,9 @@ def build_parser() -> Parser:
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Export. Returns 0, or 2 for a usage error; for asv also if records belong to no commit, or
-    clash with results that asv has."""
+    """Export. Returns 0, or 2 for a usage error."""
     given = build_parser().parse(argv)
-    kind = choose("--to", given.to, {**TRACKERS, "asv": None})
-    if kind is None:
-        return export_to_asv(given)
+    kind = choose("--to", given.to, TRACKERS)
     if not _PROJECT.fullmatch(given.project):
         raise UsageError(
             f"--project {given.project[:70]!r}: a name is at most 64 letters, digits and ._- "
@@ -577,22 +572,6 @@ def main(argv: Sequence[str]) -> int:
             for _ in follow(given.sweeps):
                 for run in export():
                     print(f"exported: {run.name}", flush=True)
-    return 0
-
-
-def export_to_asv(given: argparse.Namespace) -> int:
-    """Add sweeps to the results of the project's asv. Raises UsageError: a flag of trackers is
-    given, or as `bench.asv.results.import_sweep`."""
-    if given.out or given.project != PROJECT or given.watch:
-        raise UsageError(
-            "--to asv: results go where asv.conf.json says; leave out --out, --project and --watch"
-        )
-    require(("asv",), "asv")
-    from bench.asv.results import import_sweep, load_config
-
-    for folder in given.sweeps:
-        for file in import_sweep(folder, load_config()):
-            print(f"{folder}: {file}")
     return 0
 
 

@@ -59,17 +59,15 @@ def publish_commits(out: Path) -> int:
     is missing, asv fails, or a package is not the pinned one."""
     if find_spec("asv") is None:
         raise UsageError("asv is not installed: pip install -e '.[asv]'")
+    from asv.config import Config
     from asv.results import iter_results
 
-    from bench.asv.results import load_config, widen_benchmarks
-
-    config = load_config()
+    config = Config.load()
     commits = {result.commit_hash for result in iter_results(config.results_dir)}
     if not commits:
         print("asv has no results yet; `asv run` makes them")
         return 0
     assets = fetch_assets(json.loads(ASSETS.read_text()))
-    widen_benchmarks(config)
     command = [sys.executable, "-m", "asv", "publish", "--no-pull", "--html-dir", str(out)]
     asv = subprocess.run(command, capture_output=True, text=True, check=False)
     if asv.returncode:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
 import json
 import math
-import shutil
 import subprocess
-from collections.abc import Callable, Iterator
-from copy import deepcopy
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -17,24 +13,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pytest_for_tests import Capture, Patch
+from pytest_for_tests import Patch
 
 pytest.importorskip("asv", reason="asv is not installed (the 'asv' extra)")
 
-import fake_executor as fake
-from asv.results import Results
 from asv_runner.discovery import disc_benchmarks
 
-from bench import export
 from bench.asv import host as asv_host
-from bench.asv import results
-from bench.asv.host import describe_grid, expand, lay_out, place
+from bench.asv.host import describe_grid, lay_out
+from bench.axis import Value
 from bench.case import Case
 from bench.errors import UsageError
 from bench.grid import grid
 from bench.preset import load_preset, parse_preset, preset_names
 from bench.record import Status
-from bench.sweep.__main__ import main as run_sweep
 from benchmarks.figures import ABSENT, FIGURES, MEASURED, PARTS, STATUSES
 from benchmarks.overhead import USUAL
 
@@ -96,17 +88,18 @@ def test_only_what_was_measured_is_a_number() -> None:
 
 # --------------------------------------------------------------------------------------- the grid
 
+ON_GPU: dict[str, list[Value]] = {"device": ["cuda"]}
 PLANNED = [name for name in preset_names() if name != "scaling"]
 
 
 def test_a_batch_size_that_is_yet_to_be_found_is_no_parameter() -> None:
     with pytest.raises(UsageError, match="looks for the largest batch; give a number"):
-        expand(load_preset("scaling"))
+        load_preset("scaling").cases({}, ON_GPU)
 
 
 @pytest.mark.parametrize("name", PLANNED)
 def test_every_case_of_a_preset_has_a_place_of_its_own_and_a_commit_is_told_it(name: str) -> None:
-    cases = expand(load_preset(name))
+    cases = load_preset(name).cases({}, ON_GPU)
     laid = lay_out(cases)
     places = [tuple(case["values"]) for case in laid["cases"]]
     assert len(set(places)) == len(cases)
@@ -115,24 +108,16 @@ def test_every_case_of_a_preset_has_a_place_of_its_own_and_a_commit_is_told_it(n
         (told,) = (c["axes"] for c in lay_out([case])["cases"])
         lines = "".join(f"{axis} = {json.dumps(value)}\n" for axis, value in told.items())
         preset = parse_preset(f"[[grid]]\n{lines}".encode(), "told")
-        assert preset.cases({}, {"device": ["cuda"]}) == [case]
-
-
-def test_weights_to_start_from_are_found_from_asv_s_folder() -> None:
-    laid = lay_out([Case(start="mine.pt"), Case(start="/there.pt"), Case()])
-    told = [case["axes"].get("start") for case in laid["cases"]]
-    assert told == [str(Path.cwd() / "mine.pt"), "/there.pt", None]
-    assert laid["params"][-1] == ["none", "/there.pt", "mine.pt"], "named as the preset has it"
+        assert preset.cases({}, ON_GPU) == [case]
 
 
 def test_an_axis_that_varies_is_a_parameter() -> None:
     laid = lay_out(grid({"compile": ["default", "off"], "lr": [0.1, 0.01]}))
     assert laid["names"] == ["precision", "loss_scale", "batch_size", "lr", "compile"]
-    assert laid["params"][3:] == [[0.01, 0.1], ["off", "on"]]
-    # the mode as commits that knew one alone call it, which all read
-    assert {case["axes"].get("compile") for case in laid["cases"]} == {"on", None}
-    dynamic = Case(precision="fp16-amp", loss_scale="dynamic")
-    assert place(dynamic, ["precision", "loss_scale"]) == ["fp16-amp", "dynamic"]
+    assert laid["params"][3:] == [[0.1, 0.01], ["default", "off"]]
+    assert {case["axes"].get("compile") for case in laid["cases"]} == {"default", None}
+    laid = lay_out([Case(precision="fp16-amp", loss_scale="dynamic")])
+    assert laid["cases"][0]["values"] == ["fp16-amp", "dynamic", 128]
 
 
 def test_the_preset_is_the_user_s(monkeypatch: Patch, tmp_path: Path) -> None:
@@ -276,163 +261,3 @@ def test_a_model_beside_the_user_is_found_behind_the_commit_s_files(
     host._build_root, host._global_env_vars = str(commit), {}
     code = "import bench, mynet; print(bench.place)"
     assert host.run(["-c", code], cwd=str(elsewhere)).strip() == "commit"
-
-
-# ------------------------------------------------------------------------------ importing a sweep
-
-
-def git(folder: Path, *arguments: str) -> str:
-    who = ["-c", "user.name=Test", "-c", "user.email=test@example.invalid"]
-    command = ["git", "-C", str(folder), *who, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository of one commit with this project's asv files, and a sweep by the fake executor
-    whose records say that they are measurements of that commit."""
-    folder = tmp_path_factory.mktemp("swept") / "project"
-    (folder / "benchmarks").mkdir(parents=True)
-    for name in ("__init__.py", "cases.py", "figures.py", "cpu.toml"):
-        (folder / "benchmarks" / name).write_bytes((ROOT / "benchmarks" / name).read_bytes())
-    (folder / "asv.conf.json").write_bytes((ROOT / "asv.conf.json").read_bytes())
-    git(folder.parent, "init", "--quiet", str(folder))
-    git(folder, "add", ".")
-    git(folder, "commit", "--quiet", "-m", "one")
-    config = '[[grid]]\ndataset = "synthetic"\nbatch_size = [64, 128]\n'
-    (folder / "grid.toml").write_text(config)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv(fake.ANSWERS, "")
-        patch.setattr("bench.sweep.__main__.print_report", lambda out: None)
-        flags = "--config grid.toml --out results/mine --repeats 3 --executor fake"
-        assert run_sweep(flags.split()) == 0
-    head = git(folder, "rev-parse", "--short=12", "HEAD")
-    edit(folder / "results" / "mine", lambda row: {"executor": "subprocess", "commit": head})
-    return folder
-
-
-def edit(sweep: Path, *changes: Callable[[dict[str, str]], dict[str, str]]) -> None:
-    """Set cells of every row; by several changes, as many rows are made of each, as --mix does."""
-    records = sweep / "records.csv"
-    with records.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    with records.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(row | change(row) for change in changes for row in rows)
-
-
-@pytest.fixture
-def project(swept: Path, tmp_path: Path, monkeypatch: Patch) -> Path:
-    folder = Path(shutil.copytree(swept, tmp_path / "project"))
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    return folder
-
-
-@pytest.fixture(scope="module", autouse=True)
-def discover_once() -> Iterator[None]:
-    """asv looks for the benchmarks of a grid in a process of its own: once for each grid."""
-    found: dict[str, Any] = {}
-    discover = results._discover
-
-    def find(config: Any, grid: Any) -> Any:
-        if (key := json.dumps(grid)) not in found:
-            found[key] = discover(config, grid)
-        return deepcopy(found[key])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(results, "_discover", find)
-        yield
-
-
-def add(project: Path, *changes: Callable[[dict[str, str]], dict[str, str]]) -> int:
-    """Import the sweep with other cells; what the command returns."""
-    out = project / "results" / "mine"
-    if changes:
-        edit(out, *changes)
-    return export.main([str(out), "--to", "asv"])
-
-
-def add_another(project: Path, change: Callable[[dict[str, str]], dict[str, str]]) -> int:
-    """Import the sweep, and then another one."""
-    other = shutil.copytree(project / "results" / "mine", project / "results" / "other")
-    assert add(project) == 0
-    edit(Path(other), change)
-    return export.main([str(other), "--to", "asv"])
-
-
-def imported(project: Path) -> list[Results]:
-    files = (project / ".asv" / "results").glob("*/*-host-*.json")
-    return [Results.load(str(file)) for file in files]
-
-
-@pytest.mark.parametrize("failure", ["oom", "error"])
-def test_a_sweep_becomes_results_of_its_commit_once(
-    project: Path, capsys: Capture, failure: str
-) -> None:
-    ends = {("64", "3"): "error"} | {("128", repeat): failure for repeat in "123"}
-
-    def end(row: dict[str, str]) -> dict[str, str]:
-        return {"status": ends.get((row["batch_size"], row["repeat"]), "ok")}
-
-    assert add(project, end) == 0
-    (result,) = imported(project)
-    assert result.commit_hash == git(project, "rev-parse", "HEAD")
-    assert result.params["preset"] == "grid"
-    assert result.params["gpu"] == "none"
-    params = result.get_result_params("cases.track_epoch_time")
-    assert params == [["'fp32'"], ["'none'"], ["64", "128"]]
-    seconds = result.get_result_value("cases.track_epoch_time", params)
-    assert seconds[0] == 10 + 1000 / 64
-    # what does not fit is n/a, and what failed has failed
-    assert math.isnan(seconds[1]) if failure == "oom" else seconds[1] is None
-    told = [STATUSES.index("error"), STATUSES.index(failure)]
-    assert result.get_result_value("cases.track_status", params) == told
-    before = [file.read_bytes() for file in (project / ".asv").rglob("*.json")]
-    assert add(project) == 2, "results that are there are not averaged with others"
-    assert "asv has results of commit" in capsys.readouterr().err
-    assert before == [file.read_bytes() for file in (project / ".asv").rglob("*.json")]
-
-
-def test_rows_of_another_card_become_results_of_their_own(project: Path) -> None:
-    fast = {"gpu": "X", "torch": "2.13.0"}
-    slow = {"gpu": "Y", "torch": "2.13.0", "epoch_time_s": "500", "attempt": "2"}
-    assert add(project, lambda row: fast, lambda row: slow) == 0
-    seconds = {}
-    for result in imported(project):
-        params = result.get_result_params("cases.track_epoch_time")
-        seconds[result.params["gpu"]] = result.get_result_value("cases.track_epoch_time", params)
-    assert seconds == {"X": [10 + 1000 / 64, 10 + 1000 / 128], "Y": [500, 500]}
-
-
-@pytest.mark.parametrize(
-    ("cells", "reason"),
-    [
-        ([{"commit": "0123456789ab+dirty"}], "edited source"),
-        ([{"commit": "0123456789ab"}], "not in this repository"),
-        ([{"executor": "x"}], "x executor and are not known to be measurements"),
-        (
-            [{"model_source": "first"}, {"model_source": "edited", "attempt": "2"}],
-            "differ in model_source, which asv cannot tell apart",
-        ),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_records_that_cannot_be_results_are_refused(
-    project: Path, capsys: Capture, cells: list[dict[str, str]], reason: str
-) -> None:
-    assert add(project, *(lambda row, given=given: given for given in cells)) == 2
-    assert reason in capsys.readouterr().err
-    assert imported(project) == []
-
-
-def test_another_grid_widens_what_asv_shows(project: Path) -> None:
-    assert add_another(project, lambda row: {"batch_size": "32", "precision": "bf16"}) == 0
-    benchmarks = json.loads((project / ".asv" / "results" / "benchmarks.json").read_text())
-    assert benchmarks["cases.track_status"]["params"] == [
-        ["'fp32'", "'bf16'"],
-        ["'none'"],
-        ["32", "64", "128"],
-    ]

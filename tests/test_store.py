@@ -45,7 +45,6 @@ from bench.store.reader import read_beside, read_records, read_rows
 from bench.store.rows import (
     LatestAttempt,
     Row,
-    find_mixed,
     keep_latest,
     latest,
     read_history,
@@ -233,10 +232,7 @@ def test_the_latest_attempt_counts(tmp_path: Path) -> None:
 
 
 def test_all_who_read_a_mixed_folder_agree_on_the_attempts_that_count(tmp_path: Path) -> None:
-    """Resume, report, compare and the import into asv."""
-    pytest.importorskip("asv", reason="asv is not installed (the 'asv' extra)")
-    from bench.asv.results import read_measured
-
+    """Resume, report and compare."""
     mixed = (
         make_run(CASE, gpu="X", status=Status.ERROR, attempt=1),
         make_run(CASE, gpu="X", epoch_time_s=10.0, attempt=2),
@@ -255,7 +251,6 @@ def test_all_who_read_a_mixed_folder_agree_on_the_attempts_that_count(tmp_path: 
     report = latest(read_runs([read_sweep(folder)]))
     assert [run.record_id for run in report] == count
     assert [run.record_id for run in read_side("A", folder).runs] == count
-    assert [row.record_id for row in read_measured(folder)] == count
     for gpu, runs in (("X", {1: 2, 2: 1}), ("Y", {1: 4, 3: 2})):
         past = read_history(row for row in read_rows(folder) if row.gpu == gpu)
         assert {run[1]: p.attempt for run, p in past.items() if not run[2]} == runs
@@ -272,15 +267,6 @@ def test_what_a_run_did_not_get_to_know_is_no_environment(known_first: bool) -> 
     assert len(keep_latest(rows_of(known, unread))) == 1
     none_set = make_run(CASE, attempt=1 + known_first, model_source="abc")
     assert len(keep_latest(rows_of(known, none_set))) == 2, "which is an answer"
-
-
-def test_mixed_is_what_differs_within_a_case() -> None:
-    other = replace(CASE, batch_size=8)
-    assert find_mixed(rows_of(make_run(CASE), make_run(other, torch="2.14.0"))) == []
-    rows = rows_of(make_run(CASE), make_run(CASE, repeat=2, torch="2.14.0", gpu="Y"))
-    assert find_mixed(rows) == ["gpu", "torch"]
-    lost = make_run(CASE, repeat=2, status=Status.ERROR, **UNKNOWN)
-    assert find_mixed(rows_of(make_run(CASE), lost)) == []
 
 
 ROW = st.builds(

@@ -1,1 +1,1 @@
-"""The asv view of the same cases: the plugin, and sweeps as asv results."""
+"""The asv view of the same cases: the plugin, and the site."""

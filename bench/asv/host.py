@@ -15,7 +15,6 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,30 +28,21 @@ from bench.axis import Value
 from bench.case import AXES, NAMED, Case, format_value
 from bench.environment.host import has_cuda
 from bench.errors import UsageError
-from bench.flags import join_flags
+from bench.flags import join_flags, parse_number
 from bench.gpu.nvml import find_cards
-from bench.precision import PRECISIONS
 from bench.preset import Preset, load_config, load_preset
 
-PRESET, TIMEOUT, FLAGS = "BENCH_PRESET", "BENCH_TIMEOUT", "BENCH_SWEEP_FLAGS"
 GRID = "BENCH_ASV_GRID"
 """Environment variable set for the benchmarks: the cases, by their place in a parameter grid."""
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = ROOT / "benchmarks" / "cpu.toml"
 
 
 def choose_preset() -> Preset:
     """Return the preset of `BENCH_PRESET`; else the 2019 grid on a GPU, a small one on a CPU."""
-    asked = os.environ.get(PRESET)
-    if not asked:
-        return load_preset("rtx-titan") if has_cuda() else load_config(SMALL)
-    return load_config(Path(asked)) if asked.endswith(".toml") else load_preset(asked)
-
-
-def expand(preset: Preset) -> list[Case]:
-    """Return the preset's cases, on a CUDA device if torch has one."""
-    return preset.cases({}, {"device": ["cuda" if has_cuda() else "cpu"]})
+    asked = os.environ.get("BENCH_PRESET") or ("rtx-titan" if has_cuda() else "")
+    file = Path(asked or ROOT / "benchmarks" / "cpu.toml")
+    return load_config(file) if file.suffix == ".toml" else load_preset(asked)
 
 
 def lay_out(cases: Sequence[Case]) -> dict[str, Any]:
@@ -66,10 +56,10 @@ def lay_out(cases: Sequence[Case]) -> dict[str, Any]:
     told = [name for name in AXES if len(values[name]) > 1]
     told += ["optimizer"] if values["optimizer"] - {Case.optimizer} else []
     names = list(dict.fromkeys([*NAMED, *told]))
-    placed = [place(case, names) for case in cases]
+    placed = [[_place(name, getattr(case, name)) for name in names] for case in cases]
     return {
         "names": names,
-        "params": [sorted(set(column), key=rank) for column in zip(*placed, strict=True)],
+        "params": [list(dict.fromkeys(column)) for column in zip(*placed, strict=True)],
         "cases": [
             {"slug": case.slug(), "values": values, "axes": _settings(case)}
             for case, values in zip(cases, placed, strict=True)
@@ -77,68 +67,34 @@ def lay_out(cases: Sequence[Case]) -> dict[str, Any]:
     }
 
 
-def place(case: Case, names: Sequence[str]) -> list[str | int | float]:
-    """Return the values of a case's parameters: numbers if the axis is numeric, else text."""
-    values: list[Any] = []
-    for name in names:
-        value, default = getattr(case, name), AXES[name].default
-        if isinstance(default, bool) or not isinstance(default, int | float):
-            value = format_value(_spell_as_before(name, value)) or "none"  # a text may be empty
-        values.append(value)
-    return values
-
-
-def _spell_as_before(name: str, value: Value) -> Value:
-    """Return a value as older commits spell it: they understand it, and a series continues."""
-    return "on" if (name, value) == ("compile", "default") else value
-
-
-def rank(value: str | float) -> tuple[int, Any]:
-    """Return a sort key: none, numbers, precisions in the order of their table, the rest."""
-    if value == "none":
-        return 0, 0
-    try:
-        return 1, float(value)
-    except ValueError:
-        known = list(PRECISIONS)
-        return (2, known.index(value)) if value in known else (3, value)  # type: ignore[arg-type]
+def _place(name: str, value: Value) -> Value:
+    """Return the value of a parameter: a number if the axis is numeric, else text."""
+    default = AXES[name].default
+    if isinstance(default, bool) or not isinstance(default, int | float):
+        return format_value(value) or "none"
+    return value
 
 
 def _settings(case: Case) -> dict[str, Value]:
     """Return the settings passed to a commit; other axes are at the commit's defaults."""
     told = {*NAMED, "device"}
-    if case.start is not None:  # sweeps run in asv's folder
-        case = replace(case, start=str(Path(case.start).absolute()))
     return {
-        name: _spell_as_before(name, value)
+        name: value
         for name, axis in AXES.items()
         if (value := getattr(case, name)) is not None and (name in told or value != axis.default)
     }
 
 
-def conditions(
-    gpu: str | None, driver: str | None, torch: str | None, preset: str
-) -> dict[str, str]:
-    """Return the parameters under which asv files a result, besides machine and Python."""
-    here = {"gpu": gpu, "driver": driver, "torch": torch, "preset": preset}
-    return {name: value or "none" for name, value in here.items()}
-
-
 def describe_grid(preset: str, cases: Sequence[Case]) -> dict[str, Any]:
     """Return the data for `benchmarks/`: the laid-out cases, the timeout, the sweep flags."""
     device = "cuda" if any(case.device == "cuda" for case in cases) else "cpu"
-    text = os.environ.get(TIMEOUT) or ("3600" if device == "cuda" else "600")
-    try:
-        phase_s = float(text)
-    except ValueError:
-        raise UsageError(f"{TIMEOUT}={text}: give a number of seconds") from None
+    text = os.environ.get("BENCH_TIMEOUT") or ("3600" if device == "cuda" else "600")
     own = ["--timeout", text, "--data-dir", str(ROOT / "data")]
-    flags = join_flags(own, shlex.split(os.environ.get(FLAGS, "")))
     return {
         "preset": preset,
         "device": device,
-        "phase_s": phase_s,
-        "flags": flags,
+        "phase_s": parse_number("BENCH_TIMEOUT", text, "a number of seconds"),
+        "flags": join_flags(own, shlex.split(os.environ.get("BENCH_SWEEP_FLAGS", ""))),
         **lay_out(cases),
     }
 
@@ -147,7 +103,8 @@ def setup() -> None:
     """Lay out the grid for the processes that asv starts. asv calls it on loading the plugin."""
     try:
         preset = choose_preset()
-        os.environ[GRID] = json.dumps(describe_grid(Path(preset.name).stem, expand(preset)))
+        cases = preset.cases({}, {"device": ["cuda" if has_cuda() else "cpu"]})
+        os.environ[GRID] = json.dumps(describe_grid(Path(preset.name).stem, cases))
     except UsageError as error:
         raise UserError(str(error)) from error
 
@@ -163,9 +120,13 @@ class Host(Environment):  # type: ignore[misc]
         """Describe this machine; asv passes its configuration and the Python version it wants."""
         grid = json.loads(os.environ[GRID])
         card = next(iter(find_cards()[0]), None) if grid["device"] == "cuda" else None
-        gpu, driver = (card.name, card.driver) if card else (None, None)
-        torch = version("torch") if find_spec("torch") else None
-        self._requirements = {**requirements, **conditions(gpu, driver, torch, grid["preset"])}
+        self._requirements = {
+            **requirements,
+            "gpu": (card and card.name) or "none",
+            "driver": (card and card.driver) or "none",
+            "torch": version("torch") if find_spec("torch") else "none",
+            "preset": grid["preset"],
+        }
         super().__init__(conf, python, self._requirements, variables)
 
     @classmethod

@@ -1,7 +1,7 @@
 """The rows of a records table, and which of them count: the last attempt at each run under each
 environment.
 
-Defined once for all code that reads records: resume, report, compare and the import into asv.
+Defined once for all code that reads records: resume, report and compare.
 """
 
 from __future__ import annotations
@@ -119,14 +119,6 @@ def fill_unknown(rows: Sequence[Row]) -> list[tuple[str, ...]]:
                 known[at] = known[at + step] if known[at] is None else known[at]
         columns.append([cell or "" for cell in known])
     return [*zip(*columns, strict=True)]
-
-
-def find_mixed(rows: Sequence[Row]) -> list[str]:
-    """Return the columns of `COMPARABLE` in which `keep_latest` rows of one case differ: it would
-    be wrong to pool them."""
-    filled = [zip(*fill_unknown(alike), strict=True) for alike in group(rows, attrgetter("axes"))]
-    varies = [[len(set(column)) > 1 for column in columns] for columns in filled]
-    return [name for name, *of in zip(COMPARABLE, *varies, strict=True) if any(of)]
 
 
 class LatestAttempt(NamedTuple):
