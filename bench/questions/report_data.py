@@ -28,7 +28,7 @@ from bench.study.axes import (
     sort_cases,
 )
 from bench.study.doubts import list_below
-from bench.study.estimate import LOSS, Seeds, take_seeds, take_times
+from bench.study.estimate import take_times
 from bench.study.runs import SOURCE, Result, Run, make_results, read_runs
 from bench.study.sweeps import Sweep
 
@@ -85,10 +85,6 @@ class ReportData:
     @cached_property
     def times(self) -> Mapping[int, Sequence[float]]:
         return take_times(self.results)
-
-    @cached_property
-    def losses(self) -> Mapping[int, Seeds]:
-        return take_seeds(LOSS, self.results)
 
     @cached_property
     def effects(self) -> tuple[Effect, ...]:

@@ -208,20 +208,21 @@ def take_scaling(report: Report) -> Parts:
     """Yield the speed-up over one GPU by number of GPUs and precision, for lines that have one. Of
     a precision with several loss scales, the first is drawn."""
     axes = [name for name in report.named if name not in FOLLOWS["precision"]]
-    parts: dict[tuple[bool, int], dict[str, Line]] = {}
-    for line in report.lines:
-        part = parts.setdefault((line.strong, line.group), {})
-        part.setdefault(line.points[0].row.precision, line)
-    for (strong, _), part in [*parts.items()][:MOST_PANELS]:
-        lines = [*part.values()]
-        name = name_line(lines[0], axes, report.machines, but="precision")
-        rows = []
-        for base, point in ((line.base, point) for line in lines for point in line.all):
-            speedup = 1.0 if point is base else point.speedup
-            if base and math.isfinite(speedup) and (point is base or point.gpus > 1):
-                rows.append((point.gpus, point.row.precision, speedup))
-        data = pd.DataFrame(rows, columns=[GPUS, "precision", WIDER])
-        yield f"{'strong' if strong else 'weak'}: {name}", data
+    parts = group(
+        (line for line in report.lines if line.points[0].gpus == 1),
+        lambda line: name_line(line, axes, report.machines, but="precision"),
+    )
+    for lines in parts[:MOST_PANELS]:
+        held: dict[str, Line] = {}
+        for line in lines:
+            held.setdefault(line.points[0].row.precision, line)
+        rows = [
+            (point.gpus, name, 1.0 if point.base is None else point.speedup)
+            for name, line in held.items()
+            for point in line.points
+        ]
+        title = name_line(lines[0], axes, report.machines, but="precision")
+        yield title, pd.DataFrame(rows, columns=[GPUS, "precision", WIDER])
 
 
 # ------------------------------------------------------------------------------ how one is drawn

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -48,90 +47,51 @@ LINES: dict[str, tuple[Sequence[Row], list[str]]] = {
     ),
     "one that ran alone before one that did not": (
         [*beside(run("fp32", 64, 1)), *run("fp32", 64, 1, **DDP), *run("fp32", 64, 4)],
-        [
-            "1 | ddp",
-            "1 | none | 1.00 | 100.0 | 99.5 to 100.5 | beside other lanes",
-            "4 | ddp | 4.00 | 100.0 | 99.5 to 100.5",
-        ],
+        ["1", "4 | 4.00 | 100.0 | 99.5 to 100.5"],
     ),
     "one beside others where there is no other": (
         [*beside(run("fp32", 64, 1)), *run("fp32", 64, 2)],
-        [
-            "1 | none | beside other lanes",
-            "2 | ddp | 2.00 | 100.0 | 99.5 to 100.5 | against one beside other lanes",
-        ],
-    ),
-    # of fp16 one was slowed by 10 %
-    "two GPUs above twice one": (
-        [*run("fp32", 512, 1), *run("fp32", 512, 2),
-         *slow(run("fp16", 512, 1), 1.1, 1.1, 1.1), *run("fp16", 512, 2)],
-        [
-            "1 | none",
-            "2 | ddp | 2.00 | 100.0 | 99.5 to 100.5",
-            "1 | none",
-            "2 | ddp | 2.20 | 110.0 | 109.5 to 110.5 | above 100 %",
-        ],
+        ["1 | beside other lanes", "2 | 2.00 | 100.0 | 99.5 to 100.5"],
     ),
     "two GPUs above twice one within the noise": (
         [*slow(run("fp16", 512, 1), 0.95, 1.05, 1.15), *run("fp16", 512, 2)],
-        ["1 | none | noisy", "2 | ddp | 2.09 | 104.7 | 82.2 to 133.4"],
+        ["1 | noisy", "2 | 2.09 | 104.7 | 82.2 to 133.4"],
     ),
     "each learning rate, compression and way by itself": (
         [*run("fp32", 64, 1), *run("fp32", 64, 1, lr=0.1), *run("fp32", 64, 4),
          *run("fp32", 64, 4, grad_compression="fp16"), *run("fp32", 64, 4, parallel="dp")],
-        [
-            "1 | none",
-            "4 | ddp | 4.00 | 100.0 | 99.5 to 100.5",
-            "1 | none",
-            "4 | ddp | 4.00 | 100.0 | 99.5 to 100.5",
-            "1 | none",
-            "4 | dp (legacy) | 4.00 | 100.0 | 99.5 to 100.5",
-        ],
+        3 * ["1", "4 | 4.00 | 100.0 | 99.5 to 100.5"],
     ),
 }  # fmt: skip
-"""Rows, and of each point of a line its GPUs, way, speed-up, efficiency and remarks."""
+"""Rows, and of each point of a line its GPUs, speed-up, efficiency and remarks."""
 
 EXCHANGED: dict[str, tuple[Sequence[Row], list[str]]] = {
     "an error within the runs": (
-        [row for name, added, error in (("fp32", 0.004, 0.001), ("fp16", 0.001, 0.004),
-                                        ("bf16-amp", -0.001, 0.004))
+        [row for name, added, error in (("fp32", 0.004, 0.001), ("bf16-amp", -0.001, 0.004))
          for gpus in (1, 2) for row in exchange(run(name, 64, gpus, 1, **DDP), [added], error)],
-        [
-            "1",
-            "2 | 4.00 ± 1.00 | 3.8 | 1, +0.1 %",
-            "1",
-            "2 | 1.00 ± 4.00 | 1.0 | 1, +0.1 % | exchange not above noise",
-            "1",
-            "2 | -1.00 ± 4.00 | -1.0 | 1, +0.1 % | exchange not above noise",
-        ],
+        ["1", "2 | 4.00 ± 1.00 | 3.8", "1", "2 | -1.00 ± 4.00 | -1.0"],
     ),
     "a larger one between them": (
-        exchange(run("fp32", 64, 2), (0.001, 0.005, 0.009), 0.001),
-        ["2 | 5.00 ± 4.00 | 4.8 | 1, +0.1 %"],
-    ),
-    "hidden behind the backward pass": (
-        run("fp16", 512, 2), ["2 | 0.00 ± 1.32 | 0.0 | 1, +0.1 % | exchange not above noise"],
+        exchange(run("fp32", 64, 2), (0.001, 0.005, 0.009), 0.001), ["2 | 5.00 ± 4.00 | 4.8"],
     ),
     "the slower held against the other": (
-        run("fp32", 64, 2, late=0.5),
-        ["2 | 0.00 ± 0.51 | 0.0 | 1, +50.1 % | straggler, exchange not above noise"],
+        run("fp32", 64, 2, late=0.5), ["2 | 0.00 ± 0.51 | 0.0 | straggler"],
     ),
 }  # fmt: skip
-"""Rows, and of each what exchange is exposed, who works longest, and remarks."""
+"""Rows, and of each what exchange is exposed, and remarks."""
 
 
 @pytest.mark.parametrize("name", LINES)
 def test_what_several_are_compared_with(name: str, tmp_path: Path) -> None:
     rows, expected = LINES[name]
-    columns = "world_size parallel gpu_speedup gpu_efficiency gpu_interval remarks"
-    said = tell(read_report(tmp_path, rows), "scaling", columns)
-    assert [re.sub(r"(, | \| )exchange not above noise", "", line) for line in said] == expected
+    columns = "world_size gpu_speedup gpu_efficiency gpu_interval remarks"
+    assert tell(read_report(tmp_path, rows), "scaling", columns) == expected
 
 
 @pytest.mark.parametrize("name", EXCHANGED)
 def test_what_is_exchanged_beside_the_step(name: str, tmp_path: Path) -> None:
     rows, expected = EXCHANGED[name]
-    columns = "world_size exposed_s exposed_share slowest remarks"
+    columns = "world_size exposed_s exposed_share remarks"
     assert tell(read_report(tmp_path, rows), "scaling", columns) == expected
 
 
@@ -140,7 +100,7 @@ def test_on_a_cpu_they_are_processes(tmp_path: Path) -> None:
     rows = [*run("fp32", 64, 1, device="cpu"), *run("fp32", 64, 2, late=0.5, device="cpu")]
     report = read_report(tmp_path, rows)
     titles = {table.title for table in report.tables}
-    assert "Scaling over processes: weak, the batch of each stays" in titles
+    assert "Scaling over processes" in titles
     (straggler,) = (notice for notice in report.warnings if notice.label == "Straggler")
     assert straggler.remedy.endswith("bench.doctor shows what else uses the CPU.")
 
