@@ -17,8 +17,8 @@ import pandas as pd
 
 from bench.card import STATE
 from bench.case import AXES, SAME_QUESTION, Case
-from bench.record import Status
-from bench.store.reader import read_records, read_steps
+from bench.record import Status, Step
+from bench.store.reader import read_beside, read_records
 from bench.store.table import RECORDS
 from bench.study.doubts import SHORT_ENERGY_S
 from bench.text import write_range
@@ -261,11 +261,11 @@ def write_learning() -> str:
         ("SGD, 0.01", "H100, torch 2.11", H100 / RECORDS),
         ("AdamW, 3e-4", "H200, torch 2.11", H200 / RECORDS),
     ):
-        records, steps = read_records(file), read_steps(file)
+        records, steps = read_records(file), read_beside(file, Step)
         records = records[records["precision"].isin(["fp32", "fp16"])]
         records = records[records["fraction"] == records["fraction"].max()]
         for row in records.sort_values("batch_size", kind="stable").itertuples():
-            mine = steps[steps["record_id"] == row.record_id]
+            mine = pd.DataFrame(steps.get(row.record_id, []))
             if len(mine) and row.batch_size <= 512 and row.loss_scale in ("", "128"):
                 cells = _mean_losses(mine["step"], mine["loss"], row.executor == "published")
                 told = (name, where, row.precision, str(row.batch_size), *cells)

@@ -35,7 +35,7 @@ Run = Callable[..., tuple[int, str, str]]
     ("arguments", "said"),
     [
         (["nowhere"], "no records there"),
-        ([str(REFERENCE.parent)], "wrote, or a file there, as h200-lab.csv"),
+        ([str(REFERENCE.parent)], "`bench.sweep --out` wrote"),
         (["{readme}"], "give a sweep's folder"),
         (["{reference}", "--format", "htlm"], "did you mean 'html'?"),
         (["{reference}", "-o", "{folder}/no/such/file"], "choose a place that can be written"),
