@@ -6,11 +6,10 @@ describes the rules. A sweep needs ``--profile`` for it.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,6 @@ from bench.processes import leave
 
 if TYPE_CHECKING:
     from bench.diagnosis.explanation import Explanation, Side
-    from bench.render.section import Sheet
     from bench.render.table import Notice
     from bench.study.axes import Filter
 
@@ -38,10 +36,10 @@ class Answer:
 
 
 def explain(
-    sweep: Path, axis: str, ends: Mapping[str, str | None], where: Sequence[Filter]
+    sweep: Path, axis: str, ends: tuple[str, str] | None, where: Sequence[Filter]
 ) -> Answer:
     """Explain the pairs of a sweep that differ in ``axis`` alone. ``ends`` are its values before
-    and after as text, by flag; None is any. Raises UsageError: there is no such pair, or none was
+    and after, as text; None is any. Raises UsageError: there is no such pair, or none was
     profiled."""
     from bench.questions.notes import describe_constants
     from bench.questions.notices import warn
@@ -54,36 +52,28 @@ def explain(
 
     sweeps = read_sweeps([sweep])
     runs = read_runs(sweeps)
-    tried = make_results(latest(runs))
-    results = select(tried, where)
-    steps = read_steps(tried, sweeps)
-    known = {cell for cell, one in steps.items() if one.profiled}
-    profiled = [result for result in results if result.cell in known]
+    results = select(make_results(latest(runs)), where)
+    steps = read_steps(results, sweeps)
+    profiled = [r for r in results if r.cell in steps and steps[r.cell].profiled]
     if not profiled:
         raise UsageError(
             f"{sweep}: no case that is asked for has a profile; run its command again with "
             "--profile on and a new --out, or ask for other cases"
         )
-    values = order_values(axis, (getattr(result, axis) for result in profiled))
-    held = [format_value(value) or "none" for value in values]
-    for flag, end in ends.items():
-        if end is not None and (end or "none") not in held:
-            raise UsageError(
-                f"{flag} {end or 'none'}: no profiled case of {sweep} has this {axis}; "
-                f"there is {', '.join(held)}"
-            )
-    machines, (before, after) = label_machines(results), ends.values()
-    found = explain_pairs(steps, results, machines, axis, before, after, tried)
+    found = explain_pairs(steps, results, label_machines(results), axis, ends)
     if not found:
-        varying = [name for name in AXES if len({getattr(r, name) for r in profiled}) > 1]
-        if len(held) > 1:
-            raise UsageError(
-                f"{sweep}: no two profiled cases differ in {axis} alone; {', '.join(varying)} vary"
-            )
-        others = f"; try --axis {' or --axis '.join(varying)}" if varying else ""
-        raise UsageError(f"{sweep}: {axis} is {held[0]} in all profiled cases{others}")
-    notices = warn(select(runs, where), results, runs)
-    doubts = [notice for notice in notices if not notice.good]
+        held = {
+            name: [format_value(v) or "none" for v in order_values(name, values)]
+            for name in AXES
+            if len(values := {getattr(r, name) for r in profiled}) > 1
+        }
+        vary = "; ".join(f"{name} ({', '.join(values)})" for name, values in held.items())
+        asked = " ".join([axis, *(ends or ())])
+        raise UsageError(
+            f"{sweep}: no two profiled cases differ in {asked} alone; what varies: "
+            f"{vary or 'nothing'}"
+        )
+    doubts = [notice for notice in warn(select(runs, where), results, runs) if not notice.good]
     return Answer(found, list(describe_constants(results, find_varying(results))), doubts)
 
 
@@ -92,62 +82,20 @@ def render_text(answer: Answer, full: bool = False) -> str:
     steps; with ``full``, all rows and all evidence."""
     from bench.questions.step_time import CAUSES, tabulate_explained
     from bench.render import text
-    from bench.text import count
 
-    width = shutil.get_terminal_size((text.WIDTH, 0)).columns
-    console = text.make_plain(width)
+    console = text.make_plain(shutil.get_terminal_size((text.WIDTH, 0)).columns)
     for line in answer.conditions:
-        console.print(line, markup=False, highlight=False)
-    tabulate = tabulate_explained if full else _tabulate_short
-    for table in CAUSES.lay_out(tabulate(answer.explanations)):
+        text.draw_text(line, console)
+    sheets = tabulate_explained(answer.explanations, 0 if full else MOST_ROWS)
+    for table in CAUSES.lay_out(sheets):
         console.print()
         text.draw_table(table, console, brief=not full)
-    if answer.doubts:
-        console.print()
-    if full:
-        said = [notice.line for notice in answer.doubts]
-    else:
-        groups = text.group_doubts(answer.doubts)[: text.DOUBTS]
-        said = [text.join_doubts(notices) for notices in groups]
-        said.append(
-            f"{text.MORE} shows all rows, the evidence and {count(len(answer.doubts), 'doubt')}."
-        )
-    for line in said:
+    console.print()
+    doubts = [text.join_doubts(notices) for notices in text.group_doubts(answer.doubts)]
+    said = [n.line for n in answer.doubts] if full else doubts[: text.DOUBTS]
+    for line in [*said, *([] if full else [f"{text.MORE} shows all rows, evidence and doubts."])]:
         text.draw_text(line, console)
     return text.read_plain(console)
-
-
-def _tabulate_short(explanations: Sequence[Explanation]) -> Iterator[Sheet]:
-    """Like `tabulate_explained`, with few rows, and sentences that no row or title repeats."""
-    from bench.diagnosis.explanation import describe
-    from bench.questions.step_time import (
-        ESTIMATED,
-        name_pair,
-        tabulate_changes,
-        tabulate_reasons,
-    )
-
-    said: set[str] = set()
-    for why in explanations:
-        words = describe(replace(why, about=""), True)
-        words += [ESTIMATED] if any(change.estimated for change in why.changes) else []
-        words = [word for word in words if word not in said]
-        said.update(words)
-        sheet = tabulate_reasons("reasons", why, MOST_ROWS)
-        yield replace(sheet, title=name_pair(why), words=words)
-        yield replace(tabulate_changes("changes", why, MOST_ROWS), title="By part of the step")
-
-
-def render_markdown(answer: Answer, full: bool = True) -> str:
-    """Render each pair as GitHub-flavoured Markdown, to paste."""
-    from bench.questions.step_time import CAUSES, tabulate_explained
-    from bench.render.documents import escape, table_lines
-
-    lines = [*(f"- {escape(line)}" for line in answer.conditions), ""]
-    for table in CAUSES.lay_out(tabulate_explained(answer.explanations)):
-        lines += table_lines(table)
-    lines += [f"> {escape(said.line)}\n" for said in answer.doubts]
-    return "\n".join(lines).rstrip() + "\n"
 
 
 def render_json(answer: Answer, full: bool = True) -> str:
@@ -160,55 +108,42 @@ def render_json(answer: Answer, full: bool = True) -> str:
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
-def _take(one: Any, *names: str) -> dict[str, Any]:
-    return {name: getattr(one, name) for name in names}
-
-
 def _lay_out(found: Explanation) -> dict[str, Any]:
     from bench.diagnosis.explanation import describe
 
-    estimated = ("before_estimated", "after_estimated")
     return {
-        **_take(found, "axis", "about", "items"),
         "a": _lay_out_side(found.a),
         "b": _lay_out_side(found.b),
+        "items": found.items,
         "speedup": found.speedup.value,
-        **_take(found.speedup, "low", "high", "lack"),
+        "low": found.speedup.low,
+        "high": found.speedup.high,
         "ceiling": found.ceiling and asdict(found.ceiling),
-        "beaten": found.violation and asdict(found.violation),
-        "changes": [_take(c, "name", "before_s", "after_s", *estimated) for c in found.changes],
-        "reasons": [
-            {
-                "cause": reason.name,
-                **_take(reason, "before_s", "after_s", "evidence"),
-                "advice": [asdict(advice) for advice in reason.advice],
-                **_take(reason, *estimated),
-                "share": found.share(reason),
-            }
-            for reason in found.reasons
-        ],
+        "changes": [asdict(change) for change in found.changes],
+        "reasons": [{**asdict(reason), "share": found.share(reason)} for reason in found.reasons],
         "unexplained_s": found.unexplained_s,
         "words": describe(found),
     }
 
 
 def _lay_out_side(side: Side) -> dict[str, Any]:
-    told = ("name", "time_s", "estimated", "calls", "flop", "bytes", "floor_s")
     return {
         "name": side.name,
         "case": asdict(side.case),
         "step_s": side.step.step_s,
         "verdict": side.breakdown.verdict,
-        "bounds": dict(side.breakdown.bounds),
-        "parts": [_take(part, *told) for part in side.breakdown.parts],
+        "parts": {part.name: part.time_s for part in side.breakdown.parts},
         "left_over_s": side.breakdown.left_over_s,
+        "estimated": side.breakdown.estimated,
     }
 
 
-FORMATS = {"text": render_text, "md": render_markdown, "json": render_json}
+FORMATS = {"text": render_text, "json": render_json}
 
 
-def build_parser() -> Parser:
+@command
+def main(argv: Sequence[str]) -> int:
+    """Explain the pairs of a sweep; return 0, or 2 for a usage error."""
     parser = Parser(
         prog="python -m bench.why",
         description="Explain, from the profiles of a sweep, why a case is faster or slower than "
@@ -222,56 +157,26 @@ def build_parser() -> Parser:
         nargs="+",
         default=["precision"],
         metavar=("NAME", "A B"),
-        help="the setting that differs, and its two values, such as --axis precision fp16 "
-        "bf16-amp (default: precision, each against fp32)",
+        help="the setting that differs, and its values before and after, such as --axis precision "
+        "fp16 bf16-amp (default: precision, each against fp32)",
     )
-    add(
-        "--from",
-        dest="before",
-        metavar="A",
-        help="its value before (default: all; fp32 for precision)",
-    )
-    add("--to", dest="after", metavar="B", help="its value after (default: all others)")
     add_filters(parser, "batch_size=512")
-    add("--format", default="text", metavar="FORMAT", help="text, md or json (default: text)")
-    add("--full", action="store_true", help="print all rows and evidence, as the other formats do")
+    add("--format", default="text", metavar="FORMAT", help="text or json (default: text)")
+    add("--full", action="store_true", help="print all rows and evidence")
     add_output(parser)
-    return parser
-
-
-@command
-def main(argv: Sequence[str]) -> int:
-    """Explain the pairs of a sweep; return 0, or 2 for a usage error."""
-    options = build_parser().parse(argv)
+    options = parser.parse(argv)
     from bench.study.axes import parse_filter, parse_name
 
     render = choose("--format", options.format, FORMATS)
-    axis = parse_name("--axis", options.axis[0], list(AXES))
-    ends = _read_ends(axis, options)
+    name, *values = options.axis
+    axis = parse_name("--axis", name, list(AXES))
+    parsed = [format_value(parse_value(axis, text, f"--axis {axis}")) for text in values]
+    if len({*parsed}) != len(parsed) or len(parsed) not in (0, 2):
+        raise UsageError(f"--axis {' '.join(options.axis)}: give a name, or also two of its values")
+    ends = (parsed[0], parsed[1]) if parsed else None
     answer = explain(options.sweep, axis, ends, [parse_filter(text) for text in options.where])
     write_document(render(answer, options.full), options.output)
     return 0
-
-
-def _read_ends(axis: str, options: argparse.Namespace) -> dict[str, str | None]:
-    """Return the two requested values by flag. Raises UsageError: --axis has one value or more than
-    two, or the values are given twice or are the same."""
-    name, *values = options.axis
-    texts = values or [options.before, options.after]
-    if len(values) == 2 and (options.before or options.after):
-        raise UsageError(f"--axis {' '.join(options.axis)} has both values; leave out --from, --to")
-    if values and len(values) != 2:
-        raise UsageError(
-            f"--axis {' '.join(options.axis)}: give a name and two values, as in --axis precision "
-            f"fp16 bf16-amp, or --axis {name} with --from and --to"
-        )
-    ends = {
-        flag: None if text is None else format_value(parse_value(axis, text, flag))
-        for flag, text in zip(("--from", "--to"), texts, strict=True)
-    }
-    if None not in ends.values() and ends["--from"] == ends["--to"]:
-        raise UsageError(f"--from {texts[0]} --to {texts[1]}: give two different values")
-    return ends
 
 
 if __name__ == "__main__":

@@ -324,8 +324,10 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
     assert "warm on, not off" in cards
     (exported,) = copy.folder.glob("trackers/tensorboard/*/*fp16*/*")
     assert b"rounding" in exported.read_bytes()
-    assert re.findall("^fp32 → fp16", told["why"], re.MULTILINE) == 2 * ["fp32 → fp16"]
-    turned = re.findall(r"^rounding (\w+) → rounding (\w+)", told["why rounding"], re.MULTILINE)
+    assert re.findall("^Why: fp32 → fp16", told["why"], re.MULTILINE) == 2 * ["Why: fp32 → fp16"]
+    turned = re.findall(
+        r"^Why: rounding (\w+) → rounding (\w+)", told["why rounding"], re.MULTILINE
+    )
     assert turned == [("even", "odd"), ("even", "up")]
     assert re.search("^What a switch costs .*\n.*\n ─+\n warm ", told["warmed"], re.MULTILINE)
     assert json.loads(told["ask"]) == {

@@ -74,7 +74,7 @@ def test_comparison(name: str, tmp_path: Path, monkeypatch: Patch, capsys: Captu
 
 WHY = {
     "batch-size-512": "--where batch_size=512",
-    "batch-size-128-fp16": "--where batch_size=128 --from fp32 --to fp16",
+    "batch-size-128-fp16": "--where batch_size=128 --axis precision fp32 fp16",
     "fp16-bf16-amp": "--axis precision fp16 bf16-amp --where batch_size=512 --full",
 }
 

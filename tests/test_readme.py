@@ -146,7 +146,7 @@ MEASURED = {
 def write_causes() -> str:
     """Every cause that `bench.why` may name, with what may mend it."""
     mended = {
-        cause: [cure if isinstance(cure, str) else f"`{cure.flag}`" for cure in cures]
+        cause: [f"`{cure}`" if "--" in cure else cure for cure in cures]
         for cause, cures in CURES.items()
     }
     return "\n" + "".join(
@@ -156,7 +156,7 @@ def write_causes() -> str:
 
 def quote_why() -> str:
     """Its words, and what it was measured on."""
-    said = ask("why", "--where", CARD_BATCH, "--from", "fp32", "--to", "fp16")
+    said = ask("why", "--where", CARD_BATCH, "--axis", "precision", "fp32", "fp16")
     (pair,) = said["explanations"]
     doubts = ", ".join(doubt.partition(":")[0].lower() for doubt in said["doubts"])
     source = f"[Measured](../results/{CARD.name}/records.csv): {' '.join(said['conditions'])}"

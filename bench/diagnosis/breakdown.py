@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 
 from bench.case import Case, whole_batch
 from bench.diagnosis.step import (
-    COPY,
-    RATE_COLUMNS,
     Bound,
     Part,
     Rates,
@@ -26,10 +24,8 @@ from bench.diagnosis.step import (
     Wait,
     find_bound,
     find_floor,
+    find_limit,
     find_rate,
-    find_rates,
-    find_times,
-    floor_step,
 )
 from bench.kernels import CONVERSIONS
 from bench.limits import SLOWED, STEADY
@@ -71,16 +67,14 @@ BOUNDS = {
 @dataclass(frozen=True)
 class Timed:
     """Operations, with their time in a step that is not profiled. ``flops`` and ``traffic`` are the
-    FLOP/s and bytes/s that they reached; None if not counted, or if ``beyond`` the card's data
-    sheet."""
+    FLOP/s and bytes/s that they reached; None if not counted, or if beyond the card's data sheet:
+    then the data come from a cache, or the time is wrong."""
 
     row: WorkRow
     time_s: float
     bound: Bound | None  # what limits them; None if not known
-    estimated: bool = False  # this time is a share that no profile measured
     flops: float | None = None
     traffic: float | None = None
-    beyond: bool = False
     layout_s: float = 0.0  # part of it: kernels that change the layout of factors
 
 
@@ -95,6 +89,7 @@ class Breakdown:
     parts: tuple[Part, ...]  # kinds of work and waits
     left_over_s: float
     bounds: Mapping[Bound, float]  # known shares of the step, largest first
+    estimated: bool  # kernels overlapped, and how they shared the time was not measured
 
     @property
     def bound(self) -> Bound | None:
@@ -104,7 +99,7 @@ class Breakdown:
     @property
     def verdict(self) -> str:
         """The bounds of the step as text, with percentages; empty if not known."""
-        mark = ESTIMATE if self.estimates else ""
+        mark = ESTIMATE if self.estimated else ""
         if (bound := self.bound) is not None:
             return f"{bound}-bound ({mark}{100 * self.bounds[bound]:.0f} %)"
         listed = [(f"{b}-bound", share) for b, share in self.bounds.items() if share >= LISTED]
@@ -114,10 +109,6 @@ class Breakdown:
         listed += [("not known", unknown)] if unknown >= LISTED else []
         shares = (f"{mark}{100 * share:.0f} % {what}" for what, share in listed)
         return f"mixed ({', '.join(shares)})"
-
-    @property
-    def estimates(self) -> set[str]:
-        return {part.name for part in self.parts if part.estimated}
 
     def find_time(self, name: str) -> float:
         """Return the time of a part in s; 0 if there is no such part."""
@@ -132,11 +123,12 @@ def divide(step: Step) -> Breakdown | None:
     stretch = step.step_s / profile.step_s if step.device == "cpu" else 1.0
     busy = profile.busy_s * stretch
     shares = _estimate_shares(step.work, profile.busy_s)
-    rows = tuple(
-        _time(row, stretch * own, shares.get(row.kind, 1.0), step)
+    rows = [
+        _time(row, stretch * own * shares.get(row.kind, 1.0), step)
         for row in step.work
         if (own := row.time_s if row.exclusive_s is None else row.exclusive_s)
-    )
+    ]
+    rows.sort(key=lambda timed: -timed.time_s)
     # the time beyond the kernels is divided in proportion to the profile's gaps
     idle_s, known = max(step.step_s - busy, 0.0), profile.input_wait_s + profile.sync_wait_s
     gaps = max(profile.step_s - profile.busy_s, known)
@@ -146,16 +138,21 @@ def divide(step: Step) -> Breakdown | None:
         Wait.SYNCHRONISATION: profile.sync_wait_s * scale,
         Wait.IDLE: idle_s - known * scale,
     }
-    found = [*_sum_kinds(step, rows)]
-    found += [Part(w, s, bounds={BOUNDS[w]: s}) for w, s in waits.items() if s > 0]
+    found = []
+    for kind in dict.fromkeys(timed.row.kind for timed in rows):
+        own_rows = [timed for timed in rows if timed.row.kind == kind]
+        limits = _sum(pair for timed in own_rows for pair in _list_bounds(timed))
+        found.append(Part(kind, sum(timed.time_s for timed in own_rows), limits))
+    found += [Part(w, s, {BOUNDS[w]: s}) for w, s in waits.items() if s > 0]
     parts = tuple(sorted(found, key=lambda part: -part.time_s))
     bounds = _sum((bound, time) for part in parts for bound, time in part.bounds.items())
     return Breakdown(
         step.step_s,
-        tuple(sorted(rows, key=lambda timed: -timed.time_s)),
+        tuple(rows),
         parts,
         step.step_s - sum(part.time_s for part in parts),
         {bound: time / step.step_s for bound, time in bounds.items()},
+        any(share < 1 - UNSEEN for share in shares.values()),
     )
 
 
@@ -174,8 +171,7 @@ def _estimate_shares(work: Iterable[WorkRow], busy_s: float) -> dict[str, float]
     return {}
 
 
-def _time(row: WorkRow, time_s: float, share: float, step: Step) -> Timed:
-    time_s *= share
+def _time(row: WorkRow, time_s: float, step: Step) -> Timed:
     limits = find_rate(row.format, step.peaks, step.arithmetic), step.peaks.copy
     reached = [amount / time_s if amount else None for amount in (row.flop, row.bytes)]
     flops, traffic = (
@@ -184,16 +180,7 @@ def _time(row: WorkRow, time_s: float, share: float, step: Step) -> Timed:
     )
     layout_s = time_s * _find_conversions(row)
     bound = _find_bound(row, time_s - layout_s, step)
-    return Timed(
-        row,
-        time_s,
-        bound,
-        share < 1 - UNSEEN,
-        flops,
-        traffic,
-        beyond=[flops, traffic] != reached,
-        layout_s=0.0 if bound is Bound.LAUNCH else layout_s,
-    )
+    return Timed(row, time_s, bound, flops, traffic, 0.0 if bound is Bound.LAUNCH else layout_s)
 
 
 def _find_conversions(row: WorkRow) -> float:
@@ -203,28 +190,6 @@ def _find_conversions(row: WorkRow) -> float:
     named = read_kernels(row.kernels)
     found = sum(k.time_s for k in named if any(part in k.name for part in CONVERSIONS))
     return min(found / row.time_s, 1.0)
-
-
-def _sum_kinds(step: Step, rows: tuple[Timed, ...]) -> Iterator[Part]:
-    for kind in Kind:
-        if not (timed := [one for one in rows if one.row.kind == kind]):
-            continue
-        # counted work without a time is in other kernels, into which compilation fused it
-        counted = [one for one in timed if one.row.bytes is not None]
-        work = [one.row for one in counted]
-        floors = [find_floor(row, step.rates, step.arithmetic) for row in work]
-        known = [floor for floor in floors if floor is not None]
-        yield Part(
-            kind,
-            sum(one.time_s for one in timed),
-            sum(one.row.calls for one in timed),
-            sum(row.flop or 0.0 for row in work),
-            sum(row.bytes or 0.0 for row in work),
-            sum(known) if known else None,
-            _sum(pair for one in timed for pair in _list_bounds(one)),
-            sum(one.time_s for one in counted),
-            any(one.estimated for one in timed),
-        )
 
 
 def _list_bounds(timed: Timed) -> Iterator[tuple[Bound, float]]:
@@ -323,28 +288,41 @@ def predict_step(case: Case, work: Sequence[WorkRow], rates: Rates) -> float | N
 #
 # The ratio of two least times is not a bound, as step A takes longer than its least time. So the
 # most that B can gain on A is A's measured time over the least time of B's work.
-#
-# The least time is not valid if an operation was faster than it. A few things make that possible:
-# inputs may still be in a cache, up to its size, and some algorithms do less work than is counted
-# (`SAVED`, `SURE`). Anything faster than these allow shows that the rates were measured too low,
-# for example beside another program: then nothing that depends on them is reported.
 
 
 CACHE_BYTES = {"cuda": 128e6, "cpu": 512e6}
 """More than the largest caches hold: 126 MB on a B200, 50 on an H100, 400 on a CPU."""
 
-CACHE_SPEED = 50
-"""No cache is faster than the memory behind it by more than this factor: all first-level caches of
-a server's CPU reach some 20 TB/s, its memory 0.4."""
-
-SAVED = {Kind.CONVOLUTION: 8.0, Kind.GROUPED: 8.0, Kind.ATTENTION: 2.0}
-"""Factors by which the counted FLOP may exceed those that are done. Winograd's F(4×4, 3×3) needs a
-quarter of a convolution's multiplications (Lavin and Gray 2015), FFT algorithms fewer with larger
-windows; causal attention does half of what is counted."""
+DENSE = (Kind.MATMUL, Kind.CONVOLUTION_1X1)
+"""Kinds that multiply as much as is counted. Winograd's F(4×4, 3×3) needs a quarter of a
+convolution's multiplications (Lavin and Gray 2015); causal attention does half of what is
+counted."""
 
 SURE = (Kind.ELEMENTWISE, Kind.CAST, Kind.OPTIMIZER)
 """Kinds that move at least the counted bytes, apart from caches. Others may move fewer: batch norm
 reads a channel twice, the second time from a cache; a loss reads only what its targets name."""
+
+
+def is_beaten(step: Step, breakdown: Breakdown, compiled: bool) -> bool:
+    """Return whether an operation was faster than the machine's measured rates allow: then these
+    were measured too low, for example beside another program, and nothing that depends on them is
+    told. Not of compiled steps, where counted work may run in another operation's kernel."""
+    if compiled:
+        return False
+    for timed in breakdown.rows:
+        row = timed.row
+        # one call more, as calls are rounded in a step that is scaled to fewer items
+        cached = (row.calls + 1) * CACHE_BYTES[step.device]
+        rate = find_rate(row.format, step.rates, step.arithmetic, row.kind)
+        beats = False
+        if row.kind in DENSE and timed.flops and rate:
+            beats = timed.flops > rate * (1 + SLOWED)
+        if row.kind in SURE and timed.traffic and step.rates.copy and row.bytes:
+            share = max(1 - cached / row.bytes, 0.0)
+            beats = timed.traffic * share > step.rates.copy * (1 + SLOWED)
+        if beats:
+            return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -358,73 +336,20 @@ class Ceiling:
     memory: float  # the share of memory traffic in that time
 
 
-def find_ceiling(
-    before: Step, after: Step, compiled: bool, breakdown: Breakdown | None
-) -> Ceiling | None:
+def find_ceiling(before: Step, after: Step, compiled: bool, breakdown: Breakdown) -> Ceiling | None:
     """Return the most that the second step can gain on the first, of which only the time is used.
     None if the second is compiled (it moves less than was counted), or if its work was not counted,
-    needs a rate that was not measured, or took less than its least time. Not valid if
-    `find_violation` finds anything. ``breakdown`` is of the second; None without a profile."""
-    if compiled:
-        return None
-    times = {id(timed.row): timed.time_s for timed in breakdown.rows} if breakdown else {}
-    shares = floor_step(after, times)
-    if shares is None or (least := sum(shares.values())) > after.step_s * (1 + STEADY):
+    needs a rate that was not measured, or took less than its least time. Not valid if a step
+    `is_beaten`. ``breakdown`` is of the second."""
+    times = {id(timed.row): timed.time_s for timed in breakdown.rows}
+    shares = dict.fromkeys((Bound.COMPUTE, Bound.MEMORY), 0.0)
+    for row in after.work:
+        if row.bytes is not None:
+            if compiled or (found := find_limit(row, after.rates, after.arithmetic)) is None:
+                return None
+            floor, limit = found
+            shares[limit] += min(floor, times.get(id(row), floor))
+    least = sum(shares.values())
+    if not 0 < least <= after.step_s * (1 + STEADY):
         return None
     return Ceiling(before.step_s / min(least, after.step_s), least, shares[Bound.MEMORY] / least)
-
-
-@dataclass(frozen=True)
-class RateViolation:
-    """Work that was faster than the machine's measured rates allow."""
-
-    rate: str  # the column of the rate that was measured too low
-    measured: float  # FLOP/s or bytes/s
-    reached: float  # at least
-    row: WorkRow | None  # the operation; None for a whole step
-
-
-def find_violation(step: Step, compiled: bool) -> RateViolation | None:
-    """Return the work that exceeds the rates most, by more than two measurements of one rate
-    differ. A time above the card's data sheet, too, is wrong and says nothing about the rates.
-    Compiled steps are skipped: counted work may run in another operation's kernel."""
-    if compiled:
-        return None
-    held = [_hold([row], row.time_s, step, row) for row in step.work if row.time_s]
-    held.append(_hold(step.work, step.step_s, step))
-    beaten = [one for one in held if one and one.reached > one.measured * (1 + SLOWED)]
-    return max(beaten, key=lambda one: one.reached / one.measured, default=None)
-
-
-def _hold(
-    rows: Sequence[WorkRow], time_s: float, step: Step, row: WorkRow | None = None
-) -> RateViolation | None:
-    """Compare the time of operations with their least time, by the rate that dominates."""
-    copy, least = step.rates.copy, dict[tuple[str, float], float]()
-    peaks = {RATE_COLUMNS[format]: rate for format, rate in step.peaks.products.items()}
-    if step.peaks.copy:
-        peaks[COPY] = step.peaks.copy
-    for one in rows:
-        times = find_times(one, step.rates, step.arithmetic)
-        if times is None or copy is None:
-            continue
-        computing, moving = times
-        computing /= SAVED.get(Kind(one.kind), 1.0)
-        # one call more, as calls are rounded in a step that is scaled to fewer items
-        cached = (one.calls + 1) * CACHE_BYTES[step.device] / copy
-        moving = max(moving - cached, moving / CACHE_SPEED) if one.kind in SURE else 0.0
-        rate = (COPY, copy)
-        if computing > moving:
-            rates = find_rates(one.format, step.rates, step.arithmetic, one.kind)
-            rate = max(rates.items(), key=lambda item: item[1])
-        least[rate] = least.get(rate, 0.0) + max(computing, moving)
-    faster = sum(least.values()) / time_s
-    possible = {
-        rate: time
-        for rate, time in least.items()
-        if time and rate[1] * faster <= peaks.get(rate[0], math.inf)
-    }
-    if not possible:
-        return None
-    name, measured = max(possible, key=lambda rate: possible[rate])
-    return RateViolation(name, measured, measured * faster, row)

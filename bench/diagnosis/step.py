@@ -71,19 +71,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the time of a step that is not profiled: a kind of work, or a wait. ``flop`` and
-    ``bytes`` are of its counted operations, which take ``counted_s``: all but what compilation
-    fused."""
+    """A part of the time of a step that is not profiled: a kind of work, or a wait."""
 
     name: str  # a `bench.work.Kind` or a `Wait`
     time_s: float  # all parts add up to the step's time, less what is left over
-    calls: int = 0
-    flop: float = 0.0
-    bytes: float = 0.0
-    floor_s: float | None = None  # time of that work at the machine's measured rates
-    bounds: Mapping[Bound, float] = field(default_factory=dict)  # its time by what limits it
-    counted_s: float = 0.0
-    estimated: bool = False  # some of this time is `bench.diagnosis.breakdown.Timed.estimated`
+    bounds: Mapping[Bound, float]  # its time by what limits it
 
 
 # -------------------------------------------------------------------------------------------- rates
@@ -229,43 +221,28 @@ def find_rate(format: str, rates: Rates, arithmetic: str, kind: str = "") -> flo
     """Return the FLOP/s of products of a format, in work of a `Kind`. For convolutions it is the
     higher of their rate and that of products, as neither alone bounds other convolutions, unless
     convolutions are emulated: then it is theirs."""
-    return max(find_rates(format, rates, arithmetic, kind).values(), default=None)
-
-
-def find_rates(format: str, rates: Rates, arithmetic: str, kind: str = "") -> dict[str, float]:
-    """Return the rates that `find_rate` chooses the highest of, by column."""
     name = name_arithmetic(format, arithmetic)
-    known = {RATE_COLUMNS.get(name, ""): rates.products.get(name)}
-    if kind in CONVOLUTIONS:
-        own, full = (rates.convolutions.get(f) for f in (name, Arithmetic.FLOAT32))
-        if own and full and own < _EMULATED * full:
-            known = {}
-        known[CONVOLUTION_COLUMNS.get(name, "")] = own
-    return {column: rate for column, rate in known.items() if rate is not None}
-
-
-def find_times(row: WorkRow, rates: Rates, arithmetic: str) -> tuple[float, float] | None:
-    """Return the s of a row's arithmetic and of its memory traffic, each at its rate."""
-    if row.flop is None or row.bytes is None or rates.copy is None:
-        return None
-    rate = find_rate(row.format, rates, arithmetic, row.kind)
-    if row.flop and rate is None:
-        return None
-    return row.flop / rate if rate else 0.0, row.bytes / rates.copy
-
-
-def find_floor(row: WorkRow, rates: Rates, arithmetic: str) -> float | None:
-    """Return the s that a row's work takes at the machine's rates: its arithmetic or its memory
-    traffic, whichever takes longer, as they overlap. The time to start calls is not included."""
-    found = find_limit(row, rates, arithmetic)
-    return found and found[0]
+    rate = rates.products.get(name)
+    if kind not in CONVOLUTIONS or (own := rates.convolutions.get(name)) is None:
+        return rate
+    emulated = own < _EMULATED * rates.convolutions.get(Arithmetic.FLOAT32, 0.0)
+    return own if rate is None or emulated else max(own, rate)
 
 
 def find_limit(row: WorkRow, rates: Rates, arithmetic: str) -> tuple[float, Bound] | None:
-    """Return a row's floor, and whether arithmetic or memory traffic sets it."""
-    if (times := find_times(row, rates, arithmetic)) is None:
+    """Return the s that a row's work takes at the machine's rates, and which of arithmetic and
+    memory traffic sets it: the longer, as they overlap. The time to start calls is not included."""
+    rate = find_rate(row.format, rates, arithmetic, row.kind)
+    if row.flop is None or row.bytes is None or rates.copy is None or (row.flop and rate is None):
         return None
+    times = row.flop / rate if rate else 0.0, row.bytes / rates.copy
     return max(times), Bound.COMPUTE if times[0] >= times[1] else Bound.MEMORY
+
+
+def find_floor(row: WorkRow, rates: Rates, arithmetic: str) -> float | None:
+    """Return the s of `find_limit`."""
+    found = find_limit(row, rates, arithmetic)
+    return found and found[0]
 
 
 def find_bound(row: WorkRow, rates: Rates, arithmetic: str) -> Bound | None:
@@ -274,16 +251,3 @@ def find_bound(row: WorkRow, rates: Rates, arithmetic: str) -> Bound | None:
     if found and rates.call_s is not None and found[0] < row.calls * rates.call_s:
         return Bound.LAUNCH
     return found and found[1]
-
-
-def floor_step(step: Step, times: Mapping[int, float] | None = None) -> dict[Bound, float] | None:
-    """Return the s that all counted work of a step takes at the machine's rates, by what limits it;
-    its ``step_s`` is not used. ``times`` are measured times, by ``id(row)``: an operation that was
-    faster than its floor counts with its time."""
-    found = dict.fromkeys((Bound.COMPUTE, Bound.MEMORY), 0.0)
-    for row in (row for row in step.work if row.bytes is not None):
-        if (least := find_limit(row, step.rates, step.arithmetic)) is None:
-            return None
-        floor, limit = least
-        found[limit] += min(floor, (times or {}).get(id(row), floor))
-    return found if any(found.values()) else None

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from itertools import product
 from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING
 
-from bench.axis import Value
-from bench.case import SAME_QUESTION, Case, format_value, free_axes, spell_value
+from bench.case import Case, format_value, free_axes, spell_value
 from bench.diagnosis.breakdown import Breakdown, divide
-from bench.diagnosis.explanation import CURES, Alternatives, Explanation, Option, Side, explain
+from bench.diagnosis.explanation import Explanation, Side, explain
 from bench.diagnosis.step import PROFILED, Profile, Step, take_rates
 from bench.gpu.peaks import list_peaks
 from bench.precision import Arithmetic, find_formats
 from bench.record import RELIABLE, WorkRow, read_kernels, write_kernels
 from bench.render.table import name_case
-from bench.store.rows import group
-from bench.study.axes import MACHINE, Machines, find_varying, name_setting, order_values
+from bench.study.axes import MACHINE, Machines, find_varying, name_setting
 from bench.study.pairs import find_changes
-from bench.study.runs import Result, Run, tell_but
+from bench.study.runs import Result, Run
 from bench.verdict import compare
 
 if TYPE_CHECKING:
@@ -110,49 +107,38 @@ def explain_pairs(
     results: Sequence[Result],
     machines: Machines,
     axis: str = "precision",
-    before: str | None = None,
-    after: str | None = None,
-    tried: Sequence[Result] | None = None,
+    ends: tuple[str, str] | None = None,
 ) -> list[Explanation]:
     """Explain each pair of profiled cases of `bench.study.pairs.find_changes` on one machine.
-    ``before`` and ``after`` are the values of the change as CSV spells them; None is any. Options
-    may have been ``tried`` in other cases too."""
+    ``ends`` are the values before and after the change as CSV spells them; None is any."""
     known = {cell for cell, one in steps.items() if one.profiled}
     if not (profiled := [result for result in results if result.cell in known]):
         return []
-    find_others = _group_others(steps, results if tried is None else tried)
     common = _name_common(profiled, axis, machines)
-    pairs = list(_find_pairs(profiled, axis, before, after, machines))
+    pairs = list(_find_pairs(profiled, axis, ends, machines))
     sides = []
     for a, b in ((steps[one], steps[two]) for one, two in pairs):
         factor = b.case.batch_size / a.case.batch_size
         sides.append((make_side(axis, a, factor), make_side(axis, b)))
     ratios = compare([(b.times, a.times) for a, b in sides])
     return [
-        explain(axis, a, b, b.case.batch_size, ratio, find_others(two), common[two])
+        explain(a, b, b.case.batch_size, ratio, common[two])
         for (_, two), (a, b), ratio in zip(pairs, sides, ratios, strict=True)
     ]
 
 
 def _find_pairs(
-    results: Sequence[Result], axis: str, before: str | None, after: str | None, machines: Machines
+    results: Sequence[Result], axis: str, ends: tuple[str, str] | None, machines: Machines
 ) -> Iterator[tuple[int, int]]:
-    """Yield the cells before and after the change; one given value is paired with all others."""
-    if before is None and after is None:
-        for change in find_changes(axis, results, machines):
-            yield from (pair.cells for pair in change.pairs)
-        return
+    """Yield the cells before and after the change."""
 
     def spell(result: Result) -> str:
         return format_value(getattr(result, axis))
 
-    order = map(format_value, order_values(axis, (getattr(r, axis) for r in results)))
-    firsts, lasts = ([*order] if end is None else [end] for end in (before, after))
-    for first, last in product(firsts, lasts):
-        both = [result for result in results if spell(result) in (first, last)]
-        for change in find_changes(axis, both, machines) if first != last else ():
-            for pair in change.pairs:
-                yield pair.cells if spell(pair.a) == first else pair.cells[::-1]
+    asked = [result for result in results if ends is None or spell(result) in ends]
+    for change in find_changes(axis, asked, machines):
+        for pair in change.pairs:
+            yield pair.cells if ends is None or spell(pair.a) == ends[0] else pair.cells[::-1]
 
 
 def make_side(axis: str, one: Profiled, factor: float = 1.0) -> Side:
@@ -204,33 +190,3 @@ def _name_common(results: Sequence[Result], axis: str, machines: Machines) -> di
         return " · ".join([name_case(result, dict.fromkeys(names)), *where])
 
     return {result.cell: name(result) for result in results}
-
-
-_OPTION_AXES = sorted({o.axis for cures in CURES.values() for o in cures if isinstance(o, Option)})
-
-
-def _group_others(
-    steps: Mapping[int, Profiled], results: Sequence[Result]
-) -> Callable[[int], Alternatives]:
-    times: dict[int, tuple[Case, float]] = {}
-    for result in results:
-        # of one without counted work only the time of a step is known
-        one = steps.get(result.cell)
-        step_s = one.step.step_s if one else getattr(result, STEP)
-        if step_s == step_s:
-            times[result.cell] = result.case, step_s / result.batch_size
-    groups: dict[str, dict[int, list[int]]] = {}
-    for axis in _OPTION_AXES:
-        equal = tell_but({*free_axes(axis), *SAME_QUESTION})
-        alike = [[result.cell for result in part] for part in group(results, equal)]
-        groups[axis] = {cell: cells for cells in alike for cell in cells}
-
-    def find(cell: int) -> Alternatives:
-        found: dict[str, dict[Value, float]] = {}
-        for axis, alike in groups.items():
-            for case, time in (times[one] for one in alike[cell] if one != cell and one in times):
-                speedups = found.setdefault(axis, {})
-                speedups.setdefault(getattr(case, axis), times[cell][1] / time)
-        return found
-
-    return find

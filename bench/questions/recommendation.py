@@ -329,7 +329,7 @@ class Place:
             if lost > STEADY * a.step.step_s and most.change_s > lost / 2:
                 return (
                     f": a step of {self._name_precision(setting)} takes {write_ms(lost)} ms "
-                    f"longer, {write_ms(most.change_s, most.estimated)} of them in "
+                    f"longer, {write_ms(most.change_s)} of them in "
                     f"{name_part(most.name)}"
                 )
         return ""

@@ -106,7 +106,7 @@ class ReportData:
     @cached_property
     def pairs(self) -> list[Explanation]:
         """Explanations of each precision against fp32, for the cases with profiles."""
-        return explain_pairs(self.steps, self.results, self.machines, tried=self.tried)
+        return explain_pairs(self.steps, self.results, self.machines)
 
     @cached_property
     def scale_maps(self) -> tuple[ScaleMap, ...]:

@@ -55,7 +55,7 @@ def _tabulate_breakdowns(found: ReportData) -> Iterator[Sheet]:
 
     def write_share(names: Sequence[str], one: _Broken) -> Cell:
         share = sum(shares[id(one[2])].get(name, 0.0) for name in names)
-        return number_cell(share, write_tenths, not one[2].estimates.isdisjoint(names))
+        return number_cell(share, write_tenths)
 
     columns: list[Column[_Broken]] = [
         case_column(found.named, found.machines, lambda one: one[0]),
@@ -78,7 +78,7 @@ def _tabulate_breakdowns(found: ReportData) -> Iterator[Sheet]:
             "epoch says how it is divided. Limited by: what limits at least two thirds of a step; "
             f"of a mixed one, all that limit {100 * LISTED:.0f} % or more."
         )
-        if any(breakdown.estimates for *_, breakdown in profiled):
+        if any(breakdown.estimated for *_, breakdown in profiled):
             yield ESTIMATED
         if left := len(found.counted) - len(profiled):
             yield (
@@ -121,8 +121,8 @@ def _tabulate_operations(found: ReportData) -> Iterator[Sheet]:
     )
     scale, prefix = choose_prefix(max((timed.flops or 0.0 for timed, *_ in rows), default=0.0))
 
-    def write_rate(rate: float | None, scale: float, estimated: bool) -> Cell:
-        return number_cell(rate, lambda rate: write_number(rate / scale), estimated)
+    def write_rate(rate: float | None, scale: float) -> Cell:
+        return number_cell(rate, lambda rate: write_number(rate / scale))
 
     columns: list[Column[_Operation]] = [
         Column("operation", "operation", "its name, or a convolution's window and channels",
@@ -135,13 +135,13 @@ def _tabulate_operations(found: ReportData) -> Iterator[Sheet]:
         Column("calls", "calls", "of a step",
                lambda one: Cell(f"{one[0].row.calls:,}", one[0].row.calls), keep=4),
         Column("time", "ms a step", "time of a step",
-               lambda one: number_cell(one[0].time_s, write_ms, one[0].estimated), better="lower"),
+               lambda one: number_cell(one[0].time_s, write_ms), better="lower"),
         Column("share", "of the step (%)", "share of the step", lambda one:
-               number_cell(one[0].time_s / one[2].step_s, write_tenths, one[0].estimated), keep=8),
+               number_cell(one[0].time_s / one[2].step_s, write_tenths), keep=8),
         Column("flops", f"{prefix}FLOP/s", "reached", lambda one:
-               write_rate(one[0].flops, scale, one[0].estimated), better="higher", keep=7),
+               write_rate(one[0].flops, scale), better="higher", keep=7),
         Column("traffic", "GB/s", "reached, were nothing kept in a cache", lambda one:
-               write_rate(one[0].traffic, 1e9, one[0].estimated), better="higher", keep=7),
+               write_rate(one[0].traffic, 1e9), better="higher", keep=7),
         Column("floor", "at least (ms)", "at the measured rates of this machine", lambda one:
                find_floor(one[0].row, one[1].rates, one[1].arithmetic), write=write_ms, keep=7),
         Column("bound", "limited by", "what limits it: see the notes", lambda one:
@@ -154,13 +154,8 @@ def _tabulate_operations(found: ReportData) -> Iterator[Sheet]:
         "the rate that a large matrix product, or a large copy, reaches on this machine.",
         f"Limited by: {named}.",
     ]
-    if any(timed.estimated for timed, *_ in rows):
+    if any(breakdown.estimated for *_, breakdown in rows):
         notes.append(ESTIMATED)
-    if any(timed.beyond for timed, *_ in rows):
-        notes.append(
-            "A rate above the data sheet of the card is left out: the data come from a cache, or "
-            "the time is wrong. Use a larger --batch-size."
-        )
     if (more := len(profiled) - MOST_STEPS) > 0:
         notes.append(f"{say_left_out(more, 'case')}; --where chooses.")
     yield Sheet("The operations that take longest", columns, rows, notes, groups)
@@ -199,11 +194,12 @@ Part = tuple[Cell, Change]
 """A row of a table of reasons or changes: its name, and its time in both steps."""
 
 
-def tabulate_explained(pairs: Sequence[Explanation]) -> Iterator[Sheet]:
-    """Yield two tables for each pair: its reasons, and the changes by kind of work."""
+def tabulate_explained(pairs: Sequence[Explanation], most: int = 0) -> Iterator[Sheet]:
+    """Yield two tables for each pair: its reasons, and the changes by kind of work. With ``most``
+    (0 for all) the last of at most that many rows sums all that is left or small."""
     for number, why in enumerate(pairs, 1):
-        yield tabulate_reasons(f"reasons-{number}", why)
-        yield tabulate_changes(f"changes-{number}", why)
+        yield tabulate_reasons(f"reasons-{number}", why, most)
+        yield tabulate_changes(f"changes-{number}", why, most)
 
 
 def _fold(parts: Sequence[Part], least_s: float, most: int) -> list[Part]:
@@ -217,8 +213,6 @@ def _fold(parts: Sequence[Part], least_s: float, most: int) -> list[Part]:
         "",
         sum(ends.before_s for ends in rest),
         sum(ends.after_s for ends in rest),
-        any(ends.before_estimated for ends in rest),
-        any(ends.after_estimated for ends in rest),
     )
     return [*kept, (Cell("other", ""), together)]
 
@@ -228,20 +222,17 @@ def tabulate_reasons(name: str, why: Explanation, most: int = 0) -> Sheet:
     for all) the last of at most that many rows sums all that is left or small."""
     lost, whole = why.lost, why.change_s if why.lost else why.b.step.step_s
     rows: list[Part] = [
-        (Cell(r.cause.meaning, str(r.cause)),
-         Change("", r.before_s, r.after_s, r.before_estimated, r.after_estimated))
+        (Cell(r.cause.meaning, str(r.cause)), Change("", r.before_s, r.after_s))
         for r in why.reasons
-    ]  # fmt: skip
+    ]
     if any(abs(left) >= LEAST_S for left in why.unexplained_s):
         rows.append((Cell("not explained", ""), Change("", *why.unexplained_s)))
     if most:
         rows = _fold(rows, SMALLEST * why.b.step.step_s, most)
 
     def write_share(ends: Change) -> Cell:
-        part_s, estimated = (
-            (ends.change_s, ends.estimated) if lost else (ends.after_s, ends.after_estimated)
-        )
-        return number_cell(part_s / whole, lambda share: f"{100 * share:.0f}", estimated)
+        part_s = ends.change_s if lost else ends.after_s
+        return number_cell(part_s / whole, lambda share: f"{100 * share:.0f}")
 
     before, after, change = _end_columns(why)
     columns: list[Column[Part]] = [
@@ -268,11 +259,11 @@ def _end_columns(why: Explanation) -> list[Column[Part]]:
 
     return [
         Column("before", f"{why.a.name} (ms)", "time in a step",
-               lambda row: number_cell(row[1].before_s, write_ms, row[1].before_estimated)),
+               lambda row: number_cell(row[1].before_s, write_ms)),
         Column("after", f"{why.b.name} (ms)", "time in a step",
-               lambda row: number_cell(row[1].after_s, write_ms, row[1].after_estimated)),
+               lambda row: number_cell(row[1].after_s, write_ms)),
         Column("change", "change (ms)", "what it adds to the step",
-               lambda row: number_cell(row[1].change_s, write_change, row[1].estimated)),
+               lambda row: number_cell(row[1].change_s, write_change)),
     ]  # fmt: skip
 
 
@@ -291,7 +282,7 @@ def tabulate_changes(name: str, why: Explanation, most: int = 0) -> Sheet:
     def write_speedup(ends: Change) -> Cell | None:
         if min(ends.before_s, ends.after_s) <= 0:
             return None
-        return number_cell(ends.before_s / ends.after_s, write_ratio, ends.estimated)
+        return number_cell(ends.before_s / ends.after_s, write_ratio)
 
     columns: list[Column[Part]] = [
         Column("part", "part of the step", "", lambda row: row[0], wrap=True),
@@ -300,8 +291,7 @@ def tabulate_changes(name: str, why: Explanation, most: int = 0) -> Sheet:
                lambda row: write_speedup(row[1]), keep=8),
     ]  # fmt: skip
     title = f"From one step to the other: {name_pair(why)}"
-    notes = [ESTIMATED] if any(ends.estimated for _, ends in rows) else []
-    return Sheet(title, columns, rows, notes, name=name, empty=())
+    return Sheet(title, columns, rows, name=name, empty=())
 
 
 CAUSES = Section(

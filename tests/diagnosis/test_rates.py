@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.diagnosis.step import Bound, Rates, Step, find_bound, find_floor, find_rate, floor_step
+from bench.diagnosis.step import Bound, Rates, find_bound, find_floor, find_rate
 from bench.record import WorkRow
 
 RATES = Rates({"float32": 1e12, "tfloat32": 4e12, "float16": 10e12, "float8": 20e12}, 1e9, 1e-6)
@@ -70,21 +70,6 @@ def test_the_bound_of_a_row(work: WorkRow, bound: Bound) -> None:
 def test_a_floor_needs_counts_and_rates(work: WorkRow, rates: Rates) -> None:
     assert find_floor(work, rates, "float32") is None
     assert find_bound(work, rates, "float32") is None
-
-
-def step(*rows: WorkRow) -> Step:
-    return Step(1.0, rows, RATES, "cpu")
-
-
-def test_the_floor_of_a_step_is_that_of_its_rows() -> None:
-    quick = row(0, 5e6)
-    counted = step(row(2e9, 1e6), quick, row(None, None))
-    assert floor_step(counted) == pytest.approx({Bound.COMPUTE: 2e-3, Bound.MEMORY: 5e-3})
-    # a cache made it faster than its floor
-    found = floor_step(counted, {id(quick): 4e-3})
-    assert found == pytest.approx({Bound.COMPUTE: 2e-3, Bound.MEMORY: 4e-3})
-    assert floor_step(step(row(None, None))) is None
-    assert floor_step(step(row(2e9, 1e6), row(2e9, 1e6, format="bfloat16"))) is None
 
 
 @given(
