@@ -117,7 +117,7 @@ def print_walls(walls: Mapping[Case, Wall], step: int, as_json: bool) -> None:
         told = [
             {name: text for name in axes if (text := format_value(getattr(family, name)))}
             | asdict(wall)
-            | {"off": wall.off, "step": step}
+            | {"step": step}
             for family, wall in walls.items()
         ]
         print(json.dumps(told, indent=2))
@@ -139,8 +139,6 @@ def tabulate(walls: Mapping[Case, Wall], step: int) -> Table:
         Head("fixed", "fixed memory (MiB)", keep=3),
         Head("per_image", f"MiB per {item}", keep=4),
         Head("probes", "probes", keep=2),
-        Head("predicted", "first prediction", keep=1),
-        Head("off", "off by", keep=1),
         Head("ending", "remarks", number=False, keep=6, wrap=True),
     )
     rows = tuple(_write_row(family, wall, known) for family, wall in walls.items())
@@ -169,8 +167,6 @@ def _write_row(family: Case, wall: Wall, axes: Sequence[str]) -> tuple[Cell, ...
         fixed,
         each,
         whole_cell(wall.probes),
-        whole_cell(wall.predicted),
-        whole_cell(wall.off, sign=True),
         Cell(remark, remark or None),
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.case import Case
@@ -27,7 +27,6 @@ from bench.wall import (
     Trial,
     Wall,
     conclude,
-    conclude_trial,
     decide,
     list_sizes,
     make_probe,
@@ -56,7 +55,6 @@ def remember(
     memory: Callable[[int], float],
     available: float,
     noise: Callable[[], float] = lambda: 0.0,
-    setup: float | None = None,
 ) -> Answer:
     """Answer by a model of memory, readings being wrong by ``noise``."""
 
@@ -64,7 +62,7 @@ def remember(
         used = memory(ask.batch_size)
         if used > available:
             return Probe(ask.batch_size, Status.OOM, long=ask.long)
-        return Probe(ask.batch_size, Status.OK, used + noise(), 0, ask.long, setup)
+        return Probe(ask.batch_size, Status.OK, used + noise(), 0, ask.long)
 
     return answer
 
@@ -90,10 +88,9 @@ shares = st.floats(0, 1.5)
 seeds = st.integers(0, 2**32)
 
 
-@given(walls, shares, st.floats(0.3, 1), st.floats(0, 2), seeds)
-@example(2**7.5, 1.0, 0.5, 2.0, 237140)  # it takes nine
-def test_a_line_with_noise_takes_at_most_ten_probes(
-    wall: float, share: float, setup: float, noise: float, seed: int
+@given(walls, shares, st.floats(0, 2), seeds)
+def test_a_line_with_noise_takes_at_most_twelve_probes(
+    wall: float, share: float, noise: float, seed: int
 ) -> None:
     """Readings may be wrong by a quarter of a step; whether a batch fits does not depend on it."""
     fixed, chance = share * wall, random.Random(seed)
@@ -101,11 +98,11 @@ def test_a_line_with_noise_takes_at_most_ten_probes(
     def memory(size: int) -> float:
         return fixed + size
 
-    answer = remember(memory, fixed + wall, lambda: chance.uniform(-noise, noise), setup * fixed)
+    answer = remember(memory, fixed + wall, lambda: chance.uniform(-noise, noise))
     probes, found = search(answer, Goal(SIZES, fixed + wall))
     check(found, largest(memory, fixed + wall))
     assert probes[-1] == replace(probes[-1], batch_size=found.largest, long=True)
-    assert len(probes) <= 10
+    assert len(probes) <= 12
 
 
 @st.composite
@@ -162,46 +159,19 @@ def test_random_failures_do_not_move_the_wall(
     check(found, largest(memory, available))
 
 
-@given(walls, shares, seeds)
-def test_a_run_that_took_too_little_does_not_move_the_wall_of_a_line(
-    wall: float, share: float, seed: int
-) -> None:
-    """As a worker did, by 3 to 15 %, of which the kernel had taken back what counted: it also
-    trained by that."""
-    chance, lucky, available = random.Random(seed), list[int](), share * wall + wall
-
-    def memory(size: int) -> float:
-        return share * wall + size
+def test_a_suspected_lack_of_memory_is_tried_again() -> None:
+    """A library that could not allocate for a moment, far below the wall, and at it each time."""
+    plain, seen = remember(lambda size: 100 + size, 612), set[int]()
 
     def answer(ask: Ask) -> Probe:
-        used = memory(ask.batch_size)
-        if not lucky and chance.random() < 0.3:
-            lucky.append(ask.batch_size)
-            used = max(1.0, used - chance.uniform(0.03, 0.15) * available)
-        return remember(lambda _: used, available)(ask)
+        probe = plain(ask)
+        if probe.trained and ask.batch_size not in seen and len(seen) < 2:
+            seen.add(ask.batch_size)
+            return Probe(ask.batch_size, Status.OOM_SUSPECTED, long=ask.long)
+        return probe if probe.trained else replace(probe, status=Status.OOM_SUSPECTED)
 
-    probes, found = search(answer, Goal(SIZES, available))
-    check(found, largest(memory, available))
-    assert len(probes) <= 24
-
-
-@given(walls, shares, seeds, st.sampled_from([Status.OOM, Status.OOM_SUSPECTED]))
-def test_one_refusal_far_below_the_wall_is_not_believed(
-    wall: float, share: float, seed: int, status: Status
-) -> None:
-    """Such as where another process had taken the memory for a moment."""
-    fixed, chance, planted = share * wall, random.Random(seed), set[int]()
-    plain = remember(lambda size: fixed + size, fixed + wall)
-
-    def answer(ask: Ask) -> Probe:
-        far = fixed + ask.batch_size < 0.9 * (fixed + wall)
-        if far and ask.batch_size not in planted and chance.random() < 0.5:
-            planted.add(ask.batch_size)
-            return Probe(ask.batch_size, status, long=ask.long)
-        return plain(ask)
-
-    _, found = search(answer, Goal(SIZES, fixed + wall))
-    check(found, largest(lambda size: fixed + size, fixed + wall))
+    _, found = search(answer, Goal(SIZES, 612))
+    check(found, 512)
 
 
 def test_a_longer_run_that_fails_moves_the_wall_down() -> None:
@@ -246,7 +216,7 @@ def test_the_recommended_batch_leaves_the_margin() -> None:
     assert found.line is not None
     assert found.line.fixed_bytes == pytest.approx(1000)
     assert found.line.bytes_per_image == pytest.approx(1)
-    assert (found.predicted, found.off, found.probes) == (1000, 0, len(probes))
+    assert found.probes == len(probes)
     assert conclude(probes, Goal(SIZES, 2000), margin=0.2).recommended == 600
     assert conclude(probes, Goal(SIZES, 2000), margin=0.0).recommended == 1000
     assert conclude(probes[:-1], Goal(SIZES, 2000)).recommended is None, "not confirmed yet"
@@ -300,7 +270,6 @@ def write_search(folder: Path, probes: list[Probe], **environment: object) -> No
                     probe=True,
                     status=probe.status,
                     peak_process_bytes=None if probe.used_bytes is None else int(probe.used_bytes),
-                    setup_process_bytes=None if not probe.trained else 250 * MIB,
                     alloc_retries=probe.alloc_retries,
                     **environment,
                 )
@@ -309,15 +278,12 @@ def write_search(folder: Path, probes: list[Probe], **environment: object) -> No
 
 def test_the_wall_is_read_from_the_records_alone(tmp_path: Path) -> None:
     goal = Goal(SIZES, 1024 * MIB)
-    memory = remember(lambda size: (300 + 2 * size) * MIB, 1024 * MIB, setup=250 * MIB)
+    memory = remember(lambda size: (300 + 2 * size) * MIB, 1024 * MIB)
     probes, found = search(memory, goal)
     write_search(tmp_path, probes)
     rows = read_rows(tmp_path)
     (trial,) = read_trials(rows)
-    assert trial.probes == [
-        replace(p, setup_bytes=250 * MIB if p.trained else None, room_bytes=1024 * MIB)
-        for p in probes
-    ]
+    assert trial.probes == [replace(p, room_bytes=1024 * MIB) for p in probes]
     ((family, wall),) = read_walls(rows)
     assert (family, wall) == (FAMILY, found)
     assert wall.largest == 360
@@ -350,12 +316,10 @@ def test_others_that_came_later_leave_less_to_recommend() -> None:
         for size, long, baseline in ((64, False, 0), (128, False, 60), (256, True, 60))
     ]
     trial = add_rows(CARD, *rows)
-    assert trial.available_bytes == 40 * GIB
-    wall = conclude_trial(trial, 8)
-    assert wall.recommended == 256, "4 + 32 <= 0.95 * 40"
-    assert conclude_trial(trial, 8, margin=0.2).recommended == 224, "4 + 28 <= 0.8 * 40"
-    assert "left between 40.0 and 100.0 GiB" in trial.describe_others()
-    assert add_rows(CARD, *rows[1:]).describe_others() == ""
+    goal = trial.aim(50_000, 8)
+    assert goal.available_bytes == 40 * GIB
+    assert conclude(trial.probes, goal).recommended == 256, "4 + 32 <= 0.95 * 40"
+    assert conclude(trial.probes, goal, margin=0.2).recommended == 224, "4 + 28 <= 0.8 * 40"
 
 
 @pytest.mark.parametrize("status", [Status.OOM, Status.OOM_SUSPECTED])
@@ -363,19 +327,20 @@ def test_a_refusal_beside_more_of_others_is_none(status: Status) -> None:
     """Three times it is tried; then the search says who may have had the memory."""
     fits = {"batch_size": 32, "baseline_device_bytes": 0, "peak_process_bytes": 20 * GIB}
     full = {"batch_size": 64, "baseline_device_bytes": 60 * GIB, "status": status}
+
+    def find(*rows: dict[str, Any]) -> Wall:
+        trial = add_rows(CARD, *rows)
+        return conclude(trial.probes, trial.aim(50_000, 8))
+
     for count in (1, 2):
-        trial = add_rows(CARD, fits, *(full for _ in range(count)))
-        wall = conclude_trial(trial, 8)
+        wall = find(fits, *(full for _ in range(count)))
         assert (wall.ending, wall.smallest_failing) == (None, None)
-        assert trial.available_bytes == 100 * GIB, "what was not believed says nothing"
-    asked = decide(trial.probes, trial.aim(50_000, 8))
-    assert isinstance(asked, Ask)
-    failed = [{**full, "batch_size": asked.batch_size} for _ in range(3)]
-    wall = conclude_trial(add_rows(CARD, fits, *failed), 8)
-    assert (wall.ending, wall.largest, wall.smallest_failing) == (Ending.CROWDED, 32, None)
-    assert "--allow-shared" in Ending.CROWDED.meaning
+        assert wall.available_bytes == 100 * GIB, "what was not believed says nothing"
+    wall = find(fits, full, full, full)
+    assert (wall.ending, wall.largest, wall.smallest_failing) == (Ending.GAVE_UP, 32, None)
+    assert "while others used the GPU" in Ending.GAVE_UP.meaning
     steady = [{**row, "baseline_device_bytes": 60 * GIB} for row in (fits, full, full)]
-    assert conclude_trial(add_rows(CARD, *steady), 8).smallest_failing == 64, "as from the start"
+    assert find(*steady).smallest_failing == 64, "as from the start"
 
 
 @pytest.mark.parametrize(
@@ -414,7 +379,6 @@ def test_what_a_driver_moved_to_the_host_does_not_fit() -> None:
         peak = {"peak_reserved_bytes": reserved * GIB, "warmup_alloc_retries": retries}
         trial = add_rows(CARD, {**row, **peak})
         assert [p.status for p in trial.probes] == [status]
-        assert trial.spilled == (status is Status.OOM)
 
 
 def test_a_family_is_what_takes_the_same_memory() -> None:

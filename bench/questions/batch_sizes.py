@@ -61,8 +61,7 @@ class Search(NamedTuple):
 
 
 def find_searches(runs: Sequence[Run], sweeps: Sequence[Sweep]) -> list[Search]:
-    """Return the searches in runs, by probes and by cases that may have retried, each with the step
-    and margin of its sweep."""
+    """Return the searches in runs, each with the step and margin of its sweep."""
     if not any(run.probe for run in runs):
         return []
     asked = {sweep.name: sweep for sweep in sweeps}

@@ -16,7 +16,18 @@ from bench.sweep.loop import Loop, open_loop
 from bench.sweep.options import Options, Plan, plan_cases
 from bench.sweep.schedule import Losses
 from bench.text import count
-from bench.wall import MARGIN, STEP, Ending, Trial, Wall, conclude, decide, make_probe, read_trials
+from bench.wall import (
+    MARGIN,
+    STEP,
+    Ending,
+    Goal,
+    Trial,
+    Wall,
+    conclude,
+    decide,
+    make_probe,
+    read_trials,
+)
 from bench.worker.messages import Job, Lane
 
 
@@ -53,9 +64,8 @@ class Searches:
         self._losses = Losses()
         for family in families:
             trial = trials.get(family) or Trial(family)
-            self.known += len(trial.probes)
-            trial.batchnorm = loop.inputs.has_batchnorm(family)
-            self._left[family] = _Search(trial, loop.inputs.data(family).train_images)
+            self.known += len(trial.rows)
+            self._left[family] = _Search(trial)
 
     @property
     def left(self) -> bool:
@@ -71,14 +81,10 @@ class Searches:
         free = [f for f in waiting if self._left[f].lane not in names]
         for family in mine or free:
             search = self._left[family]
-            goal = search.trial.aim(search.images, self._step)
-            asked = decide(search.trial.probes, goal)
+            asked = decide(search.trial.probes, self._aim(search.trial))
             if isinstance(asked, Ending) or search.made == self._most:
                 self.conclude(family)
                 continue
-            if asked.again:
-                again = f"batch size {asked.batch_size} is run again: {asked.again}"
-                self.loop.display.say(f"{self._name(family)}: {again}")
             search.lane, search.made = lane.name, search.made + 1
             search.probe = make_probe(family, asked.batch_size, asked.long)
             self._attempts[search.probe] += 1
@@ -102,26 +108,21 @@ class Searches:
 
     def conclude(self, family: Case) -> None:
         """End a search, and say what it found."""
-        search = self._left.pop(family)
-        trial = search.trial
-        goal = trial.aim(search.images, self._step)
-        self.walls[family] = wall = conclude(trial.probes, goal, self._margin, trial.retried)
-        spilled = (
-            "the driver moved memory to the host; batch sizes that took more than the GPU had free "
-            "count as ones that do not fit"
-        )
-        said = [describe_wall(wall), spilled if trial.spilled else "", trial.describe_others()]
-        name = self._name(family)
-        self.loop.say(f"{name}: {line}" for line in filter(None, said))
+        trial = self._left.pop(family).trial
+        wall = conclude(trial.probes, self._aim(trial), self._margin)
+        self.walls[family] = wall
+        name = family.label(self.axes) if self.axes else family.precision
+        self.loop.display.say(f"{name}: {describe_wall(wall)}")
 
-    def _name(self, family: Case) -> str:
-        return family.label(self.axes) if self.axes else family.precision
+    def _aim(self, trial: Trial) -> Goal:
+        inputs = self.loop.inputs
+        images = inputs.data(trial.family).train_images
+        return trial.aim(images, self._step, inputs.has_batchnorm(trial.family))
 
 
 @dataclass(eq=False)
 class _Search:
     trial: Trial
-    images: int
     lane: str | None = None
     probe: Case | None = None  # the running one
     made: int = 0  # probes since the program started

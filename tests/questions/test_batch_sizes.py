@@ -89,14 +89,6 @@ def test_the_smallest_batch_that_is_as_fast(tmp_path: Path) -> None:
     ]
 
 
-def test_a_case_that_retried_lowers_what_is_recommended(tmp_path: Path) -> None:
-    tall = make_record(TALL, **measured(40.0, 40 * GIB, alloc_retries=2))
-    report = read_report(tmp_path, [*list_scaling(), *PROBES, tall])
-    assert tell(report, "walls", "largest refused thrashes recommended") == [
-        "1184 | 1192 | 1128 | 1120"
-    ]
-
-
 # ----------------------------------------------------------------------------------------- probes
 
 
