@@ -93,7 +93,7 @@ REHEARSAL = CARD | {
 """What the words in `STEPS` stand for, on a GPU and on a CPU."""
 
 LACKS: dict[str, Callable[[Platform], str]] = {
-    "apex": lambda on: refuse_apex(find_apex(), None, "cuda" if on.environment.gpu else "cpu"),
+    "apex": lambda on: refuse_apex(find_apex(), "cuda" if on.environment.gpu else "cpu"),
     "fp8": lambda on: on.refuse(PRECISIONS["fp8"]) or ("" if find_torchao() else FP8_INSTALL),
     "2-GPUs": lambda _: "" if len(find_cards()[0]) > 1 else "fewer than 2 GPUs",
     "pytest": lambda _: "" if find_spec("pytest") else "pytest is not installed",

@@ -81,7 +81,7 @@ class Case:
         "a number, or a rule of bench.sweep --list (default: 128, or dynamic)",
         common=True, affects=(LEARNING, FIT, WORK))
     opt_level: str | None = describe_axis(None, parse_opt_level,
-        "opt level of apex.amp, O0 to O3, for fp16-apex (default: none, its FP16_Optimizer)")
+        "opt level of apex.amp, O0 to O3, for fp16-apex (default: O2)")
     fp8_recipe: str = describe_axis("tensorwise", one_of(FP8_RECIPES),
         "how torchao scales tensors in fp8; bench.sweep --list describes them")
     batch_size: int = describe_axis(128, parse_batch_size,

@@ -176,7 +176,7 @@ PRECISIONS: dict[str, Precision] = {
         ),
         Precision(
             "fp16-apex",
-            "NVIDIA apex, where it is installed: FP16_Optimizer, or amp by --opt-level; loss scale",
+            "NVIDIA apex's amp, where it is installed, at --opt-level; loss scale",
             weights="float16",
             arithmetic=Arithmetic.FLOAT16,
             scales_loss=True,
@@ -284,6 +284,9 @@ OPT_LEVELS: dict[str, OptLevel] = {
     "O2": OptLevel("fp16 network, fp32 BatchNorm and master weights", "float16"),
     "O3": OptLevel("fp16 throughout, no master weights", "float16"),
 }
+
+APEX_LEVEL = "O2"
+"""The opt level of fp16-apex without another one: what `PRECISIONS` says of it."""
 
 
 def find_formats(name: str, opt_level: str | None = None) -> Precision:

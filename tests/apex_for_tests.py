@@ -1,6 +1,6 @@
-"""Stand-ins for the three interfaces of NVIDIA apex: their rules, written anew, on any device.
+"""A stand-in for the amp of NVIDIA apex: its rules, written anew, on any device.
 
-With a static scale those of fp16_utils and amp step though gradients overflowed; contrib's skips.
+With a static scale it steps though gradients overflowed.
 """
 
 from __future__ import annotations
@@ -18,35 +18,20 @@ from torch import Tensor, nn
 
 from bench.precision import PRECISIONS, cast
 
-GENERATIONS = {
-    "2018": {"fp16_utils": "FirstFp16UtilsOptimizer as FP16_Optimizer"},
-    "2019": {
-        "fp16_utils": "Fp16UtilsOptimizer as FP16_Optimizer",
-        "amp": "initialize, load_state_dict, scale_loss, state_dict",
-    },
-    "today": {"contrib/optimizers": "ContribOptimizer as FP16_Optimizer"},
-}
-"""The packages that a copy of the time offers, and what each imports from here."""
 
-
-def install(folder: Path, generation: str) -> Path:
-    """Write a package ``apex`` of that time, to be put on the path; these stand-ins are in it."""
-    files = {"optimizers/__init__.py": ""}
-    for package, names in GENERATIONS[generation].items():
-        files[f"{package}/__init__.py"] = f"from apex_for_tests import {names}\n"
-        files[f"{package}/{'frontend' if package == 'amp' else 'fp16_optimizer'}.py"] = ""
-    if generation == "today":
-        files["contrib/optimizers/fused_sgd.py"] = "from apex_for_tests import FusedSGD\n"
-        files["../amp_C.py"] = ""
+def install(folder: Path) -> Path:
+    """Write a package ``apex`` with amp, to be put on the path; this stand-in is in it."""
+    names = "initialize, load_state_dict, scale_loss, state_dict"
+    files = {"__init__.py": f"from apex_for_tests import {names}\n", "frontend.py": ""}
+    (folder / "apex/amp").mkdir(parents=True)
     for name, content in files.items():
-        (folder / "apex" / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "apex" / name).write_text(content)
+        (folder / "apex/amp" / name).write_text(content)
     return folder
 
 
-def install_here(monkeypatch: pytest.MonkeyPatch, folder: Path, generation: str) -> None:
+def install_here(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """`install`, and have this process import that copy."""
-    monkeypatch.syspath_prepend(str(install(folder, generation)))
+    monkeypatch.syspath_prepend(str(install(folder)))
     for name in [n for n in sys.modules if n.split(".")[0] == "apex"]:
         monkeypatch.delitem(sys.modules, name)
 
@@ -74,135 +59,6 @@ def _bad(grads: list[Tensor]) -> bool:
 
 def _copy_in_fp32(weight: Tensor) -> Tensor:
     return weight.detach().clone().float().requires_grad_()
-
-
-class Fp16UtilsOptimizer:
-    """Masters of the half weights alone; a static scale never skips."""
-
-    def __init__(
-        self,
-        init_optimizer: torch.optim.Optimizer,
-        static_loss_scale: float = 1.0,
-        dynamic_loss_scale: bool = False,
-        dynamic_loss_args: Any = None,
-        verbose: bool = True,
-    ) -> None:
-        self.optimizer, self.overflow = init_optimizer, False
-        self.pairs: list[tuple[Tensor, Tensor]] = []
-        for group in init_optimizer.param_groups:
-            for i, weight in enumerate(group["params"]):
-                master = _copy_in_fp32(weight) if weight.dtype == torch.float16 else weight
-                group["params"][i] = master
-                self.pairs.append((master, weight))
-        self.scaler = _Scaler("dynamic" if dynamic_loss_scale else static_loss_scale)
-
-    @property
-    def param_groups(self) -> Any:
-        return self.optimizer.param_groups
-
-    @property
-    def loss_scale(self) -> float:
-        return self.scaler.scale
-
-    def backward(self, loss: Tensor, update_master_grads: bool = True) -> None:
-        (loss.float() * self.loss_scale).backward()
-        if not update_master_grads:
-            return
-        scale = self.loss_scale
-        used = [(m, w) for m, w in self.pairs if w.grad is not None]
-        self.overflow = self.scaler.skips(_bad([w.grad for _, w in used]))  # type: ignore[misc]
-        for master, weight in used:
-            assert weight.grad is not None
-            if master is weight:
-                weight.grad.mul_(1 / scale)
-            else:
-                master.grad = weight.grad.float() / scale
-
-    @torch.no_grad()
-    def step(self) -> None:
-        if self.overflow:
-            return
-        self.optimizer.step()
-        for master, weight in self.pairs:
-            weight.copy_(master)
-
-
-class FirstFp16UtilsOptimizer(Fp16UtilsOptimizer):
-    """That of April to August 2018, which takes fewer arguments."""
-
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        static_loss_scale: float = 1.0,
-        dynamic_loss_scale: bool = False,
-    ) -> None:
-        super().__init__(optimizer, static_loss_scale, dynamic_loss_scale)
-
-
-class FusedSGD(torch.optim.Optimizer):
-    """Steps fp32 masters on gradients it is given, and writes the half weights, not the fp32."""
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float,
-        momentum: float = 0.0,
-        dampening: float = 0.0,
-        weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(  # type: ignore[override]
-        self, closure: Any = None, *, grads: Any, output_params: Any, scale: float, grad_norms: Any
-    ) -> None:
-        for group, weights, given in zip(self.param_groups, output_params, grads, strict=True):
-            for master, weight, grad in zip(group["params"], weights, given, strict=True):
-                speed = self.state[master].setdefault("momentum_buffer", torch.zeros_like(master))
-                change = grad.float() / scale + group["weight_decay"] * master
-                master.sub_(group["lr"] * speed.mul_(group["momentum"]).add_(change))
-                if weight.dtype == torch.float16:
-                    weight.copy_(master)
-
-
-class ContribOptimizer:
-    """Masters of every weight; skips on overflow whatever the scale."""
-
-    def __init__(
-        self,
-        init_optimizer: FusedSGD,
-        static_loss_scale: float = 1.0,
-        dynamic_loss_scale: bool = False,
-        dynamic_loss_args: Any = None,
-        verbose: bool = True,
-    ) -> None:
-        self.optimizer = init_optimizer
-        self.weights = [group["params"] for group in init_optimizer.param_groups]
-        for group in init_optimizer.param_groups:
-            group["params"] = [_copy_in_fp32(w) for w in group["params"]]
-        self.overflow_buf = torch.zeros(1, dtype=torch.int32)
-        self.scaler = _Scaler("dynamic" if dynamic_loss_scale else static_loss_scale)
-
-    @property
-    def param_groups(self) -> Any:
-        return self.optimizer.param_groups
-
-    @property
-    def cur_scale(self) -> float:
-        return self.scaler.scale
-
-    def backward(self, loss: Tensor) -> None:
-        (loss.float() * self.cur_scale).backward()
-
-    def step(self) -> None:
-        grads = [[w.grad for w in group] for group in self.weights]
-        # the kernel reads all gradients of a group as of the first one's dtype
-        assert all(len({grad.dtype for grad in group}) == 1 for group in grads)
-        scale, bad = self.cur_scale, any(map(_bad, grads))
-        self.overflow_buf.fill_(bad)
-        self.scaler.skips(bad)
-        if not bad:
-            self.optimizer.step(grads=grads, output_params=self.weights, scale=scale, grad_norms=[])
 
 
 class _Amp:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from apex_for_tests import install
 from asked_for_tests import ask_once
 from pytest_for_tests import Capture, Patch
 from torch import Tensor, nn
@@ -397,18 +395,6 @@ def test_a_scale_that_overflows_for_a_while_is_not_unsound(data: DatasetInfo) ->
     assert failing(scaled, "own-pixels", "gradients", "averaging") == set()
 
 
-@pytest.mark.parametrize("generation", ["2018", "today"])
-def test_apex_passes(
-    generation: str, data: DatasetInfo, tmp_path: Path, monkeypatch: Patch
-) -> None:
-    """By a stand-in of each FP16_Optimizer."""
-    monkeypatch.syspath_prepend(str(install(tmp_path, generation)))
-    for name in [n for n in sys.modules if n.split(".")[0] == "apex"]:
-        monkeypatch.delitem(sys.modules, name)
-    apex = subject(data, "narrow", precision="fp16-apex", loss_scale=128.0)
-    assert failing(apex, "averaging", "own-pixels", "seed", "gradients", "memory") == set()
-
-
 @pytest.mark.parametrize("lr", [1e6, 1e-7])
 def test_a_learning_rate_at_fault(data: DatasetInfo, lr: float) -> None:
     faulty = subject(data, "narrow", lr=lr)
@@ -555,8 +541,7 @@ def test_the_command_fails_where_a_check_does(run: Run, capsys: Capture) -> None
         (["--skip", "first-step"], "did you mean 'first-steps'?"),
         (["--steps", "3"], "at least 20"),
         (["--device", "cpu", "cuda"], "give one"),
-        (["--precision", "fp16-apex", "--opt-level", "O1"], "check the precision without opt"),
-        (["--precision", "fp16-apex"], "fp16-apex: NVIDIA apex needs an NVIDIA GPU"),
+        (["--precision", "fp16-apex"], "check fp16, which is the recipe of O2"),
     ],
 )
 def test_bad_input_is_refused_before_training(

@@ -19,7 +19,7 @@ from machines_for_tests import RECORDINGS, read_machine
 from pytest_for_tests import Capture, Patch
 from test_gpu import CALLS, GPU, FakeNvml, error
 
-from bench.apex import Apex, Interface, find_apex
+from bench.apex import Apex, find_apex
 from bench.cores import Quota
 from bench.doctor import __main__ as doctor
 from bench.doctor.__main__ import main, write_findings, write_json
@@ -60,7 +60,7 @@ SAID: dict[str, dict[str, tuple[Level, str, str]]] = {
         "clocks": (NOTE, "application clock 1500 MHz, default 1980 MHz", "nvidia-smi -i 0 -rac"),
         "persistence": (NOTE, "persistence mode is off", "nvidia-smi -i 0 -pm 1"),
         "governor": (NOTE, "governor powersave", "cpupower frequency-set -g performance"),
-        "apex": (NOTE, "without its CUDA extensions, which its FP16_Optimizer", "APEX_CUDA_EXT=1"),
+        "apex": (NOTE, "has no amp.initialize, so that fp16-apex cannot run", "April 2025"),
     },
     "shared": {"neighbours": (UNBELIEVABLE, "pid 4242 (python), 21.5 GB", "--allow-shared")},
     "mig": {"MIG": (NOTE, "nothing can be read of one of its instances", "nvidia-smi -i 0 -mig 0")},
@@ -74,7 +74,7 @@ SAID: dict[str, dict[str, tuple[Level, str, str]]] = {
     "old-driver": {
         "torch": (UNBELIEVABLE, "driver on your system is too old", "torch for CUDA 12"),
         "NVML package": (NOTE, "pynvml 11.5.3 overwrites", "pip uninstall -y pynvml"),
-        "apex": (NOTE, "not NVIDIA's", "pip uninstall -y apex"),
+        "apex": (NOTE, "apex 0.9.10.dev0 has no amp.initialize", "build a commit of NVIDIA/apex"),
         "variables": (
             NOTE,
             "CUDA_LAUNCH_BLOCKING=1 is set and changes results (waits",
@@ -301,19 +301,18 @@ def test_a_mismatched_library_is_told_by_a_member_not_a_sentence() -> None:
     assert matter(machine)["driver"].fix == "sudo reboot"
 
 
-def test_a_login_toolkit_called_apex_is_not_nvidias_and_is_not_imported(tmp_path: Path) -> None:
-    assert find_apex([str(tmp_path)]) is None
-    for file in ("apex/__init__.py", "apex/lib/__init__.py", "apex/views.py"):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text("raise RuntimeError('imported')")
-    apex = find_apex([str(tmp_path)])
-    assert apex is not None
-    assert (apex.nvidia, apex.cuda_extensions, apex.contrib_extensions) == (False, False, False)
+def test_a_login_toolkit_called_apex_is_not_nvidias_and_is_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "apex").mkdir()
+    (tmp_path / "apex/__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert find_apex() == Apex("", amp=False)
 
 
 def test_what_runs_with_apex_is_told(healthy: Machine) -> None:
     """On the card that has it; on a CPU nothing does."""
-    for apex in (None, Apex("", True, False, False, (Interface.FP16_UTILS,))):
+    for apex in (None, Apex("", amp=True)):
         machine = replace(healthy, apex=apex)
         said = [f.what for f in judge(machine) if f.topic == "precisions"]
         (gpu,) = (what for what in said if what.startswith("the GPU"))

@@ -119,11 +119,11 @@ def choose_cases(axes: Mapping[str, list[Value]]) -> list[Case]:
     device = list_devices(axes)
     if len(device) > 1:
         raise UsageError(f"--device {' '.join(map(str, device))}: give one")
-    if any(level is not None for level in axes.get("opt_level", [])):
+    if any(PRECISIONS[str(name)].apex for name in axes.get("precision", [])):
         # amp.initialize is meant to run once per process: at O1 each call patches torch again
         raise UsageError(
-            "--opt-level: apex's amp starts once in a process and the checks start many times; "
-            "leave it out, and check the precision without opt level"
+            "apex's amp starts once in a process and the checks start many times; check fp16, "
+            "which is the recipe of O2"
         )
     first = load_preset(default_preset(str(device[0]))).grids[0]
     defaults = {name: list(first[name][:1]) for name in ("model", "dataset") if name in first}

@@ -8,7 +8,7 @@ from enum import IntEnum
 from fnmatch import fnmatchcase
 from functools import partial
 
-from bench.apex import Apex, choose_interface, refuse_apex
+from bench.apex import Apex, refuse_apex
 from bench.cores import RAISE_QUOTA
 from bench.diagnosis.step import find_emulated
 from bench.doctor.rates import check_rates, describe_rates
@@ -302,7 +302,7 @@ def _judge_precisions(m: Machine) -> Iterator[Remark]:
         slow: dict[str, list[str]] = {}
         for precision in map(PRECISIONS.__getitem__, TRAINED):
             lacks = precision.float8 and not m.torchao
-            lacks |= precision.apex and bool(refuse_apex(m.apex, None, device))
+            lacks |= precision.apex and bool(refuse_apex(m.apex, device))
             why = find_emulated(precision.arithmetic, rates)
             way = "emulates, slowly," if why or platform.find_emulation(precision) else "runs"
             if lacks or platform.refuse(precision):
@@ -342,21 +342,11 @@ def _judge_apex(apex: Apex | None) -> Iterator[Remark]:
     if apex is None:
         yield _fine("apex", "not installed; fp16-apex alone needs it", numbers=False)
         return
-    if not apex.nvidia:
-        what = f"apex {apex.version} is not NVIDIA's but a login toolkit for web sites, from PyPI"
-        yield _note("apex", what, "pip uninstall -y apex", numbers=False)
-        return
-    has = "with" if apex.cuda_extensions else "without"
-    contrib = "with" if apex.contrib_extensions else "without"
-    found = f"NVIDIA's apex {apex.version}, {has} its CUDA extensions, {contrib} those of contrib"
-    if why := refuse_apex(apex, None, "cuda"):
+    if why := refuse_apex(apex, "cuda"):
         what, _, fix = why.partition(": ")
-        yield _note("apex", f"{found}; fp16-apex: {what}", fix, numbers=False)
+        yield _note("apex", f"{what}, so that fp16-apex cannot run", fix, numbers=False)
         return
-    uses = str(choose_interface(apex, None))
-    if not refuse_apex(apex, "O1", "cuda"):
-        uses += ", or apex.amp with --opt-level"
-    yield _fine("apex", f"{found}; fp16-apex runs {uses}", numbers=False)
+    yield _fine("apex", f"apex {apex.version} has amp; fp16-apex runs it", numbers=False)
 
 
 def _judge_variables(m: Machine) -> Iterator[Remark]:

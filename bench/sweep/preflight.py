@@ -77,7 +77,7 @@ class Inputs:
             if model is not None and not model.products:
                 return refuse_fp8(case.model)
             return "" if find_torchao() else FP8_INSTALL
-        return refuse_apex(self.apex, case.opt_level, case.device) if precision.apex else ""
+        return refuse_apex(self.apex, case.device) if precision.apex else ""
 
     def find_model(self, case: Case) -> Fingerprint | None:
         """Return the network or workload of the case; None if it was not examined."""

@@ -1,12 +1,11 @@
-"""NVIDIA apex: which is there, what is said where it cannot train, and that it trains as it did.
+"""NVIDIA apex: what is said where it cannot train, and that its amp trains as it did.
 
-The real one needs a GPU; stand-ins of its three interfaces keep one contract here.
+The real one needs a GPU; a stand-in keeps the contract here.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,7 @@ from training_for_tests import (
     training,
 )
 
-from bench.apex import Apex, Interface, choose_interface, find_apex, refuse_apex
+from bench.apex import Apex, refuse_apex
 from bench.case import Case
 from bench.data import DatasetInfo
 from bench.data.batches import Divided
@@ -43,20 +42,15 @@ from bench.training.timing import StepClock
 from bench.work import Kind
 from bench.worker.messages import Job
 
-WAYS = [("2018", None), ("today", None), *(("2019", level) for level in OPT_LEVELS)]
-"""A generation, and the opt level where it is amp that trains."""
-
 Start = Callable[..., Training]
 
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: Patch) -> Start:
-    """Begin a training by a stand-in, as a worker does by what is installed."""
+    """Begin a training by the stand-in, as a worker does by what is installed."""
 
-    def begin(
-        generation: str, opt_level: str | None, scale: float | str, **axes: float | None
-    ) -> Training:
-        install_here(monkeypatch, tmp_path / generation, generation)
+    def begin(opt_level: str | None, scale: float | str, **axes: float | None) -> Training:
+        install_here(monkeypatch, tmp_path / "here")
         case = Case(
             precision="fp16-apex", loss_scale=scale, opt_level=opt_level, lr=LR, device="cpu"
         )
@@ -66,8 +60,8 @@ def start(tmp_path: Path, monkeypatch: Patch) -> Start:
     return begin
 
 
-def rounded(generation: str, opt_level: str | None) -> list[Tensor]:
-    """The weights as this way starts from them."""
+def rounded(opt_level: str) -> list[Tensor]:
+    """The weights as this level starts from them."""
     made = []
     for i, p in enumerate(small().parameters()):
         whole = opt_level in ("O0", "O1") or (i in (2, 3) and opt_level != "O3")  # BatchNorm's
@@ -79,16 +73,14 @@ def rounded(generation: str, opt_level: str | None) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("scale", [128.0, "dynamic"])
-@pytest.mark.parametrize(("generation", "level"), WAYS)
-def test_a_step_is_the_rule_in_float64(
-    generation: str, level: str | None, scale: float | str, start: Start
-) -> None:
+@pytest.mark.parametrize("level", OPT_LEVELS)
+def test_a_step_is_the_rule_in_float64(level: str, scale: float | str, start: Start) -> None:
     """Given the scaled gradients that the weights hold in the end, of micro-batches at every other
     step: unscaled, on masters in fp32.
 
     O3 has no masters: its weights and momentum are rounded to fp16 at each step.
     """
-    ours = start(generation, level, scale)
+    ours = start(level, scale)
     used = float(ours.current_scale())
     assert used == (2**16 if scale == "dynamic" else scale)
     grads: dict[int, Tensor] = {}
@@ -98,7 +90,7 @@ def test_a_step_is_the_rule_in_float64(
         p.register_post_accumulate_grad_hook(
             lambda p, i=i: grads.__setitem__(i, p.grad.double() / used)  # type: ignore[union-attr]
         )
-    exact = [p.double() for p in rounded(generation, level)]
+    exact = [p.double() for p in rounded(level)]
     speed = [torch.zeros_like(e) for e in exact]
     for seed in range(5):
         x, y = batch(seed=seed)
@@ -120,17 +112,15 @@ def test_a_step_is_the_rule_in_float64(
         assert weight.grad is None
 
 
-@pytest.mark.parametrize(("generation", "level"), WAYS)
-def test_masters_start_from_the_weights_as_they_were_cast(
-    generation: str, level: str | None, start: Start
-) -> None:
+@pytest.mark.parametrize("level", OPT_LEVELS)
+def test_masters_start_from_the_weights_as_they_were_cast(level: str, start: Start) -> None:
     """And again after a warm-up, with momentum and scale: the same losses come out."""
-    ours = start(generation, level, "dynamic")
+    ours = start(level, "dynamic")
     first = [float(ours.step(batch(seed=seed))[0]) for seed in range(3)]
     assert bool(ours.step(spoil(0))[2])
     ours.reset()
     assert float(ours.current_scale()) == 2**16
-    for master, e in zip(ours.masters, rounded(generation, level), strict=True):
+    for master, e in zip(ours.masters, rounded(level), strict=True):
         assert torch.equal(master.float(), e)
     assert [float(ours.step(batch(seed=seed))[0]) for seed in range(3)] == first
 
@@ -144,20 +134,19 @@ def spoil(item: int) -> Divided:
 
 @pytest.mark.parametrize("item", [0, 15])
 @pytest.mark.parametrize("scale", [128.0, "dynamic"])
-@pytest.mark.parametrize(("generation", "level"), WAYS)
+@pytest.mark.parametrize("level", OPT_LEVELS)
 def test_an_overflow_in_one_micro_batch_is_one_of_the_step(
-    generation: str, level: str | None, scale: float | str, item: int, start: Start
+    level: str, scale: float | str, item: int, start: Start
 ) -> None:
     """From the first step on, told once, whichever it is in. A dynamic scale falls once, and the
-    skipped step leaves nothing. With a static one it reaches the weights, as in 2019; today's
-    interface skips."""
-    ours = start(generation, level, scale)
+    skipped step leaves nothing. With a static one it reaches the weights."""
+    ours = start(level, scale)
     before = [p.detach().clone() for p in ours.parameters]
     epoch = pass_through(ours, [spoil(item), spoil(item)])
     assert epoch.overflowed == [True, True]
     used = [2**16, 2**15, 2**14] if scale == "dynamic" else [128] * 3
     assert [*epoch.loss_scales, float(ours.current_scale())] == used
-    skipped = scale == "dynamic" or generation == "today"
+    skipped = scale == "dynamic"
     assert all(map(torch.equal, before, ours.parameters)) is skipped
     assert all(bool(torch.isfinite(p).all()) for p in ours.parameters) is skipped
     if skipped:
@@ -165,10 +154,10 @@ def test_an_overflow_in_one_micro_batch_is_one_of_the_step(
         assert not all(map(torch.equal, before, ours.parameters))
 
 
-@pytest.mark.parametrize(("generation", "level"), WAYS)
-def test_each_step_has_its_learning_rate(generation: str, level: str | None, start: Start) -> None:
+@pytest.mark.parametrize("level", OPT_LEVELS)
+def test_each_step_has_its_learning_rate(level: str, start: Start) -> None:
     """A step at 0 moves nothing; after a reset it is the training's own again."""
-    ours = start(generation, level, 128.0)
+    ours = start(level, 128.0)
     before = [p.detach().clone() for p in ours.parameters]
     seen: list[bool] = []
 
@@ -185,12 +174,9 @@ def test_each_step_has_its_learning_rate(generation: str, level: str | None, sta
 
 
 @pytest.mark.parametrize("clip_grad", [None, 0.5])
-@pytest.mark.parametrize(("generation", "level"), [("2018", None), ("today", None), ("2019", "O2")])
-def test_our_fp16_takes_the_same_steps(
-    generation: str, level: str | None, clip_grad: float | None, start: Start
-) -> None:
-    """Within a few roundings, clipped or not: the real fp16_utils and O2 agreed bitwise."""
-    theirs = start(generation, level, 128.0, clip_grad=clip_grad)
+def test_our_fp16_takes_the_same_steps(clip_grad: float | None, start: Start) -> None:
+    """As O2, its level by default; clipped or not: the real one agreed bitwise."""
+    theirs = start(None, 128.0, clip_grad=clip_grad)
     ours = training("fp16", loss_scale=128.0, clip_grad=clip_grad)
     for seed in range(3):
         (loss, *_, norm), (their_loss, *_, their_norm) = (
@@ -200,7 +186,7 @@ def test_our_fp16_takes_the_same_steps(
         if norm is not None and clip_grad is not None:
             assert float(norm) == pytest.approx(float(their_norm), rel=2e-3)  # type: ignore[arg-type]
             assert norm > clip_grad
-    begun = rounded(generation, level)
+    begun = rounded("O2")
     moved, right = (
         torch.cat([(m - b).detach().flatten() for m, b in zip(one.masters, begun, strict=True)])
         for one in (theirs, ours)
@@ -208,62 +194,37 @@ def test_our_fp16_takes_the_same_steps(
     assert float((moved - right).norm() / right.norm()) < 5e-3
 
 
-# -------------------------------------------------------------------- which is there, what it lacks
-
-ALL = tuple(Interface)
-LACKS = [
-    (None, None, "NVIDIA apex is not installed: build it from the repository NVIDIA/apex"),
-    (Apex("0.9.10", False), None, "not NVIDIA's: pip uninstall -y apex, then build it"),
-    (Apex("0.1", True, False, False, ALL[2:]), None, "build it again with APEX_CPP_EXT=1 APEX_"),
-    (Apex("0.1", True, True, False, ALL[:1]), "O2", "leave --opt-level out, or build a commit"),
-    (Apex("0.1", True, True), None, "has no FP16_Optimizer: build it"),
-]
-
-
-@pytest.mark.parametrize(("apex", "level", "said"), LACKS)
-def test_what_is_lacking_is_said_with_what_to_do(
-    apex: Apex | None, level: str | None, said: str
-) -> None:
-    refusal = refuse_apex(apex, level, "cuda")
-    assert said in refusal
-    assert "\n" not in refusal
-    with pytest.raises(UnsupportedError, match=re.escape(refusal)):
-        choose_interface(apex, level)
-    assert refuse_apex(apex, level, "cpu").startswith("NVIDIA apex needs an NVIDIA GPU")
+# ------------------------------------------------------------------------------- what it lacks
 
 
 @pytest.mark.parametrize(
-    ("generation", "level", "interface"),
+    ("apex", "said"),
     [
-        ("2019", None, Interface.FP16_UTILS),
-        ("2019", "O0", Interface.AMP),
-        ("today", None, Interface.CONTRIB),
+        (None, "NVIDIA apex is not installed: build a commit of NVIDIA/apex"),
+        (Apex("0.9.10", amp=False), "the installed apex 0.9.10 has no amp.initialize: build"),
     ],
 )
-def test_an_interface_is_chosen_by_what_is_there(
-    generation: str, level: str | None, interface: Interface, tmp_path: Path
-) -> None:
-    found = find_apex([str(install(tmp_path, generation))])
-    assert choose_interface(found, level) is interface
-    assert refuse_apex(found, level, "cuda") == ""
+def test_what_is_lacking_is_said_with_what_to_do(apex: Apex | None, said: str) -> None:
+    assert said in refuse_apex(apex, "cuda")
+    assert refuse_apex(apex, "cpu").startswith("NVIDIA apex needs an NVIDIA GPU")
 
 
 def test_a_rule_that_apex_does_not_have(start: Start) -> None:
     with pytest.raises(UnsupportedError, match="cannot follow dynamic-apex: give --loss-scale dyn"):
-        start("2018", None, "dynamic-apex")
+        start("O1", "dynamic-apex")
 
 
 def test_a_copy_that_cannot_be_imported(tmp_path: Path, monkeypatch: Patch, start: Start) -> None:
     made = install
 
-    def broken(folder: Path, generation: str) -> Path:
-        file = made(folder, generation) / "apex/fp16_utils/__init__.py"
+    def broken(folder: Path) -> Path:
+        file = made(folder) / "apex/amp/__init__.py"
         file.write_text("from torch import string_classes\n")
         return folder
 
     monkeypatch.setattr("apex_for_tests.install", broken)
     with pytest.raises(UnsupportedError, match=r"cannot be imported .*; build it for this torch"):
-        start("2018", None, 128.0)
+        start("O1", 128.0)
 
 
 # ------------------------------------------------------------------------------ cases and outcomes
@@ -273,9 +234,9 @@ def test_a_copy_that_cannot_be_imported(tmp_path: Path, monkeypatch: Patch, star
 def test_a_worker_trains_with_what_is_installed(
     data: DatasetInfo, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Through a real process, to the row: which interface trained, the scale of each step, and the
+    """Through a real process, to the row: what trained, the scale of each step, and the
     work and the profile of a step."""
-    monkeypatch.setenv("PYTHONPATH", str(install(tmp_path, "today")), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(install(tmp_path)), prepend=os.pathsep)
     case = Case(
         "training_for_tests:small", "synthetic", precision="fp16-apex", loss_scale=128.0,
         batch_size=64, fraction=0.01, profile=True, device="cpu",
@@ -284,7 +245,7 @@ def test_a_worker_trains_with_what_is_installed(
     job = Job(case, data.folder, None, tmp_path / "log")
     outcome = executor.run(job, lambda event: None, lambda: False)
     assert outcome.status is Status.OK, outcome.reason
-    assert outcome.measurement.apex == Interface.CONTRIB
+    assert outcome.measurement.apex == "apex.amp"
     assert outcome.measurement.arithmetic == "float16"
     assert outcome.measurement.overflow_steps == 0
     assert {step.loss_scale for step in outcome.steps} == {128.0}
