@@ -9,38 +9,34 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Tries:
-    """How a rate was measured: the best of ``number`` tries, with the SM clock while it ran. Older
-    rows also have NVML's power, the mean of a second that other tries were in."""
+    """How a rate was measured: the best of ``number`` tries, with the SM clock while it ran."""
 
     number: int
     clock_mhz: float | None = None
-    power_w: float | None = None
 
 
 def write_tries(tries: Mapping[str, Tries]) -> str:
     """Format how rates were measured, by column, as a cell of ``rate_tries``.
 
-    >>> write_tries({"rate_float16": Tries(16, 1365, 723.4), "call_time_s": Tries(8)})
-    'rate_float16 16 1365 MHz 723 W; call_time_s 8'
+    >>> write_tries({"rate_float16": Tries(16, 1365), "call_time_s": Tries(8)})
+    'rate_float16 16 1365 MHz; call_time_s 8'
     """
-    units = [(name, t.number, (t.clock_mhz, "MHz"), (t.power_w, "W")) for name, t in tries.items()]
     return "; ".join(
-        " ".join([name, str(number), *(f"{v:.0f} {unit}" for v, unit in read if v is not None)])
-        for name, number, *read in units
+        f"{name} {t.number}" + (f" {t.clock_mhz:.0f} MHz" if t.clock_mhz is not None else "")
+        for name, t in tries.items()
     )
 
 
 def read_tries(cell: str) -> dict[str, Tries]:
-    """Parse the output of `write_tries`.
+    """Parse the output of `write_tries`; older rows have NVML's power as well.
 
     >>> read_tries("rate_float16 16 1365 MHz 723 W; call_time_s 8")["rate_float16"]
-    Tries(number=16, clock_mhz=1365.0, power_w=723.0)
+    Tries(number=16, clock_mhz=1365.0)
     """
     found = {}
     for part in cell.split("; ") if cell else []:
         name, number, *rest = part.split()
-        read = {unit: float(value) for value, unit in zip(rest[::2], rest[1::2], strict=True)}
-        found[name] = Tries(int(number), read.get("MHz"), read.get("W"))
+        found[name] = Tries(int(number), float(rest[0]) if "MHz" in rest else None)
     return found
 
 

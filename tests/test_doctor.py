@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from machines_for_tests import RECORDINGS, read_machine
 from pytest_for_tests import Capture, Patch
 from test_gpu import CALLS, GPU, FakeNvml, error
@@ -22,11 +20,10 @@ from test_gpu import CALLS, GPU, FakeNvml, error
 from bench.apex import Apex, find_apex
 from bench.cores import Quota
 from bench.doctor import __main__ as doctor
-from bench.doctor.__main__ import main, write_findings, write_json
-from bench.doctor.judgement import MOST_LINES, Level, Remark, judge, write_warnings
+from bench.doctor.__main__ import main, write_json
+from bench.doctor.judgement import Level, Remark, judge, write_warnings
 from bench.environment.machine import Cpu, Machine, Platform, describe, examine
 from bench.gpu.nvml import NvmlProblem
-from bench.plain import read_value
 from bench.record import Environment
 
 FINE, NOTE, UNBELIEVABLE = Level
@@ -46,35 +43,25 @@ def matter(machine: Machine) -> dict[str, Remark]:
 
 SAID: dict[str, dict[str, tuple[Level, str, str]]] = {
     "healthy": {},
-    "cpu-only": {"images": (NOTE, "CIFAR-10 is not in", "--data-dir")},
     "steal": {
         "images": (NOTE, "CIFAR-10 is not in", "--dataset synthetic"),
-        "CPU": (UNBELIEVABLE, "gave 11 % of this machine's CPU time to others", "vmstat 1"),
+        "CPU": (UNBELIEVABLE, "gave 11 % of this machine's CPU time to others", "dedicated cores"),
     },
     "capped": {
-        "power limit": (
-            NOTE,
-            "350 W, where this card's default is 700 W",
-            "nvidia-smi -i 0 -pl 700",
-        ),
+        "power limit": (NOTE, "350 W, where this card's default is 700 W", "-i 0 -pl 700"),
         "clocks": (NOTE, "application clock 1500 MHz, default 1980 MHz", "nvidia-smi -i 0 -rac"),
         "persistence": (NOTE, "persistence mode is off", "nvidia-smi -i 0 -pm 1"),
         "governor": (NOTE, "governor powersave", "cpupower frequency-set -g performance"),
-        "apex": (NOTE, "has no amp.initialize, so that fp16-apex cannot run", "April 2025"),
     },
     "shared": {"neighbours": (UNBELIEVABLE, "pid 4242 (python), 21.5 GB", "--allow-shared")},
     "mig": {"MIG": (NOTE, "nothing can be read of one of its instances", "nvidia-smi -i 0 -mig 0")},
     "unprivileged": {
-        "neighbours": (NOTE, "cannot be listed (NVML: Not Supported)", "nvidia-smi"),
-        "readings": (NOTE, "the energy counter, power, reasons for throttling cannot", "root"),
-        "memory": (NOTE, "memory of a process cannot be read", "--pid=host"),
-        "shared memory": (NOTE, "0.1 GB free in /dev/shm", "--shm-size"),
+        "readings": (NOTE, "other processes (NVML: Not Supported)", "run as root"),
+        "shared memory": (NOTE, "0.1 GB free for /dev/shm", "--shm-size"),
     },
     "mismatched": {"driver": (UNBELIEVABLE, "driver and its library differ", "sudo reboot")},
     "old-driver": {
         "torch": (UNBELIEVABLE, "driver on your system is too old", "torch for CUDA 12"),
-        "NVML package": (NOTE, "pynvml 11.5.3 overwrites", "pip uninstall -y pynvml"),
-        "apex": (NOTE, "apex 0.9.10.dev0 has no amp.initialize", "build a commit of NVIDIA/apex"),
         "variables": (
             NOTE,
             "CUDA_LAUNCH_BLOCKING=1 is set and changes results (waits",
@@ -87,7 +74,7 @@ SAID: dict[str, dict[str, tuple[Level, str, str]]] = {
 @pytest.mark.parametrize("name", SAID)
 def test_a_recorded_machine(name: str, monkeypatch: Patch, capsys: Capture) -> None:
     machine = read_machine(RECORDINGS / f"{name}.json")
-    found = [f for f in judge(machine) if f.level > FINE and "display" not in f.what]
+    found = [f for f in judge(machine) if f.level > FINE]
     assert {f.topic for f in found} == SAID[name].keys()
     for finding in found:
         level, what, fix = SAID[name][finding.topic]
@@ -103,12 +90,6 @@ def test_a_recorded_machine(name: str, monkeypatch: Patch, capsys: Capture) -> N
         line = next(line for line in said.splitlines() if finding.what in line)
         assert line.startswith("WRONG " if finding.level is UNBELIEVABLE else "note  ")
         assert f"  fix: {finding.fix}" in said.splitlines()[said.splitlines().index(line) + 1]
-
-
-def test_a_desktop_is_noted_beside_a_neighbour() -> None:
-    machine = read_machine(RECORDINGS / "shared.json")
-    drawing = [f for f in judge(machine) if "display" in f.what]
-    assert [(f.level, "Xorg" in f.what) for f in drawing] == [(NOTE, True)]
 
 
 @pytest.mark.parametrize(
@@ -128,18 +109,17 @@ def test_how_busy_is_too_busy(healthy: Machine, others: float, steal: float, lev
 
 
 def test_a_quota_is_what_limits(healthy: Machine) -> None:
-    quota = Quota(0.3, "/sys/fs/cgroup/cpu.max")
-    told = matter(replace(healthy, cpu=replace(healthy.cpu, cores=2, quota=quota)))["CPU quota"]
-    assert told.level is UNBELIEVABLE  # even one thread is stopped for a part of its time
-    some = replace(healthy.cpu, cores=2, quota=replace(quota, cores=1.5))
-    assert matter(replace(healthy, cpu=some))["CPU quota"].level is NOTE
-    assert told.what.startswith("/sys/fs/cgroup/cpu.max allows 0.3 of 2 cores")
-    assert "docker run --cpus" in told.fix
-    enough = replace(healthy.cpu, cores=2, quota=replace(quota, cores=4.0))
-    assert "CPU quota" not in matter(replace(healthy, cpu=enough))
-    busy = replace(healthy.cpu, cores=2, quota=quota, others=0.2)
-    told = matter(replace(healthy, cpu=busy))["CPU"]
-    assert (told.level, "0.2 of 0.3 cores" in told.what) == (UNBELIEVABLE, True)
+    """Below one core even one thread is stopped for a part of its time."""
+    for allowed, level in ((0.3, UNBELIEVABLE), (1.5, NOTE), (4.0, FINE)):
+        quota = Quota(allowed, "/sys/fs/cgroup/cpu.max")
+        cpu = replace(healthy.cpu, cores=2, quota=quota, others=0.2)
+        found = matter(replace(healthy, cpu=cpu))
+        assert ("CPU quota" in found) is (level > FINE)
+        if level > FINE:
+            assert found["CPU quota"].level is level
+            assert "docker run --cpus" in found["CPU quota"].fix
+        if allowed < 1:
+            assert found["CPU"].level is UNBELIEVABLE, "0.2 of 0.3 cores"
 
 
 REFUSED = "device cuda: torch 2.13.0+cpu is a CPU build; install a CUDA build"
@@ -151,18 +131,11 @@ CPU_BUILD = {"cuda": Platform(Environment(torch="2.13.0+cpu"), error=REFUSED)}
     [
         ("driver", NOTE, "", "sudo modprobe nvidia", {"nvml": NvmlProblem.NOT_LOADED}),
         ("driver", NOTE, "", "install the NVIDIA driver", {"nvml": NvmlProblem.NO_DRIVER}),
-        ("driver", NOTE, "", "unset CUDA_VISIBLE_DEVICES", {"cuda_visible_devices": ""}),
+        ("driver", NOTE, "", "echo $CUDA_VISIBLE_DEVICES", {"no_gpu": "none is visible"}),
         ("torch", UNBELIEVABLE, "gone", "pip install 'torch>=2.9'", {"torch_error": "gone"}),
         ("torch", UNBELIEVABLE, "is a CPU build", "install a CUDA build", {"devices": CPU_BUILD}),
         ("disk", NOTE, "0.1 GB free", "--out", {"results_free_bytes": 10**8}),
-        ("NVML package", NOTE, "", "pip install nvidia-ml-py", {"nvidia_ml_py": None}),
-        (
-            "packages",
-            UNBELIEVABLE,
-            "not installed: rich;",
-            "-m pip install rich",
-            {"missing": ["rich"]},
-        ),
+        ("packages", UNBELIEVABLE, ": rich", "-m pip install rich", {"missing": ["rich"]}),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -202,16 +175,14 @@ def test_a_sweep_says_nothing_of_what_has_no_part_in_its_numbers(healthy: Machin
     assert write_warnings(replace(shared, devices={"cpu": shared.devices["cpu"]})) == []
 
 
-def test_a_sweep_says_the_worst_first_and_little() -> None:
+def test_a_sweep_says_the_worst_first() -> None:
     machine = read_machine(RECORDINGS / "capped.json")
     shared = read_machine(RECORDINGS / "shared.json")
     (gpu,) = machine.gpus
     both = replace(machine, gpus=(replace(gpu, others=shared.gpus[0].others),))
-    lines = write_warnings(both)
-    assert lines[0].startswith("warning: other processes compute on the card: pid 4242")
-    assert all(line.startswith("note: ") for line in lines[1:])
-    assert len(lines) == MOST_LINES + 1
-    assert lines[-1] == "note: 1 more; python -m bench.doctor shows them"
+    first, *others = write_warnings(both)
+    assert first.startswith("warning: other processes compute on the card: pid 4242")
+    assert all(line.startswith("note: ") for line in others)
 
 
 # ---------------------------------------------------------------------------------------- JSON
@@ -222,17 +193,6 @@ def test_facts_survive_json(name: str, tmp_path: Path) -> None:
     machine = read_machine(RECORDINGS / f"{name}.json")
     (tmp_path / "again.json").write_text(write_json(machine, judge(machine)))
     assert read_machine(tmp_path / "again.json") == machine
-
-
-@given(st.data())
-def test_a_value_of_a_wrong_type_is_refused(data: st.DataObject) -> None:
-    facts = json.loads((RECORDINGS / "healthy.json").read_text())["facts"]
-    name = data.draw(st.sampled_from(sorted(facts)))
-    facts[name] = data.draw(st.sampled_from([object, 3.5, {"x": [1]}, [[[]]], [3]]))
-    if facts[name] is object:
-        facts["unheard of"] = facts.pop(name)
-    with pytest.raises((ValueError, TypeError)):
-        read_value(Machine, facts)
 
 
 # ------------------------------------------------------------------------------- what is gathered
@@ -283,7 +243,7 @@ def test_what_nvml_does_not_tell_is_named_with_its_reason() -> None:
     assert gpu.lacks == dict.fromkeys(
         ("energy_j", "others", "process_bytes"), "NVML: Insufficient Permissions"
     )
-    assert matter(machine).keys() >= {"readings", "neighbours", "memory"}
+    assert "other processes (NVML: Insufficient Permissions)" in matter(machine)["readings"].what
 
 
 def test_a_card_that_torch_cannot_use_is_read_all_the_same() -> None:
@@ -302,7 +262,7 @@ def test_a_mismatched_library_is_told_by_a_member_not_a_sentence() -> None:
 
 
 def test_a_login_toolkit_called_apex_is_not_nvidias_and_is_not_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     (tmp_path / "apex").mkdir()
     (tmp_path / "apex/__init__.py").write_text("raise RuntimeError('imported')")
@@ -311,15 +271,12 @@ def test_a_login_toolkit_called_apex_is_not_nvidias_and_is_not_imported(
 
 
 def test_what_runs_with_apex_is_told(healthy: Machine) -> None:
-    """On the card that has it; on a CPU nothing does."""
     for apex in (None, Apex("", amp=True)):
         machine = replace(healthy, apex=apex)
-        said = [f.what for f in judge(machine) if f.topic == "precisions"]
-        (gpu,) = (what for what in said if what.startswith("the GPU"))
-        assert ("; cannot run fp16-apex" in gpu) is (apex is None)
+        (gpu,) = (f.what for f in judge(machine) if f.what.startswith("the GPU"))
+        missing = "cannot run fp16-apex (NVIDIA apex is not installed"
+        assert (missing in gpu) is (apex is None)
         assert "fp16-apex" in gpu
-        for cpu in (what for what in said if what.startswith("the CPU")):
-            assert "fp16-apex" in cpu.partition("cannot run")[2]
 
 
 # --------------------------------------------------------------------------------- this machine
@@ -327,23 +284,13 @@ def test_what_runs_with_apex_is_told(healthy: Machine) -> None:
 
 @pytest.mark.slow
 def test_this_machine(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
-    """For real: torch in its own process, a model of the user's, and all of it as JSON."""
+    """For real: torch in its own process, and all of it as JSON."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    Path("mynet.py").write_text(
-        "from torch import nn\n"
-        "def build(): return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))\n"
-    )
-    assert main(["--json", "--model", "mynet:build", "mynet:biuld"]) == 2
-    said, error = capsys.readouterr()
-    found = json.loads(said)
+    assert main(["--json"]) in (0, 1)
+    found = json.loads(capsys.readouterr().out)
     facts = found["facts"]
-    assert facts["models"].keys() == {"mynet:build", "mynet:biuld"}
-    assert facts["models"]["mynet:build"] == ""
-    assert error.endswith("has no function 'biuld'; did you mean 'build'?\n")
     assert facts["devices"]["cpu"]["environment"]["torch_threads"] >= 1
     assert facts["variables"]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert facts["cpu"]["cores"] == len(os.sched_getaffinity(0))
-    assert facts["cpu"]["watched_s"] >= 0.5
     assert any(f["topic"] == "variables" and f["level"] == "note" for f in found["findings"])
-    assert "WRONG model" in write_findings(judge(read_value(Machine, facts)))

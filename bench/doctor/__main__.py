@@ -10,18 +10,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
-from bench.case import parse_value
 from bench.doctor.judgement import Level, Remark, judge
-from bench.doctor.rates import (
-    measure_machine,
-)
+from bench.doctor.rates import measure_machine
 from bench.environment.host import refuse_missing
 from bench.environment.machine import Machine, examine
-from bench.errors import UsageError
-from bench.fingerprint import Request
 from bench.flags import Parser, command
 from bench.processes import leave
 from bench.text import clean
@@ -38,10 +33,8 @@ def write_findings(findings: Sequence[Remark]) -> str:
         if finding.fix:
             lines.append(f"{'':<{6 + width}}  fix: {clean(finding.fix)}")
     levels = Counter(finding.level for finding in findings)
-    wrong = levels[Level.UNBELIEVABLE]
-    many = {0: "nothing makes", 1: "1 thing makes"}.get(wrong, f"{wrong} things make")
-    end = f"{many} numbers from this machine unreliable; notes: {levels[Level.NOTE]}"
-    return "\n".join([*lines, "", end])
+    wrong = f"make numbers from this machine unreliable: {levels[Level.UNBELIEVABLE]}"
+    return "\n".join([*lines, "", f"{wrong}; notes: {levels[Level.NOTE]}"])
 
 
 def write_json(machine: Machine, findings: Sequence[Remark]) -> str:
@@ -56,33 +49,21 @@ def write_json(machine: Machine, findings: Sequence[Remark]) -> str:
 @command
 def main(argv: Sequence[str]) -> int:
     """Examine the machine. Return 0, 1 if something makes numbers unreliable, or 2 for a usage
-    error or a broken model."""
+    error."""
     parser = Parser(
         prog="python -m bench.doctor",
         description="Say what this machine can measure, and the command that fixes what it cannot.",
-        epilog="Return code 1: something makes numbers unreliable. 2: a wrong flag or model.",
+        epilog="Return code 1: something makes numbers unreliable. 2: a wrong flag.",
     )
     add = parser.add_argument
-    add(
-        "--model",
-        nargs="+",
-        default=[],
-        metavar="VALUE",
-        help="check that these can be trained",
-    )
     add("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is (./data)")
     add("--out", type=Path, metavar="DIR", help="where results go (./results)")
     add("--json", action="store_true", help="print facts and findings as JSON")
     given = parser.parse(argv)
     refuse_missing(["psutil"])
-    models = [Request(str(parse_value("model", name, "--model"))) for name in given.model]
-    machine = examine(models=models, data_dir=given.data_dir, out=given.out, watch_s=0.5)
-    wrong = {name: said if isinstance(said, str) else "" for name, said in machine.models.items()}
-    machine = measure_machine(replace(machine, models={**wrong}))
+    machine = measure_machine(examine(data_dir=given.data_dir, out=given.out, watch_s=0.5))
     findings = judge(machine)
     print(write_json(machine, findings) if given.json else write_findings(findings))
-    if why := next(filter(None, wrong.values()), None):
-        raise UsageError(why)
     return int(any(finding.level is Level.UNBELIEVABLE for finding in findings))
 
 

@@ -33,7 +33,6 @@ from bench.environment.host import (
     describe_host,
     find_missing,
     find_variables,
-    find_version,
     has_cuda,
     read_cpu_flags,
 )
@@ -123,15 +122,6 @@ class Platform:
             )
 
     @property
-    def halves(self) -> dict[str, bool]:
-        """Whether a CPU has instructions for each half precision, as for
-        `bench.diagnosis.step.find_halves`; empty for a GPU, and if unknown, as outside Linux."""
-        if self.environment.gpu or not read_cpu_flags():
-            return {}
-        native = {Arithmetic.FLOAT16: self.fp16_native, Arithmetic.BFLOAT16: self.bf16_native}
-        return {str(half): has for half, has in native.items()}
-
-    @property
     def name(self) -> str:
         return self.environment.gpu or "a CPU"
 
@@ -170,7 +160,6 @@ class Cpu:
     governor: str | None = None
     others: float = 0.0
     steal: float = 0.0
-    watched_s: float = 0.0
     quota: Quota | None = None
 
 
@@ -182,8 +171,7 @@ class Machine:
     used, devices by name, models by `bench.fingerprint.name_subject`, and cards. The others are of
     this machine. ``starts`` has the hashes of files of weights. ``missing`` lists the packages of
     `bench.environment.host.PACKAGES` that are not installed. ``yardsticks`` holds the measured
-    rates of devices, and ``slower`` how much they are below those of an earlier sweep.
-    ``data_fault`` says what is wrong with the images in ``data_dir``.
+    rates of devices. ``data_fault`` says what is wrong with the images in ``data_dir``.
     """
 
     torch_error: str = ""
@@ -195,7 +183,6 @@ class Machine:
     no_gpu: str = ""
 
     starts: dict[str, str] = field(default_factory=dict)
-    cuda_visible_devices: str | None = None
     cpu: Cpu = Cpu()
     results: str = ""
     results_free_bytes: int | None = None
@@ -204,13 +191,10 @@ class Machine:
     data_layout: str | None = None
     data_fault: str = ""
     apex: Apex | None = None
-    nvidia_ml_py: str | None = None
-    pynvml: str | None = None
     variables: dict[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     torchao: str | None = None
     yardsticks: dict[str, Yardstick] = field(default_factory=dict)
-    slower: str = ""
 
     @property
     def device(self) -> str | None:
@@ -264,12 +248,11 @@ def examine(
         machine = (ask or ask_processes)(devices, models, timeout_s)
     time.sleep(max(0.0, begun + watch_s - time.monotonic()))
     load.stop()
-    used = round(load.cores(guests=False), 2), round(load.stolen(), 3), round(load.sums[2], 2)
+    used = round(load.cores(guests=False), 2), round(load.stolen(), 3)
     cpu, fault = host.result().cpu or "", layout.exception()
     return replace(
         machine,
         starts=starts,
-        cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
         cpu=Cpu(cpu, len(usable_cpus()), read_governor(), *used, load.quota),
         results=str(place),
         results_free_bytes=_free_bytes(place),
@@ -279,8 +262,6 @@ def examine(
         data_layout=None if isinstance(fault, OSError | UsageError) else layout.result(),
         data_fault=str(fault) if isinstance(fault, UsageError) else "",
         apex=find_apex(),
-        nvidia_ml_py=find_version("nvidia-ml-py"),
-        pynvml=find_version("pynvml"),
         variables=find_variables(),
         missing=find_missing(),
         torchao=find_torchao(),

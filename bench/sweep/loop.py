@@ -20,14 +20,7 @@ from typing import Protocol
 from uuid import uuid4
 
 from bench.case import Case
-from bench.doctor.rates import (
-    choose_seconds,
-    describe_rates,
-    describe_slowdown,
-    read_earlier,
-    read_rates,
-    write_rate_warnings,
-)
+from bench.doctor.rates import check_rates, choose_seconds, describe_rates, read_rates
 from bench.environment.host import PACKAGES, refuse_missing
 from bench.errors import StoreError, UnsupportedError, UsageError
 from bench.executors import Event, Executor, build_executor
@@ -394,11 +387,8 @@ class Loop:
         self.lanes[lane] = inputs.add_rates(device, found)
         self.display.say(f"{title}: {describe_rates(found, environment.gpu) or 'not known'}")
         self.say(f"note: {column} was not measured: {why}" for column, why in found.reasons.items())
-        self.say(write_rate_warnings(found, environment.gpu))
-        earlier = read_earlier(platform, self.out.parent)
-        if slower := describe_slowdown(found.rates, earlier):
-            fix = "python -m bench.doctor names what else uses it, or slows it down"
-            self.display.say(f"warning: {environment.gpu or environment.cpu} gives {slower}; {fix}")
+        doubts = check_rates(found, environment.gpu)
+        self.say(f"warning: {what}; {fix}" for what, fix in doubts)
 
 
 @dataclass
