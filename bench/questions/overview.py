@@ -229,9 +229,6 @@ def _tabulate_places(found: ReportData) -> Iterator[Sheet]:
             quantity_column("images_per_s", take),
             quantity_column("speedup", take, label="speed-up over fp32", spread=False),
             quantity_column("memory_bytes", take),
-            Column("largest", "largest batch", "the largest in this precision that fits, where one "
-                   "ran out of memory",
-                   lambda pair: pair[0].bounds.fits if pair[0].bounds.fails else None, keep=5),
             quantity_column("memory_saved", take, spread=False, keep=6),
         ],
         rows,
