@@ -195,7 +195,7 @@ def _name(case: Case, row: dict[Any, Any], status: Status, remarks: Iterable[str
 
 
 def _warn(doubt: Doubt, run: runs.Run) -> str:
-    return f"{clean(doubt.warn([run]))} {doubt.advise([run])}"
+    return f"{clean(doubt.warn([run]))} {doubt.fix}"
 
 
 def _take_facts(row: dict[Any, Any], names: Iterable[str]) -> dict[str, Fact]:

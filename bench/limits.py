@@ -61,6 +61,3 @@ reported. A card's clocks vary by 1 %; two shared CPU cores lost 30 % within a m
 FAR = 0.5
 """A rate of products or copies below this share of the data sheet's is reported. An H100 reaches
 0.64 to 0.76 of its FLOP/s, by number format, and 0.9 of its bandwidth."""
-
-STRAGGLES = 0.05
-"""A process that works longer than the others' median by more than this share makes them wait."""

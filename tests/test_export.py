@@ -271,7 +271,7 @@ def test_no_figure_travels_without_its_doubts(arrived: Arrived) -> None:
     tracker, runs = arrived
     run = runs["id-0"]
     assert run.facts["doubts"] == "extrapolated; synthetic images"
-    assert "Use --fraction 1 to measure whole epochs." in run.facts["warnings"]
+    assert "Use --fraction 1 without --steps" in run.facts["warnings"]
     name = re.sub("[^a-z]+", " ", run.name)
     assert "extrapolated" in name
     assert "synthetic images" in name

@@ -34,7 +34,7 @@ from bench.record import COMPARABLE, MEASURED, REPEATED, EpochRow, Status
 from bench.render.table import Level, NextStep, Notice
 from bench.store.reader import read_beside
 from bench.store.rows import group, latest
-from bench.study.doubts import DOUBTS, advise_repeats, list_below
+from bench.study.doubts import DOUBTS, QUIETER, SAID_BELOW
 from bench.study.runs import Result, Run
 from bench.study.sweeps import Sweep
 from bench.text import capitalize, name_first, write_range
@@ -53,34 +53,26 @@ def warn(
     ``sweeps`` lack, and if ``across``, on what differs between the sweeps. A first screen has
     the doubts of the cells ``spoken``, by whether these are fatal; all if None."""
     runs = latest(every)
-    below = list_below(results)
-    repeat = advise_repeats(_list_times(results))
-    quieter = f"Close other programs{repeat}."
     doubted: dict[bool, list[Notice]] = {True: [], False: []}
     for doubt in DOUBTS.values():
         if hit := [run for run in runs if getattr(run, doubt.name)]:
             told = spoken is None or any(run.cell in spoken[doubt.fatal] for run in hit)
             told |= doubt.name == "unmet"  # it was asked for, of whatever case
-            level = Level.TABLE if told and doubt.name not in below else Level.DETAIL
-            said = doubt.warn(hit), doubt.advise(hit, repeat), _count(hit, runs)
+            level = Level.TABLE if told and doubt.name not in SAID_BELOW else Level.DETAIL
+            said = doubt.warn(hit), doubt.fix, _count(hit, runs)
             doubted[doubt.fatal].append(Notice(capitalize(doubt.remark), *said, level=level))
     drifts = find_drifts(everything or every)
     return [
         *(Notice("Incomplete", *gap) for sweep in sweeps for gap in sweep.gaps),
         *_describe_failures(runs),
         *doubted[True],
-        *_describe_spread(results, quieter),
-        *(_describe_drift(*where, found, quieter) for where, found in drifts.items()),
+        *_describe_spread(results),
+        *(_describe_drift(*where, found) for where, found in drifts.items()),
         *_describe_slowdowns(runs),
         *_describe_mixtures(runs, across),
         *doubted[False],
         *_describe_determinism(results),
     ]
-
-
-def _list_times(results: Sequence[Result]) -> Iterator[list[float]]:
-    for result in results:
-        yield [run.epoch_time_s for run in latest(result.every) if run.timed]
 
 
 def _count(hit: Sequence[Run], runs: Sequence[Run]) -> str:
@@ -110,18 +102,18 @@ def list_asked(runs: Iterable[Run | Result]) -> list[str]:
     return [status for status in ends if status not in _ENDED | REPEATED]
 
 
-def _describe_spread(results: Sequence[Result], quieter: str) -> Iterator[Notice]:
+def _describe_spread(results: Sequence[Result]) -> Iterator[Notice]:
     if wide := sum(result.wide for result in results):
         several = sum(result.repeats > 1 for result in results)
         yield Notice(
             "Spread",
             f"The times of {wide:,} of the {several:,} cases with repeats spread by more than "
             f"±{100 * STEADY:.0f} %; these cases are marked noisy.",
-            quieter,
+            QUIETER,
         )
 
 
-def _describe_drift(sweep: str, machine: str, found: Sequence[Drift], quieter: str) -> Notice:
+def _describe_drift(sweep: str, machine: str, found: Sequence[Drift]) -> Notice:
     order = list(Steadiness)
     worst = min(found, key=lambda drift: (order.index(drift.steadiness), -abs(drift.change)))
     moments = len({drift.started_at for drift in found})
@@ -133,7 +125,7 @@ def _describe_drift(sweep: str, machine: str, found: Sequence[Drift], quieter: s
         f"({write_moment(worst.started_at)}), took "
         f"{longer if float(percent) else 'as long as'} {worst.against}"
     )
-    mend = quieter
+    mend = QUIETER
     if worst.steadiness is Steadiness.STEADY:
         mend = ""
     elif worst.steadiness is Steadiness.DRIFTED:

@@ -27,7 +27,7 @@ from bench.study.axes import (
     select,
     sort_cases,
 )
-from bench.study.doubts import list_below
+from bench.study.doubts import SAID_BELOW
 from bench.study.estimate import take_times
 from bench.study.runs import SOURCE, Result, Run, make_results, read_runs
 from bench.study.sweeps import Sweep
@@ -62,7 +62,7 @@ class ReportData:
     @cached_property
     def below(self) -> Sequence[str]:
         """Doubts that are stated once, and not beside each row."""
-        return list_below(self.results)
+        return SAID_BELOW
 
     @cached_property
     def settings(self) -> list[Setting]:

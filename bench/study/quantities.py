@@ -209,9 +209,6 @@ _ALL = (
              "what a ring all-reduce of gradients sends from each process, over the time of a "
              "step",
              _find_wire_rate, rate=True),
-    Quantity("straggle", "slowest process", "%", "lower",
-             "how much longer than the others' median the slowest process works on a step "
-             "before gradients are exchanged", decimals=1),
 )  # fmt: skip
 
 QUANTITIES: dict[str, Quantity] = {quantity.name: quantity for quantity in _ALL}

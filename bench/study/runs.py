@@ -10,7 +10,6 @@ from enum import StrEnum
 from functools import cached_property
 from operator import attrgetter
 from statistics import median
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from bench.case import AXES, SAME_QUESTION, Case, free_axes
@@ -45,7 +44,6 @@ class Run(Row):
 
     Attributes:
         sweep: the name of its sweep.
-        straggle: see `Sweep.read_stragglers`; ``unaffected`` `Sweep.read_unaffected`.
         asked: a number for its case; ``environment`` for rows that agree on `COMPARABLE`, and
             ``cell`` for runs of one case on one machine that agree on both.
         part: the share of an epoch that was measured, equal in all runs of a case: its fraction,
@@ -58,8 +56,6 @@ class Run(Row):
     """
 
     sweep: str
-    straggle: float
-    unaffected: str
     asked: int
     environment: int
     cell: int
@@ -192,30 +188,15 @@ def read_runs(sweeps: Sequence[Sweep]) -> list[Run]:
     """Read the runs of sweeps, a run a record, with all that is derived of them."""
     runs: list[Run] = []
     for sweep in sweeps:
-        told = sweep.read_stragglers(), sweep.read_unaffected()
-        mine = list_runs(sweep.rows, sweep.name, *told)
+        mine = list_runs(sweep.rows, sweep.name)
         _fill_environment(mine)
         runs += mine
     return link_runs(runs)
 
 
-def list_runs(
-    rows: Iterable[Row],
-    sweep: str = "",
-    straggle: Mapping[str, float] = MappingProxyType({}),
-    unaffected: Mapping[str, str] = MappingProxyType({}),
-) -> list[Run]:
-    """Return rows as runs, without what only several of them together tell. What stands beside some
-    of them is given by ``record_id``."""
-    return [
-        Run(
-            vars(row),
-            sweep=sweep,
-            straggle=straggle.get(row.record_id, math.nan),
-            unaffected=unaffected.get(row.record_id, ""),
-        )
-        for row in rows
-    ]
+def list_runs(rows: Iterable[Row], sweep: str = "") -> list[Run]:
+    """Return rows as runs, without what only several of them together tell."""
+    return [Run(vars(row), sweep=sweep) for row in rows]
 
 
 def _fill_environment(runs: Sequence[Run]) -> None:

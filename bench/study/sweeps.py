@@ -6,19 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import attrgetter
 from pathlib import Path
-from statistics import median
 
-from bench.axis import Trait, axis_flag
-from bench.case import AXES, Case, free_axes, list_varying
+from bench.case import Case, list_varying
 from bench.errors import UsageError
 from bench.halving import Halving, read_halving
-from bench.precision import PRECISIONS
-from bench.record import REPEATED, RankRow, Step, WorkRow
+from bench.record import REPEATED, WorkRow
 from bench.store.plans import SHARD, Plan, Shard, leave_out_known
 from bench.store.reader import find_records, read_beside, read_config, read_rows
-from bench.store.rows import Row, Run, group, list_served, read_history
+from bench.store.rows import Row, Run, list_served, read_history
 from bench.store.table import RECORDS
 from bench.text import count, name_first
 from bench.wall import MARGIN, read_goal
@@ -58,61 +54,6 @@ class Sweep:
         """The work of a step, by record; read once."""
         return read_beside(self.path, WorkRow)
 
-    def read_stragglers(self) -> dict[str, float]:
-        """Return by record the share by which the slowest process exceeds the others' median."""
-        found: dict[str, float] = {}
-        if all(row.world_size == 1 for row in self.rows):  # the others have no ranks
-            return found
-        for record, ranks in read_beside(self.path, RankRow).items():
-            *others, slowest = sorted(rank.work_s for rank in ranks if rank.work_s is not None)
-            if others and median(others) > 0:
-                found[record] = slowest / median(others) - 1
-        return found
-
-    def read_unaffected(self) -> dict[str, str]:
-        """Return by record the axis that had no effect on its training: with another value of it,
-        and the same seed, all losses were the same to the last digit."""
-        same = ("run_seed", "measured_steps", "train_loss")
-        known = [row for row in self.rows if all(row.number(name) is not None for name in same)]
-        suspects: list[tuple[str, list[Row]]] = []
-        for alike in group(known, attrgetter(*same)):
-            for axis in _EFFECTIVE:
-                if _count_values(axis, alike) < 2:
-                    continue
-                tell = attrgetter(*(name for name in AXES if name not in free_axes(axis)))
-                parts = group(alike, tell)
-                suspects += [(axis, part) for part in parts if _count_values(axis, part) > 1]
-        if not suspects:
-            return {}
-        steps = read_beside(self.path, Step, MOST_STEP_BYTES)
-        curves = {name: tuple(step.loss for step in its) for name, its in steps.items()}
-        found: dict[str, str] = {}
-        for axis, part in suspects:
-            for those in group(part, lambda row: curves.get(row.record_id, ())):
-                # a loss that stays the same is not learned
-                learned = len({*curves.get(those[0].record_id, ())}) >= _LEAST_ALIKE
-                if learned and _count_values(axis, those) > 1:
-                    found |= dict.fromkeys((row.record_id for row in those), axis_flag(axis))
-        return found
-
-
-def _count_values(axis: str, rows: Iterable[Row]) -> int:
-    # bf16 and bf16-amp computed the same on an H100 and an H200
-    values = (getattr(row, axis) for row in rows)
-    return len({PRECISIONS[v].arithmetic if axis == "precision" else v for v in values})
-
-
-_EFFECTIVE = tuple(
-    name
-    for name, axis in AXES.items()
-    if (Trait.LEARNING in axis.affects or name == "precision")
-    # a scale is divided out again, and the others may leave the rates of a few steps as they are
-    and name not in ("loss_scale", "lr_scaling", "base_batch", "lr_warmup")
-)
-"""The axes of which another value cannot lead to the same losses, if it is used at all."""
-
-_LEAST_ALIKE = 4
-"""Different losses that two trainings need to share: the first is that of an untrained network."""
 
 MOST_STEP_BYTES = 30_000_000
 """Larger steps files are not read for a report: it would take seconds and ten times as much memory.

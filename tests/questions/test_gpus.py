@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.study.sweeps import read_sweep
-from tests.planted.records import Row, write_sweep
+from tests.planted.records import Row
 from tests.planted.results import read_report, tell
 from tests.planted.sweeps import make_gpus_records
 
@@ -74,9 +72,6 @@ EXCHANGED: dict[str, tuple[Sequence[Row], list[str]]] = {
     "a larger one between them": (
         exchange(run("fp32", 64, 2), (0.001, 0.005, 0.009), 0.001), ["2 | 5.00 ± 4.00 | 4.8"],
     ),
-    "the slower held against the other": (
-        run("fp32", 64, 2, late=0.5), ["2 | 0.00 ± 0.51 | 0.0 | straggler"],
-    ),
 }  # fmt: skip
 """Rows, and of each what exchange is exposed, and remarks."""
 
@@ -96,13 +91,10 @@ def test_what_is_exchanged_beside_the_step(name: str, tmp_path: Path) -> None:
 
 
 def test_on_a_cpu_they_are_processes(tmp_path: Path) -> None:
-    """A straggler is no matter of cards there."""
     rows = [*run("fp32", 64, 1, device="cpu"), *run("fp32", 64, 2, late=0.5, device="cpu")]
     report = read_report(tmp_path, rows)
     titles = {table.title for table in report.tables}
     assert "Scaling over processes" in titles
-    (straggler,) = (notice for notice in report.warnings if notice.label == "Straggler")
-    assert straggler.remedy.endswith("bench.doctor shows what else uses the CPU.")
 
 
 def test_floating_point_work_is_that_of_each_gpu(tmp_path: Path) -> None:
@@ -113,12 +105,3 @@ def test_floating_point_work_is_that_of_each_gpu(tmp_path: Path) -> None:
             made.append((record, *rest))
     one, four = read_report(tmp_path, made).results
     assert four.achieved_flops == pytest.approx(one.achieved_flops)
-
-
-def test_a_straggler_may_be_any_of_the_processes(tmp_path: Path) -> None:
-    made = [
-        (*rest, [replace(row, rank=rank) for rank, row in enumerate(reversed(ranks))])
-        for *rest, ranks in run("fp32", 64, 4, late=0.5)
-    ]
-    found = read_sweep(write_sweep(tmp_path / "sweep", made)).read_stragglers()
-    assert [*found.values()] == pytest.approx([0.5] * len(made), abs=0.01)
