@@ -35,9 +35,6 @@ def build_parser() -> Parser:
         help="sweeps' folders or records files (default: all under results/)")  # fmt: skip
     add("--format", default="text", metavar="FORMAT", help="text, md or html (default: text)")
     add_output(parser)
-    add("--price", type=Path, metavar="FILE",
-        help='what an hour of each card costs: lines such as "H100" = 2.49, and unit = "EUR"; adds '
-        "images per unit of money")  # fmt: skip
     add("--full", action="store_true", help="print all warnings, tables and notes")
     return parser
 
@@ -47,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     """Compare cards; return 0, or 2 for a usage error."""
     given = build_parser().parse(argv)
     module, _, name = choose("--format", given.format, FORMATS).partition(":")
-    from bench.cards.document import build, read_prices
+    from bench.cards.document import build
     from bench.study.sweeps import REFERENCE, list_results, read_sweeps
 
     also = [REFERENCE] if REFERENCE.is_file() else []
@@ -58,13 +55,11 @@ def main(argv: Sequence[str]) -> int:
         sweeps = read_sweeps([*paths, *also], partial(print, "left out:", file=sys.stderr))
         if not {sweep.path for sweep in sweeps} & {*paths}:
             raise UsageError(f"no sweeps under {RESULTS}/; name their folders")
-    machines = [n for s in sweeps for row in s.rows for n in (row.gpu, row.cpu) if n]
-    prices = read_prices(given.price, machines) if given.price else None
     home = (given.output or Path("cards")).resolve().parent
     render = getattr(import_module(module), name)
     if given.format == "text":
         render = partial(render, full=given.full)
-    write_document(render(build(sweeps, home, prices)), given.output)
+    write_document(render(build(sweeps, home)), given.output)
     return 0
 
 
