@@ -246,7 +246,7 @@ def test_tf32_that_was_on_is_not_fp32(
 
 def test_it_is_validated_and_compared(mistakes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     validate([str(mistakes)])
-    faults = [line for line in capsys.readouterr().out.splitlines() if "FAULT" in line]
+    faults = [line for line in capsys.readouterr().out.splitlines() if "  FAULT" in line]
     assert all("the code is a commit's" in line for line in faults), faults  # edited, here
     assert compare([str(mistakes), str(mistakes)]) == 0
     assert "Epoch time" in capsys.readouterr().out  # one of its scripts tells of an epoch

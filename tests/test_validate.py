@@ -87,14 +87,6 @@ def take_out(folder: Folder) -> None:
     folder.records.remove(row)
 
 
-def copy_row(folder: Folder) -> None:
-    """Make a repeat of a row that ran once."""
-    new = {"record_id": "0" * 16}
-    for table in (folder.steps, folder.work, folder.records):
-        table.extend(one | new for one in folder.of(table, folder.fp32))
-    folder.records[-1]["repeat"] = "2"
-
-
 def lower_losses(folder: Folder) -> None:
     """The whole curve, and the mean that the row holds."""
     scale(folder.row, 0.9, "train_loss")
@@ -122,11 +114,6 @@ def shorten(folder: Folder) -> None:
     scale(folder.row, 1 / 0.99, "images_per_s")
 
 
-def forget(folder: Folder) -> None:
-    for column in ("sm_clock_mhz", "temperature_c"):
-        folder.row[column] = ""
-
-
 def change(**cells: str) -> Callable[[Folder], None]:
     return lambda folder: folder.row.update(cells)
 
@@ -141,19 +128,10 @@ def change_all(**cells: str) -> Callable[[Folder], None]:
 
 TAMPERINGS: dict[str, tuple[str, Callable[[Folder], None]]] = {
     "a cell that cannot be": ("schema", change(epoch_time_s="fast")),
-    "steps of no row": ("rows", lambda f: f.steps[0].update(record_id="0" * 16)),
     "an edited commit called clean": ("code", change_all(commit="970e2a2a9d30")),
     "a row of another driver": ("environment", change(driver="570.86.15")),
     "a row taken out": ("plan", take_out),
-    "an attempt without the one before": ("plan", change(attempt="2")),
-    "an invalid row called ok": ("outcome", change(reason="the epoch lost an image")),
-    "a row of an executor that is not known": ("outcome", change(executor="x")),
-    "a clock below zero": ("signs", change(sm_clock_mhz="-1980")),
-    "readings emptied": ("doubts", forget),
-    "more time than passed": ("moments", lambda f: scale(f.row, 4, "warmup_time_s")),
-    "a row copied as a repeat": ("copies", copy_row),
     "a rate above the data sheet": ("rates", lambda f: scale(f.row, 2, "rate_float16")),
-    "a clock that no end of the epoch had": ("clocks", change(sm_clock_mhz="1200")),
     "all times scaled alike": ("speed", speed_up),
     "more FLOP than the card does": ("speed", lambda f: scale(f.row, 50, "flop_per_image")),
     "half the energy": ("energy", lambda f: scale(f.row, 0.5, "energy_j")),
@@ -208,19 +186,6 @@ def test_two_cards_may_take_the_power_of_both(copy: Path) -> None:
     assert find_faults(copy)["energy"] == []
 
 
-def test_a_run_that_was_cut_off_is_named_until_it_ran_again(copy: Path) -> None:
-    folder = Folder(copy)
-    again = folder.row | {"record_id": "0" * 16, "attempt": "2"}
-    folder.row.update(status="interrupted", reason="stopped")
-    folder.write()
-    named = "fp16 · loss scale 128 · batch size 512: interrupted, and not run again since"
-    assert find_faults(copy)["plan"] == [named]
-    assert main([str(copy)]) == 1
-    folder.records.append(again)
-    folder.write()
-    assert find_faults(copy)["plan"] == []
-
-
 def test_another_start_may_have_another_loss(copy: Path) -> None:
     """What is found of one start, `a curve lowered as a whole`, is not of two."""
     folder = Folder(copy)
@@ -256,13 +221,13 @@ def test_a_known_fault_is_printed_with_its_reason_and_does_not_count(
     assert main([str(copy)]) == 0
     said = capsys.readouterr().out
     assert "known  code" in said
-    assert said.endswith("21 of 22 checks passed; 1 failed for a known reason.\n")
+    assert said.endswith("15 checks: 14 ok, 1 known.\n")
     (copy / "known-faults.txt").unlink()
     assert main([str(copy)]) == 1
     said = capsys.readouterr().out
     assert "FAULT  code         the code is a commit's, unedited" in said
     assert "measured by 970e2a2a9d30+dirty" in said
-    assert said.endswith("1 of 22 checks failed.\n")
+    assert said.endswith("15 checks: 14 ok, 1 FAULT.\n")
 
 
 def test_a_fault_that_is_named_and_gone_is_a_fault(copy: Path) -> None:
@@ -287,8 +252,8 @@ def test_what_identifies_a_machine_is_named(capsys: pytest.CaptureFixture[str], 
     config.write_text(config.read_text().replace("--data-dir data", "--data-dir /home/ada/images"))
     assert main([str(copy)]) == 0
     (line,) = (one for one in capsys.readouterr().out.splitlines() if "discloses" in one)
-    assert "the host name vm; the UUID of the GPU GPU-53dc75af-" in line
-    assert "environment variables NCCL_VERSION=2.28.3-1" in line
+    assert "host vm; gpu_uuid GPU-53dc75af-" in line
+    assert "variables NCCL_VERSION=2.28.3-1" in line
     assert "paths in config.json: /home/ada/images" in line
 
 
@@ -300,7 +265,7 @@ def test_what_there_is_nothing_to_check_of_does_not_pass(
     said = capsys.readouterr().out
     assert "none   code" in said
     assert "none   steps" in said
-    assert said.endswith("All 5 checks passed; for 17 there is nothing to check.\n")
+    assert "none   energy" in said
 
 
 def test_honest_rows_of_short_runs_on_a_busy_machine_pass() -> None:

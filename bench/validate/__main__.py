@@ -16,7 +16,7 @@ from bench.flags import Parser, command
 from bench.processes import leave
 from bench.store.reader import find_records
 from bench.text import count
-from bench.validate.claims import FAULT, KNOWN, KNOWN_FAULTS, NOTHING, validate
+from bench.validate.claims import FAULT, KNOWN, KNOWN_FAULTS, validate
 
 MOST_FAULTS = 3
 """Faults of a claim that are printed; the first says where to look."""
@@ -63,14 +63,8 @@ def _write(result: dict[str, Any], full: bool) -> str:
     if result["gives_away"]:
         lines.append(f"It discloses {'; '.join(result['gives_away'])}.")
     ends = Counter(check["result"] for check in result["checks"])
-    wrong, empty, known = ends[FAULT], ends[NOTHING], ends[KNOWN]
-    done = ends.total() - empty
-    checks, passed = count(done, "check"), f"{done - known} of" if known else "All"
-    said = f"{wrong} of {checks} failed" if wrong else f"{passed} {checks} passed"
-    told = f"; {known}{' more' * bool(wrong)} failed for a known reason" if known else ""
-    beside = f"; for {empty} there is nothing to check" if empty else ""
-    lines.append(f"{said}{told}{beside}.")
-    return "\n".join(lines)
+    said = ", ".join(f"{number} {end}" for end, number in ends.items())
+    return "\n".join([*lines, f"{count(ends.total(), 'check')}: {said}."])
 
 
 FORMATS: dict[str, Callable[[list[dict[str, Any]], bool], str]] = {

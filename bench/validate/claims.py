@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from datetime import datetime
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, combinations, pairwise
+from itertools import chain, pairwise
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, median
@@ -22,35 +20,19 @@ from bench.diagnosis.step import RATES
 from bench.environment.host import hash_commit
 from bench.errors import UsageError
 from bench.gpu.peaks import list_peaks
-from bench.limits import SLOWED, leave_out_first
-from bench.origin import EXECUTORS, find_origin
+from bench.limits import leave_out_first
+from bench.origin import EXECUTORS
 from bench.precision import Arithmetic, find_formats
-from bench.record import (
-    COMPARABLE,
-    MEASURED,
-    REPEATED,
-    EpochRow,
-    Measurement,
-    RankRow,
-    Status,
-    Step,
-    WorkRow,
-    read_missing,
-)
+from bench.record import COMPARABLE, MEASURED, Status, Step, WorkRow
 from bench.store.reader import find_records, read_beside
-from bench.store.rows import group, read_history
+from bench.store.rows import group
 from bench.store.table import RECORDS
-from bench.study.quantities import is_number
 from bench.study.runs import Run, list_runs
 from bench.study.sweeps import Sweep, read_sweep
 from bench.text import count, name_first
 from bench.workloads import IMAGES
-from bench.yardstick import read_tries
 
 KNOWN_FAULTS = "known-faults.txt"
-
-OWN = tuple(EXECUTORS)
-"""Executors whose rows are measured by this harness."""
 
 
 @dataclass(frozen=True)
@@ -77,27 +59,23 @@ class Row:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The tables and plans of a folder. Rows of executors other than this harness's, such as
-    published ones, are read but make no claim about how they were measured."""
+    """The tables and plans of a folder, and its records as they are written."""
 
     sweep: Sweep
+    runs: list[Run]
     steps: dict[str, list[Step]]
 
     @cached_property
-    def runs(self) -> list[Run]:
-        """All records, as they are written."""
-        return list_runs(self.sweep.rows)
-
-    @cached_property
     def own(self) -> list[Run]:
-        """The records that this harness measured."""
-        return [run for run in self.runs if run.executor in OWN]
+        """The records that this harness measured. Others, such as published ones, are read but make
+        no claim about how they were measured."""
+        return [run for run in self.runs if run.executor in EXECUTORS]
 
     @cached_property
     def rows(self) -> list[Row]:
-        """The rows whose status says that they were measured, without inferred ones."""
+        """The own rows whose status says that they were measured, without inferred ones."""
         axes, rows = list_varying([run.case for run in self.runs]), []
-        for run in self.runs:
+        for run in self.own:
             if run.status in MEASURED and not run.inferred:
                 which = f", repeat {run.repeat}" if run.repeat > 1 else ""
                 name = f"{run.case.label(axes)}{which}{', sentinel' if run.sentinel else ''}"
@@ -111,23 +89,20 @@ class Evidence:
         return (rows for rows in groups if len(rows) > 1)
 
 
-def read_evidence(folder: Path, sweep: Sweep | None = None) -> Evidence:
-    """Read a folder, or a records file alone; ``sweep`` if it was read already. Raises UsageError:
-    a file is not as it was written; gives the wrong line and column."""
-    sweep = sweep or read_sweep(folder)
+def read_evidence(folder: Path) -> Evidence:
+    """Read a folder, or a records file alone. Raises UsageError: a file is not as it was written;
+    gives the wrong line and column."""
+    sweep = read_sweep(folder)
     if not sweep.rows:
         raise UsageError(f"{sweep.path} has no rows")
-    return Evidence(sweep, read_beside(sweep.path, Step))
+    return Evidence(sweep, list_runs(sweep.rows), read_beside(sweep.path, Step))
 
 
 def read_known_faults(folder: Path) -> dict[str, str]:
     """Return why faults are kept, by claim, from lines of ``known-faults.txt`` such as ``code:
     measured before the last commit; times are not concerned``. Raises UsageError."""
-    try:
-        lines = (folder / KNOWN_FAULTS).read_text(encoding="utf-8").splitlines()
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    faults = {}
+    file, faults = folder / KNOWN_FAULTS, {}
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     for line in filter(str.strip, lines):
         name, colon, reason = line.partition(": ")
         if not colon:
@@ -146,20 +121,15 @@ _MOST = 3
 def list_disclosed(folder: Path, runs: Sequence[Run]) -> Iterator[str]:
     """Yield what identifies a machine or a person: host, GPU and environment variables of the
     records, and paths in the folder's text files."""
-    for column, what in (
-        ("host", "the host name"),
-        ("gpu_uuid", "the UUID of the GPU"),
-        ("variables", "environment variables"),
-    ):
+    for column in ("host", "gpu_uuid", "variables"):
         if found := sorted({getattr(run, column) for run in runs} - {""}):
-            yield f"{what} {name_first(found, _MOST)}"
-    folders = [file.parent for file in find_records(folder)] if folder.is_dir() else []
-    for file in sorted(file for place in folders for file in place.iterdir()) or [folder]:
-        if file.suffix not in (".json", ".txt", ".log", ".html") and file.name != RECORDS:
-            continue
-        found = _PATH.findall(file.read_text(encoding="utf-8", errors="replace"))
-        if paths := sorted({path for path in found if not path.startswith(_PUBLIC)}):
-            yield f"paths in {file.name}: {name_first(paths, _MOST)}"
+            yield f"{column} {name_first(found, _MOST)}"
+    places = [file.parent for file in find_records(folder)] if folder.is_dir() else []
+    for file in sorted(file for place in places for file in place.iterdir()) or [folder]:
+        if file.suffix in (".json", ".txt", ".log", ".html") or file.name == RECORDS:
+            found = _PATH.findall(file.read_text(encoding="utf-8", errors="replace"))
+            if paths := sorted({path for path in found if not path.startswith(_PUBLIC)}):
+                yield f"paths in {file.name}: {name_first(paths, _MOST)}"
 
 
 # ------------------------------------------------------------------------------------------- claims
@@ -227,10 +197,8 @@ class Claim:
     of: tuple[str, ...] = ()
 
     def is_empty(self, evidence: Evidence) -> bool:
-        if not self.of:
-            return False
-        own = [row for row in evidence.rows if row["executor"] in OWN]
-        return not any(row[column] not in (None, "") for row in own for column in self.of)
+        held = (row[column] for row in evidence.rows for column in self.of)
+        return bool(self.of) and not any(value not in (None, "") for value in held)
 
 
 def _differ(one: float, other: float, within: float) -> bool:
@@ -239,27 +207,7 @@ def _differ(one: float, other: float, within: float) -> bool:
 
 def _of_rows(find: Callable[[Row], Iterator[str]]) -> Callable[[Evidence], Iterator[str]]:
     """Make a claim about each row by itself; its faults start with the name of the row."""
-    return lambda evidence: (
-        f"{row.name}: {fault}"
-        for row in evidence.rows
-        if row["executor"] in OWN
-        for fault in find(row)
-    )
-
-
-def find_orphans(evidence: Evidence) -> Iterator[str]:
-    ids = Counter(run.record_id for run in evidence.runs)
-    yield from (f"several rows have the record_id {name}" for name, n in ids.items() if n > 1)
-    path = evidence.sweep.path
-    beside: dict[str, Iterable[str]] = {
-        "steps": evidence.steps,
-        "work": evidence.sweep.work,
-        "epochs": read_beside(path, EpochRow),
-        "ranks": read_beside(path, RankRow),
-    }
-    for name, records in beside.items():
-        if strange := {*records} - {*ids}:
-            yield f"{name}.csv has rows of {count(len(strange), 'record')} that records.csv lacks"
+    return lambda evidence: (f"{row.name}: {fault}" for row in evidence.rows for fault in find(row))
 
 
 def find_unknown_code(evidence: Evidence) -> Iterator[str]:
@@ -294,126 +242,21 @@ def find_environments(evidence: Evidence) -> Iterator[str]:
 
 
 def find_gaps(evidence: Evidence) -> Iterator[str]:
-    yield from (f"{told} {mend}" for told, mend in evidence.sweep.gaps)
-    attempts = {(run.case, run.repeat, run.sentinel, run.attempt) for run in evidence.runs}
-    axes = list_varying([run.case for run in evidence.runs])
-    for (case, repeat, sentinel), past in read_history(evidence.sweep.rows).items():
-        began = (case, repeat, sentinel, past.attempt) in attempts
-        # a sentinel that was cut off is among the gaps above
-        if past.status in REPEATED and began and not sentinel:
-            which = f", repeat {repeat}" if repeat > 1 else ""
-            yield f"{case.label(axes)}{which}: {past.status}, and not run again since"
-    for row in evidence.rows:
-        run, attempt = (row.case, row["repeat"], row["sentinel"]), row["attempt"]
-        if attempt > 1 and not any((*run, before) in attempts for before in range(1, attempt)):
-            yield f"{row.name}: attempt {attempt} has no row of the one before it"
+    return (f"{told} {mend}" for told, mend in evidence.sweep.gaps)
 
 
-def find_wrong_outcomes(evidence: Evidence) -> Iterator[str]:
-    for executor in dict.fromkeys(run.executor for run in evidence.runs):
-        if find_origin(executor) == "unknown":
-            yield f"some rows come from the {executor} executor, which this version does not know"
-    for row in evidence.rows:
-        if not row.has("epoch_time_s"):
-            yield f"{row.name}: {row['status']}, but it has no epoch time"
-        if row["status"] == Status.OK and row["reason"]:
-            yield f"{row.name}: ok, but a reason stands beside it: {row['reason']}"
-        finite = row.has("train_loss") and not row.has("first_bad_step")
-        told = "train_loss" not in read_missing(row["missing"])  # by a command, which need not
-        if row["executor"] in OWN and told and (row["status"] == Status.OK) > finite:
-            yield f"{row.name}: ok, but its loss was not finite"
-    for run in evidence.runs:
-        if run.status != Status.OK and not run.reason:
-            yield f"a row ended as {run.status} without a reason"
+def find_wrong_rates(row: Row) -> Iterator[str]:
+    for column, peak in list_peaks(row["gpu"]).items():
+        if column in RATES and row.has(column) and row[column] > peak:
+            yield f"{column} is {row[column]:.4g}, and the card's data sheet says {peak:.4g}"
 
 
-_SIGNED = ("train_loss", "test_loss")
-"""Columns that may be below zero: a likelihood's loss is."""
-
-
-def find_negative(row: Row) -> Iterator[str]:
-    """Find figures below zero that cannot be: they are kept as they were read, and not believed."""
-    for f in fields(Measurement):
-        if f.name not in _SIGNED and row.has(f.name) and is_number(row[f.name]) and row[f.name] < 0:
-            yield f"{f.name} is {row[f.name]:g}"
-
-
-def find_emptied(row: Row) -> Iterator[str]:
-    """Find columns that doubts need and that are empty without a reason."""
-    needed = ["warmup_steps", "measured_steps", "measured_time_s", "step_time_median_s"]
-    if row["device"] == "cuda":
-        needed += ["peak_device_bytes", "energy_j", "power_limit_w", "sm_clock_mhz"]
-        needed += ["temperature_c", "neighbours_computing", "gpu_memory_bytes"]
-    reasons = read_missing(row["missing"])
-    for column in needed:
-        if not row.has(column) and column not in reasons:
-            yield f"{column} is empty, and missing does not say why"
-    if row["flags"] and not row["arithmetic"] and "arithmetic" not in reasons:
-        yield "the proof of its arithmetic is gone, and missing does not say why"
-
-
-def find_wrong_moments(evidence: Evidence) -> Iterator[str]:
-    before: tuple[datetime, str] | None = None
-    own = [row for row in evidence.rows if row["executor"] in OWN]
-    for row in sorted(own, key=lambda row: str(row["started_at"])):
-        start, end = (datetime.fromisoformat(row[c]) for c in ("started_at", "finished_at"))
-        parts = ("setup_time_s", "warmup_time_s", "measured_time_s", "eval_time_s")
-        spent, passed = sum(row[part] or 0.0 for part in parts), (end - start).total_seconds()
-        if spent > passed + 1:
-            yield f"{row.name}: its phases take {spent:.1f} s, and it took {passed:.1f} s"
-        if before and start < before[0] and not row["lanes_beside"] and not row["lane"]:
-            yield f"{row.name} began before {before[1]} had ended, on the same machine"
-        before = max(before or (end, row.name), (end, row.name))
-
-
-def find_copies(evidence: Evidence) -> Iterator[str]:
-    for one, other in combinations(evidence.rows, 2):
-        if one.has("measured_time_s") and one["measured_time_s"] == other["measured_time_s"]:
-            yield f"{one.name} and {other.name} took the same time to the last digit"
-
-
-def find_wrong_rates(evidence: Evidence) -> Iterator[str]:
-    for row in evidence.rows:
-        peaks = list_peaks(row["gpu"])
-        for column in RATES:
-            if row.has(column) and row[column] > peaks.get(column, math.inf):
-                yield (
-                    f"{row.name}: {column} is {row[column]:.4g}, and the data sheet of "
-                    f"{row['gpu']} says {peaks[column]:.4g}"
-                )
-    for rows in evidence.group("gpu_uuid", "host", "device", "rates_at"):
-        for column in RATES:
-            found = [row[column] for row in rows if row.has(column)]
-            if found and rows[0]["device"] == "cuda" and max(found) > (1 + SLOWED) * min(found):
-                yield f"{column} is from {min(found):.4g} to {max(found):.4g} on one machine"
-
-
-def find_wrong_clocks(row: Row) -> Iterator[str]:
-    ends = [row[c] for c in ("sm_clock_first_mhz", "sm_clock_last_mhz") if row.has(c)]
-    if row.has("sm_clock_mhz") and len(ends) == 2:
-        low, high = 0.7 * min(ends), 1.3 * max(ends)
-        if not low <= row["sm_clock_mhz"] <= high:
-            yield (
-                f"its median SM clock is {row['sm_clock_mhz']:.0f} MHz, and at both ends of the "
-                f"epoch it was {ends[0]:.0f} and {ends[1]:.0f}"
-            )
-    peaks = list_peaks(row["gpu"])
-    for column, tries in read_tries(row["rate_tries"]).items():
-        if row.has(column, "sm_clock_mhz") and tries.clock_mhz and column in peaks:
-            # at half the clock a card reaches at most half of its peak at boost, plus what the
-            # clock was above that: 1980 for 1830 MHz on an H100
-            share = 1.25 * tries.clock_mhz / max(row["sm_clock_mhz"], tries.clock_mhz)
-            if column != "rate_copy" and row[column] > share * peaks[column]:
-                yield f"{column} is {row[column]:.4g} at {tries.clock_mhz:.0f} MHz"
-
-
-def find_wrong_speed(evidence: Evidence) -> Iterator[str]:
-    for row in (row for row in evidence.rows if row["executor"] in OWN):
-        flops, moved = row.run.of_peaks, row.run.of_bandwidth
-        if flops > 1:
-            yield f"{row.name}: {flops:.3g} times the FLOP/s that {row['gpu']} does"
-        if moved > 1 and row.case.compile == Case.compile:
-            yield f"{row.name}: {moved:.3g} times the bytes/s of {row['gpu']}'s memory"
+def find_wrong_speed(row: Row) -> Iterator[str]:
+    flops, moved = row.run.of_peaks, row.run.of_bandwidth
+    if flops > 1:
+        yield f"{flops:.3g} times the FLOP/s that {row['gpu']} does"
+    if moved > 1 and row.case.compile == Case.compile:
+        yield f"{moved:.3g} times the bytes/s of {row['gpu']}'s memory"
 
 
 def find_wrong_energy(row: Row) -> Iterator[str]:
@@ -440,10 +283,6 @@ def find_wrong_memory(row: Row) -> Iterator[str]:
     in_use = (row["peak_device_bytes"] or 0) + (row["baseline_device_bytes"] or 0)
     if in_use > (row["gpu_memory_bytes"] or math.inf):
         yield f"{in_use:.4g} bytes of the device were in use, more than it has"
-    if (told := re.search(r"\b(\d+)GB\b", row["gpu"])) and row.has("gpu_memory_bytes"):
-        has, named = row["gpu_memory_bytes"], float(told[1])
-        if not 0.9e9 * named <= has <= 1.1 * 2**30 * named:
-            yield f"{row['gpu']} has {has:.4g} bytes of memory"
 
 
 def find_wrong_steps(row: Row) -> Iterator[str]:
@@ -454,10 +293,9 @@ def find_wrong_steps(row: Row) -> Iterator[str]:
         return
     times, images = _list_times(row), sum(step.images for step in steps)
     if len(steps) != row["measured_steps"] or images != row["measured_images"]:
-        held = [row[name] for name in ("measured_steps", "measured_images")]
-        told = ["an unknown number" if number is None else f"{number:.0f}" for number in held]
         yield (
-            f"steps.csv has {len(steps)} steps of {images} images, the row {told[0]} of {told[1]}"
+            f"steps.csv has {len(steps)} steps of {images} images, the row {row['measured_steps']} "
+            f"of {row['measured_images']}"
         )
     elif not adds_up(times, row["measured_time_s"], row.case.epochs):
         yield f"its steps take {sum(times):.4g} s, and together {row['measured_time_s']:.4g} s"
@@ -473,10 +311,6 @@ def find_wrong_steps(row: Row) -> Iterator[str]:
 
 def _list_times(row: Row) -> list[float]:
     return [step.time_s or 0.0 for step in row.steps]
-
-
-def _none_as_nan(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 def adds_up(times: Sequence[float], measured_s: float, epochs: int = 1) -> bool:
@@ -537,40 +371,26 @@ def find_odd_curves(evidence: Evidence) -> Iterator[str]:
     of_others = (rows for rows in drawn if rows[0]["workload"] != IMAGES)
     for rows in chain(of_images, of_others):
         # a command draws its weights and its data as it likes
-        own = [row for row in rows if row["executor"] in OWN and row.case.command is None]
-        firsts = [(row.name, _none_as_nan(row.steps[0].loss)) for row in own if row.steps]
-        if len(firsts) > 1:
-            usual = median(loss for _, loss in firsts)
-            for name, loss in firsts:
-                if _differ(loss, usual, ALIKE):
-                    yield (
-                        f"{name}: the loss of its first step is {loss:.3f}, where the same weights "
-                        f"and images gave {usual:.3f}"
-                    )
+        own = [row for row in rows if row.case.command is None and row.steps]
+        firsts = [(row.name, loss) for row in own if (loss := row.steps[0].loss) is not None]
+        usual = median(loss for _, loss in firsts) if firsts else 0.0
+        for name, loss in firsts:
+            if _differ(loss, usual, ALIKE):
+                yield (
+                    f"{name}: the loss of its first step is {loss:.3f}, where the same weights and "
+                    f"images gave {usual:.3f}"
+                )
 
 
-def find_wrong_work(evidence: Evidence) -> Iterator[str]:
-    for row in evidence.rows:
-        right = FLOP_PER_IMAGE.get((row.case.model, row.case.input or "", row["classes"] or ""))
-        if right and row.has("flop_per_image") and _differ(row["flop_per_image"], right, EXACT):
-            yield f"{row.name}: {row['flop_per_image']:.5g} FLOP an image, not {right:.5g}"
-        for column, name, items in (
-            (
-                ("flop_per_image", "flop", row.case.batch_size),
-                ("step_bytes", "bytes", 1),
-            )
-            if row.case.command is None
-            else ()
-        ):
-            listed = sum(getattr(part, name) or 0.0 for part in row.work)
-            if row.has(column) and listed and _differ(row[column] * items, listed, EXACT):
-                yield f"{row.name}: {column} is not what its operations in work.csv add up to"
-    # the shape is an axis, and the parameters show the number of classes of a dataset
-    axes = [name for name in list_affecting(Trait.FLOP) if name not in ("dataset", "workload")]
-    for rows in evidence.group("model_parameters", *axes):
-        found = {row["flop_per_image"] for row in rows if row.has("flop_per_image")}
-        if len(found) > 1:
-            yield f"{rows[0]['model']}: {name_first([f'{f:.5g}' for f in found], 3)} FLOP an image"
+def find_wrong_work(row: Row) -> Iterator[str]:
+    right = FLOP_PER_IMAGE.get((row.case.model, row.case.input or "", row["classes"] or ""))
+    if right and row.has("flop_per_image") and _differ(row["flop_per_image"], right, EXACT):
+        yield f"{row['flop_per_image']:.5g} FLOP an image, not {right:.5g}"
+    sums = (("flop_per_image", "flop", row.case.batch_size), ("step_bytes", "bytes", 1))
+    for column, name, items in sums if row.case.command is None else ():
+        listed = sum(getattr(part, name) or 0.0 for part in row.work)
+        if row.has(column) and listed and _differ(row[column] * items, listed, EXACT):
+            yield f"{column} is not what its operations in work.csv add up to"
 
 
 def find_wrong_proofs(row: Row) -> Iterator[str]:
@@ -595,34 +415,15 @@ def find_wrong_data(row: Row) -> Iterator[str]:
 
 
 _RAN = ("started_at",)  # set in each row that this harness measured
-_TIMED = ("epoch_time_s",)
+_TIMED, _FLOP = ("epoch_time_s",), ("flop_per_image",)
 _PEAKS = ("peak_device_bytes", "peak_process_bytes", "peak_reserved_bytes", "peak_allocated_bytes")
 
 CLAIMS = (
-    Claim("rows", "every row beside the records belongs to one of them", find_orphans),
     Claim("code", "the code is a commit's, unedited", find_unknown_code, _RAN),
     Claim("environment", "all rows are of one machine and one software", find_environments),
-    Claim(
-        "plan",
-        "every planned run ended, and none was cut off",
-        find_gaps,
-        _RAN,
-    ),
-    Claim("outcome", "status, reason and figures of a row agree", find_wrong_outcomes),
-    Claim("signs", "nothing that cannot be is below zero", _of_rows(find_negative), _TIMED),
-    Claim(
-        "doubts", "the columns that doubts are found by are filled", _of_rows(find_emptied), _TIMED
-    ),
-    Claim(
-        "moments",
-        "phases fit between start and end, and rows follow each other",
-        find_wrong_moments,
-        _RAN,
-    ),
-    Claim("copies", "no two rows have the same times", find_copies),
-    Claim("rates", "the machine's rates are possible, and alike", find_wrong_rates, tuple(RATES)),
-    Claim("clocks", "clocks and rates agree", _of_rows(find_wrong_clocks), ("sm_clock_mhz",)),
-    Claim("speed", "no step is faster than the card can be", find_wrong_speed, ("gpu",)),
+    Claim("plan", "every planned run ended, and none was cut off", find_gaps, _RAN),
+    Claim("rates", "the machine's rates are possible", _of_rows(find_wrong_rates), tuple(RATES)),
+    Claim("speed", "no step is faster than the card can be", _of_rows(find_wrong_speed), ("gpu",)),
     Claim(
         "energy",
         "energy is power times time, within the limit",
@@ -639,7 +440,7 @@ CLAIMS = (
         ("train_loss",),
     ),
     Claim("curve", "the same start has the same loss", find_odd_curves, ("train_loss",)),
-    Claim("work", "FLOP and bytes are the network's", find_wrong_work, ("flop_per_image",)),
+    Claim("work", "FLOP and bytes are the network's", _of_rows(find_wrong_work), _FLOP),
     Claim(
         "proof",
         "the arithmetic is that of the precision",
@@ -661,8 +462,8 @@ OK, NOTHING, KNOWN, FAULT = "ok", "none", "known", "FAULT"
 """The results of a check; `NOTHING` if a folder has no data for it."""
 
 
-def validate(folder: Path, sweep: Sweep | None = None) -> dict[str, Any]:
-    """Check one folder; ``sweep`` if it was read already.
+def validate(folder: Path) -> dict[str, Any]:
+    """Check one folder.
 
     Returns:
         ``folder``, ``subject``, what it ``gives_away`` and ``checks``, each with its ``name``,
@@ -672,7 +473,7 @@ def validate(folder: Path, sweep: Sweep | None = None) -> dict[str, Any]:
     """
     schema = {"name": "schema", "shows": "every file is as the harness wrote it"}
     try:
-        known, evidence = read_known_faults(folder), read_evidence(folder, sweep)
+        known, evidence = read_known_faults(folder), read_evidence(folder)
         if strange := known.keys() - {claim.name for claim in CLAIMS}:
             raise UsageError(f"{folder / KNOWN_FAULTS}: there is no check {', '.join(strange)}")
     except UsageError as error:
