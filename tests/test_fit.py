@@ -95,7 +95,7 @@ def test_every_probe_is_a_record_and_the_table_says_what_they_show(
         *("fp32", "720", "728", "672"),
     ]
     assert next(line for line in lines if line.startswith(" bf16-amp")).split()[1] == "1200"
-    told = "] fp32 · batch size 720 · steps 16: trains, 1.00 GiB, synthetic images"
+    told = "] fp32 · batch size 720 · steps 16: trains, 1.00 GiB"
     assert told in said.err, "its few steps tell nothing of speed or learning"
     assert "fp32: batch size 720 trains, 728 does not, 672 leaves 5 % of memory free" in said.err
 

@@ -20,7 +20,7 @@ from bench.sweep.loop import Loop, open_loop
 from bench.sweep.options import Options, Plan, plan_cases
 from bench.sweep.preflight import leave_out_batches
 from bench.sweep.probing import Searches, describe_wall, find_walls
-from bench.sweep.schedule import OomSkips, Pace, describe_repeats, remaining_runs
+from bench.sweep.schedule import OomSkips, Pace, remaining_runs
 from bench.text import count, read_time
 from bench.wall import STEP, Ending, Wall, read_goal
 
@@ -54,12 +54,7 @@ def measure(part: Part) -> Grid:
     part.plan_runs()
     runs, there = len(part.runs), len(part.plan) - len(part.runs)
     cases = [case for case, _, _ in [*part.plan, *part.before]]
-    how, times = "", part.options.repeats
-    if runs and not there and times > 1:
-        planned = dict.fromkeys(part.cases)
-        most = not part.options.repeats_given or any(case.until for case in planned)
-        how = f"{count(len(planned), 'case')}, {describe_repeats(times, most)}"
-    with Display(part.folder, runs, there, list_varying(cases), how=how) as display:
+    with Display(part.folder, runs, there, list_varying(cases)) as display:
         part.loop.show_on(display)
         grid = part.make_grid()
         part.loop.work(grid)

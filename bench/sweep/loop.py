@@ -30,7 +30,7 @@ from bench.record import Environment, Outcome, Record, Status, flatten, read_mis
 from bench.store.reader import find_shards
 from bench.store.table import CHECKPOINTS, LOGS, TRACES
 from bench.store.writer import Store
-from bench.sweep.display import Display, write_curve
+from bench.sweep.display import Display
 from bench.sweep.folder import KeptRun, default_out
 from bench.sweep.known import Known
 from bench.sweep.options import Options, Plan
@@ -343,8 +343,6 @@ class Loop:
         self.display.end(record, lane.name)
         if (trace := self._place_trace(job)) and trace.exists():
             self.display.say(f"trace, for https://ui.perfetto.dev: {trace}")
-        if self.options.verbose:
-            self.say(write_curve(outcome.steps, outcome.measurement.steps_per_epoch))
         return record
 
     def _place_trace(self, job: Job) -> Path | None:

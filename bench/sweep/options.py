@@ -64,7 +64,6 @@ class Options:
     repeats_given: bool = True  # if not, `schedule.Pace` may make fewer
     same_seed: bool = False
     no_skip: bool = False
-    verbose: bool = False
     trace: bool = False
     dry_run: bool = False
     list: bool = False
@@ -128,7 +127,6 @@ def build_parser() -> Parser:
     _add_switch(how, "--no-skip", AdvancedHelp("run batch sizes above one that ran out of memory"))
     going = AdvancedHelp("leave out networks that cannot be built and run, and train the others")
     _add_switch(how, "--keep-going", going)
-    _add_switch(how, "--verbose", AdvancedHelp("print loss and accuracy during each case"))
     _add_switch(
         how,
         "--trace",
