@@ -50,7 +50,6 @@ def sweep(
     data_dir: str | os.PathLike[str] | None = None,
     preset: str | None = None,
     timeout_s: float | None = None,
-    keep_going: bool = False,
     **axes: Value | Sequence[Value],
 ) -> Sweep:
     """Measure every combination of some settings, as `python -m bench.sweep` does, and return what
@@ -68,7 +67,6 @@ def sweep(
         data_dir: where CIFAR-10 is.
         preset: a named grid that the settings change (default: that of the command).
         timeout_s: seconds that a phase of a case, or a command, may take.
-        keep_going: leave out networks that cannot be built and run, and train the others.
         axes: any other axis of `bench.case.Case`, a value or several: ``precision=["fp32",
             "bf16-amp"]``, ``batch_size=[64, 128]``, ``steps=20``, ``device="cpu"``.
 
@@ -85,7 +83,7 @@ def sweep(
         several = given if isinstance(given, list | tuple) else [given]
         named = [_name_factory(name, one, folder) if callable(one) else one for one in several]
         settings[name] = given if given is None else named
-    words = ["--out", str(folder), *["--keep-going"] * keep_going]
+    words = ["--out", str(folder)]
     for name, value in settings.items():
         if value is not None or name in axes:
             words += [axis_flag(_find_axis(name)), *map(_spell, _list(value))]

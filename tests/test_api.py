@@ -103,20 +103,6 @@ def test_mistakes_raise_before_anything_is_trained(
     assert not (tmp_path / "out" / "records.csv").exists()
 
 
-def test_networks_that_cannot_be_built_are_left_out_if_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("BENCH_YARDSTICK_S", "0")
-    given = {"model": ["models_for_tests:good", "models_for_tests:nosuch"], "device": "cpu"}
-    given |= {"dataset": "synthetic", "batch_size": 8, "precision": "fp32", "steps": 2}
-    given |= {"repeats": 1, "out": tmp_path / "out"}
-    with pytest.raises(UsageError, match="has no function 'nosuch'"):
-        bench.sweep(**given)
-    found = bench.sweep(**given, keep_going=True)
-    assert found.frame()["model"].tolist() == ["models_for_tests:good"]
-    assert "warning: left out: --model 'models_for_tests:nosuch'" in capsys.readouterr().err
-
-
 def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no records there"):
         bench.read(tmp_path)

@@ -82,7 +82,6 @@ def conclude(part: Part, grid: Grid) -> Conclusion:
     measured = grid.measured or any(wall.largest is not None for wall in walls.values())
     failed = any(wall.ending is not Ending.UNSUPPORTED for wall in lost.values())
     failed |= bool(part.runs or part.asked.families) and not measured
-    failed |= bool(loop.inputs.broken)
     return Conclusion(part.folder, lines, left, failed, loop.stopped)
 
 
@@ -125,7 +124,7 @@ class Part:
     def fill_in(self, walls: dict[Case, Wall]) -> None:
         """Use the batch sizes that the searches found, and write the configuration again."""
         self.walls, inputs = walls, self.loop.inputs
-        planned = inputs.keep(plan_cases(self.options, walls, inputs.settle)).cases
+        planned = plan_cases(self.options, walls, inputs.settle).cases
         self.cases, left_out = leave_out_batches(planned, inputs)
         self.loop.notes += left_out
         self.write_config()

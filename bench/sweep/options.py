@@ -69,7 +69,6 @@ class Options:
     list: bool = False
     shard: Shard | None = None
     report: bool = True
-    keep_going: bool | None = None  # None where a command has no such flag
 
     @property
     def settings(self) -> Settings:
@@ -125,8 +124,6 @@ def build_parser() -> Parser:
     add_flag(what, "--micro-batch", "M", most)
     how = add_running(parser)
     _add_switch(how, "--no-skip", AdvancedHelp("run batch sizes above one that ran out of memory"))
-    going = AdvancedHelp("leave out networks that cannot be built and run, and train the others")
-    _add_switch(how, "--keep-going", going)
     _add_switch(
         how,
         "--trace",

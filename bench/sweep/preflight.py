@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
@@ -14,8 +13,7 @@ from pathlib import Path
 from bench.apex import Apex, refuse_apex
 from bench.case import Case, fill_command, format_value, list_varying
 from bench.command import hash_files, refuse_program
-from bench.cores import count_cores
-from bench.data import SYNTHETIC, DatasetInfo, count_classes, find_layout, refuse_file
+from bench.data import SYNTHETIC, DatasetInfo, count_classes
 from bench.diagnosis.breakdown import predict_seconds
 from bench.diagnosis.step import CONVOLUTIONS, find_emulated, find_halves, take_rates
 from bench.doctor.judgement import write_warnings
@@ -25,14 +23,12 @@ from bench.executors import Executor, Images, build_executor
 from bench.fingerprint import Fingerprint, list_requests, name_subject
 from bench.gpu.nvml import find_neighbours
 from bench.models import MODELS
-from bench.optimization import count_warmup_steps
 from bench.precision import FP8_INSTALL, PRECISIONS, find_torchao, refuse_fp8
-from bench.record import COMPARABLE, Environment, Place
+from bench.record import Environment, Place
 from bench.rules import check as check_case
 from bench.rules import check_batches
 from bench.sweep.options import Options, Plan
-from bench.text import GIB, count, name_first
-from bench.wall import list_sizes, name_family
+from bench.text import GIB, name_first
 from bench.worker.messages import Lane
 from bench.workloads import IMAGES, NO_DATASET, OWN, Workload
 from bench.yardstick import Yardstick
@@ -55,14 +51,6 @@ class Inputs:
     starts: Mapping[str, str] = field(default_factory=dict)  # hashes of weights, by file
     # by device, the empty columns of rates, and why they are empty
     unrated: Mapping[str, dict[str, str]] = field(default_factory=dict)
-    broken: Mapping[str, str] = field(default_factory=dict)  # models that are left out, and why
-
-    def keep(self, plan: Plan) -> Plan:
-        """Return a plan without the models that are left out."""
-        return Plan(
-            [case for case in plan.cases if name_subject(case) not in self.broken],
-            [(case, text) for case, text in plan.searched if name_subject(case) not in self.broken],
-        )
 
     def refuse(self, case: Case) -> str:
         """Return why the case cannot be run here at all, and what to do; empty if it can."""
@@ -183,10 +171,8 @@ def refuse_unwritable(out: Path | None) -> None:
     place = out.absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
-    if not place.is_dir():
-        raise UsageError(f"--out {out}: {place} is a file; choose a folder")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise UsageError(f"--out {out}: {place} cannot be written to; choose a folder that can")
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise UsageError(f"--out {out}: {place} is no folder that can be written to; choose one")
 
 
 def check(
@@ -195,16 +181,13 @@ def check(
     options: Options,
     prepare: Callable[[Images], DatasetInfo | None],
     *,
-    beside: int = 0,
     every: bool = False,
 ) -> Inputs:
-    """Check the cases of a plan against the machine, and return what they train with, the plan
-    without models that --keep-going leaves out, and warnings.
+    """Check the cases of a plan against the machine, and return what they train with, and warnings.
 
     What ``machine`` does not have, and images that ``prepare`` returns None for, are not known, as
-    in a dry run, and so not checked. ``beside`` is how many other lanes of this machine run a case
-    at the same time. With ``every`` each case must be able to run; else one of a precision that no
-    flag gives gets a row that says why it cannot.
+    in a dry run, and so not checked. With ``every`` each case must be able to run; else one of a
+    precision that no flag gives gets a row that says why it cannot.
 
     Raises UsageError: torch cannot use a device, or it has less memory than a memory limit; a
     precision cannot run there; others use the card and --allow-shared is not given; a model,
@@ -220,9 +203,9 @@ def check(
     for command in dict.fromkeys(fill_command(case) for case in cases if case.command is not None):
         if why := refuse_program(command):
             raise UsageError(f"--command: {why}")
-    models, broken = _take_models(cases, machine, options)
-    inputs = Inputs(platforms, models, {}, plan, (), machine.apex, machine.starts, broken=broken)
-    plan = inputs.keep(plan).settle(inputs.settle)
+    models = _take_models(cases, machine, options)
+    inputs = Inputs(platforms, models, {}, plan, (), machine.apex, machine.starts)
+    plan = plan.settle(inputs.settle)
     cases = [*plan.cases, *plan.unsized]
     for case in cases if every else ():
         if why := inputs.refuse(case):
@@ -232,16 +215,16 @@ def check(
         asked = Images(case.dataset, options.data_dir, options.data_url, case.input, case.classes)
         if info := prepare(asked):
             datasets[name] = info
-
-    def is_known(case: Case) -> bool:
-        return case.workload != IMAGES or name_data(case) in datasets
-
     inputs = replace(inputs, plan=plan, datasets=datasets)
-    for case in filter(is_known, plan.cases):
-        inputs.check_batches(case)
-    refuse_searches([(case, text) for case, text in plan.searched if is_known(case)], inputs)
-    warnings = [*list_notes(cases, options.data_dir, beside)]
-    warnings += [f"warning: left out: {why}" for why in broken.values()]
+    for case in plan.cases:
+        if case.workload != IMAGES or name_data(case) in datasets:
+            inputs.check_batches(case)
+    warnings = []
+    if options.data_dir is not None and all(case.dataset == SYNTHETIC for case in cases):
+        warnings.append(
+            f"note: --data-dir {options.data_dir} is not used, because the images are synthetic; "
+            f"give --dataset {Case.dataset} to train on it"
+        )
     tested = [datasets.get(name_data(case)) for case in cases if case.evaluate]
     if any(info and info.folder and not info.test_images for info in tested):
         warnings.append(
@@ -275,13 +258,14 @@ def refuse_places(
 
 def _take_models(
     cases: Iterable[Case], machine: Machine, options: Options
-) -> tuple[dict[str, Fingerprint], dict[str, str]]:
-    """Return the models of ``cases`` that can be trained, and why others cannot. Raises UsageError:
-    some cannot, each of which has a line, unless --keep-going is given and others can."""
+) -> dict[str, Fingerprint]:
+    """Return the models of ``cases``. Raises UsageError: some cannot be trained, each of which has
+    a line."""
     models, broken = dict[str, Fingerprint](), dict[str, str]()
     trained = [case for case in cases if case.command is None]
-    checked = {(name_data(c), name_subject(c), c.optimizer, c.loader): c for c in trained}
-    for case in checked.values():
+    for case in {
+        (name_data(c), name_subject(c), c.optimizer, c.loader): c for c in trained
+    }.values():
         subject = name_subject(case)
         found = machine.models.get(subject)
         if isinstance(found, Fingerprint):
@@ -289,16 +273,9 @@ def _take_models(
             found = _refuse_model(case, found, options)
         if found:
             broken.setdefault(subject, found)
-    asked = len({name_subject(case) for case in trained})
-    others, going = asked - len(broken), options.keep_going
-    if broken and not (going and others):
-        lines = [*broken.values()]
-        if others and going is not None:
-            lines.append(
-                f"{len(broken)} of {asked} models cannot be trained; --keep-going trains the others"
-            )
-        raise SeveralUsageError(lines)
-    return models, broken
+    if broken:
+        raise SeveralUsageError([*broken.values()])
+    return models
 
 
 def _refuse_model(case: Case, found: Fingerprint, options: Options) -> str:
@@ -323,18 +300,6 @@ def _refuse_model(case: Case, found: Fingerprint, options: Options) -> str:
     else:
         return ""
     return f"--workload {case.model} {why}"
-
-
-def refuse_searches(searched: Sequence[tuple[Case, str]], inputs: Inputs) -> None:
-    """Check cases whose batch size, such as ``32..auto``, is not found yet. Raises UsageError: the
-    warm-up is longer than the training even at the smallest batch size."""
-    for case, text in searched:
-        images = inputs.data(case).train_images
-        family, batchnorm = name_family(case), inputs.has_batchnorm(case)
-        smallest = list_sizes(family, images, batchnorm=batchnorm)[:1]
-        low = max([*smallest, int(text.rpartition("..")[0] or 1)])
-        steps = math.ceil(images / (low * case.world_size))
-        count_warmup_steps(case.lr_warmup, case.epochs * steps)
 
 
 def leave_out_batches(cases: Sequence[Case], inputs: Inputs) -> tuple[list[Case], list[str]]:
@@ -374,7 +339,7 @@ def examine_lanes(
     executor: Executor, lanes: Sequence[Lane], plan: Plan, options: Options
 ) -> dict[Lane, Inputs]:
     """Return the inputs of each lane; on a cluster all are those of the first. Raises UsageError:
-    as `check` and `check_lane`."""
+    as `check`."""
     first, *others = lanes
     cases = [*plan.cases, *plan.unsized]
     devices = list(dict.fromkeys(case.device for case in cases))
@@ -386,42 +351,20 @@ def examine_lanes(
         timeout_s=options.timeout_s,
         ask=partial(executor.examine, first),
     )
-    beside = len(others) if options.here else 0
-    inputs = check(plan, machine, options, partial(executor.prepare, first), beside=beside)
+    inputs = check(plan, machine, options, partial(executor.prepare, first))
     inputs = replace(inputs, warnings=[*write_warnings(machine), *inputs.warnings])
 
     def look(lane: Lane) -> Inputs:
+        """Return the inputs of another lane, which has another device of the same kind."""
         found = executor.examine(lane, devices, [], options.timeout_s)
-        return check_lane(inputs, found, options, lane)
+        platforms = found.use(devices)
+        refuse_places(platforms, cases, options)
+        return replace(inputs, platforms=platforms)
 
     if not options.here:
         return dict.fromkeys(lanes, inputs)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return dict(zip(lanes, [inputs, *pool.map(look, others)], strict=True))
-
-
-def check_lane(first: Inputs, machine: Machine, options: Options, lane: Lane) -> Inputs:
-    """Return the inputs of a lane other than the first, which has another device. Raises
-    UsageError: as `check`; or the device is of another kind, so that its measurements would not be
-    comparable with the first lane's."""
-    platforms = machine.use(first.platforms)
-    refuse_places(platforms, [*first.plan.cases, *first.plan.unsized], options)
-    for device, platform in platforms.items():
-        for name in (*COMPARABLE, "gpu_memory_bytes"):
-            expected = _read_kind(first.platforms[device].environment, name)
-            if (its := _read_kind(platform.environment, name)) != expected:
-                raise UsageError(
-                    f"lane {lane.name}: its {name} is {its or 'none'}, where the first lane's is "
-                    f"{expected or 'none'}; a sweep needs lanes of one kind: choose GPUs with "
-                    "CUDA_VISIBLE_DEVICES"
-                )
-    return replace(first, platforms=platforms)
-
-
-def _read_kind(environment: Environment, name: str) -> object:
-    value = getattr(environment, name)
-    # cards of the same name may have 40 or 80 GB, but not to the byte
-    return f"{value / GIB:.0f} GiB" if name == "gpu_memory_bytes" and value else value
 
 
 # ---------------------------------------------------------------------------------------- a dry run
@@ -432,10 +375,10 @@ def check_without_torch(plan: Plan, options: Options) -> Inputs:
     others that are frozen or start from a file, and decode no images. Raises UsageError: as
     `open_loop`."""
     refuse_unwritable(options.out)
-    cases, beside, known = [*plan.cases, *plan.unsized], 0, dict[str, Platform]()
+    cases, known = [*plan.cases, *plan.unsized], dict[str, Platform]()
     if options.here:  # a cluster is only known once it was joined
         with closing(build_executor(options.executor, options.settings)) as executor:
-            beside = len(open_lanes(executor, cases, options)) - 1
+            open_lanes(executor, cases, options)
         known = guess_devices()
     own = list_requests(
         case
@@ -443,75 +386,9 @@ def check_without_torch(plan: Plan, options: Options) -> Inputs:
         if case.model not in MODELS or case.start is not None or case.freeze != Case.freeze
     )
     machine = examine([], own, timeout_s=options.timeout_s) if own else Machine()
-    machine = replace(machine, devices=known)
-    inputs = check(plan, machine, options, Images.count, beside=beside)
-    cases = [*inputs.plan.cases, *inputs.plan.unsized]
-    warnings = list[str]()
-    if options.here:
-        warnings += _warn_of_precisions(cases, known, options)
-        warnings += _warn_of_download(cases, options)
-    return replace(inputs, warnings=[*inputs.warnings, *warnings])
-
-
-def _warn_of_precisions(
-    cases: Sequence[Case], known: Mapping[str, Platform], options: Options
-) -> Iterator[str]:
-    """Yield what is emulated on the ``known`` devices and, of precisions that no flag gives, what
-    is left out there."""
-    if "precision" not in options.axes:
-        left_out = dict[str, dict[str, None]]()
-        for name in dict.fromkeys(case.precision for case in cases if case.device == "cpu"):
-            precision = PRECISIONS[name]
-            reason = known["cpu"].refuse(precision)
-            if not reason and (reason := known["cpu"].discourage(precision)):
-                reason += "; --precision measures it anyway"
-            if reason:
-                left_out.setdefault(reason, {})[name] = None
-        for reason, names in left_out.items():
-            yield f"note: {', '.join(names)} will have no time here: {reason}"
-        there = [case for case in cases if case.device in known]
-        cases = [c for c in there if not known[c.device].discourage(PRECISIONS[c.precision])]
-    yield from warn_of_emulation(cases, known)
-
-
-def _warn_of_download(cases: Sequence[Case], options: Options) -> Iterator[str]:
-    """Yield a note if a start downloads images. Raises UsageError: --data-dir is a file."""
-    names = {case.dataset for case in cases if case.workload == IMAGES} - {SYNTHETIC}
-    if names and not find_layout(options.data_dir):
-        folder = options.data_dir or Path("data")
-        refuse_file(folder)
-        yield (
-            f"note: {folder} holds no images, so that a start downloads CIFAR-10 into it "
-            "(170 MB); give --data-dir if you have them elsewhere"
-        )
-
-
-# ------------------------------------------------------------------------------------- the warnings
-
-
-def list_notes(cases: Sequence[Case], data_dir: Path | None, beside: int = 0) -> Iterator[str]:
-    """Yield notes to show before ``cases`` run: DataLoaders have more workers than there are cores,
-    weights are frozen at their random initial values, or no case trains on --data-dir. ``beside``
-    is as in `check`."""
-    most = max(c.workers * (c.world_size if c.world_size > 1 else 1 + beside) for c in cases)
-    cores = count_cores()
-    if most > (enough := math.ceil(cores)):
-        of = count(enough, "CPU core") if cores == enough else f"{cores:g} CPU cores"
-        yield (
-            f"note: {most} workers share {of}, and load no faster than {enough}; "
-            f"lower --workers{' or --lanes' if beside else ''}"
-        )
-    frozen = (c.freeze for c in cases if c.freeze != Case.freeze and c.start is None)
-    for name in dict.fromkeys(frozen):
-        yield (
-            f"note: --freeze {name} without --start keeps random weights; time and memory are "
-            "those of fine-tuning, the loss is not; give --start FILE"
-        )
-    if data_dir is not None and all(case.dataset == SYNTHETIC for case in cases):
-        yield (
-            f"note: --data-dir {data_dir} is not used, because the images are synthetic; give "
-            f"--dataset {Case.dataset} to train on it"
-        )
+    inputs = check(plan, replace(machine, devices=known), options, Images.count)
+    emulated = warn_of_emulation([*inputs.plan.cases, *inputs.plan.unsized], known)
+    return replace(inputs, warnings=[*inputs.warnings, *emulated])
 
 
 def warn_of_emulation(

@@ -30,7 +30,6 @@ from bench.grid import grid
 from bench.models.freezing import freeze
 from bench.precision import PRECISIONS
 from bench.record import Outcome, Status
-from bench.sweep import preflight
 from bench.sweep.preflight import Inputs
 from bench.training.counting import count_flop
 from bench.training.loop import Training
@@ -302,18 +301,3 @@ def test_a_freeze_is_tried_before_any_case() -> None:
         examine(f"{__name__}:Needy", "workload", freezes=["0"])
     with pytest.raises(UsageError, match=r"model 'dpn26': --freeze stme: no layer .* stem"):
         examine("dpn26", freezes=["stme"])
-
-
-def test_workers_of_all_processes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "count_cores", lambda: 8)
-    case = Case(device="cpu", loader="torch", workers=4, parallel="ddp", world_size=2)
-    assert [*preflight.list_notes([case], None)] == []
-    (note,) = preflight.list_notes([replace(case, world_size=4)], None)
-    assert note.startswith("note: 16 workers share 8 CPU cores")
-    alone = replace(case, parallel="none", world_size=1)
-    (note,) = preflight.list_notes([alone], None, beside=2)
-    assert note.startswith("note: 12 workers share 8 CPU cores")
-    assert note.endswith("lower --workers or --lanes")
-    monkeypatch.setattr(preflight, "count_cores", lambda: 1.5)
-    (note,) = preflight.list_notes([alone], None)
-    assert note.startswith("note: 4 workers share 1.5 CPU cores, and load no faster than 2;")
