@@ -14,7 +14,7 @@ from enum import Enum
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from bench.data.sources import CLASSES, FOLDERS
+from bench.data.sources import CLASSES
 from bench.interval import CONFIDENCE, estimate_repeats, find_freedom, find_half_width
 from bench.limits import MIN_REPEATS
 from bench.text import write_percent
@@ -431,15 +431,13 @@ def _ask_for_seeds(
     return replace(ratio, lack=f"one seed{where}: {differs}, no verdict")
 
 
-def find_classes(
-    workload: str, given: int | None, counted: float | None, source: str | None
-) -> int | None:
+def find_classes(workload: str, given: int | None, counted: float | None) -> int | None:
     """Return how many classes the loss of a case distinguishes; None if that is not known, as of a
-    workload with a loss of its own. ``given`` is the axis ``classes``; ``counted`` and ``source``
-    are the columns ``dataset_classes`` and ``dataset_source``; each may be empty."""
+    workload with a loss of its own. ``given`` is the axis ``classes``, and ``counted`` the
+    column ``dataset_classes``; each may be empty."""
     if counted and counted == counted:  # NaN is empty
         return int(counted)
-    return given or (None if workload != IMAGES or source == FOLDERS else CLASSES)
+    return given or (None if workload != IMAGES else CLASSES)
 
 
 def is_guessing(loss: float, classes: int | None) -> bool:

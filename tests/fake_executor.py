@@ -11,14 +11,12 @@ import os
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from bench.axis import Value
 from bench.case import Case, parse_value
-from bench.data import SYNTHETIC, DatasetInfo, find_layout, refuse_file
-from bench.data.sources import CLASSES
-from bench.data.synthetic import IMAGES
+from bench.data import SYNTHETIC, DatasetInfo, find_layout
+from bench.data.sources import CLASSES, IMAGES
 from bench.environment.host import describe_host
 from bench.environment.machine import Machine, Platform
 from bench.errors import UnsupportedError, UsageError
@@ -135,10 +133,9 @@ class FakeExecutor(Executor):
         )
 
     def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
-        if images.name == SYNTHETIC or images.url or find_layout(images.data_dir):
+        if images.name == SYNTHETIC or find_layout(images.data_dir):
             return super().prepare(lane, images)
-        refuse_file(images.data_dir or Path("data"))
-        # nothing is downloaded for invented results, unless --data-url asks for it
+        # nothing is downloaded for invented results
         return DatasetInfo(images.name, "", IMAGES["train"], IMAGES["test"], CLASSES, "", "")
 
     def run(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:

@@ -5,9 +5,7 @@ Nothing is trained, written or created before that line.
 
 from __future__ import annotations
 
-import io
 import pickle
-import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -142,37 +140,11 @@ def batches(**replaced: bytes) -> Callable[[Path], None]:
     return write
 
 
-def archive(data: bytes) -> Callable[[Path], None]:
-    def write(folder: Path) -> None:
-        folder.mkdir()
-        (folder / "cifar-10-python.tar.gz").write_bytes(data)
-
-    return write
-
-
-def hostile_archive() -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w:gz") as tar:
-        member = tarfile.TarInfo("../../escaped")
-        member.size = 4
-        tar.addfile(member, io.BytesIO(b"evil"))
-    return file.getvalue()
-
-
 def parquet(data: bytes) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
         folder.mkdir()
         for split in ("train", "test"):
             (folder / f"{split}-00000-of-00001.parquet").write_bytes(data)
-
-    return write
-
-
-def pictures(data: bytes) -> Callable[[Path], None]:
-    def write(folder: Path) -> None:
-        for split in ("train", "test"):
-            (folder / split / "cat").mkdir(parents=True)
-            (folder / split / "cat" / "1.png").write_bytes(data)
 
     return write
 
@@ -185,11 +157,8 @@ class Escape:
 
 
 DATASETS = [
-    (batches(), "data_batch_1 is truncated or altered", "unpack cifar-10-python.tar.gz again"),
-    (batches(data_batch_1=pickle.dumps(Escape())), "data_batch_1"),
-    (archive(hostile_archive()), "cifar-10-python.tar.gz"),
-    (parquet(b"not Parquet"), "train-00000-of-00001.parquet", "Parquet"),
-    (pictures(b"not a PNG"), "1.png", "32×32 RGB"),
+    (batches(data_batch_1=pickle.dumps(Escape())), "data_batch_1", "truncated or altered"),
+    (parquet(b"not Parquet"), "train-00000-of-00001.parquet", "download it again"),
     (lambda folder: folder.write_text(""), "is a file; give the folder that holds it"),
 ]
 
@@ -208,18 +177,6 @@ def test_datasets(
     flags = ["--executor", "fake", "--device", "cpu", "--dataset", "cifar10", "--precision", "fp32"]
     expect(capsys, sweep.main, [*flags, "--data-dir", str(folder)], str(folder), *parts)
     assert not list(tmp_path.rglob("escaped"))
-
-
-def test_an_address_of_another_kind(capsys: Capture, tmp_path: Path, monkeypatch: Patch) -> None:
-    url = "file:///etc/passwd"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    flags = ["--executor", "fake", "--device", "cpu", "--dataset", "cifar10", "--precision", "fp32"]
-    expect(
-        capsys,
-        sweep.main,
-        [*flags, "--data-dir", str(tmp_path / "none"), "--data-url", url],
-        f"--data-url {url!r} is not an http:// or https:// address",
-    )
 
 
 # ---------------------------------------------------------------------------------------- records

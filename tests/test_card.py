@@ -422,7 +422,7 @@ def test_what_is_missing_is_named(monkeypatch: Patch) -> None:
 def test_a_wrong_word_or_a_missing_package_is_told_before_anything_runs(
     tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
-    lost = {"tenacity", "rich", "jinja2"}  # the first is for downloads, and none is made here
+    lost = {"rich", "jinja2"}
     monkeypatch.setattr(host, "find_spec", lambda name: None if name in lost else object())
     monkeypatch.setattr(card, "probe", lambda device: pytest.fail("it went on"))
     assert card.main(["--minutes", "0"]) == 2

@@ -213,11 +213,11 @@ def gather(nvml: FakeNvml, use: Callable[[str], Platform]) -> Machine:
 
 
 def test_images_that_are_not_whole_are_told(tmp_path: Path) -> None:
-    (tmp_path / "train-00000-of-00002.parquet").write_bytes(bytes(300))
+    (tmp_path / "test_batch").write_bytes(bytes(300))
     machine = examine(["cuda"], data_dir=tmp_path, ask=lambda *asked: Machine())
     (told,) = [remark for remark in judge(machine) if remark.topic == "images"]
-    assert (told.level, told.fix) == (Level.NOTE, "download them too")
-    assert told.what == f"{tmp_path} lacks train-00001 of 2 Parquet files"
+    assert (told.level, told.fix) == (Level.NOTE, "unpack cifar-10-python.tar.gz again")
+    assert told.what.startswith(f"{tmp_path} lacks data_batch_1, ")
 
 
 def test_a_card_is_read_while_our_own_process_holds_it() -> None:

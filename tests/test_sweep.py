@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -22,6 +23,8 @@ from typing import Any
 import fake_executor as fake
 import pandas as pd
 import PIL.Image
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from fake_executor import FakeExecutor
 from pytest_for_tests import Capture, Patch
@@ -146,11 +149,9 @@ def test_a_dry_run_says_how_many_runs_there_are_to_make(out: Path, capsys: Captu
 
 
 def test_images_without_a_test_part_cannot_be_evaluated_on(tmp_path: Path, capsys: Capture) -> None:
-    for name in ("cat", "dog"):
-        (tmp_path / "train" / name).mkdir(parents=True)
-        for i in range(4):
-            pixels = PIL.Image.new("RGB", (32, 32), (i, 2 * i, 3 * i))
-            pixels.save(tmp_path / "train" / name / f"{i}.png")
+    PIL.Image.new("RGB", (32, 32), (1, 2, 3)).save(png := io.BytesIO(), "PNG")
+    images = {"img": [{"bytes": png.getvalue()}] * 8, "label": [0, 1] * 4}
+    pq.write_table(pa.table(images), tmp_path / "train.parquet")
     said = "warning: there are no test images, so that --evaluate measures nothing"
     for evaluate in ([], ["--evaluate"]):
         flags = ["--dataset", "cifar10", "--data-dir", str(tmp_path), *evaluate]

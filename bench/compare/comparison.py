@@ -83,7 +83,7 @@ class SideCase:
     def classes(self) -> int | None:
         """The classes that the loss distinguishes; see `find_classes`."""
         run, case = self.runs[0], self.case
-        return find_classes(case.workload, case.classes, run.dataset_classes, run.dataset_source)
+        return find_classes(case.workload, case.classes, run.dataset_classes)
 
     @cached_property
     def outcomes(self) -> dict[str, int]:

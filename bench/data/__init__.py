@@ -8,26 +8,31 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from shutil import rmtree
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
-from bench.data import download, synthetic
-from bench.data.download import Progress, progress_bar
-from bench.data.sources import CIFAR10, CLASSES, LAYOUTS, SHAPE, Archive, Source, detect, one_line
+from bench.data import synthetic
+from bench.data.sources import (
+    CLASSES,
+    IMAGES,
+    SHAPE,
+    Source,
+    count_train,
+    detect,
+    download,
+    one_line,
+)
 from bench.errors import UsageError, nearest
-from bench.text import replace_durably, sync_folder
+from bench.processes import provide_home
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-__all__ = ["DATASETS", "SYNTHETIC", "Dataset", "DatasetInfo", "load", "prepare", "progress_bar"]
 
 SYNTHETIC = "synthetic"
 
@@ -38,7 +43,7 @@ DATASETS: dict[str, str] = {
 }
 
 # Part of the cache key: increase it whenever the same source files decode to something else.
-FORMAT = 1
+FORMAT = 2
 
 KEPT = 12
 """Number of most recently used cache entries to keep. One of CIFAR-10 takes 184 MB, and each source
@@ -86,23 +91,20 @@ def prepare(
     *,
     data_dir: Path | None,
     cache_dir: Path | None = None,
-    url: str | None = None,
-    progress: Progress | None = None,
-    archive: Archive = CIFAR10,
     input: str | None = None,
     classes: int | None = None,
 ) -> DatasetInfo:
     """Decode the dataset ``name`` into the cache unless it is there, and return its description.
 
-    ``data_dir`` (``./data`` when None) or one of its sub-folders holds the images; if it has none
-    of the layouts, the canonical archive is downloaded into it from ``url`` or the canonical
-    address. ``cache_dir`` is `find_cache` when None. ``input``, such as ``3x224x224``, and
-    ``classes`` describe synthetic images; the defaults are CIFAR-10's.
+    ``data_dir`` (``./data`` when None) or one of its sub-folders holds the images; if it has none,
+    the archive of CIFAR-10 is downloaded into it. ``cache_dir`` is `find_cache` when None.
+    ``input``, such as ``3x224x224``, and ``classes`` describe synthetic images; the defaults are
+    CIFAR-10's.
 
     Cache entries are keyed by the path, size and modification time of every file read, and appear
-    atomically, so that two sweeps may prepare the same dataset at once. A truncated or modified
-    entry is made again. Beyond the ``KEPT`` most recently used entries, those that were not used
-    for a day are removed.
+    atomically, so that two sweeps may prepare the same dataset at once. A truncated entry is made
+    again. Beyond the ``KEPT`` most recently used entries, those that were not used for a day are
+    removed.
 
     Raises UsageError for an unknown name, an unreadable or invalid file, a download that fails and
     a cache that cannot be written.
@@ -111,44 +113,34 @@ def prepare(
         raise UsageError(f"unknown dataset {name!r}; {nearest(name, list(DATASETS))}")
     if name == SYNTHETIC:
         shape = synthetic.parse_shape(input) if input else SHAPE
-        source = synthetic.source(shape, classes or CLASSES)
-    else:
-        source = _find(data_dir or Path("data"), url, progress, archive)
+        source: Source | None = synthetic.source(shape, classes or CLASSES)
+    elif (source := _look(data_dir)) is None:
+        download(data_dir or Path("data"))
+        source = _look(data_dir)
+    assert source is not None
     folder = (cache_dir or find_cache()).absolute() / f"{name}-{_key(source)}"
     try:
-        return verify(folder)
+        return load(folder).info
     except UsageError:
-        return _store(source, name, folder, progress)
+        return _store(source, name, folder)
 
 
 def find_layout(data_dir: Path | None) -> str | None:
     """Return the layout of the images in ``data_dir`` (``./data`` when None), or None if there are
-    none. Nothing is decoded."""
+    none. Nothing is decoded. Raises UsageError: it is a file."""
     source = _look(data_dir)
     return None if source is None else source.layout
 
 
-def count_classes(name: str, data_dir: Path | None) -> int:
-    """Return the number of classes of the dataset ``name``: 10, or the number of class folders."""
+def count_images(name: str, data_dir: Path | None) -> int:
+    """Return the training images per epoch of dataset ``name``, without decoding them. Raises
+    UsageError: they cannot be read."""
     source = None if name == SYNTHETIC else _look(data_dir)
-    return CLASSES if source is None else source.classes
-
-
-def count_images(name: str, data_dir: Path | None) -> int | None:
-    """Return the training images per epoch of dataset ``name``; None if only decoding can tell."""
-    source = None if name == SYNTHETIC else _look(data_dir)
-    with suppress(OSError, ValueError, KeyError, UsageError):
-        if source is not None:  # decoded before?
-            meta = (find_cache() / f"{name}-{_key(source)}" / "meta.json").read_text("utf-8")
-            return int(json.loads(meta)["train_images"])
-    # an epoch of synthetic images has as many as CIFAR-10, which is downloaded if there is none
-    canonical = source is None or source.layout in (CIFAR10.folder, CIFAR10.name)
-    return synthetic.IMAGES["train"] if canonical else None
+    return IMAGES["train"] if source is None else count_train(source)
 
 
 def _look(data_dir: Path | None) -> Source | None:
-    folder = data_dir or Path("data")
-    return detect(folder) if folder.is_dir() else None
+    return detect(data_dir or Path("data"))
 
 
 def load(folder: str | Path) -> Dataset:
@@ -159,7 +151,6 @@ def load(folder: str | Path) -> Dataset:
     folder = Path(folder)
     try:
         meta: dict[str, Any] = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        meta.pop("written", None)
         info = DatasetInfo(**meta, folder=str(folder))
         arrays = [np.load(folder / f"{array}.npy", mmap_mode="r") for array in _ARRAYS]
     except (OSError, EOFError, ValueError, TypeError) as error:
@@ -174,151 +165,71 @@ def load(folder: str | Path) -> Dataset:
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
-def verify(folder: Path) -> DatasetInfo:
-    """Check the dataset that ``prepare`` wrote to ``folder``, and return its description. The
-    arrays are read (184 MB of CIFAR-10 in 0.15 s) only if the modification time of one has changed
-    since the last check. Raises UsageError: the folder does not hold a whole dataset, or another
-    one than was decoded."""
-    dataset = load(folder)
-    file = folder / "meta.json"
-    meta, written = json.loads(file.read_text(encoding="utf-8")), _look_when_written(folder)
-    if meta.get("written") != written:
-        if hash_arrays(dataset) != dataset.info.fingerprint:
-            raise UsageError(f"{folder} holds other images than were decoded; prepare it again")
-        with suppress(OSError):  # another user's cache may be read-only, which is enough
-            _write_meta(file, {**meta, "written": written})
-    return dataset.info
-
-
-def hash_arrays(dataset: Dataset) -> str:
-    digest = sha256()
-    for array in _ARRAYS:
-        digest.update(getattr(dataset, array).data)
-    return digest.hexdigest()[:16]
-
-
-def _look_when_written(folder: Path) -> dict[str, int]:
-    return {array: (folder / f"{array}.npy").stat().st_mtime_ns for array in _ARRAYS}
-
-
-def _write_meta(file: Path, meta: dict[str, Any]) -> None:
-    with replace_durably(file) as opened:
-        opened.write(json.dumps(meta, indent=2).encode() + b"\n")
-
-
-def _find(folder: Path, url: str | None, progress: Progress | None, archive: Archive) -> Source:
-    refuse_file(folder)
-    source = detect(folder, archive)
-    if source is None:
-        download.fetch(url or archive.url, folder / archive.name, archive.md5, progress=progress)
-        source = detect(folder, archive)
-    assert source is not None, f"{folder / archive.name} is one of {LAYOUTS}"
-    return source
-
-
-def refuse_file(data_dir: Path) -> None:
-    """Refuse a file as the folder of images. Raises UsageError: ``data_dir`` is a file."""
-    if data_dir.exists() and not data_dir.is_dir():
-        raise UsageError(f"--data-dir {data_dir} is a file; give the folder that holds it")
-
-
 def find_cache() -> Path:
-    """Return the user's cache folder, for decoded images. A user without a home folder that can be
-    written to, as a container's numeric one, has a temporary one."""
-    name = "gpu-precision-bench"
-    if chosen := os.environ.get("XDG_CACHE_HOME"):
-        return Path(chosen) / name
-    with suppress(RuntimeError):  # neither HOME nor an entry in passwd
-        place = Path.home() / ".cache" / name
-        there = next(folder for folder in (place, *place.parents) if folder.exists())
-        if there == place or (there.is_dir() and os.access(there, os.W_OK)):
-            return place
-    return Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}"
+    """Return the user's cache folder, for decoded images."""
+    provide_home()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "gpu-precision-bench")
 
 
 def _key(source: Source) -> str:
     identity: list[object] = [FORMAT, source.layout, source.recipe]
     for file in source.files:
-        try:
-            stat = file.stat()
-        except OSError as error:
-            raise UsageError(
-                f"cannot read {file} ({error.strerror}); complete {file.parent} or remove it"
-            ) from error
+        stat = file.stat()
         identity.append((str(file.absolute()), stat.st_size, stat.st_mtime_ns))
     return sha256(json.dumps(identity).encode()).hexdigest()[:16]
 
 
-def _store(source: Source, name: str, folder: Path, progress: Progress | None) -> DatasetInfo:
+def _store(source: Source, name: str, folder: Path) -> DatasetInfo:
     from filelock import FileLock
 
+    partial = folder.with_name(folder.name + ".partial")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # With the lock, a second sweep need not decode, and the holder may remove what a killed one
         # left; the rename makes sure that readers see only whole entries.
         with FileLock(f"{folder}.lock"):
             with suppress(UsageError):
-                return verify(folder)
-            partial = folder.with_name(folder.name + ".partial")
+                return load(folder).info
             for leftover in (partial, folder):
                 rmtree(leftover, ignore_errors=True)
             partial.mkdir()
             try:
-                decode(source, name, partial, progress)
+                decode(source, name, partial)
                 partial.rename(folder)
-                sync_folder(folder.parent)
             finally:
                 rmtree(partial, ignore_errors=True)
-        _remove_unused(folder)
     except OSError as error:
         raise UsageError(
             f"cannot write the decoded images to {folder.parent} ({one_line(error)}); "
             "point XDG_CACHE_HOME at a folder with 400 MB free"
         ) from error
+    with suppress(OSError):  # another process removes them too
+        _remove_unused(folder.parent)
     return load(folder).info
 
 
-def _remove_unused(new: Path) -> None:
+def _remove_unused(cache: Path) -> None:
     """Remove entries that are not among the `KEPT` most recently used ones and were not used for a
     day; newer ones may be needed by the next case of a running sweep."""
-    used = {}
-    for meta in new.parent.glob("*/meta.json"):
-        with suppress(OSError):  # another process removes them too
-            used[meta.parent] = meta.parent.stat().st_mtime
-    for entry in sorted(used.keys() - {new}, key=used.__getitem__)[: -(KEPT - 1)]:
+    used = {meta.parent: meta.parent.stat().st_mtime for meta in cache.glob("*/meta.json")}
+    for entry in sorted(used, key=used.__getitem__)[:-KEPT]:
         if used[entry] < time.time() - DAY_S:
             rmtree(entry, ignore_errors=True)
 
 
-def decode(source: Source, name: str, folder: Path, progress: Progress | None) -> None:
+def decode(source: Source, name: str, folder: Path) -> None:
     """Decode a dataset into ``folder``, to be read by every worker."""
     import numpy as np
 
-    digest = sha256()
-    scratch = folder / "unpacked"
-    counts = {}
-    for split in ("train", "test"):
-        with (folder / f"{split}_images.npy").open("w+b") as file:
-            labels, number = [np.empty(0, np.uint8)], 0
-            _write_header(file, 0, *source.shape)
-            for images, chunk_labels in source.read(split, scratch):
-                file.write(images.data)
-                digest.update(images.data)
-                labels.append(chunk_labels)
-                number += len(chunk_labels)
-                if progress is not None:
-                    progress(f"decoding {split} images", number, None)
-            # numpy pads the header so that the first axis can grow in place.
-            file.seek(0)
-            _write_header(file, number, *source.shape)
-        every = np.concatenate(labels)
-        np.save(folder / f"{split}_labels.npy", every)
-        digest.update(every.data)
-        counts[split] = number
-    for array in _ARRAYS:  # without it a power cut could leave a folder with empty files
-        with (folder / f"{array}.npy").open("rb") as file:
-            os.fsync(file.fileno())
-    rmtree(scratch, ignore_errors=True)
+    digest, counts = sha256(), dict[str, int]()
+    for split in IMAGES:
+        chunks = [(np.empty((0, *source.shape), np.uint8), np.empty(0, np.uint8))]
+        chunks += source.read(split)
+        for kind, parts in zip(("images", "labels"), zip(*chunks, strict=True), strict=True):
+            array = np.concatenate(parts)
+            digest.update(array.data)
+            np.save(folder / f"{split}_{kind}.npy", array)
+        counts[split] = sum(len(labels) for _, labels in chunks)
     if not counts["train"]:
         raise UsageError(f"{source.files[0].parent} holds no training images")
     info = DatasetInfo(
@@ -332,11 +243,4 @@ def decode(source: Source, name: str, folder: Path, progress: Progress | None) -
         distinct=counts["train"] if counts["train"] < source.epoch else None,
     )
     meta = {k: v for k, v in asdict(info).items() if k != "folder" and v is not None}
-    _write_meta(folder / "meta.json", {**meta, "written": _look_when_written(folder)})
-
-
-def _write_header(file: BinaryIO, *shape: int) -> None:
-    import numpy as np
-
-    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, header)
+    (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")

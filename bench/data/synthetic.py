@@ -12,12 +12,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.data.sources import CLASSES, SHAPE, Shape, Source
+from bench.data.sources import CLASSES, IMAGES, SHAPE, Shape, Source
 
 if TYPE_CHECKING:
     from bench.data.sources import Chunk
 
-IMAGES = {"train": 50_000, "test": 10_000}
 SEED = 2019
 PATTERNS = 8  # per class
 CELLS = 4  # per side
@@ -64,8 +63,8 @@ def source(shape: Shape = SHAPE, classes: int = CLASSES) -> Source:
     return Source(
         layout,
         (),
+        lambda split: generate(split, shape, classes),
         classes,
-        lambda split, scratch: generate(split, shape, classes),
         shape,
         IMAGES["train"],
         sha256(Path(__file__).read_bytes()).hexdigest(),

@@ -108,15 +108,11 @@ PACKAGES: dict[str, str] = {
     "rich": "rich",
     "psutil": "psutil",
     "filelock": "filelock",
-    "tenacity": "tenacity",
     "seaborn": "seaborn",
     "scipy": "scipy",
     "jinja2": "jinja2",
 }
 """The packages that this harness needs, and the module that each is imported as."""
-
-_OF_DOWNLOADS = "tenacity"
-"""Needed only for a download of CIFAR-10, which reports itself if it is missing."""
 
 
 def find_version(package: str) -> str | None:
@@ -127,8 +123,7 @@ def find_version(package: str) -> str | None:
 
 
 def find_missing(packages: Iterable[str] = PACKAGES) -> tuple[str, ...]:
-    wanted = (name for name in packages if name != _OF_DOWNLOADS)
-    return tuple(name for name in wanted if find_spec(PACKAGES[name]) is None)
+    return tuple(name for name in packages if find_spec(PACKAGES[name]) is None)
 
 
 def refuse_missing(packages: Iterable[str] = PACKAGES) -> None:

@@ -22,11 +22,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import track
+
 from bench.apex import Apex, find_apex
 from bench.case import DEVICES
 from bench.cores import OtherWork, Quota, read_governor, usable_cpus
 from bench.data import find_layout
-from bench.data.download import progress_bar
 from bench.environment.host import (
     CPU_FLAGS,
     describe_card,
@@ -301,15 +303,14 @@ def ask_processes(
             mend = f"{spec.origin} hides torch: give it another name"
         why = f"torch cannot be asked about the device: {why}; {mend}"
         return replace(describe(devices, None), torch_error=why)
-    with progress_bar() as progress:
-        for done, asked in enumerate(models):
-            if len(models) > 1:
-                progress("networks tried", done, len(models))
-            try:
-                found[asked.subject] = try_model(asked, until - time.monotonic(), **about)
-            except TimeoutError:
-                what = f"model {split_subject(asked.subject)[0]}: not built and run within"
-                found[asked.subject] = f"{what} {timeout_s:g} s; raise --timeout"
+    console = Console(stderr=True)
+    hidden = len(models) < 2 or not console.is_terminal
+    for asked in track(models, "trying networks", console=console, transient=True, disable=hidden):
+        try:
+            found[asked.subject] = try_model(asked, until - time.monotonic(), **about)
+        except TimeoutError:
+            what = f"model {split_subject(asked.subject)[0]}: not built and run within"
+            found[asked.subject] = f"{what} {timeout_s:g} s; raise --timeout"
     return replace(machine, models=found)
 
 

@@ -6,12 +6,14 @@ An executor offers lanes, and each lane runs one case at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
+from rich.console import Console
+
 from bench.data import DatasetInfo, count_images, prepare
-from bench.data.download import progress_bar
 from bench.doctor.rates import measure_rates
 from bench.environment.machine import Machine, ask_processes
 from bench.errors import UnsupportedError, UsageError
@@ -48,19 +50,18 @@ class Images:
 
     name: str
     data_dir: Path | None = None
-    url: str | None = None
     input: str | None = None
     classes: int | None = None
 
     def prepare(self) -> DatasetInfo:
         """Decode them, once on a machine. Raises UsageError: they cannot be obtained or read."""
-        with progress_bar() as progress:
-            return prepare(**vars(self), progress=progress)
+        console = Console(stderr=True)
+        with console.status("preparing images") if console.is_terminal else nullcontext():
+            return prepare(**vars(self))
 
-    def count(self) -> DatasetInfo | None:
-        """Return how many there are, if that is known without decoding them."""
-        counted = count_images(self.name, self.data_dir)
-        return DatasetInfo(self.name, "", counted, 0, 0, "", "") if counted else None
+    def count(self) -> DatasetInfo:
+        """Return how many there are, without decoding them. Raises UsageError: as `prepare`."""
+        return DatasetInfo(self.name, "", count_images(self.name, self.data_dir), 0, 0, "", "")
 
 
 ALL = 0

@@ -147,7 +147,7 @@ def judge_learning(found: ReportData) -> Iterator[LearningEffect]:
 def _guesses(losses: Seeds | None, case: Row) -> bool:
     if losses is None:
         return False
-    known = find_classes(case.workload, case.classes, case.dataset_classes, case.dataset_source)
+    known = find_classes(case.workload, case.classes, case.dataset_classes)
     (side,) = list_means(losses)
     return is_guessing(fmean(loss for (loss,) in side.values()), known)
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from bench.axis import Trait
 from bench.case import AXES, Case, list_affecting
-from bench.data.sources import FOLDERS
 from bench.interval import CONFIDENCE
 from bench.origin import LABELS
 from bench.record import Status
@@ -159,9 +158,6 @@ def _dataset_notes(cases: Results) -> Iterator[str]:
             )
         elif dataset != OWN:
             name = {"cifar10": "CIFAR-10"}.get(str(dataset), str(dataset))
-            if any(case.dataset_source == FOLDERS for case in part):  # any are accepted, unchecked
-                counted = name_values(part, "dataset_classes")
-                name = f"{counted} class folders".lstrip() + f" (read as --dataset {dataset})"
             yield f"Dataset: {name}, {images} training images."
     own = [case for case in cases if case.dataset == OWN and case.command == ""]
     for part in group(own, attrgetter("model", "unit")):

@@ -50,7 +50,6 @@ class Options:
     invocation: str = ""
     out: Path | None = None
     data_dir: Path | None = None
-    data_url: str | None = None
     retry: list[Status] = field(default_factory=list)
     timeout_s: float = 3600.0
     wait_s: float = 0.0
@@ -145,7 +144,6 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
     how = parser.add_argument_group("how to measure")
     add = partial(add_flag, how)
     add("--data-dir", "DIR", "where CIFAR-10 is (./data)", _read_path)
-    add("--data-url", "URL", AdvancedHelp("a mirror of the CIFAR-10 archive"))
     add("--out", "DIR", "folder of the results (default: a new one in results/)", _read_path)
     how.add_argument(
         "--retry",
@@ -186,8 +184,7 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
 def choose_dataset(given: argparse.Namespace) -> str:
     """Return CIFAR-10 if the flags of `add_running` locate it, else synthetic images, which take as
     much time and memory, and no download."""
-    there = given.data_url or find_layout(given.data_dir)
-    return Case.dataset if there else SYNTHETIC
+    return Case.dataset if find_layout(given.data_dir) else SYNTHETIC
 
 
 def _add_switch(group: argparse._ArgumentGroup, flag: str, help: str) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 from bench.apex import Apex, refuse_apex
 from bench.case import Case, fill_command, format_value, list_varying
 from bench.command import hash_files, refuse_program
-from bench.data import SYNTHETIC, DatasetInfo, count_classes
+from bench.data import SYNTHETIC, DatasetInfo
+from bench.data.sources import CLASSES
 from bench.diagnosis.breakdown import predict_seconds
 from bench.diagnosis.step import CONVOLUTIONS, find_emulated, find_halves, take_rates
 from bench.doctor.judgement import write_warnings
@@ -212,7 +213,7 @@ def check(
             raise UsageError(f"--precision {case.precision}: {why}; leave it out")
     datasets = {}
     for name, case in {name_data(c): c for c in cases if c.workload == IMAGES}.items():
-        asked = Images(case.dataset, options.data_dir, options.data_url, case.input, case.classes)
+        asked = Images(case.dataset, options.data_dir, case.input, case.classes)
         if info := prepare(asked):
             datasets[name] = info
     inputs = replace(inputs, plan=plan, datasets=datasets)
@@ -228,8 +229,8 @@ def check(
     tested = [datasets.get(name_data(case)) for case in cases if case.evaluate]
     if any(info and info.folder and not info.test_images for info in tested):
         warnings.append(
-            "warning: there are no test images, so that --evaluate measures nothing; add a folder "
-            "test/ beside train/, or leave out --evaluate"
+            "warning: there are no test images, so that --evaluate measures nothing; download them "
+            "too, or leave out --evaluate"
         )
     return replace(inputs, warnings=warnings)
 
@@ -281,7 +282,7 @@ def _take_models(
 def _refuse_model(case: Case, found: Fingerprint, options: Options) -> str:
     """Return why a model cannot be trained by the case; empty if it can."""
     if case.workload == IMAGES:
-        classes = case.classes or count_classes(case.dataset, options.data_dir)
+        classes = case.classes or CLASSES
         if found.outputs in (None, classes):
             return ""
         return (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Unpack
 
-from bench.data import SYNTHETIC, Dataset
+from bench.data import Dataset
 from bench.data.batches import BatchArguments, Batches, Supply
 from bench.data.loader import LoadedBatches, load_images
 from bench.data.sources import SHAPE
 from bench.errors import UsageError
-from bench.models import MODELS, build_model
+from bench.models import build_model
 from bench.workloads import Workload
 
 if TYPE_CHECKING:
@@ -31,10 +31,7 @@ class Images(Workload):
             self.test_samples = len(data.test_images)
             _, *shape = data.train_images.shape
             self.shape = (shape[0], shape[1], shape[2])
-            # one logit per class; but for class folders, which may be fewer, a built-in network has
-            # ten, as for CIFAR-10
-            if model not in MODELS or data.info.name == SYNTHETIC:
-                self.classes = data.info.classes
+            self.classes = data.info.classes
 
     def build_model(self) -> nn.Module:
         return build_model(self.model, self.classes, self.shape)

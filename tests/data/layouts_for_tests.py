@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from bench.data.sources import Archive
+from bench.data import sources
 
 
 @dataclass
@@ -49,33 +49,31 @@ def pickle_as_python2(value: Any) -> bytes:
     return file.getvalue().replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n")
 
 
-def write_batches(
-    folder: Path, train: list[Pictures], test: list[Pictures], **replaced: bytes
-) -> Archive:
-    """Write ``folder`` as cifar-10-batches-py; ``replaced`` are whole files by name."""
+def write_batches(folder: Path, train: list[Pictures], test: Pictures, monkeypatch: Any) -> None:
+    """Write ``folder`` as cifar-10-batches-py, and have its sums expected."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = [f"data_batch_{i + 1}" for i in range(len(train))]
+    names = [*(f"data_batch_{i + 1}" for i in range(len(train))), "test_batch"]
     sums = {}
-    for name, part in zip([*names, "test_batch"], [*train, *test], strict=True):
+    for name, part in zip(names, [*train, test], strict=True):
         batch = {
             b"batch_label": name.encode(),
             b"labels": part.labels.tolist(),
             b"data": part.images.reshape(-1, 3072),
             b"filenames": [b"%d.png" % i for i in range(len(part.labels))],
         }
-        data = replaced.get(name, pickle_as_python2(batch))
-        (folder / name).write_bytes(data)
+        (folder / name).write_bytes(data := pickle_as_python2(batch))
         sums[name] = hashlib.md5(data).hexdigest()
-    test_sums = {"test_batch": sums.pop("test_batch")}
-    return Archive(url="http://127.0.0.1:9/", train=sums, test=test_sums)
+    monkeypatch.setattr(sources, "BATCHES", sums)
 
 
-def pack(folder: Path) -> bytes:
-    """A .tar.gz of ``folder``, under its own name."""
+def pack(folder: Path, monkeypatch: Any) -> bytes:
+    """A .tar.gz of ``folder``, under its own name, whose sum is then expected."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as tar:
         tar.add(folder, folder.name)
-    return file.getvalue()
+    data = file.getvalue()
+    monkeypatch.setattr(sources, "ARCHIVE_MD5", hashlib.md5(data).hexdigest())
+    return data
 
 
 def encode(image: np.ndarray, format: str = "PNG", mode: str = "RGB") -> bytes:
@@ -99,14 +97,3 @@ def write_parquet(
     labels = pa.array(part.labels.tolist(), pa.int64())
     table = pa.table({column: pa.array(images, kind), "label": labels})
     pq.write_table(table, path, **kwargs)
-
-
-def write_folders(root: Path, classes: dict[str, int]) -> dict[str, np.ndarray]:
-    """``classes``: how many images of each; returns them by class."""
-    written = {}
-    for seed, (name, n) in enumerate(classes.items()):
-        written[name] = draw(n, seed=seed).images
-        (root / name).mkdir(parents=True)
-        for i, image in enumerate(written[name]):
-            (root / name / f"{i:03}.png").write_bytes(encode(image))
-    return written
