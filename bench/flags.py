@@ -288,19 +288,6 @@ def write_document(document: str, output: Path | None) -> None:
         output.write_text(document, encoding="utf-8")
 
 
-@contextmanager
-def hold(lock: Path, busy: str) -> Iterator[None]:
-    """Hold ``lock``. Raises UsageError: another process holds it; the message is ``busy``."""
-    from filelock import FileLock, Timeout
-
-    try:
-        held = FileLock(lock).acquire(timeout=0)
-    except Timeout:
-        raise UsageError(busy) from None
-    with held:
-        yield
-
-
 def command(run: Callable[[Sequence[str]], int]) -> Callable[..., int]:
     """Make the `main` of a command from a function of its arguments.
 

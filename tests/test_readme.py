@@ -384,9 +384,8 @@ def test_commands_run(command: str, run: Run) -> None:
         name = "bench.publish" if command == "make publish" else f'"{command.split()[1]}"'
         assert name in (ROOT / "tests" / "test_asv_site.py").read_text()
         return
-    if "bench.export" in command:  # each tracker is imported there, which takes it seconds
-        assert "python -m bench.export " in (ROOT / "tests" / "test_export.py").read_text()
-        return
+    if re.search("bench.export .* (wandb|mlflow)", command):
+        return  # these take seconds to be imported: tests/test_export.py gives them records
     printed = run(command)
     assert printed or {"-o", "--figures", ">"} & set(command.split())
     if "ray start" in command:
