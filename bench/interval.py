@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from bench.limits import MOST_REPEATS
-
 CONFIDENCE = 0.95
 """Confidence level of intervals; a test's significance level is the rest."""
 
@@ -32,17 +30,3 @@ def find_half_width(parts: Sequence[tuple[float, int]], confidence: float = CONF
     ``parts`` as in `find_freedom`; 0 if nothing varies."""
     error = math.sqrt(sum(variance / number for variance, number in parts))
     return find_quantile(find_freedom(parts), confidence) * error if error else 0.0
-
-
-def estimate_repeats(reach: float, wanted: float, repeats: int, sides: int = 1) -> float:
-    """Return how many repeats may narrow an interval of half-width ``reach``, of ``repeats`` on
-    each of so many ``sides``, to ``wanted``; infinite if more than `MOST_REPEATS` are needed.
-
-    It narrows with the square root of their number, and with the quantile of Student's t for its
-    degrees of freedom, of which three repeats leave two.
-    """
-    error = reach * math.sqrt(repeats) / find_quantile(sides * (repeats - 1))
-    for number in range(repeats, MOST_REPEATS + 1):
-        if error / math.sqrt(number) * find_quantile(sides * (number - 1)) <= wanted:
-            return number
-    return math.inf

@@ -12,16 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bench.data.sources import CLASSES
-from bench.interval import CONFIDENCE, estimate_repeats, find_freedom, find_half_width
+from bench.interval import CONFIDENCE, find_freedom, find_half_width
 from bench.limits import MIN_REPEATS
-from bench.text import write_percent
 from bench.workloads import IMAGES
-
-SIDES = ("A", "B")
-"""Default names of the two sides in a reason."""
 
 ROUNDING = 1e-12
 """Values within this relative difference are treated as equal."""
@@ -94,25 +90,12 @@ def find_unit(a: Sequence[float], b: Sequence[float]) -> float:
     return max(fmean(map(abs, side)) for side in known) or 1.0
 
 
-def scale(value: float, unit: float) -> float:
-    """Return the positive number whose logarithm is ``value`` in `find_unit`'s unit; the value
-    itself without one."""
-    return exp(value / unit) if unit and math.isfinite(value) else value
-
-
-def find_lack(a: Sequence[float], b: Sequence[float], names: tuple[str, str]) -> str:
-    sides = list(zip(names, (a, b), strict=True))
-    if empty := [name for name, values in sides if not values]:
-        return f"no value in {' or '.join(empty)}"
-    wrong = [name for name, values in sides if not all(map(has_log, values))]
-    return f"a value in {' and '.join(wrong)} is not positive: no ratio" if wrong else ""
-
-
-def has_log(value: float) -> bool:
-    return value > 0 and math.isfinite(value)
-
-
-def subtract(a: Sequence[float], b: Sequence[float]) -> Difference:
+def subtract(a: Sequence[float], b: Sequence[float]) -> Difference | str:
+    """Return the difference of two sides of repeats, or why there is none."""
+    if not a or not b:
+        return "a side has no value"
+    if not all(value > 0 and math.isfinite(value) for value in (*a, *b)):
+        return "a value is not positive: no ratio"
     (mean_a, spread_a), (mean_b, spread_b) = summarize(a), summarize(b)
     return Difference(mean_b - mean_a, spread_a, spread_b)
 
@@ -127,14 +110,7 @@ def summarize(values: Sequence[float]) -> tuple[float, Spread]:
     return mean, Spread(squares / (len(logs) - 1), len(logs))
 
 
-def find_interval(difference: Difference, confidence: float) -> tuple[float, float]:
-    reach = find_half_width([difference.a, difference.b], confidence)
-    return exp(difference.shift - reach), exp(difference.shift + reach)
-
-
 def find_p_values(cases: Sequence[Difference]) -> list[float]:
-    if not cases:  # as for single runs, which need no import of scipy
-        return []
     from scipy.special import stdtr
 
     return [
@@ -196,6 +172,8 @@ class Ratio:
         exact: both sides repeat without any spread; the interval is a point, and there is no p.
         lack: why there is no ratio or no verdict on it; empty if there is one.
         pairs: number of seeds compared pair by pair; 0 if the sides were not paired.
+        unit: 0, or of sides without a ratio the unit of their difference, see `find_unit`: the
+            value and its ends are e to the power of the difference over it.
     """
 
     value: float | None = None
@@ -213,12 +191,8 @@ class Ratio:
         """B - A with the ends of its interval, where the sides were compared by that; else None."""
         if not self.unit or self.value is None:
             return None
-        value, low, high = (
-            None if end is None else self.unit * math.log(end)
-            for end in (self.value, self.low, self.high)
-        )
-        assert value is not None
-        return value, low, high
+        low, high = (end and self.unit * math.log(end) for end in (self.low, self.high))
+        return self.unit * math.log(self.value), low, high
 
     def invert(self) -> Ratio:
         """Return the ratio A/B: for times, the speed."""
@@ -243,16 +217,6 @@ class Ratio:
             return False
         return self.low < 1 / (1 + margin) and self.high > 1 + margin
 
-    def estimate_repeats(self, margin: float, repeats: int) -> float:
-        """Return the repeats per side that may decide what ``repeats`` did not: with so many the
-        interval ends at the margin, and half of the sides that differ by more are decided.
-        Infinite without an interval, and if it would take too many."""
-        if not (self.value and self.low and self.high):
-            return math.inf
-        reach = math.log(self.high / self.low) / 2
-        apart = abs(abs(math.log(self.value)) - math.log1p(margin))
-        return estimate_repeats(reach, apart, repeats, sides=1 if self.pairs else 2)
-
     @property
     def differs(self) -> bool:
         """Whether the sides differ at all, at a family-wise error of 5 %."""
@@ -260,25 +224,15 @@ class Ratio:
 
     def explain(self, margin: float) -> str:
         """Explain a missing or ambiguous verdict; empty for the others."""
-        verdict = self.judge(margin)
-        if verdict is Verdict.NONE:
-            return self.lack
-        if verdict is not Verdict.AMBIGUOUS or self.low is None or self.high is None:
-            return ""
-        if self.differs:
-            return "differs, perhaps by less than the margin"
-        if self.low > 1 + margin or self.high < 1 / (1 + margin):
-            return "beyond the margin by itself, but may be chance among all the cases"
-        return "may differ or not"
+        unsure = self.judge(margin) is Verdict.AMBIGUOUS
+        return "neither surely beyond the margin nor within it" if unsure else self.lack
 
 
 Samples = tuple[Sequence[float], Sequence[float]]
 """The repeats of one case: A's and B's."""
 
 
-def compare(
-    family: Sequence[Samples], deterministic: bool = False, names: tuple[str, str] = SIDES
-) -> list[Ratio]:
+def compare(family: Sequence[Samples], deterministic: bool = False) -> list[Ratio]:
     """Return the ratio B/A of each case of a family, in order, with p-values adjusted over it.
 
     Args:
@@ -286,34 +240,39 @@ def compare(
         deterministic: the metric may repeat to the last digit, like an allocator's bytes: the
             ratio is then exact, and the margin alone decides. Otherwise readings without spread
             (of a clock or a power meter) are not independent, and there is no verdict.
-        names: the names of A and B in a reason.
     """
-    return estimate([find_lack(a, b, names) or subtract(a, b) for a, b in family], deterministic)
+    return estimate([subtract(a, b) for a, b in family], deterministic)
 
 
-def estimate(cases: Sequence[Difference | str], deterministic: bool = False) -> list[Ratio]:
+def estimate(
+    cases: Sequence[Difference | str],
+    deterministic: bool = False,
+    confidence: float = CONFIDENCE,
+    what: str = "repeats",
+) -> list[Ratio]:
     """Return the ratio of each difference; a string is the reason why a case has none."""
     ratios: list[Ratio] = []
     tested: dict[int, Difference] = {}
-    for index, difference in enumerate(cases):
-        if isinstance(difference, str):
-            ratios.append(Ratio(lack=difference))
+    for index, case in enumerate(cases):
+        if isinstance(case, str):
+            ratios.append(Ratio(lack=case))
             continue
-        value, pairs = exp(difference.shift), difference.pairs
-        counts = (difference.a.number, difference.b.number)
+        ratio = Ratio(exp(case.shift), pairs=case.pairs)
+        counts = (case.a.number, case.b.number)
         if min(counts) < MIN_REPEATS:
             has = " and ".join(dict.fromkeys(map(str, counts)))
-            lack = f"needs {MIN_REPEATS} repeats a side, has {has}"
-            ratios.append(Ratio(value, lack=lack, pairs=pairs))
-        elif difference.a.variance or difference.b.variance:
-            tested[index] = difference
-            ratios.append(Ratio(value, *find_interval(difference, CONFIDENCE), pairs=pairs))
-        elif deterministic or pairs:
-            ratios.append(Ratio(value, value, value, exact=True, pairs=pairs))
+            ratio = replace(ratio, lack=f"needs {MIN_REPEATS} {what} a side, has {has}")
+        elif case.error:
+            tested[index] = case
+            reach = find_half_width([case.a, case.b], confidence)
+            ratio = replace(ratio, low=exp(case.shift - reach), high=exp(case.shift + reach))
+        elif deterministic or case.pairs:
+            ratio = replace(ratio, low=ratio.value, high=ratio.value, exact=True)
         else:
-            lack = "repeats equal to the last digit are not independent readings"
-            ratios.append(Ratio(value, lack=lack))
-    p_values = find_p_values(list(tested.values()))
+            lack = f"{what} equal to the last digit are not independent readings"
+            ratio = replace(ratio, lack=lack)
+        ratios.append(ratio)
+    p_values = find_p_values([*tested.values()]) if tested else []
     for index, p, p_adjusted in zip(tested, p_values, adjust(p_values), strict=True):
         ratios[index] = replace(ratios[index], p=p, p_adjusted=p_adjusted)
     return ratios
@@ -346,7 +305,7 @@ Seeded = tuple[Mapping[int, Sequence[float]], Mapping[int, Sequence[float]]]
 """The repeats of one case by seed: A's and B's."""
 
 
-def compare_seeds(family: Sequence[Seeded], names: tuple[str, str] = SIDES) -> list[Ratio]:
+def compare_seeds(family: Sequence[Seeded]) -> list[Ratio]:
     """Return the ratio B/A of a loss or an error over seeds, for each case of a family, in order;
     of sides that are not all positive their difference, see `Ratio.difference`.
 
@@ -355,80 +314,47 @@ def compare_seeds(family: Sequence[Seeded], names: tuple[str, str] = SIDES) -> l
     the last digit, it is exact. Fewer than `MIN_SEEDS` pairs, or seeds per side if there are no
     pairs, give no verdict.
     """
-    scaled = [scale_seeds(average_repeats(a), average_repeats(b)) for a, b in family]
-    ratios = iter(
-        estimate([subtract_seeds(a, b, names) for a, b, _ in scaled if not are_equal(a, b)])
-    )
-    return [
-        Ratio(1.0, 1.0, 1.0, exact=True, pairs=len(a.keys() & b.keys()), unit=unit)
-        if are_equal(a, b)
-        else _ask_for_seeds(replace(next(ratios), unit=unit), a, b, names)
-        for a, b, unit in scaled
-    ]
+    return _estimate_seeds([*map(subtract_seeds, family)])
 
 
-def scale_seeds(
-    a: Mapping[int, float], b: Mapping[int, float]
-) -> tuple[dict[int, float], dict[int, float], float]:
-    """Return both sides, scaled where they have no ratio, and the unit of their difference: a loss
-    below zero, as a likelihood's, has no logarithm. Values that are not finite stay as they are."""
-    unit = find_unit(*([v for v in side.values() if math.isfinite(v)] for side in (a, b)))
-    one, two = ({seed: scale(value, unit) for seed, value in side.items()} for side in (a, b))
-    return one, two, unit
+def _estimate_seeds(
+    cases: Sequence[tuple[Difference | str, float]], confidence: float = CONFIDENCE
+) -> list[Ratio]:
+    ratios = estimate([case for case, _ in cases], confidence=confidence, what="seeds")
+    return [replace(ratio, unit=unit) for ratio, (_, unit) in zip(ratios, cases, strict=True)]
 
 
-def average_repeats(seeds: Mapping[int, Sequence[float]]) -> dict[int, float]:
-    """Return the geometric mean of the repeats of each seed; of values that are not all positive
-    the arithmetic mean."""
-    return {seed: _mean(values) for seed, values in seeds.items() if values}
+def subtract_seeds(pair: Seeded) -> tuple[Difference | str, float]:
+    """Return the difference over shared seeds, if any, else of the sides, or why there is none; and
+    the unit of `find_unit`: a loss below zero, as a likelihood's, has no logarithm."""
+    means = [{seed: _mean(values) for seed, values in side.items() if values} for side in pair]
+    unit = find_unit(*([v for v in side.values() if math.isfinite(v)] for side in means))
+    if unit:
+        means = [
+            {seed: exp(v / unit) if math.isfinite(v) else v for seed, v in side.items()}
+            for side in means
+        ]
+    a, b = means
+    whole = subtract([*a.values()], [*b.values()])
+    shared = sorted(a.keys() & b.keys())
+    # seeds that change nothing make no pairs
+    if isinstance(whole, str) or not shared or (len(shared) >= MIN_SEEDS and not whole.error):
+        return whole, unit
+    shift, spread = summarize([b[seed] / a[seed] for seed in shared])
+    return Difference(shift, spread, Spread(0.0, len(shared)), pairs=len(shared)), unit
+
+
+def average_seeds(readings: Mapping[int, Sequence[float]]) -> float:
+    """Return the geometric mean over seeds, at least one, of the geometric mean of each; of values
+    that are not all positive the arithmetic mean."""
+    return _mean([_mean(values) for values in readings.values() if values])
 
 
 def _mean(values: Sequence[float]) -> float:
     odd = [value for value in values if not math.isfinite(value)]
     if odd or len(values) == 1:
         return (odd or values)[0]
-    if min(values) <= 0:
-        return fmean(values)
-    return math.exp(fmean(math.log(value) for value in values))
-
-
-def are_equal(a: Mapping[int, float], b: Mapping[int, float]) -> bool:
-    """Return whether both sides share at least `MIN_SEEDS` seeds and have equal values in each."""
-    shared = a.keys() & b.keys()
-    return len(shared) >= MIN_SEEDS and all(
-        a[seed] > 0 and abs(a[seed] - b[seed]) <= ROUNDING * a[seed] for seed in shared
-    )
-
-
-def subtract_seeds(
-    a: Mapping[int, float], b: Mapping[int, float], names: tuple[str, str]
-) -> Difference | str:
-    """Return the difference over shared seeds, if any, else of the sides; or why there is none."""
-    readings = (list(a.values()), list(b.values()))
-    if lack := find_lack(*readings, names):
-        return lack
-    shared = sorted(a.keys() & b.keys())
-    if not shared or (len(shared) >= MIN_SEEDS and not subtract(*readings).error):
-        return subtract(*readings)  # seeds that change nothing make no pairs
-    shift, spread = summarize([b[seed] / a[seed] for seed in shared])
-    return Difference(shift, spread, Spread(0.0, len(shared)), pairs=len(shared))
-
-
-def _ask_for_seeds(
-    ratio: Ratio, a: Mapping[int, float], b: Mapping[int, float], names: tuple[str, str]
-) -> Ratio:
-    """Set ``lack`` if a side has too few seeds; for one seed, with the size of the difference."""
-    fewest = ratio.pairs or min(len(a), len(b))
-    if ratio.value is None or fewest >= MIN_SEEDS:
-        return ratio
-    short = [name for name, side in zip(names, (a, b), strict=True) if len(side) == fewest]
-    where = "" if len(short) == 2 else f" in {' and '.join(short or names)}"
-    if fewest > 1:
-        return replace(ratio, lack=f"two seeds{where}: needs three")
-    apart = abs(ratio.value - 1)
-    size = f"{ratio.difference[0]:+.3g}" if ratio.difference else f"{100 * apart:.2g} %"
-    differs = f"differs by {size}" if apart > ROUNDING else "equal"
-    return replace(ratio, lack=f"one seed{where}: {differs}, no verdict")
+    return fmean(values) if min(values) <= 0 else math.exp(fmean(map(math.log, values)))
 
 
 def find_classes(workload: str, given: int | None, counted: float | None) -> int | None:
@@ -458,11 +384,6 @@ GUESSING = "the loss is still that of guessing; train longer (--fraction, --step
 
 UNCHECKED = "whether it is better than guessing is not known"
 """What to know about a verdict where the number of classes is not known."""
-
-
-def average_seeds(readings: Mapping[int, Sequence[float]]) -> float:
-    """Return the geometric mean over seeds, at least one, of the geometric mean of each."""
-    return _mean(list(average_repeats(readings).values()))
 
 
 # -------------------------------------------------------------------------------------- equivalence
@@ -502,126 +423,62 @@ class Equivalence:
     """Result of testing whether a loss or an error of B differs from A's by more than the margin.
 
     Attributes:
-        margin: a fraction: 0.02 is a ratio from 1/1.02 to 1.02.
         ratio: ratio B/A of geometric means over seeds; None if there is none.
         low, high: its 90 % interval, not adjusted; None with too few seeds.
         p: p-value of the two one-sided tests for a ratio within the margin, adjusted by Holm.
         seeds: number of seeds compared, of the side with fewer.
-        paired: whether sides were compared seed by seed.
         lack: why no verdict is possible; empty if one is.
-        unit: 0, or of sides without a ratio the unit of their difference: ``ratio`` and its ends
-            are e to the power of the difference over it, as in `bench.verdict.Ratio`.
+        unit: as of `Ratio`.
     """
 
     verdict: Claim
-    margin: float
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
     p: float | None = None
     seeds: int = 0
-    paired: bool = False
     lack: str = ""
     unit: float = 0.0
-
-    def sentence(self) -> str:
-        return f"{self.verdict.value}: {self.explain()}"
-
-    def explain(self) -> str:
-        margin = f"the margin of {write_percent(self.margin)}"
-        if self.ratio is None:
-            return self.lack
-        if self.low is None or self.high is None:
-            return f"{self._name(self.ratio)}; {self.lack}{self._advise()}"
-        count = f"{self.seeds} {'paired ' * self.paired}seeds"
-        low, high = self.write(self.low), self.write(self.high)
-        found = f"{self._name(self.ratio)}, {low} to {high} over {count}"
-        if self.verdict is Claim.EQUIVALENT:
-            return f"{found}, within {margin}"
-        if self.verdict is not Claim.UNCLEAR:
-            return f"{found}, beyond {margin}"
-        limit, where = 1 + self.margin, "reaches beyond {}"
-        if 1 / limit <= self.low and self.high <= limit:
-            where = "within {}, but may be chance among all the cases"
-        elif self.low > limit or self.high < 1 / limit:
-            where = "beyond {}, but may be chance"
-        return f"{found}, {where.format(margin)}{self._advise()}"
 
     def write(self, ratio: float) -> str:
         """Write a ratio, or the difference that it stands for, with its sign."""
         return f"{self.unit * math.log(ratio):+.4g}" if self.unit else f"{ratio:.4f}"
 
-    def _name(self, ratio: float) -> str:
-        return f"{'difference' if self.unit else 'ratio'} {self.write(ratio)}"
-
-    def _advise(self) -> str:
-        if self.seeds < MIN_SEEDS:
-            return f"; sweep with --repeats {MIN_SEEDS} or more, each repeat has its own seed"
-        return "; more seeds narrow it" * (not self.lack)
-
 
 def withdraw(found: Equivalence, lack: str) -> Equivalence:
     """Keep the ratio, but replace the verdict by the reason ``lack``."""
-    none: dict[str, Any] = dict.fromkeys(("low", "high", "p"))
-    return replace(found, verdict=Claim.UNCLEAR, lack=lack, **none)
+    return replace(found, verdict=Claim.UNCLEAR, lack=lack, low=None, high=None, p=None)
 
 
 def withdraw_if_guessing(found: Equivalence, guessing: Sequence[bool]) -> Equivalence:
     """Withdraw a verdict on networks that guess, unless it is that only one of them learnt.
     ``guessing`` is whether the loss of each side, if known, is still that of guessing."""
     differs = found.verdict in (Claim.BETTER, Claim.WORSE)
-    if not any(guessing) or (differs and not all(guessing)):
-        return found
-    return withdraw(found, GUESSING)
+    believed = not any(guessing) or (differs and not all(guessing))
+    return found if believed else withdraw(found, GUESSING)
 
 
-def judge_equivalence(a: Mapping[int, float], b: Mapping[int, float], margin: float) -> Equivalence:
-    """Test whether B's loss or error is equivalent to A's. Each side has a positive reading per
-    seed. ``margin`` is a fraction: 0.02 is a ratio from 1/1.02 to 1.02."""
-    pair = ({s: [v] for s, v in a.items()}, {s: [v] for s, v in b.items()})
-    return judge_equivalences([pair], margin)[0]
-
-
-def judge_equivalences(
-    family: Sequence[Seeded], margin: float, names: tuple[str, str] = SIDES
-) -> list[Equivalence]:
-    """Test each case of a family for equivalence, in order, adjusted over the family; see the
-    module. Seeds are averaged, paired and counted as in `compare_seeds`."""
-    limit = math.log1p(margin)
-    unclear = Equivalence(Claim.UNCLEAR, margin)
-    results: list[Equivalence] = []
-    tested: dict[int, Difference] = {}
-    for index, pair in enumerate(family):
-        a, b, unit = scale_seeds(*map(average_repeats, pair))
-        case = subtract_seeds(a, b, names)
-        if isinstance(case, str):
-            results.append(replace(unclear, lack=case))
-            continue
-        seeds, value = min(case.a.number, case.b.number), exp(case.shift)
-        result = replace(unclear, ratio=value, seeds=seeds, paired=bool(case.pairs), unit=unit)
-        if (equal := are_equal(a, b)) or (case.pairs >= MIN_SEEDS and not case.error):
-            value, seeds = 1.0 if equal else value, len(a.keys() & b.keys())
-            claim = _place(case.shift, limit)
-            result = Equivalence(
-                claim, margin, value, value, value, seeds=seeds, paired=True, unit=unit
-            )
-        elif result.seeds < MIN_SEEDS:
-            few = f"{result.seeds} seed{'s' * (result.seeds > 1)}, needs {MIN_SEEDS}"
-            result = replace(result, lack=few)
-        elif case.error:
-            tested[index] = case
-            low, high = find_interval(case, 1 - 2 * ERROR)
-            result = replace(result, low=low, high=high)
-        else:
-            result = replace(result, lack="seeds without any spread are not independent readings")
-        results.append(result)
-    within, beyond = _test_equivalence(list(tested.values()), limit)
-    claims = [
-        _place(case.shift, limit) if min(p_within, p_beyond) < ERROR else Claim.UNCLEAR
-        for case, p_within, p_beyond in zip(tested.values(), within, beyond, strict=True)
+def judge_equivalences(family: Sequence[Seeded], margin: float) -> list[Equivalence]:
+    """Test each case of a family for equivalence, in order, adjusted over the family; see above.
+    ``margin`` is a fraction: 0.02 is a ratio from 1/1.02 to 1.02. Seeds are averaged, paired and
+    counted as in `compare_seeds`."""
+    cases = [*map(subtract_seeds, family)]
+    ratios = _estimate_seeds(cases, 1 - 2 * ERROR)
+    limit, both = math.log1p(margin), [*zip(cases, ratios, strict=True)]
+    tested = [
+        case for (case, _), ratio in both if isinstance(case, Difference) and ratio.p is not None
     ]
-    for index, claim, p in zip(tested, claims, within, strict=True):
-        results[index] = replace(results[index], verdict=claim, p=p)
+    tests = iter(_test_equivalence(tested, limit))
+    results = []
+    for (case, unit), ratio in both:
+        if isinstance(case, str):
+            results.append(Equivalence(Claim.UNCLEAR, lack=case, unit=unit))
+            continue
+        within, beyond = next(tests) if ratio.p is not None else (None, 1.0)
+        sure = ratio.exact or (within is not None and min(within, beyond) < ERROR)
+        claim = _place(case.shift, limit) if sure else Claim.UNCLEAR
+        ends, seeds = (ratio.low, ratio.high), min(case.a.number, case.b.number)
+        results.append(Equivalence(claim, ratio.value, *ends, within, seeds, ratio.lack, unit))
     return results
 
 
@@ -632,7 +489,7 @@ def _place(shift: float, limit: float) -> Claim:
     return Claim.WORSE if shift > 0 else Claim.BETTER
 
 
-def _test_equivalence(cases: Sequence[Difference], limit: float) -> tuple[list[float], list[float]]:
+def _test_equivalence(cases: Sequence[Difference], limit: float) -> list[tuple[float, float]]:
     """Return Holm's p-values for the claims that a case is within the limit, and beyond it."""
     from scipy.special import stdtr
 
@@ -641,4 +498,4 @@ def _test_equivalence(cases: Sequence[Difference], limit: float) -> tuple[list[f
         inside = (limit - abs(case.shift)) / case.error
         within.append(float(stdtr(freedom, -inside)))  # the larger p of the two tests
         beyond.append(min(1.0, 2 * float(stdtr(freedom, inside))))
-    return adjust(within), adjust(beyond)
+    return [*zip(adjust(within), adjust(beyond), strict=True)]

@@ -311,7 +311,7 @@ class Comparison:
         """Test each case with a ratio for equivalence of B's loss or error to A's, as one family.
         Empty for a metric that does not depend on the seed."""
         findings = [f for f in self.metrics[metric] if metric.seeded and f.ratio.value is not None]
-        judged = judge_equivalences([f.seeded for f in findings], self.equal, self.names)
+        judged = judge_equivalences([f.seeded for f in findings], self.equal)
         return [
             (f, withdraw_if_guessing(e, self.guessing(f.match)))
             for f, e in zip(findings, judged, strict=True)
@@ -349,10 +349,10 @@ def compare(
                 found.append(MetricPair(match, of_a, of_b, refused))
         family = [one for one in found if not one.ratio.lack]
         if metric.seeded:
-            ratios = compare_seeds([one.seeded for one in family], comparison.names)
+            ratios = compare_seeds([one.seeded for one in family])
         else:
             samples = [([v for _, v in one.a], [v for _, v in one.b]) for one in family]
-            ratios = compare_repeats(samples, metric.deterministic, comparison.names)
+            ratios = compare_repeats(samples, metric.deterministic)
         judged = iter(ratios)
         for place, one in enumerate(found):
             if not one.ratio.lack:
