@@ -23,11 +23,9 @@ def main(case: dict[str, Any]) -> dict[str, Any]:
     device, size, precision = torch.device(case["device"]), case["batch_size"], case["precision"]
     cuda, tf32 = device.type == "cuda", precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-    torch.backends.cudnn.benchmark = case["cudnn_benchmark"]
     sys.path.insert(0, case["models"])
     # the networks of dpn.py are named as its functions
     network = getattr(import_module("dpn"), case["model"].replace("-", "_"))().to(device)
-    model = torch.compile(network) if case["compile"] else network
     optimizer = torch.optim.SGD(
         network.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4, fused=True
     )
@@ -49,7 +47,7 @@ def main(case: dict[str, Any]) -> dict[str, Any]:
         flip = torch.rand(len(chosen), 1, 1, 1, device=device) < 0.5
         x, y = (torch.where(flip, x.flip(3), x).float() / 255 - mean) / std, labels[chosen]
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16-amp"):
-            logits = model(x)
+            logits = network(x)
         loss = F.cross_entropy(logits.float(), y)
         loss.backward()
         optimizer.step()
@@ -68,8 +66,6 @@ def main(case: dict[str, Any]) -> dict[str, Any]:
         train(order[:size])
     if rest := IMAGES % size:
         train(order[:rest])
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
     batches = order.split(size)[: case["steps"]]
     start = wait()
     for chosen in batches:
@@ -79,7 +75,6 @@ def main(case: dict[str, Any]) -> dict[str, Any]:
     return {
         "seconds": seconds,
         "images": sum(map(len, batches)),
-        "tensors": torch.cuda.max_memory_allocated() if cuda else None,
         "shared": [name for name in sys.modules if name.split(".")[0] == "bench"],
     }
 

@@ -74,29 +74,6 @@ def _energy(row: Row) -> float:
     return float(row["energy_j"] * row["epoch_time_s"] / row["measured_time_s"])
 
 
-PARTS = {
-    "process_start_s": "Process start",
-    "imports_s": "Imports",
-    "device_context_s": "Device context",
-    "data_s": "Data",
-    "building_s": "Building",
-    "proof_s": "Proof",
-    "counting_s": "Counting",
-    "teardown_s": "Teardown",
-    "other_s": "Other",
-}
-"""Columns of the time of a worker that is neither warm-up nor training, as in `bench.record`.
-
-The commits that are measured have a `bench.record` of their own, perhaps without them.
-"""
-
-
-def _part(column: str) -> Figure:
-    about = "A part of the time of a case that is neither warm-up nor training."
-    name = column.removesuffix("_s")
-    return Figure(name, PARTS[column], "seconds", about, lambda row: row.get(column, math.nan))
-
-
 FIGURES = (
     Figure(
         "epoch_time",
@@ -135,5 +112,4 @@ FIGURES = (
         + ", ".join(f"{number} {status}" for number, status in enumerate(STATUSES)),
         lambda row: math.nan,
     ),
-    *map(_part, PARTS),
 )

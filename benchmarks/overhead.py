@@ -1,7 +1,7 @@
 """What the harness adds: one case by a loop in plain torch and by `bench.sweep`, in turns.
 
-`python -m benchmarks.overhead` prints how long the same steps took either, and the ratio; on a GPU
-that of the peaks of their tensors too. asv tracks the ratio as `Overhead`.
+`python -m benchmarks.overhead` prints how long the same steps took either, and the ratio, which asv
+tracks as `Overhead`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,13 +22,16 @@ from typing import Any
 import bench
 from benchmarks.bare import IMAGES
 
-BARE = str(Path(__file__).with_name("bare.py"))
+BARE = Path(__file__).with_name("bare.py")
 GRID: dict[str, Any] = json.loads(os.environ.get("BENCH_ASV_GRID", "{}"))
-NAMES = ("model", "precision", "batch_size", "fraction", "pairs")
-USUAL = {"cuda": ("dpn92", "bf16-amp", 256, 0.2, 3), "cpu": ("dpn-small", "fp32", 64, 0.01, 1)}
+USUAL = {
+    "cuda": "--model dpn92 --precision bf16-amp --batch-size 256 --fraction 0.2 --pairs 3",
+    "cpu": "--model dpn-small --precision fp32 --batch-size 64 --fraction 0.01 --pairs 1",
+}
+"""What is measured unless a flag says otherwise."""
 
 
-def read_case(words: list[str] | None) -> dict[str, Any]:
+def read_case(words: Sequence[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
     add = parser.add_argument
     add("--device", choices=[*USUAL], default="cuda")
@@ -36,61 +40,55 @@ def read_case(words: list[str] | None) -> dict[str, Any]:
     add("--precision", choices=["fp32", "tf32", "bf16-amp"])
     add("--batch-size", type=int)
     add("--fraction", type=float, help="part of the epoch to measure")
-    add("--compile", action="store_true")
-    add("--cudnn-benchmark", action="store_true")
     add("--pairs", type=int, help="how often either is measured")
-    given = vars(parser.parse_args(words))
-    usual = zip(NAMES, USUAL[given["device"]], strict=True)
-    return given | {name: value for name, value in usual if given[name] is None}
+    usual = USUAL[parser.parse_args(words).device].split()
+    return vars(parser.parse_args([*usual, *words]))
 
 
 def run(*command: str) -> str:
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
     if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or [f"return code {done.returncode}"]
-        raise RuntimeError(f"{command[0]} {command[1][:20]} failed: {last[0]}")
+        raise RuntimeError(f"{command[:2]} failed: {done.stderr.strip()[-300:]}")
     return done.stdout
 
 
-def measure_bare(case: dict[str, Any]) -> dict[str, Any]:
+def measure_bare(case: dict[str, Any]) -> tuple[float, int]:
+    """Seconds of the steps, and their images, by the loop."""
     steps = math.ceil(case["fraction"] * math.ceil(IMAGES / case["batch_size"]))
     asked = case | {"steps": steps, "models": str(Path(bench.__file__).with_name("models"))}
-    told: dict[str, Any] = json.loads(run(BARE, json.dumps(asked)))
+    told: dict[str, Any] = json.loads(run(str(BARE), json.dumps(asked)))
     if told["shared"]:
         raise RuntimeError(f"the bare loop shares code with the harness: {told['shared']}")
-    return told
+    return told["seconds"], told["images"]
 
 
-def measure_harness(case: dict[str, Any]) -> dict[str, Any]:
-    words = [f"--{name.replace('_', '-')}={case[name]}" for name in ("device", *NAMES[:4])]
-    words += ["--compile"] * case["compile"] + ["--cudnn-benchmark"] * case["cudnn_benchmark"]
+def measure_harness(case: dict[str, Any]) -> tuple[float, int]:
+    """Seconds of the steps, and their images, by bench.sweep."""
+    names = ("device", "model", "precision", "batch_size", "fraction")
+    words = [f"--{name.replace('_', '-')}={case[name]}" for name in names]
     with tempfile.TemporaryDirectory() as out:
         run("-m", "bench.sweep", *words, "--dataset=synthetic", "--repeats=1", f"--out={out}")
         with (Path(out) / "records.csv").open(encoding="utf-8", newline="") as file:
             *_, row = csv.DictReader(file)
     if row["status"] != "ok":
         raise RuntimeError(f"the case ended as {row['status']}: {row['reason']}")
-    told = {"seconds": float(row["measured_time_s"]), "images": int(row["measured_images"])}
-    return told | {"tensors": float(row["peak_allocated_bytes"] or "nan")}
+    return float(row["measured_time_s"]), int(row["measured_images"])
 
 
 def compare(case: dict[str, Any]) -> float:
     """Measure and print the pairs; return the median ratio of the times."""
-    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
     ratios: list[float] = []
     for number in range(case["pairs"]):
         # whichever goes first may find a cooler machine, so they take turns at it
-        bare = None if number % 2 else measure_bare(case)
-        harness = measure_harness(case)
-        bare = bare or measure_bare(case)
-        if bare["images"] != harness["images"]:
-            raise RuntimeError(f"{bare['images']} images by the loop, {harness['images']} by us")
-        pairs.append((bare, harness))
-        print(f"bare {bare['seconds']:.4f} s, harness {harness['seconds']:.4f} s", flush=True)
-    for what in ("tensors", "seconds") if case["device"] == "cuda" else ("seconds",):
-        ratios = [harness[what] / bare[what] for bare, harness in pairs]
-        spread = f"{min(ratios):.4f} to {max(ratios):.4f}, pairs: {len(ratios)}"
-        print(f"{what}: harness / bare = {median(ratios):.4f} ({spread})")
+        order = (measure_bare, measure_harness)[:: -1 if number % 2 else 1]
+        found = {measure: measure(case) for measure in order}
+        (bare, images), (harness, same) = found[measure_bare], found[measure_harness]
+        if images != same:
+            raise RuntimeError(f"{images} images by the loop, {same} by the harness")
+        ratios.append(harness / bare)
+        print(f"bare {bare:.4f} s, harness {harness:.4f} s", flush=True)
+    spread = f"{min(ratios):.4f} to {max(ratios):.4f}, pairs: {len(ratios)}"
+    print(f"seconds: harness / bare = {median(ratios):.4f} ({spread})")
     return median(ratios)
 
 
@@ -109,4 +107,4 @@ class Overhead:
 
 
 if __name__ == "__main__":
-    compare(read_case(None))
+    compare(read_case(sys.argv[1:]))

@@ -27,8 +27,8 @@ from bench.errors import UsageError
 from bench.grid import grid
 from bench.preset import load_preset, parse_preset, preset_names
 from bench.record import Status
-from benchmarks.figures import ABSENT, FIGURES, MEASURED, PARTS, STATUSES
-from benchmarks.overhead import USUAL
+from benchmarks import overhead
+from benchmarks.figures import ABSENT, FIGURES, MEASURED, STATUSES
 
 ROOT = Path(__file__).parents[1]
 NAN = math.nan
@@ -43,7 +43,6 @@ ROW = {
     "peak_device_bytes": NAN,
     "peak_process_bytes": 3e9,
     "peak_reserved_bytes": 2e9,
-    **dict.fromkeys(PARTS, 0.25),
 }
 
 
@@ -64,7 +63,6 @@ def test_figures_of_a_measured_case() -> None:
         "top1_error": 75,
         "energy": 2800,  # of a whole epoch, of which a quarter was measured
         "status": 0,
-        **{name.removesuffix("_s"): 0.25 for name in PARTS},
     }
 
 
@@ -204,6 +202,13 @@ def test_a_harness_that_cannot_answer_is_no_figure(cases: Any, monkeypatch: Patc
 # ------------------------------------------------------------------------------ every benchmark
 
 
+def run_here(*command: str) -> float:
+    """A command within this process, which knows the fake."""
+    name, *words = [word for word in command if word != "with_fake"]
+    assert importlib.import_module(f"{name}.__main__").main(words) == 0
+    return 1.0
+
+
 @pytest.mark.slow
 def test_every_benchmark_runs(cases: Any, monkeypatch: Patch) -> None:
     """Found by asv's own rules and run as asv runs them, but small, and in one process."""
@@ -215,12 +220,10 @@ def test_every_benchmark_runs(cases: Any, monkeypatch: Patch) -> None:
     monkeypatch.setitem(cases.GRID, "flags", ["--executor", "fake"])  # the sweep is a real one
     known = SimpleNamespace(**{**vars(subprocess), "Popen": start_with_fake})
     monkeypatch.setattr("benchmarks.cases.subprocess", known)
-    monkeypatch.setattr("benchmarks.overhead.GRID", {})
-    monkeypatch.setitem(USUAL, "cpu", ("dpn-small", "fp32", 8, 0.0003, 1))
-    few = {"few": (40, 2)}
-    monkeypatch.setattr("benchmarks.report_scale.SWEEPS", few)
-    monkeypatch.setattr("benchmarks.report_scale.ReportScale.params", (tuple(few), ("text",)))
-    monkeypatch.setattr("benchmarks.sweep_scale.CASES", 4)
+    monkeypatch.setattr(overhead, "GRID", {})
+    monkeypatch.setattr(overhead, "compare", lambda case: case["fraction"])
+    monkeypatch.setattr("benchmarks.speed.SIDE", 2)
+    monkeypatch.setattr("benchmarks.speed.measure", run_here)
     figures, caches = {}, {}
     for benchmark in disc_benchmarks(str(ROOT / "benchmarks")):
         if (shared := benchmark.setup_cache_key) not in caches:
@@ -233,16 +236,19 @@ def test_every_benchmark_runs(cases: Any, monkeypatch: Patch) -> None:
     of_a_case = {f"cases.track_{figure.name}" for figure in FIGURES}
     assert figures.keys() == of_a_case | {
         "overhead.Overhead.track_time_ratio",
-        "report_scale.ReportScale.track_peak_bytes",
-        "report_scale.ReportScale.track_time_s",
-        "sweep_scale.track_cpu_s",
+        "speed.track_cpu_s",
     }
-    # a fake has no energy, predicts nothing, and starts no process
+    # a fake has no energy and predicts nothing
     untold = {name for name, figure in figures.items() if not math.isfinite(figure)}
-    parts = {f"cases.track_{column.removesuffix('_s')}" for column in PARTS}
-    assert untold == {"cases.track_energy", "cases.track_top1_error", *parts}
+    assert untold == {"cases.track_energy", "cases.track_top1_error"}
     assert figures["cases.track_status"] == STATUSES.index("ok")
     assert figures["cases.track_epoch_time"] == 10 + 1000 / 8  # the fake's
+
+
+@pytest.mark.thorough
+def test_the_harness_is_held_against_a_bare_loop() -> None:
+    small = ["--device", "cpu", "--batch-size", "8", "--fraction", "0.0003"]
+    assert 0.1 < overhead.compare(overhead.read_case(small)) < 10
 
 
 def test_a_model_beside_the_user_is_found_behind_the_commit_s_files(
