@@ -34,7 +34,6 @@ class Halving:
         grace: epochs before which no trial is ended.
         reduction: about one in this many trials at a rung continues.
         trials: the settings of each trial, in the order in which they run.
-        combinations: total number of settings; None if an axis has a range.
     """
 
     metric: str
@@ -42,7 +41,6 @@ class Halving:
     grace: int
     reduction: int
     trials: Sequence[Settings] = field(default=())
-    combinations: int | None = None
 
     @property
     def higher(self) -> bool:
@@ -62,22 +60,21 @@ class Halving:
         return rungs
 
     @property
-    def rules(self) -> dict[str, str | int]:
+    def rules(self) -> tuple[str, int, int, int]:
         """Return what trials must agree on to be compared with each other."""
-        return {name: getattr(self, name) for name in ("metric", "epochs", "grace", "reduction")}
+        return self.metric, self.epochs, self.grace, self.reduction
 
 
 def read_halving(told: object) -> Halving | None:
     """Read the search from a folder's configuration; None if there is no valid one, as people may
     have edited it."""
-    if not isinstance(told, dict) or "trials" not in told:
+    if not isinstance(told, dict):
         return None
-    known = {one.name: told[one.name] for one in fields(Halving) if one.name in told}
-    if type(known.get("combinations")) is not int:  # only shown to people
-        known["combinations"] = None
     try:
-        found: Halving = read_value(Halving, known)
+        found: Halving = read_value(
+            Halving, {one.name: told[one.name] for one in fields(Halving) if one.name in told}
+        )
     except (ValueError, TypeError):
         return None
-    sound = found.epochs >= 2 and found.grace >= 1 and found.reduction >= 2
-    return found if sound and found.metric in METRICS else None
+    sound = found.epochs > found.grace >= 1 and found.reduction >= 2 and found.metric in METRICS
+    return found if sound else None

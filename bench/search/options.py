@@ -20,7 +20,6 @@ from bench.flags import (
     add_axes,
     add_flag,
     describe,
-    parse_number,
     parse_whole,
     read_axes,
 )
@@ -48,6 +47,9 @@ people have to write it."""
 
 _MOST_SAMPLES = 10_000
 
+Drawn = tuple[list[Case], Halving]
+"""The trials of a search, and its rules with their settings."""
+
 
 @dataclass(frozen=True)
 class Search:
@@ -60,16 +62,18 @@ class Search:
     seed: int
     rates: tuple[float, float] | None
     around: bool
-    time_s: float  # no trial begins after it
 
-    def plan(self, settle: Callable[[Case], Case] = lambda case: case) -> SampledTrials:
-        """Draw the trials; ``settle`` is as in `bench.sweep.options.plan_cases`. Raises UsageError:
-        settings do not go together, or there is only one trial."""
+    def plan(
+        self, settle: Callable[[Case], Case] = lambda case: case
+    ) -> tuple[list[Case], Halving]:
+        """Draw the trials, and return them and the rules with their settings, which are of the axes
+        that vary among all possible trials: they do not depend on the number of samples. ``settle``
+        is as in `bench.sweep.options.plan_cases`. Raises UsageError: settings do not go together,
+        or there is only one trial."""
         grid = plan_cases(self.options, settle=settle).cases
-        axes = [name for name in AXES if len({getattr(case, name) for case in grid}) > 1]
-        ranged = self.rates is not None or self.around
-        if ranged:
-            axes = [name for name in AXES if name in (*axes, "lr")]
+        axes = {name for name in AXES if len({getattr(case, name) for case in grid}) > 1}
+        if self.rates or self.around:
+            axes.add("lr")
             trials = list(_draw(grid, self.samples, self.seed, self.rates))
         else:
             trials = random.Random(self.seed).sample(grid, len(grid))[: self.samples]
@@ -78,33 +82,20 @@ class Search:
                 "there is one trial, and a search compares several; give --lr a range such as "
                 "0.01..1, or another axis several values"
             )
-        told = [{name: format_value(getattr(case, name)) for name in axes} for case in trials]
-        several = None if ranged else len(grid)
-        return SampledTrials(
-            trials, replace(self.halving, trials=tuple(told), combinations=several)
-        )
-
-
-@dataclass(frozen=True)
-class SampledTrials:
-    """The trials of a search, and its rules with the trials' settings. These are of the axes that
-    vary among all possible trials, so that they do not depend on the number of samples."""
-
-    trials: list[Case]
-    halving: Halving
+        told = [{n: format_value(getattr(case, n)) for n in AXES if n in axes} for case in trials]
+        return trials, replace(self.halving, trials=tuple(told))
 
 
 def describe_search(asked: Search) -> Iterator[str]:
     """Describe the trials and epochs that a search would run. Raises UsageError: as a start."""
-    inputs = check_without_torch(Plan(asked.plan().trials), asked.options)
-    drawn = asked.plan(inputs.settle)
-    yield from describe_plan(Plan(drawn.trials), asked.options)
-    halving, trials = drawn.halving, len(drawn.trials)
+    inputs = check_without_torch(Plan(asked.plan()[0]), asked.options)
+    trials, halving = asked.plan(inputs.settle)
+    yield from describe_plan(Plan(trials), asked.options)
     rungs = " and ".join(map(str, halving.rungs))
     yield (
         f"rungs: after {rungs} of {halving.epochs} epochs, by {halving.metric}, about one in "
-        f"{halving.reduction} goes on; {trials * halving.rungs[0]} to "
-        f"{trials * halving.epochs} epochs in all"
+        f"{halving.reduction} goes on; {len(trials) * halving.rungs[0]} to "
+        f"{len(trials) * halving.epochs} epochs in all"
     )
     yield from inputs.warnings
 
@@ -153,9 +144,6 @@ def build_parser(docstring: str | None) -> Parser:
     add("--grace", "E", f"epochs that every trial trains ({GRACE})", default=str(GRACE))
     share = f"about one in R of the compared trials continues, R times as long ({REDUCTION})"
     add("--reduction", "R", share, partial(parse_whole, least=2, most=1000), REDUCTION)
-    limit = "start no trial after S seconds; the same command continues (no limit)"
-    above = partial(parse_number, right="a number of seconds above 0")
-    add("--time-limit", "S", limit, above, math.inf)
     group.add_argument("--dry-run", action="store_true", help="print the trials and their epochs")
     names = " ".join(map(str, BATCHES))
     scales = " ".join(map(format_value, LOSS_SCALES))
@@ -203,7 +191,6 @@ def parse_arguments(argv: Sequence[str], docstring: str | None = None) -> Search
         seed=int(seeds[0] or 0),
         rates=rates,
         around=rates is None and "lr" not in axes,
-        time_s=given.time_limit,
     )
 
 

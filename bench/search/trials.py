@@ -10,29 +10,27 @@ they read only ``trial_id``, and the result of an epoch, and return CONTINUE or 
 
 from __future__ import annotations
 
-import math
-from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
-from operator import attrgetter
-from pathlib import Path
+from operator import attrgetter, eq
 from threading import Lock
-from time import monotonic
 from types import SimpleNamespace
 
 from bench.case import Case, list_varying
 from bench.errors import UsageError
 from bench.halving import Halving, read_halving
-from bench.record import MEASURED, REPEATED, EpochRow, Outcome, Record, Status
+from bench.record import MEASURED, EpochRow, Outcome, Record
 from bench.search.options import Search
+from bench.store.plans import plan_runs
 from bench.store.reader import read_beside, read_config
-from bench.store.rows import Row, keep_latest
+from bench.store.rows import LatestAttempt, Row, Run, keep_latest
 from bench.sweep.display import Display
 from bench.sweep.folder import read_past, write_config
+from bench.sweep.grid import Grid
 from bench.sweep.loop import Loop, open_loop
 from bench.sweep.options import Plan
-from bench.sweep.schedule import Losses, OomSkips
+from bench.sweep.schedule import OomSkips, remaining_runs
 from bench.wall import name_family
 from bench.worker.messages import Job, Lane
 
@@ -94,133 +92,83 @@ class Ladder:
 
 
 def run_search(asked: Search) -> tuple[Trials, Loop]:
-    """Run the trials into --out until the time limit. Return them, and the loop."""
-    Ladder(asked.halving)  # raises UsageError if Ray Tune is not installed
-    with open_loop(asked.options, Plan(asked.plan().trials)) as loop:
-        drawn = asked.plan(loop.inputs.settle)
-        halving = drawn.halving
+    """Run the trials into --out. Return them, and the loop. Raises UsageError: Ray Tune is not
+    installed, or --out has a search by other rules or of other trials."""
+    Ladder(asked.halving)
+    with open_loop(asked.options, Plan(asked.plan()[0])) as loop:
+        cases, halving = asked.plan(loop.inputs.settle)
         loop.lock()
-        comparable, _ = read_past(loop, drawn.trials)
-        earlier = read_halving(read_config(loop.store.folder).get("halving"))
-        refuse_other_search(loop.out, earlier, halving)
-        if earlier and len(earlier.trials) > len(halving.trials):
-            halving = earlier
-        write_config(loop, drawn.trials, halving=asdict(halving))
-        trials = Trials(loop, halving, drawn.trials, comparable, monotonic() + asked.time_s)
-        known = len(drawn.trials) - trials.waiting
-        with Display(loop.out, trials.waiting, known, trials.axes) as display:
+        comparable, _ = read_past(loop, cases)
+        earlier = read_halving(read_config(loop.out).get("halving"))
+        if earlier:
+            alike = all(map(eq, earlier.trials, halving.trials))
+            if not alike or earlier.rules != halving.rules:
+                raise UsageError(
+                    f"--out {loop.out}: has a search by another --metric, --epochs, --grace, "
+                    "--reduction or --seed, or of other settings; give the same, or choose another "
+                    "--out"
+                )
+            halving = max(halving, earlier, key=lambda one: len(one.trials))
+        write_config(loop, cases, halving=asdict(halving))
+        trials = Trials(loop, halving, cases, comparable)
+        known = len(cases) - trials.waiting
+        with Display(loop.out, trials.waiting, known, list_varying(cases)) as display:
             loop.show_on(display)
             loop.work(trials)
     return trials, loop
 
 
-def refuse_other_search(out: Path, before: Halving | None, now: Halving) -> None:
-    """Refuse other rules or trials than those of the search that ``out`` holds."""
-    if before is None:
-        return
-    changed = [
-        f"--{name.replace('_', '-')} was {value}"
-        for name, value in before.rules.items()
-        if now.rules[name] != value
-    ]
-    both = min(len(before.trials), len(now.trials))
-    if not changed and list(before.trials[:both]) != list(now.trials[:both]):
-        changed = ["its trials were drawn of other settings, or by another --seed"]
-    if changed:
-        raise UsageError(
-            f"--out {out}: has another search: {', '.join(changed)}; give the same, or choose "
-            "another --out"
-        )
-
-
-class Trials:
+class Trials(Grid):
     """A source of the trials that have not ended, in the order in which they were drawn.
 
     A trial is judged by a `Ladder` of all that ended before it; ``rows`` are the earlier ones that
     new ones can be compared with. Trials that run at the same time share a ladder. There is no
-    other state, so a search can resume from its records. No trial begins once time.monotonic() is
-    ``until`` or later.
+    other state, so a search can resume from its records.
     """
 
     def __init__(
-        self,
-        loop: Loop,
-        halving: Halving,
-        cases: Sequence[Case],
-        rows: Sequence[Row],
-        until: float = math.inf,
+        self, loop: Loop, halving: Halving, cases: Sequence[Case], rows: Sequence[Row]
     ) -> None:
-        self.loop = loop
-        self.axes = list_varying(cases)
-        self.halving, self._until = halving, until
-        self._attempts = Counter[Case]()
-        self._walls = OomSkips({}, name_family)
+        self.halving = halving
         self._curves: list[Curve] = []  # in the order in which trials ended
-        done = self._read(rows, set(cases))
-        self._queue = deque(case for case in cases if case not in done)
-        self._losses = Losses()
-        self._open = 0  # trials that were taken and have not ended
         self._ladder: Ladder | None = None
-
-    @property
-    def waiting(self) -> int:
-        return len(self._queue)
-
-    @property
-    def left(self) -> bool:
-        return bool(self._queue) and monotonic() < self._until
+        epochs = read_beside(loop.store.folder, EpochRow)
+        before: dict[Run, LatestAttempt] = {}
+        for row in keep_latest(row for row in rows if row.is_repeat):
+            before[row.case, row.repeat, False] = LatestAttempt(
+                row.status, row.attempt, row.inferred, lane=row.lane
+            )
+        left = remaining_runs(plan_runs(cases, 1), before, loop.options.retry)
+        done = {run: past for run, past in before.items() if run[0] in cases and run not in left}
+        super().__init__(loop, left, before, OomSkips(done, name_family), {})
+        for row in rows:
+            if (row.case, row.repeat, False) in done and row.status in MEASURED:
+                mine = sorted(epochs.get(row.record_id, ()), key=attrgetter("epoch"))
+                self._curves.append([read_metric(epoch, halving.metric) for epoch in mine])
 
     def take(self, lane: Lane, idle: Sequence[Lane]) -> Job | None:
-        if not self.left:
+        alone = not self.running
+        job = super().take(lane, idle)
+        if job is None:
             return None
-        case = self._queue.popleft()
-        if not self._open or self._ladder is None:
+        if alone or self._ladder is None:
             self._ladder = Ladder(self.halving, self._curves)
-        self._open += 1
-        self._attempts[case] += 1
         judge, metric = self._ladder.add(), self.halving.metric
-        return Job(
-            case,
-            attempt=self._attempts[case],
-            smaller=self._walls.blocks(case),
-            enough=lambda row: judge(row.epoch + 1, read_metric(row, metric)),
-        )
+        return replace(job, enough=lambda row: judge(row.epoch + 1, read_metric(row, metric)))
 
     def settle(self, job: Job, record: Record, outcome: Outcome) -> None:
-        """Learn from an outcome. A lost trial comes next again, as often as `Losses` allows. Raises
-        UsageError: the metric is empty although the loss was never inf or NaN."""
-        self._open -= 1
-        case, m = record.case, record.measurement
-        if record.status is Status.LOST and self._losses.allow(case, outcome):
-            self._queue.appendleft(case)
-        self._walls.note(case, record.status)
+        """Learn from an outcome. Raises UsageError: the metric is empty although the loss was never
+        inf or NaN."""
+        super().settle(job, record, outcome)
+        m, metric = record.measurement, self.halving.metric
         if record.status not in MEASURED:
             return
-        if getattr(m, self.halving.metric) is None and m.first_bad_step is None:
+        if getattr(m, metric) is None and m.first_bad_step is None:
             raise UsageError(
-                f"--metric {self.halving.metric} is not known of these trials: "
+                f"--metric {metric} is not known of these trials: "
                 f"{m.missing or 'no reason is given'}; give another --metric, and another --out"
             )
-        self._curves.append([read_metric(row, self.halving.metric) for row in outcome.epochs])
-
-    def _read(self, rows: Sequence[Row], wanted: set[Case]) -> set[Case]:
-        """Read the trials that ended before, less those to be retried. Return their cases."""
-        done = set()
-        epochs = read_beside(self.loop.store.folder, EpochRow)
-        again = REPEATED | set(self.loop.options.retry)
-        for row in keep_latest(row for row in rows if row.is_repeat and row.repeat == 1):
-            case = row.case
-            if case not in wanted:
-                continue
-            self._attempts[case] = max(self._attempts[case], row.attempt)
-            if row.status in again:
-                continue
-            done.add(case)
-            self._walls.note(case, row.status)
-            if row.status in MEASURED:
-                mine = sorted(epochs.get(row.record_id, ()), key=attrgetter("epoch"))
-                self._curves.append([read_metric(epoch, self.halving.metric) for epoch in mine])
-        return done
+        self._curves.append([read_metric(row, metric) for row in outcome.epochs])
 
 
 def read_metric(row: EpochRow, metric: str) -> float | None:

@@ -44,7 +44,7 @@ class Grid:
         self._limit: tuple[Pace, Callable[[Pace], int]] | None = None
         self._losses = Losses()
         self._ran = Counter[tuple[Case, str]]()  # how often a case ran on a lane
-        self._open = 0  # runs that were taken and have not ended
+        self.running = 0  # runs that were taken and have not ended
         # the lane of each run, for its sentinel; on several GPUs, the lane of the first
         self._lanes = {run: _name_first(past.lane) for run, past in before.items()}
 
@@ -78,11 +78,11 @@ class Grid:
         case, repeat, sentinel = run
         if sentinel:
             home = self._lanes.get((case, repeat, False), lane.name)
-            if self._open or (home != lane.name and home in [free.name for free in idle]):
+            if self.running or (home != lane.name and home in [free.name for free in idle]):
                 return None
         self._runs.remove(run)
         self._ran[case, lane.name] += 1
-        self._open += 1
+        self.running += 1
         self._lanes[run] = lane.name
         self._attempts[run] += 1
         smaller = self._skips.blocks(case) if self._skips else None
@@ -115,7 +115,7 @@ class Grid:
 
     def settle(self, job: Job, record: Record, outcome: Outcome) -> None:
         """Learn from an outcome. A lost run comes next again, as often as `Losses` allows."""
-        self._open -= 1
+        self.running -= 1
         if (time := record.measurement.epoch_time_s) and record.status is Status.OK:
             times = self._times.setdefault(case := job.run[0], [])
             times.append(time)
