@@ -14,9 +14,7 @@ from bench.processes import read_cpu_time
 
 
 def usable_cpus() -> Sequence[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return range(os.cpu_count() or 1)
+    return sorted(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True)
@@ -30,44 +28,20 @@ class Quota:
 RAISE_QUOTA = "docker run --cpus, limits.cpu of a pod, or CPUQuota of a systemd unit"
 
 
-def read_quota(process: Path = Path("/proc/self")) -> Quota | None:
-    """Return the smallest quota of this process's control groups, of version 1 or 2, and of those
-    above them; None if there is none."""
+def read_quota(
+    process: Path = Path("/proc/self"), top: Path = Path("/sys/fs/cgroup")
+) -> Quota | None:
+    """Return the smallest quota of this process's control group, of version 2, and of those above
+    it; None if there is none."""
     found: list[Quota] = []
-    for folder, top in _list_groups(process):
-        for group in (folder, *folder.parents):
-            for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-                with suppress(OSError, ValueError, ZeroDivisionError):
-                    # "max 100000" without a quota in version 2, and -1 in version 1
-                    text = " ".join((group / name).read_text("ascii") for name in names)
-                    quota, period = map(int, text.split())
-                    if quota > 0:
-                        found.append(Quota(quota / period, str(group / names[0])))
-            if group == top:
-                break
+    with suppress(OSError):
+        group = (process / "cgroup").read_text("utf-8", "replace").rpartition("::/")[2].strip()
+        for folder in (top / group, *(top / group).parents):
+            with suppress(OSError, ValueError):  # "max 100000" without a quota
+                file = folder / "cpu.max"
+                quota, period = map(int, file.read_text("ascii").split())
+                found.append(Quota(quota / period, str(file)))
     return min(found, key=lambda quota: quota.cores, default=None)
-
-
-def _list_groups(process: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield the folder of each control group that may hold a quota, and where its tree is
-    mounted."""
-    try:
-        groups, mounts = (
-            os.fsdecode((process / name).read_bytes()).splitlines()
-            for name in ("cgroup", "mountinfo")
-        )
-    except OSError:
-        return  # not Linux
-    for line in mounts:
-        (_, _, _, root, place, *_), (kind, _, options) = map(str.split, line.split(" - ", 1))
-        controllers = {"cgroup2": "", "cgroup": "cpu"}.get(kind)
-        if controllers is None or (controllers and controllers not in options.split(",")):
-            continue
-        for _, names, path in (line.split(":", 2) for line in groups):
-            if controllers in names.split(","):
-                # a container may see its own group alone, mounted as the root
-                below = path.removeprefix(root) if path.startswith(root) else ""
-                yield Path(place, below.strip("/")), Path(place)
 
 
 def count_cores() -> float:
@@ -112,12 +86,8 @@ def share_cores(cores: Sequence[int], size: int) -> list[tuple[int, ...]]:
 
 def read_governor(folder: Path = Path("/sys/devices/system/cpu")) -> str | None:
     """Return the frequency governors of the usable CPUs, joined by a comma; None if unknown."""
-    governors = set()
-    for cpu in usable_cpus():
-        with suppress(OSError):
-            file = folder / f"cpu{cpu}" / "cpufreq" / "scaling_governor"
-            governors.add(file.read_text().strip())
-    return ", ".join(sorted(governors)) or None
+    files = (folder / f"cpu{cpu}" / "cpufreq" / "scaling_governor" for cpu in usable_cpus())
+    return ", ".join(sorted({file.read_text().strip() for file in files if file.exists()})) or None
 
 
 def read_core_times() -> tuple[float, float]:
@@ -138,17 +108,12 @@ class OtherWork:
     """The use of this process's cores by others while it works."""
 
     def __init__(
-        self,
-        busy: float = 0.0,
-        own: float = 0.0,
-        wall: float = 0.0,
-        stolen: float = 0.0,
-        root: int | None = None,
+        self, busy: float = 0.0, own: float = 0.0, wall: float = 0.0, stolen: float = 0.0
     ) -> None:
         """Continue from these sums, in core seconds and wall seconds; ``stolen`` is a part of
-        ``busy``. Process ``root``, by default this one, and its descendants are not others."""
+        ``busy``. This process and its descendants are not others."""
         self.sums = busy, own, wall, stolen
-        self.on, self._root, self.quota = usable_cpus(), root, read_quota()
+        self.on, self.quota = usable_cpus(), read_quota()
 
     @classmethod
     def add(cls, ranks: Sequence[OtherWork]) -> OtherWork:
@@ -194,4 +159,4 @@ class OtherWork:
     def _read(self) -> tuple[float, float, float, float]:
         busy, stolen = read_core_times()
         # the processes that this one starts, such as a DataLoader's workers, are not others
-        return busy + stolen, read_cpu_time(self._root), time.monotonic(), stolen
+        return busy + stolen, read_cpu_time(), time.monotonic(), stolen

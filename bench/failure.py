@@ -8,7 +8,6 @@ import signal
 import sysconfig
 import traceback
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from bench.case import Case
@@ -24,18 +23,17 @@ NEARLY_FULL = 0.05
 class Rule:
     """Exceptions whose class and message match end a case with ``status``.
 
-    ``kind`` is the name of any class among the exception's ancestors, or empty; ``base`` the direct
-    base of that class, where its name alone is ambiguous; ``message`` a regular expression searched
-    for in the text. Rules with ``when_full`` hold only while device memory is nearly full, those
-    with ``when_limited`` only under a memory limit on a CPU. ``transient`` failures are worth a
-    retry, ``shared`` ones ran out of memory shared between processes, and ``peer`` ones follow from
-    the end of another process that trains the same network.
+    ``kind`` is the name of any class among the exception's ancestors, or empty; ``message`` a
+    regular expression searched for in the text. Rules with ``when_full`` hold only while device
+    memory is nearly full, those with ``when_limited`` only under a memory limit on a CPU.
+    ``transient`` failures are worth a retry, ``shared`` ones ran out of memory shared between
+    processes, and ``peer`` ones follow from the end of another process that trains the same
+    network.
     """
 
     status: Status
     message: str = ""
     kind: str = ""
-    base: str = ""
     when_full: bool = False
     when_limited: bool = False
     transient: bool = False
@@ -48,8 +46,6 @@ _PLACES = ("Backend", "Network", "Store")
 # The first match counts. torch.OutOfMemoryError and torch.AcceleratorError are sibling classes, and
 # the libraries below torch spell errors in their own ways.
 RULES: tuple[Rule, ...] = (
-    # Ray ended the process before the host ran out of memory; no smaller batch would have helped
-    Rule(Status.KILLED, kind="OutOfMemoryError", base="RayError"),
     Rule(Status.OOM, kind="OutOfMemoryError"),
     Rule(Status.OOM, kind="MemoryError"),
     Rule(Status.OOM, r"(?:CUDA|HIP)(?: \w+)? error[^\n]*out of memory"),
@@ -138,15 +134,14 @@ def classify(
     """Classify an exception by the names of its class and that one's ancestors, nearest first, and
     its text. ``free_share`` of device memory is that at the time of the exception, 0 also if the
     allocator refused some; the memory limit of ``case`` is named if memory ran out."""
-    first, where = _quote(message)
-    reason = f"{kinds[0]}: {first[:300]}" if first else kinds[0]
-    reason += where
+    lines = list(filter(None, map(clean, message.splitlines())))
+    # of an exception in a DataLoader's worker the last line says what happened
+    said = lines[-1 if message.startswith("Caught ") else 0] if lines else ""
+    reason = f"{kinds[0]}: {said[:300]}" if said else kinds[0]
     limit = case.memory_limit if case else None
     on_host = case is not None and case.device == "cpu"
     for rule in RULES:
         if rule.kind and rule.kind not in kinds:
-            continue
-        if rule.base and (rule.kind, rule.base) not in pairwise(kinds):
             continue
         if rule.when_full and (free_share is None or free_share > NEARLY_FULL):
             continue
@@ -157,25 +152,9 @@ def classify(
                 reason = f"{_SHARED}: {reason}"
             elif limit and rule.status is Status.OOM:
                 # the allocator's message, which the log has, is about one block
-                spaced = re.sub(r"(?<=\d)(?=[A-Za-z])", " ", limit)
-                memory = "host memory" if on_host else "GPU memory"
-                reason = f"needs more than {spaced} of {memory}{where}"
-                if "MemoryLimitError" in kinds:
-                    reason += f": {first}"
+                reason = f"needs more than {limit} of {'host' if on_host else 'GPU'} memory: {said}"
             return Fault(rule.status, reason, rule.transient, rule.peer)
     return Fault(Status.ERROR, reason)
-
-
-def _quote(message: str) -> tuple[str, str]:
-    """Return the line of a message that says what happened, and where, if in another process: a
-    DataLoader's line is below the last frame of its worker's traceback."""
-    lines = message.splitlines()
-    if found := re.match(r"Caught \w+ (in DataLoader worker process \d+)\.", message):
-        places = [i for i, line in enumerate(lines) if line.startswith('  File "')]
-        below = lines[places[-1] + 1 :] if places else []
-        if said := next((line for line in below if line[:1].strip()), ""):
-            return clean(said.partition(": ")[2] or said), f" ({found[1]})"
-    return next(filter(None, map(clean, lines)), ""), ""
 
 
 _HARNESS = Path(__file__).parent
@@ -232,9 +211,6 @@ def classify_death(
 
 
 def count_oom_kills() -> int:
-    """Return the OOM kills of the kernel since boot; 0 if it does not report them."""
-    try:
-        match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
-    except OSError:
-        return 0
-    return int(match[1]) if match else 0
+    """Return the OOM kills of the kernel since boot."""
+    counts = dict(map(str.split, Path("/proc/vmstat").read_text().splitlines()))
+    return int(counts.get("oom_kill", 0))

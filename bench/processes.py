@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import os
 import re
@@ -17,26 +18,19 @@ from typing import NoReturn
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when ``parent`` dies, whatever it is doing; Linux only."""
-    set_parent_death_signal = 1
-    if _control(set_parent_death_signal, signal.SIGKILL) and os.getppid() != parent:
+    """Have the kernel kill this process when ``parent`` dies, whatever it is doing."""
+    _control(_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
         os._exit(1)  # it died before the call
 
 
 def adopt_orphans() -> None:
-    """Become the parent of what a child leaves behind, to find it; Linux only."""
-    set_child_subreaper = 36
-    _control(set_child_subreaper, 1)
+    """Become the parent of what a child leaves behind, to find it."""
+    _control(_SET_CHILD_SUBREAPER, 1)
 
 
-def _control(option: int, value: int) -> bool:
-    """Call prctl, and return whether this system has it."""
-    if sys.platform != "linux":
-        return False
-    import ctypes
-
-    ctypes.CDLL(None).prctl(option, value)
-    return True
+_SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_control = ctypes.CDLL(None).prctl
 
 
 def leave(status: int) -> NoReturn:
@@ -143,59 +137,37 @@ _PEAK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
 
 
 def read_held_memory(pid: int) -> int:
-    """Return the bytes of memory that a process holds, without pages of mapped files.
+    """Return the bytes of memory that a process holds, without pages of mapped files, or its
+    resident set where the system does not tell them apart. Raises OSError: there is no such
+    process.
 
     The kernel reclaims pages of files, such as torch's code and images that were read, whenever
     others need memory. Counting them, a worker of 1012 MiB read 865 after that, and a batch that
     needs more than its limit of 1 GiB trained.
-
-    It is the resident set where the system does not tell them apart, such as outside Linux. Raises
-    OSError, or psutil.Error outside Linux: there is no such process.
     """
-    if sys.platform != "linux":
-        import psutil
-
-        return int(psutil.Process(pid).memory_info().rss)
     status = Path(f"/proc/{pid}/status").read_text("utf-8", "replace")  # it has a name
     return 1024 * sum(map(int, _HELD.findall(status) or _RESIDENT.findall(status)))
 
 
 def read_peak_memory() -> int:
-    """Return about the peak memory held: the peak resident set less the current file pages.
-
-    Where Linux tells it, it is that of the program: getrusage's begins with the size of the process
-    that started it, 804 MiB for one of 8 MiB.
-    """
-    import resource
-
-    import psutil
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with suppress(OSError):
-        if found := _PEAK.search(Path("/proc/self/status").read_text("utf-8", "replace")):
-            peak = int(found[1])
-    files = psutil.Process().memory_info().rss - read_held_memory(os.getpid())
+    """Return about the peak memory held by this program: the peak resident set less the current
+    pages of files."""
+    status = Path("/proc/self/status").read_text("utf-8", "replace")
+    peak, resident = (sum(map(int, kind.findall(status))) for kind in (_PEAK, _RESIDENT))
+    files = resident * 1024 - read_held_memory(os.getpid())
     return peak * 1024 - files
 
 
-def read_cpu_time(pid: int | None = None) -> float:
-    """Return the CPU seconds of this process, or another, and of all its descendants, ended or not;
-    of those that can be read. Raises psutil.NoSuchProcess: there is no such process."""
+def read_cpu_time() -> float:
+    """Return the CPU seconds of this process and of all its descendants, ended or not; of those
+    that can be read."""
     import psutil
 
-    total, root = 0.0, psutil.Process(pid)
-    for one in (root.pid, *list_children(root.pid)):
-        try:
-            times = psutil.Process(one).cpu_times()
-        except psutil.NoSuchProcess:
-            if one == root.pid:
-                raise
-            continue
-        except Exception:
-            continue
-        total += times.user + times.system
-        # only its children that ended; the others are in this list
-        total += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+    total = 0.0
+    for pid in (os.getpid(), *list_children(os.getpid())):
+        with suppress(Exception):  # it has ended, or is not to be read
+            # its own, and of its children that ended; the others are in this list
+            total += sum(psutil.Process(pid).cpu_times()[:4])
     return total
 
 

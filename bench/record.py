@@ -486,12 +486,12 @@ class Place:
 class Outcome:
     """The result of running a case: a status with its one-line reason, and what was measured.
 
-    ``epochs`` is empty for a case of one epoch, which its measurement describes. ``preempted``: the
-    case is lost because its machine was taken away as agreed; ``transient``: another attempt may
-    well succeed; ``peer``: it failed because a process that it trains with was gone. ``missing``
-    says why columns are empty, until the measurement does. ``follows`` lists the columns that the
-    worker will fill in another outcome; if none comes, this one is final without them. ``until`` is
-    the time.monotonic(), in s, up to which the columns of `BESIDE` are filled; 0 if they are not.
+    ``epochs`` is empty for a case of one epoch, which its measurement describes. ``transient``:
+    another attempt may well succeed; ``peer``: it failed because a process that it trains with was
+    gone. ``missing`` says why columns are empty, until the measurement does. ``follows`` lists the
+    columns that the worker will fill in another outcome; if none comes, this one is final.
+    ``until`` is the time.monotonic(), in s, up to which the columns of `BESIDE` are filled; 0 if
+    they are not.
     """
 
     status: Status = Status.OK
@@ -504,7 +504,6 @@ class Outcome:
     unit: str = ""  # what a command counts, and how many of them its epoch time is of
     epoch_items: int = 0
     retries: int = 0
-    preempted: bool = False
     place: Place | None = None
     transient: bool = False
     peer: bool = False

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import socket
-import stat
 import tempfile
 import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 _YOUNG_S = 60  # a younger folder may not be locked yet
-_KEPT = (OSError, Timeout, NotImplementedError)  # the last if the file system has no locks
 
 
 class Scratch(tempfile.TemporaryDirectory[str]):
@@ -25,28 +22,21 @@ class Scratch(tempfile.TemporaryDirectory[str]):
     def __init__(self, kind: str) -> None:
         prefix = f"bench-{kind}-{socket.gethostname()}-"  # other machines may share the directory
         for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-            with suppress(*_KEPT):
-                if _is_ours(left):
-                    with _lock(left):
-                        shutil.rmtree(left)
+            with suppress(OSError):  # it is another user's, or in use
+                if time.time() - left.lstat().st_mtime > _YOUNG_S:
+                    os.close(_lock(left))
+                    shutil.rmtree(left)
         super().__init__(prefix=prefix, ignore_cleanup_errors=True)
-        held = _lock(Path(self.name))
-        with suppress(*_KEPT):
-            held.acquire()
-        self._release = weakref.finalize(self, held.release, force=True)
-
-    def cleanup(self) -> None:
-        self._release()  # NFS keeps open files
-        super().cleanup()
+        with suppress(OSError):  # a file system without locks
+            weakref.finalize(self, os.close, _lock(Path(self.name)))
 
 
-def _is_ours(folder: Path) -> bool:
-    """Return whether this user's `Scratch` made it long enough ago. Raises OSError: it is gone."""
-    about = folder.lstat()
-    old = time.time() - about.st_mtime > _YOUNG_S
-    own = about.st_uid == os.geteuid() and stat.S_ISDIR(about.st_mode)
-    return old and own and (folder / ".lock").is_file()
-
-
-def _lock(folder: Path) -> FileLock:
-    return FileLock(folder / ".lock", timeout=0, thread_local=False)
+def _lock(folder: Path) -> int:
+    """Lock a folder by a descriptor, which is returned. Raises OSError: another has the lock."""
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(held)
+        raise
+    return held

@@ -37,7 +37,7 @@ def read(folder: Path, key: str = "vary") -> dict[str, Any]:
 def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep over a script's mistakes."""
     out = tmp_path_factory.mktemp("mistakes") / "out"
-    names = "none silent epochs nan oom memory killed daemon asks exits prints dies bytes two"
+    names = "none silent epochs nan oom memory killed daemon asks exits prints dies bytes"
     vary = ["--vary", "mistake", *names.split(), "none of them", "text", "percent", "launched"]
     given = ["--command", f"{RUN} {{mistake}}", *vary, "--out", str(out)]
     assert sweep([*given, *QUICK]) == 0
@@ -54,14 +54,13 @@ def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("oom", "oom", "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB"),
         ("memory", "oom", "MemoryError (scripts_for_tests.py, line "),
         ("killed", "killed", "the command ended by SIGKILL from outside"),
-        ("daemon", "error", "left 1 process running (sleep), which were ended"),
+        ("daemon", "ok", ""),
         ("asks", "error", "EOFError: EOF when reading a line (scripts_for_tests.py, line "),
         ("exits", "error", "the command ended with code 3: no data in ./data"),
         ("launched", "error", "ValueError: a shape does not fit (scripts_for_tests.py, line "),
         ("prints", "ok", ""),
         ("dies", "error", "ValueError: a shape does not fit (scripts_for_tests.py, line "),
         ("bytes", "error", "the command ended with code 1: \ufffd\ufffd not UTF-8"),
-        ("two", "ok", ""),
         ("text", "error", "takes a number or a tensor of one element, and this is a str (scripts_"),
         ("none of them", "error", "takes a whole number of at least 1, such as len(x), and this "),
         ("percent", "error", "takes a fraction from 0 to 1, and this is 75 (scripts_for_tests.py"),
@@ -114,12 +113,6 @@ def test_an_epoch_that_it_ends_is_an_epoch(mistakes: Path) -> None:
     assert (row["test_loss"], row["test_accuracy"]) == (0.5, 0.75)
 
 
-def test_of_several_processes_that_say_their_steps_the_first_counts(mistakes: Path) -> None:
-    row = read(mistakes)["two"]
-    assert row["warmup_steps"] + row["measured_steps"] == 60
-    assert "other processes of the command called bench.step too" in row["notes"]
-
-
 RANKS = """
 import sys, torch, torch.distributed as dist, torch.multiprocessing as mp
 def train(rank, store):
@@ -144,7 +137,6 @@ def test_processes_that_train_together_are_one(tmp_path: Path) -> None:
     assert row["measured_images"] == 8 * row["measured_steps"]
     assert row["flop_per_image"] == 2 * 8 * 8
     assert row["train_loss"] == 0  # of the first
-    assert "other processes" not in row["notes"]
 
 
 def test_the_report_says_of_what_its_times_are(

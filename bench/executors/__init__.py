@@ -16,7 +16,6 @@ from rich.console import Console
 from bench.data import DatasetInfo, count_images, prepare
 from bench.doctor.rates import measure_rates
 from bench.environment.machine import Machine, ask_processes
-from bench.errors import UnsupportedError, UsageError
 from bench.fingerprint import Request
 from bench.origin import EXECUTORS
 from bench.processes import hold_to
@@ -71,8 +70,8 @@ ALL = 0
 class Executor:
     """A provider of lanes that turns cases into outcomes, one at a time on each lane.
 
-    A subclass must define `run`. The other methods are defined here for a single lane on this
-    machine. Those that take a lane may be called by several threads at once, each for another lane.
+    A subclass defines `run`; the other methods are of this machine, as a single lane.
+    Those that take a lane may be called by several threads at once, each for another lane.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -90,8 +89,6 @@ class Executor:
         machine is a single lane without pinning or a name. Raises UsageError: there are fewer; it
         says how many.
         """
-        if wanted not in (None, ALL, 1):
-            raise UsageError(f"--lanes {wanted}: this executor has one lane; leave it out")
         return (Lane(),)
 
     def gather(self, lane: Lane, device: str, size: int) -> Lane:
@@ -100,8 +97,6 @@ class Executor:
         Its GPUs are in one machine and of the same kind as those of ``lane``. It is used only while
         nothing else runs. Raises UnsupportedError: there are not that many; it says how many.
         """
-        if size > 1:
-            raise UnsupportedError(f"world size {size}: this executor runs a case on one GPU")
         return lane
 
     def examine(
@@ -131,10 +126,6 @@ class Executor:
 
 
 def build_executor(name: str, settings: Settings) -> Executor:
-    return load_executor(EXECUTORS[name].place, settings)
-
-
-def load_executor(place: str, settings: Settings) -> Executor:
-    module, _, kind = place.partition(":")
+    module, _, kind = EXECUTORS[name].place.partition(":")
     executor: Executor = getattr(import_module(module), kind)(settings)
     return executor

@@ -5,33 +5,51 @@ CUDA errors are sticky and cuDNN's choices outlive a case, so no process measure
 
 from __future__ import annotations
 
+import math
 import os
 import re
-import threading
 import time
 import traceback
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from bench.cores import share_cores, usable_cpus
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, Executor, Listener, Settings, Stopping
-from bench.executors.ranks import Ranks, Worker, find_gpus
 from bench.failure import classify, classify_death, count_oom_kills, list_kinds
-from bench.gpu.device import CombinedDevice, Device, Unreadable
+from bench.gpu.device import CombinedDevice
 from bench.gpu.monitor import ENERGY, Monitor, Observation
-from bench.gpu.nvml import Card, find_card, find_cards, open_device
+from bench.gpu.nvml import find_card, find_cards, open_device
 from bench.record import MEASURED, REFUSED, Outcome, Status, write_missing
+from bench.run.process import EndedError, Process
 from bench.scratch import Scratch
 from bench.text import GIB, count, join_words
-from bench.worker.messages import END, GO_ON, EpochEnded, Job, Lane, Message, PhaseEntered
+from bench.worker.messages import (
+    END,
+    GO_ON,
+    EpochEnded,
+    Job,
+    Lane,
+    Message,
+    PhaseEntered,
+    Rendezvous,
+)
 
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"  # Triton's is within it
 _ATTEMPTS = 3
 _BACK_OFF_S = 1.0
+_POLL_S = 0.1
+_GRACE_S = 3.0
+"""How long the other workers may take to report their end once one has failed, in s."""
+
+_MARGIN_S = 60.0
+"""How much longer processes wait for each other than a phase may take, in s, so that the phase's
+deadline comes first, which has their stacks written."""
+
 _CUT_SHORT = (Status.TIMEOUT, Status.INTERRUPTED)
 _AWAITS_LOADER = re.compile(r"utils/data/dataloader\.py\", line \d+ in __next__").search
 """Whether the stacks of a worker show that it waits for a batch of torch's DataLoader."""
@@ -44,22 +62,24 @@ class SubprocessExecutor(Executor):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._workers: list[Worker | Ranks] = []
-        self._compiled: Scratch | None = None
-        self._lock = threading.Lock()
+
+    @cached_property
+    def _compiled(self) -> Scratch:
+        return Scratch("compiled")
 
     def open_lanes(self, device: str, wanted: int | None = None) -> Sequence[Lane]:
         if wanted in (None, 1):
             return (Lane(),)
-        if device == "cpu":
-            return _share_cores(usable_cpus(), wanted)
-        cards, why = find_cards()
-        if not cards:
-            raise UsageError(f"--lanes: {why}; leave it out")
-        if wanted > len(cards):
+        cards, cores = [] if device == "cpu" else find_cards()[0], usable_cpus()
+        there = len(cores) if device == "cpu" else len(cards)
+        if wanted > there or not there:
+            what = "CPU core" if device == "cpu" else "GPU"
             raise UsageError(
-                f"--lanes {wanted}: this machine has {count(len(cards), 'GPU')}; give at most "
-                f"{len(cards)}"
+                f"--lanes: this process may use {count(there, what)}; give at most as many"
             )
+        if device == "cpu":
+            shares = share_cores(cores, there if wanted == ALL else wanted)
+            return [Lane(f"cpu{i}", cores=own) for i, own in enumerate(shares)]
         cards = cards[: wanted or len(cards)]
         kinds = dict.fromkeys((card.name, round((card.memory_bytes or 0) / GIB)) for card in cards)
         if len(kinds) > 1:
@@ -68,34 +88,30 @@ class SubprocessExecutor(Executor):
                 f"--lanes: the GPUs are of several kinds ({names}), whose rows cannot be compared; "
                 "choose some of one kind with CUDA_VISIBLE_DEVICES"
             )
-        return name_lanes(cards)
+        return [Lane(f"gpu{card.index}", (card.uuid,)) for card in cards]
 
     def gather(self, lane: Lane, device: str, size: int) -> Lane:
         """Return the lane's GPU and others of its kind, or this process's cores in equal shares."""
         if size == 1:
             return lane
         if device == "cpu":
-            cores = usable_cpus()
-            if size > len(cores):
-                raise UnsupportedError(
-                    f"world size {size} takes {size} CPU cores; this machine has {len(cores)}"
-                )
-            name = "+".join(f"cpu{i}" for i in range(size)) if lane.name else ""
-            return Lane(name, cores=tuple(cores[: len(cores) // size * size]))
-        cards, why = find_cards()
-        if not cards:
-            raise UnsupportedError(f"world size {size} takes {size} GPUs: {why}")
-        own = (lane.gpus and find_card(lane.gpus[0], cards)) or cards[0]
-        kind = (own.name, own.memory_bytes)
-        others = [c for c in cards if c.uuid != own.uuid and (c.name, c.memory_bytes) == kind]
-        alike = [own, *others]
-        if size > len(alike):
+            there, what = len(cores := usable_cpus()), "CPU cores"
+            names = [f"cpu{i}" for i in range(size)]
+            place = Lane("", cores=tuple(cores[: len(cores) // size * size]))
+        else:
+            cards = find_cards()[0]
+            own = find_card(lane.gpus[0], cards) if lane.gpus else next(iter(cards), None)
+            kind = own and (own.name, own.memory_bytes)
+            alike = [card for card in cards if (card.name, card.memory_bytes) == kind]
+            alike.sort(key=lambda card: card is not own)
+            there, what = len(alike), "GPUs of one kind"
+            names = [f"gpu{card.index}" for card in alike[:size]]
+            place = Lane("", tuple(card.uuid for card in alike[:size]))
+        if size > there:
             raise UnsupportedError(
-                f"world size {size} takes {size} GPUs of one kind; this machine has {len(alike)} "
-                f"({own.name})"
+                f"world size {size} takes {size} {what}; this machine has {there}"
             )
-        name = "+".join(f"gpu{card.index}" for card in alike[:size]) if lane.name else ""
-        return Lane(name, tuple(card.uuid for card in alike[:size]))
+        return replace(place, name="+".join(names)) if lane.name else place
 
     def run(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:
         """Run one case; after a transient failure try again, up to three attempts in all."""
@@ -103,7 +119,7 @@ class SubprocessExecutor(Executor):
             if tries:
                 time.sleep(_BACK_OFF_S * 2 ** (tries - 1))
             try:
-                outcome = self._attempt(job, on_event, stopping, tries == _ATTEMPTS - 1)
+                outcome = self._attempt(job, on_event, stopping)
             except Exception as error:  # a fault of the machine; the sweep goes on
                 place = job.log or Path(os.devnull)
                 with suppress(OSError), place.open("a", encoding="utf-8") as log:
@@ -122,7 +138,7 @@ class SubprocessExecutor(Executor):
 
     def close(self) -> None:
         """Remove compiled code."""
-        if self._compiled is not None:
+        if "_compiled" in vars(self):
             self._compiled.cleanup()
 
     def choose_cache(self, job: Job) -> dict[str, str]:
@@ -134,51 +150,38 @@ class SubprocessExecutor(Executor):
         """
         if not job.case.compiled or _CACHE in os.environ:
             return {}
-        with self._lock:
-            if self._compiled is None:
-                self._compiled = Scratch("compiled")
         return {_CACHE: str(Path(self._compiled.name) / job.case.slug())}
 
-    def _attempt(self, job: Job, on_event: Listener, stopping: Stopping, last: bool) -> Outcome:
-        """Run the worker once. A card that NVML cannot open for the moment is worth another
-        attempt, but at the last one the case runs without readings rather than not at all."""
-        size, uuids = job.case.world_size, job.lane.gpus
-        device: Device
-        if 1 < size <= len(uuids):
-            device = CombinedDevice([open_device(uuid) for uuid in uuids[:size]])
-        else:
-            device = open_device(job.gpu_uuid)
-        if isinstance(device, Unreadable) and not last:
-            fault = classify(["NVMLError"], device.reason)
-            if fault.transient:
-                return Outcome(fault.status, fault.reason, transient=True)
-        command, oom_kills = job.case.command is not None, count_oom_kills()
-        with Monitor(device, whole=command) as monitor:
-            try:
-                worker = start_worker(job, self.choose_cache(job), self.settings)
-            except UnsupportedError as error:
-                return Outcome(Status.UNSUPPORTED, str(error))
+    def _attempt(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:
+        case, uuids, oom_kills = job.case, job.lane.gpus, count_oom_kills()
+        variables, cold = self.choose_cache(job), self.settings.cold
+        shared = CombinedDevice([open_device(uuid) for uuid in uuids]) if uuids[1:] else None
+        kept: Outcome | None = None
+        with Monitor(shared or open_device(job.gpu_uuid), whole=bool(case.command)) as monitor:
+            worker: Worker | Ranks
+            if case.parallel == "ddp":
+                worker = Ranks(job, variables, self.settings.timeout_s, cold)
+            else:
+                worker = Worker(job, variables, cold=cold)
             self._workers.append(worker)
             answer: Outcome | None = None
-            kept: Outcome | None = None
-            done: int | None = None
+            done: int | None = None  # epochs; None before the first begins
             trained = False
             try:
-                if isinstance(device, CombinedDevice):
-                    device.pids = worker.pids
+                if shared:
+                    shared.pids = worker.pids
                 monitor.watch(worker.pid)
-                for message in self._listen(worker, stopping, command):
+                for message in self._listen(worker, stopping, bool(case.command)):
                     if isinstance(message, Outcome) and message.follows:
                         kept = message
-                        continue
-                    if isinstance(message, Outcome):
+                    elif isinstance(message, Outcome):
                         answer = message
                         break
-                    if isinstance(message, EpochEnded):
+                    elif isinstance(message, EpochEnded):
                         assert job.enough
                         worker.send(END if job.enough(message.row) else GO_ON)
-                        continue
-                    on_event(message)
+                    else:
+                        on_event(message)
                     if isinstance(message, PhaseEntered):
                         monitor.enter(message.phase)
                         trained = True  # or is about to
@@ -188,30 +191,25 @@ class SubprocessExecutor(Executor):
             finally:
                 returncode = worker.end(patiently=not answer or answer.status not in _CUT_SHORT)
                 self._workers.remove(worker)
-            if answer is not None and answer.until:
-                answer.measurement.teardown_s = time.monotonic() - answer.until
+            oom_kills = count_oom_kills() - oom_kills
             if answer is None:
-                oom_kills = count_oom_kills() - oom_kills
-                fault = classify_death(returncode, oom_kills, job.case, trained)
+                fault = classify_death(returncode, oom_kills, case, trained)
                 reason = worker.failed_rank + fault.reason
                 answer = Outcome(fault.status, reason, transient=fault.transient)
-            elif answer.status is Status.KILLED and count_oom_kills() > oom_kills:
-                reason = f"{answer.reason} By the host's out-of-memory killer (host memory)"
-                answer = replace(answer, reason=reason)
+            elif answer.until:
+                answer.measurement.teardown_s = time.monotonic() - answer.until
             if kept and answer.status not in MEASURED:
                 why = dict.fromkeys(kept.follows, answer.reason)
                 answer = replace(kept, missing={**kept.missing, **why})
+            m, allow_shared = answer.measurement, self.settings.allow_shared
             seen = monitor.close(
-                answer.measurement.peak_reserved_bytes,
-                answer.measurement.warmup_reserved_bytes,
-                self.settings.allow_shared,
-                answer.measurement.measured_time_s,
+                m.peak_reserved_bytes, m.warmup_reserved_bytes, allow_shared, m.measured_time_s
             )
         if worker.note:
             seen.notes.append(worker.note)
-        outcome = _conclude(answer, seen, self.settings.allow_shared)
-        if done is not None and job.case.epochs > 1 and outcome.status not in MEASURED:
-            outcome.reason += f"; after {done} of {job.case.epochs} epochs"
+        outcome = _conclude(answer, seen, allow_shared)
+        if done is not None and case.epochs > 1 and outcome.status not in MEASURED:
+            outcome.reason += f"; after {done} of {case.epochs} epochs"
         return outcome
 
     def _listen(
@@ -241,30 +239,148 @@ class SubprocessExecutor(Executor):
                 phase, deadline = message.phase, time.monotonic() + self.settings.timeout_s
 
 
-def name_lanes(cards: Sequence[Card]) -> list[Lane]:
-    """Return a lane per GPU, named by its index; MIG instances are numbered within their GPU."""
-    numbers = Counter(card.index for card in cards)
-    seen = Counter[int]()
-    lanes = []
-    for card in cards:
-        part = f".{seen[card.index]}" if numbers[card.index] > 1 else ""
-        seen[card.index] += 1
-        lanes.append(Lane(f"gpu{card.index}{part}", (card.uuid,)))
-    return lanes
+class Worker(Process):
+    """The process of a case, or one of several."""
 
+    failed_rank = ""
+    """Prefix of the reason why it ended, if it is one of several."""
+    pids: Sequence[int] = ()
 
-def _share_cores(cores: Sequence[int], wanted: int) -> list[Lane]:
-    """Return ``wanted`` lanes with equal shares of ``cores``; the remainder stays unused. Raises
-    UsageError: there are fewer cores, or this system cannot pin processes to cores."""
-    if not hasattr(os, "sched_setaffinity"):
-        raise UsageError("--lanes on a CPU needs Linux, to hold processes to cores; leave it out")
-    if wanted > len(cores):
-        raise UsageError(
-            f"--lanes {wanted}: this process may use {count(len(cores), 'CPU core')}; give at most "
-            f"{len(cores)}"
+    def __init__(
+        self,
+        job: Job,
+        variables: Mapping[str, str],
+        rendezvous: Rendezvous | None = None,
+        cold: bool = False,
+    ) -> None:
+        given = replace(
+            job,
+            checkpoints=job.checkpoints and job.checkpoints.absolute(),
+            trace=job.trace and job.trace.absolute(),
+            enough=None,
+            judged=job.enough is not None,
+            rendezvous=rendezvous,
+            asked_at=time.monotonic(),
         )
-    shares = share_cores(cores, len(cores) if wanted == ALL else wanted)
-    return [Lane(f"cpu{i}", cores=own) for i, own in enumerate(shares)]
+        super().__init__(
+            "bench.worker.case:work",
+            given,
+            variables={**job.lane.variables, **variables},
+            cores=job.lane.cores,
+            log=job.log,
+            cold=cold,
+        )
+
+
+class Ranks:
+    """The workers of one case that trains in several processes, with the methods of a `Worker`.
+
+    The first worker measures like the only worker of a case. All enter each phase together. The
+    case ends as the first worker does, once all have ended. If any fails, the case ends as that one
+    does: out of memory takes precedence, and a failure because peers were gone counts least.
+
+    Each worker has one of the lane's GPUs, or a share of its cores; ``timeout_s`` is how long a
+    phase may take.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        variables: Mapping[str, str],
+        timeout_s: float,
+        cold: bool = False,
+    ) -> None:
+        self._failed, self._deciding, self.failed_rank = False, 0, ""
+        size, on_cpu = job.case.world_size, job.case.device == "cpu"
+        gpus = [] if on_cpu else [*(job.lane.gpus or filter(None, [job.gpu_uuid]))]
+        # with GPUs, the system chooses the cores, as it does for a single GPU
+        cores = share_cores(job.lane.cores or usable_cpus(), size) if on_cpu else [()] * size
+        self._folder = Scratch("ranks")
+        store = str(Path(self._folder.name) / "store")
+        self._workers: list[Worker] = []
+        # all run on this machine, whatever its host name resolves to
+        name = "GLOO_SOCKET_IFNAME"
+        given = {name: os.environ.get(name, "lo"), **variables}
+        try:
+            for rank in range(size):
+                lane = replace(job.lane, gpus=job.lane.gpus[rank : rank + 1], cores=cores[rank])
+                rendezvous = Rendezvous(rank, size, store, gpus, timeout_s + _MARGIN_S)
+                placed = replace(job, gpu_uuid=gpus[rank] if gpus else None, lane=lane)
+                self._workers.append(Worker(placed, given, rendezvous, cold))
+        except BaseException:
+            self.end(patiently=False)
+            raise
+        self.note = self._workers[0].note
+        self.pids = [worker.pid for worker in self._workers]
+        self.pid = self.pids[0]
+
+    def messages(self) -> Iterator[Message | None]:
+        """Yield the first worker's messages, a phase once all have announced it, and None at least
+        every 0.1 s. Raises MessageError: a worker sent what is no message."""
+        waiting: dict[int, PhaseEntered | EpochEnded] = {}
+        ends: dict[int, Outcome | None] = {}  # None for a worker that ended without a message
+        decided = math.inf
+        while len(ends) < len(self._workers) and time.monotonic() < decided:
+            left = {r: worker for r, worker in enumerate(self._workers) if r not in ends}
+            wait([worker.connection for worker in left.values()], _POLL_S)
+            for rank, worker in left.items():
+                message: Message | None = None
+                with suppress(EndedError):
+                    try:
+                        message = worker.receive(0)
+                    except TimeoutError:
+                        continue
+                if isinstance(message, PhaseEntered | EpochEnded):
+                    waiting[rank] = message
+                elif message is None or (isinstance(message, Outcome) and not message.follows):
+                    ends[rank] = message
+                    if not self._failed and (message is None or message.status not in MEASURED):
+                        self._failed, decided = True, time.monotonic() + _GRACE_S
+                elif not rank:
+                    yield message
+            if len(waiting) == len(self._workers):
+                yield waiting[0]
+                waiting.clear()
+            yield None
+        self._deciding = rank = min(ends, key=lambda rank: _weigh(ends[rank]))
+        end = ends[rank]
+        if self._failed and len(self._workers) > 1:
+            self.failed_rank = f"rank {rank}: "
+        if end is not None:
+            yield replace(end, reason=self.failed_rank + end.reason) if self._failed else ends[0]
+
+    def send(self, content: str = GO_ON) -> None:
+        for worker in self._workers:
+            worker.send(content)
+
+    def dump_stacks(self) -> str:
+        return "".join(worker.dump_stacks() for worker in self._workers)
+
+    def kill(self) -> None:
+        for worker in self._workers:
+            worker.kill()
+
+    def end(self, patiently: bool) -> int:
+        """Let the workers end by themselves if ``patiently`` (after a failure, only the one that
+        decided how the case ended); then SIGKILL all. Return the deciding worker's return code."""
+        awaited = [self._deciding] if self._failed else range(len(self._workers))
+        until = time.monotonic() + _GRACE_S
+        for rank in awaited if patiently else ():
+            self._workers[rank].wait(max(0.0, until - time.monotonic()))
+        self.kill()
+        codes = [worker.end(patiently=True) for worker in self._workers]
+        self._folder.cleanup()
+        return codes[self._deciding] if codes else 0
+
+
+def _weigh(end: Outcome | None) -> int:
+    if end is None:
+        return 1
+    if end.status in MEASURED:
+        return 3
+    if end.peer:
+        return 2
+    return 0 if end.status in REFUSED else 1
 
 
 def _conclude(last: Outcome, seen: Observation, allow_shared: bool) -> Outcome:
@@ -294,13 +410,3 @@ def _conclude(last: Outcome, seen: Observation, allow_shared: bool) -> Outcome:
         notes="; ".join(filter(None, notes)) or None,
     )
     return replace(last, status=status, reason=reason, measurement=m, missing={})
-
-
-def start_worker(job: Job, variables: Mapping[str, str], settings: Settings) -> Worker | Ranks:
-    """Start the worker of a job, or several that train one network. Raises UnsupportedError: the
-    job's lane has too few GPUs."""
-    if job.case.parallel == "ddp":
-        return Ranks(job, variables, settings.timeout_s, settings.cold)
-    if job.case.parallel == "dp":
-        find_gpus(job)
-    return Worker(job, variables, cold=settings.cold)

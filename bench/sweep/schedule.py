@@ -127,14 +127,14 @@ def remaining_runs(
 
 
 class Losses:
-    """Number of losses with the machine, of each run; pre-emptions do not count."""
+    """Number of losses with the machine, of each run."""
 
     def __init__(self) -> None:
         self._lost = Counter[Hashable]()
 
     def allow(self, what: Hashable, outcome: Outcome) -> bool:
         """Count a loss of ``what``, and return whether it is to run again."""
-        self._lost[what] += not outcome.preempted
+        self._lost[what] += 1
         return self._lost[what] < MOST_LOST
 
 

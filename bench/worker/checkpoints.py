@@ -34,7 +34,7 @@ class Checkpoints:
     folder: Path | None
     identity: Mapping[str, str]
     note: Callable[[str], None]
-    _failure: str = ""  # of the last save
+    _failed: bool = False
 
     @property
     def kept(self) -> bool:
@@ -54,8 +54,7 @@ class Checkpoints:
         except FileNotFoundError:
             return None
         except Exception as error:
-            why = str(error) if isinstance(error, CheckpointError) else _word(error)
-            self.note(f"an earlier checkpoint was not resumed: {why}")
+            self.note(f"an earlier checkpoint was not resumed: {_word(error)}")
             with suppress(OSError):
                 self._place(BEST).unlink(missing_ok=True)  # it is not of this run either
             training.reset()
@@ -81,29 +80,23 @@ class Checkpoints:
                 progress=dict(progress),
             )
         except Exception as error:
-            before, self._failure = self._failure, _word(error)
-            if self._failure != before:  # else every epoch would say it
-                self.note(f"no checkpoint was saved after epoch {len(epochs)}: {self._failure}")
+            if not self._failed:  # else every epoch would say it
+                self.note(f"no checkpoint was saved after epoch {len(epochs)}: {_word(error)}")
+            self._failed = True
         else:
-            self._failure = ""
             self.keep_best(epochs)
 
     def keep_best(self, epochs: Sequence[EpochRow]) -> None:
-        """Keep the last checkpoint as the best too, if its epoch is the best: as a hard link."""
+        """Keep a copy of the last checkpoint as the best, if its epoch is the best."""
         if find_best(epochs) != len(epochs) - 1:
             return
-        last, best = self._place(LAST), self._place(BEST)
+        best = self._place(BEST)
         temporary = best.with_name(f".{BEST}")
         try:
-            temporary.unlink(missing_ok=True)
-            try:
-                os.link(last, temporary)
-            except OSError:  # a file system without links
-                shutil.copyfile(last, temporary)
-                with temporary.open("rb") as file:
-                    os.fsync(file.fileno())
+            shutil.copyfile(self._place(LAST), temporary)
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
             temporary.replace(best)
-            temporary.unlink(missing_ok=True)  # it stays if both were the same file already
             sync_folder(best.parent)
         except OSError as error:
             self.note(f"epoch {len(epochs)} was not kept as the best: {_word(error)}")
@@ -114,11 +107,11 @@ class Checkpoints:
 
     def _find_other(self, identity: Mapping[str, str]) -> str:
         """Return how ``identity`` differs from this run's; empty if it does not."""
-        for name in dict.fromkeys([*self.identity, *identity]):
-            was, now = identity.get(name, ""), self.identity.get(name, "")
-            if was != now:
-                return f"{name.replace('_', ' ')} was {was or 'none'}, now {now or 'none'}"
-        return ""
+        return "; ".join(
+            f"{name.replace('_', ' ')} was {identity.get(name)}, now {self.identity.get(name)}"
+            for name in dict.fromkeys([*self.identity, *identity])
+            if identity.get(name) != self.identity.get(name)
+        )
 
 
 def find_best(epochs: Sequence[EpochRow]) -> int | None:
@@ -138,7 +131,7 @@ def find_best(epochs: Sequence[EpochRow]) -> int | None:
 
 
 def _word(error: Exception) -> str:
-    if isinstance(error, UsageError):
+    if isinstance(error, UsageError | CheckpointError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:
         return error.strerror

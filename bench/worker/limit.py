@@ -12,12 +12,10 @@ import ctypes
 import gc
 import os
 import re
-import sys
-from dataclasses import dataclass
+import resource
 from pathlib import Path
 
 from bench.case import Case
-from bench.errors import UnsupportedError
 from bench.gpu.device import Depth, Device, Reading
 from bench.gpu.nvml import open_device
 from bench.processes import read_held_memory
@@ -32,8 +30,8 @@ class MemoryLimitError(MemoryError):
 
 
 def build_limit(case: Case, gpu_uuid: str | None) -> GpuLimit | HostLimit:
-    """Return the limit that ``case`` names. Call this before CUDA is used, so that memory already
-    in use is known. Raises UnsupportedError: this system cannot limit a process."""
+    """Return the limit that ``case`` names. Call this before CUDA is used, so that the processes
+    already on the card are known."""
     limit = None if case.memory_limit is None else parse_bytes(case.memory_limit)
     return GpuLimit(limit, open_device(gpu_uuid)) if case.device == "cuda" else HostLimit(limit)
 
@@ -41,35 +39,19 @@ def build_limit(case: Case, gpu_uuid: str | None) -> GpuLimit | HostLimit:
 # ------------------------------------------------------------------------------------ on a GPU
 
 
-@dataclass(frozen=True)
-class Context:
-    """Memory of the process outside torch's allocator, in bytes, and its source if not NVML."""
+def find_context(now: Reading, reserved_bytes: int, used_bytes: int) -> tuple[int, str]:
+    """Return the bytes of the process outside torch's allocator, and their source if it is not
+    NVML, given the memory that the allocator holds and CUDA's used memory.
 
-    bytes: int
-    source: str = ""
-
-
-def find_context(before: Reading, now: Reading, reserved_bytes: int, used_bytes: int) -> Context:
-    """Return the context, given the memory that torch's allocator holds and CUDA's used memory.
-
-    The best source is NVML's memory of this process. If the driver does not report it (WDDM, some
-    containers), it is the growth of the device's used memory since ``before`` CUDA was used. If
-    that cannot be read either, it is all memory in use on the device, including that of other
-    processes, so that the cap is too low rather than too high.
+    If the driver does not report the memory of this process (WDDM, some containers), it is all
+    memory in use on the device, including that of other processes, so that the cap is too low
+    rather than too high.
     """
     if now.process_bytes is not None:
-        return Context(max(0, now.process_bytes - reserved_bytes))
-    if now.device_bytes is not None and before.device_bytes is not None:
-        grown = now.device_bytes - before.device_bytes
-        return Context(
-            max(0, grown - reserved_bytes),
-            "context_bytes: what the device holds more than before the worker used it, because "
-            "the driver does not tell the memory of this process",
-        )
-    return Context(
-        max(0, used_bytes - reserved_bytes),
+        return max(0, now.process_bytes - reserved_bytes), ""
+    return max(0, used_bytes - reserved_bytes), (
         "context_bytes: all that the device holds outside torch's allocator, other processes "
-        "included, because nothing else tells it",
+        "included, because the driver does not tell the memory of this process"
     )
 
 
@@ -88,7 +70,7 @@ class GpuLimit:
     def __init__(self, limit_bytes: int | None, device: Device) -> None:
         self._limit, self._device = limit_bytes, device
         # read before watching: a process of another pid namespace is recognised by appearing later
-        self._before = device.read(Depth.SLOW)[-1]
+        device.read(Depth.SLOW)
         device.watch(os.getpid())
 
     def impose(self) -> None:
@@ -100,10 +82,9 @@ class GpuLimit:
 
         free, total = torch.cuda.mem_get_info()  # creates the context, if there is none
         now, reserved = self._device.read(Depth.SLOW)[-1], torch.cuda.memory_reserved()
-        context = find_context(self._before, now, reserved, total - free)
-        self.context_bytes, self.note = context.bytes, context.source
+        self.context_bytes, self.note = find_context(now, reserved, total - free)
         if self._limit is not None:
-            share = share_of_device(self._limit, context.bytes, total)
+            share = share_of_device(self._limit, self.context_bytes, total)
             torch.cuda.set_per_process_memory_fraction(share)
 
     def lift(self) -> None:
@@ -121,7 +102,7 @@ def share_of_device(limit_bytes: int, context_bytes: int, total_bytes: int) -> f
     blocks of 2 MiB. Raises MemoryLimitError: the context alone reaches the limit.
     """
     if context_bytes >= limit_bytes:
-        taken = f"the context alone takes {_write_mib(context_bytes)} of GPU memory"
+        taken = f"the context alone takes {context_bytes / _MIB:.0f} MiB of GPU memory"
         raise MemoryLimitError(f"{taken}; raise --memory-limit")
     return min(1.0, (limit_bytes - context_bytes) / total_bytes)
 
@@ -156,8 +137,6 @@ class HostLimit:
 
     def __init__(self, limit_bytes: int | None) -> None:
         self._limit = limit_bytes
-        if limit_bytes is not None and sys.platform != "linux":
-            raise UnsupportedError("a memory limit on a CPU needs Linux; leave out --memory-limit")
 
     def impose(self) -> None:
         if self._limit is None:
@@ -180,16 +159,12 @@ class HostLimit:
             lift_host_limit()
 
     def _set(self, allowance: int) -> None:
-        import resource
-
         assert self._limit is not None
         _call_glibc("malloc_trim", 0)  # freed blocks that glibc keeps must not count as held
         held = read_held_memory(os.getpid())
         if held >= self._limit:
-            when = " once torch is imported" if allowance else ", with torch and the network loaded"
-            raise MemoryLimitError(
-                f"the process alone takes {_write_mib(held)}{when}; raise --memory-limit"
-            )
+            taken = f"the process alone takes {held / _MIB:.0f} MiB without a training batch"
+            raise MemoryLimitError(f"{taken}; raise --memory-limit")
         (mapped,) = re.findall(r"^VmData:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         soft = int(mapped) * 1024 + self._limit - held + allowance
@@ -200,18 +175,11 @@ class HostLimit:
 
 def lift_host_limit() -> None:
     """Remove the process's own memory limit, so that reporting a failure cannot fail itself."""
-    if sys.platform == "linux":
-        import resource
-
-        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
 def _call_glibc(name: str, *arguments: int) -> None:
     """Call a function of glibc's allocator; do nothing with another C library."""
     if function := getattr(ctypes.CDLL(None), name, None):
         function(*arguments)
-
-
-def _write_mib(number: int) -> str:
-    return f"{number / _MIB:.0f} MiB"

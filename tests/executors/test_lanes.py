@@ -10,7 +10,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from bench import executors
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, Settings
 from bench.executors import subprocess as room
-from bench.executors.subprocess import SubprocessExecutor, name_lanes
+from bench.executors.subprocess import SubprocessExecutor
 from bench.gpu.nvml import Card
 from bench.record import Outcome, Status
 from bench.store.reader import read_records
@@ -195,15 +194,6 @@ def test_a_lost_case_is_tried_again_as_a_new_attempt(
     assert rows(again[len(frame) :], "seed", "attempt", "status") == [(1, 4, "ok")]
 
 
-def test_preemption_is_not_counted(out: Path, watch: Watch) -> None:
-    tries = count()
-    lost = Outcome(Status.LOST, "the machine was taken back", preempted=True)
-    watch(lambda job: lost if next(tries) < 5 else None)
-    frame = run(out, "8")
-    assert frame["status"].tolist() == ["lost"] * 5 + ["ok"]
-    assert frame["attempt"].tolist() == [1, 2, 3, 4, 5, 6]
-
-
 def test_a_sentinel_runs_where_its_case_did_in_an_earlier_session(
     out: Path, monkeypatch: Patch
 ) -> None:
@@ -286,9 +276,9 @@ def test_lanes_are_cards_or_equal_shares_of_the_cores() -> None:
     assert lanes[1].variables == {"CUDA_VISIBLE_DEVICES": "GPU-b"}
     assert [lane.cores for lane in executor.open_lanes("cpu", 2)] == [(2, 3), (4, 5)]
     assert [lane.cores for lane in executor.open_lanes("cpu", ALL)] == [(c,) for c in range(2, 7)]
-    with pytest.raises(UsageError, match="this machine has 3 GPUs; give at most 3"):
+    with pytest.raises(UsageError, match="this process may use 3 GPUs; give at most as many"):
         executor.open_lanes("cuda", 4)
-    with pytest.raises(UsageError, match="this process may use 5 CPU cores; give at most 5"):
+    with pytest.raises(UsageError, match="this process may use 5 CPU cores; give at most as many"):
         executor.open_lanes("cpu", 6)
 
 
@@ -332,13 +322,13 @@ def test_where_torch_and_the_rates_are_asked_for_the_lane_s_cores_and_gpus_are_s
 @pytest.mark.usefixtures("cards")
 def test_a_case_of_several_gpus_takes_some_of_one_kind() -> None:
     executor = SubprocessExecutor(Settings())
-    first, _, tesla = name_lanes(CARDS)
+    first, tesla = Lane("gpu0", ("GPU-a",)), Lane("gpu2", ("GPU-t",))
     assert executor.gather(first, "cuda", 1) is first
     assert executor.gather(first, "cuda", 2) == Lane("gpu0+gpu1", ("GPU-a", "GPU-b"))
     assert executor.gather(Lane(), "cuda", 2) == Lane("", ("GPU-a", "GPU-b"))
-    with pytest.raises(UnsupportedError, match=r"this machine has 2 \(NVIDIA A100\)"):
+    with pytest.raises(UnsupportedError, match=r"takes 3 GPUs of one kind; this machine has 2$"):
         executor.gather(first, "cuda", 3)
-    with pytest.raises(UnsupportedError, match=r"takes 2 GPUs of one kind; this machine has 1 "):
+    with pytest.raises(UnsupportedError, match=r"takes 2 GPUs of one kind; this machine has 1$"):
         executor.gather(tesla, "cuda", 2)
     assert executor.gather(Lane(), "cpu", 2).cores == (2, 3, 4, 5)
     with pytest.raises(UnsupportedError, match="takes 6 CPU cores; this machine has 5"):
