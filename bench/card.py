@@ -75,7 +75,7 @@ CARD = {
     "all": "--precision fp32 tf32 fp16 fp16-amp bf16 bf16-amp --batch-size 256 512",
     "whole": "--precision fp16 tf32 fp32 --batch-size 256",
     "fp16": "--precision fp16 --batch-size 256",
-    "map": "--precision fp16 fp16-amp --scales 1 128 2^16 2^24 --train 1 128 2^16 2^24 dynamic",
+    "map": "--precision fp16 fp16-amp",
     "limit": "--memory-limit 21GiB",
 }
 _SMALL = "--model dpn-small --precision fp32 --batch-size 8"
@@ -87,7 +87,7 @@ REHEARSAL = CARD | {
     "all": f"{_SMALL} 16",
     "whole": f"{_SMALL} --steps 2",
     "part": "--steps 2",
-    "map": "--batch-size 8 --at 1 --scales 1 128 --train 128",
+    "map": "--batch-size 8 --steps 1 --scales 1 128",
     "limit": "--memory-limit 560MiB --model dpn-small --precision fp32 --step 48",
 }
 """What the words in `STEPS` stand for, on a GPU and on a CPU."""

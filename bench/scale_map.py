@@ -11,7 +11,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import zip_longest
@@ -23,7 +23,7 @@ from bench.errors import UsageError
 from bench.plain import read_value
 from bench.precision import PRECISIONS
 from bench.store.table import write_lines
-from bench.text import Explained, replace_file
+from bench.text import replace_file
 
 TOLERANCE = 0.01
 """A scale is large enough if it loses at most this share of the gradient values beyond the share
@@ -62,24 +62,15 @@ class Kind(StrEnum):
     WEIGHT = "weight"
 
 
-class Way(Explained):
-    ROUNDED = (
-        "rounded",
-        "The gradients were computed in fp32, then scaled and rounded once to the format. Rounding "
-        "in the forward pass, inside a layer's backward pass and from one layer to the next is not "
-        "counted. The trainings compute in fp32 and round the gradients of each layer's output and "
-        "weights. Under autocast (fp16-amp, bf16-amp), the weight "
-        "gradients of convolutions, linear and recurrent layers, attention and PReLU are rounded, "
-        "judged by the class of the module; those of other modules stay in fp32.",
-    )
-    TRAINED = (
-        "trained",
-        "The gradients are those that the precision itself computed, at each scale, from the "
-        "weights of the fp32 training. A value counts as flushed where it is zero here and not in "
-        "fp32. This includes values that ReLU sets to zero here and not in fp32; they are the same "
-        "at every scale. After an overflow, inf and NaN spread to other layers and are counted "
-        "there too.",
-    )
+HOW = (
+    "The gradients were computed in fp32, then scaled and rounded once to the format. Rounding in "
+    "the forward pass, inside a layer's backward pass and from one layer to the next is not "
+    "counted. The trainings compute in the precision itself on a GPU, and in fp32 with gradients "
+    "rounded so on a CPU. Under autocast (fp16-amp, bf16-amp), the weight gradients of "
+    "convolutions, linear and recurrent layers, attention and PReLU are rounded, judged by the "
+    "class of the module; those of other modules stay in fp32."
+)
+"""How a map is made, in words."""
 
 
 @dataclass(frozen=True)
@@ -129,14 +120,6 @@ class ScaledTraining:
 
 
 @dataclass(frozen=True)
-class Overflow:
-    """The first overflow at a scale: the step, from 1, and the place of the largest value."""
-
-    step: int
-    where: str = ""
-
-
-@dataclass(frozen=True)
 class ScaleCase:
     """One precision, model and batch size: what each scale did.
 
@@ -145,7 +128,7 @@ class ScaleCase:
         at: the steps, from 1, at which gradients were counted.
         layers: from the network's input to its output.
         scales: ascending.
-        overflows: the first overflow of each scale that had one.
+        overflows: the first step, from 1, at which each scale overflowed that did.
         peaks: the largest gradient of each step in the fp32 training, unscaled; NaN if not finite.
         limit: the smallest value that overflows in the format, such as 65520.
     """
@@ -157,12 +140,11 @@ class ScaleCase:
     lr: float
     seed: int
     device: str
-    way: Way
     steps: int
     at: tuple[int, ...]
     layers: tuple[str, ...]
     scales: tuple[float, ...]
-    overflows: Mapping[float, Overflow]
+    overflows: Mapping[float, int]
     peaks: tuple[float, ...]
     limit: float
     gradients: tuple[Gradients, ...] = field(default=(), repr=False)
@@ -275,7 +257,7 @@ def find_window(case: ScaleCase, tolerance: float = TOLERANCE) -> Window:
         else:
             verdicts[scale] = SAFE
             safe.insert(0, scale)
-    if not safe:  # with Way.TRAINED, each scale may starve another layer
+    if not safe:
         return Window(verdicts=verdicts)
     largest = max(case.peaks, default=math.nan)
     roomy = [s for s in safe if s * HEADROOM * largest < case.limit and s * HEADROOM <= ceiling]
@@ -308,7 +290,7 @@ def _find_starved(case: ScaleCase, held: Sequence[float]) -> dict[float, str]:
 MAP, GRADIENTS, TRAININGS = "scales.json", "gradients.csv", "trainings.csv"
 """The files of a map: what was asked for and where it ran; counts of gradient values; losses."""
 
-VERSION = 1
+VERSION = 2
 """The version of these files; a reader refuses any other."""
 
 _TOLD = ("command", "started_at", "tolerance", "environment")  # of a map, once for all its cases
@@ -407,7 +389,7 @@ def _describe(case: Any) -> dict[str, Any]:
     del plain["gradients"], plain["trainings"]
     return {
         **plain,
-        "overflows": {repr(s): asdict(first) for s, first in case.overflows.items()},
+        "overflows": {repr(scale): step for scale, step in case.overflows.items()},
         "peaks": [peak if math.isfinite(peak) else None for peak in case.peaks],
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,9 +13,8 @@ from torch import Tensor, nn
 
 from bench.case import Case
 from bench.data import Dataset, DatasetInfo
-from bench.scale_map import ScaleCase, Way
+from bench.scale_map import ScaleCase
 from bench.scales.measurement import measure
-from bench.scales.options import Question
 from bench.workloads import IMAGES, Workload
 from bench.workloads import Network as Run
 
@@ -53,7 +53,6 @@ class Planted(nn.Module):
 
 
 small_gradients = partial(Planted, 2.0**-20)
-moderate_gradients = partial(Planted, 2.0**-12)
 large_gradients = partial(Planted, 8.0)
 
 
@@ -72,18 +71,6 @@ class Network(nn.Module):
 
 
 network = Network
-
-
-class Dropped(Planted):
-    """Half of the logits are dropped, and so are their gradients."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        ones = x.flatten(1)[:, :1] * 0 + 1
-        # of float32 in every precision, which draws the same values everywhere
-        return torch.dropout(self.head(ones).float(), 0.5, train=True)
-
-
-dropped = partial(Dropped, 1.0)
 
 
 class Rows(Workload):
@@ -120,25 +107,24 @@ def dataset(seed: int | None = None, images: int = 16) -> Dataset:
 
 
 SMALL = Case(
-    "scales_for_tests:small_gradients", "synthetic", batch_size=BATCH, lr=0.01, device="cpu"
+    "scales_for_tests:small_gradients",
+    "synthetic",
+    precision="fp16",
+    batch_size=BATCH,
+    lr=0.01,
+    device="cpu",
 )
 POWERS = tuple(2.0**k for k in range(41))
-QUESTION = Question(
-    SMALL, ("fp16",), Way.ROUNDED, steps=3, at=(1, 3), scales=POWERS, train=(), tolerance=0.01
-)
 
 
-TRAINED = replace(QUESTION, way=Way.TRAINED, scales=(1.0, 1024.0))
-
-
-def ask_of(model: str, question: Question = QUESTION, **settings: Any) -> Question:
-    """A question about another network of this file; ``lr`` and ``device`` are of its case."""
-    of = {name: settings.pop(name) for name in ("lr", "device") if name in settings}
-    case = replace(question.case, model=f"scales_for_tests:{model}", **of)
-    return replace(question, case=case, **settings)
-
-
-def answer(question: Question, data: Dataset | None = None) -> ScaleCase:
-    images = None if question.case.workload != IMAGES else data or dataset()
-    (case,) = measure(question, images, lambda text: None)
-    return case
+def answer(
+    model: str = "small_gradients",
+    data: Dataset | None = None,
+    steps: int = 3,
+    scales: Sequence[float] = POWERS,
+    **settings: Any,
+) -> ScaleCase:
+    """The map of a network of this file, or of a workload if settings of its case name one."""
+    case = replace(SMALL, model=f"scales_for_tests:{model}", **settings)
+    images = None if case.workload != IMAGES else data or dataset()
+    return measure(case, images, scales, steps, lambda text: None)

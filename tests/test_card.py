@@ -25,8 +25,7 @@ from bench.environment import host
 from bench.environment.machine import Platform
 from bench.fit import build_parser as build_fit
 from bench.record import Environment
-from bench.scales.options import build_parser as build_scales
-from bench.scales.options import read_options as read_scales
+from bench.scales.__main__ import build_parser as build_scales
 from bench.store.plans import plan_runs
 from bench.store.reader import read_records
 from bench.sweep.options import parse_arguments, plan_cases
@@ -391,7 +390,7 @@ def test_every_command_is_one_that_there_is(words: dict[str, str]) -> None:
             options = parse_arguments(flags)
             runs[name] = plan_runs(plan_cases(options).cases, options.repeats)
         elif module == "bench.scales":
-            read_scales(build_scales().parse(flags))
+            build_scales().parse(flags)
         elif module == "bench.fit":
             build_fit().parse(flags)
         elif module == "benchmarks.overhead":

@@ -308,7 +308,7 @@ def stand_in(command: str) -> str:
         return re.sub(r"results/\w+", shlex.quote(str(ROOT / "results" / WHY_SWEEP)), command)
     if "bench.scales" in command and "--show" not in command:
         # a few steps of one linear layer; tests/test_scales.py maps in earnest
-        small = f"--device cpu --model {LINEAR} --dataset synthetic --batch-size 4 --at 1 --train"
+        small = f"--device cpu --model {LINEAR} --dataset synthetic --batch-size 4 --steps 1"
         out = "" if "--out" in command else " --out results/scales"
         return put_flags(command, f"{small} --scales 1 128{out}")
     if "bench.check" in command:

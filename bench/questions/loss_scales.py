@@ -10,7 +10,16 @@ from typing import Any
 
 from bench.render.section import Column, Section, Sheet, join
 from bench.render.table import Cell
-from bench.scale_map import Fate, Kind, ScaleCase, ScaledTraining, ScaleMap, Window, find_window
+from bench.scale_map import (
+    HOW,
+    Fate,
+    Kind,
+    ScaleCase,
+    ScaledTraining,
+    ScaleMap,
+    Window,
+    find_window,
+)
 
 
 def write_scale(scale: float) -> str:
@@ -78,7 +87,7 @@ def tabulate_scale_map(scales: ScaleMap) -> Iterator[Sheet]:
     notes = [
         "Of the gradients of all layers' outputs and weights, at the step where the share is "
         "largest; underflow is rounding to zero. gradients.csv has each layer.",
-        *dict.fromkeys(case.way.meaning for case in scales.cases),
+        HOW,
     ]
     words = summarize_scale_map(scales).splitlines()
     yield Sheet("Loss scales: underflow and overflow of gradients", columns, rows, notes, groups,

@@ -3,18 +3,92 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import datetime
 from functools import partial
+from pathlib import Path
 
-from bench.environment.host import refuse_missing
+from bench.axis import Value
+from bench.case import AXES, Case
+from bench.data import find_layout, load
+from bench.environment.host import list_devices, refuse_missing
+from bench.environment.machine import examine
 from bench.errors import UsageError
-from bench.flags import command
+from bench.executors import Images
+from bench.fingerprint import list_requests
+from bench.flags import (
+    OF_OTHER_IMAGES,
+    OF_SWEEPS,
+    Parser,
+    add_axes,
+    command,
+    parse_whole,
+    read_axes,
+)
+from bench.grid import grid
 from bench.processes import leave
 from bench.questions.loss_scales import SCALES, tabulate_scale_map
-from bench.scale_map import GRADIENTS, MAP, TRAININGS, ScaleMap, read_scale_map
-from bench.scales.map import measure_map
-from bench.scales.options import build_parser, read_options
-from bench.sweep.preflight import refuse_unwritable
+from bench.scale_map import (
+    GRADIENTS,
+    MAP,
+    TOLERANCE,
+    TRAININGS,
+    ScaleMap,
+    read_scale_map,
+    write_map,
+)
+from bench.sweep.options import Options, Plan
+from bench.sweep.preflight import check, refuse_unwritable
+from bench.text import read_clock
+
+POWERS = tuple(2.0**k for k in range(25))
+"""The default scales: the powers of two from 1 to 2^24, which round nothing as factors."""
+
+STEPS = 20
+
+NARROW = ("fp16", "fp16-amp", "bf16", "bf16-amp")
+"""Precisions whose gradients can flush and overflow, and that a loss scale is chosen for: fp8
+scales each tensor by itself, and apex's fp16 has the gradients of fp16."""
+
+_TAKEN = ("precision", "batch_size", "model", "workload", "dataset", "lr", "seed", "device")
+_FEW_STEPS = "it trains a few steps of whole batches in fp32, and at loss scales of its own"
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="python -m bench.scales",
+        absent={
+            **{name: _FEW_STEPS for name in AXES if name not in _TAKEN},
+            **OF_OTHER_IMAGES,
+            **OF_SWEEPS,
+        },
+        description="Find out which loss scales are safe: train for some steps in fp32, and count "
+        "for each scale how many gradient values would be flushed to zero or overflow in the "
+        "format of --precision. A network is trained on images of 3x32x32; --workload brings its "
+        "own data.",
+    )
+    add = parser.add_argument
+    some = "loss scales, such as 128 or 2^16 (2^0 to 2^24)"
+    add("--scales", nargs="+", metavar="S", type=parse_scale, default=POWERS, help=some)
+    add(
+        "--steps",
+        type=lambda text: parse_whole("--steps", text, 1),
+        default=STEPS,
+        metavar="N",
+        help=f"steps of each training ({STEPS})",
+    )
+    add("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is (./data)")
+    add("--allow-shared", action="store_true", help="run on a GPU that others use")
+    out = "folder to write the map to (default: results/scales-TIME)"
+    add("--out", type=Path, metavar="DIR", help=out)
+    add("--show", type=Path, metavar="DIR", help="show the map of a folder, and end")
+    defaults = (
+        "one value or several; defaults: fp16, batch size 128, and on a GPU dpn92, else dpn-small; "
+        "synthetic images where there is no CIFAR-10"
+    )
+    add_axes(parser, defaults)
+    return parser
 
 
 @command
@@ -26,19 +100,72 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(
                 f"--show {given.show}: there is no {MAP}; give a folder of this command"
             )
-    else:
-        options = read_options(given)
-        refuse_unwritable(options.out)
-        for name in (MAP, GRADIENTS, TRAININGS):
-            if (options.out / name).exists():
-                raise UsageError(
-                    f"--out {options.out}: holds a {name} already; choose another folder, or read "
-                    f"it with --show {options.out}"
-                )
-        refuse_missing(["torch", "numpy", "pandas"])
-        scales = measure_map(options, partial(print, file=sys.stderr, flush=True))
+        show(scales)
+        return 0
+    cases = choose_cases(read_axes(given), given.data_dir)
+    out = given.out or Path("results") / f"scales-{datetime.now():%Y%m%d-%H%M%S}"
+    refuse_unwritable(out)
+    if any((out / name).exists() for name in (MAP, GRADIENTS, TRAININGS)):
+        raise UsageError(f"--out {out}: holds a map already; choose another, or --show {out}")
+    refuse_missing(["torch", "numpy", "pandas"])
+    machine = examine([cases[0].device], list_requests(cases))
+    asked = Options(data_dir=given.data_dir, allow_shared=given.allow_shared)
+    inputs = check(Plan(cases), machine, asked, Images.prepare, every=True)
+    environment = asdict(replace(inputs, models={}).describe(cases[0]))  # there may be several
+    known = {name: value for name, value in environment.items() if value is not None}
+    scales = ScaleMap(out, given.invocation, read_clock(), TOLERANCE, known, ())
+
+    import torch
+
+    from bench.scales.measurement import measure
+
+    tried, say = sorted(set(given.scales)), partial(print, file=sys.stderr, flush=True)
+    for case in inputs.plan.cases:
+        folder = inputs.data(case).folder
+        try:
+            found = measure(case, load(folder) if folder else None, tried, given.steps, say)
+        except torch.OutOfMemoryError as error:
+            raise UsageError(
+                f"{case.model}, batch size {case.batch_size} ran out of memory; use a smaller "
+                f"--batch-size; what was measured before is in {out}"
+            ) from error
+        scales = replace(scales, cases=(*scales.cases, found))
+        write_map(scales)
     show(scales)
     return 0
+
+
+def choose_cases(axes: Mapping[str, list[Value]], data_dir: Path | None) -> list[Case]:
+    """Return what to train. Raises UsageError: the axes do not go together, or a precision has no
+    loss scale to choose."""
+    device = list_devices(axes)
+    if len(device) > 1:
+        raise UsageError(f"--device {' '.join(map(str, device))}: give one")
+    for name in axes.get("precision", []):
+        if name not in NARROW:
+            raise UsageError(
+                f"--precision {name}: no loss scale is chosen for it; right values: "
+                f"{', '.join(NARROW)}"
+            )
+    defaults: dict[str, list[Value]] = {
+        "precision": ["fp16"],
+        "batch_size": [128],
+        "model": ["dpn92" if device == ["cuda"] else "dpn-small"],
+        "dataset": ["cifar10" if data_dir or find_layout(None) else "synthetic"],
+    }
+    return grid({**defaults, **axes, "device": device})
+
+
+def parse_scale(text: str) -> float:
+    """Parse a loss scale: ``128``, ``2^16``. Raises UsageError: it is not above 0 and finite."""
+    base, _, exponent = text.partition("^")
+    try:
+        scale = float(base) ** int(exponent or 1)
+    except (ValueError, OverflowError, ZeroDivisionError):
+        scale = 0.0
+    if not 2.0**-126 <= scale <= 2.0**127:
+        raise UsageError(f"--scales {text[:60]!r}: give numbers above 0, such as 128 or 2^16")
+    return scale
 
 
 def show(scales: ScaleMap) -> None:
@@ -46,18 +173,12 @@ def show(scales: ScaleMap) -> None:
     from bench.render.text import draw_table, draw_text, open_console
 
     console = open_console()
-    on = [
-        f"Dataset: {case.dataset}. Device: {case.device}. Gradients: {case.way.value}."
-        for case in scales.cases
-    ]
-    files = ", ".join((MAP, GRADIENTS, TRAININGS))
-    for line in dict.fromkeys(on):
-        draw_text(line, console)
     for table in SCALES.lay_out(tabulate_scale_map(scales)):
-        console.print()
         draw_table(table, console)
-    console.print()
-    draw_text(f"In {scales.folder}: {files}.", console)
+        console.print()
+    of = scales.cases[0]
+    files = ", ".join((MAP, GRADIENTS, TRAININGS))
+    draw_text(f"On {of.dataset}, {of.device}. In {scales.folder}: {files}.", console)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,10 @@ from bench.report.html import render
 from bench.scale_map import (
     Gradients,
     Kind,
-    Overflow,
     ScaleCase,
     ScaledTraining,
     ScaleMap,
     Tally,
-    Way,
     write_map,
 )
 from bench.study.sweeps import read_sweep
@@ -78,8 +76,8 @@ def make_scale_map(folder: Path) -> Path:
     )
     case = ScaleCase(
         model="dpn-small", dataset="cifar10", precision="fp16", batch_size=128, lr=0.01, seed=0,
-        device="cpu", way=Way.ROUNDED, steps=2, at=(1,), layers=layers, scales=scales,
-        overflows={2.0**24: Overflow(1, "weight gradient of layer 11")}, peaks=(0.5, 0.5),
+        device="cpu", steps=2, at=(1,), layers=layers, scales=scales,
+        overflows={2.0**24: 1}, peaks=(0.5, 0.5),
         limit=65520.0, gradients=gradients,
         trainings=(ScaledTraining("", (2.0, 1.5), (1.0, 1.0), (False, False)),),
     )  # fmt: skip
