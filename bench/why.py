@@ -41,8 +41,7 @@ def explain(
     """Explain the pairs of a sweep that differ in ``axis`` alone. ``ends`` are its values before
     and after, as text; None is any. Raises UsageError: there is no such pair, or none was
     profiled."""
-    from bench.questions.notes import describe_constants
-    from bench.questions.notices import warn
+    from bench.questions.notices import describe_constants, warn
     from bench.questions.profiles import explain_pairs, read_steps
     from bench.questions.report_data import label_machines
     from bench.store.rows import latest

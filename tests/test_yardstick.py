@@ -363,9 +363,7 @@ def list_slower(*folders: Path) -> list[str]:
 
 def test_a_report_names_the_slower_of_two_times(sweeps: Path) -> None:
     (said,) = list_slower(sweeps / "faster", sweeps / "slower")
-    assert said.startswith("C gave less in slower (")
-    assert "): float32 products −40 %. What else used it" in said
-    assert "is between them, or it was another CPU of this name. Run" in said
+    assert said.startswith("C gave less in slower than in faster: float32 products −40 %")
     # of one folder too, but not of two lanes, which are two devices
     for lane in ("cpu0", "cpu1"):
         folder = sweeps / lane

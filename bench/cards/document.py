@@ -419,7 +419,7 @@ class Cards(Report):
     @cached_property
     def _notices(self) -> list[Notice]:
         # headings say what ran a card
-        return warn(self.runs, self.results, self.everything, across=False)
+        return warn(self.runs, self.results, self.everything)
 
     @cached_property
     def next_step(self) -> NextStep | None:

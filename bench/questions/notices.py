@@ -1,23 +1,21 @@
-"""Warnings about the numbers of a report, most serious first, and the step that helps most.
+"""What to know before believing the numbers of a report: what ran its cases, warnings, most serious
+first, and the step that helps most.
 
-Each notice says what was found, in how many runs, and which flag or command helps. Drift is judged
-by sentinels, reruns of the first case of a sweep at its end, against other runs of the same case.
+A warning says what was found, in how many runs, and which flag or command helps.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from itertools import chain
+from operator import attrgetter, itemgetter
 from pathlib import Path
-from statistics import fmean, median
-from typing import Any
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
+from bench.case import AXES, Case
 from bench.diagnosis.step import (
     RATES,
     SAME_DEVICE,
@@ -26,18 +24,167 @@ from bench.diagnosis.step import (
     find_losses,
     write_losses,
 )
-from bench.interval import find_quantile
 from bench.limits import MIN_REPEATS, STEADY
+from bench.origin import LABELS
 from bench.questions.batch_sizes import Search
 from bench.questions.halving import confirm
 from bench.record import COMPARABLE, MEASURED, REPEATED, EpochRow, Status
-from bench.render.table import Level, NextStep, Notice
+from bench.render.section import Column, Section, Sheet
+from bench.render.table import (
+    NOTHING,
+    Level,
+    NextStep,
+    Notice,
+    describe_units,
+    name_case,
+    outcome,
+)
 from bench.store.reader import read_beside
 from bench.store.rows import group, latest
+from bench.study.axes import ORDER, Machines, list_naming_axes
 from bench.study.doubts import DOUBTS, QUIETER, SAID_BELOW
-from bench.study.runs import Result, Run
+from bench.study.quantities import MEMORY, is_number
+from bench.study.runs import SOURCE, Result, Run
 from bench.study.sweeps import Sweep
-from bench.text import capitalize, name_first, write_range
+from bench.text import ESTIMATE, GIB, capitalize, name_first, write_range
+
+if TYPE_CHECKING:
+    from bench.questions.report_data import ReportData
+
+ENVIRONMENT = {
+    "gpu_memory_bytes": "GPU memory",
+    "gpu_uuid": "GPU UUID",
+    "capability": "compute capability",
+    "driver": "driver",
+    "cpu": "CPU",
+    "torch": "torch",
+    "cuda": "CUDA",
+    "cudnn": "cuDNN",
+    "python": "Python",
+    "os": "operating system",
+    "host": "host",
+    "bench": "harness",
+    "commit": "commit",
+    "dataset_source": "dataset layout",
+    "dataset_fingerprint": "dataset fingerprint",
+    "flags": "flags",
+}
+"""Columns of records that say what ran them, and their labels."""
+
+MOST_OUTCOMES = 8  # reasons of cases without a result that a report names
+
+Results = Sequence[Result]
+
+
+# -------------------------------------------------------------------------------- what was measured
+
+
+def describe_subject(
+    title: str, cases: Results, varying: Collection[str], machines: Machines
+) -> str:
+    """Return one line on what was measured: the sweep, what ran it, what all cases share."""
+    if not cases:
+        return title
+    timed = [case for case in cases if is_number(case.epoch_time_s)]
+    parts = [case.part for case in timed if case.part < 1]
+    part = write_range(parts, lambda share: f"{100 * share:.3g}") if parts else ""
+    whole = "whole epochs, " * (len(parts) < len(timed))
+    versions = name_values(cases, "torch", 2)
+    said = (
+        name_first(list(dict.fromkeys(machines.values())), 2),
+        *_name_kinds(cases),
+        part and f"{whole}{ESTIMATE} from {part} % of an epoch",
+        *_list_same(cases, varying),
+        versions and f"torch {versions}",
+    )
+    return f"{title}: {' · '.join(filter(None, said))}"
+
+
+def _name_kinds(cases: Results) -> list[str]:
+    return [LABELS[kind] for kind in dict.fromkeys(c.kind for c in cases) if kind in LABELS]
+
+
+def describe_constants(cases: Results, varying: Collection[str]) -> Iterator[str]:
+    """Yield a sentence on what all cases have in common, and one on each machine that ran them."""
+    if cases and (said := _list_same(cases, varying)):
+        yield f"All cases: {' · '.join(said)}."
+    for part in group(cases, attrgetter(*SOURCE)):
+        told = [part[0].machine]
+        for name in ("driver", "torch", "cuda", "cudnn", "device"):
+            if values := name_values(part, name, 4):
+                told.append(f"{ENVIRONMENT.get(name, name)} {values}")
+        yield ", ".join([*told, *_name_kinds(part)]) + "."
+
+
+def _list_same(cases: Results, varying: Collection[str]) -> list[str]:
+    """Return the settings that all cases share; of most axes only if they are not the default."""
+    first = cases[0]
+    same = [n for n in ("model", "dataset", "precision", "batch_size") if n not in varying]
+    same += [
+        name
+        for name in ORDER
+        if name in AXES
+        and name not in (*same, *varying, "command")
+        and getattr(first, name) not in (getattr(Case, name), "")
+        and len({getattr(case, name) for case in cases}) == 1
+    ]
+    said = name_case(first, same)
+    return [said] if said else []
+
+
+def name_values(cases: Results, name: str, most: int | None = None) -> str:
+    """Return the first ``most`` distinct values of a column, in order: ``12.4 or 12.8``."""
+    values = dict.fromkeys(getattr(case, name) for case in cases)
+    known = [value for value in values if value == value and value != ""]
+    return " or ".join(map(str, known[:most]))
+
+
+def write_notes(cases: Results, varying: Collection[str]) -> Iterator[str]:
+    """Yield why cases failed, which model counts what, and what the memory is of."""
+    axes, lines = list_naming_axes(varying), dict[str, dict[str, None]]()
+    for row in (case for case in cases if case.reason and case.status != Status.OK):
+        # the row says that memory ran out, but not what that was inferred from
+        if row.status != Status.OOM or row.inferred:
+            ended = f"{outcome(row.status, inferred=bool(row.inferred))}: {row.reason}"
+            lines.setdefault(ended, {})[name_case(row, axes)] = None
+    for ended, named in list(lines.items())[:MOST_OUTCOMES]:
+        yield f"{name_first([*named], 3, '; ')}: {ended}"
+    if units := describe_units(cases):
+        yield units
+    for measure in dict.fromkeys(c.memory_measure for c in cases if is_number(c.memory_bytes)):
+        yield f"Memory: peak of {MEMORY[measure]}."
+
+
+def _tabulate_environment(found: ReportData) -> Iterator[Sheet]:
+    parts = group(found.results, attrgetter(*SOURCE))
+
+    def write(name: str, part: Results) -> str:
+        if name == "gpu_memory_bytes":
+            sizes = dict.fromkeys(case.gpu_memory_bytes for case in part)
+            return " or ".join([f"{b / GIB:.1f} GiB" for b in sizes if is_number(b)][:4])
+        return name_values(part, name, 4)
+
+    rows: list[tuple[Any, ...]] = [
+        (label, *(write(name, part) or NOTHING for part in parts))
+        for name, label in ENVIRONMENT.items()
+    ]
+    yield Sheet(
+        "Environment",
+        [
+            Column("what", "", "", itemgetter(0), number=False),
+            *(Column(f"m{i}", found.machines[part[0].sweep, part[0].machine], "",
+                     itemgetter(i + 1), number=False)
+              for i, part in enumerate(parts)),
+        ],
+        [row for row in rows if any(said != NOTHING for said in row[1:])],
+        empty=(),
+    )  # fmt: skip
+
+
+MACHINES = Section("environment", "What ran the cases?", _tabulate_environment)
+
+
+# ----------------------------------------------------------------------------------------- warnings
 
 
 def warn(
@@ -45,13 +192,12 @@ def warn(
     results: Sequence[Result],
     everything: Sequence[Run] = (),
     sweeps: Sequence[Sweep] = (),
-    across: bool = True,
     spoken: Mapping[bool, Collection[int]] | None = None,
 ) -> list[Notice]:
     """Return all warnings, most serious first: on ``every`` run and the ``results`` of those that
-    count, on drift in ``everything``, all runs of their sweeps (``every`` by default), on what
-    ``sweeps`` lack, and if ``across``, on what differs between the sweeps. A first screen has
-    the doubts of the cells ``spoken``, by whether these are fatal; all if None."""
+    count, on drift in ``everything``, all runs of their sweeps (``every`` by default), and on what
+    ``sweeps`` lack. A first screen has the doubts of the cells ``spoken``, by whether these are
+    fatal; all if None."""
     runs = latest(every)
     doubted: dict[bool, list[Notice]] = {True: [], False: []}
     for doubt in DOUBTS.values():
@@ -61,15 +207,14 @@ def warn(
             level = Level.TABLE if told and doubt.name not in SAID_BELOW else Level.DETAIL
             said = doubt.warn(hit), doubt.fix, _count(hit, runs)
             doubted[doubt.fatal].append(Notice(capitalize(doubt.remark), *said, level=level))
-    drifts = find_drifts(everything or every)
     return [
         *(Notice("Incomplete", *gap) for sweep in sweeps for gap in sweep.gaps),
         *_describe_failures(runs),
         *doubted[True],
         *_describe_spread(results),
-        *(_describe_drift(*where, found) for where, found in drifts.items()),
+        *_describe_drift(everything or every),
         *_describe_slowdowns(runs),
-        *_describe_mixtures(runs, across),
+        *_describe_mixtures(runs),
         *doubted[False],
         *_describe_determinism(results),
     ]
@@ -78,9 +223,7 @@ def warn(
 def _count(hit: Sequence[Run], runs: Sequence[Run]) -> str:
     if len(hit) == len(runs):
         return f"all {len(runs):,} runs" if len(runs) > 1 else "the only run"
-    sweeps, every = ({run.sweep: None for run in some} for some in (hit, runs))
-    where = f" ({name_first([*sweeps], 4)})" if len(sweeps) < len(every) else ""
-    return f"{len(hit):,} of {len(runs):,} runs{where}"
+    return f"{len(hit):,} of {len(runs):,} runs"
 
 
 def _describe_failures(runs: Sequence[Run]) -> Iterator[Notice]:
@@ -88,8 +231,8 @@ def _describe_failures(runs: Sequence[Run]) -> Iterator[Notice]:
         ends = Counter(run.status.replace("_", " ") for run in failed).most_common()
         asked = " ".join(list_asked(failed))
         mend = f"Run them again with --retry {asked}." if asked else ""
-        mend = mend or "The same command runs them again."
         kinds = ", ".join(f"{n:,} {end}" for end, n in ends)
+        mend = mend or "The same command runs them again."
         yield Notice("No result", f"{kinds}.", mend, _count(failed, runs))
 
 
@@ -105,40 +248,30 @@ def list_asked(runs: Iterable[Run | Result]) -> list[str]:
 def _describe_spread(results: Sequence[Result]) -> Iterator[Notice]:
     if wide := sum(result.wide for result in results):
         several = sum(result.repeats > 1 for result in results)
-        yield Notice(
-            "Spread",
-            f"The times of {wide:,} of the {several:,} cases with repeats spread by more than "
-            f"±{100 * STEADY:.0f} %; these cases are marked noisy.",
-            QUIETER,
-        )
+        found = f"The times of {wide:,} of the {several:,} cases with repeats spread by more than"
+        yield Notice("Spread", f"{found} ±{100 * STEADY:.0f} %; they are marked noisy.", QUIETER)
 
 
-def _describe_drift(sweep: str, machine: str, found: Sequence[Drift]) -> Notice:
-    order = list(Steadiness)
-    worst = min(found, key=lambda drift: (order.index(drift.steadiness), -abs(drift.change)))
-    moments = len({drift.started_at for drift in found})
-    percent = f"{100 * abs(worst.change):.1f}"
-    longer = f"{percent} % {'longer' if worst.change > 0 else 'less'} than"
-    several = f" This is the largest change of {moments} such runs." if moments > 1 else ""
-    text = (
-        f"The first case of {sweep}, run again at the end on {machine} "
-        f"({write_moment(worst.started_at)}), took "
-        f"{longer if float(percent) else 'as long as'} {worst.against}"
-    )
-    mend = QUIETER
-    if worst.steadiness is Steadiness.STEADY:
-        mend = ""
-    elif worst.steadiness is Steadiness.DRIFTED:
-        text += f", more than the runs' own spread explains (±{100 * worst.margin:.1f} %)"
-        mend = "Run the sweep again on an idle machine, into a new --out."
-    elif math.isinf(worst.margin):
-        text += "; one run does not show how far runs spread"
-        mend = "Use --repeats 5."
-    else:
-        # a margin above 100 % would allow times below zero
-        explained = f"up to ±{100 * worst.margin:.1f} %" if worst.margin < 1 else "any change"
-        text += f"; the spread of the runs themselves may explain {explained}"
-    return Notice(worst.steadiness.value, f"{text}.{several}", mend, good=not mend)
+def _describe_drift(every: Sequence[Run]) -> Iterator[Notice]:
+    """Warn of sentinels, reruns of the first case of a sweep at its end, that took longer or less
+    than all of its runs by more than `STEADY`. Only runs on the same lane and GPU are compared, and
+    only if both or neither ran beside other lanes: a slower card is no drift."""
+    tell = attrgetter("cell", "lane", "gpu_uuid", "beside")
+    times: dict[Any, list[float]] = {}
+    for run in (run for run in latest(every) if run.timed and run.status in MEASURED):
+        times.setdefault(tell(run), []).append(run.epoch_time_s)
+    for run in (run for run in every if run.sentinel and run.timed and run.status in MEASURED):
+        if (held := times.get(tell(run))) and not (
+            min(held) / (1 + STEADY) <= run.epoch_time_s <= max(held) * (1 + STEADY)
+        ):
+            change = 100 * (run.epoch_time_s / median(held) - 1)
+            found = (
+                f"The first case of {run.sweep}, run again at the end on {run.machine}, took "
+                f"{abs(change):.1f} % {'longer' if change > 0 else 'less'} than before."
+            )
+            yield Notice(
+                "Drift", found, "Run the sweep again on an idle machine, with a new --out."
+            )
 
 
 def _describe_slowdowns(runs: Sequence[Run]) -> Iterator[Notice]:
@@ -158,161 +291,43 @@ def _describe_slowdowns(runs: Sequence[Run]) -> Iterator[Notice]:
         ]
         losses, now, before = max(pairs, key=lambda pair: max(pair[0].values(), default=0.0))
         if losses:
-            then, later = (
-                f"{row['sweep']} ({write_moment(row['started_at'])})" for row in (before, now)
+            where = f"in {now['sweep']} than in {before['sweep']}"
+            found = f"{now['gpu'] or now['cpu']} gave less {where}: {write_losses(losses)}."
+            yield Notice("Slower device", found, "Run the slower one again, into a new --out.")
+
+
+def _describe_mixtures(runs: Sequence[Run]) -> Iterator[Notice]:
+    for part in group(runs, lambda run: run.sweep):
+        said = []
+        for name, axes in COMPARABLE.items():
+            held: dict[Any, dict[str, None]] = {}
+            for run in part:
+                empty = "none" if name == "variables" and run.torch else ""
+                if value := getattr(run, name) or empty:
+                    held.setdefault(attrgetter(*axes)(run) if axes else (), {})[value] = None
+            if several := next((values for values in held.values() if len(values) > 1), None):
+                said.append(f"{name.replace('_', ' ')} {name_first([*several], 3, ' or ')}")
+        if said:
+            found = (
+                f"The rows of {part[0].sweep} were measured in different environments, and are "
+                f"compared only within one: {'; '.join(said)}."
             )
-            other = "" if now["gpu"] else ", or it was another CPU of this name"
-            yield Notice(
-                "Slower device",
-                f"{now['gpu'] or now['cpu']} gave less in {later} than in {then}: "
-                f"{write_losses(losses)}. What else used it, its clocks or its power limit is "
-                f"between them{other}.",
-                "Run the slower one again, into a new --out.",
-            )
-
-
-def _describe_mixtures(runs: Sequence[Run], across: bool) -> Iterator[Notice]:
-    label = "Mixed environments"
-    mixed = {part[0].sweep: _differ(part) for part in group(runs, lambda run: run.sweep)}
-    for sweep, told in mixed.items():
-        if told:
-            text = (
-                f"The rows of {sweep} were measured in different environments, and are compared "
-                f"only within one: {'; '.join(told.values())}."
-            )
-            yield Notice(label, text, "Use a new --out for each.")
-    if across and len(mixed) > 1 and not any(mixed.values()):
-        # sweeps are expected to differ in their GPUs
-        said = [text for name, text in _differ(runs).items() if name != "gpu"]
-        text = f"The sweeps differ in {'; '.join(said)}."
-        mend = "python -m bench.compare judges two of them case by case."
-        yield from [Notice(label, text, mend)] if said else []
-
-
-def _differ(runs: Sequence[Run]) -> dict[str, str]:
-    said = {}
-    for name, axes in COMPARABLE.items():
-        held: dict[tuple[object, ...], dict[str, None]] = {}
-        for run in runs:
-            if value := getattr(run, name) or ("none" if name == "variables" and run.torch else ""):
-                held.setdefault(tuple(getattr(run, axis) for axis in axes), {})[value] = None
-        if several := [values for values in held.values() if len(values) > 1]:
-            values = list(dict.fromkeys(chain.from_iterable(several)))
-            said[name] = f"{name.replace('_', ' ')} {' or '.join(values[:4])}"
-    return said
+            yield Notice("Mixed environments", found, "Use a new --out for each.")
 
 
 def _describe_determinism(results: Sequence[Result]) -> Iterator[Notice]:
     own = (result for result in results if result.kind == "measured")
-    again = (result for result in own if result.repeats > 1 == result.seeds)
-    if not (same := [result for result in again if not math.isnan(result.train_loss)]):
-        return
-    apart = [result.train_loss_high - result.train_loss_low for result in same]
-    equal = apart.count(0)
-    text = (
-        f"{write_range(result.repeats for result in same)} runs of one seed end with the same loss "
-        f"to the last digit in {equal:,} of {len(same):,} cases"
-    )
-    if equal < len(same):
-        most = max(apart, key=lambda one: (one == one, one))
-        text += f"; in the others they differ by up to {most:.2g}"
-    mend = (
-        "To see how much the loss depends on the seed, run into a new --out, without --same-seed."
-    )
-    yield Notice("Determinism", f"{text}.", mend, good=equal == len(same))
+    same = [r for r in own if r.repeats > 1 == r.seeds and is_number(r.train_loss)]
+    if same:
+        equal = sum(result.train_loss_high == result.train_loss_low for result in same)
+        found = (
+            "Runs of one seed end with the same loss to the last digit in "
+            f"{equal:,} of {len(same):,} cases."
+        )
+        yield Notice("Determinism", found, good=True)
 
 
-class Steadiness(StrEnum):
-    """Verdicts on a machine from a sentinel, most serious first."""
-
-    DRIFTED = "Drift"
-    UNKNOWN = "Drift not known"
-    STEADY = f"Steady within {100 * STEADY:.0f} %"
-
-
-@dataclass(frozen=True)
-class Drift:
-    """One sentinel ``against`` other runs of its case. ``change`` is its time over theirs, minus 1.
-    ``margin`` is half its 95 % interval, infinite if too few runs show the spread. Both are
-    shares."""
-
-    started_at: str
-    against: str
-    change: float
-    margin: float
-
-    @property
-    def steadiness(self) -> Steadiness:
-        if abs(self.change) > max(self.margin, STEADY):
-            return Steadiness.DRIFTED
-        if abs(self.change) + self.margin <= STEADY:
-            return Steadiness.STEADY
-        return Steadiness.UNKNOWN
-
-
-def find_drifts(every: Sequence[Run]) -> dict[tuple[str, str], list[Drift]]:
-    """Compare each sentinel with all runs of its case and with the previous sentinel.
-
-    The result is by (sweep, machine), in the order of the runs. A resumed sweep has a sentinel at
-    the end of each session, and keeps them all.
-
-    Only runs on the same lane and GPU are compared, and only if both or neither ran beside other
-    lanes: a slower card, or interference between lanes, is no drift. The spread is pooled over the
-    runs of all lanes, each around its own mean; the interval is Student's prediction interval for
-    one more reading from the same normal distribution (ISO 16269-8).
-    """
-    if not any(run.sentinel for run in every):
-        return {}
-    counting = {*map(id, latest(every))}  # whether timed or not
-    timed = [run for run in every if run.status in MEASURED and run.timed]
-    runs: dict[Any, dict[Any, list[float]]] = {}  # by case and by conditions
-    for run in timed:
-        if id(run) in counting:
-            runs.setdefault(run.cell, {}).setdefault(_tell_conditions(run), []).append(
-                run.epoch_time_s
-            )
-    drifts: dict[tuple[str, str], list[Drift]] = {}
-    earlier: dict[Any, Run] = {}
-    for run in (run for run in timed if run.sentinel):
-        found: list[Drift] = []
-        known, place, time = runs.get(run.cell, {}), _tell_conditions(run), run.epoch_time_s
-        spread, freedom = _pool([*known.values()])
-        if times := known.get(place):
-            many = f"the median of its {len(times)} runs" if len(times) > 1 else "its only run"
-            middle = median(times)
-            margin = _margin(spread, freedom, 1 + 1 / len(times))
-            found.append(Drift(run.started_at, many, time / middle - 1, margin / middle))
-        if last := earlier.get((run.cell, place)):
-            margin = _margin(spread, freedom, 2) / last.epoch_time_s
-            against = f"the one of {write_moment(last.started_at)}"
-            found.append(Drift(run.started_at, against, time / last.epoch_time_s - 1, margin))
-        earlier[run.cell, place] = run
-        if found:
-            drifts.setdefault((run.sweep, run.machine), []).extend(found)
-    return drifts
-
-
-def _tell_conditions(run: Run) -> tuple[str, str, bool]:
-    return run.lane, run.gpu_uuid, run.lanes_beside > 0
-
-
-def _pool(runs: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """Return the pooled standard deviation of runs, in s, and its degrees of freedom."""
-    freedom = sum(len(times) - 1 for times in runs)
-    means = [fmean(times) for times in runs]
-    both = zip(runs, means, strict=True)
-    squares = sum((time - mean) ** 2 for times, mean in both for time in times)
-    return (math.sqrt(squares / freedom) if freedom else math.inf), freedom
-
-
-def _margin(spread: float, freedom: int, variances: float) -> float:
-    """Return half the 95 % interval, in s, of a change with ``variances`` times the variance."""
-    return find_quantile(freedom) * spread * math.sqrt(variances) if freedom else math.inf
-
-
-def write_moment(moment: str) -> str:
-    """Write a UTC time to the minute: ``2026-11-20 17:52 UTC``."""
-    return f"{moment[:16].replace('T', ' ')} UTC" if len(moment) > 10 else moment
+# ------------------------------------------------------------------------------------- what helps
 
 
 def choose_next(
@@ -326,42 +341,35 @@ def choose_next(
 def _suggest(
     sweeps: Sequence[Sweep], results: Sequence[Result], searches: Sequence[Search]
 ) -> Iterator[NextStep]:
-    folders = [name_folder(sweep) for sweep in sweeps]
-    if any(search.wall.ending is None for search in searches):
-        yield NextStep("run the same command again, which continues the search")
+    gaps = any(sweep.gaps and not any(plan.shard for plan in sweep.plans) for sweep in sweeps)
+    gaps |= any(search.wall.ending is None for search in searches)
+    if gaps or any(result.status in REPEATED for result in results):
+        yield NextStep("run the same command again, which runs what is missing")
     if any(search.wall.recommended for search in searches):
         yield NextStep(
             "bench.sweep with the same flags and --batch-size auto times training at the batch "
             "sizes that were found"
         )
-    for sweep in sweeps:
-        mine = [result for result in results if result.sweep == sweep.name]
-        gaps = sweep.gaps and not any(plan.shard for plan in sweep.plans)
-        if gaps or any(result.status in REPEATED for result in mine):
-            yield NextStep("run the same command again, which runs what is missing")
-        if asked := list_asked(mine):
-            flag = f"--retry {' '.join(asked)}"
-            yield NextStep(f"the same command with {flag} runs again what failed")
-        if sweep.halving is not None:
-            folder = Path(name_folder(sweep))
-            best = confirm(sweep.rows, read_beside(sweep.path, EpochRow), sweep.halving, folder)
-            yield from (NextStep("run the best trial again, with other seeds", b) for b in best[:1])
-    if len(folders) == 2:
-        yield NextStep(
-            "compare the two case by case", f"python -m bench.compare {shlex.join(folders)}"
-        )
-    timed = [result for result in results if not math.isnan(result.epoch_time_s)]
-    if timed and all(result.kind == "published" for result in timed):
-        yield NextStep("measure these cases here", "python -m bench.sweep --preset rtx-titan")
+    if asked := list_asked(results):
+        flag = f"--retry {' '.join(asked)}"
+        yield NextStep(f"the same command with {flag} runs again what failed")
+    for sweep in (sweep for sweep in sweeps if sweep.halving is not None):
+        epochs, folder = read_beside(sweep.path, EpochRow), Path(name_folder(sweep))
+        assert sweep.halving is not None
+        best = confirm(sweep.rows, epochs, sweep.halving, folder)
+        yield from (NextStep("run the best trial again, with other seeds", b) for b in best[:1])
+    folders = shlex.join(map(name_folder, sweeps))
+    if len(sweeps) == 2:
+        yield NextStep("compare the two case by case", f"python -m bench.compare {folders}")
+    timed = [result for result in results if is_number(result.epoch_time_s)]
     if any(result.repeats < MIN_REPEATS for result in timed):
         yield NextStep(
             f"the same command with --repeats {MIN_REPEATS} shows which differences are real"
         )
-    profiled = {r.precision for r in results if not math.isnan(r.profiled_step_s)}
-    if {"fp32"} < profiled:
-        yield NextStep("see where the time goes", f"python -m bench.why {shlex.join(folders[:1])}")
+    if {"fp32"} < {r.precision for r in results if is_number(r.profiled_step_s)}:
+        yield NextStep("see where the time goes", f"python -m bench.why {folders}")
     if any(sweep.rows for sweep in sweeps):
-        page = f"python -m bench.report {shlex.join(folders)} --format html -o report.html"
+        page = f"python -m bench.report {folders} --format html -o report.html"
         yield NextStep("see all of it as a page with figures", page)
 
 

@@ -15,8 +15,14 @@ from bench.questions.gpus import SCALING
 from bench.questions.halving import SEARCH
 from bench.questions.loading import LOADING, PRICES
 from bench.questions.loss_scales import SCALES
-from bench.questions.notes import MACHINES, describe_constants, describe_subject, write_notes
-from bench.questions.notices import choose_next, warn
+from bench.questions.notices import (
+    MACHINES,
+    choose_next,
+    describe_constants,
+    describe_subject,
+    warn,
+    write_notes,
+)
 from bench.questions.overview import COSTS, OVERVIEW, PLACES, REACHED, TIMES
 from bench.questions.recommendation import list_places, recommend
 from bench.questions.report_data import ReportData, gather
