@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from bench.render.table import Notice
     from bench.study.axes import Filter
 
-MOST_ROWS = 5  # most rows of a table without --full
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -78,21 +76,20 @@ def explain(
 
 def render_text(answer: Answer, full: bool = False) -> str:
     """Render each pair for a terminal: a summary, the reasons, and the changes between the two
-    steps; with ``full``, all rows and all evidence."""
+    steps; with ``full``, the evidence."""
     from bench.questions.step_time import CAUSES, tabulate_explained
     from bench.render import text
 
     console = text.make_plain(shutil.get_terminal_size((text.WIDTH, 0)).columns)
     for line in answer.conditions:
         text.draw_text(line, console)
-    sheets = tabulate_explained(answer.explanations, 0 if full else MOST_ROWS)
-    for table in CAUSES.lay_out(sheets):
+    for table in CAUSES.lay_out(tabulate_explained(answer.explanations)):
         console.print()
         text.draw_table(table, console, brief=not full)
     console.print()
     doubts = [text.join_doubts(notices) for notices in text.group_doubts(answer.doubts)]
     said = [n.line for n in answer.doubts] if full else doubts[: text.DOUBTS]
-    for line in [*said, *([] if full else [f"{text.MORE} shows all rows, evidence and doubts."])]:
+    for line in [*said, *([] if full else [f"{text.MORE} shows the evidence and all doubts."])]:
         text.draw_text(line, console)
     return text.read_plain(console)
 

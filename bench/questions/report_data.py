@@ -9,12 +9,11 @@ from operator import attrgetter
 from typing import TypeVar
 
 from bench.case import SAME_QUESTION
-from bench.diagnosis.explanation import Explanation
 from bench.origin import describe_origin
 from bench.questions.batch_sizes import Search, find_searches
 from bench.questions.effects import Effect, find_effects
 from bench.questions.gpus import Line, find_lines
-from bench.questions.profiles import Profiled, explain_pairs, read_steps
+from bench.questions.profiles import Profiled, read_steps
 from bench.questions.settings import Setting, list_settings
 from bench.scale_map import ScaleMap, read_scale_map
 from bench.store.rows import group, latest
@@ -97,16 +96,6 @@ class ReportData:
     @cached_property
     def lines(self) -> list[Line]:
         return find_lines(self.results, self.times)
-
-    @cached_property
-    def counted(self) -> list[tuple[Result, Profiled]]:
-        """The cases whose work was counted."""
-        return [(row, self.steps[row.cell]) for row in self.results if row.cell in self.steps]
-
-    @cached_property
-    def pairs(self) -> list[Explanation]:
-        """Explanations of each precision against fp32, for the cases with profiles."""
-        return explain_pairs(self.steps, self.results, self.machines)
 
     @cached_property
     def scale_maps(self) -> tuple[ScaleMap, ...]:

@@ -26,7 +26,7 @@ from bench.questions.notices import (
 from bench.questions.overview import COSTS, OVERVIEW, PLACES, REACHED, TIMES
 from bench.questions.recommendation import list_places, recommend
 from bench.questions.report_data import ReportData, gather
-from bench.questions.step_time import BREAKDOWNS, CAUSES, OPERATIONS
+from bench.questions.step_time import BREAKDOWNS
 from bench.record import Status
 from bench.render.section import Section
 from bench.render.table import (
@@ -53,8 +53,6 @@ SECTIONS: tuple[Section, ...] = (
     EFFECTS,
     PRICES,
     BREAKDOWNS,
-    CAUSES,
-    OPERATIONS,
     REACHED,
     WALLS,
     BATCHES,

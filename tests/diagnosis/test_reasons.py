@@ -294,7 +294,7 @@ def test_what_beats_the_yardstick_shows_that_it_is_wrong(row: WorkRow, rates: Ra
         found = compare(before, after, rates=rates)
         assert (found.ceiling, found.reasons) == (None, ())
         assert "measured too low: python -m bench.doctor" in write(found)
-        table = CAUSES.fill(tabulate_reasons("reasons", found))
+        table = CAUSES.fill(tabulate_reasons(found))
         assert [row[0].text for row in table.rows] == ["not explained"]
 
 
