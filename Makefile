@@ -37,8 +37,8 @@ test-gpu:
 card:
 	$(GPU) -m bench.card $(ARGS)
 
-# before a release: every slow test, those too that make test skips: all of make card rehearsed, and
-# the sweep killed a hundred times in place of five
+# before a release: every slow test, those too that make test skips: the sweep killed a
+# hundred times in place of five
 thorough: $(VENV)/ready
 	BENCH_THOROUGH=100 $(BIN) -m pytest $(SPREAD) --timeout 3600 -m slow $(ARGS)
 

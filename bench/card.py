@@ -1,6 +1,6 @@
 """`python -m bench.card`: run every measurement of a new GPU, nine minutes at a time.
 
-What a reader gains most by comes first; the same command goes on. A CPU rehearses it in few steps.
+What a reader gains most by comes first; the same command goes on.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bench.apex import find_apex, refuse_apex
+from bench.apex import find_apex
 from bench.data import find_layout
-from bench.environment.host import has_cuda, refuse_missing
-from bench.environment.machine import Platform, probe
+from bench.environment.host import has_cuda
+from bench.environment.machine import probe
+from bench.errors import UsageError
 from bench.flags import Parser, command, describe, parse_number
 from bench.gpu.nvml import find_cards
-from bench.precision import FP8_INSTALL, PRECISIONS, find_torchao
+from bench.precision import find_torchao
 from bench.processes import leave, stop_signals
 from bench.record import COMPARABLE
 from bench.scale_map import GRADIENTS, MAP, TRAININGS
 from bench.sweep.folder import default_out
-from bench.sweep.preflight import refuse_unwritable
 from bench.text import clean, last_line, read_clock, replace_file
 
 ROOT, STATE = Path(__file__).parents[1], "card.json"
@@ -41,24 +41,24 @@ doctor     12 -           bench.doctor --out {out} {data}
 rtx-titan  30 -           {nine} {part} --repeats 1
 precisions 5  -           {sweep} {part} {six}
 plain      5  -           {sweep} {part} {all} --profile
-autotuned  60 cuDNN       {sweep} {part} {all} --cudnn-benchmark
+autotuned  60 -           {sweep} {part} {all} --cudnn-benchmark
 compiled   60 -           {sweep} {part} {all} --compile
-both       60 cuDNN       {sweep} {part} {all} --compile --cudnn-benchmark
+both       60 -           {sweep} {part} {all} --compile --cudnn-benchmark
 epochs     60 -           {sweep} --evaluate {whole}
-as-2019    60 cuDNN       {run} --preset rtx-titan --repeats 1 {part}
+as-2019    60 -           {run} --preset rtx-titan --repeats 1 {part}
 repeats    20 -           {headline} {part} --repeats 3
-tests      30 pytest      pytest -v -p no:cacheprovider -m gpu tests/gpu
+tests      30 checkout    pytest -v -p no:cacheprovider -m gpu tests/gpu
 scales     60 -           bench.scales {into} {images} {map}
 wall-21GiB 30 -           {fit} {limit}
-wall       30 wall        {fit}
-graphs     20 CUDA-graphs {sweep} {part} --precision fp16 --batch-size 128 --cuda-graphs
+wall       30 -           {fit}
+graphs     20 -           {sweep} {part} --precision fp16 --batch-size 128 --cuda-graphs
 apex       30 apex        {sweep} {part} --precision fp16-apex fp16 --batch-size 256 --optimizer sgd
 fp8        60 fp8         {fp8} {part} --precision bf16-amp fp8 --batch-size 16 --compile
 loader     30 -           {sweep} {part} {fp16} --loader torch --workers 0 4
 checkpoint 30 -           {sweep} --steps 20 {fp16} --checkpoint
 ddp        30 -           {sweep} --steps 20 {fp16} --parallel ddp --world-size 1
 ddp-2      30 2-GPUs      {sweep} --steps 20 {fp16} --parallel ddp --world-size 2
-bare-loop  60 checkout    benchmarks.overhead --device {device}
+bare-loop  60 checkout    benchmarks.overhead --device cuda
 report     20 -           bench.report {out} --format html -o {out}/report.html
 """
 """Name, the least seconds that are worth starting it with, what it needs, and the command."""
@@ -78,29 +78,16 @@ CARD = {
     "map": "--precision fp16 fp16-amp",
     "limit": "--memory-limit 21GiB",
 }
-_SMALL = "--model dpn-small --precision fp32 --batch-size 8"
-REHEARSAL = CARD | {
-    "nine": f"{{run}} {_SMALL}",
-    "headline": f"{{run}} {_SMALL}",
-    "six": _SMALL,
-    "fp16": _SMALL,
-    "all": f"{_SMALL} 16",
-    "whole": f"{_SMALL} --steps 2",
-    "part": "--steps 2",
-    "map": "--batch-size 8 --steps 1 --scales 1 128",
-    "limit": "--memory-limit 560MiB --model dpn-small --precision fp32 --step 48",
-}
-"""What the words in `STEPS` stand for, on a GPU and on a CPU."""
+"""What the words in `STEPS` stand for."""
 
-LACKS: dict[str, Callable[[Platform], str]] = {
-    "apex": lambda on: refuse_apex(find_apex(), "cuda" if on.environment.gpu else "cpu"),
-    "fp8": lambda on: on.refuse(PRECISIONS["fp8"]) or ("" if find_torchao() else FP8_INSTALL),
-    "2-GPUs": lambda _: "" if len(find_cards()[0]) > 1 else "fewer than 2 GPUs",
-    "pytest": lambda _: "" if find_spec("pytest") else "pytest is not installed",
-    "checkout": lambda _: "" if (ROOT / "benchmarks").is_dir() else "only a checkout has it",
-    "-": lambda _: "",
+ABSENT: dict[str, Callable[[], bool]] = {
+    "-": lambda: False,
+    "apex": lambda: find_apex() is None,
+    "fp8": lambda: find_torchao() is None,
+    "2-GPUs": lambda: len(find_cards()[0]) < 2,
+    "checkout": lambda: not ((ROOT / "tests").is_dir() and find_spec("pytest")),
 }
-"""Why a need is not met; those that are not listed every GPU meets."""
+"""Whether a need of `STEPS` is not met here; checkout is one of the repository, with pytest."""
 
 
 def choose_folder(parent: Path, name: str, identity: object) -> tuple[Path, dict[str, Any]]:
@@ -146,39 +133,36 @@ def main(argv: Sequence[str]) -> int:
     given = parser.parse(argv)
     minutes = parse_number("--minutes", given.minutes, "a number above 0")
     deadline = begun + 60 * minutes - GRACE_S
-    refuse_missing()
-    refuse_unwritable(given.out)
-    device, data = "cuda" if has_cuda() else "cpu", (given.data_dir or Path("data")).absolute()
-    found = device == "cuda" and (given.data_dir or find_layout(data))
-    dataset = "cifar10" if found else "synthetic"
-    images = shlex.join(["--data-dir", str(data)]) if dataset == "cifar10" else ""
-    platform, rehearsal = probe(device), device == "cpu"
+    if not has_cuda():
+        raise UsageError("there is no GPU, or torch finds none; python -m bench.doctor says why")
+    data = (given.data_dir or Path("data")).absolute()
+    real = given.data_dir or find_layout(data)
+    dataset = "cifar10" if real else "synthetic"
+    images = f"--data-dir {shlex.quote(str(data))}" if real else ""
+    platform = probe("cuda")
     identity = {name: getattr(platform.environment, name) for name in COMPARABLE}
-    name = "rehearsal-" * rehearsal + default_out({"": platform}).name
+    name = default_out({"": platform}).name
     folder, state = choose_folder(given.out.absolute(), name, identity | {"dataset": dataset})
     folder.mkdir(parents=True, exist_ok=True)
     out = shlex.quote(str(folder).removeprefix(f"{ROOT}{os.sep}"))
-    words = (REHEARSAL if rehearsal else CARD) | {
-        **{"out": out, "device": device, "data": images, "images": f"--dataset {dataset} {images}"},
-        "into": f"--out {out} --device {device}" + " --allow-shared" * given.allow_shared,
-    }
-    if rehearsal:  # compilers take half a minute, and threads wait for each other
-        os.environ |= {"TORCH_COMPILE_DISABLE": "1", "OMP_NUM_THREADS": "1"}
-    print(f"{'REHEARSAL on ' * rehearsal}{platform.name}; {dataset} images; {folder}", flush=True)
+    words = CARD | {"out": out, "data": images, "images": f"--dataset {dataset} {images}"}
+    words["into"] = f"--out {out} --device cuda" + " --allow-shared" * given.allow_shared
+    print(f"{platform.name}; {dataset} images; {folder}", flush=True)
     phases, log = state["phases"], folder / "log.txt"
     with stop_signals(lambda: None) as stopped:
         for name, least, need, text in (line.split(maxsplit=3) for line in STEPS.splitlines()):
             before, now = phases.get(name, {"state": "left", "seconds": 0.0}), time.monotonic()
-            left = max(0.0, deadline - now)
             if before["state"] in ENDED and name not in ("doctor", "report"):
                 continue
             gaps = [n for n, p in phases.items() if n != name and p["state"] in OPEN]
-            lack = LACKS[need](platform) if need in LACKS else f"a CPU has no {need}" * rehearsal
-            said = lack or "stopped before it" * bool(stopped())
-            said = said or f"waits for {', '.join(gaps)}" * (name == "report" and bool(gaps))
-            said = said or f"needs about {least} s, {left:.0f} are left" * (left < float(least))
-            end = "absent" if lack else before["state"]
-            if not said:
+            end, left = before["state"], max(0.0, deadline - now)
+            if ABSENT[need]():
+                end, said = "absent", f"{need} is not here"
+            elif stopped() or left < float(least):
+                said = "stopped" if stopped() else f"needs about {least} s, {left:.0f} are left"
+            elif name == "report" and gaps:
+                said = f"waits for {', '.join(gaps)}"
+            else:
                 for file in (MAP, GRADIENTS, TRAININGS) if name == "scales" else ():
                     (folder / file).unlink(missing_ok=True)  # a part of a map would be refused
                 while "{" in text:

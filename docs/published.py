@@ -188,7 +188,6 @@ def find_card(results: Path) -> Card | None:
     for file in results.glob(f"*/{STATE}"):
         state = json.loads(file.read_text())
         measured = state["phases"].get("rtx-titan", {}).get("state") == "done"
-        # a rehearsal has no GPU
         if measured and state["identity"].get("gpu") and (file.parent / RECORDS).is_file():
             cards.append(Card(file.parent, state["identity"], state["started_at"]))
     return max(cards, key=lambda card: card.started_at, default=None)

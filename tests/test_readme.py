@@ -274,7 +274,6 @@ LINEAR = "your_package.your_module:factory"  # one layer, see `checkout`
 # command runs as it is written.
 STAND_INS = {
     "make sweep": "make -o .venv/sweep sweep BIN=python ARGS=--dry-run",
-    # tests/test_card.py rehearses it for real
     "make card": "make -o .venv/ready --dry-run card",
     # the folder is the one that make sweep creates
     ". .venv/bin/activate": "grep '^VENV .*= .venv$' Makefile",
