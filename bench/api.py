@@ -9,10 +9,8 @@ from __future__ import annotations
 import io
 import json
 import os
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -20,14 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.axis import axis_flag
-from bench.case import AXES, SAME_QUESTION, format_value
-from bench.errors import UsageError, nearest
+from bench.case import spell_value
+from bench.errors import UsageError
 from bench.processes import provide_home
 from bench.source import write_module
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
 
     from bench.report.document import Report
 
@@ -43,14 +40,9 @@ def sweep(
     model: Factory | Sequence[Factory] | None = None,
     *,
     workload: Factory | Sequence[Factory] | None = None,
-    command: str | None = None,
     vary: dict[str, Sequence[Value]] | None = None,
-    repeats: int | None = None,
     out: str | os.PathLike[str] | None = None,
-    data_dir: str | os.PathLike[str] | None = None,
-    preset: str | None = None,
-    timeout_s: float | None = None,
-    **axes: Value | Sequence[Value],
+    **flags: Value | Sequence[Value],
 ) -> Sweep:
     """Measure every combination of some settings, as `python -m bench.sweep` does, and return what
     was found. With an ``out`` that already holds a part of it, only the rest is measured.
@@ -60,17 +52,12 @@ def sweep(
             without arguments that returns a `torch.nn.Module`; or several. A function of a notebook
             is written to a module in ``out``, with what it uses.
         workload: likewise a function that returns a `bench.workloads.Workload`.
-        command: in place of both, what starts a training script, with placeholders.
         vary: values of placeholders of one's own in ``command``, by name.
-        repeats: fresh processes per case (default: that of the command).
         out: folder of the results (default: a new one in ``results``).
-        data_dir: where CIFAR-10 is.
-        preset: a named grid that the settings change (default: that of the command).
-        timeout_s: seconds that a phase of a case, or a command, may take.
-        axes: any other axis of `bench.case.Case`, a value or several: ``precision=["fp32",
-            "bf16-amp"]``, ``batch_size=[64, 128]``, ``steps=20``, ``device="cpu"``.
+        flags: any other flag of the command, a value or several: ``precision=["fp32",
+            "bf16-amp"]``, ``batch_size=[64, 128]``, ``repeats=3``, ``steps=20``, ``device="cpu"``.
 
-    Raises UsageError: an axis or a value does not exist, settings do not go together, or a function
+    Raises UsageError: a flag or a value does not exist, settings do not go together, or a function
     cannot be imported by another process; nothing was trained then.
     """
     from bench.sweep.execution import run_sweep
@@ -78,20 +65,15 @@ def sweep(
 
     provide_home()
     folder = Path(out) if out else Path("results") / f"python-{datetime.now():%Y%m%d-%H%M%S}"
-    settings: dict[str, Any] = {"command": command, **axes}
     for name, given in (("model", model), ("workload", workload)):
-        several = given if isinstance(given, list | tuple) else [given]
-        named = [_name_factory(name, one, folder) if callable(one) else one for one in several]
-        settings[name] = given if given is None else named
+        several: Any = given if isinstance(given, list | tuple) else [given]
+        if given is not None:
+            flags[name] = [_name_factory(name, f, folder) if callable(f) else f for f in several]
     words = ["--out", str(folder)]
-    for name, value in settings.items():
-        if value is not None or name in axes:
-            words += [axis_flag(_find_axis(name)), *map(_spell, _list(value))]
+    for name, value in flags.items():
+        words += [axis_flag(name), *map(spell_value, _list(value))]
     for name, values in (vary or {}).items():
-        words += ["--vary", name, *map(_spell, _list(values))]
-    beside = {"repeats": repeats, "data-dir": data_dir, "preset": preset, "timeout": timeout_s}
-    for flag, value in beside.items():
-        words += [] if value is None else [f"--{flag}", str(value)]
+        words += ["--vary", name, *map(spell_value, _list(values))]
     options = parse_arguments(words)
     done = run_sweep(plan_cases(options), options)
     if done.left:
@@ -109,19 +91,9 @@ def read(*folders: str | os.PathLike[str]) -> Sweep:
     return found
 
 
-def _find_axis(name: str) -> str:
-    if name not in AXES:
-        raise UsageError(f"{name}: there is no such axis; {nearest(name, [*AXES])}")
-    return name
-
-
 def _list(value: Value | Sequence[Value]) -> list[Value]:
     single = value is None or isinstance(value, str | bytes) or not isinstance(value, Iterable)
     return [value] if single else [*value]  # type: ignore[list-item,misc]
-
-
-def _spell(value: Value) -> str:
-    return "none" if value is None else format_value(value)
 
 
 def _name_factory(kind: str, factory: Callable[[], Any], folder: Path) -> str:
@@ -140,23 +112,16 @@ def _name_factory(kind: str, factory: Callable[[], Any], folder: Path) -> str:
     file = folder / f"own_{digest}.py"
     folder.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
-    _add_path(folder.absolute())
-    return f"{file.stem}:{name}"
-
-
-def _add_path(folder: Path) -> None:
-    """Have this process, and those that it starts, find modules in ``folder``."""
-    sys.path.insert(0, str(folder))
+    # for this process, and those that it starts
+    sys.path.insert(0, str(folder.absolute()))
     given = filter(None, [os.environ.get("PYTHONPATH")])
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *given])
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder.absolute()), *given])
+    return f"{file.stem}:{name}"
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The results in some folders, read when first asked for.
-
-    In a notebook it shows its answer, and the time of each setting.
-    """
+    """The results in some folders, read when first asked for. In a notebook it shows its answer."""
 
     folders: tuple[Path, ...]
 
@@ -186,106 +151,31 @@ class Sweep:
         frame.attrs["columns"] = describe_columns()
         return frame
 
-    def pivot(self, quantity: str = "epoch_time_s", across: str = "batch_size") -> pd.DataFrame:
-        """Return a quantity of `frame` by the settings that vary (rows) and by ``across``
-        (columns); of several cases in one cell the first that measured most.
-
-        Raises UsageError: there is no such column.
-        """
-        frame = self.frame()
-        for name in (quantity, across):
-            if name not in frame:
-                raise UsageError(f"{name}: {nearest(name, [*map(str, frame.columns)])}")
-        down = [name for name in self._varying(frame) if name != across] or ["precision"]
-        whole = frame.sort_values("fraction", ascending=False, kind="stable")
-        for name in down:  # an axis that a case does not have
-            whole[name] = whole[name].astype(object).where(whole[name].notna(), "none")
-        return whole.pivot_table(
-            quantity, down, across, aggfunc="first", sort=False, dropna=True, observed=True
-        ).sort_index(axis=1)
-
-    def plot(self, quantity: str = "images_per_s", ax: Axes | None = None) -> Axes:
-        """Draw a quantity of `frame`: over the batch sizes if there are several, else for each
-        precision. Returns the axes, new ones without ``ax``."""
-        import seaborn as sns
-        from matplotlib import pyplot as plt
-
-        from bench.study.quantities import QUANTITIES
-
-        frame = self.frame().dropna(subset=[quantity])
-        ax = ax or plt.subplots()[1]
-        if known := QUANTITIES.get(quantity):
-            frame[quantity] /= known.scale
-        if frame["batch_size"].nunique() > 1:
-            sns.lineplot(frame, x="batch_size", y=quantity, hue="precision", marker="o", ax=ax)
-            ax.set_xscale("log", base=2)
-            sizes = sorted(frame["batch_size"].unique())
-            ax.set_xticks(sizes, [str(size) for size in sizes])
-            ax.set_xlabel("batch size")
-        else:
-            sns.barplot(frame, x="precision", y=quantity, ax=ax)
-        if known:
-            ax.set_ylabel(known.title)
-        ax.set_ylim(bottom=0)
-        return ax
-
-    def compare(self, other: Sweep) -> Comparison:
+    def compare(self, other: Sweep) -> pd.DataFrame:
         """Compare these results, the baseline, with others, as `python -m bench.compare` does.
 
-        Raises UsageError: they cannot be compared.
+        Returns one row a metric and case: ``a``, ``b``, their ``ratio`` with its 95 % interval, and
+        the ``verdict``; ``attrs["text"]`` is what the command prints. Raises UsageError: they
+        cannot be compared.
         """
+        import pandas as pd
+
         from bench.compare.comparison import choose_metrics, compare, read_side, refuse_other_models
         from bench.compare.document import FORMATS
 
         a, b = read_side("A", self.folders[0]), read_side("B", other.folders[0])
         comparison = compare(a, b, choose_metrics(a, b), margin=MARGIN, equal=MARGIN)
         refuse_other_models(comparison)
-        text, data = (FORMATS[name](comparison, [], False) for name in ("text", "json"))
-        return Comparison(text, json.loads(data))
-
-    def _varying(self, frame: pd.DataFrame) -> list[str]:
-        named = [name for name in AXES if name in frame]
-        beside = (*SAME_QUESTION, "epochs", "seed", "device")
-        return [
-            name for name in named if name not in beside and frame[name].nunique(dropna=False) > 1
-        ]
-
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        said = "".join(f"<p>{escape(part)}</p>" for part in self.answer.split("\n\n"))
-        with suppress(UsageError, KeyError, ValueError):
-            said += self.pivot().to_html(float_format="{:,.4g}".format, na_rep="–")
-        return said
-
-    def __repr__(self) -> str:
-        return f"bench.read({', '.join(shlex.quote(str(folder)) for folder in self.folders)})"
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What differs between two sweeps: as ``text``, the verdicts and what they rest on; and as
-    ``data``, what ``bench.compare --format json`` writes."""
-
-    text: str
-    data: dict[str, Any]
-
-    def frame(self) -> pd.DataFrame:
-        """Return one row a metric and case: ``a``, ``b``, their ``ratio`` with its 95 % interval,
-        and the ``verdict``."""
-        import pandas as pd
-
         rows = [
             {"metric": name, **{k: v for k, v in case.items() if not isinstance(v, list | dict)}}
-            for name, cases in self.data["metrics"].items()
+            for name, cases in json.loads(FORMATS["json"](comparison, [], False))["metrics"].items()
             for case in cases
         ]
-        return pd.DataFrame(rows)
-
-    def __str__(self) -> str:
-        return self.text
+        frame = pd.DataFrame(rows)
+        frame.attrs["text"] = FORMATS["text"](comparison, [], False)
+        return frame
 
     def _repr_html_(self) -> str:
         from html import escape
 
-        return f"<pre>{escape(self.text)}</pre>"
+        return "".join(f"<p>{escape(part)}</p>" for part in self.answer.split("\n\n"))

@@ -22,18 +22,16 @@ H100, H200 = (
 )
 
 
+@pytest.mark.slow
 def test_the_page_runs_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     page = (ROOT / "docs" / "python.md").read_text()
     (told,) = re.findall(r"<!-- notebook -->(.*?)<!-- /notebook -->", page, re.DOTALL)
     cells = re.findall(r"```python\n(.*?)```", told, re.DOTALL)
     # where there is a GPU the page measures it; here a network of one layer does
-    cells[0] = (
-        cells[0].replace("steps=10,", 'steps=2, device="cpu",').replace("repeats=3", "repeats=1")
-    )
+    for wanted, small in (("10,", '2, device="cpu",'), ("repeats=3", "repeats=1"), (", 128]", "]")):
+        cells[0] = cells[0].replace(wanted, small)
     cells += ["sweep", "assert 'own_' in frame['model'][0], frame['model'][0]"]
-    # a cell again measures nothing anew
-    cells += [cells[0], "assert len(sweep.frame()) == 4 and sweep.frame()['runs'].sum() == 4"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
     monkeypatch.setenv("BENCH_YARDSTICK_S", "0")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
@@ -42,9 +40,8 @@ def test_the_page_runs_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyP
     client.km = client.create_kernel_manager()
     client.km.kernel_spec.argv[0] = sys.executable
     client.execute()
-    shown = notebook.cells[len(cells) - 4].outputs[-1]["data"]["text/html"]
-    assert "<table" in shown
-    assert "bf16-amp" in shown
+    shown = notebook.cells[len(cells) - 2].outputs[-1]["data"]["text/html"]
+    assert "Lowest time: " in shown or "Train " in shown
     assert (tmp_path / "results" / "notebook" / "records.csv").is_file()
 
 
@@ -58,30 +55,22 @@ def test_what_was_measured_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(frame) == 22
     assert {*frame.columns} >= {"epoch_time_s", "memory_bytes", "energy_per_epoch_j", "status"}
     assert "epoch" in frame.attrs["columns"]["epoch_time_s"]
-    times = found.pivot()
-    assert times.loc[("fp16", "128"), 256] == pytest.approx(11.98, rel=1e-3)
-    assert times.loc[("fp32", "none"), 512] == pytest.approx(40.70, rel=1e-3)
+    times = frame[frame["fraction"] == 1].set_index(["precision", "batch_size"])["epoch_time_s"]
+    assert times["fp32", 512] == pytest.approx(40.70, rel=1e-3)
     assert bench.read(H100, H200).frame()["machine"].nunique() == 2
 
 
-def test_a_figure_and_a_comparison_are_made() -> None:
-    pytest.importorskip("seaborn")
-    found = bench.read(H200)
-    ax = found.plot()
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("batch size", "images/s")
-    assert len(ax.get_legend().get_texts()) == 6
-    verdicts = bench.read(H100).compare(found)
-    rows = verdicts.frame()
-    assert {*rows["metric"]} >= {"epoch_time_s", "energy_j"}
-    assert {*rows["verdict"]} == {"no verdict"}
-    assert "needs 3 repeats a side" in str(verdicts)
-    assert "needs 3 repeats a side" in verdicts._repr_html_()
+def test_a_comparison_is_made() -> None:
+    verdicts = bench.read(H100).compare(bench.read(H200))
+    assert {*verdicts["metric"]} >= {"epoch_time_s", "energy_j"}
+    assert {*verdicts["verdict"]} == {"no verdict"}
+    assert "needs 3 repeats a side" in verdicts.attrs["text"]
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"precison": "fp32"}, "precison: there is no such axis; did you mean 'precision'?"),
+        ({"precison": "fp32"}, "unknown argument '--precison'; did you mean '--precision'?"),
         ({"precision": "fp61"}, "--precision 'fp61': did you mean 'fp16'?"),
         ({"model": lambda: None}, "give a function that is defined at the top of a module"),
         ({"model": nn.Sequential(nn.Linear(1, 1))}, "model=Sequential: another process cannot"),
@@ -128,25 +117,14 @@ from bench.source import write_module
 """
 
 
-def write_in_main(tail: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    file = folder / "notebook.py"
-    file.write_text(NOTEBOOK + tail)
-    return subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False)
-
-
 def test_a_function_of_a_notebook_is_written_with_what_it_uses(tmp_path: Path) -> None:
-    done = write_in_main("print(write_module(build)[0])", tmp_path)
-    assert done.returncode == 0, done.stderr
-    (tmp_path / "written.py").write_text(done.stdout)
-    code = "import written; print(written.build())"
-    made = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
-    )
-    assert "(c): Block(" in made.stdout
-    assert "weights" not in done.stdout
-
-
-def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
-    done = write_in_main("write_module(with_a_tensor)", tmp_path)
+    """And what cannot be written is named."""
+    file = tmp_path / "notebook.py"
+    file.write_text(f"{NOTEBOOK}print(write_module(build)[0])\nwrite_module(with_a_tensor)")
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False)
     said = "weights is a Tensor of the notebook, which another process cannot import; put the"
     assert said in done.stderr
+    written: dict[str, Any] = {}
+    exec(done.stdout, written)
+    assert "(c): Block(" in str(written["build"]())
+    assert "weights" not in done.stdout
