@@ -1,10 +1,9 @@
 """The figures of a report: the data of each panel as a tidy frame, and their pictures.
 
-A panel has the settings of one machine, network and data. A line in it is settings of one precision
-that differ in nothing but the batch size: all other axes are at the panel's baseline, the values
-that most of its settings have, or the defaults if several are equally common. The first column of a
-frame is its x axis. Text and series have fixed colours here, which the page replaces by CSS
-variables, so that one SVG is readable on light and on dark.
+A panel has the settings of one machine, network and data. A line in it is settings of one
+precision that differ in nothing but the batch size: all other axes are at the values that most of
+its settings have. The first column of a frame is its x axis. Text and series have fixed colours
+here, which the page replaces by CSS variables, so that one SVG is readable on light and on dark.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import math
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from operator import attrgetter
@@ -28,45 +27,28 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-from bench.case import AXES, FOLLOWS, SAME_QUESTION, Case
+from bench.case import AXES, FOLLOWS, SAME_QUESTION
 from bench.origin import LABELS
 from bench.precision import PRECISIONS
 from bench.questions.gpus import Line, name_line
 from bench.questions.settings import list_settings
-from bench.record import MEASURED, REFUSED, Status, Step
-from bench.render.table import (
-    COLOURS,
-    GRID,
-    INK,
-    MARKERS,
-    STYLE,
-    Cell,
-    Head,
-    Table,
-    count_in,
-    find_units,
-    number_cell,
-)
+from bench.record import MEASURED, Status, Step
+from bench.render.table import COLOURS, GRID, INK, MARKERS, STYLE, count_in, find_units
 from bench.report.document import Report
 from bench.store.reader import read_beside
 from bench.store.rows import group
 from bench.study.axes import find_varying, list_main, name_axis, name_value
-from bench.study.quantities import QUANTITIES, is_number
+from bench.study.quantities import is_number
 from bench.study.runs import SOURCE, Result
 from bench.study.sweeps import MOST_STEP_BYTES
-from bench.text import GIB, capitalize, clean, parse_bytes, write_number
+from bench.text import capitalize, clean
 
 MOST_PANELS = 6  # of one figure
-MOST_POINTS = 300  # of a panel's table
 CURVE_POINTS = 40  # of an epoch of a curve
 APART = 8  # a larger ratio between panels' largest values gives each a scale of its own
 
 BATCH, EPOCH, GPUS = "batch size", "epoch (%)", "GPUs"
 SPEED, LOSS, WIDER = "images/s", "loss", "speed-up over one (×)"
-MEMORY = QUANTITIES["memory_bytes"].title
-LOW, HIGH = "from", "to"
-FITS, FULL = "fits", "out of memory"
-CARD, LIMIT = "card (GiB)", "memory limit (GiB)"
 
 PANEL = (*SOURCE, "model", "dataset", "kind", "environment")  # what those of one panel agree on
 _FREE = (*PANEL, "device", "precision", *FOLLOWS["precision"], "batch_size", *SAME_QUESTION)
@@ -82,78 +64,40 @@ Parts = Iterator[tuple[str, pd.DataFrame]]
 
 def list_groups(report: Report) -> list[tuple[str, list[Result]]]:
     """Return the title and the cases of each panel, each precision at its main loss scale: of the
-    machines, networks and data with the most settings, in the order of the overview."""
-    valid = [one for one in report.results if one.status != Status.INVALID]
+    machines, networks and data with the most settings."""
+    valid = [
+        one for one in report.results if one.status in MEASURED and is_number(one.images_per_s)
+    ]
+    valid = [one for one in valid if one.status != Status.INVALID]
     parts = group((one.best for one in list_settings(valid)), attrgetter(*PANEL))
-    kept = sorted(parts, key=len, reverse=True)[:MOST_PANELS]
+    several = [n for n in ("model", "dataset") if len({getattr(one, n) for one in valid}) > 1]
     varying = [name for name in find_varying(valid) if name in HELD]
     found = []
-    for part in (part for part in parts if any(part is one for one in kept)):
+    for part in sorted(parts, key=len, reverse=True)[:MOST_PANELS]:
         base = max(group(part, attrgetter(*HELD)), key=_judge_baseline)
-        held = (f"{name_axis(n)} {name_value(n, getattr(base[0], n), {})}" for n in varying)
-        title = " · ".join([*_describe(base, report), *held])
-        found.append((title, [base[at] for at in list_main(base, [0] * len(base))]))
+        first = base[0]
+        words = [report.machines[first.sweep, first.machine], *(getattr(first, n) for n in several)]
+        words += [f"{name_axis(n)} {name_value(n, getattr(first, n), {})}" for n in varying]
+        words += [LABELS.get(first.kind, ""), "synthetic images" * (first.dataset == "synthetic")]
+        words += ["extrapolated from part of an epoch" * any(one.extrapolated for one in base)]
+        cases = [base[at] for at in list_main(base, [0] * len(base))]
+        found.append((" · ".join(filter(None, words)), cases))
     return found
 
 
-def _judge_baseline(part: Sequence[Result]) -> tuple[int, int, int, int]:
+def _judge_baseline(part: Sequence[Result]) -> tuple[int, bool, bool, int]:
     """Rank values of `HELD`: those timed at several batch sizes, then those without accumulation
-    and memory limit, then the most common, then the defaults."""
-    first, timed = part[0], [one for one in part if one.status in MEASURED]
-    plain = 2 * (first.accumulate == 1) + (first.memory_limit == "")
-    defaults = sum(getattr(first, name) == getattr(Case, name) for name in HELD)
-    return min(len({one.batch_size for one in timed}), 2), plain, len(timed), defaults
-
-
-def _describe(cases: Sequence[Result], report: Report) -> list[str]:
-    """Describe where a panel's cases ran and what they are, as phrases."""
-    first, results = cases[0], report.results
-    several = [n for n in ("model", "dataset") if len({getattr(r, n) for r in results}) > 1]
-    parts = {one.extrapolated for one in cases}
-    facts = {
-        first.apart: bool(first.apart),
-        LABELS["unknown"]: all(one.kind == "unknown" for one in cases),
-        "synthetic images": any(one.synthetic for one in cases),
-        "extrapolated from part of an epoch": parts == {True},
-        "some extrapolated from part of an epoch": len(parts) > 1,
-    }
-    named = [report.machines[first.sweep, first.machine], *(getattr(first, n) for n in several)]
-    return named + [fact for fact, holds in facts.items() if holds]
-
-
-def _frame(rows: Sequence[Result], **columns: Sequence[Any]) -> pd.DataFrame:
-    named = {BATCH: [r.batch_size for r in rows], "precision": [r.precision for r in rows]}
-    return pd.DataFrame({**named, **columns})
+    and memory limit, then the most common."""
+    sizes, first = {one.batch_size for one in part}, part[0]
+    return min(len(sizes), 2), first.accumulate == 1, first.memory_limit == "", len(part)
 
 
 def take_speeds(report: Report) -> Parts:
-    """Yield images/s by batch size, with their range if one is known."""
+    """Yield images/s by batch size."""
     for title, cases in list_groups(report):
-        rows = [row for row in cases if is_number(row.images_per_s)]
-        rows.sort(key=lambda row: row.batch_size)
-        data = _frame(rows, **{SPEED: [row.images_per_s for row in rows]})
-        if any(is_number(row.images_per_s_low) for row in rows):
-            data[LOW], data[HIGH] = ([getattr(row, f"images_per_s_{end}") for row in rows]
-                                     for end in ("low", "high"))  # fmt: skip
+        rows = [(row.batch_size, row.precision, row.images_per_s) for row in cases]
+        data = pd.DataFrame(rows, columns=[BATCH, "precision", SPEED])
         yield title, data if len(data) > 1 else data.head(0)
-
-
-def take_memory(report: Report) -> Parts:
-    """Yield memory by batch size; cases that ran out of memory are at the card's size, or at the
-    limit."""
-    for title, rows in list_groups(report):
-        fits = [row for row in rows if is_number(row.memory_bytes)]
-        data = _frame(fits, **{MEMORY: [row.memory_bytes / GIB for row in fits]})
-        data = data.assign(outcome=FITS)
-        limit = rows[0].memory_limit
-        card = next((r.gpu_memory_bytes for r in rows if is_number(r.gpu_memory_bytes)), None)
-        if limit or (card and all(row.device != "cpu" for row in rows)):
-            level = LIMIT if limit else CARD
-            data[level] = most = (parse_bytes(limit) if limit else float(card or 0)) / GIB
-            lost = _frame([row for row in rows if row.status in REFUSED]).assign(outcome=FULL)
-            lost[MEMORY] = lost[level] = most
-            data = pd.concat([data, lost], ignore_index=True) if len(lost) else data
-        yield title, data if len(fits) > 1 else data.head(0)
 
 
 def take_curves(report: Report) -> Parts:
@@ -161,46 +105,32 @@ def take_curves(report: Report) -> Parts:
     precisions have."""
     sweeps = {sweep.name: sweep for sweep in report.sweeps}
     read = cache(lambda name: read_beside(sweeps[name].path, Step, MOST_STEP_BYTES))
-
-    def take(record: str, sweep: str) -> pd.DataFrame:
-        return pd.DataFrame(map(asdict, read(sweep).get(record, ())))
-
-    for title, cases in list_groups(report):
-        rows = [row for row in cases if row.status in MEASURED]
+    for title, rows in list_groups(report):
         held = Counter(size for _, size in {(row.precision, row.batch_size) for row in rows})
-        size = max(sorted(held), key=held.__getitem__, default=None)
-        shown = {row.precision: row for row in reversed(rows) if row.batch_size == size}
+        size = max(sorted(held), key=held.__getitem__)
         curves = [pd.DataFrame()]
-        for row in (row for row in rows if shown.get(row.precision) is row):
-            mine = take(_find_median_run(row, read(row.sweep)), row.sweep)
+        for row in (row for row in rows if row.batch_size == size):
+            stored = read(row.sweep)
+            steps = next(
+                (stored[run.record_id] for run in row.every if run.record_id in stored), ()
+            )
+            mine = pd.DataFrame(map(asdict, steps))
             if len(mine):
-                seen = mine["images"].sum()
-                ends = np.linspace(0, seen, CURVE_POINTS * int(row.epochs) + 1)[1:].tolist()
+                seen = float(mine["images"].sum())
                 images = row.train_images if row.train_images > 0 else seen
-                curves.append(thin_steps(mine, images, ends).assign(precision=row.precision))
+                points = CURVE_POINTS * int(row.epochs)
+                curves.append(thin_steps(mine, images, points).assign(precision=row.precision))
         yield f"{title} · batch size {size}", pd.concat(curves, ignore_index=True)
 
 
-def _find_median_run(result: Result, stored: Container[str]) -> str:
-    """Return the record of a case's repeat whose epoch time is the median of those with steps, or
-    the faster of the middle two, as in the tables."""
-    same = (run for run in result.every if run.timed and run.status == result.status)
-    timed = sorted(
-        (run for run in same if run.record_id in stored), key=lambda run: run.epoch_time_s
-    )
-    return str(timed[(len(timed) - 1) // 2].record_id if timed else result.record_id)
-
-
-def thin_steps(steps: pd.DataFrame, images: float, ends: Sequence[float]) -> pd.DataFrame:
-    """Average losses over images, by share of an epoch of ``images``; several epochs pass 100 %. A
-    mean ends where as many images were seen as one of the rising ``ends`` says, and at the end."""
-    steps = steps[steps["images"] > 0]
+def thin_steps(steps: pd.DataFrame, images: float, points: int) -> pd.DataFrame:
+    """Average losses over images in ``points`` equal parts, by share of an epoch of ``images``;
+    several epochs pass 100 %."""
     seen = steps["images"].cumsum()
-    bin = np.searchsorted(ends, seen)
-    weighted = (steps["loss"] * steps["images"]).groupby(bin).sum(min_count=1)
-    total = steps["images"].where(steps["loss"].notna()).groupby(bin).sum()
-    loss = weighted / total.where(total > 0)
-    data = pd.DataFrame({EPOCH: 100 * seen.groupby(bin).max() / images, LOSS: loss})
+    known = steps.assign(seen=seen, sum=steps["loss"] * steps["images"]).dropna(subset=["loss"])
+    parts = known.groupby(np.ceil(known["seen"] * points / max(seen.iloc[-1], 1)))
+    loss = parts["sum"].sum() / parts["images"].sum()
+    data = pd.DataFrame({EPOCH: 100 * parts["seen"].max() / images, LOSS: loss})
     return data.reset_index(drop=True)
 
 
@@ -225,77 +155,9 @@ def take_scaling(report: Report) -> Parts:
         yield title, pd.DataFrame(rows, columns=[GPUS, "precision", WIDER])
 
 
-# ------------------------------------------------------------------------------ how one is drawn
-
-_DASHED: dict[str, Any] = {"color": INK, "linewidth": 1, "linestyle": (0, (4, 3))}
-
-
-def _plot_lines(ax: Axes, data: pd.DataFrame, y: str, **look: Any) -> None:
-    """Plot a line per precision over the first column; they differ in more than colour."""
-    x = data.columns[0]
-    for name in (name for name in PRECISIONS if (data["precision"] == name).any()):
-        own = {"color": COLOURS[name][0], "marker": MARKERS[name], "markersize": 7}
-        line = data[data["precision"] == name].dropna(subset=[y]).sort_values(x, kind="stable")
-        ax.plot(line[x], line[y], label=name, **{"markeredgewidth": 0, **own, **look})
-        if HIGH in line:
-            ax.vlines(line[x], line[LOW], line[HIGH], colors=COLOURS[name][0], linewidth=1.8)
-    ax.set(xlabel=x, ylabel=y)
-
-
-def _space(ax: Axes, data: pd.DataFrame) -> None:
-    """Give the x axis a step for each doubling, and a tick at each value there is room for."""
-    run = sorted(data[data.columns[0]].unique())
-    ax.set_xscale("log", base=2)
-    ax.set_xlim(run[0] / 1.15, run[-1] * 1.15)
-    # labels nearer than a third of an octave would overlap
-    shown = [t for i, t in enumerate(run) if i == 0 or t / run[i - 1] > 1.25]
-    shown = shown[:: math.ceil(len(shown) / 8)]
-    ax.set_xticks(shown, [f"{t:g}" for t in shown])
-    ax.minorticks_off()
-    ax.yaxis.set_major_formatter("{x:,.10g}")
-
-
-def _draw_speeds(ax: Axes, data: pd.DataFrame, y: str, most: float) -> None:
-    _plot_lines(ax, data, y)
-    _space(ax, data)
-    ax.set_ylim(0, 1.08 * most)
-
-
-def _draw_memory(ax: Axes, data: pd.DataFrame, y: str, most: float) -> None:
-    _plot_lines(ax, data[data["outcome"] == FITS], y)
-    _space(ax, data)
-    full = data[data["outcome"] == FULL]
-    ax.set_ylim(0, 1.08 * most)
-    level = LIMIT if LIMIT in data else CARD
-    # a card far above all that was used would flatten the lines
-    if level in data and (len(full) or data[y].max() > data[level].max() / 3):
-        end = float(data[level].max())
-        ax.set_ylim(0, 1.14 * max(most, end))
-        ax.axhline(end, **_DASHED)
-        ax.text(0.01, end, f"{level.removesuffix(' (GiB)')}: {end:.4g} GiB", va="bottom",
-                fontsize=8.5, transform=ax.get_yaxis_transform())  # fmt: skip
-    if len(full):
-        ax.plot(full[BATCH], full[y], linestyle="", marker="x", markeredgewidth=2, color=INK,
-                label=FULL)  # fmt: skip
-
-
-def _draw_scaling(ax: Axes, data: pd.DataFrame, y: str, most: float) -> None:
-    _plot_lines(ax, data, y)
-    _space(ax, data)
-    sizes = sorted(data[GPUS].unique())
-    ax.plot(sizes, sizes, zorder=1, label="as many times as GPUs", **_DASHED)
-    ax.set_yscale("log", base=2)  # on which that line is straight
-    ax.yaxis.set_major_formatter("{x:g}")
-
-
-def _draw_curves(ax: Axes, data: pd.DataFrame, y: str, most: float) -> None:
-    _plot_lines(ax, data, y, marker="")
-    ax.set_xlim(0)
-
-
 @dataclass(frozen=True)
 class Sketch:
-    """The definition of a figure: the data of its panels, and how one is drawn."""
+    """The definition of a figure."""
 
     name: str
     question: str
@@ -303,34 +165,24 @@ class Sketch:
     caption: str
     value: str  # its main column
     take: Callable[[Report], Parts]
-    draw: Callable[[Axes, pd.DataFrame, str, float], None]
 
 
 SKETCHES = (
     Sketch(
         "images-per-s", "How many images a second are trained at each batch size?",
-        "Images per second",
-        "Higher is better. Each precision at its main loss scale; a bar is the range of the "
-        "overview.",
-        SPEED, take_speeds, _draw_speeds,
-    ),
-    Sketch(
-        "memory", "How much memory does each batch size take?", "Memory",
-        "Lower is better. Each precision at its main loss scale; a cross is a batch that ran out "
-        "of memory.",
-        MEMORY, take_memory, _draw_memory,
+        "Images per second", "Higher is better. Each precision at its main loss scale.",
+        SPEED, take_speeds,
     ),
     Sketch(
         "gpu-scaling", "How much faster are several GPUs than one?", "Speed-up over one GPU",
         "Higher is better. Weak scaling keeps the batch per GPU, strong scaling the total batch; "
         "on a CPU, processes take the place of GPUs.",
-        WIDER, take_scaling, _draw_scaling,
+        WIDER, take_scaling,
     ),
     Sketch(
         "loss-curve", "How does the loss fall during training?", "Loss during training",
-        "Mean cross-entropy of the images since the previous point. One run of each case: of its "
-        "repeats, the one whose epoch time is the median.",
-        LOSS, take_curves, _draw_curves,
+        "Mean cross-entropy of the images since the previous point, of one run of each case.",
+        LOSS, take_curves,
     ),
 )  # fmt: skip
 
@@ -348,21 +200,16 @@ class Figure:
 
     @property
     def alt(self) -> str:
-        """What it shows, in words."""
-        return ". ".join([self.sketch.title, *(self._say(*panel) for panel in self.panels)]) + "."
-
-    def _say(self, title: str, data: pd.DataFrame) -> str:
-        value = self.sketch.value
-        order = [name for name in PRECISIONS if (data["precision"] == name).any()]
-        ends = data.groupby("precision")[value].agg(["min", "max"]).loc[order].map(write_number)
-        said = [f"{name} from {low} to {high}" for name, low, high in ends.itertuples()]
-        return f"{title}: {value}: {'; '.join(said)}"
+        """What it shows, in words; the tables of a report have the numbers."""
+        shown = {name for _, data in self.panels for name in data["precision"]}
+        titles = [title for title, _ in self.panels]
+        return ". ".join([self.sketch.title, *titles, ", ".join(sorted(shown))]) + "."
 
 
 def plan_figures(report: Report) -> Iterator[Figure]:
     """Yield every figure that the records have data for, in their units, not yet drawn."""
     units = find_units(report.results)
-    for sketch in list_sketches(report):
+    for sketch in SKETCHES:
         panels = tuple(
             (capitalize(title), data.rename(columns=lambda name: count_in(name, units)))
             for title, data in sketch.take(report)
@@ -370,13 +217,8 @@ def plan_figures(report: Report) -> Iterator[Figure]:
         )
         names = ("question", "title", "caption", "value")
         words = {name: count_in(getattr(sketch, name), units) for name in names}
-        if panels:
+        if panels and (sketch.name in report.figures or not report.figures):
             yield Figure(replace(sketch, **words), panels)  # type: ignore[arg-type]
-
-
-def list_sketches(report: Report) -> list[Sketch]:
-    """Return the figures that a document shows."""
-    return [s for s in SKETCHES if s.name in report.figures or not report.figures]
 
 
 def draw_figures(report: Report) -> list[Figure]:
@@ -417,8 +259,7 @@ def _draw(figure: Figure, columns: int, heading: str = "") -> Canvas:
         canvas = Canvas(figsize=(5 * wide, 3.5 * high + 0.5), layout="constrained")
         for place, ((title, data), top) in enumerate(zip(figure.panels, tops, strict=True), 1):
             ax = canvas.add_subplot(high, wide, place)
-            sketch.draw(ax, data, sketch.value, max(t for t in tops if t <= APART * top))
-            sns.despine(ax=ax)
+            _draw_panel(ax, data, sketch, max(t for t in tops if t <= APART * top))
             ax.set_title(textwrap.fill(clean(title), 60), fontsize=9.5, loc="left")
             for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
                 entries.setdefault(label, handle)
@@ -429,24 +270,34 @@ def _draw(figure: Figure, columns: int, heading: str = "") -> Canvas:
     return canvas
 
 
+def _draw_panel(ax: Axes, data: pd.DataFrame, sketch: Sketch, most: float) -> None:
+    """Plot a line per precision over the first column; they differ in more than colour."""
+    x, y, curve = data.columns[0], sketch.value, sketch.take is take_curves
+    for name in (name for name in PRECISIONS if (data["precision"] == name).any()):
+        line = data[data["precision"] == name].dropna(subset=[y]).sort_values(x, kind="stable")
+        ax.plot(line[x], line[y], label=name, color=COLOURS[name][0], markersize=7,
+                marker="" if curve else MARKERS[name], markeredgewidth=0)  # fmt: skip
+    ax.set(xlabel=x, ylabel=y)
+    if curve:
+        ax.set_xlim(0)
+    else:
+        ticks = sorted(data[x].unique())
+        ax.set_xscale("log", base=2)
+        # labels nearer than a third of an octave would overlap
+        shown = [t for i, t in enumerate(ticks) if i == 0 or t / ticks[i - 1] > 1.25]
+        shown = shown[:: math.ceil(len(shown) / 8)]
+        ax.set_xticks(shown, [f"{t:g}" for t in shown])
+        ax.minorticks_off()
+        ax.set_ylim(0, 1.08 * most)
+        ax.yaxis.set_major_formatter("{x:,.10g}")
+    sns.despine(ax=ax)
+
+
 def _save(canvas: Canvas) -> str:
     svg = io.StringIO()
     with mpl.rc_context(_LOOK):
         canvas.savefig(svg, format="svg", metadata={"Date": None}, facecolor="white")
     return svg.getvalue()
-
-
-def tabulate(panel: tuple[str, pd.DataFrame]) -> Table:
-    title, whole = panel
-    data = whole[whole.index % math.ceil(len(whole) / MOST_POINTS) == 0]
-    heads = tuple(Head(c, c, "", data[c].dtype.kind != "O") for c in map(str, data.columns))
-    rows = tuple(
-        tuple(number_cell(v) if isinstance(v, float) else Cell(str(v)) for v in row)
-        for row in data.itertuples(index=False)
-    )
-    left = len(data) < len(whole)
-    notes = (f"{len(data)} of {len(whole)} points.",) if left else ()
-    return Table("data", title, heads, rows, notes)
 
 
 _VARIABLES = {

@@ -12,15 +12,12 @@ from dataclasses import asdict
 from typing import Any
 
 from bench.case import AXES
-from bench.limits import STEADY
-from bench.questions.effects import Effect
 from bench.record import COLUMNS
 from bench.render.table import Cell, Table
 from bench.report.document import Report
 from bench.store.table import write_lines
 from bench.study.doubts import DOUBTS
-from bench.study.estimate import JUDGED, Estimate
-from bench.study.quantities import QUANTITIES, Metric, is_number
+from bench.study.quantities import QUANTITIES, is_number
 from bench.study.runs import Spread
 
 WHERE = ("gpu", "gpu_memory_bytes", "driver", "torch", "cuda", "cudnn", "cpu", "train_images")
@@ -78,7 +75,6 @@ def write_json(report: Report) -> str:
         "next_step": report.next_step and asdict(report.next_step),
         "warnings": [_take(said, "label", "text", "remedy") for said in report.warnings],
         "tables": [_table(table) for table in report.tables],
-        "effects": [describe_effect(effect) for effect in report.effects],
         "notes": report.notes,
         "outcomes": report.outcomes,
         "columns": {name: described[name] for name in names if name in described},
@@ -89,37 +85,6 @@ def write_json(report: Report) -> str:
 
 def _take(one: Any, *names: str) -> dict[str, Any]:
     return {name: getattr(one, name) for name in names}
-
-
-def describe_effect(effect: Effect) -> dict[str, Any]:
-    """Return a change with its effect on each metric, in the form of `Metric.lay_out`."""
-    return {
-        **_take(effect, "axis", "before", "after"),
-        "pairs": len(effect.pairs),
-        "extrapolated": effect.estimated,
-        "doubts": effect.doubts,
-        "metrics": {
-            name: {
-                **METRIC_OF[name].lay_out(estimate.ratio),
-                "verdict": METRIC_OF[name].word(estimate.ratio.judge(STEADY)),
-                "pairs": estimate.pairs,
-                **_show_ends(METRIC_OF[name], estimate),
-                "difference": estimate.difference,
-                "difference_reach": estimate.reach,
-            }
-            for name, estimate in effect.estimates.items()
-        },
-    }
-
-
-def _show_ends(metric: Metric, estimate: Estimate) -> dict[str, float]:
-    """Return the lowest and the highest pair, inverted if the metric is shown as a speed."""
-    if metric.speed:
-        return {"lowest": 1 / estimate.highest, "highest": 1 / estimate.lowest}
-    return {"lowest": estimate.lowest, "highest": estimate.highest}
-
-
-METRIC_OF = {metric.name: metric for metric in JUDGED}
 
 
 def _table(table: Table) -> dict[str, Any]:

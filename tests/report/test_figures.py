@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
@@ -20,7 +18,7 @@ from bench.report.document import Report, build
 from bench.report.figures import CURVE_POINTS, HELD, SKETCHES, list_groups, plan_figures
 from bench.study.sweeps import read_sweeps
 from tests.planted.records import GIB, ROOT, Row, make_record, measured, write_sweep
-from tests.planted.sweeps import Folders, make_card, make_steps
+from tests.planted.sweeps import Folders, make_card
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -46,14 +44,6 @@ def take(report: Report, name: str) -> list[tuple[str, pd.DataFrame]]:
     return [(title, frame) for title, frame in sketch.take(report) if len(frame)]
 
 
-def test_memory_marks_what_ran_out_at_the_cards_size(foreign: Report) -> None:
-    ((title, frame),) = take(foreign, "memory")
-    assert title.startswith("NVIDIA RTX 6000 Ada · not known to be measured")
-    lost = frame[frame["outcome"] == "out of memory"]
-    assert [*zip(lost["precision"], lost["batch size"], strict=True)] == [("fp32", 1024)]
-    assert lost["memory (GiB)"].tolist() == pytest.approx([51_527_024_640 / 2**30])
-
-
 def test_what_is_invalid_is_not_drawn(foreign: Report) -> None:
     """What diverged is: its time holds."""
     sizes = {*take(foreign, "images-per-s")[0][1]["batch size"]}
@@ -74,7 +64,7 @@ def test_the_baseline_is_what_most_cases_have() -> None:
     """The H200's cases mostly have cuDNN's autotuning on, which is not the default."""
     report = build(read_sweeps([ROOT / "results" / "reference" / "h200-lab.csv"]))
     ((title, frame),) = take(report, "images-per-s")
-    assert title.endswith("cudnn benchmark on · compile off · channels last off")
+    assert "cudnn benchmark on · compile off · channels last off" in title
     fp16 = frame[frame["precision"] == "fp16"]
     assert dict(zip(fp16["batch size"], fp16["images/s"].round(1), strict=True)) == {
         128: 2482.0,
@@ -97,29 +87,11 @@ def test_a_curve_has_so_many_means_of_an_epoch(tmp_path: Path) -> None:
     assert len(curve[1]) == CURVE_POINTS
 
 
-@pytest.mark.parametrize("times", [(10.0, 14.0, 11.0), (14.0, 10.0, 16.0, 11.0)])
-def test_curves_are_of_the_repeat_of_the_median_time(
-    tmp_path: Path, times: tuple[float, ...]
-) -> None:
-    """Each repeat learns more than the one before; of the middle two the faster is drawn."""
-    rows = [
-        (make(Case(), time, repeat=repeat), [
-            replace(step, loss=2 * (step.loss or 0) / repeat)
-            for step in make_steps(Case(), time, 0.1)
-        ])
-        for repeat, time in enumerate(times, 1)
-    ]  # fmt: skip
-    report = report_on(tmp_path, rows)
-    drawn = take(report, "loss-curve")[0][1]["loss"]
-    losses = [step.loss for step in rows[times.index(11.0)][1]]
-    assert drawn.mean() == pytest.approx(np.mean(losses), rel=0.05)
-
-
 def test_files_are_written_and_say_what_they_show(
     planted: Folders, tmp_path: Path, report: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned = {f.sketch.name for f in plan_figures(build(read_sweeps([planted["quick"]])))}
-    assert planned == {"images-per-s", "memory", "loss-curve"}
+    assert planned == {"images-per-s", "loss-curve"}
     some = {"images-per-s", "loss-curve"}  # lines, and several series
     monkeypatch.setattr(Report, "figures", tuple(some))
     code, _, _ = report(planted["quick"], "--figures", tmp_path / "f", "-o", tmp_path / "r.txt")
