@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from bench.limits import MIN_REPEATS
@@ -29,7 +28,6 @@ from bench.render.table import NOTHING, Cell, Level, name_case, name_spread, rem
 from bench.store.rows import group
 from bench.study.axes import (
     MACHINE,
-    Machines,
     name_setting,
     name_value,
     order_values,
@@ -40,7 +38,6 @@ from bench.study.quantities import QUANTITIES, is_number
 from bench.study.runs import Result
 from bench.text import GIB, count, write_number
 
-FEW_AXES = 3  # most columns of axes with which the overview has room for the memory saved
 MOST_DOWN = 2  # axes beside precision and loss scale that have a column each, not one for all
 MOST_ACROSS = 5  # columns of 15 characters that fit beside the names of the rows
 
@@ -55,67 +52,53 @@ column left no room for loss and memory in a width of 100."""
 # ------------------------------------------------------------------------------------- the pivot
 
 
-class _Line(NamedTuple):
-    """A row of a pivot: any of its settings, and each by its value of the axis across."""
-
-    first: Result
-    held: dict[Any, Setting]
-
-
 class _Pivot(NamedTuple):
     across: str  # the axis of the columns
     down: list[str]  # those of the rows
-    lines: list[_Line]
+    lines: list[dict[Any, Setting]]  # the settings of each row, by value of the axis across
 
 
 def _pivot(found: ReportData) -> _Pivot | None:
     """Return the settings as a pivot; None if no axis has few values, a cell would hold two
     settings, or the rows are to be grouped by an axis."""
-    settings = [] if found.by else found.settings
+    settings = [] if found.by or len(list_places(found)) > MOST_PLACES else found.settings
     for across in ("batch_size", "precision"):
         values = {getattr(setting.best, across) for setting in settings}
-        if not 1 < len(values) <= MOST_ACROSS:
-            continue
         down = [axis for axis in found.order if axis in found.varying and axis != across]
-        lines: dict[tuple[Any, ...], _Line] = {}
-        for setting in settings:
-            key = tuple(take_value(setting.best, axis) for axis in down)
-            line = lines.setdefault(key, _Line(setting.best, {}))
-            if line.held.setdefault(getattr(setting.best, across), setting) is not setting:
-                return None
-        if len(lines) > 1 or len(values) > 2:
-            return _Pivot(across, down, list(lines.values()))
+        lines: dict[tuple[Any, ...], dict[Any, Setting]] = {}
+        for one in settings:
+            lines.setdefault(_place(one.best, down), {})[getattr(one.best, across)] = one
+        if 1 < len(values) <= MOST_ACROSS and (len(lines) > 1 or len(values) > 2):
+            whole = sum(map(len, lines.values())) == len(settings)
+            return _Pivot(across, down, [*lines.values()]) if whole else None
     return None
 
 
+def _place(case: Result, axes: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(take_value(case, axis) for axis in axes)
+
+
 def _tabulate_times(found: ReportData) -> Iterator[Sheet]:
-    if len(list_places(found)) > MOST_PLACES:
-        return
     if (pivot := _pivot(found)) is None:
-        cases = [setting.best for setting in found.settings]
-        yield _lay_out_cases(found, cases, f"Results: {count(len(cases), 'setting')}")
+        if len(list_places(found)) <= MOST_PLACES:
+            cases = [setting.best for setting in found.settings]
+            yield _lay_out_cases(found, cases, f"Results: {count(len(cases), 'setting')}")
         return
-    compared = False
 
     def write(setting: Setting) -> Cell:
-        nonlocal compared
         row = setting.best
         time = time_cell(row, spread=False)
-        text = time.text
-        if setting.timed and not row.trusted:
-            text += WARNED
+        text = time.text + WARNED * (setting.timed and not row.trusted)
         # one run on a CPU says no ratio: what else it does changes the time
         alone = row.device == "cpu" and row.repeats < MIN_REPEATS
         if setting.timed and is_number(row.speedup) and not alone:
             text += f" · {write_ratio(row.speedup)}×"
-            compared = True
         return Cell(text, time.value, time.estimated)
 
-    sheet = _lay_out(found, pivot, "", write)
-    doubted = any(s.timed and not s.best.trusted for s in found.settings)
-    title = f"Epoch time (s){' · speed-up over fp32' * compared}"
-    notes = _explain_precisions(found)
-    yield replace(sheet, title=f"{title}{f' ({WARNED} has a warning)' * doubted}", notes=notes)
+    texts = "".join(write(setting).text for setting in found.settings)
+    title = "Epoch time (s)" + " · speed-up over fp32" * ("×" in texts)
+    title += f" ({WARNED} has a warning)" * (WARNED in texts)
+    yield replace(_lay_out(found, pivot, title, write), notes=_explain_precisions(found))
 
 
 def _explain_precisions(found: ReportData) -> list[str]:
@@ -126,7 +109,7 @@ def _explain_precisions(found: ReportData) -> list[str]:
 
 
 def _tabulate_costs(found: ReportData) -> Iterator[Sheet]:
-    if len(list_places(found)) > MOST_PLACES or (pivot := _pivot(found)) is None:
+    if (pivot := _pivot(found)) is None:
         return
     real = any(setting.best.dataset != "synthetic" for setting in found.settings)
     ends = ("test_accuracy", "train_loss") if real else ()
@@ -134,18 +117,14 @@ def _tabulate_costs(found: ReportData) -> Iterator[Sheet]:
     learnt = next(known, "")
 
     def write(setting: Setting) -> Cell:
-        row = setting.best
-        if not is_number(row.memory_bytes):
+        memory, end = setting.best.memory_bytes, setting.find_learnt(learnt) if learnt else None
+        if not is_number(memory):
             return Cell(NOTHING)
-        text = f"{row.memory_bytes / GIB:#.3g}"
-        end = setting.find_learnt(learnt) if learnt else None
-        text += f" · {QUANTITIES[learnt].write(end)}" if end is not None else ""
-        return Cell(text, row.memory_bytes)
+        text = f" · {QUANTITIES[learnt].write(end)}" if end is not None else ""
+        return Cell(f"{memory / GIB:#.3g}{text}", memory)
 
-    title = "Peak memory (GiB)"
-    if learnt:
-        title += f" · {QUANTITIES[learnt].title} after the epoch"
-    yield _lay_out(found, pivot, title, write)
+    more = f" · {QUANTITIES[learnt].title} after the epoch" if learnt else ""
+    yield _lay_out(found, pivot, f"Peak memory (GiB){more}", write)
 
 
 def _lay_out(
@@ -154,45 +133,41 @@ def _lay_out(
     """Return a pivot as a table, without the rows in which nothing is written."""
     across, down, lines = pivot
     headings = [axis for axis in down if axis in HEADINGS]
-    values = order_values(across, (value for line in lines for value in line.held))
-    cells = {id(s): write(s) for line in lines for s in line.held.values()}
+    values = order_values(across, (value for line in lines for value in line))
 
-    def say(value: Any) -> Callable[[_Line], Cell]:
-        return lambda line: cells[id(line.held[value])] if value in line.held else Cell(NOTHING)
+    def take(line: dict[Any, Setting]) -> Result:
+        return next(iter(line.values())).best
 
-    def name(line: _Line) -> str:
-        return name_values(line.first, headings, found.machines)
+    def say(value: Any) -> Callable[[dict[Any, Setting]], Cell]:
+        return lambda line: write(line[value]) if value in line else Cell(NOTHING)
 
     own = [axis for axis in down if axis not in headings]
     others = [axis for axis in own if axis not in ("precision", "loss_scale")]
-    if len(others) > MOST_DOWN:
-        own = [axis for axis in own if axis not in others]
-    beside: Column[_Line] = Column(
+    others = others if len(others) > MOST_DOWN else []
+    beside: Column[dict[Any, Setting]] = Column(
         "with", "with", "what else is set; empty where nothing is",
-        lambda line: name_case(line.first, others), wrap=True,
+        lambda line: name_case(take(line), others), wrap=True,
     )  # fmt: skip
-    told = [one for one in lines if any(cells[id(s)].text != NOTHING for s in one.held.values())]
-    rows, groups = join((name(alike[0]), alike) for alike in group(told, name))
-    first = "batch size " if across == "batch_size" else ""
-    return Sheet(
-        title,
-        [
-            *(axis_column(axis, found.machines, lambda line: line.first) for axis in own),
-            *([beside] if len(others) > MOST_DOWN else []),
-            *(Column(f"{across}_{value}", f"{first}{value}", f"{across.replace('_', ' ')} {value}",
-                     say(value), number=False)
-              for value in values),
-        ],
-        rows,
-        groups=groups,
-    )  # fmt: skip
-
-
-def name_values(row: Result, axes: Sequence[str], machines: Machines) -> str:
-    """Name the values of some axes, the machine among them, as a heading."""
-    return " · ".join(
-        name_setting(axis, name_value(axis, take_value(row, axis), machines)) for axis in axes
+    told = [line for line in lines if any(write(one).text != NOTHING for one in line.values())]
+    rows, groups = join(
+        (_name_values(found, take(part[0]), headings), part)
+        for part in group(told, lambda line: _place(take(line), headings))
     )
+    first = "batch size " if across == "batch_size" else ""
+    columns = [
+        *(axis_column(axis, found.machines, take) for axis in own if axis not in others),
+        *([beside] if others else []),
+        *(Column(f"{across}_{value}", f"{first}{value}", f"{across.replace('_', ' ')} {value}",
+                 say(value), number=False)
+          for value in values),
+    ]  # fmt: skip
+    return Sheet(title, columns, rows, groups=groups)
+
+
+def _name_values(found: ReportData, row: Result, axes: Sequence[str]) -> str:
+    """Name the values of some axes, the machine among them, as a heading."""
+    named = ((axis, name_value(axis, take_value(row, axis), found.machines)) for axis in axes)
+    return " · ".join(name_setting(axis, text) for axis, text in named)
 
 
 # ---------------------------------------------------------------------------------- many networks
@@ -202,17 +177,13 @@ def _tabulate_places(found: ReportData) -> Iterator[Sheet]:
     places = list_places(found)
     if len(places) <= MOST_PLACES:
         return
-    rows = [
-        (place, setting)
-        for place in places
-        if (setting := place.chosen or place.lowest) is not None
-    ]
+    chosen = [(place, place.chosen or place.lowest) for place in places]
+    rows = [(place, setting) for place, setting in chosen if setting is not None]
 
     def name(pair: tuple[Place, Setting]) -> str:
-        place, _ = pair
-        machine = found.machines[place.machine]
-        network = f"{place.key[2]}{name_data(place.key[3])}"
-        return f"{network} · {machine}" if len(found.machines) > 1 else network
+        key = pair[0].key
+        where = f" · {found.machines[pair[0].machine]}" if len(found.machines) > 1 else ""
+        return f"{key[2]}{name_data(key[3])}{where}"
 
     def take(pair: tuple[Place, Setting]) -> Result:
         return pair[1].best
@@ -243,98 +214,46 @@ def _tabulate_cases(found: ReportData) -> Iterator[Sheet]:
 
 
 def _lay_out_cases(found: ReportData, cases: Sequence[Result], title: str) -> Sheet:
-    """Return the table of some cases, a row each, with all that was measured of it."""
-    order, machines = found.order, found.machines
-    word = "synthetic " if all(case.dataset == "synthetic" for case in cases) else ""
-    seconds = [case.start_time_s for case in cases if is_number(case.start_time_s)]
-    slow = seconds and max(seconds) > max(2 * min(seconds), min(seconds) + 1)
-    headings = _choose_headings(cases, order, found.by)
-    cases = sort_cases(cases, headings)
-    columns = [axis for axis in order if axis not in headings] or ["precision", "batch_size"]
+    """Return the table of some cases, a row each, with all that was measured of it: under the axis
+    that they are grouped by, or else under machines, networks and files."""
+    headings = [axis for axis in found.order if axis in HEADINGS][: len(found.order) - 1]
+    headings = [found.by] if found.by in found.order else headings
+    columns = [axis for axis in found.order if axis not in headings] or ["precision", "batch_size"]
     columns = [axis for axis in columns if {getattr(c, axis, 1) for c in cases} not in _OWN]
-    several: Column[Result] = Column(
-        "global_batch", "global batch", "items of a step of the optimizer, of all GPUs together",
-        lambda row: int(row.batch_size * row.world_size), always=True,
-    )  # fmt: skip
-    time = QUANTITIES["epoch_time_s"].title
-    # the effects show these too, and the table is full
-    saved = [quantity_column("memory_saved", keep=2), quantity_column("tensors_saved", keep=1)]
+    rows, groups = join(
+        (_name_values(found, part[0], headings), part)
+        for part in group(sort_cases(cases, headings), lambda case: _place(case, headings))
+    )
     return Sheet(
         title,
         [
-            *(axis_column(axis, machines) for axis in columns),
-            *([several] if "world_size" in columns else []),
-            replace(quantity_column("epoch_time_s", always=True), label=time + name_spread(cases)),
+            *(axis_column(axis, found.machines) for axis in columns),
+            replace(quantity_column("epoch_time_s", always=True),
+                    label=QUANTITIES["epoch_time_s"].title + name_spread(cases)),
             quantity_column("images_per_s", keep=5),
             quantity_column("speedup", label="speed-up over fp32", keep=7),
             quantity_column("memory_bytes", keep=8),
-            *(saved if len(columns) <= FEW_AXES else []),
-            quantity_column("train_loss", label=f"{word}loss", keep=8),
-            quantity_column("train_accuracy", label=f"{word}accuracy", keep=3),
-            quantity_column("test_accuracy", label=f"{word}test accuracy", keep=6),
+            quantity_column("memory_saved", keep=2),
+            quantity_column("train_loss", label="loss", keep=8),
+            quantity_column("train_accuracy", label="accuracy", keep=3),
+            quantity_column("test_accuracy", label="test accuracy", keep=6),
             quantity_column("overflow_steps", keep=6),
             quantity_column("energy_per_epoch_j", keep=4),
             Column("start_time_s", "start-up (s)",
                    "set-up, and the slowest first steps of all repeats",
-                   lambda row: row.start_time_s if slow else None,
-                   write=write_number, better="lower", keep=3),
+                   lambda row: row.start_time_s, write=write_number, better="lower", keep=3),
             Column("remarks", "remarks", "what to know before believing the row",
                    lambda row: remarks(row, found.below), wrap=True),
         ],
-        cases,
+        rows,
         _explain_precisions(found),
-        groups=_find_groups(cases, order, headings, machines),
-        empty=_EMPTY,
+        groups=groups,
+        empty=(NOTHING, "", "0"),
     )  # fmt: skip
 
 
-_EMPTY = (NOTHING, "", "0")
-
 _OWN = ({OWN}, {0})
 """What a command without placeholders for them has as precision and batch size."""
-
-
-def _choose_headings(cases: Sequence[Result], order: Sequence[str], by: str) -> tuple[str, ...]:
-    """Choose the axes shown once above their rows: ``by``, or else machines, networks and files. At
-    least one axis is left for the columns."""
-    if by in order:
-        return (by,)
-    headings = [axis for axis in order if axis in HEADINGS][: len(order) - 1]
-    # axes that are constant under each heading become part of it
-    held = tuple(headings)
-    parts = group(cases, lambda case: _place(case, held))
-    for axis in order if headings else ():
-        alike = all(len({take_value(case, axis) for case in part}) == 1 for part in parts)
-        if alike and axis not in headings and axis not in ("precision", "batch_size"):
-            headings.append(axis)
-    return tuple(headings)
-
-
-def _place(case: Result, axes: Sequence[str]) -> tuple[Any, ...]:
-    return tuple(take_value(case, axis) for axis in axes)
-
-
-def _find_groups(
-    cases: Sequence[Result], order: Sequence[str], headings: Sequence[str], machines: Machines
-) -> dict[int, str]:
-    """Return where groups of rows begin, and their headings. Without headings, rows are grouped by
-    as many leading axes as leave at least three rows a group on average."""
-    if headings:
-        return _find_starts(cases, headings, machines)
-    found: dict[int, str] = {}
-    for depth in range(1, len(order)):
-        starts = _find_starts(cases, order[:depth], machines)
-        if depth > 1 and len(cases) < 3 * len(starts):
-            break
-        found = starts
-    return dict.fromkeys(found, "")
-
-
-def _find_starts(
-    cases: Sequence[Result], leading: Sequence[str], machines: Machines
-) -> dict[int, str]:
-    parts = (list(part) for _, part in groupby(cases, lambda case: _place(case, leading)))
-    return join((name_values(part[0], leading, machines), part) for part in parts)[1]
 
 
 def _tabulate_reached(found: ReportData) -> Iterator[Sheet]:

@@ -43,7 +43,7 @@ from bench.render.table import (
 )
 from bench.study.axes import Filter
 from bench.study.sweeps import Sweep
-from bench.text import count, join_words, name_first
+from bench.text import count, name_first
 
 SECTIONS: tuple[Section, ...] = (
     PLACES,
@@ -123,27 +123,15 @@ class Report(ReportData):
 
     @cached_property
     def outcomes(self) -> str:
-        """The numbers of cases, of their runs and of published cases, and how the cases ended: OK
-        first, then the most frequent. If there are only probes, as `bench.fit` leaves them, what
-        they found."""
-        if not self.results and self.searches:
-            known = sum(search.wall.confirmed for search in self.searches)
-            made = f"{count(len(self.probes), 'probe')} of {count(len(self.searches), 'setting')}"
-            confirmed = f"the largest batch size is confirmed for {known or 'none'}"
-            return f"{made}; {confirmed}. No case was timed."
+        """The numbers of cases and of their runs, and how the cases ended: OK first, then the most
+        frequent."""
         if not self.runs:
             return "No run has ended here yet."
-        ends = (outcome(row.status, inferred=bool(row.inferred)) for row in self.results)
-        counts = Counter(ends)
-        ordered = sorted(counts.items(), key=lambda pair: (pair[0] != Status.OK.value, -pair[1]))
+        ends = Counter(outcome(row.status, bool(row.inferred)) for row in self.results)
+        ordered = sorted(ends.items(), key=lambda pair: (pair[0] != Status.OK.value, -pair[1]))
         said = ", ".join(f"{number:,} {end}" for end, number in ordered) or "none"
-        own = [row for row in self.results if row.kind != "published"]
-        published = len(self.results) - len(own)
-        there = [count(published, "published case")] if published else []
-        if own or not published:
-            runs = count(sum(row.runs for row in own), "run")
-            there.insert(0, f"{count(len(own), 'case')} in {runs}")
-        return f"{join_words(there)}: {said}."
+        runs = count(sum(row.runs for row in self.results), "run")
+        return f"{count(len(self.results), 'case')} in {runs}: {said}."
 
     @cached_property
     def next_step(self) -> NextStep | None:
