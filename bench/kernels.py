@@ -72,23 +72,19 @@ def label_fused(name: str, vocabulary: Vocabulary) -> Label:
 def _split_names(text: str, vocabulary: Vocabulary) -> list[str]:
     """Return the distinct operations in a fused kernel's name; other words are left out."""
 
-    def find(name: str) -> str:
-        """Return the operation of this name; empty if there is none."""
-        for known in (name, name.removesuffix("_functional")):
-            if not known or known.isdigit():
-                continue
-            listed = known in _BROUGHT or known == "_to_copy" or vocabulary.free(known)
-            if listed or vocabulary.kind(known) is not Kind.OTHER:
-                return known
-        return ""
+    def is_operation(name: str) -> bool:
+        listed = name in _BROUGHT or name == "_to_copy" or vocabulary.free(name)
+        return listed or vocabulary.kind(name) is not Kind.OTHER
 
     words, names = text.split("_"), dict[str, None]()
     while words:
-        longest = range(len(words), 0, -1)
-        found = ((find("_".join(words[:end]).rstrip("_")), end) for end in longest)
-        name, end = next((one for one in found if one[0]), ("", 1))
-        names[name], words = None, words[end:]
-    names.pop("", None)
+        for end in range(len(words), 0, -1):
+            found = "_".join(words[:end]).rstrip("_")
+            name = next(filter(is_operation, (found, found.removesuffix("_functional"))), "")
+            if name and not name.isdigit():
+                names[name] = None
+                break
+        words = words[end:]
     # views and constants move nothing
     return [n for n in names if not vocabulary.free(n)] or list(names)
 
@@ -127,7 +123,7 @@ def label_kernel(name: str, vocabulary: Vocabulary) -> Label:
     if is_fused(name):
         return label_fused(name, vocabulary)
     kind = next((kind for part, kind in _KERNELS.items() if part in name), Kind.OTHER)
-    return Label(kind, _split_kernel(name)[0].partition(" (")[0])
+    return Label(kind, re.split(r"<| \(", shorten_kernel(name), maxsplit=1)[0])
 
 
 LONGEST = 200
@@ -152,7 +148,7 @@ def shorten_kernel(name: str) -> str:
 
     Templates are long and say little: in CUTLASS the first word says all, and in torch's
     elementwise kernels a nested word names the function that runs. Number formats are left out, and
-    a word that names a tensor-core operation is always kept.
+    a word that names a tensor-core operation comes first. A mangled name stays as it is.
 
     >>> shorten_kernel("void at::native::vectorized_elementwise_kernel<8, at::native::FillFunctor"
     ...                "<c10::Half>, std::array<char*, 1ul> >(int, at::native::FillFunctor)")
@@ -160,51 +156,14 @@ def shorten_kernel(name: str) -> str:
     >>> shorten_kernel("void cudnn::bn_bw_1C11_kernel_new<__half, float, 128, true>(float)")
     'cudnn::bn_bw_1C11_kernel_new'
     """
-    head, words = _split_kernel(name)
-    told = [word for word in dict.fromkeys(words) if not _DULL.fullmatch(word)]
-    kept = told[:MOST_WORDS]
-    if not any(map(_TENSOR_OPERATION.search, kept)):
-        kept += [word for word in told[MOST_WORDS:] if _TENSOR_OPERATION.search(word)][:1]
-    short = f"{head}<{', '.join(kept)}>" if kept else head
-    return short if len(short) <= LONGEST else f"{short[: LONGEST - 1]}…"
-
-
-def _split_kernel(name: str) -> tuple[str, list[str]]:
-    """Return a kernel's name without templates and arguments, and its template words."""
-    if name.startswith("_Z"):
-        return _split_mangled(name)
     plain = re.sub(r"\(anonymous namespace\)::|\{lambda[^{}]*\}", "", name.removeprefix("void "))
     # parentheses after a space hold no arguments: Memcpy HtoD (Pageable -> Device)
-    head = re.split(r"<|(?<! )\(", plain, maxsplit=1)[0].strip()
-    inside, depth = "", 0
-    for part in re.split(r"([<>])", plain[len(head) :]):
-        depth += {"<": 1, ">": -1}.get(part, 0)
-        inside += part
-        if depth <= 0 and part == ">":
-            break
+    head = re.split(r"<|(?<! )\(", plain, maxsplit=1)[0].strip() or name
+    inside = plain[len(head) :]
     while (less := re.sub(r"\([^()]*\)", "", inside)) != inside:
         inside = less
     # the name of something defined in an operator() comes before it
     words = re.findall(r"\b[A-Za-z_]\w*(?=(?:::(?:operator)?)*[^\w:])", inside)
-    return head or name, words
-
-
-_MANGLED = re.compile(r"L\w\d+E|S[\dA-Z]*_|T\d*_|(\d+)")
-
-
-def _split_mangled(name: str) -> tuple[str, list[str]]:
-    """Split a mangled name likewise, by the rules of the Itanium C++ ABI: an identifier follows its
-    length; one that is directly followed by another is its namespace."""
-    head: list[str] = []
-    words: list[str] = []
-    at, closed = 2, False
-    while found := _MANGLED.search(name, at):
-        at = found.end()
-        if found[1]:
-            word, at = name[at : at + int(found[1])], at + int(found[1])
-            if not closed:
-                head.append(word)
-                closed = not name[at : at + 1].isdigit()
-            elif not name[at : at + 1].isdigit():
-                words.append(word)
-    return "::".join(head) or name, words
+    told = [word for word in dict.fromkeys(words) if not _DULL.fullmatch(word)]
+    told.sort(key=lambda word: not _TENSOR_OPERATION.search(word))
+    return f"{head}<{', '.join(told[:MOST_WORDS])}>"[:LONGEST] if told else head[:LONGEST]

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,14 +19,11 @@ from bench.asv.site import ASSETS, fetch_assets, stand_alone
 from bench.errors import UsageError
 from bench.flags import Parser, command, describe
 from bench.processes import leave
-from bench.store.reader import read_rows
-from bench.study.runs import list_runs
 from bench.study.sweeps import list_results
-from bench.text import count, last_line, name_first
+from bench.text import last_line
 
 CONFIG = Path("asv.conf.json")
 INDEX = Path(__file__).with_name("report") / "templates" / "index.html"
-SWEEPS = "sweeps"
 CARDS = "cards.html"
 
 
@@ -36,75 +32,53 @@ def publish(results: Path, out: Path) -> Path:
     does."""
     import jinja2
 
-    out.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(out / SWEEPS, ignore_errors=True)  # a sweep may have been removed since
-    commits = publish_commits(out / "asv")
-    paths = list_results(results)
-    sweeps = [report(path, out) for path in paths if path.is_dir()]
-    references = [report(path, out) for path in paths if path.is_file()]
-    readable = [page.source for page in (*sweeps, *references) if page.file]
-    cards = bool(readable) and _write_page("cards", readable, out / CARDS) == ""
+    shutil.rmtree(out / "sweeps", ignore_errors=True)  # a sweep may have been removed since
+    (out / "sweeps").mkdir(parents=True)
+    tracked = publish_commits(out / "asv")
+    pages, readable = [], []
+    for path in list_results(results):
+        name = path.name.removesuffix(".csv")
+        file = f"sweeps/{name}.html"
+        if failed := write_page("report", [path], out / file):
+            file = ""
+        else:
+            readable.append(path)
+        pages.append((name, file, failed))
+    cards = readable and not write_page("cards", readable, out / CARDS)
     template = jinja2.Environment(autoescape=True).from_string(INDEX.read_text("utf-8"))
-    page = template.render(
-        commits=commits, cards=CARDS if cards else None, sweeps=sweeps, references=references
-    )
+    page = template.render(tracked=tracked, cards=CARDS if cards else None, pages=pages)
     index = out / "index.html"
     index.write_text(page, encoding="utf-8")
     return index
 
 
-def publish_commits(out: Path) -> int:
-    """Have asv collate its results into ``out``, and make the site stand alone. Returns the number
-    of commits shown; 0, without a site, if nothing was tracked yet. Raises UsageError: asv or npm
-    is missing, asv fails, or a package is not the pinned one."""
+def publish_commits(out: Path) -> bool:
+    """Have asv collate its results into ``out``, and make the site stand alone. Returns whether
+    anything was tracked yet; without, there is no site. Raises UsageError: asv or npm is missing,
+    asv fails, or a package is not the pinned one."""
     if find_spec("asv") is None:
         raise UsageError("asv is not installed: pip install -e '.[asv]'")
     from asv.config import Config
     from asv.results import iter_results
 
-    config = Config.load()
-    commits = {result.commit_hash for result in iter_results(config.results_dir)}
-    if not commits:
-        print("asv has no results yet; `asv run` makes them")
-        return 0
+    if not any(iter_results(Config.load().results_dir)):
+        return False
     assets = fetch_assets(json.loads(ASSETS.read_text()))
     command = [sys.executable, "-m", "asv", "publish", "--no-pull", "--html-dir", str(out)]
     asv = subprocess.run(command, capture_output=True, text=True, check=False)
     if asv.returncode:
         raise UsageError(f"asv publish failed: {last_line(asv.stdout + asv.stderr)}")
     stand_alone(out, assets)
-    return len(commits)
+    return True
 
 
-@dataclass(frozen=True)
-class Page:
-    """A report on the index; ``file`` is None if there is none, and ``note`` says why."""
-
-    source: Path
-    name: str
-    file: str | None
-    note: str
-
-
-def report(source: Path, out: Path) -> Page:
-    """Write the HTML report of one sweep into ``out``; a sweep without a report is not an error."""
-    name = source.name.removesuffix(".csv")
-    file = Path(SWEEPS) / f"{name}.html"
-    (out / file).parent.mkdir(exist_ok=True)
-    if failed := _write_page("report", [source], out / file):
-        return Page(source, name, None, f"no report: {failed}")
-    runs = list_runs(read_rows(source))
-    devices = ", ".join(dict.fromkeys(run.gpu or "CPU" for run in runs))
-    return Page(source, name, file.as_posix(), f"{devices}; {count(len(runs), 'record')}")
-
-
-def _write_page(command: str, sources: Sequence[Path], file: Path) -> str:
+def write_page(command: str, sources: Sequence[Path], file: Path) -> str:
     """Write a command's page about some sweeps. Returns why there is none, or an empty text."""
     words = ["-m", f"bench.{command}", *map(str, sources), "--format", "html", "-o", str(file)]
     answer = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
     failed = last_line(answer.stderr) if answer.returncode else ""
     if failed:
-        print(f"{name_first([str(source) for source in sources], 1)}: no {command}: {failed}")
+        print(f"{sources[0]}: no {command}: {failed}")
     return failed
 
 

@@ -38,8 +38,7 @@ _NETWORK = "network"
 _MARK = "bench::"
 
 _WAITS = frozenset(
-    f"{prefix}{name}"
-    for prefix in ("cuda", "hip")
+    f"cuda{name}"
     for name in ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize", "Memcpy")
 ) | {"cuStreamSynchronize", "cuCtxSynchronize", "cuEventSynchronize"}
 """Calls that return to the host once the GPU has finished its queued work."""
@@ -263,18 +262,12 @@ def _read_gpu(view: _View) -> Timeline:
         raise ValueError("the profiler saw no kernel; it needs CUPTI, and the right to use it")
     operators = {e.arguments.get("External id"): e for e in trace.operators}
     launches = {e.arguments.get("correlation"): e for e in trace.calls}
-    threads: dict[tuple[Any, Any], list[Event]] = {}
-    for event in trace.operators:  # sorted by start
-        threads.setdefault(event.thread, []).append(event)
     work: dict[Label, Timed] = {}
     owners: dict[Label, set[int]] = {}
     spans = [(e.start, e.end) for e in kernels]
     for kernel, exclusive_s in zip(kernels, divide_overlaps(spans), strict=True):
         launch = launches.get(kernel.arguments.get("correlation"))
-        caller = operators.get(kernel.arguments.get("External id")) or (
-            _find_around(threads.get(launch.thread, []), launch.start) if launch else None
-        )
-        owner = view.find_owner(caller)
+        owner = view.find_owner(operators.get(kernel.arguments.get("External id")))
         if owner is not None and not is_fused(kernel.name):
             label = view.label(owner)
             owners.setdefault(label, set()).add(id(owner))
@@ -294,15 +287,6 @@ def _read_gpu(view: _View) -> Timeline:
     drained = [gap for gap in gaps if _ends_within(waits, gap)]
     waiting = _length(drained) - _overlap(drained, view.inputs)
     return Timeline(1, end - window.start, _length(busy), wanting, waiting, work)
-
-
-def _find_around(operators: Sequence[Event], moment: float) -> Event | None:
-    """Return the innermost operator that runs at ``moment``; None between operators."""
-    at = bisect_right(operators, moment, key=lambda e: e.start)
-    event = operators[at - 1] if at else None
-    while event is not None and event.end < moment:
-        event = event.parent
-    return event
 
 
 def _ends_within(waits: Sequence[tuple[float, float]], gap: Span) -> bool:
