@@ -143,7 +143,7 @@ TAMPERINGS: dict[str, tuple[str, Callable[[Folder], None]]] = {
     "a lower loss": ("learning", lambda f: scale(f.row, 0.9, "train_loss")),
     "a curve lowered as a whole": ("curve", lower_losses),
     "more FLOP everywhere": ("work", count_more_work),
-    "an error of fp16 in fp32": ("proof", lambda f: f.fp32.update(conv_error="3.6e-4")),
+    "fp16 in fp32": ("proof", lambda f: f.fp32.update(arithmetic="float16")),
     "other images": ("data", change_all(dataset_fingerprint="0123456789abcdef")),
 }
 
@@ -195,17 +195,6 @@ def test_another_start_may_have_another_loss(copy: Path) -> None:
     assert find_faults(copy)["curve"] == []
 
 
-@pytest.mark.parametrize("workload", ["images", "mine:digits"])
-def test_only_a_users_data_are_drawn_as_its_loader_does(workload: str, copy: Path) -> None:
-    folder = Folder(copy)
-    lower_losses(folder)
-    for row in folder.records:
-        row.update(workload=workload)
-    folder.row.update(loader="torch")
-    folder.write()
-    assert bool(find_faults(copy)["curve"]) is (workload == "images")
-
-
 def test_every_check_has_a_tampering_that_it_finds() -> None:
     assert {name for name, _ in TAMPERINGS.values()} == {"schema", *(c.name for c in CLAIMS)}
 
@@ -248,13 +237,10 @@ def test_json_has_every_check_and_no_folder_is_a_usage_error(
 
 
 def test_what_identifies_a_machine_is_named(capsys: pytest.CaptureFixture[str], copy: Path) -> None:
-    config = copy / "config.json"
-    config.write_text(config.read_text().replace("--data-dir data", "--data-dir /home/ada/images"))
     assert main([str(copy)]) == 0
     (line,) = (one for one in capsys.readouterr().out.splitlines() if "discloses" in one)
     assert "host vm; gpu_uuid GPU-53dc75af-" in line
     assert "variables NCCL_VERSION=2.28.3-1" in line
-    assert "paths in config.json: /home/ada/images" in line
 
 
 def test_what_there_is_nothing_to_check_of_does_not_pass(

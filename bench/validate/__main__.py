@@ -34,7 +34,6 @@ def build_parser() -> Parser:
     add = parser.add_argument
     add("folders", nargs="+", type=Path, metavar="FOLDER", help="a sweep's folder or records file")
     add("--format", default="text", metavar="FORMAT", help="text or json (default: text)")
-    add("--full", action="store_true", help="print every fault, not the first three of a check")
     return parser
 
 
@@ -46,18 +45,17 @@ def main(argv: Sequence[str]) -> int:
     for folder in given.folders:
         find_records(folder)
     results = [validate(folder) for folder in given.folders]
-    print(write(results, given.full))
+    print(write(results))
     return int(any(check["result"] == FAULT for found in results for check in found["checks"]))
 
 
-def _write(result: dict[str, Any], full: bool) -> str:
+def _write(result: dict[str, Any]) -> str:
     lines = [f"{result['folder']}: {result['subject']}".rstrip(": ")]
     for check in result["checks"]:
         lines.append(f"  {check['result']:<6} {check['name']:<12} {check['shows']}")
-        faults = check["faults"] if full else check["faults"][:MOST_FAULTS]
-        lines += [f"{'':21} {fault}" for fault in faults]
-        if more := len(check["faults"]) - len(faults):
-            lines.append(f"{'':21} and {more} more; --full prints them")
+        lines += [f"{'':21} {fault}" for fault in check["faults"][:MOST_FAULTS]]
+        if (more := len(check["faults"]) - MOST_FAULTS) > 0:
+            lines.append(f"{'':21} and {more} more; --format json has them")
         if check["result"] == KNOWN:
             lines.append(f"{'':21} known: {check['reason']}")
     if result["gives_away"]:
@@ -67,9 +65,9 @@ def _write(result: dict[str, Any], full: bool) -> str:
     return "\n".join([*lines, f"{count(ends.total(), 'check')}: {said}."])
 
 
-FORMATS: dict[str, Callable[[list[dict[str, Any]], bool], str]] = {
-    "text": lambda results, full: "\n\n".join(_write(result, full) for result in results),
-    "json": lambda results, full: json.dumps(results, indent=2),
+FORMATS: dict[str, Callable[[list[dict[str, Any]]], str]] = {
+    "text": lambda results: "\n\n".join(map(_write, results)),
+    "json": lambda results: json.dumps(results, indent=2),
 }
 
 
