@@ -16,7 +16,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +35,11 @@ from bench.executors import Images
 from bench.flags import join_flags
 from bench.gpu.nvml import Card
 from bench.processes import stop_signals
-from bench.record import Environment, Outcome, Record, Status
+from bench.record import Environment, Outcome, Status
 from bench.store.reader import read_records
 from bench.store.table import RECORDS
 from bench.sweep import __main__ as sweep
-from bench.sweep import loop, preview, threads
+from bench.sweep import preview, threads
 from tests.planted.records import ROOT
 
 HERE = Path(__file__).parent
@@ -133,15 +132,13 @@ def test_nothing_measured_is_a_failure(out: Path, status: str, rc: int) -> None:
 
 
 def test_a_dry_run_says_how_many_runs_there_are_to_make(out: Path, capsys: Capture) -> None:
-    """Fewer than three where nobody asked and the clock says so; those that are there count."""
+    """Those that are there count."""
     run(out, "8", "--fraction", "0.1", "--repeats", "2")
     capsys.readouterr()
     flags = [*FP32, "8", "16", "--out", str(out), "--dry-run"]
-    fewer = "; fewer where the repeats would take more than 5 minutes, unless --repeats 3 is given"
     thrice = "7 of 2 cases, each 3 times, and the first once more at the end; 2 already in --out"
     for more, said in (
-        (["--fraction", "0.1"], thrice + fewer),
-        (["--fraction", "0.1", "--repeats", "3"], thrice),
+        (["--fraction", "0.1"], thrice),
         ([], "2 of 2 cases, each once"),
     ):
         assert sweep.main([*flags, *more]) == 0
@@ -256,29 +253,6 @@ def test_a_dry_run_asks_for_the_card_and_its_memory(monkeypatch: Patch, capsys: 
 
 
 # ------------------------------------------------------------------------------ skip, retry, resume
-
-
-@pytest.mark.parametrize(("run_s", "lanes", "repeats"), [(10, 1, 3), (160, 1, 1), (160, 2, 2)])
-def test_repeats_that_nobody_asked_for_take_five_minutes_at_most(
-    run_s: int, lanes: int, repeats: int, out: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
-    """Two cases: a pass takes twice as long as a run, or as long on two lanes."""
-    begun = datetime(2026, 1, 1, tzinfo=UTC)
-    ended = begun + timedelta(0, run_s)
-    times = {"started_at": begun.isoformat(), "finished_at": ended.isoformat()}
-    monkeypatch.setattr(loop, "Record", lambda **values: Record(**values | times))
-    flags = ["8", "16", "--fraction", "0.1"]
-    flags += ["--lanes", str(lanes)] if lanes > 1 else []
-    frame = run(out, *flags)
-    assert len(frame) == 2 * repeats + (repeats > 1)
-    said = capsys.readouterr().err
-    assert ("not 3 times: one more pass over the cases would take" in said) == (repeats < 3)
-    assert ("--repeats 3 runs them all" in said) == (repeats < 3)
-    assert repeats == 1 or f"[{len(frame)}/{len(frame)}] " in said, "the count is of what runs"
-    assert json.loads((out / "config.json").read_text())["repeats"] == repeats
-    assert len(run(out, *flags)) == len(frame), "nor are they made when it goes on"
-    frame = run(out, *flags, "--repeats", "3")
-    assert (~frame["sentinel"]).sum() == 6, "those that are asked for all run"
 
 
 def test_with_until_repeats_go_where_the_time_is_not_known(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice, takewhile
 
 from bench.case import Case
@@ -11,8 +11,7 @@ from bench.record import Outcome, Record, Status
 from bench.store.plans import find_width, is_known
 from bench.store.rows import LatestAttempt, Run
 from bench.sweep.loop import Loop
-from bench.sweep.schedule import Losses, OomSkips, Pace
-from bench.text import read_time
+from bench.sweep.schedule import Losses, OomSkips
 from bench.worker.messages import Job, Lane
 
 _FAILED = (Status.ERROR, Status.KILLED, Status.TIMEOUT, Status.LOST)
@@ -37,21 +36,15 @@ class Grid:
     ) -> None:
         self.loop = loop
         self.ended = Counter[Status]()
-        self._runs, self._expected = deque(runs), len(runs)
+        self._runs, self.asked = deque(runs), len(runs)  # how many are to be made
         self._attempts = Counter({run: past.attempt for run, past in before.items()})
         self._skips = skips
         self._times = {case: list(of) for case, of in times.items()}
-        self._limit: tuple[Pace, Callable[[Pace], int]] | None = None
         self._losses = Losses()
         self._ran = Counter[tuple[Case, str]]()  # how often a case ran on a lane
         self.running = 0  # runs that were taken and have not ended
         # the lane of each run, for its sentinel; on several GPUs, the lane of the first
         self._lanes = {run: _name_first(past.lane) for run, past in before.items()}
-
-    def limit_repeats(self, pace: Pace, limit: Callable[[Pace], int]) -> None:
-        """Before the first repeat, call ``limit`` to decide how often each case is to run. It gets
-        ``pace``, to which the times of first runs are added as they end."""
-        self._limit = (pace, limit)
 
     @property
     def left(self) -> bool:
@@ -59,7 +52,7 @@ class Grid:
 
     @property
     def waiting(self) -> int:
-        return self._expected - self.ended.total()
+        return self.asked - self.ended.total()
 
     @property
     def measured(self) -> bool:
@@ -68,10 +61,6 @@ class Grid:
 
     def take(self, lane: Lane, idle: Sequence[Lane]) -> Job | None:
         """Return the next run. A sentinel comes last, if possible on the lane of its first run."""
-        if self._limit and self._runs and _is_repeat(self._runs[0]):
-            pace, limit = self._limit
-            most, self._limit = limit(pace), None
-            self._keep([run for run in self._runs if run[1] <= most and (most > 1 or not run[2])])
         if not self._runs:
             return None
         run = self._choose(lane)
@@ -89,11 +78,6 @@ class Grid:
         return Job(
             case, repeat=repeat, sentinel=sentinel, attempt=self._attempts[run], smaller=smaller
         )
-
-    def _keep(self, runs: Sequence[Run]) -> None:
-        fewer = len(self._runs) - len(runs)
-        self.loop.display.leave_out(fewer)
-        self._runs, self._expected = deque(runs), self._expected - fewer
 
     def _choose(self, lane: Lane) -> Run:
         """Choose the next run: of the same repeat, the case that ran least often on this lane;
@@ -120,10 +104,10 @@ class Grid:
             times = self._times.setdefault(case := job.run[0], [])
             times.append(time)
             if is_known(case, times):
-                self._keep([r for r in self._runs if r[0] != case or r[1] == 1])
-        if self._limit and not _is_repeat(job.run):
-            took = read_time(record.finished_at) - read_time(record.started_at)
-            self._limit[0].seconds.append(took)
+                kept = deque(r for r in self._runs if r[0] != case or r[1] == 1)
+                self.asked -= len(self._runs) - len(kept)
+                self.loop.display.leave_out(len(self._runs) - len(kept))
+                self._runs = kept
         if self._skips and job.smaller is None:
             self._skips.note(record.case, record.status)
         if record.status is Status.LOST and self._losses.allow(job.run, outcome):
@@ -132,11 +116,6 @@ class Grid:
         else:
             self.ended[record.status] += 1
         self._lanes[job.run] = _name_first(record.lane)
-
-
-def _is_repeat(run: Run) -> bool:
-    _, repeat, sentinel = run
-    return repeat > 1 or sentinel
 
 
 def _name_first(lane: str) -> str:

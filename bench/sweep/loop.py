@@ -149,9 +149,6 @@ class Loop:
     def show_on(self, display: Display) -> None:
         """Show the notes, once, and then all runs on ``display``."""
         self.display = display
-        self.say_notes()
-
-    def say_notes(self) -> None:
         self.say(self.notes)
         self.notes = []
 

@@ -29,13 +29,7 @@ from bench.origin import EXECUTORS
 from bench.preset import Preset, default_preset, load_config, load_preset, read_micro_batch
 from bench.record import Status
 from bench.store.plans import Shard, parse_shard
-from bench.sweep.schedule import (
-    CHEAP_FRACTION,
-    CHEAP_REPEATS,
-    CHEAP_STEPS,
-    REPEATS_S,
-    default_repeats,
-)
+from bench.sweep.schedule import CHEAP_FRACTION, CHEAP_REPEATS, CHEAP_STEPS, default_repeats
 from bench.text import count
 from bench.wall import Wall, name_family
 
@@ -60,7 +54,6 @@ class Options:
     address: str | None = None
     lanes: int | None = None  # None for the executor's default, ALL for all
     repeats: int = 1
-    repeats_given: bool = True  # if not, `schedule.Pace` may make fewer
     same_seed: bool = False
     no_skip: bool = False
     trace: bool = False
@@ -100,8 +93,7 @@ def build_parser() -> Parser:
     add_flag(what, "--config", "FILE", "your own grid of cases, a TOML file", _read_path)
     repeats = (
         f"fresh processes per case (default: 1; {CHEAP_REPEATS} with a --fraction up to "
-        f"{CHEAP_FRACTION:g} or --steps up to {CHEAP_STEPS}, fewer if the repeats take over "
-        f"{REPEATS_S / 60:g} minutes)"
+        f"{CHEAP_FRACTION:g} or --steps up to {CHEAP_STEPS})"
     )
     add_flag(what, "--repeats", "N", repeats, partial(parse_whole, least=1))
     _add_switch(
@@ -208,7 +200,6 @@ def parse_arguments(argv: Sequence[str]) -> Options:
         preset = Preset("command", "a command of one's own", ({},))
     else:
         preset = load_config(given.config) if given.config else load_preset(name)
-    given.repeats_given = given.repeats is not None
     # what a preset measures is cheap for its own settings, such as its network
     changed = any(axes.keys() & block.keys() for block in preset.grids)
     given.repeats = given.repeats or default_repeats([axes] if changed else preset.override(axes))

@@ -20,7 +20,7 @@ from bench.store.table import RECORDS
 from bench.sweep.folder import refuse_other_seeds
 from bench.sweep.options import Options, Plan
 from bench.sweep.preflight import check_without_torch
-from bench.sweep.schedule import REPEATS_S, describe_repeats, remaining_runs
+from bench.sweep.schedule import describe_repeats, remaining_runs
 from bench.text import count
 
 _SHOWN = 12  # lines of cases
@@ -72,14 +72,9 @@ def _count_runs(plan: Plan, options: Options) -> str:
     planned = plan_runs(plan.cases, repeats)
     left = remaining_runs(planned, _read_history(options), options.retry, options.no_skip)
     done = len(planned) - len(left)
-    fewer = (
-        f"; fewer where the repeats would take more than {REPEATS_S / 60:g} minutes, unless "
-        f"--repeats {repeats} is given"
-    )
     return (
         f"{len(planned):,} of {count(len(plan.cases), 'case')}, {describe_repeats(repeats)}"
         f"{f'; {done:,} already in --out' if done else ''}"
-        f"{'' if options.repeats_given or repeats == 1 else fewer}"
     )
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 
 from bench.axis import Value
 from bench.case import AXES, Case
 from bench.record import REPEATED, Outcome, Status
 from bench.store.rows import LatestAttempt, Run
-from bench.text import write_seconds
 
 MOST_LOST = 3
 """After this many losses of a run's machine, the sweep gives the run up."""
@@ -24,10 +22,6 @@ CHEAP_STEPS = 20
 
 CHEAP_REPEATS = 3
 
-REPEATS_S = 300.0
-"""Limit on the total time of default repeats, in s: a card is paid for by the second, and on a slow
-CPU a hundredth of an epoch takes minutes."""
-
 
 def default_repeats(grids: Iterable[Mapping[str, Sequence[Value]]]) -> int:
     """Return the repeats per case without ``--repeats``, from ``fraction`` and ``steps`` of all
@@ -36,7 +30,7 @@ def default_repeats(grids: Iterable[Mapping[str, Sequence[Value]]]) -> int:
     Part of an epoch predicts a whole epoch of the same run only. The speed of a shared machine
     changes in blocks of tens of seconds (72 and 119 ms a step, each steady within 3 %), so only
     repeats, spread over the sweep, predict the next run. Three runs of a fifth are still cheaper
-    than one whole epoch. `Pace` leaves out those that take too long.
+    than one whole epoch.
     """
 
     def is_cheap(axes: Mapping[str, Sequence[Value]]) -> bool:
@@ -48,52 +42,13 @@ def default_repeats(grids: Iterable[Mapping[str, Sequence[Value]]]) -> int:
     return CHEAP_REPEATS if all(map(is_cheap, grids)) else 1
 
 
-@dataclass
-class Pace:
-    """The wall times of first runs, in s, by which further passes over the cases are predicted."""
-
-    cases: int
-    lanes: int
-    seconds: list[float]
-
-    def predict(self) -> float:
-        """Predict the time of one more pass over the cases, in s; 0 if nothing has run yet."""
-        if not self.seconds:
-            return 0.0
-        return sum(self.seconds) / len(self.seconds) * self.cases / max(1, self.lanes)
-
-    def fit(self, wanted: int) -> int:
-        """Return how often each case is to run: ``wanted`` times, or fewer to meet `REPEATS_S`.
-
-        >>> Pace(2, 1, [100.0, 140.0]).fit(3), Pace(2, 1, [10.0]).fit(3), Pace(2, 1, [900]).fit(3)
-        (2, 3, 1)
-        """
-        one = self.predict()
-        return min(wanted, 1 + int(REPEATS_S / one)) if one else wanted
-
-    def describe(self, wanted: int) -> str:
-        """Say what `fit` leaves out, and the flag that runs it anyway."""
-        fits = self.fit(wanted)
-        return (
-            f"note: each case runs {write_times(fits)}, not {wanted} times: one more pass over the "
-            f"cases would take about {write_seconds(self.predict())}, and repeats that are not "
-            f"asked for take at most {write_seconds(REPEATS_S)} together; --repeats {wanted} runs "
-            "them all"
-        )
-
-
-def write_times(number: int) -> str:
-    return {1: "once", 2: "twice"}.get(number, f"{number} times")
-
-
-def describe_repeats(number: int, most: bool = False) -> str:
-    """Describe how often the cases run; with ``most``, some repeats may not be needed.
+def describe_repeats(number: int) -> str:
+    """Describe how often the cases run.
 
     >>> describe_repeats(3), describe_repeats(1)
     ('each 3 times, and the first once more at the end', 'each once')
     """
-    again = ", and the first once more at the end" if number > 1 else ""
-    return f"each {'at most ' * most}{write_times(number)}{again}"
+    return f"each {number} times, and the first once more at the end" if number > 1 else "each once"
 
 
 def choose_seed(run: Run, same_seed: bool) -> int:
