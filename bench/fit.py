@@ -58,8 +58,6 @@ def build_parser() -> Parser:
     add("--step", "N", f"{largest} ({STEP})", whole, STEP)
     free = "recommend a batch size that leaves this share of memory free"
     add("--margin", "P%", f"{free} ({100 * MARGIN:g}%%)", _parse_margin, MARGIN)
-    runs = "make at most N probes per search; the same command continues (default: as needed)"
-    add("--probes", "N", runs, whole)
     group.add_argument("--json", action="store_true", help="print JSON on standard output")
     names = {device: " ".join(known) for device, known in PRECISIONS.items()}
     add_axes(
@@ -81,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
     """
     given = build_parser().parse(argv)
     options = _read_options(given)
-    walls, loop = find_largest(options, given.step, given.margin, given.probes)
+    walls, loop = find_largest(options, given.step, given.margin)
     print_walls(walls, given.step, given.json)
     if loop.stopped or any(wall.ending is None for wall in walls.values()):
         print(f"not finished; to continue: {loop.resume}", file=sys.stderr)

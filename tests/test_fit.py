@@ -133,22 +133,6 @@ def test_the_same_command_goes_on_where_it_was_stopped(
     assert len(run_fit(tmp_path / "cut", *LIMIT)) == len(frame), "nothing is left to do"
 
 
-def test_so_many_probes_then_the_command_that_goes_on(
-    tmp_path: Path, memory: Callable[[str], None], capsys: Capture, monkeypatch: Patch
-) -> None:
-    memory(LINE)
-    monkeypatch.chdir(tmp_path)
-    flags = [*FAKE, *LIMIT, "--precision", "fp32", "--probes", "3"]
-    assert fit.main(flags) == 1
-    (out,) = (tmp_path / "results").iterdir()
-    assert len(read_records(out)) == 3
-    said = capsys.readouterr().err
-    goes_on = shlex.split(said.splitlines()[-1].partition("to continue: python -m bench.fit ")[2])
-    assert goes_on == [*flags, "--out", str(out.relative_to(tmp_path))]
-    assert fit.main(goes_on) == 0, "it was found within three more"
-    assert "fp32: batch size 720 trains, 728 does not, 672 leaves" in capsys.readouterr().err
-
-
 def test_what_fails_three_times_is_given_up_and_tried_again_on_request(
     tmp_path: Path, memory: Callable[[str], None], monkeypatch: Patch, capsys: Capture
 ) -> None:

@@ -127,7 +127,6 @@ class LatestAttempt(NamedTuple):
     status: Status
     attempt: int
     inferred: bool = False
-    seed: int = 0
     lane: str = ""
     time_s: float | None = None  # of the epoch
 
@@ -146,7 +145,7 @@ def read_history(rows: Iterable[Row]) -> dict[Run, LatestAttempt]:
         run = (row.case, row.repeat, row.sentinel)
         # rows of several environments are separate attempts; numbering goes on from the last
         if run not in history or history[run].attempt <= row.attempt:
-            told = (row.status, row.attempt, row.inferred, row.run_seed, row.lane)
+            told = (row.status, row.attempt, row.inferred, row.lane)
             history[run] = LatestAttempt(*told, row.number("epoch_time_s"))
     for run, past in [*history.items()]:
         for served in list_served(run):

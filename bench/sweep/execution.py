@@ -14,7 +14,7 @@ from bench.store.plans import collect_times, leave_out_known, plan_runs
 from bench.store.reader import read_config
 from bench.store.rows import read_history
 from bench.sweep.display import Display
-from bench.sweep.folder import read_past, refuse_other_part, refuse_other_seeds, write_config
+from bench.sweep.folder import read_past, refuse_other_part, write_config
 from bench.sweep.grid import Grid
 from bench.sweep.loop import Loop, open_loop
 from bench.sweep.options import Options, Plan, plan_cases
@@ -38,7 +38,7 @@ class Conclusion:
 
 def run_sweep(asked: Plan, options: Options) -> Conclusion:
     """Search the requested batch sizes, then run all that is left. Raises UsageError: as
-    `open_loop`, `read_past`, `refuse_other_part` and `refuse_other_seeds`."""
+    `open_loop`, `read_past` and `refuse_other_part`."""
     for device in dict.fromkeys(case.device for case in [*asked.cases, *asked.unsized]):
         choose_seconds(device)  # refuses a wrong environment variable before anything is opened
     with open_loop(options, asked) as loop:
@@ -64,18 +64,16 @@ def _run(loop: Loop, asked: Plan) -> Conclusion:
         cases, left_out = leave_out_batches(planned, loop.inputs)
         loop.notes += left_out
     plan = plan_runs(cases, options.repeats)
-    refuse_other_seeds(loop.out, plan, done, options.same_seed)
     write_config(loop, cases, **told)
     known = leave_out_known(plan, done)
-    runs = remaining_runs(known, done, options.retry, options.no_skip)
+    runs = remaining_runs(known, done, options.retry)
     loop.planned = list(dict.fromkeys(case for case, _, _ in runs))
     left = set(runs)
     ended = {run: past for run, past in done.items() if run not in left}
-    skips = None if options.no_skip else OomSkips(ended)
     axes = list_varying(case for case, _, _ in [*plan, *before])
     with Display(loop.out, len(runs), len(plan) - len(runs), axes) as display:
         loop.show_on(display)
-        grid = Grid(loop, runs, before, skips, collect_times(done))
+        grid = Grid(loop, runs, before, OomSkips(ended), collect_times(done))
         loop.work(grid)
     return _conclude(loop, grid, walls, len(plan) - len(runs))
 

@@ -18,10 +18,9 @@ from bench.errors import UsageError
 from bench.record import COMPARABLE, MEASURED, MODEL_PARTS, Environment, Record
 from bench.store.plans import SHARD, Shard
 from bench.store.reader import read_config, read_rows
-from bench.store.rows import LatestAttempt, Row, Run
+from bench.store.rows import Row
 from bench.store.table import BEST, LAST
 from bench.sweep.preflight import list_described
-from bench.sweep.schedule import choose_seed
 from bench.text import clean, join_words, replace_file
 
 if TYPE_CHECKING:
@@ -80,20 +79,6 @@ def read_past(loop: Loop, cases: Sequence[Case]) -> tuple[list[Row], list[Row]]:
             "choose another --out, or add to them with --mix"
         )
     return [row for row in rows if id(row) not in unlike], rows
-
-
-def refuse_other_seeds(
-    out: Path, plan: Sequence[Run], done: Mapping[Run, LatestAttempt], same_seed: bool
-) -> None:
-    """Refuse a run in the records that was made with another seed than it would have now."""
-    found = ((run, done.get(run)) for run in plan)
-    if any(past and past.seed != choose_seed(run, same_seed) for run, past in found):
-        there, mend = (
-            ("different seeds", "leave out --same-seed")
-            if same_seed
-            else ("the same seed", "give --same-seed")
-        )
-        raise UsageError(f"--out {out}: its repeats have {there}; {mend}, or choose another --out")
 
 
 def refuse_other_part(out: Path, config: Mapping[str, Any], shard: Shard | None) -> None:

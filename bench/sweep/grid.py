@@ -22,7 +22,7 @@ class Grid:
 
     Args:
         before: the latest recorded attempt at each run.
-        skips: batch sizes that ran out of memory; None if no case may be skipped.
+        skips: batch sizes that ran out of memory.
         times: epoch times of earlier runs, in s, by which repeats are left out.
     """
 
@@ -31,7 +31,7 @@ class Grid:
         loop: Loop,
         runs: Sequence[Run],
         before: Mapping[Run, LatestAttempt],
-        skips: OomSkips | None,
+        skips: OomSkips,
         times: Mapping[Case, Sequence[float]],
     ) -> None:
         self.loop = loop
@@ -74,7 +74,7 @@ class Grid:
         self.running += 1
         self._lanes[run] = lane.name
         self._attempts[run] += 1
-        smaller = self._skips.blocks(case) if self._skips else None
+        smaller = self._skips.blocks(case)
         return Job(
             case, repeat=repeat, sentinel=sentinel, attempt=self._attempts[run], smaller=smaller
         )
@@ -108,7 +108,7 @@ class Grid:
                 self.asked -= len(self._runs) - len(kept)
                 self.loop.display.leave_out(len(self._runs) - len(kept))
                 self._runs = kept
-        if self._skips and job.smaller is None:
+        if job.smaller is None:
             self._skips.note(record.case, record.status)
         if record.status is Status.LOST and self._losses.allow(job.run, outcome):
             self._ran[record.case, self._lanes[job.run]] -= 1  # it does not count for that lane

@@ -55,7 +55,6 @@ class Options:
     lanes: int | None = None  # None for the executor's default, ALL for all
     repeats: int = 1
     same_seed: bool = False
-    no_skip: bool = False
     trace: bool = False
     dry_run: bool = False
     list: bool = False
@@ -114,7 +113,6 @@ def build_parser() -> Parser:
     )
     add_flag(what, "--micro-batch", "M", most)
     how = add_running(parser)
-    _add_switch(how, "--no-skip", AdvancedHelp("run batch sizes above one that ran out of memory"))
     _add_switch(
         how,
         "--trace",

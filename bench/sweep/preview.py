@@ -17,7 +17,6 @@ from bench.store.plans import plan_runs
 from bench.store.reader import read_rows
 from bench.store.rows import LatestAttempt, Run, read_history
 from bench.store.table import RECORDS
-from bench.sweep.folder import refuse_other_seeds
 from bench.sweep.options import Options, Plan
 from bench.sweep.preflight import check_without_torch
 from bench.sweep.schedule import describe_repeats, remaining_runs
@@ -29,9 +28,6 @@ _SHOWN = 12  # lines of cases
 def preview(plan: Plan, options: Options) -> int:
     """Print what a sweep would run, and return the exit code. Raises UsageError: as a start."""
     inputs = check_without_torch(plan, options)
-    if options.out:
-        runs = plan_runs(inputs.plan.cases, options.repeats)
-        refuse_other_seeds(options.out, runs, _read_history(options), options.same_seed)
     for line in [*describe_plan(inputs.plan, options), *inputs.warnings]:
         print(line)
     return 0
@@ -70,7 +66,7 @@ def describe_plan(plan: Plan, options: Options) -> Iterator[str]:
 def _count_runs(plan: Plan, options: Options) -> str:
     repeats = options.repeats
     planned = plan_runs(plan.cases, repeats)
-    left = remaining_runs(planned, _read_history(options), options.retry, options.no_skip)
+    left = remaining_runs(planned, _read_history(options), options.retry)
     done = len(planned) - len(left)
     return (
         f"{len(planned):,} of {count(len(plan.cases), 'case')}, {describe_repeats(repeats)}"

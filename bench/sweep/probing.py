@@ -32,13 +32,12 @@ from bench.worker.messages import Job, Lane
 
 
 class Searches:
-    """The searches for the largest batch of each family: a family has one lane, and one probe, at a
-    time. They continue from the probes in ``rows``, those that new ones can be compared with.
+    """The searches for the largest batch of each family, with one probe at a time. They continue
+    from the probes in ``rows``, those that new ones can be compared with.
 
     Args:
         step: resolution of the search, in images.
         margin: share of memory that the recommended batches leave free.
-        most: how many probes each search may make now; None for no limit.
     """
 
     def __init__(
@@ -48,9 +47,8 @@ class Searches:
         rows: Sequence[Row],
         step: int = STEP,
         margin: float = MARGIN,
-        most: int | None = None,
     ) -> None:
-        self.loop, self._most = loop, most
+        self.loop = loop
         self.walls: dict[Case, Wall] = {}
         self.known = 0
         self._step, self._margin = step, margin
@@ -73,19 +71,13 @@ class Searches:
         return any(search.probe is None for search in self._left.values())
 
     def take(self, lane: Lane, idle: Sequence[Lane]) -> Job | None:
-        """Return the next probe: of the lane's own family, or of the first one without a lane."""
-        names = {free.name for free in idle}
-        waiting = [f for f, search in self._left.items() if search.probe is None]
-        # a lost lane keeps no family
-        mine = [f for f in waiting if self._left[f].lane == lane.name]
-        free = [f for f in waiting if self._left[f].lane not in names]
-        for family in mine or free:
+        """Return the next probe of the first family that has none running."""
+        for family in [f for f, search in self._left.items() if search.probe is None]:
             search = self._left[family]
             asked = decide(search.trial.probes, self._aim(search.trial))
-            if isinstance(asked, Ending) or search.made == self._most:
+            if isinstance(asked, Ending):
                 self.conclude(family)
                 continue
-            search.lane, search.made = lane.name, search.made + 1
             search.probe = make_probe(family, asked.batch_size, asked.long)
             self._attempts[search.probe] += 1
             return Job(search.probe, probe=True, attempt=self._attempts[search.probe])
@@ -123,9 +115,7 @@ class Searches:
 @dataclass(eq=False)
 class _Search:
     trial: Trial
-    lane: str | None = None
     probe: Case | None = None  # the running one
-    made: int = 0  # probes since the program started
 
 
 def find_walls(searches: Searches) -> dict[Case, Wall]:
@@ -137,18 +127,16 @@ def find_walls(searches: Searches) -> dict[Case, Wall]:
         return searches.finish()
 
 
-def find_largest(
-    options: Options, step: int, margin: float, most: int | None = None
-) -> tuple[dict[Case, Wall], Loop]:
-    """Find the largest batch of each family with at most ``most`` probes, in --out or a new folder.
-    Return the walls by family, and the loop, which may have been stopped."""
+def find_largest(options: Options, step: int, margin: float) -> tuple[dict[Case, Wall], Loop]:
+    """Find the largest batch of each family, in --out or a new folder. Return the walls by family,
+    and the loop, which may have been stopped."""
     plan = Plan(searched=[(family, AUTO) for family in plan_cases(options).families])
     with open_loop(options, plan) as loop:
         families = loop.inputs.plan.families
         loop.lock()
         comparable, _ = read_past(loop, families)
         write_config(loop, search={"step": step, "margin": margin})
-        walls = find_walls(Searches(loop, families, comparable, step, margin, most))
+        walls = find_walls(Searches(loop, families, comparable, step, margin))
     return walls, loop
 
 

@@ -65,14 +65,13 @@ def remaining_runs(
     runs: Sequence[Run],
     history: Mapping[Run, LatestAttempt],
     retry: Collection[Status],
-    retry_inferred: bool = False,
 ) -> list[Run]:
     """Return the runs that have no outcome yet, or one that is to be retried."""
     again = REPEATED | set(retry)
 
     def remains(run: Run) -> bool:
         past = history.get(run)
-        return past is None or past.status in again or (retry_inferred and past.inferred)
+        return past is None or past.status in again
 
     left = [run for run in runs if remains(run)]
     if left:

@@ -161,9 +161,6 @@ def test_searches_have_a_lane_each_and_find_what_one_lane_finds(out: Path, watch
     assert sorted(rows(two, *names)) == sorted(rows(one, *names))
     probes = two[two["probe"]]
     assert len(probes) > 4
-    homes = probes.groupby("precision")["lane"].agg(set)
-    assert sorted(map(len, homes)) == [1, 1], "a family keeps its lane"
-    assert homes["fp32"] != homes["bf16"]
 
 
 # ------------------------------------------------------------------------------- lost, stopped

@@ -106,16 +106,6 @@ def closed(left: list[Run]) -> list[Run]:
     return [*left, sentinel] if left and sentinel not in left else left
 
 
-def test_what_was_inferred_remains_where_nothing_may_be_skipped() -> None:
-    runs = plan_runs(CASES[:2], 1)
-    history = {
-        runs[0]: LatestAttempt(Status.OOM, 1),
-        runs[1]: LatestAttempt(Status.OOM, 1, inferred=True),
-    }
-    assert remaining_runs(runs, history, []) == []
-    assert remaining_runs(runs, history, [], retry_inferred=True) == [runs[1]]
-
-
 def test_what_ran_of_a_case_that_is_known_is_still_of_the_plan() -> None:
     """One that is to be tried again is found there."""
     case = replace(SMALL, until=0.01)
@@ -164,7 +154,7 @@ LANE = Lane()
 
 def deal(runs: Sequence[Run], times: Mapping[Case, Sequence[float]]) -> Grid:
     """The runs of a sweep of one lane, and what epochs of earlier runs took, in s."""
-    return Grid(Mock(lanes={LANE.name: None}), runs, {}, None, times)
+    return Grid(Mock(lanes={LANE.name: None}), runs, {}, OomSkips({}), times)
 
 
 def test_the_case_whose_time_is_known_least_is_repeated_first() -> None:
