@@ -118,13 +118,10 @@ from bench.source import write_module
 
 
 def test_a_function_of_a_notebook_is_written_with_what_it_uses(tmp_path: Path) -> None:
-    """And what cannot be written is named."""
     file = tmp_path / "notebook.py"
-    file.write_text(f"{NOTEBOOK}print(write_module(build)[0])\nwrite_module(with_a_tensor)")
-    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False)
-    said = "weights is a Tensor of the notebook, which another process cannot import; put the"
-    assert said in done.stderr
+    file.write_text(f"{NOTEBOOK}print(write_module(build)[0])\n")
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=True)
     written: dict[str, Any] = {}
     exec(done.stdout, written)
     assert "(c): Block(" in str(written["build"]())
-    assert "weights" not in done.stdout
+    assert "weights =" not in done.stdout

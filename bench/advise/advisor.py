@@ -14,12 +14,13 @@ from bench.case import Case
 from bench.errors import UsageError
 from bench.precision import PRECISIONS
 from bench.record import REPEATED, Outcome, Record, Status, flatten
-from bench.store.rows import Row, keep_latest
+from bench.store.rows import Row, keep_latest, read_history
 from bench.sweep.display import Display
 from bench.sweep.folder import read_past, write_config
+from bench.sweep.grid import Grid
 from bench.sweep.loop import Loop, open_loop
 from bench.sweep.options import Options, Plan
-from bench.sweep.schedule import Losses
+from bench.sweep.schedule import OomSkips
 from bench.text import parse_bytes, read_time
 from bench.wall import read_peak
 from bench.worker.messages import Job, Lane
@@ -65,7 +66,7 @@ def find_advice(asked: Question, until: float) -> Answer:
     return Answer(advisor.findings, advisor.left_out, loop.out, resume, loop.stopped)
 
 
-class Advisor:
+class Advisor(Grid):
     """Source of runs, one at a time: what `Findings.explore` asks for, then repeats.
 
     Args:
@@ -76,15 +77,11 @@ class Advisor:
     def __init__(
         self, loop: Loop, findings: Findings, rows: Sequence[Row], budget_s: float, until: float
     ) -> None:
-        self.loop, self.findings = loop, findings
-        self._budget_s, self._until = budget_s, until
+        super().__init__(loop, [], read_history(rows), OomSkips({}), {})
+        self.findings, self._budget_s, self._until = findings, budget_s, until
         self.left_out = self._refuse_precisions()
-        self._attempts: dict[tuple[Case, int], int] = {}
-        self._losses = Losses()
-        self._open = False
         again = REPEATED | set(loop.options.retry)
         for row in keep_latest(row for row in rows if row.is_repeat):
-            self._attempts[row.case, row.repeat] = row.attempt
             if row.status not in again:
                 findings.add(row.case, row)
 
@@ -103,7 +100,10 @@ class Advisor:
 
     @property
     def left(self) -> bool:
-        return not self._open and self.choose(self._until - monotonic()) is not None
+        return not self.running and (super().left or self._choose_now() is not None)
+
+    def _choose_now(self) -> Case | None:
+        return self.choose(self._until - monotonic())
 
     def choose(self, left_s: float) -> Case | None:
         """Return the next setting to run, with so much time left; None if no run fits in it, or
@@ -127,20 +127,18 @@ class Advisor:
             self.loop.inputs.check_batches(setting)
         except UsageError:
             return False
-        rows = [row for of in self.findings.runs.values() for row in of]
-        alike = [row for row in rows if row.precision == setting.precision]
+        alike = [row for row in self.findings.rows if row.precision == setting.precision]
         if any(r.status is Status.OOM and r.batch_size <= setting.batch_size for r in alike):
             return False
         each = [used / row.batch_size for row in alike if (used := read_peak(row))]
-        room = _find_room(setting) if setting.device == "cpu" and each else None
-        return room is None or min(each) * setting.batch_size <= room
+        room = _find_room(setting) if setting.device == "cpu" and each else math.inf
+        return min(each, default=0.0) * setting.batch_size <= room
 
     def _predict_s(self, setting: Case) -> float:
         """Return the seconds that a run takes, like those so far that were compiled alike."""
-        rows = [row for of in self.findings.runs.values() for row in of]
         took = [
             read_time(row.finished_at) - read_time(row.started_at)
-            for row in rows
+            for row in self.findings.rows
             if row.compile == setting.compile and row.status is Status.OK
         ]
         return median(took) if took else 0.0
@@ -148,32 +146,29 @@ class Advisor:
     def take(self, lane: Lane, idle: Sequence[Lane]) -> Job | None:
         # measures the rates that predict the length of the first run
         self.loop.rate(lane, self.findings.now.device)
-        if self._open or (setting := self.choose(self._until - monotonic())) is None:
+        if self.running:
             return None
-        self._open = True
-        case = self.findings.cases.get(setting) or self._size(setting)
-        repeat = len(self.findings.runs.get(setting, ())) + 1
-        attempt = self._attempts.get((case, repeat), 0) + 1
-        self._attempts[case, repeat] = attempt
-        return Job(case, repeat=repeat, attempt=attempt)
+        if not self._runs and (setting := self._choose_now()):
+            case = self.findings.cases.get(setting) or self._size(setting)
+            self._runs.append((case, len(self.findings.runs.get(setting, ())) + 1, False))
+        return super().take(lane, idle)
 
     def _size(self, setting: Case) -> Case:
         """Return the case that measures a setting for `MOST_S`, and at least `LEAST_STEPS`."""
         times = [median(of) for of in self.findings.times.values()]
         epoch_s = median(times) if times else self.loop.inputs.predict(setting)
         items = max(1, self.loop.inputs.data(setting).train_images)
-        least = LEAST_STEPS * setting.batch_size / items
-        part = max(least, min(MOST_PART, MOST_S / epoch_s)) if epoch_s else least
+        part = LEAST_STEPS * setting.batch_size / items
+        if epoch_s:
+            part = max(part, min(MOST_PART, MOST_S / epoch_s))
         return replace(setting, until=UNTIL, fraction=float(f"{min(1.0, part):.2g}"))
 
     def settle(self, job: Job, record: Record, outcome: Outcome) -> None:
-        """Learn from a run. A lost run is repeated, as often as `Losses` allows."""
-        self._open = False
-        lost = record.status is Status.LOST and self._losses.allow((job.case, job.repeat), outcome)
-        if lost or record.status is Status.INTERRUPTED:
-            return
-        self.findings.add(job.case, Row(flatten(record)))
-        self.loop.display.say(f"    {describe_progress(self.findings, self._until - monotonic())}")
+        super().settle(job, record, outcome)
+        if record.status not in REPEATED:
+            self.findings.add(job.case, Row(flatten(record)))
+            left_s = self._until - monotonic()
+            self.loop.display.say(f"    {describe_progress(self.findings, left_s)}")
 
 
 def _find_room(setting: Case) -> float:

@@ -129,6 +129,10 @@ class Findings:
             self.cases.setdefault(setting, case)
 
     @property
+    def rows(self) -> list[Row]:
+        return [row for of in self.runs.values() for row in of]
+
+    @property
     def times(self) -> dict[Case, list[float]]:
         """The epoch times of each setting that trained, in s."""
         times: dict[Case, list[float]] = {}

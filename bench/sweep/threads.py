@@ -31,13 +31,14 @@ def hold_threads(out: Path | None) -> Iterator[None]:
 
     A folder ``out`` with rows of a CPU keeps theirs, and a variable that the user has set holds.
     """
-    number, why = (None, "") if {*THREADS} & {*os.environ} else _choose_threads(out)
+    name = THREADS[0]
+    number = None if {*THREADS} & {*os.environ} else _choose_threads(out)
     if number is None:
         yield
         return
-    name = THREADS[0]
     print(
-        f"note: {why}, so an operation takes {count(number, 'thread')}; {name} sets another number",
+        f"note: an operation takes {count(number, 'thread')}, as many as cores were free when the "
+        f"folder was begun; {name} sets another number",
         file=sys.stderr,
         flush=True,
     )
@@ -48,19 +49,15 @@ def hold_threads(out: Path | None) -> Iterator[None]:
         del os.environ[name]
 
 
-def _choose_threads(out: Path | None) -> tuple[int | None, str]:
-    """Return the number of threads, None for torch's default, and why."""
+def _choose_threads(out: Path | None) -> int | None:
+    """Return the number of threads; None for torch's default."""
     if out is not None and (out / RECORDS).is_file():
         for row in (row for row in reversed(read_rows(out)) if row.device == "cpu"):
             kept = re.search(rf"\b{THREADS[0]}=([0-9]+)", row.variables)
-            return int(kept[1]) if kept else None, f"the rows in {out} are of {row.variables}"
+            return int(kept[1]) if kept else None
     others = OtherWork()
     with others.watch():
         time.sleep(_WATCHED_S)
-    used, cores, held = others.cores(), count_cores(), len(usable_cpus())
     # daemons of an idle machine use some
-    allowed, number = (max(1, int(cores - other + BUSY_CORES)) for other in (0, used))
-    why = f"other programs use {used:.1f} of {cores:g} cores"
-    if number == allowed:  # fewer than the cores by a quota alone
-        why = f"a CPU quota allows {cores:g} of {held} cores"
-    return (number if number < held else None), why
+    number = max(1, int(count_cores() - others.cores() + BUSY_CORES))
+    return number if number < len(usable_cpus()) else None
