@@ -72,10 +72,6 @@ def quantity(help: str, **metadata: Any) -> Any:
     return column(help, None, **metadata)
 
 
-def beside(label: str, help: str) -> Any:
-    return quantity(help, beside=label)
-
-
 @dataclass
 class Measurement:
     """Raw readings of one case, in SI units. None where there is no value.
@@ -88,18 +84,20 @@ class Measurement:
 
     # fmt: off
     setup_time_s: float | None = quantity("process start to the first step")
-    process_start_s: float | None = beside(
-        "process start", "asking for the process to the first line of its code")
-    imports_s: float | None = beside("imports", "importing torch and the harness")
-    device_context_s: float | None = beside(
-        "device context", "making the device's context, setting limits, meeting other processes")
-    data_s: float | None = beside("data", "opening the data and bringing them to the device")
-    building_s: float | None = beside("building", "building network and optimizer")
-    proof_s: float | None = beside("proof", "testing which arithmetic runs")
-    counting_s: float | None = beside("counting", "counting FLOP and bytes")
-    teardown_s: float | None = beside("teardown", "last result to the end of the process")
-    other_s: float | None = beside(
-        "other", "what lies between all these, such as resetting the weights after warm-up")
+    process_start_s: float | None = quantity(
+        "asking for the process to the first line of its code", beside="process start")
+    imports_s: float | None = quantity("importing torch and the harness", beside="imports")
+    device_context_s: float | None = quantity(
+        "making the device's context, setting limits, meeting other processes",
+        beside="device context")
+    data_s: float | None = quantity(
+        "opening the data and bringing them to the device", beside="data")
+    building_s: float | None = quantity("building network and optimizer", beside="building")
+    proof_s: float | None = quantity("testing which arithmetic runs", beside="proof")
+    counting_s: float | None = quantity("counting FLOP and bytes", beside="counting")
+    teardown_s: float | None = quantity("last result to the end of the process", beside="teardown")
+    other_s: float | None = quantity(
+        "what lies between all these, such as resetting the weights after warm-up", beside="other")
     warmup_time_s: float | None = quantity("warm-up steps of each batch shape that is measured")
     first_steps_time_s: float | None = quantity(
         "first warm-up step of each batch shape: autotuning, compilation, allocation")
@@ -177,7 +175,7 @@ class Measurement:
         "epochs that an earlier process, which was interrupted, had trained: they are in the row")
 
     energy_j: float | None = quantity("energy of the measured steps")
-    energy_source: str | None = quantity("counter, or integrated from power readings")
+    energy_source: str | None = quantity("counter, or integrated from power (older rows)")
     mean_power_w: float | None = quantity("energy over measured time")
     power_limit_w: float | None = quantity("enforced power limit")
     sm_clock_mhz: float | None = quantity("median SM clock during the epoch")

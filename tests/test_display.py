@@ -30,14 +30,14 @@ def test_plain_lines_where_there_is_no_terminal(capsys: Capture, monkeypatch: Pa
         display.begin(CASE, 1, False)
         display.show(PhaseEntered("epoch"))
         for clock[0] in (10.0, 31.0, 32.0):
-            display.show(StepTaken("epoch", step=3, total=20, loss=2.25, memory_bytes=2**30))
+            display.show(StepTaken("epoch", step=3, total=20, memory_bytes=2**30))
         display.end(record())
         display.begin(CASE, 2, True)
         display.end(record(Status.OOM, "OutOfMemoryError:\x1b[2J tried\nto [bold]allocate"))
     name = "fp16 · loss scale 128 · batch size 512"
     assert capsys.readouterr().err.splitlines() == [
         "2 to run, 7 already there, into results/x",
-        f"{name}: epoch step 4 of 20, loss 2.250  1.00 GiB",
+        f"{name}: epoch step 4 of 20, 1.00 GiB",
         f"[1/2] {name}: ≈11.00 s an epoch, 14.00 GiB, loss 2.053, accuracy 29.0 %; about 32 s left",
         f"[2/2] {name} · sentinel: oom: OutOfMemoryError: [2J tried to [bold]allocate",
     ]
@@ -49,7 +49,7 @@ def test_lines_name_every_axis_that_varies(capsys: Capture) -> None:
         for case in cases:
             display.begin(case, 1, False)
             display._lanes[""].due = 0.0  # as if the time for a plain line had come
-            display.show(StepTaken("epoch", step=3, total=20, loss=2.25, memory_bytes=2**30))
+            display.show(StepTaken("epoch", step=3, total=20, memory_bytes=2**30))
             display.end(record())
     lines = [line.strip().partition(": ")[0] for line in capsys.readouterr().err.splitlines()]
     common = "fp16 · loss scale 128 · batch size 512"
@@ -80,7 +80,7 @@ def test_a_line_says_what_speaks_against_it(capsys: Capture) -> None:
 
 
 def test_a_terminal_gets_a_live_line(monkeypatch: Patch) -> None:
-    """Through a real terminal: case, phase, step, loss and memory stand in one line."""
+    """Through a real terminal: case, phase, step and memory stand in one line."""
     import os
     import pty
     import sys
@@ -93,7 +93,7 @@ def test_a_terminal_gets_a_live_line(monkeypatch: Patch) -> None:
         with Display(Path("x"), 1, 0) as display:
             display.begin(CASE, 1, False)
             display.show(PhaseEntered("warmup"))
-            display.show(StepTaken("epoch", step=9, total=20, loss=2.25, memory_bytes=3 * 2**30))
+            display.show(StepTaken("epoch", step=9, total=20, memory_bytes=3 * 2**30))
             assert display._live
             display._live.refresh()
             display.end(record())
@@ -102,5 +102,5 @@ def test_a_terminal_gets_a_live_line(monkeypatch: Patch) -> None:
         while "\x1b[?25h" not in shown:  # the cursor again; a terminal hands on piece by piece
             shown += os.read(leader, 1 << 20).decode()
     os.close(leader)
-    for text in ("batch size 512", "warmup", "10/20", "loss 2.250", "3.00 GiB"):
+    for text in ("batch size 512", "warmup", "10/20", "3.00 GiB"):
         assert text in shown

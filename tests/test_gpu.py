@@ -234,7 +234,7 @@ def test_a_card_that_cannot_be_opened_is_unseen_and_nvml_is_shut_down():
     nvml = FakeNvml()
     device = open_device(OTHER, nvml)
     assert isinstance(device, Unreadable)
-    assert device.why("energy_j") == f"NVML cannot open {OTHER}: Not Found"
+    assert device.why("energy_j") == "NVML: Not Found"
     assert nvml.open == 0
     assert type(open_device(None)) is Host
 

@@ -251,7 +251,7 @@ def test_a_supply_that_does_not_divide_its_batches_is_refused() -> None:
 
     whole = run()
     assert whole.measured_images == 24
-    assert whole.proof_notes == "recurrent layers (LSTM) were not probed for their arithmetic"
+    assert whole.proof_notes == "recurrent layers were not probed for their arithmetic"
     with pytest.raises(UsageError, match="a micro-batch of 8 items where 4 were asked for"):
         run(accumulate=[2])
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.data import DatasetInfo
@@ -29,7 +30,6 @@ from bench.executors.subprocess import SubprocessExecutor
 from bench.fingerprint import Request
 from bench.gpu.nvml import find_cards, find_neighbours
 from bench.record import Outcome, Place, Status
-from bench.scratch import Scratch
 from bench.text import clean
 from bench.worker.messages import Job, Lane
 from bench.yardstick import Yardstick
@@ -37,8 +37,8 @@ from bench.yardstick import Yardstick
 ADDRESS = "RAY_ADDRESS"
 """Ray's own environment variable: the cluster to join if no address is given."""
 
+# Addresses: a cluster on this machine that ends with the sweep, and the last one started here.
 LOCAL, AUTO = "local", "auto"
-"""Addresses: a cluster on this machine that ends with the sweep, and the last one started here."""
 
 _SETTINGS = {
     "RAY_worker_niceness": "0",  # Ray's own is 15
@@ -117,7 +117,7 @@ def run_case(
     lane = executor.gather(Lane(), job.case.device, job.case.world_size)
     place = _look(executor, job.case.device, errand.seconds)
     uuid = place.environment.gpu_uuid if place.environment else None
-    with Scratch("case") as folder:
+    with TemporaryDirectory(prefix="bench-case-") as folder:
         log, trace = Path(folder, "log"), job.trace and Path(folder, job.trace.name)
         placed = replace(job, lane=lane, gpu_uuid=uuid, log=log, trace=trace)
         outcome = executor.run(placed, lambda event: None, lambda: False)

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import cached_property
 from multiprocessing.connection import wait
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from bench.cores import share_cores, usable_cpus
 from bench.errors import UnsupportedError, UsageError
@@ -26,7 +27,6 @@ from bench.gpu.monitor import ENERGY, Monitor, Observation
 from bench.gpu.nvml import find_card, find_cards, open_device
 from bench.record import MEASURED, REFUSED, Outcome, Status, write_missing
 from bench.run.process import EndedError, Process
-from bench.scratch import Scratch
 from bench.text import GIB, count, join_words
 from bench.worker.messages import (
     END,
@@ -43,16 +43,16 @@ _CACHE = "TORCHINDUCTOR_CACHE_DIR"  # Triton's is within it
 _ATTEMPTS = 3
 _BACK_OFF_S = 1.0
 _POLL_S = 0.1
+# How long the other workers may take to report their end once one has failed, in s.
 _GRACE_S = 3.0
-"""How long the other workers may take to report their end once one has failed, in s."""
 
+# How much longer processes wait for each other than a phase may take, in s, so that the phase's
+# deadline comes first, which has their stacks written.
 _MARGIN_S = 60.0
-"""How much longer processes wait for each other than a phase may take, in s, so that the phase's
-deadline comes first, which has their stacks written."""
 
 _CUT_SHORT = (Status.TIMEOUT, Status.INTERRUPTED)
+# Whether the stacks of a worker show that it waits for a batch of torch's DataLoader.
 _AWAITS_LOADER = re.compile(r"utils/data/dataloader\.py\", line \d+ in __next__").search
-"""Whether the stacks of a worker show that it waits for a batch of torch's DataLoader."""
 
 
 class SubprocessExecutor(Executor):
@@ -64,8 +64,8 @@ class SubprocessExecutor(Executor):
         self._workers: list[Worker | Ranks] = []
 
     @cached_property
-    def _compiled(self) -> Scratch:
-        return Scratch("compiled")
+    def _compiled(self) -> TemporaryDirectory[str]:
+        return TemporaryDirectory(prefix="bench-compiled-", ignore_cleanup_errors=True)
 
     def open_lanes(self, device: str, wanted: int | None = None) -> Sequence[Lane]:
         if wanted in (None, 1):
@@ -295,7 +295,7 @@ class Ranks:
         gpus = [] if on_cpu else [*(job.lane.gpus or filter(None, [job.gpu_uuid]))]
         # with GPUs, the system chooses the cores, as it does for a single GPU
         cores = share_cores(job.lane.cores or usable_cpus(), size) if on_cpu else [()] * size
-        self._folder = Scratch("ranks")
+        self._folder = TemporaryDirectory(prefix="bench-ranks-", ignore_cleanup_errors=True)
         store = str(Path(self._folder.name) / "store")
         self._workers: list[Worker] = []
         # all run on this machine, whatever its host name resolves to

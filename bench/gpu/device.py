@@ -84,6 +84,7 @@ class Device:
         """Release the device."""
 
 
+# How the values of several cards are combined. For the rest (memory), the first card counts.
 _TOGETHER: Mapping[str, Callable[[list[Any]], Any]] = {
     **dict.fromkeys(("energy_j", "power_w", "power_limit_w"), sum),
     **dict.fromkeys(("sm_clock_mhz", "memory_clock_mhz"), min),
@@ -91,7 +92,6 @@ _TOGETHER: Mapping[str, Callable[[list[Any]], Any]] = {
     "throttle": lambda seen: tuple(dict.fromkeys(chain.from_iterable(seen))),
     "others": lambda seen: tuple(chain.from_iterable(seen)),
 }
-"""How the values of several cards are combined. For the rest (memory), the first card counts."""
 
 
 class CombinedDevice(Device):

@@ -10,7 +10,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from statistics import median
 from typing import Any, Literal
 
@@ -245,26 +244,13 @@ class Monitor:
             for first, last in ends
             if first.energy_j is not None and last.energy_j is not None
         ]
-        energy, source = sum(gains), "counter"
+        energy = sum(gains)
         if len(gains) < len(ends) or min(gains) < 0 or not energy:
-            source = "integrated"
             why = self._device.why("energy_j")
             why = why or "the energy counter was not read, stood still or went back"
-            powers = [
-                [(r.time_ns / 1e9, r.power_w) for r in readings if r.power_w is not None]
-                for readings in ([*stay.opened, *stay.readings] for stay in epochs)
-            ]
-            energy = 0.0
-            if all(powers):
-                energy = sum(
-                    integrate(part, first.time_ns / 1e9, last.time_ns / 1e9)
-                    for part, (first, last) in zip(powers, ends, strict=True)
-                )
-            if not energy:
-                seen.missing |= dict.fromkeys(ENERGY, why)
-                return
-            seen.notes.append(f"energy integrated from power readings: {why}")
-        seen.values |= dict(zip(ENERGY, (energy, source, energy / seconds), strict=True))
+            seen.missing |= dict.fromkeys(ENERGY, why)
+            return
+        seen.values |= dict(zip(ENERGY, (energy, "counter", energy / seconds), strict=True))
 
     def _throttling(self, seen: Observation) -> str:
         """Note what held the clocks down; return the doubt, if it was heat or the power supply."""
@@ -312,11 +298,3 @@ class Monitor:
         if allow_shared:
             seen.notes += shared
         return "" if allow_shared else "".join(shared)
-
-
-def integrate(powers: Sequence[tuple[float, float]], start: float, end: float) -> float:
-    """Return the energy in J from ``start`` to ``end``, by the trapezoid rule. ``powers`` are one
-    or more (time in s, power in W), in order of time and within the interval. The first one also
-    holds from ``start`` on, and the last one up to ``end``."""
-    points = [(start, powers[0][1]), *powers, (end, powers[-1][1])]
-    return sum((t1 - t0) * (p0 + p1) / 2 for (t0, p0), (t1, p1) in pairwise(points))

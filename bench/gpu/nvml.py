@@ -10,7 +10,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import combinations
@@ -48,8 +48,8 @@ def throttle_names(mask: int) -> tuple[str, ...]:
     return tuple(name for name, effect in named if effect != "idle")
 
 
+# Linux's bound of ``pid_max``: under WSL a driver was seen to list pid 4294967295.
 _LARGEST_PID = 2**22
-"""Linux's bound of ``pid_max``: under WSL a driver was seen to list pid 4294967295."""
 
 
 def _list(processes: Iterable[Any]) -> dict[int, int | None]:
@@ -123,7 +123,8 @@ class NvmlProblem(Explained):
     OTHER = "other", "NVML"
 
 
-_START_ERRORS: Mapping[str, NvmlProblem] = {
+_ERRORS: Mapping[str, NvmlProblem] = {
+    "ModuleNotFoundError": NvmlProblem.NOT_INSTALLED,
     "NVMLError_LibraryNotFound": NvmlProblem.NO_DRIVER,
     "NVMLError_DriverNotLoaded": NvmlProblem.NOT_LOADED,
     "NVMLError_NoPermission": NvmlProblem.NO_PERMISSION,
@@ -141,33 +142,22 @@ def _say(error: Exception) -> str:
     return f"NVML: {error}" if str(error) else f"NVML: {type(error).__name__}"
 
 
-def start_nvml(nvml: Any = None) -> Any:
-    """Return NVML, to be shut down. ``nvml`` replaces the module pynvml. Raises NvmlMissingError:
-    it does not work here."""
+@contextmanager
+def use_nvml(nvml: Any = None) -> Iterator[Any]:
+    """Yield NVML, and shut it down at the end. ``nvml`` replaces the module pynvml. Raises
+    NvmlMissingError: it does not work here, or a call to it failed."""
     try:
         nvml = nvml or import_module("pynvml")
         nvml.nvmlInit()
-    except ImportError:
-        raise NvmlMissingError(NvmlProblem.NOT_INSTALLED) from None
+        try:
+            yield nvml
+        finally:
+            with suppress(Exception):
+                nvml.nvmlShutdown()
     except Exception as error:
-        lack = _START_ERRORS.get(type(error).__name__, NvmlProblem.OTHER)
+        lack = _ERRORS.get(type(error).__name__, NvmlProblem.OTHER)
         reason = _say(error) if lack is NvmlProblem.OTHER else ""
         raise NvmlMissingError(lack, reason) from None
-    return nvml
-
-
-@contextmanager
-def use_nvml(nvml: Any = None) -> Iterator[Any]:
-    """Yield NVML, and shut it down at the end. Raises NvmlMissingError: it does not work here, or a
-    call to it failed."""
-    nvml = start_nvml(nvml)
-    try:
-        yield nvml
-    except Exception as error:
-        raise NvmlMissingError(NvmlProblem.OTHER, _say(error)) from None
-    finally:
-        with suppress(Exception):
-            nvml.nvmlShutdown()
 
 
 def check_nvml(nvml: Any = None) -> tuple[NvmlProblem | None, str]:
@@ -189,13 +179,10 @@ class Nvml(Device):
     def __init__(self, uuid: str, nvml: Any = None) -> None:
         """Open the card. Raises NvmlMissingError: NVML does not work here, or knows no such
         card."""
-        self._nvml = nvml = start_nvml(nvml)
-        try:
-            self._card = nvml.nvmlDeviceGetHandleByUUID(uuid)
-        except Exception as error:
-            self.close()
-            why = f"NVML cannot open {uuid}: {error}"
-            raise NvmlMissingError(NvmlProblem.OTHER, why) from None
+        with ExitStack() as held:
+            self._nvml = held.enter_context(use_nvml(nvml))
+            self._card = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+            self._held = held.pop_all()
         self._reasons: dict[str, str] = {}
         self._ways = {name: list(ways) for name, (_, *ways) in _CALLS.items()}
         self._tree: ProcessTree | None = None
@@ -205,8 +192,7 @@ class Nvml(Device):
         self._alias: int | None = None
 
     def close(self) -> None:
-        with suppress(Exception):
-            self._nvml.nvmlShutdown()
+        self._held.close()
 
     def watch(self, pid: int) -> None:
         self._tree = ProcessTree(pid)
@@ -312,8 +298,8 @@ def find_neighbours(uuid: str, nvml: Any = None) -> tuple[Process, ...] | None:
         device.close()
 
 
+# How nvidia-smi names NVML's topology levels (nvml.h, nvmlGpuTopologyLevel_t), nearest first.
 _PATHS: Mapping[int, str] = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-"""How nvidia-smi names NVML's topology levels (nvml.h, nvmlGpuTopologyLevel_t), nearest first."""
 
 _TO_SWITCH = 2  # nvml.h, nvmlIntNvLinkDeviceType_t
 

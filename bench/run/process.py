@@ -36,11 +36,11 @@ from importlib import import_module
 from multiprocessing import Pipe, forkserver, reduction, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any, NoReturn
 
 from bench.cores import usable_cpus
 from bench.processes import die_with_parent, hold_to, leave, list_children, pause_collection
-from bench.scratch import Scratch
 from bench.text import last_line
 
 MODULES = (
@@ -101,7 +101,7 @@ class Process:
         log: Path | None = None,
         cold: bool = False,
     ) -> None:
-        self.note, self._lock = "", threading.Lock()
+        self.note = ""
         self._code: int | None = None
         self._recent = bytearray()  # the end of its output
         environment = {**os.environ, **(variables or {})}
@@ -159,34 +159,30 @@ class Process:
         self.end(patiently=False)
 
     def receive(self, timeout_s: float) -> Any:
-        """Return what it sends next. Raises TimeoutError; EndedError: it ended instead; and
-        MessageError."""
+        """Return what it sends next. Raises TimeoutError; EndedError: it ended instead, even if a
+        child of it holds the pipe open; and MessageError."""
         if not wait([self.connection, self._status], timeout_s):
             raise TimeoutError
-        with suppress(EOFError, OSError):
-            if self.connection.poll():
-                return self._read()
+        if self.connection.poll():
+            try:
+                return self.connection.recv()
+            except (EOFError, OSError):  # it ended, perhaps in the middle of a message
+                pass
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+                raise MessageError(f"the worker sent what is no message: {why}") from error
         self._log.join(_GRACE_S)
         raise EndedError(last_line(self._recent.decode(errors="replace")))
 
     def messages(self) -> Iterator[Any]:
         """Yield what it sends, as it arrives, and None at least every 0.1 s, until it ends. Raises
         MessageError."""
-        with suppress(EOFError, OSError):
+        with suppress(EndedError):
             while True:
-                if self.connection.poll(_POLL_S):
-                    yield self._read()
-                elif self.wait(0) is not None and not self.connection.poll():
-                    return  # dead, but a child of it holds the pipe open
-                yield None
-
-    def _read(self) -> Any:
-        data = self.connection.recv_bytes()
-        try:
-            return pickle.loads(data)
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-            raise MessageError(f"the worker sent what is no message: {why}") from error
+                try:
+                    yield self.receive(_POLL_S)
+                except TimeoutError:
+                    yield None
 
     def send(self, content: object) -> None:
         with suppress(OSError):  # it has ended
@@ -195,12 +191,10 @@ class Process:
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Return its return code, negative for a signal; None if it runs on."""
         if self._code is None and wait([self._status], timeout_s):
-            with self._lock:
-                if self._code is None:
-                    try:
-                        self._code = forkserver.read_signed(self._status)
-                    except (OSError, EOFError):  # its server has ended, and the kernel it
-                        self._code = -signal.SIGKILL
+            try:
+                self._code = forkserver.read_signed(self._status)
+            except (OSError, EOFError):  # its server has ended, and the kernel it
+                self._code = -signal.SIGKILL
         return self._code
 
     def dump_stacks(self) -> str:
@@ -285,7 +279,7 @@ class _Server:
     unfit = ""  # why nothing is to be forked from it
 
     def __init__(self, task: _Task, warm: bool) -> None:
-        folder = Scratch("server")
+        folder = TemporaryDirectory(prefix="bench-server-", ignore_cleanup_errors=True)
         alive, ours = os.pipe()
         number = os.open(folder.name, os.O_RDONLY)
         self._address = f"/proc/self/fd/{number}/socket"  # an address has at most 107 characters
@@ -343,7 +337,9 @@ def _find_server(task: _Task, instead_of: _Server | None = None) -> _Server:
     return found
 
 
-def _end(process: subprocess.Popen[bytes], folder: Scratch, *descriptors: int) -> None:
+def _end(
+    process: subprocess.Popen[bytes], folder: TemporaryDirectory[str], *descriptors: int
+) -> None:
     for one in descriptors:
         with suppress(OSError):
             os.close(one)

@@ -31,7 +31,7 @@ class _Lane:
 
 
 class Display:
-    """The running cases with phase, step, running loss and memory, and the overall progress.
+    """The running cases with phase, step and memory, and the overall progress.
 
     Each lane has a line of its own; the only lane of a sweep has no name. ``runs`` is the number of
     runs to make, ``done`` that of runs already there; ``runs`` is None if each run decides on the
@@ -93,7 +93,7 @@ class Display:
             here.phase = f"{event.phase} {event.epoch + 1}" if event.epoch else event.phase
             self._show(here)
             return
-        now = f"loss {event.loss:.3f}  {event.memory_bytes / GIB:.2f} GiB"
+        now = f"{event.memory_bytes / GIB:.2f} GiB"
         self._show(here, event.total or None, event.step + 1, now)
         if self._live is None and time.monotonic() >= here.due:
             here.due = time.monotonic() + _PLAIN_EVERY_S

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import chain, count, islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,6 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from bench.case import Case
 from bench.data.batches import Supply
 from bench.processes import pause_collection
-from bench.scratch import Scratch
 from bench.timeline import STEPS, Timeline, name_region, read_trace, summarize
 from bench.training.counting import mark_input, mark_parts, read_vocabulary
 from bench.training.timing import synchronize
@@ -69,7 +69,7 @@ def profile_step(
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    with Scratch("profile") as folder, ExitStack() as reading:
+    with TemporaryDirectory(prefix="bench-profile-") as folder, ExitStack() as reading:
         file = Path(folder) / "trace.json"
         with _naming_kernels(training, case), mark_parts(training, mark):
             supply = mark_input(stream, mark)

@@ -23,27 +23,23 @@ from bench.worker.messages import Channel, Job
 
 
 def work(connection: Connection, given: Job) -> int:
-    """Measure a case and send its outcome, whatever happens; return 0 if it has a measurement."""
-    began, channel = time.monotonic(), Channel(connection, given.judged)
+    """Measure a case, a user's command or a training of the harness, and send its outcome, whatever
+    happens; return 0 if it has a measurement."""
+    began, channel = time.monotonic(), Channel(connection)
     try:
-        run_case(given, channel, began)
+        preload()
+        if given.case.command is not None:
+            from bench.worker.command import measure_command
+
+            measure_command(given, channel)
+        else:
+            from bench.worker.measurement import measure  # imports torch
+
+            measure(given, channel, began)
     except BaseException as error:
         _report_failure(channel, given.case, error)
         return 1
     return 0
-
-
-def run_case(given: Job, channel: Channel, began: float) -> None:
-    """Measure what a job asks for: a user's command, or a training of the harness."""
-    preload()
-    if given.case.command is not None:
-        from bench.worker.command import measure_command
-
-        measure_command(given, channel)
-        return
-    from bench.worker.measurement import measure  # imports torch
-
-    measure(given, channel, began)
 
 
 def read_free_share(case: Case) -> float | None:

@@ -42,7 +42,7 @@ from bench.training.timing import Warmup, extrapolate, warm_up
 from bench.work import Kind, Label, Work
 from bench.worker.epochs import describe_interval, describe_steps, finite
 from bench.worker.measurement import conclude
-from bench.worker.messages import Channel, Job, Phase, StepTaken
+from bench.worker.messages import Channel, Job
 
 ITEMS = 10_000
 """The items of an "epoch" of a command that does not say where its epochs end: its time is that of
@@ -50,7 +50,6 @@ as many items, whatever the batch size."""
 
 _POLL_S = 0.02
 _GRACE_S = 3.0
-_REPORT_EVERY_S = 1.0
 _TAIL_BYTES = 1 << 16  # of the output, to find what an error was
 _LEAST_S = 1e-9  # of a step: the clock of a GPU may see none
 _UNLIMITED = 40  # steps that warm-up supposes will be measured, if the command decides
@@ -82,13 +81,13 @@ class _Run:
     """The running command, what it has told, and how many of its steps were taken."""
 
     def __init__(self, case: Case, folder: Path, channel: Channel) -> None:
-        self._path, self._read, self._channel = folder / "steps", 0, channel
+        self._path, self._read = folder / "steps", 0
+        self.report = channel.reporter("warmup", 0, self.held)
         self.steps: list[_Taken] = []
         self.epochs: list[tuple[int, dict[str, float | None]]] = []  # steps so far, and its values
         self.work: dict[str, Any] = {}
         self.counted = True  # whether it said how many items each of its steps has
-        self.taken, self.clock_s, self._due = 0, 0.0, 0.0
-        self.phase: Phase = "warmup"
+        self.taken, self.clock_s = 0, 0.0
         variables, words = split_command(fill_command(case))
         adopt_orphans()
         sys.stdout.flush()
@@ -170,15 +169,13 @@ class _Run:
         step = self.steps[self.taken]
         self.taken += 1
         self.clock_s += max(step.time_s or 0.0, _LEAST_S)
-        if (now := time.monotonic()) >= self._due:
-            held = 0
-            for pid in list_children(os.getpid()):
-                with suppress(OSError):
-                    held += read_held_memory(pid)
-            loss = math.nan if step.loss is None else step.loss
-            self._channel.send(StepTaken(self.phase, self.taken - 1, 0, loss, held))
-            self._due = now + _REPORT_EVERY_S
+        self.report(self.taken - 1, step)
         return step
+
+    def held(self) -> int:
+        with suppress(OSError):  # it has ended
+            return read_held_memory(self._process.pid)
+        return 0
 
     def warm_up(self, case: Case) -> Warmup | None:
         """Take steps until they are steady, by the rule of the harness's own; None if the command
@@ -227,8 +224,8 @@ def measure_command(given: Job, channel: Channel) -> Outcome:
         channel.enter("warmup")
         warm, measured = run.warm_up(case), list[_Taken]()
         if warm is not None:
-            run.phase = "epoch"
             channel.enter("epoch")
+            run.report = channel.reporter("epoch", 0, run.held)
             measured = run.measure(case.steps or math.inf)
         stopped = case.steps is not None and len(measured) >= case.steps
         if not stopped:

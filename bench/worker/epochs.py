@@ -17,8 +17,8 @@ from bench.case import Case, micro_batch, whole_batch
 from bench.data.batches import Supply
 from bench.data.loader import PREFETCH
 from bench.limits import find_ends
+from bench.processes import read_peak_memory
 from bench.record import EpochRow, Measurement, Outcome, Step
-from bench.text import count, write_number
 from bench.training.loop import Epoch, Training, merge, train_epoch
 from bench.training.timing import (
     Certainty,
@@ -28,9 +28,15 @@ from bench.training.timing import (
     find_accelerator,
     synchronize,
 )
-from bench.worker.messages import Channel, Reporter
+from bench.worker.messages import Channel
 from bench.worker.preparation import count_steps
 from bench.workloads import Workload
+
+
+def read_reserved(device: torch.device) -> Callable[[], int]:
+    """Return what tells the memory that training holds, as a report of its progress."""
+    accelerator = find_accelerator(device)
+    return accelerator.memory_reserved if accelerator else read_peak_memory
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ def train(
     """Train epoch ``index`` between two device synchronisations. ``rates`` has the learning rate of
     each step of all epochs. Return a function that fetches the results later."""
     device, steps = training.device, count_steps(case, batches)
-    clock, report = StepClock(device), Reporter(channel, device, "epoch", steps)
+    clock, report = StepClock(device), channel.reporter("epoch", steps, read_reserved(device))
     first = index * len(batches)
     own = rates[first : first + steps]
     parts = batches.divide(index, steps=steps)
@@ -204,15 +210,15 @@ def describe_learning(
             found.leave_out("the gradients of all steps overflowed", "grad_norm_median")
     losses = chain.from_iterable(one.epoch.losses for one in done)
     m.first_bad_step = next((i for i, x in enumerate(losses) if not math.isfinite(x)), None)
-    m.train_loss, m.train_accuracy = last.average()
+    row = list_epochs(case, done)[-1]
+    for name in ("train_loss", "train_accuracy", *TESTED):
+        setattr(m, name, getattr(row, name))
     if m.train_accuracy is None:
         found.leave_out(_UNCOUNTED, "train_accuracy")
     if last.tested is None:
         return
     for name in TESTED:  # an evaluation before the last one may have failed
         found.missing.pop(name, None)
-    m.test_loss, m.test_accuracy = finite(last.tested.loss), last.tested.accuracy
-    m.eval_time_s = last.tested.time_s
     if m.test_loss is None:
         found.leave_out("it is inf or NaN", "test_loss")
     if m.test_accuracy is None:
@@ -243,23 +249,6 @@ def list_epochs(case: Case, done: Sequence[TimedEpoch]) -> list[EpochRow]:
             row.overflow_steps = sum(one.epoch.overflowed)
         rows.append(row)
     return rows
-
-
-def describe_epoch(row: EpochRow, epochs: int, steps: int) -> str:
-    """Describe an epoch, or a part of ``steps``, in one line.
-
-    >>> describe_epoch(EpochRow(1, 12.345, 1.5, 0.25, test_loss=1.625), 3, 98)
-    'epoch 2 of 3: 98 steps in 12.35 s, loss 1.500, accuracy 25.0 %, test loss 1.625'
-    """
-    took = f"{count(steps, 'step')} in {write_number(row.time_s)} s"
-    said = [f"epoch {row.epoch + 1} of {epochs}: {took}"]
-    said += ["loss inf or NaN"] if row.train_loss is None else []
-    for which in ("train", "test"):
-        loss, accuracy = (getattr(row, f"{which}_{name}") for name in ("loss", "accuracy"))
-        kind = "test " if which == "test" else ""
-        said += [] if loss is None else [f"{kind}loss {write_number(loss)}"]
-        said += [] if accuracy is None else [f"{kind}accuracy {100 * accuracy:.1f} %"]
-    return ", ".join(said)
 
 
 def finite(value: float) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
@@ -17,12 +16,12 @@ from bench.cores import OtherWork
 from bench.data.batches import Supply, count_items
 from bench.data.loader import LoadedBatches, measure_rate
 from bench.diagnosis.step import PROFILED
-from bench.errors import UsageError
 from bench.gpu.nvml import describe_links
 from bench.plain import read_value
 from bench.precision import read_flags
 from bench.processes import pause_collection, read_peak_memory
 from bench.record import BESIDE, PROVEN, Measurement, Outcome, RankRow, Status, write_missing
+from bench.text import count
 from bench.training.counting import count_flop, count_step, join_work, judge_formats, read_work
 from bench.training.loop import Exchange, Training
 from bench.training.optimizers import learning_rates
@@ -36,7 +35,6 @@ from bench.worker.checkpoints import Checkpoints
 from bench.worker.epochs import (
     TESTED,
     TimedEpoch,
-    describe_epoch,
     describe_learning,
     describe_time,
     evaluate,
@@ -44,10 +42,11 @@ from bench.worker.epochs import (
     join_epochs,
     list_epochs,
     list_steps,
+    read_reserved,
     train,
 )
 from bench.worker.limit import build_limit
-from bench.worker.messages import Channel, Job, Rendezvous, Reporter
+from bench.worker.messages import END, Channel, EpochEnded, Job, Rendezvous
 from bench.worker.preparation import (
     Stopwatch,
     end_workers,
@@ -65,8 +64,7 @@ def measure(given: Job, channel: Channel, began: float | None = None) -> Outcome
     are needed once more and before the profiler starts, as a crash or hang there would lose it.
     ``began`` is time.monotonic() at the first line of the process (default: now).
 
-    Raises UsageError: the case trains in several processes and has no rendezvous. Any other error
-    that ends the case is raised too.
+    Any error that ends the case is raised.
     """
     case, found = given.case, Outcome()
     m, watch = found.measurement, Stopwatch(given.asked_at)
@@ -76,14 +74,14 @@ def measure(given: Job, channel: Channel, began: float | None = None) -> Outcome
         device, limit = torch.device(case.device), build_limit(case, given.gpu_uuid)
         limit.impose()
         synchronize(device)  # creates the context
-        group = _join_group(case, device, given.rendezvous)
+        group = join(device, given.rendezvous) if given.rendezvous else Group()
         watch.lap("device_context_s")
         workload, batches, training = set_up(case, given.folder, group, watch)
     m.setup_time_s, switches = watch.total, read_switches()
     _describe_training(found, case, training)
 
     channel.enter("warmup")
-    report = Reporter(channel, device, "warmup", 0)
+    report = channel.reporter("warmup", 0, read_reserved(device))
     watch.lap("other_s")
     warm = warm_up_shapes(training, batches, case, report, group.now)
     watch.lap("warmup")
@@ -128,23 +126,16 @@ def measure(given: Job, channel: Channel, began: float | None = None) -> Outcome
             with found.leave_out_on_error(*TESTED):
                 done[-1].tested = evaluate(training, workload, case)
         rows = list_epochs(case, done)
-        who = f"rank {group.rank}, its part of " if group.size > 1 else ""
-        with suppress(ValueError):  # the user's code may have closed the output
-            print(who + describe_epoch(rows[-1], case.epochs, len(done[-1].times)), flush=True)
         if files.kept:
             files.save(training, rows, _pack(done, others, m))
         watch.lap("asked for")
-        if len(done) < case.epochs and not channel.ask(rows[-1]):
+        if given.judged and len(done) < case.epochs and channel.ask(EpochEnded(rows[-1])) == END:
             m.truncated_after = len(done)
             break
     if device.type == "cpu":
         m.other_cores = OtherWork.add(group.gather(others)).cores()
     end_workers(batches)
     limit.lift()
-    if m.alloc_retries:
-        found.note(
-            f"{m.alloc_retries} allocations retried within the epoch: memory was nearly full"
-        )
     if case.cuda_graphs or case.own_graphs:
         m.peak_allocated_bytes = None
         found.leave_out("torch does not count what a graph holds", "peak_allocated_bytes")
@@ -184,32 +175,25 @@ def conclude(m: Measurement, contradiction: str = "") -> tuple[Status, str]:
     return (Status.INVALID if contradiction else status), "; ".join(reasons)
 
 
-def _join_group(case: Case, device: torch.device, rendezvous: Rendezvous | None) -> Group:
-    if case.parallel != "ddp":
-        return Group()
-    if rendezvous is None:
-        raise UsageError("--parallel ddp trains in processes that only bench.sweep starts")
-    return Processes(
-        rendezvous.rank, rendezvous.size, rendezvous.store, device, rendezvous.timeout_s
-    )
+def join(device: torch.device, meets: Rendezvous) -> Group:
+    return Processes(meets.rank, meets.size, meets.store, device, meets.timeout_s)
 
 
 def _describe_training(found: Outcome, case: Case, training: Training) -> None:
     m, conversion = found.measurement, training.conversion
     m.apex, m.switched = training.apex, write_switches(training.switched)
-    if training.start_note:
-        found.note(training.start_note)
+    notes = [training.start_note, *(conversion.notes if conversion else ())]
     if conversion:
         m.fp8_layers = str(conversion)
-        for remark in conversion.notes:
-            found.note(remark)
         if conversion.unneeded and not case.compiled:
-            found.note(
+            notes.append(
                 f"of {conversion.unneeded} layers in fp8 torchao computes a gradient that training "
                 "does not need, and that no FLOP are counted for; --compile on leaves it out"
             )
     if training.brings_optimizer:
-        found.note(f"the workload's own optimizer is {type(training.optimizer).__name__}")
+        notes.append(f"the workload's own optimizer is {type(training.optimizer).__name__}")
+    for note in filter(None, notes):
+        found.note(note)
 
 
 def _describe_parts(found: Outcome, watch: Stopwatch) -> None:
@@ -247,17 +231,16 @@ def describe_group(
         None if rendezvous.gpus else read_peak_memory(),
     )
     found.ranks = group.gather(row)
-    known = [one for one in found.ranks if one.work_s is not None]
+    known = {one.rank: one.work_s for one in found.ranks if one.work_s is not None}
     if len(known) > 1:
-        m.slowest_rank = max(known, key=lambda one: one.work_s or 0.0).rank
+        m.slowest_rank = max(known, key=lambda rank: known[rank])
     else:
         found.leave_out(_SYNC_BN if case.sync_bn else "there is one process", "slowest_rank")
     rates = group.gather(m.loader_samples_per_s)
     m.loader_samples_per_s = sum(filter(None, rates)) if all(rates) else None
+    why = "there is one GPU, or none"
     if len(rendezvous.gpus) > 1:
         m.links, why = describe_links(rendezvous.gpus)
-    else:
-        why = "there is one GPU" if rendezvous.gpus else "the case ran on a CPU"
     if why:
         found.leave_out(why, "links")
 
@@ -312,13 +295,13 @@ def _resume(
     for name, value in progress["noted"].items():
         setattr(m, name, value)
     files.keep_best(list_epochs(case, done))  # an interruption may have prevented it
-    which = f"{len(done)} of {case.epochs} epochs {'was' if len(done) == 1 else 'were'}"
     found.note(
-        f"{which} trained by an earlier process that was interrupted; what is sampled (memory of "
-        "process and device, clocks, temperature, others on the GPU) is of this process alone"
+        f"{count(len(done), 'epoch')} of {case.epochs} trained by an earlier process that was "
+        "interrupted; what is sampled (memory of process and device, clocks, temperature, others "
+        "on the GPU) is of this process alone"
     )
     if len(done) == case.epochs:
-        unknown = (name for name in _SPANNING if getattr(m, name) is None)
+        unknown = (name for name in _NOTED if getattr(m, name) is None)
         found.leave_out("an earlier process trained all epochs", *unknown)
     return done, OtherWork(*progress["others"])
 
@@ -328,11 +311,8 @@ def _resume(
 
 _TROUBLES = {"alloc_retries": "num_alloc_retries", "alloc_ooms": "num_ooms"}
 
-_SPANNING = ("peak_allocated_bytes", "peak_reserved_bytes", *_TROUBLES)
-"""Columns that are updated after each epoch, including the epochs of earlier processes."""
-
-_NOTED = (*_SPANNING, "loader_first_batch_s")
-"""Columns that a resuming process takes over from earlier ones."""
+# columns that span all epochs, and that a resuming process takes over from earlier ones
+_NOTED = ("peak_allocated_bytes", "peak_reserved_bytes", *_TROUBLES, "loader_first_batch_s")
 
 
 def _read_peaks(found: Outcome, device: torch.device, when: str) -> None:
@@ -448,24 +428,18 @@ def _prove(found: Outcome, training: Training, batches: Supply, case: Case) -> N
         training.conversion,
     )
     remarks = []
-    recurrent = (m for m in training.model.modules() if isinstance(m, nn.RNNBase))
-    if kinds := dict.fromkeys(type(module).__name__ for module in recurrent):
-        which = ", ".join(kinds)
-        remarks.append(f"recurrent layers ({which}) were not probed for their arithmetic")
+    if any(isinstance(module, nn.RNNBase) for module in training.model.modules()):
+        remarks.append("recurrent layers were not probed for their arithmetic")
     m.arithmetic = proof.arithmetic
     m.proof_layer = "; ".join(str(p.layer) for p in proof.layers)
     # the larger of the layers' errors is the one to look at
     m.conv_error = finite(max(p.forward.error for p in proof.layers))
-    inputs = [p.input_grad.error for p in proof.layers if p.input_grad]
-    weights = [p.weight_grad.error for p in proof.layers if p.weight_grad]
-    if inputs:
-        m.input_grad_error = finite(max(inputs))
-    else:
-        found.leave_out("what was probed is frozen, and all before it too", "input_grad_error")
-    if weights:
-        m.weight_grad_error = finite(max(weights))
-    else:
-        found.leave_out("what was probed is frozen", "weight_grad_error")
+    for kind in ("input_grad", "weight_grad"):
+        probed = [one.error for p in proof.layers if (one := getattr(p, kind))]
+        if probed:
+            setattr(m, f"{kind}_error", finite(max(probed)))
+        else:
+            found.leave_out("what was probed, or all before it, is frozen", f"{kind}_error")
     m.matmul_error = finite(proof.matmul.error)
     contradiction = proof.contradicts(precision)
     found.status, found.reason = conclude(m, contradiction)

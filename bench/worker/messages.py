@@ -8,14 +8,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from bench.case import Case
-from bench.processes import read_peak_memory
 from bench.record import EpochRow, KnownResults, Outcome
-
-if TYPE_CHECKING:
-    import torch
 
 Phase = Literal["warmup", "epoch", "evaluation"]
 """The phases that a worker announces, in this order; the last two once for each epoch."""
@@ -122,7 +118,6 @@ class StepTaken:
     phase: Phase
     step: int
     total: int
-    loss: float
     memory_bytes: int
 
 
@@ -141,59 +136,33 @@ Message = PhaseEntered | StepTaken | EpochEnded | Outcome
 
 
 class Channel:
-    """The worker's end of the connection to its parent. Without a parent nothing is sent. If
-    ``judged``, the parent is asked after each epoch whether to train another."""
+    """The worker's end of the connection to its parent. Without a parent nothing is sent."""
 
-    def __init__(self, parent: Connection | None = None, judged: bool = False) -> None:
-        self._parent, self._judged = parent, judged
+    def __init__(self, parent: Connection | None = None) -> None:
+        self._parent = parent
 
     def send(self, message: Message) -> None:
         if self._parent:
             self._parent.send(message)
 
     def enter(self, phase: Phase, epoch: int = 0) -> None:
-        self._ask(PhaseEntered(phase, epoch))
+        self.ask(PhaseEntered(phase, epoch))
 
-    def ask(self, row: EpochRow) -> bool:
-        """Send an epoch's result; return whether to train another."""
-        return not self._judged or self._ask(EpochEnded(row)) != END
-
-    def _ask(self, message: Message) -> object:
+    def ask(self, message: Message) -> object:
+        """Send a message, and wait for what the parent says to it."""
         self.send(message)
         return self._parent.recv() if self._parent else GO_ON
 
+    def reporter(
+        self, phase: Phase, total: int, held: Callable[[], int]
+    ) -> Callable[[int, object], None]:
+        """Return what tells of a step now and then, with the memory that is ``held``."""
+        due = 0.0
 
-class Reporter:
-    """A progress reporter that does not stop the device: the loss is copied to pinned memory after
-    its step, and read once it has arrived."""
+        def report(step: int, _: object) -> None:
+            nonlocal due
+            if (now := time.perf_counter()) >= due:
+                self.send(StepTaken(phase, step, total, held()))
+                due = now + _REPORT_EVERY_S
 
-    def __init__(self, channel: Channel, device: torch.device, phase: Phase, steps: int) -> None:
-        self._channel, self._phase, self._steps = channel, phase, steps
-        from bench.training.timing import find_accelerator
-
-        self._accelerator = find_accelerator(device)
-        self._due = time.perf_counter()
-        self._pending: tuple[int, torch.Tensor, Any] | None = None
-
-    def __call__(self, index: int, loss: torch.Tensor) -> None:
-        if self._pending is not None:
-            step, copy, event = self._pending
-            if event.query():
-                self._send(step, float(copy))
-                self._pending = None
-        elif time.perf_counter() >= self._due:
-            if self._accelerator is None:
-                self._send(index, float(loss))
-            else:
-                import torch
-
-                copy = torch.empty((), pin_memory=True)
-                copy.copy_(loss, non_blocking=True)
-                event = self._accelerator.Event(enable_timing=True)
-                event.record()
-                self._pending = index, copy, event
-
-    def _send(self, step: int, loss: float) -> None:
-        held = self._accelerator.memory_reserved if self._accelerator else read_peak_memory
-        self._channel.send(StepTaken(self._phase, step, self._steps, loss, held()))
-        self._due = time.perf_counter() + _REPORT_EVERY_S
+        return report

@@ -153,14 +153,12 @@ def warm_up_shapes(
     warm = warm_up(step, training.device, measured, clock)
     smaller_steps = min(_SMALLER_STEPS, case.steps or _SMALLER_STEPS)
     for size in _measured_shapes(case, batches)[1:]:
-        smaller = islice(supply(size), smaller_steps)
-        batch = next(smaller, None)  # draws the epoch's order
+        smaller = [*islice(supply(size), smaller_steps)]  # which draws the epoch's order
         moments = [time.perf_counter()]
-        while batch is not None:
+        for batch in smaller:
             training.step(batch)
             synchronize(training.device)
             moments.append(time.perf_counter())
-            batch = next(smaller, None)
         warm = Warmup(
             warm.steps + smaller_steps,
             warm.time_s + moments[-1] - moments[0],

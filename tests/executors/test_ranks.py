@@ -87,7 +87,7 @@ OK = Outcome(Status.OK, measurement=Measurement(epoch_time_s=1.0))
 
 
 def test_a_phase_begins_once_all_are_there(monkeypatch: Patch) -> None:
-    step = StepTaken("warmup", 0, 0, 1.0, 1)
+    step = StepTaken("warmup", 0, 0, 1)
     one = Script([PhaseEntered("warmup"), step, PhaseEntered("epoch"), OK])
     other = Script([PhaseEntered("warmup"), step, PhaseEntered("epoch"), Outcome(Status.OK)])
     ranks, heard = play(monkeypatch, one, other)

@@ -47,7 +47,8 @@ from bench.training.loop import Training, train_epoch
 from bench.training.optimizers import learning_rates
 from bench.training.proof import Setting, prove
 from bench.training.timing import StepClock
-from bench.worker.messages import Channel, Job, Reporter
+from bench.worker.epochs import read_reserved
+from bench.worker.messages import Channel, Job
 from bench.worker.preparation import set_up, start_over, warm_up_shapes
 from bench.workloads import Workload
 
@@ -112,7 +113,7 @@ def test_no_step_waits_for_the_device(name: str, platform: Platform, data: Datas
     _, batches, training = set_up(case, data.folder)
     warm_up_shapes(training, batches, case, lambda step, loss: None)
     start_over(training, batches, case)
-    report = Reporter(Channel(), device, "epoch", 10)
+    report = Channel().reporter("epoch", 10, read_reserved(device))
     epoch = list_batches(batches, 0, steps=10)
     first = next(epoch)  # the whole epoch's order is drawn with it
     torch.cuda.set_sync_debug_mode("error")

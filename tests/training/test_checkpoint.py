@@ -385,7 +385,7 @@ def test_an_interrupted_case_ends_as_if_it_had_not_been(
     assert (m.resumed_epochs, whole.measurement.resumed_epochs) == (2, 0)
     assert (m.measured_steps, len(found.steps), len(found.epochs)) == (12, 12, 3)
     assert m.epoch_time_s == pytest.approx(sum(row.time_s for row in found.epochs) / 3)
-    assert "2 of 3 epochs were trained by an earlier process" in (m.notes or "")
+    assert "2 epochs of 3 trained by an earlier process" in (m.notes or "")
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ from bench.worker import epochs as worker_epochs
 from bench.worker import measurement as worker_measurement
 from bench.worker.epochs import describe_steps
 from bench.worker.measurement import measure
-from bench.worker.messages import Channel, Job, Reporter
+from bench.worker.messages import Channel, Job
 
 CPU = torch.device("cpu")
 RESULTS = Path(__file__).parents[2] / "results"
@@ -348,9 +348,8 @@ class Planted:
 
 
 def test_a_training_asks_its_accelerator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """That of this CPU is planted; what is measured is real. Nothing is reported meanwhile, for
-    which a CPU has no pinned memory."""
-    monkeypatch.setattr(Reporter, "__call__", lambda *_: None)
+    """That of this CPU is planted; what is measured is real. Nothing is reported meanwhile."""
+    monkeypatch.setattr(Channel, "reporter", lambda *_: lambda *_: None)
     planted = Planted()
     monkeypatch.setitem(timing.ACCELERATORS, "cpu", planted)
     clock = worker_epochs.time.perf_counter
