@@ -71,7 +71,7 @@ class Case:
 
     # fmt: off
     model: str = describe_axis("dpn92", parse_model,
-        "network, by name, package.module:factory or timm:NAME", common=True, plain=True,
+        "network, by name, or package.module:factory", common=True, plain=True,
         affects=(LEARNING, FIT, PROOF, WORK, FLOP, FIRST))
     dataset: str = describe_axis("cifar10", one_of([*DATASETS, OWN]), "images to train on",
         common=True, plain=True, affects=(LEARNING, DATA, FIT, PROOF, WORK, FLOP, FIRST))

@@ -23,7 +23,7 @@ from bench.data.sources import CLASSES, SHAPE, Shape
 from bench.data.synthetic import parse_shape
 from bench.errors import UsageError
 from bench.failure import is_library
-from bench.models import MODELS, build_model, is_timm, load_factory, split_model
+from bench.models import MODELS, build_model, load_factory, split_model
 from bench.models.freezing import normalises_batches
 from bench.processes import name_signal
 from bench.record import WorkRow
@@ -127,8 +127,8 @@ def examine(
     and return its fingerprint.
 
     The fingerprint does not depend on ``freezes`` and ``starts``; they are only checked. ``shape``
-    is that of the images that a model is tried on; a built-in network, or one of timm, is built for
-    this number of ``classes``. A built-in network is built without memory (torch's meta device) and
+    is that of the images that a model is tried on; a built-in network is built for this
+    number of ``classes``. A built-in network is built without memory (torch's meta device) and
     not run: DPN-92 would take 2 s. Its work is sketched last, after ``report`` got everything else:
     a user's code may crash on torch's meta device, or never end.
 
@@ -138,16 +138,16 @@ def examine(
     """
     import torch
 
+    from bench.training.building import build_network, materialise
     from bench.training.counting import sketch_work
     from bench.training.float8 import find_products
     from bench.training.switches import keep_switches
     from bench.training.trial import (
-        Trial,
         attempt,
         check_network,
         check_tuning,
-        materialise_first,
         try_images,
+        try_workload,
     )
 
     before = set(sys.modules)
@@ -159,26 +159,20 @@ def examine(
         if name in MODELS:
             with torch.device("meta"):
                 model = build_model(name, classes, shape)
-        elif is_timm(name):
-            model = attempt(f"{what} cannot be built", partial(build_model, name, classes, shape))
         else:
             made = attempt(f"{what} cannot be built", lambda: load_factory(name, f"--{kind}")())
             if kind == "workload":
                 workload = check_workload(name, made)
-                trial = Trial(name, workload)
-                model = trial.build_network()
-                trial.check_head(model)
-            else:
-                model = check_network(name, made)
-        if kind == "model" and name not in MODELS:
-            materialise_first(what, model, workload)
+                made = attempt(f"{what}: build_model fails", workload.build_model)
+            model = check_network(what, made)
+        if name not in MODELS:
+            passed = f"{what}: a first pass, which gives lazy layers their shapes, fails"
+            attempt(passed, partial(materialise, model, workload))
     still = check_tuning(what, model, workload, freezes, starts)
     if kind == "workload":
-        facts = trial.run(model, freezes)
+        facts = try_workload(what, workload, model, partial(build_network, workload), freezes)
     elif name not in MODELS:
-        found_outputs = try_images(name, model, workload)
-        # timm makes the head for the classes of the images
-        outputs = None if is_timm(name) else found_outputs
+        outputs = try_images(what, model, workload)
     module, _ = split_model(name)
     own = {module: getattr(sys.modules[module], "__file__", None) or ""}
     for other in set(sys.modules) - before:
@@ -188,8 +182,6 @@ def examine(
     texts = []
     for other, file in sorted(own.items()):
         texts += [other.encode(), Path(file).read_bytes() if file else b""]
-    if is_timm(name):
-        texts.append(sys.modules[module].__version__.encode())
     products = attempt(f"{what}: find_head fails", partial(find_products, model, workload))
     tensors = [*model.named_parameters(), *model.named_buffers()]
     found = Fingerprint(

@@ -12,7 +12,7 @@ from bench.axis import BATCH_SIZES, Value, axis_flag, parse_whole
 from bench.case import AXES, Case, list_values, make_case, parse_value
 from bench.command import read_vary, refuse_places
 from bench.errors import UsageError
-from bench.models import is_command, name_module
+from bench.models import FACTORY_FORM, is_command
 from bench.rules import check, go_together, list_lacks, settle
 
 AUTO = "auto"
@@ -58,7 +58,7 @@ def parse_values(name: str, value: object, where: str) -> list[Value]:
     if name == "batch_size" and str(value) == "0":
         raise UsageError(f"{where} '0': {BATCH_SIZES}")
     if name == "model" and is_command(str(value)):
-        raise UsageError(f"{where} {value!r}: {name_module(str(value)) or 'give a network'}")
+        raise UsageError(f"{where} {value!r}: {FACTORY_FORM}")
     return [parse_value(name, value, where)]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from bench.errors import UsageError
+from bench.errors import UsageError, nearest
 from bench.precision import is_batchnorm
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ FREEZES: dict[str, str] = {
     "PATTERN": "layers or weights by name, such as layer1 or 'stages.*' or '*.bias'",
 }
 """Values of ``--freeze``; several can be given, separated by commas, except `NONE`."""
-
-_SHOWN = 3  # names shown in an error
 
 
 def parse_freeze(text: str) -> str:
@@ -61,10 +59,7 @@ def freeze(
         **dict(model.named_buffers(remove_duplicate=False)),
     }
     trained = {id(p) for p in model.parameters() if p.requires_grad}
-    chosen = {
-        part: {id(tensors[name]) for name in _choose(model, part, tensors, find_head)}
-        for part in setting.split(",")
-    }
+    chosen = {part: _choose(model, part, tensors, find_head) for part in setting.split(",")}
     every = set().union(*chosen.values())
     for parameter in model.parameters():
         if id(parameter) in every:
@@ -74,10 +69,11 @@ def freeze(
         for layer in _list_batchnorm(model)
         if _hold(layer) & every and not any(p.requires_grad for p in layer.parameters())
     ]
-    held = _hold(*layers)
     for part, ids in chosen.items():
-        if not ids & (trained | held):
-            raise UsageError(f"--freeze {part}: {_explain(model, part)}")
+        if not ids & (trained | _hold(*layers)):
+            there = [BACKBONE, BATCHNORM, *dict(model.named_modules()), *tensors]
+            hint = nearest(part.rstrip(".*"), there, f"it has {', '.join(list(tensors)[:9])}, …")
+            raise UsageError(f"--freeze {part}: nothing that trains has this name; {hint}")
     if not any(p.requires_grad for p in model.parameters()):
         raise UsageError(f"--freeze {setting}: nothing is left to train; freeze less")
     for layer in layers:
@@ -90,14 +86,16 @@ def _choose(
     part: str,
     tensors: Mapping[str, Tensor],
     find_head: Callable[[nn.Module], nn.Module],
-) -> list[str]:
+) -> set[int]:
     if part == BACKBONE:
-        kept = _hold(find_head(model))
-        return [name for name, tensor in tensors.items() if id(tensor) not in kept]
+        return {id(tensor) for tensor in tensors.values()} - _hold(find_head(model))
     if part == BATCHNORM:
-        inside = _hold(*_list_batchnorm(model))
-        return [name for name, tensor in tensors.items() if id(tensor) in inside]
-    return [n for n in tensors if fnmatchcase(n, part) or fnmatchcase(n, f"{part}.*")]
+        return _hold(*_list_batchnorm(model))
+    return {
+        id(tensor)
+        for name, tensor in tensors.items()
+        if fnmatchcase(name, part) or fnmatchcase(name, f"{part}.*")
+    }
 
 
 def normalises_batches(model: nn.Module, still: Sequence[nn.Module] = ()) -> bool:
@@ -116,23 +114,3 @@ def _list_batchnorm(model: nn.Module) -> list[nn.Module]:
 
 def _hold(*layers: nn.Module) -> set[int]:
     return {id(t) for layer in layers for t in (*layer.parameters(), *layer.buffers())}
-
-
-def _explain(model: nn.Module, part: str) -> str:
-    if part == BACKBONE:
-        return "the network has no weights to train but those of its head"
-    if part == BATCHNORM:
-        return "the network has no BatchNorm layer to train; leave it out"
-    weights = [name for name, p in model.named_parameters()]
-    layers = [name for name, _ in model.named_modules() if name]
-    if any(fnmatchcase(n, part) or fnmatchcase(n, f"{part}.*") for n in weights):
-        return "what it names does not train anyway; leave it out"
-    from difflib import get_close_matches
-
-    said = "no layer or weight of the network has such a name"
-    right = list(dict.fromkeys([BACKBONE, BATCHNORM, *layers, *weights]))
-    if close := get_close_matches(part[:100].rstrip(".*"), right, n=_SHOWN, cutoff=0.6):
-        return f"{said}; did you mean {' or '.join(close)}?"
-    top = dict.fromkeys(name.partition(".")[0] for name in weights)
-    shown = ", ".join([*top][: 3 * _SHOWN])
-    return f"{said}; its parts are {shown}{', …' if len(top) > 3 * _SHOWN else ''}"

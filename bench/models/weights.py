@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from argparse import Namespace
 from collections.abc import Callable, Container, Mapping
 from hashlib import file_digest
@@ -10,7 +9,7 @@ from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UsageError
-from bench.text import name_first
+from bench.text import first_line, name_first
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -37,8 +36,6 @@ _HARMLESS: list[Any] = [
 objects executes nothing."""
 
 _SHOWN = 3  # tensors named in an error
-
-_SAVE = "save the network's state_dict() alone, with torch.save or safetensors"
 
 
 def parse_start(text: str) -> str | None:
@@ -82,51 +79,29 @@ def read_weights(path: str, own: Container[str] = ()) -> dict[str, Tensor]:
         else:
             with torch.serialization.safe_globals(_HARMLESS):
                 found = torch.load(path, map_location="cpu", weights_only=True)
+        kept = found.get(_TRAINING)
+        whole = kept if isinstance(kept, Mapping) else found
+        inner = (whole[key] for key in _WRAPPERS if isinstance(whole.get(key), Mapping))
+        weights: dict[str, Tensor] = {
+            name: value for name, value in next(inner, found).items() if not name.endswith(_EXTRA)
+        }
+        if not weights or not all(isinstance(one, torch.Tensor) for one in weights.values()):
+            raise ValueError("it holds other things than weights")
     except ImportError as error:
         raise UsageError(
             f"--start {path}: the package safetensors is not installed; pip install safetensors"
         ) from error
-    except OSError as error:
-        why = error.strerror or " ".join(str(error).split())[:200]
-        raise UsageError(f"--start {path}: {why}; give a file of weights") from error
     except Exception as error:  # a damaged file makes torch raise almost anything
-        raise UsageError(f"--start {path}: {_explain(error)}; {_SAVE}") from error
-    if isinstance(found, Mapping):
-        kept = found.get(_TRAINING)
-        whole = kept if isinstance(kept, Mapping) else found
-        inner = (whole[key] for key in _WRAPPERS if isinstance(whole.get(key), Mapping))
-        found = next(inner, found)
-        found = {n: v for n, v in found.items() if not (isinstance(n, str) and n.endswith(_EXTRA))}
-    if not isinstance(found, Mapping) or not found:
-        raise UsageError(f"--start {path}: holds {_name_kind(found)}, and no weights; {_SAVE}")
-    for name, value in found.items():
-        if not (isinstance(name, str) and isinstance(value, torch.Tensor)):
-            raise UsageError(
-                f"--start {path}: holds {_name_kind(value)} as {str(name)[:60]!r} among or in "
-                f"place of weights; {_SAVE}"
-            )
-    weights: dict[str, Tensor] = dict(found)
+        raise UsageError(
+            f"--start {path}: weights cannot be read from it without executing code "
+            f"({first_line(error)}); save the network's state_dict() alone, with torch.save or "
+            "safetensors"
+        ) from error
     while not any(name in own for name in weights) and (
         prefix := next((p for p in _PREFIXES if all(name.startswith(p) for name in weights)), "")
     ):
         weights = {name.removeprefix(prefix): value for name, value in weights.items()}
     return weights
-
-
-def _explain(error: Exception) -> str:
-    """Say briefly why torch did not load a file; its own message is a page of advice."""
-    if found := re.search(r"GLOBAL ([\w.]+)", str(error)):
-        return (
-            f"holds {found[1]}, which loading would execute; only weights are loaded, and nothing "
-            "was executed"
-        )
-    if "TorchScript" in str(error):
-        return "this is a TorchScript program, and only weights are loaded"
-    return "this is no file of weights, or it is damaged"
-
-
-def _name_kind(value: object) -> str:
-    return "nothing" if isinstance(value, Mapping) and not value else type(value).__name__
 
 
 def fit_weights(
@@ -149,33 +124,27 @@ def fit_weights(
     head = find_head(model)
     place = next(name for name, module in model.named_modules() if module is head)
 
-    def in_head(name: str) -> bool:
-        return bool(place) and name.startswith(f"{place}.")
-
-    shapes = [
-        f"{name} is {tuple(weights[name].shape)} in the file and {tuple(t.shape)} in the network"
-        for name, t in own.items()
-        if name in weights and weights[name].shape != t.shape
-    ]
-    lacking = [
-        name
+    said = {
+        name: f"{name} is {tuple(t.shape)} in the file and {tuple(own[name].shape)} in the network"
+        for name, t in weights.items()
+        if name in own and t.shape != own[name].shape
+    }
+    said |= {
+        name: f"the file lacks {name}"
         for name, tensor in own.items()
         if id(tensor) not in there and not name.endswith("num_batches_tracked")
-    ]
-    unknown = [name for name in weights if name not in own]
-    note = ""
-    said = {"": shapes, "the file lacks ": lacking, "the network lacks ": unknown}
-    if differing := [
-        what + text for what, texts in said.items() for text in texts if in_head(text)
-    ]:
-        note = f"the head starts as it was built: {name_first(differing, _SHOWN)}"
-    others = {what: [text for text in texts if not in_head(text)] for what, texts in said.items()}
-    wrong = [what + name_first(texts, _SHOWN) for what, texts in others.items() if texts]
-    fitting = {n: t for n, t in weights.items() if n in own and not (note and in_head(n))}
+    }
+    said |= {name: f"the network lacks {name}" for name in weights if name not in own}
+    in_head = [name for name in said if place and name.startswith(f"{place}.")]
+    wrong = [text for name, text in said.items() if name not in in_head]
+    fitting = {
+        n: t for n, t in weights.items() if n in own and not (in_head and n.startswith(f"{place}."))
+    }
     if wrong or not fitting:
-        why = "; ".join(wrong) or "the file has nothing but weights of the head"
+        why = name_first(wrong, _SHOWN) or "the file has nothing but weights of the head"
         raise UsageError(f"--start {path} does not fit the network: {why}")
-    return fitting, note
+    note = name_first([said[name] for name in in_head], _SHOWN)
+    return fitting, f"the head starts as it was built: {note}" if in_head else ""
 
 
 def load_weights(model: nn.Module, path: str, find_head: Callable[[nn.Module], nn.Module]) -> str:

@@ -99,7 +99,6 @@ def print_registries() -> int:
         "models": {
             **MODELS,
             "package.module:factory": "your own torch.nn.Module, or 'nets:build(depth=16)'",
-            "timm:NAME": "a network of the package timm",
         },
         "datasets": DATASETS,
         "workloads": {

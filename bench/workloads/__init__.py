@@ -41,7 +41,7 @@ def parse_workload(text: str) -> str:
     Raises ValueError: it is neither `IMAGES` nor of the form ``package.module:factory``."""
     if text in (IMAGES, COMMAND):
         return text
-    return parse_factory(text, f"give package.module:factory of your own, or {IMAGES!r}")
+    return parse_factory(text)
 
 
 def load_workload(name: str) -> Workload:

@@ -38,7 +38,7 @@ from bench.preset import load_preset
 from bench.record import Status
 from bench.sweep import preflight
 from bench.sweep.options import Plan, parse_arguments, plan_cases
-from bench.training.trial import Trial
+from bench.training.trial import try_workload
 from bench.worker.messages import Job
 from bench.worker.preparation import set_up, start_over, warm_up_shapes
 from bench.workloads import Workload
@@ -210,8 +210,8 @@ def test_workers_that_nothing_uses_are_refused() -> None:
 
 
 def look(workload: Workload) -> Any:
-    trial = Trial("m:f", workload)
-    return trial.run(trial.build_network())
+    model = workload.build_model()
+    return try_workload("workload 'm:f'", workload, model, workload.build_model)
 
 
 class Doubles(Rows):
@@ -223,9 +223,9 @@ class Doubles(Rows):
     ("dataset", "said"),
     [
         (Doubles(4000), "gives float64 (2, 5), int64 (2,); make_batch gives float32 (2, 4), int64"),
-        (Rows(7), "build_dataset has 7 items, and samples is 4000"),
+        (Rows(7), "build_dataset returned a Rows of 7 items; it returns a map-style dataset of"),
         (Rows(4000, {}.__getitem__), "a batch of build_dataset fails: KeyError: "),
-        (7, "build_dataset returned int; it returns a map-style dataset"),
+        (7, "build_dataset: len() fails: TypeError: object of type 'int' has no len()"),
     ],
 )
 def test_a_dataset_that_is_unlike_make_batch_is_refused(dataset: Any, said: str) -> None:

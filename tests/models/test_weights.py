@@ -97,7 +97,7 @@ def test_safetensors_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     found = read_weights(str(path))
     assert all(torch.equal(found[name], value) for name, value in small(1).state_dict().items())
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(UsageError, match="is no file of weights, or it is damaged"):
+    with pytest.raises(UsageError, match="weights cannot be read from it"):
         read_weights(str(path))
     monkeypatch.setitem(__import__("sys").modules, "safetensors.torch", None)
     with pytest.raises(UsageError, match="pip install safetensors"):
@@ -105,29 +105,27 @@ def test_safetensors_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("write", "message"),
+    "write",
     [
-        (lambda p: p.write_bytes(pickle.dumps(Trap(p.with_name("m")))), "is no file of weights"),
-        (lambda p: save(p, {"a": Trap(p.with_name("m"))}), "holds posix.system, which loading"),
-        (
-            lambda p: save(p, {"args": Namespace(a=Trap(p.with_name("m")))}),
-            "holds posix.system, which loading",
-        ),
-        (lambda p: save(p, small()), r"holds torch\S+, which loading would execute"),
-        (lambda p: p.write_bytes(b""), "is no file of weights, or it is damaged"),
-        (lambda p: p.mkdir(), "Is a directory"),
-        (lambda p: save(p, {}), "holds nothing, and no weights"),
-        (lambda p: save(p, {"model": {"a": torch.zeros(1), "lr": 0.1}}), "holds float as 'lr'"),
+        lambda p: p.write_bytes(pickle.dumps(Trap(p.with_name("m")))),
+        lambda p: save(p, {"args": Namespace(a=Trap(p.with_name("m")))}),
+        lambda p: save(p, small()),
+        lambda p: p.write_bytes(b""),
+        lambda p: p.mkdir(),
+        lambda p: save(p, {}),
+        lambda p: save(p, torch.zeros(1)),
+        lambda p: save(p, {"model": {"a": torch.zeros(1), "lr": 0.1}}),
     ],
 )
 def test_what_is_no_file_of_weights_is_refused_and_not_executed(
-    write: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # even where the user's shell has torch load whatever a file holds
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     path = tmp_path / "w.pt"
     write(path)
-    with pytest.raises(UsageError, match=message) as refused:
+    said = "weights cannot be read from it without executing code .*; save the network's state_dict"
+    with pytest.raises(UsageError, match=said) as refused:
         read_weights(str(path))
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "m").exists()
@@ -169,7 +167,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
         fit(tmp_path, wrong, small())
     assert str(refused.value).endswith(
         "w.pt does not fit the network: 0.weight is (8, 3, 5, 5) in the file and (8, 3, 3, 3) in "
-        "the network; the file lacks 1.bias; the network lacks fc.weight"
+        "the network, the file lacks 1.bias, the network lacks fc.weight"
     )
     with pytest.raises(UsageError, match=r"weight is \(3, 5\) in the file and \(2, 5\)"):
         fit(tmp_path, nn.Linear(5, 3).state_dict(), nn.Linear(5, 2))  # all head: nothing is left
@@ -299,7 +297,7 @@ def test_what_cannot_start_is_refused_before_any_case(
     flags = [*ASKED, "--precision", "fp32", "--out", "out"]
     assert sweep([*flags, "--start", "w.pt", "evil.pt"]) == 2
     error = capsys.readouterr().err
-    assert "model 'net:build': --start evil.pt: holds posix.system" in error
+    assert "model 'net:build': --start evil.pt: weights cannot be read from it" in error
     assert sweep([*flags, "--start", "gone.pt"]) == 2
     assert "--start gone.pt: No such file or directory; give a file" in capsys.readouterr().err
     assert not (here / "m").exists()
