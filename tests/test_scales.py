@@ -42,7 +42,7 @@ from bench.scale_map import (
     write_map,
 )
 from bench.scales.__main__ import main
-from bench.scales.gradients import KINDS, LIMITS, Site, attach, list_kept, round_gradients, tally
+from bench.scales.gradients import KINDS, LIMITS, Counter, Site, attach, list_kept, round_gradients
 from bench.scales.measurement import Session
 
 FORMATS = {"fp16": (torch.float16, 11, -14), "bf16": (torch.bfloat16, 8, -126)}
@@ -70,7 +70,10 @@ def exact_fate(value: float, scale: float, format: str) -> Fate:
 
 def count(values: Tensor, format: str, scale: float) -> Tally:
     """The fates of ``values``, as the map counts them."""
-    return Tally(*tally(values.abs(), scale, FORMATS[format][0]).tolist())
+    counter = Counter(1, FORMATS[format][0], [scale], 1, [1], torch.device("cpu"))
+    counter.step = 1
+    counter(Site(0, Kind.OUTPUT), values)
+    return Tally(*counter.fates[0, 0, 0, 0].tolist())
 
 
 def only(fates: Tally) -> Fate:
@@ -120,7 +123,7 @@ near = st.builds(
     st.integers(2**23, 2**24 - 1) | st.sampled_from([2**23, 2**23 + 1, 2**24 - 1, 15 * 2**20]),
     st.integers(-40, 20),
 )
-scales = st.integers(0, 24).map(lambda k: 2.0**k)
+scales = st.integers(0, 24).map(lambda k: 2.0**k) | st.floats(2.0**-6, 2.0**24, width=32)
 
 
 @given(st.lists(numbers | near, min_size=1, max_size=20), st.sampled_from([*FORMATS]), scales)

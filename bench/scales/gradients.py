@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.precision import PRECISIONS, is_affine_batchnorm
-from bench.scale_map import Fate, Kind
+from bench.scale_map import Kind
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,9 @@ _CAST = (
 )
 """The modules whose own parameters autocast casts: the operations of AT_FORALL_LOWER_PRECISION_FP
 in torch's ATen/autocast_mode.h that have a module."""
+
+_CHUNK = 1 << 24
+"""Values counted at a time: a cell's index takes 8 bytes, and some gradients have 10^8 values."""
 
 
 def choose_format(precision: str) -> torch.dtype:
@@ -100,22 +103,23 @@ def attach(model: nn.Module, look: Look) -> Callable[[], None]:
     return hooks.close
 
 
-def tally(values: Tensor, scale: float, format: torch.dtype) -> Tensor:
-    """Count the `Fate` of values, float32 and at least 0, that are multiplied by a scale and then
-    rounded: int64 (fates,), on their device."""
-    rounded = (values * scale).to(format)
-    normal = rounded >= torch.finfo(format).tiny
-    overflowed = (~rounded.isfinite()).sum()
-    zero, kept = (values == 0).sum(), rounded.count_nonzero()
-    held = (normal & rounded.isfinite()).sum()
-    counts = (zero, values.numel() - zero - kept, kept - held - overflowed, held, overflowed)
-    return torch.stack(counts)
+def find_bounds(format: torch.dtype, scales: Sequence[float]) -> Tensor:
+    """Return, for each scale, the smallest float32 numbers that are kept, that are normal and that
+    overflow when they are multiplied by it and rounded to the nearest, ties to even: float32
+    (scales, 3). No product is rounded on the way."""
+    about = torch.finfo(format)
+    half = about.tiny * about.eps / 2
+    edges = torch.tensor([half, about.tiny - half, LIMITS[format]], dtype=torch.float64)
+    exact = edges / torch.tensor(scales, dtype=torch.float64)[:, None]
+    near = exact.float()
+    below = near.double() < exact
+    below[:, 0] |= near[:, 0].double() == exact[:, 0]  # a tie with zero, which is even
+    return torch.where(below, near.nextafter(torch.tensor(torch.inf)), near)
 
 
 class Counter:
-    """Counts of fp32 gradients at each scale, and the largest gradient of every step: ``fates``
-    int64 (steps counted, layers, kinds, scales, fates), ``peaks`` float32 (steps, layers, kinds),
-    NaN if a gradient was NaN."""
+    """Counts of fp32 gradients between the `find_bounds` of all scales, and the largest gradient of
+    every step: ``peaks`` float32 (steps, layers, kinds), NaN if a gradient was NaN."""
 
     def __init__(
         self,
@@ -126,11 +130,14 @@ class Counter:
         at: Sequence[int],
         device: torch.device,
     ) -> None:
-        self._format, self._scales = format, scales
         self._at = {step: slot for slot, step in enumerate(at)}
+        self._bounds = find_bounds(format, scales).to(device)
+        least = torch.tensor([2.0**-149], device=device)
+        self._cuts = torch.cat([least, self._bounds.flatten()]).unique()
+        self._one = torch.ones((), dtype=torch.int64, device=device)
         shape = layers, len(KINDS)
-        counted = len(at), *shape, len(scales), len(Fate)
-        self.fates = torch.zeros(counted, dtype=torch.int64, device=device)
+        cells = len(at), *shape, len(self._cuts) + 1
+        self._counts = torch.zeros(cells, dtype=torch.int64, device=device)
         self.peaks = torch.zeros(steps, *shape, device=device)
         self.step = 0
         """The step that gradients belong to, from 1; to be set before each step."""
@@ -139,13 +146,24 @@ class Counter:
         if not gradient.numel():
             return
         place = site.layer, KINDS.index(site.kind)
-        values = gradient.detach().float().abs()
+        values = gradient.detach().float().abs().flatten()
         peak = self.peaks[self.step - 1][place]
         torch.maximum(peak, values.amax(), out=peak)
         if self.step in self._at:
-            fates = self.fates[self._at[self.step]][place]
-            for index, scale in enumerate(self._scales):
-                fates[index] += tally(values, scale, self._format)
+            counts = self._counts[self._at[self.step]][place]
+            for part in values.split(_CHUNK):
+                # not bincount, which makes the host wait for the largest value
+                cells = torch.bucketize(part, self._cuts, right=True)
+                counts.scatter_add_(0, cells, self._one.expand(len(cells)))
+
+    @property
+    def fates(self) -> Tensor:
+        """Counts at each scale: int64 (steps counted, layers, kinds, scales, fates)."""
+        under = self._counts.cumsum(-1)
+        inner = under[..., torch.searchsorted(self._cuts, self._bounds)]
+        one = (*inner.shape[:-1], 1)
+        zero, whole = (under[..., end, None, None].expand(one) for end in (0, -1))
+        return torch.cat([inner.new_zeros(one), zero, inner, whole], dim=-1).diff(dim=-1)
 
 
 def round_gradients(kept: Sequence[bool], format: torch.dtype) -> Look:
