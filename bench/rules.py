@@ -4,7 +4,7 @@ and which batches its data can be divided into."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,42 +26,65 @@ from bench.command import BESIDE_COMMAND, list_places, name_command
 from bench.data import SYNTHETIC
 from bench.errors import UsageError
 from bench.optimization import count_warmup_steps
-from bench.precision import PRECISIONS, is_dynamic
-from bench.text import join_words
+from bench.precision import POLICIES, PRECISIONS
 from bench.workloads import COMMAND, IMAGES, OWN
 
 _SCALING, _APEX, _FLOAT8 = (
     f"--precision {' or '.join(p.name for p in PRECISIONS.values() if getattr(p, what))}"
     for what in ("scales_loss", "apex", "float8")
 )
-_OF_DDP = ("grad_compression", "sync_bn")
+
+Lack = tuple[tuple[str, ...], str, str]
+"""Axes that do not apply to a case, why, and the flag with which they would."""
+
+_APPLY: tuple[tuple[Callable[[Case], bool], Lack], ...] = (
+    (
+        lambda case: PRECISIONS[case.precision].scales_loss,
+        (("loss_scale",), "none of the precisions measured scales a loss", _SCALING),
+    ),
+    (
+        lambda case: PRECISIONS[case.precision].apex,
+        (("opt_level",), "none of the precisions measured is trained by apex", _APEX),
+    ),
+    (
+        lambda case: PRECISIONS[case.precision].float8,
+        (("fp8_recipe",), "none of the precisions measured rounds to fp8", _FLOAT8),
+    ),
+    (
+        lambda case: case.workload == IMAGES,
+        (SHAPE, "a workload brings its own images", f"--workload {IMAGES}"),
+    ),
+    (
+        lambda case: case.dataset == SYNTHETIC,
+        (SHAPE, "it is for synthetic images", f"--dataset {SYNTHETIC}"),
+    ),
+    (
+        lambda case: case.lr_scaling != "none",
+        (("base_batch",), "no learning rate is scaled by it", "--lr-scaling linear or sqrt"),
+    ),
+    (
+        lambda case: case.loader != "device",
+        (("workers",), "the device makes all batches", "--loader torch"),
+    ),
+    (
+        lambda case: case.parallel != "none",
+        (FOLLOWS["parallel"], "it is of training on several GPUs", "--parallel ddp"),
+    ),
+    (
+        lambda case: case.parallel == "ddp",
+        (("grad_compression", "sync_bn"), "it is of DistributedDataParallel", "--parallel ddp"),
+    ),
+)
+"""Where axes apply that do not apply everywhere."""
 
 
-def list_lacks(case: Case) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """Yield the axes that do not apply to a case, why, and the flag with which they would."""
-    precision = PRECISIONS[case.precision]
-    if not precision.scales_loss:
-        yield ("loss_scale",), "none of the precisions measured scales a loss", _SCALING
-    if not precision.apex:
-        yield ("opt_level",), "none of the precisions measured is trained by apex", _APEX
-    if not precision.float8:
-        yield ("fp8_recipe",), "none of the precisions measured rounds to fp8", _FLOAT8
-    if case.workload != IMAGES:
-        yield SHAPE, "a workload brings its own images", f"--workload {IMAGES}"
-    if case.dataset != SYNTHETIC:
-        yield SHAPE, "it is for synthetic images", f"--dataset {SYNTHETIC}"
-    if case.lr_scaling == "none":
-        yield ("base_batch",), "no learning rate is scaled by it", "--lr-scaling linear or sqrt"
-    if case.loader == "device":
-        yield ("workers",), "the device makes all batches", "--loader torch"
-    if case.parallel == "none":
-        yield FOLLOWS["parallel"], "it is of training on several GPUs", "--parallel ddp"
-    if case.parallel != "ddp":
-        yield _OF_DDP, "it is of DistributedDataParallel", "--parallel ddp"
+def list_lacks(case: Case) -> list[Lack]:
+    """Return the axes that do not apply to a case."""
+    return [lack for has, lack in _APPLY if not has(case)]
 
 
 def applies(axis: str, case: Case) -> bool:
-    return not any(axis in axes for axes, _, _ in list_lacks(case))
+    return not any(axis in axes for axes, *_ in list_lacks(case))
 
 
 def fill_value(axis: str, case: Case) -> Value:
@@ -89,27 +112,59 @@ def settle(settings: Mapping[str, Any]) -> Case:
         return replace(case, **changes | {"workload": COMMAND, "dataset": OWN})
     filled = [name for name in ("loss_scale", "lr") if settings.get(name) is None]
     changes = {name: fill_value(name, case) for name in filled}
-    changes |= {name: AXES[name].default for axes, _, _ in list_lacks(case) for name in axes}
+    changes |= {name: AXES[name].default for axes, *_ in list_lacks(case) for name in axes}
     if case.workload != IMAGES:
         changes |= {"model": case.workload, "dataset": OWN}
     return replace(case, **changes)
 
 
-_UNMEASURED: tuple[tuple[str, str, tuple[Value, ...]], ...] = (
-    ("accumulate", "parallel", ("dp",)),
-    ("accumulate", "cuda_graphs", (True,)),
-    ("memory_limit", "parallel", ("dp",)),
-    ("until", "parallel", ("ddp",)),
-    ("checkpoint", "parallel", ("ddp", "dp")),
-    ("checkpoint", "cuda_graphs", (True,)),
-    ("profile", "parallel", ("ddp", "dp")),
-    ("profile", "cuda_graphs", (True,)),
-    ("compile", "parallel", ("dp",)),
-    ("cuda_graphs", "compile", OWN_GRAPHS),
-    ("cuda_graphs", "precision", tuple(p.name for p in PRECISIONS.values() if p.apex or p.float8)),
-    ("parallel", "cuda_graphs", (True,)),
+_UNMEASURED = "is not measured"
+_APEXES, _FLOAT8S = (
+    tuple(p.name for p in PRECISIONS.values() if getattr(p, what)) for what in ("apex", "float8")
 )
-"""Axes that are not measured, but at their defaults, with some values of another."""
+Values = tuple[Value, ...] | None  # None: any but the default
+
+_APART: tuple[tuple[str, Values, str, Values, str], ...] = (
+    ("accumulate", None, "parallel", ("dp",), _UNMEASURED),
+    ("accumulate", None, "cuda_graphs", (True,), _UNMEASURED),
+    ("memory_limit", None, "parallel", ("dp",), _UNMEASURED),
+    ("until", None, "parallel", ("ddp",), _UNMEASURED),
+    ("checkpoint", None, "parallel", ("ddp", "dp"), _UNMEASURED),
+    ("checkpoint", None, "cuda_graphs", (True,), _UNMEASURED),
+    ("profile", None, "parallel", ("ddp", "dp"), _UNMEASURED),
+    ("profile", None, "cuda_graphs", (True,), _UNMEASURED),
+    ("compile", None, "parallel", ("dp",), _UNMEASURED),
+    ("cuda_graphs", None, "compile", OWN_GRAPHS, _UNMEASURED),
+    ("cuda_graphs", None, "precision", (*_APEXES, *_FLOAT8S), _UNMEASURED),
+    ("parallel", None, "cuda_graphs", (True,), _UNMEASURED),
+    ("parallel", ("dp",), "precision", _FLOAT8S, _UNMEASURED),
+    *(("epochs", None, name, None, "is of whole epochs") for name in PARTS),
+    ("dataset", (OWN,), "workload", (IMAGES,), "is that of a --workload of your own"),
+    ("optimizer", (OWN,), "workload", (IMAGES,), "is that of a --workload of your own"),
+    (
+        *("precision", ("fp16-pure",), "optimizer", ("adamw",)),
+        "diverges: squares of gradients flush to zero in fp16",
+    ),
+    (
+        *("precision", ("fp16-pure",), "loss_scale", tuple(POLICIES)),
+        "cannot be: torch's GradScaler unscales no fp16 gradients",
+    ),
+    ("precision", _APEXES, "optimizer", None, "cannot be: apex trains with SGD only"),
+    ("precision", _APEXES, "parallel", None, "cannot be: apex trains on one GPU"),
+    ("schedule", ("onecycle",), "lr_warmup", None, "has two warm-ups"),
+    ("cuda_graphs", None, "device", ("cpu",), "cannot be: a CPU has none"),
+    (
+        *("cuda_graphs", None, "loss_scale", tuple(POLICIES)),
+        "cannot be, because that scale is kept on the host",
+    ),
+    (
+        *("cuda_graphs", None, "optimizer", (OWN, "lars")),
+        "cannot be: torch captures fused steps",
+    ),
+    ("parallel", ("dp",), "device", ("cpu",), "needs GPUs"),
+    ("sync_bn", None, "device", ("cpu",), "needs GPUs, as torch's SyncBatchNorm does"),
+)
+"""Values of two axes that do not go together, and why."""
 
 
 def check(case: Case) -> None:
@@ -127,81 +182,31 @@ def go_together(case: Case) -> bool:
 
 
 def _list_conflicts(case: Case) -> Iterator[str]:
-    precision, on_cpu = PRECISIONS[case.precision], case.device == "cpu"
-    if case.accumulate > case.batch_size:
-        yield (
-            f"a batch of {case.batch_size} cannot be computed in {case.accumulate} micro-batches; "
-            "lower --accumulate"
-        )
+    # the number needed for micro-batches of one size always works
     made = -(-case.batch_size // micro_batch(case))
     if made != case.accumulate:
-        # the number needed for micro-batches of one size always works
-        smaller = micro_batch(case) - 1
-        works = [made, *([-(-case.batch_size // smaller)] if smaller > 1 else [])]
         yield (
             f"a batch of {case.batch_size} cannot be computed in {case.accumulate} micro-batches, "
-            f"all but the last of one size; give --accumulate {' or '.join(map(str, works))}"
+            f"all but the last of one size; give --accumulate {made}"
         )
-    if case.epochs > 1 and any(getattr(case, name) != AXES[name].default for name in PARTS):
-        flags = join_words([*map(axis_flag, PARTS)])
-        yield f"--epochs {case.epochs} trains whole epochs; leave out {flags}"
-    if case.dataset == OWN and case.workload == IMAGES:
-        yield f"--dataset {OWN} is that of a --workload; give one, or another dataset"
     if case.precision == OWN:
         yield f"--precision {OWN} is that of a --command; give another, or leave it out"
-    if case.precision == "fp16-pure" and case.optimizer == "adamw":
-        yield (
-            "--precision fp16-pure with --optimizer adamw diverges: squares of gradients flush to "
-            "zero in fp16; give --optimizer sgd, or --precision bf16-pure"
-        )
-    if case.precision == "fp16-pure" and is_dynamic(case.loss_scale):
-        yield (
-            f"--precision fp16-pure with --loss-scale {case.loss_scale}: torch's GradScaler "
-            "unscales no fp16 gradients; give a number, such as 128"
-        )
     if case.accumulate > 1 and case.own_graphs:  # pytorch issue 169545
         yield (
             f"--accumulate {case.accumulate} with --compile {case.compile} fails in torch: its "
             "graphs write over the gradients that are summed; give --compile default"
         )
-    if case.optimizer == OWN and case.workload == IMAGES:
-        yield f"--optimizer {OWN} is that of a --workload; give one, or leave it out"
-    if case.optimizer != "sgd" and precision.apex:
-        yield f"--precision {case.precision} trains with SGD only; give --optimizer sgd"
-    if case.schedule == "onecycle" and case.lr_warmup != "0":
-        yield "--schedule onecycle has its own warm-up; leave out --lr-warmup"
-    if case.cuda_graphs and on_cpu:
-        yield "--cuda-graphs with --device cpu cannot be: a CPU has none; leave it out"
-    if case.cuda_graphs and is_dynamic(case.loss_scale):
-        yield (
-            f"--cuda-graphs with --loss-scale {case.loss_scale} cannot be, because that scale is "
-            "kept on the host; give one such as 128"
-        )
-    if case.cuda_graphs and case.optimizer in (OWN, "lars"):
-        yield (
-            f"--cuda-graphs with --optimizer {case.optimizer} cannot be: torch captures fused "
-            "steps; give sgd or adamw"
-        )
     if case.workload == COMMAND:
         yield f"--workload {COMMAND} is that of a --command; give --command 'python train.py …'"
-    if case.parallel == "dp" and on_cpu:
-        yield "--parallel dp needs GPUs; on a CPU, --parallel ddp trains in processes"
-    if case.parallel != "none" and precision.apex:
-        yield (
-            f"--precision {case.precision} trains on one GPU; leave out --parallel {case.parallel}"
-        )
-    if case.parallel == "dp" and precision.float8:
-        yield "--precision fp8 with --parallel dp is not measured; give --parallel ddp"
-    if case.sync_bn and on_cpu:
-        yield "--sync-bn needs GPUs, as torch's SyncBatchNorm does; leave it out"
-    for axis, other, values in _UNMEASURED:
-        value, held = getattr(case, axis), getattr(case, other)
-        if value != AXES[axis].default and held in values:
-            there = f"{axis_flag(other)} {format_value(held)}"
-            yield (
-                f"{axis_flag(axis)} {format_value(value)} with {there} is not measured; leave out "
-                "one"
-            )
+    for axis, values, other, others, why in _APART:
+        if _is_among(case, axis, values) and _is_among(case, other, others):
+            one, two = (f"{axis_flag(n)} {format_value(getattr(case, n))}" for n in (axis, other))
+            yield f"{one} with {two} {why}; leave out one"
+
+
+def _is_among(case: Case, axis: str, values: Values) -> bool:
+    value = getattr(case, axis)
+    return value != AXES[axis].default if values is None else value in values
 
 
 def check_batches(case: Case, train_images: int, batchnorm: bool = True) -> None:
@@ -223,11 +228,6 @@ def check_batches(case: Case, train_images: int, batchnorm: bool = True) -> None
             f"{batch} is above the dataset's {train_images} {item}s; use at most {most}"
         )
     if batchnorm and (why := _find_uneven(case, train_images)):
-        near = (case.batch_size + sign * by for by in range(1, 100) for sign in (-1, 1))
-        others = (replace(case, batch_size=n) for n in near if case.accumulate <= n <= most)
-        for other in filter(go_together, others):
-            if not _find_uneven(other, train_images):
-                raise UsageError(f"{batch} leaves {why}; {other.batch_size} should work")
         raise UsageError(f"{batch} leaves {why}; give another")
     steps = math.ceil(train_images / whole_batch(case))
     count_warmup_steps(case.lr_warmup, case.epochs * steps)

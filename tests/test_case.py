@@ -180,7 +180,7 @@ def test_a_grid_holds_each_case_once() -> None:
 
 
 @given(st.integers(2, 400), st.integers(2, 400))
-def test_a_batch_fits_or_is_refused_with_one_that_does(batch: int, images: int) -> None:
+def test_a_batch_fits_or_is_refused(batch: int, images: int) -> None:
     case = Case(batch_size=batch)
     fits = batch <= images and images % batch != 1
     if fits:
@@ -207,7 +207,7 @@ def test_labels_leave_out_what_is_not_set() -> None:
 
 @given(st.integers(2, 3000), st.data())
 def test_as_many_micro_batches_as_were_asked_for(batch_size: int, data: st.DataObject) -> None:
-    """What is refused names numbers that work, and a size of micro-batch always gives one."""
+    """What is refused names a number that works, and a size of micro-batch always gives one."""
     number = data.draw(st.integers(1, batch_size))
     case = Case(batch_size=batch_size, accumulate=number)
     made = len(range(0, batch_size, micro_batch(case)))
@@ -216,10 +216,9 @@ def test_as_many_micro_batches_as_were_asked_for(batch_size: int, data: st.DataO
     else:
         with pytest.raises(UsageError, match="give --accumulate") as refused:
             check(case)
-        works = [int(n) for n in str(refused.value).rpartition("--accumulate ")[2].split(" or ")]
-        assert works[0] < number < max([*works[1:], batch_size])
-        for other in works:
-            check(replace(case, accumulate=other))
+        works = int(str(refused.value).rpartition("--accumulate ")[2])
+        assert works < number
+        check(replace(case, accumulate=works))
     most = data.draw(st.integers(2, 4000))
     (found,) = grid({"batch_size": [batch_size], "micro_batch": [most]})
     assert micro_batch(found) <= most

@@ -177,7 +177,7 @@ def test_lars_of_no_package_or_one_not_compared_with_the_paper_is_refused(
 def test_each_optimizer_takes_its_own_learning_rate() -> None:
     cases = grid({"optimizer": [*OPTIMIZERS]})
     assert {c.optimizer: c.lr for c in cases} == {n: k.lr for n, k in OPTIMIZERS.items()}
-    with pytest.raises(UsageError, match="trains with SGD only"):
+    with pytest.raises(UsageError, match="apex trains with SGD only"):
         grid({"optimizer": ["adamw"], "precision": ["fp16-apex"]})
 
 

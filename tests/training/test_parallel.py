@@ -138,8 +138,8 @@ def test_processes_that_train_together_are_no_others_to_each_other() -> None:
     ("settings", "images", "said"),
     [
         # 50,000 leave 2 images in the last batch: one for each
-        ({"batch_size": 641}, 50_000, "batch size 641 on each of 2 processes .* 640 should work"),
-        ({"batch_size": 3}, 13, "leaves a last batch of one image, .* 4 should work"),
+        ({"batch_size": 641}, 50_000, "batch size 641 on each of 2 processes leaves"),
+        ({"batch_size": 3}, 13, "leaves a last batch of one image"),
         ({"batch_size": 600}, 1000, "of 2 processes is above .* 1000 images; use at most 500"),
         (
             {"batch_size": 64, "sync_bn": True, "device": "cuda", "world_size": 4},
@@ -152,11 +152,8 @@ def test_batches_that_cannot_be_shared_are_refused(
     settings: dict[str, Any], images: int, said: str
 ) -> None:
     case = replace(DDP, **settings)
-    with pytest.raises(UsageError, match=said) as refused:
+    with pytest.raises(UsageError, match=said):
         check_batches(case, images)
-    if "should work" in str(refused.value):
-        works = int(str(refused.value).split()[-3])
-        check_batches(replace(case, batch_size=works), images)
     if "use at most" not in said:
         check_batches(case, images, batchnorm=False)
 
@@ -179,8 +176,8 @@ def test_no_process_is_left_one_image(batch: int, size: int, images: int) -> Non
     [
         ({"profile": True}, "--profile on with --parallel ddp is not measured"),
         ({"precision": "fp16-apex", "loss_scale": 128.0}, "trains on one GPU"),
-        ({"sync_bn": True}, "--sync-bn needs GPUs"),
-        ({"parallel": "dp"}, "--parallel dp needs GPUs"),
+        ({"sync_bn": True}, "--sync-bn on with --device cpu needs GPUs"),
+        ({"parallel": "dp"}, "--parallel dp with --device cpu needs GPUs"),
     ],
 )
 def test_settings_that_do_not_go_together(settings: dict[str, Any], said: str) -> None:
