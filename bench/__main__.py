@@ -5,8 +5,6 @@ A line is the first line of the command's own docstring, read without importing 
 
 from __future__ import annotations
 
-import ast
-import re
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -25,23 +23,15 @@ COMMANDS = {
 """The user-facing commands, by purpose. To add one, add the name of its module."""
 
 _ROOT = Path(__file__).parent
-_FIRST_LINE = re.compile(r"`python -m bench\.(\w+)[^`]*`: (.+)\.")
 
 
 def read_line(command: str) -> str:
-    """Return the line that describes ``command``: the first of its docstring, after the command
-    itself. Raises ValueError: the docstring does not begin with ```python -m bench.NAME …`: what it
-    does.``"""
+    """Return what a command does, as the first line of its docstring says after its name."""
     file = _ROOT / f"{command}.py"
     if not file.is_file():
         file = _ROOT / command / "__main__.py"
-    docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-    found = _FIRST_LINE.fullmatch(docstring.partition("\n")[0])
-    if found is None or found[1] != command:
-        raise ValueError(
-            f"{file}: its docstring should begin with: `python -m bench.{command}`: what it does."
-        )
-    return found[2]
+    first = file.read_text(encoding="utf-8").partition("\n")[0]
+    return first.partition("`: ")[2].rstrip('."')
 
 
 def write_list() -> Iterator[str]:

@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 
 from bench.axis import axis_flag
-from bench.errors import nearest
+from bench.errors import UsageError, nearest
 
 _PLACE = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)(?::([^{}]*))?\}")
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -104,7 +104,7 @@ def write_vary(values: Mapping[str, str]) -> str:
 
 def combine_vary(given: Sequence[Sequence[str]]) -> list[str]:
     """Return every combination of the values of some ``--vary NAME VALUE …``, the last varying
-    fastest. Raises ValueError: one has no value, no name, or the name of another.
+    fastest. Raises UsageError: one has no value, no name, or the name of another.
 
     >>> combine_vary([["lr", "0.1", "0.2"], ["layers", "4"]])
     ['lr=0.1 layers=4', 'lr=0.2 layers=4']
@@ -112,11 +112,15 @@ def combine_vary(given: Sequence[Sequence[str]]) -> list[str]:
     names = [name for name, *_ in given]
     for name, *values in given:
         if not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no name; give a word such as lr, and then its values")
+            raise UsageError(
+                f"--vary {name!r} is no name; give a word such as lr, and then its values"
+            )
         if not values:
-            raise ValueError(f"{name} has no value; give some, such as --vary {name} 0.1 0.2")
+            raise UsageError(
+                f"--vary {name} has no value; give some, such as --vary {name} 0.1 0.2"
+            )
         if names.count(name) > 1:
-            raise ValueError(f"{name} is given twice; give it once, with all its values")
+            raise UsageError(f"--vary {name} is given twice; give it once, with all its values")
     rows = product(*(values for _, *values in given))
     return [write_vary(dict(zip(names, row, strict=True))) for row in rows]
 

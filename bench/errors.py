@@ -35,32 +35,19 @@ class StoreError(Exception):
     """A row could not be written. The rows before it are intact, and the command returns 1."""
 
 
-_ABBREVIATION = 3
-"""Minimum letters for the start of a right word to count as an abbreviation of it."""
-
-
 def nearest(word: str, right: list[str], otherwise: str = "") -> str:
     """Return a hint for a misspelt ``word``: the nearest of ``right``, else ``otherwise``, else
     all.
 
-    >>> nearest("fp61", ["fp32", "fp16"])
-    "did you mean 'fp16'?"
-    >>> nearest("prec", ["model", "precision"]), nearest("FP32", ["fp32"])
-    ("did you mean 'precision'?", "did you mean 'fp32'?")
+    >>> nearest("fp61", ["fp32", "fp16"]), nearest("FP32", ["fp32"])
+    ("did you mean 'fp16'?", "did you mean 'fp32'?")
     """
     from difflib import get_close_matches
 
-    alike = [name for name in right if name.casefold() == word.casefold()]
-    if alike:
-        return f"did you mean {alike[0]!r}?"
-    if len(word.lstrip("-")) >= _ABBREVIATION:
-        for name in right:
-            if name.startswith(word):
-                return f"did you mean {name!r}?"
-    # difflib takes quadratic time, and a file may hold a key of a megabyte
-    close = get_close_matches(word[:100], right, n=1, cutoff=0.7)  # 0.6 takes gpu for cpu
-    if close:
-        return f"did you mean {close[0]!r}?"
+    known = {name.casefold(): name for name in right}
+    # difflib takes quadratic time, and a file may hold a key of a megabyte; 0.6 takes gpu for cpu
+    for close in get_close_matches(word[:100].casefold(), known, n=1, cutoff=0.7):
+        return f"did you mean {known[close]!r}?"
     return otherwise or "right values: " + ", ".join(right)
 
 

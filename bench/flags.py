@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import chain, takewhile
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -88,8 +88,8 @@ class _HelpAll(argparse.Action):
 class Parser(argparse.ArgumentParser):
     """An argparse parser that raises `UsageError` instead of printing its whole usage.
 
-    ``--help`` leaves out flags whose help is `AdvancedHelp`. Flags cannot be abbreviated, nor
-    repeated unless their action allows it. The axes in ``absent`` have no flag, and are refused
+    ``--help`` leaves out flags whose help is `AdvancedHelp`. Flags cannot be abbreviated. The
+    axes in ``absent`` have no flag, and are refused
     with the reason given there.
     """
 
@@ -102,9 +102,8 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse ``argv``; ``invocation`` is the whole command line. Raises UsageError: a flag is
-        unknown (the message names the nearest), is given twice, or lacks its value."""
+        unknown (the message names the nearest), or lacks its value."""
         self._refuse_absent(argv)
-        self._refuse_repeated(argv)
         given, unknown = self.parse_known_args(argv)
         if unknown:
             shown = (action for action in self._actions if action.help != argparse.SUPPRESS)
@@ -124,17 +123,6 @@ class Parser(argparse.ArgumentParser):
             # bench.check has its own --steps
             if flag in given and flag not in self._option_string_actions:
                 raise UsageError(f"{flag}: {command} does not take it, because {why}; leave it out")
-
-    def _refuse_repeated(self, argv: Sequence[str]) -> None:
-        seen = set[argparse.Action]()
-        for word in takewhile(lambda word: word != "--", argv):
-            flag = word.partition("=")[0]
-            action = self._option_string_actions.get(flag)
-            if action in seen:
-                values = ", with all its values" if action.nargs else ""
-                raise UsageError(f"{flag} is given twice; give it once{values}")
-            if isinstance(action, argparse._StoreAction):
-                seen.add(action)
 
 
 def join_flags(*parts: Sequence[str]) -> list[str]:
@@ -179,7 +167,7 @@ def add_axes(parser: Parser, description: str) -> None:
         group.add_argument(
             axis_flag(name),
             nargs="*" if name in SWITCHES else "+",
-            action="append" if name == "vary" else "store",
+            action="append" if name == "vary" else "extend",
             metavar=("NAME VALUE" if name == "vary" else "VALUE"),
             help=text if axis.common else AdvancedHelp(text),
         )
@@ -189,39 +177,18 @@ def read_axes(given: argparse.Namespace) -> dict[str, list[Value]]:
     """Return the axes given as flags of `add_axes`. Raises UsageError: they cannot be used."""
     axes: dict[str, list[Value]] = {}
     for name in given.axes:
-        if (texts := getattr(given, name)) is not None:
-            axes[name] = (
-                _read_vary(texts) if name == "vary" else _read_values(name, texts or ["on"])
-            )
+        texts, flag = getattr(given, name), axis_flag(name)
+        if name == "vary" and texts:
+            axes[name] = [*combine_vary(texts)]
+        elif texts is not None:
+            parsed = (parse_values(name, text, flag) for text in texts or ["on"])
+            axes[name] = [*chain.from_iterable(parsed)]
     if "vary" in axes and "command" not in axes:
         raise UsageError("--vary is for a placeholder in --command; give that too")
     refuse_beside_workload(axes)
     if axes.keys() & {*SHAPE}:
         axes.setdefault("dataset", [SYNTHETIC])  # also where a preset names another
     return axes
-
-
-def _read_values(name: str, texts: Sequence[str]) -> list[Value]:
-    flag = axis_flag(name)
-    try:
-        return [value for text in texts for value in parse_values(name, text, flag)]
-    except UsageError as error:
-        words = " ".join(texts).replace(",", " ").split()
-        if words == [*texts] or not words:
-            raise
-        try:
-            _read_values(name, words)
-        except UsageError:
-            raise error from None
-        right = f"separate values by spaces: {flag} {' '.join(words)}"
-        raise UsageError(f"{flag} {shlex.join(texts)}: {right}") from None
-
-
-def _read_vary(given: Sequence[Sequence[str]]) -> list[Value]:
-    try:
-        return [*combine_vary(given)]
-    except ValueError as error:
-        raise UsageError(f"--vary {error}") from None
 
 
 def refuse_beside_workload(axes: Mapping[str, Collection[Value]]) -> None:
@@ -302,9 +269,6 @@ def command(run: Callable[[Sequence[str]], int]) -> Callable[..., int]:
         # at Python's default threshold, garbage collection took a tenth of a report's time
         gc.set_threshold(200_000)
         provide_home()
-        if argv is None and (hiding := Path("bench.py")).is_file():
-            what = f"{hiding.absolute()} hides this package from python -m in this folder"
-            print(f"note: {what}; give precision-bench there", file=sys.stderr)
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
             if stream is None:  # it is closed, as after >&-

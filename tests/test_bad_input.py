@@ -52,7 +52,7 @@ def expect(
 FLAGS = [
     (["--batch-size", "0"], "--batch-size '0': a batch size is a whole number of at least 1"),
     (["--batch-size", "1"], "batch size 1 leaves a batch of one image, and BatchNorm needs two"),
-    (["--batch-size", "64,128"], "--batch-size 64,128: separate values by spaces: --batch-size 64"),
+    (["--batch-size", "64,128"], "--batch-size '64,128': a batch size is a whole number of at"),
     (["--batch-size", "50001"], "batch size 50001 is above the dataset's 50000 images"),
     (["--batch-size", "49999"], "batch size 49999 leaves a last batch of one image, and BatchNorm"),
     (["--precision", "fp61"], "--precision 'fp61': did you mean 'fp16'?"),
@@ -75,16 +75,13 @@ FLAGS = [
     (["--timeout", "0"], "--timeout '0': give a number of seconds, at least 0.001"),
     (["--retry", "oops"], "--retry 'oops': right values: ok, oom"),
     (["--batchsize", "64"], "unknown argument '--batchsize'; did you mean '--batch-size'?"),
-    (["--out", "a", "--out=b"], "--out is given twice; give it once"),
-    (["--lr", "1", "--steps", "2", "--lr", "3"], "--lr is given twice; give it once, with all its"),
     (["--lanes", "3", "--device", "cpu", "cuda"], "--lanes: the cases are of cpu and cuda; give"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("flags", "parts"), [(f, p) for f, *p in FLAGS], ids=lambda v: str(v)[:40])
 def test_flags(capsys: Capture, flags: list[str], parts: list[str]) -> None:
-    twice = "given twice" in parts[0]
-    expect(capsys, sweep.main, [*FAKE, *flags] if twice else join_flags(FAKE, flags), *parts)
+    expect(capsys, sweep.main, join_flags(FAKE, flags), *parts)
 
 
 def test_places_that_cannot_be_written(capsys: Capture, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import subprocess
 import sys
@@ -97,15 +96,6 @@ def test_all_settings_are_in_the_long_help(
     assert "--precision" in flags[0]
     assert "--channels-last" in flags[1] - flags[0]
     assert len(flags[1]) > 1.5 * len(flags[0])
-
-
-def test_a_command_without_its_line_is_named(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(listing, "_ROOT", tmp_path)
-    (tmp_path / "thing.py").write_text('"""Does things."""\n')
-    with pytest.raises(ValueError, match=r"thing.py: .* begin with: `python -m bench.thing`"):
-        listing.read_line("thing")
-    (tmp_path / "thing.py").write_text('"""`python -m bench.thing A`: do things."""\n')
-    assert listing.read_line("thing") == "do things"
 
 
 @pytest.mark.parametrize("words", ["bench.sweep --list", "fit --lr"])
@@ -237,43 +227,3 @@ def test_a_sweep_ends_well_where_the_locale_has_ascii_alone(tmp_path: Path) -> N
     assert done.returncode == 0, said
     assert "Traceback" not in said
     assert " ok" in said
-
-
-# ------------------------------------------------------------------------ a folder with a bench.py
-
-
-@pytest.mark.slow
-def test_a_package_that_is_hidden_in_a_folder_and_a_model_that_prints(tmp_path: Path) -> None:
-    """nanoGPT has a bench.py, and says how many parameters it built: the answer is JSON alone."""
-    (tmp_path / "bench.py").write_text("raise SystemExit('another bench')")
-    (tmp_path / "mynet.py").write_text(
-        "import os; from torch import nn; print('hello')\n"
-        "def build():\n"
-        "    os.system('echo from a child')\n"
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))\n"
-    )
-    checks = import_module("bench.check.checks").CHECKS.keys() - {"graphs"}
-    command = [
-        "check",
-        "--model",
-        "mynet:build",
-        "--precision",
-        "fp32",
-        "--device",
-        "cpu",
-        "--json",
-    ]
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "bench", *command, "--skip", *checks],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert [one["result"] for one in json.loads(done.stdout)["cases"][0]["checks"]].count("pass")
-    assert done.stderr.startswith(
-        f"note: {tmp_path / 'bench.py'} hides this package from python -m"
-    )
-    assert "hello\n" in done.stderr
-    assert "from a child\n" in done.stderr
