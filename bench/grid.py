@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from bench.axis import BATCH_SIZES, Value, axis_flag, parse_whole
+from bench.axis import BATCH_SIZES, Value, axis_flag
 from bench.case import AXES, Case, list_values, make_case, parse_value
 from bench.command import read_vary, refuse_places
 from bench.errors import UsageError
@@ -21,10 +21,8 @@ AUTO = "auto"
 _RANGE = re.compile(r"([0-9]{1,9})\.\.([0-9]{1,9}|auto)")
 
 
-def _double(low: int, high: int) -> Iterator[int]:
-    while low <= high:
-        yield low
-        low *= 2
+def _double(low: int, high: int) -> list[int]:
+    return [low << n for n in range(high.bit_length()) if low << n <= high]
 
 
 def fill_auto(text: str, largest: int, recommended: int) -> list[int]:
@@ -45,27 +43,17 @@ def parse_values(name: str, value: object, where: str) -> list[Value]:
     """
     if name == "batch_size" and value == AUTO:
         return [AUTO]
-    if name == "batch_size" and (found := _RANGE.fullmatch(str(value))):
-        low, high = int(found[1]), found[2]
-        if low < 1 or low & (low - 1):
-            right = "a range is of powers of two and starts with one, such as 32..1024"
-            raise UsageError(f"{where} {value!r}: {right}")
-        if high == AUTO:
-            return [f"{low}..{AUTO}"]
-        if int(high) < low:
-            raise UsageError(f"{where} {value!r}: a range goes upwards, such as 32..1024")
-        return list(_double(low, int(high)))
-    if name == "batch_size" and str(value) == "0":
-        raise UsageError(f"{where} '0': {BATCH_SIZES}")
+    found = _RANGE.fullmatch(str(value)) if name == "batch_size" else None
+    if found and int(found[1]).bit_count() == 1:
+        if found[2] == AUTO:
+            return [str(value)]
+        if sizes := _double(int(found[1]), int(found[2])):
+            return [*sizes]
+    if found or (name == "batch_size" and str(value) == "0"):
+        raise UsageError(f"{where} {str(value)!r}: {BATCH_SIZES}")
     if name == "model" and is_command(str(value)):
         raise UsageError(f"{where} {value!r}: {FACTORY_FORM}")
     return [parse_value(name, value, where)]
-
-
-MICRO_BATCH = "micro_batch"
-"""A key of `grid` besides the axes: the most images of a micro-batch, which sets `accumulate`."""
-
-parse_micro_batch = parse_whole("a micro-batch")
 
 
 def refuse_auto(family: Case, text: str) -> list[int]:
@@ -87,10 +75,10 @@ def grid(
 
     Each case is settled and checked, see `bench.rules`.
 
-    ``blocks`` map axes, and `MICRO_BATCH`, to values. ``find`` gets the other settings and ``auto``
-    or ``32..auto``, and returns the batch sizes. ``asked`` are the axes, by default all of the
-    blocks, that must apply to some case if any of their values is not the default. Raises
-    UsageError: settings do not go together, or an axis that is asked for applies to no case.
+    ``blocks`` map axes to values. ``find`` gets the other settings and ``auto`` or ``32..auto``,
+    and returns the batch sizes. ``asked`` are the axes, by default all of the blocks, that must
+    apply to some case if any of their values is not the default. Raises UsageError: settings do not
+    go together, or an axis that is asked for applies to no case.
     """
     families: list[Case] = []
 
@@ -117,32 +105,23 @@ def _expand(
     axes: Mapping[str, Sequence[Value]], find: Callable[[Case, str], Sequence[int]]
 ) -> Iterator[Case]:
     axes = dict(axes)
-    micro: Any = axes.pop(MICRO_BATCH, [None])
-    if micro != [None] and "accumulate" in axes:
-        raise UsageError("--micro-batch and --accumulate are both given; use one")
     chosen: Sequence[Any] = axes.pop("batch_size", [])
     if any(text is not None for text in axes.get("command", ())):
         _refuse_for_command(axes, chosen)
         chosen = chosen or [0]
     order = sorted(axes, key=[*AXES].index)
-    for limit, *values in product(micro, *(axes[name] for name in order)):
+    for values in product(*(axes[name] for name in order)):
         family = settle(dict(zip(order, values, strict=True)))
         settled = dict(zip(AXES, list_values(family), strict=True))
         for size in chosen or [Case.batch_size]:
             sizes = [size]
             if isinstance(size, str):
-                if limit is not None:
-                    raise UsageError(
-                        f"--batch-size {size} and --micro-batch are both given: in micro-batches "
-                        "of one size every batch fits; give batch sizes as numbers"
-                    )
                 least = replace(family, batch_size=Case.batch_size * family.accumulate)
                 check(least)
                 found = find(least, size)
                 sizes = [n for n in found if go_together(replace(least, batch_size=n))]
             for number in sizes:
-                made = family.accumulate if limit is None else -(-number // limit)
-                case = make_case(*(settled | {"batch_size": number, "accumulate": made}).values())
+                case = make_case(*(settled | {"batch_size": number}).values())
                 check(case)
                 yield case
 

@@ -6,24 +6,23 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 
 from bench.axis import Value
 from bench.case import AXES, FOLLOWS, PARTS, SHAPE, Case
 from bench.errors import UsageError, nearest
-from bench.grid import MICRO_BATCH, grid, parse_micro_batch, parse_values, refuse_auto
+from bench.grid import grid, parse_values, refuse_auto
 
 _FOLDER = files("bench") / "presets"
 
 _REPLACED = {
-    MICRO_BATCH: "accumulate",
-    "accumulate": MICRO_BATCH,
     "fraction": "steps",
     "steps": "fraction",
     "optimizer": "workload",
 }
-"""Axes of a preset that give way to another that is given as a flag: micro-batches by size or
-number, how much is measured, and the optimizer to a workload, which may bring its own."""
+"""Axes of a preset that give way to another that is given as a flag: how much is measured, and the
+optimizer to a workload, which may bring its own."""
 
 
 @dataclass(frozen=True)
@@ -103,26 +102,15 @@ def parse_preset(data: bytes, name: str) -> Preset:
 
 
 def _parse_grid(block: Mapping[str, object], where: str) -> dict[str, list[Value]]:
-    _refuse_unknown(block, [*AXES, MICRO_BATCH], where)
+    _refuse_unknown(block, [*AXES], where)
     axes: dict[str, list[Value]] = {}
     for axis, given in block.items():
         values = given if isinstance(given, list) else [given]
         if not values or any(isinstance(value, (list, dict)) for value in values):
             raise UsageError(f"{where}: {axis}: give one value or a list of values")
-        spot = f"{where}: {axis}"
-        if axis == MICRO_BATCH:
-            axes[axis] = [read_micro_batch(values[0] if len(values) == 1 else values, spot)]
-        else:
-            axes[axis] = [parsed for value in values for parsed in parse_values(axis, value, spot)]
+        parsed = (parse_values(axis, value, f"{where}: {axis}") for value in values)
+        axes[axis] = [*chain.from_iterable(parsed)]
     return axes
-
-
-def read_micro_batch(value: object, where: str) -> int:
-    """Parse the most images of a micro-batch. Raises UsageError: no whole number from 1."""
-    try:
-        return parse_micro_batch(str(value))
-    except ValueError as error:
-        raise UsageError(f"{where} {value!r}: {error}") from None
 
 
 def _refuse_unknown(table: Mapping[str, object], right: list[str], where: str) -> None:

@@ -307,21 +307,3 @@ def test_a_dry_run_shows_what_is_yet_to_be_found(capsys: Capture) -> None:
 def test_what_it_may_not_be(text: str) -> None:
     with pytest.raises(UsageError, match="--batch-size"):
         parse_values("batch_size", text, "--batch-size")
-
-
-# ---------------------------------------------------------------------------------- --micro-batch
-
-
-def test_micro_batch_is_a_flag_and_a_key(tmp_path: Path, memory: Callable[[str], None]) -> None:
-    memory(LINE)
-    config = tmp_path / "mine.toml"
-    config.write_text(
-        'description = "x"\n[[grid]]\nbatch_size = [64, 128]\nmicro_batch = 32\nprecision="fp32"\n'
-    )
-    for name, flags, parts in (
-        ("key", [], [(64, 2), (128, 4)]),
-        ("flag", ["--micro-batch", "64"], [(64, 1), (128, 2)]),
-        ("other", ["--accumulate", "8"], [(64, 8), (128, 8)]),
-    ):
-        frame = run_sweep(tmp_path / name, "--config", str(config), *flags)
-        assert rows(frame, "batch_size", "accumulate") == parts

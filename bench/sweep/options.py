@@ -24,9 +24,9 @@ from bench.flags import (
     parse_whole,
     read_axes,
 )
-from bench.grid import MICRO_BATCH, fill_auto
+from bench.grid import fill_auto
 from bench.origin import EXECUTORS
-from bench.preset import Preset, default_preset, load_config, load_preset, read_micro_batch
+from bench.preset import Preset, default_preset, load_config, load_preset
 from bench.record import Status
 from bench.store.plans import Shard, parse_shard
 from bench.sweep.schedule import CHEAP_FRACTION, CHEAP_REPEATS, CHEAP_STEPS, default_repeats
@@ -108,10 +108,6 @@ def build_parser() -> Parser:
         "of powers of two, 32..1024, or auto, the largest that fits in memory less a margin, or "
         "32..auto",
     )
-    most = AdvancedHelp(
-        "divide each batch into as few micro-batches as possible of at most M images"
-    )
-    add_flag(what, "--micro-batch", "M", most)
     how = add_running(parser)
     _add_switch(
         how,
@@ -186,8 +182,6 @@ def parse_arguments(argv: Sequence[str]) -> Options:
     if given.preset and given.config:
         raise UsageError("--preset and --config are both given; use one")
     axes = read_axes(given)
-    if given.micro_batch:
-        axes[MICRO_BATCH] = [read_micro_batch(given.micro_batch, "--micro-batch")]
     if given.trace and not any(axes.setdefault("profile", [True])):
         raise UsageError("--trace keeps the traces of profiles; leave out --profile off")
     devices = axes.get("device") or ["cuda" if has_cuda() else "cpu"]
