@@ -87,11 +87,10 @@ def render_text(answer: Answer, full: bool = False) -> str:
         console.print()
         text.draw_table(table, console, brief=not full)
     console.print()
-    doubts = [text.join_doubts(notices) for notices in text.group_doubts(answer.doubts)]
-    said = [n.line for n in answer.doubts] if full else doubts[: text.DOUBTS]
+    said = [n.line for n in answer.doubts] if full else text.list_doubts(answer.doubts)
     for line in [*said, *([] if full else [f"{text.MORE} shows the evidence and all doubts."])]:
         text.draw_text(line, console)
-    return text.read_plain(console)
+    return console.export_text()
 
 
 def render_json(answer: Answer, full: bool = True) -> str:

@@ -14,7 +14,7 @@ from bench.limits import MIN_REPEATS
 from bench.origin import describe_origin, find_origin
 from bench.record import Status
 from bench.render.table import NOTHING, Cell, Head, Table, find_period, say_period, write_ends
-from bench.render.text import MORE, WIDTH, draw_table, draw_text, make_plain, read_plain
+from bench.render.text import MORE, WIDTH, draw_table, draw_text, make_plain
 from bench.study.axes import name_axis
 from bench.study.pairs import Match
 from bench.study.quantities import Metric
@@ -242,7 +242,7 @@ def render_text(comparison: Comparison, results: Sequence[Result], full: bool = 
         draw_table(table, console)
     if len(tables) > 1 and not full:
         draw_text(f"{MORE} shows {count(len(tables) - 1, 'more table')}.", console)
-    return read_plain(console)
+    return console.export_text()
 
 
 def render_markdown(comparison: Comparison, results: Sequence[Result], full: bool = True) -> str:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from bench.render.table import COLOURS
-from bench.render.text import group_doubts
+from bench.render.text import list_doubts
 from bench.report.document import Report
 from bench.report.figures import draw_figures, inline
 from bench.store.reader import find_records
@@ -34,7 +34,7 @@ def render(report: Report) -> str:
     return templates.get_template("page.html").render(
         report=report,
         lead=lead,
-        doubts=group_doubts(report.warnings),
+        doubts=list_doubts(report.warnings),
         tables=list(zip(anchors, report.tables, strict=True)),
         figures=[figure for figure in figures if figure is not lead],
         links=[

@@ -134,4 +134,4 @@ def test_what_was_asked_for_and_failed_is_on_the_first_screen(tmp_path: Path, re
     folder = write_sweep(tmp_path, ran(Case(evaluate=True), (10,), warmup_steps=9, **lost))
     said = " ".join(report(folder)[1].split())
     assert "Every case has a warning" in said
-    assert "! Not all done (the only run): remove the cause, of which the logs" in said
+    assert "! Not all done (the only run): Remove the cause, of which the logs" in said
