@@ -15,7 +15,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from bench.data.sources import CLASSES
-from bench.interval import CONFIDENCE, find_freedom, find_half_width
+from bench.interval import CONFIDENCE, find_freedom, find_quantile
 from bench.limits import MIN_REPEATS
 from bench.workloads import IMAGES
 
@@ -44,24 +44,45 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class Difference:
-    """Difference B - A of one case's mean logarithms, and the spread of each side. For paired
-    readings, A has the spread of the ``pairs`` differences and B has none: the degrees of freedom
-    are pairs - 1."""
+    """Difference B - A of mean logarithms, of one case or the mean over several, and the spreads of
+    both sides of each. For paired readings, A has the spread of the ``pairs`` differences and B has
+    none: the degrees of freedom are pairs - 1."""
 
     shift: float
-    a: Spread
-    b: Spread
+    sides: tuple[tuple[Spread, Spread], ...]
     pairs: int = 0
 
     @property
+    def counts(self) -> tuple[int, int]:
+        a, b = (min(spread.number for spread in side) for side in zip(*self.sides, strict=True))
+        return a, b
+
+    @property
     def error(self) -> float:
-        return math.sqrt(self.a.variance / self.a.number + self.b.variance / self.b.number)
+        return math.sqrt(sum(map(_square_error, self.sides))) / len(self.sides)
 
     def freedom(self, noise: float | None = None) -> float:
         """Return Satterthwaite's degrees of freedom. ``noise`` is the variance of A over that of B,
-        by default the case's own."""
-        a, b = (self.a.variance, self.b.variance) if noise is None else (noise, 1.0)
-        return find_freedom([(a, self.a.number), (b, self.b.number)])
+        by default, and where a side has none, the case's own."""
+        squares = [*map(_square_error, self.sides)]
+        parts = 0.0
+        for square, (a, b) in zip(squares, self.sides, strict=True):
+            known = noise is not None and a.variance > 0 < b.variance
+            variances = (noise, 1.0) if noise is not None and known else (a.variance, b.variance)
+            if square:
+                of = find_freedom([(variances[0], a.number), (variances[1], b.number)])
+                parts += (square / sum(squares)) ** 2 / of
+        return 1 / parts
+
+
+def _square_error(sides: tuple[Spread, Spread]) -> float:
+    return sum(spread.variance / spread.number for spread in sides)
+
+
+def pool(cases: Sequence[Difference]) -> Difference:
+    """Return the mean of some cases' differences."""
+    sides = tuple(both for case in cases for both in case.sides)
+    return Difference(fmean(case.shift for case in cases), sides)
 
 
 def adjust(p_values: Sequence[float]) -> list[float]:
@@ -97,7 +118,7 @@ def subtract(a: Sequence[float], b: Sequence[float]) -> Difference | str:
     if not all(value > 0 and math.isfinite(value) for value in (*a, *b)):
         return "a value is not positive: no ratio"
     (mean_a, spread_a), (mean_b, spread_b) = summarize(a), summarize(b)
-    return Difference(mean_b - mean_a, spread_a, spread_b)
+    return Difference(mean_b - mean_a, ((spread_a, spread_b),))
 
 
 def summarize(values: Sequence[float]) -> tuple[float, Spread]:
@@ -120,15 +141,15 @@ def find_p_values(cases: Sequence[Difference]) -> list[float]:
 
 
 def find_freedoms(cases: Sequence[Difference]) -> list[float]:
-    """Return the degrees of freedom of each case's test; see the module."""
-    noises = {
-        index: math.log(case.a.variance / case.b.variance)
-        for index, case in enumerate(cases)
-        if case.a.variance and case.b.variance
-    }
-    typical = math.exp(median(noises.values())) if noises else None
-    # if one side never varies, the case uses its own variances
-    return [case.freedom(typical if i in noises else None) for i, case in enumerate(cases)]
+    """Return the degrees of freedom of each case's test; see above."""
+    noises = [
+        math.log(a.variance / b.variance)
+        for case in cases
+        for a, b in case.sides
+        if a.variance > 0 < b.variance
+    ]
+    typical = math.exp(median(noises)) if noises else None
+    return [case.freedom(typical) for case in cases]
 
 
 def exp(log: float) -> float:
@@ -258,13 +279,12 @@ def estimate(
             ratios.append(Ratio(lack=case))
             continue
         ratio = Ratio(exp(case.shift), pairs=case.pairs)
-        counts = (case.a.number, case.b.number)
-        if min(counts) < MIN_REPEATS:
-            has = " and ".join(dict.fromkeys(map(str, counts)))
+        if min(case.counts) < MIN_REPEATS:
+            has = " and ".join(dict.fromkeys(map(str, case.counts)))
             ratio = replace(ratio, lack=f"needs {MIN_REPEATS} {what} a side, has {has}")
         elif case.error:
             tested[index] = case
-            reach = find_half_width([case.a, case.b], confidence)
+            reach = find_quantile(case.freedom(), confidence) * case.error
             ratio = replace(ratio, low=exp(case.shift - reach), high=exp(case.shift + reach))
         elif deterministic or case.pairs:
             ratio = replace(ratio, low=ratio.value, high=ratio.value, exact=True)
@@ -341,7 +361,7 @@ def subtract_seeds(pair: Seeded) -> tuple[Difference | str, float]:
     if isinstance(whole, str) or not shared or (len(shared) >= MIN_SEEDS and not whole.error):
         return whole, unit
     shift, spread = summarize([b[seed] / a[seed] for seed in shared])
-    return Difference(shift, spread, Spread(0.0, len(shared)), pairs=len(shared)), unit
+    return Difference(shift, ((spread, Spread(0.0, len(shared))),), len(shared)), unit
 
 
 def average_seeds(readings: Mapping[int, Sequence[float]]) -> float:
@@ -477,7 +497,7 @@ def judge_equivalences(family: Sequence[Seeded], margin: float) -> list[Equivale
         within, beyond = next(tests) if ratio.p is not None else (None, 1.0)
         sure = ratio.exact or (within is not None and min(within, beyond) < ERROR)
         claim = _place(case.shift, limit) if sure else Claim.UNCLEAR
-        ends, seeds = (ratio.low, ratio.high), min(case.a.number, case.b.number)
+        ends, seeds = (ratio.low, ratio.high), min(case.counts)
         results.append(Equivalence(claim, ratio.value, *ends, within, seeds, ratio.lack, unit))
     return results
 

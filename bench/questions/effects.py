@@ -185,8 +185,9 @@ def _tabulate_effects(found: ReportData) -> Iterator[Sheet]:
     def write_loss(effect: Effect) -> Cell | None:
         if (loss := effect.loss) is None:
             return None
-        reach = f" ±{loss.reach:.3f}" if loss.reach is not None else ""
-        return Cell(write_signed(loss.difference, 3) + reach, loss.difference)
+        if apart := loss.ratio.difference:
+            return Cell(write_signed(apart[0], 3), apart[0])
+        return write_percent(LOSS, effect)
 
     columns: list[Column[Effect]] = [
         Column("change", "change", "what changes, all else equal",
@@ -208,7 +209,8 @@ def _tabulate_effects(found: ReportData) -> Iterator[Sheet]:
                lambda effect: write_percent(MEMORY, effect), number=True, better="lower", keep=6),
         Column("energy", "energy", "change of an epoch's",
                lambda effect: write_percent(ENERGY, effect), number=True, better="lower", keep=4),
-        Column("loss", "loss", "difference of the training loss", write_loss, better="lower",
+        Column("loss", "loss", "change of the training loss; below zero the difference", write_loss,
+               better="lower",
                keep=5),
         Column("learnt", "learns as well?", f"equivalence within {100 * MARGIN:.0f} %, over seeds",
                say_learnt, keep=7, wrap=True),

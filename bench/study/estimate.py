@@ -4,8 +4,7 @@ Each pair has a ratio of geometric means over its repeats; the effect is the geo
 ratios. Its 95 % interval is of the mean over just these pairs: each pair's variance is Welch's, the
 degrees of freedom are Satterthwaite's, so that a single pair has the interval that `bench.compare`
 gives it. The p-values of all changes of one metric are adjusted by Holm; as in `bench.verdict`,
-they use the degrees of freedom from the median noise ratio of all pairs. The lowest and the highest
-pair show how far the pairs differ from each other.
+they use the degrees of freedom from the median noise ratio of all pairs.
 
 Runs of one seed saw the same images from the same initial weights, and so count as one reading:
 losses are averaged over the pairs, seed by seed, and compared like those of a single pair. Only
@@ -17,10 +16,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, median, stdev, variance
+from statistics import fmean
 from typing import TYPE_CHECKING
 
-from bench.interval import find_half_width, find_quantile
 from bench.limits import MIN_REPEATS, STEADY
 from bench.record import RELIABLE, Status
 from bench.store.rows import group
@@ -28,16 +26,8 @@ from bench.study import quantities
 from bench.study.pairs import Changed, Pair, select_common
 from bench.study.quantities import METRICS
 from bench.study.runs import Result
-from bench.verdict import (
-    MIN_SEEDS,
-    ROUNDING,
-    Difference,
-    Ratio,
-    adjust,
-    compare_seeds,
-    find_unit,
-    summarize,
-)
+from bench.verdict import Difference, Ratio, Verdict, compare_seeds, find_unit, pool, subtract
+from bench.verdict import estimate as judge
 
 if TYPE_CHECKING:
     from bench.study.quantities import Metric
@@ -60,21 +50,12 @@ class Estimate:
     Attributes:
         ratio: after over before, of geometric means.
         cells: the ``cell`` before and after of each pair; only pairs with enough repeats, if any.
-        lowest: the lowest ratio of a pair; ``highest`` the highest.
-        ends: the ``cell`` after the change in each of these two pairs.
-        mixed: whether the pairs, each judged by its own interval, have different verdicts.
-        difference: after minus before, in the metric's SI unit: the mean over the pairs.
-        reach: half the 95 % interval of that difference; None where the ratio has no interval.
+        mixed: whether the pairs, each judged by itself, have different verdicts.
     """
 
     ratio: Ratio
     cells: tuple[tuple[int, int], ...]
-    lowest: float
-    highest: float
-    ends: tuple[int, int]
-    mixed: bool
-    difference: float
-    reach: float | None
+    mixed: bool = False
 
     @property
     def pairs(self) -> int:
@@ -86,8 +67,30 @@ def estimate(
 ) -> list[Estimate | None]:
     """Estimate the effect of each change on a metric; None where no pair has it on both sides."""
     if metric.seeded:
-        return _judge_seeds(changes, take_seeds(metric, results))
-    return _judge_repeats(metric, changes, take_readings(metric, results))
+        seeds = take_seeds(metric, results)
+        every = select_common(changes, lambda pair: pair.same_loss, seeds.keys(), seeds.keys())
+        means = (list_means(*map(average_seeds, share_seeds(c, seeds))) for c in every if c)
+        ratios = iter(compare_seeds([(before, after) for before, after in means]))
+        return [Estimate(next(ratios), cells) if cells else None for cells in every]
+
+    def fits(pair: Pair) -> bool:
+        return pair.same_memory if metric is MEMORY else pair.a.settled or not metric.timed
+
+    readings = take_readings(metric, results)
+    sure = {cell for cell, values in readings.items() if len(values) >= MIN_REPEATS}
+    every = select_common(changes, fits, readings.keys(), sure)
+    differences = [[subtract(readings[a], readings[b]) for a, b in cells] for cells in every]
+    known = [[one for one in some if isinstance(one, Difference)] for some in differences]
+    ratios = iter(judge([pool(some) for some in known if some], metric.deterministic))
+    return [
+        Estimate(next(ratios), cells, _is_mixed(some)) if cells else None
+        for cells, some in zip(every, known, strict=True)
+    ]
+
+
+def _is_mixed(pairs: Sequence[Difference]) -> bool:
+    verdicts = {ratio.judge(STEADY) for ratio in judge(pairs)} if len(pairs) > 1 else set()
+    return len(verdicts - {Verdict.AMBIGUOUS, Verdict.NONE}) > 1
 
 
 def take_times(results: Iterable[Result]) -> dict[int, list[float]]:
@@ -185,148 +188,3 @@ def list_shifts(a: Sequence[Seeds], b: Sequence[Seeds]) -> list[float]:
 
 def _average(seeds: Seeds, what: int) -> float:
     return fmean([reading[what] for reading in seeds.values()])
-
-
-def _judge_seeds(changes: Sequence[Changed], seeds: Mapping[int, Seeds]) -> list[Estimate | None]:
-    found: list[Estimate | None] = []
-    family: list[tuple[dict[int, list[float]], dict[int, list[float]]]] = []
-    for cells in select_common(changes, lambda pair: pair.same_loss, seeds.keys(), seeds.keys()):
-        if not cells:
-            found.append(None)
-            continue
-        sides = share_seeds(cells, seeds)
-        shifts, (a, b) = list_shifts(*sides), map(average_seeds, sides)
-        one, other = list_means(a, b)
-        family.append((one, other))
-        low, high = (shifts.index(end(shifts)) for end in (min, max))
-        before, after = (fmean([_average(x, 0) for x in side]) for side in sides)
-        found.append(
-            Estimate(
-                Ratio(),
-                cells,
-                math.exp(shifts[low]),
-                math.exp(shifts[high]),
-                (cells[low][1], cells[high][1]),
-                False,
-                after - before,
-                _reach({s: x[0] for s, x in a.items()}, {s: x[0] for s, x in b.items()}),
-            )
-        )
-    ratios = iter(compare_seeds(family))
-    return [e and replace(e, ratio=next(ratios)) for e in found]
-
-
-def _reach(a: Mapping[int, float], b: Mapping[int, float]) -> float | None:
-    """Return half the 95 % interval of a difference of means over seeds, paired where shared."""
-    shared = sorted(a.keys() & b.keys())
-    if len(shared) >= MIN_SEEDS:
-        apart = [b[seed] - a[seed] for seed in shared]
-        spread = 0.0 if stdev(apart) <= ROUNDING * abs(fmean(a.values())) else variance(apart)
-        return find_half_width([(spread, len(apart))])
-    if min(len(a), len(b)) < MIN_SEEDS:
-        return None
-    return find_half_width([(variance(side.values()), len(side)) for side in (a, b)]) or None
-
-
-def _judge_repeats(
-    metric: Metric, changes: Sequence[Changed], readings: Mapping[int, Sequence[float]]
-) -> list[Estimate | None]:
-    told = {cell: summarize(values) for cell, values in readings.items()}
-    sure = {cell for cell, values in readings.items() if len(values) >= MIN_REPEATS}
-
-    def fits(pair: Pair) -> bool:
-        if metric is MEMORY:
-            return pair.same_memory
-        return pair.a.settled or not metric.timed
-
-    def subtract(pair: tuple[int, int]) -> Difference:
-        (one, before), (other, after) = (told[cell] for cell in pair)
-        return Difference(other - one, before, after)
-
-    every = select_common(changes, fits, told.keys(), sure)
-    samples = [[subtract(pair) for pair in cells] for cells in every]
-    noises = [
-        math.log(pair.a.variance / pair.b.variance)
-        for pairs in samples
-        for pair in pairs
-        if pair.a.variance > 0 < pair.b.variance
-    ]
-    typical = math.exp(median(noises)) if noises else None
-    estimates: list[Estimate | None] = []
-    for cells, pairs in zip(every, samples, strict=True):
-        if not cells:
-            estimates.append(None)
-            continue
-        shifts = [pair.shift for pair in pairs]
-        low, high = (shifts.index(end(shifts)) for end in (min, max))
-        before, after = (
-            [fmean(readings[cell]) for cell in side] for side in zip(*cells, strict=True)
-        )
-        ratio, reach = _judge(metric, pairs, typical)
-        estimates.append(
-            Estimate(
-                ratio,
-                cells,
-                math.exp(shifts[low]),
-                math.exp(shifts[high]),
-                (cells[low][1], cells[high][1]),
-                ratio.p is not None and _is_mixed(pairs),
-                fmean(after) - fmean(before),
-                None if reach is None else reach * fmean(before) * (ratio.value or 1.0),
-            )
-        )
-    adjusted = iter(adjust([e.ratio.p for e in estimates if e and e.ratio.p is not None]))
-    for place, e in enumerate(estimates):
-        if e and e.ratio.p is not None:
-            estimates[place] = replace(e, ratio=replace(e.ratio, p_adjusted=next(adjusted)))
-    return estimates
-
-
-def _judge(
-    metric: Metric, pairs: Sequence[Difference], typical: float | None
-) -> tuple[Ratio, float | None]:
-    """Return the geometric mean of the pairs' ratios, and half its interval on a scale of
-    logarithms; None without an interval."""
-    shift = fmean(pair.shift for pair in pairs)
-    value = math.exp(shift)
-    fewest = min(side.number for pair in pairs for side in (pair.a, pair.b))
-    if fewest < MIN_REPEATS:
-        return Ratio(value, lack=f"needs {MIN_REPEATS} repeats, has {fewest}"), None
-    varying = [pair for pair in pairs if pair.error]
-    if not varying:
-        if metric.deterministic:
-            return Ratio(value, value, value, exact=True), 0.0
-        lack = "repeats equal to the last digit are not independent readings"
-        return Ratio(value, lack=lack), None
-    whole = sum(pair.error**2 for pair in varying)
-    error = math.sqrt(whole) / len(pairs)
-
-    def pool(noise: float | None) -> float:
-        """Return Satterthwaite's degrees of freedom of the mean, from each pair's error."""
-        freedoms = (
-            pair.freedom(noise if pair.a.variance > 0 < pair.b.variance else None)
-            for pair in varying
-        )
-        shares = (pair.error**2 / whole for pair in varying)
-        return 1 / sum(share**2 / of for share, of in zip(shares, freedoms, strict=True))
-
-    reach = find_quantile(pool(None)) * error
-    from scipy.special import stdtr
-
-    p = min(1.0, 2 * float(stdtr(pool(typical), -abs(shift) / error)))
-    return Ratio(value, math.exp(shift - reach), math.exp(shift + reach), p, p), reach
-
-
-def _is_mixed(pairs: Sequence[Difference]) -> bool:
-    """Return whether pairs, each by its own interval, differ in their verdicts."""
-    limit, kinds = math.log1p(STEADY), set[str]()
-    for pair in pairs:
-        reach = find_half_width([pair.a, pair.b])
-        low, high = pair.shift - reach, pair.shift + reach
-        if high < -limit:
-            kinds.add("lower")
-        elif low >= -limit and high <= limit:
-            kinds.add("same")
-        elif low > limit:
-            kinds.add("higher")
-    return len(kinds) > 1
