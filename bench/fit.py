@@ -31,7 +31,7 @@ from bench.flags import (
 from bench.grid import AUTO
 from bench.preset import Preset
 from bench.processes import leave
-from bench.render.table import NOTHING, Cell, Head, Table, whole_cell
+from bench.render.table import NOTHING, Cell, Head, Table, number_cell
 from bench.sweep.options import Options, add_running, choose_dataset, read_running
 from bench.sweep.probing import find_largest
 from bench.wall import ANSWERED, APART, LONG_STEPS, MARGIN, STEP, Ending, Wall
@@ -161,10 +161,10 @@ def _write_row(family: Case, wall: Wall, axes: Sequence[str]) -> tuple[Cell, ...
     sizes = (wall.largest, wall.smallest_failing, wall.thrashes_from, wall.recommended)
     return (
         *map(Cell, known),
-        *map(whole_cell, sizes),
+        *(number_cell(size, str) for size in sizes),
         fixed,
         each,
-        whole_cell(wall.probes),
+        number_cell(wall.probes, str),
         Cell(remark, remark or None),
     )
 

@@ -26,7 +26,7 @@ from bench.data import SYNTHETIC
 from bench.errors import SeveralUsageError, StoreError, UsageError, nearest
 from bench.grid import parse_values
 from bench.processes import provide_home
-from bench.text import PLAIN, capitalize, clean
+from bench.text import capitalize, clean
 from bench.workloads import IMAGES
 
 _ALL = "--help-all"
@@ -274,7 +274,7 @@ def command(run: Callable[[Sequence[str]], int]) -> Callable[..., int]:
             if stream is None:  # it is closed, as after >&-
                 setattr(sys, name, io.TextIOWrapper(io.FileIO(os.devnull, "w")))
             elif isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors=PLAIN)
+                stream.reconfigure(errors="replace")
         try:
             code = run(sys.argv[1:] if argv is None else argv)
             sys.stdout.flush()  # here, where a closed pipe is caught, not at exit

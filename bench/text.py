@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import math
 import os
 import re
@@ -20,23 +19,6 @@ ESTIMATE = "≈"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
 _FORMULA = tuple("=+-@＝＋－＠")  # full-width ones too: some spreadsheets treat them alike
 
-
-_LIKE = {
-    **{"×": "x", "≈": "~", "·": "|", "–": "-", "−": "-", "─": "-", "µ": "u", "²": "2", "³": "3"},
-    **{"→": "->", "±": "+-", "…": "...", "√": "sqrt ", "°": " deg ", "σ": "sigma", "▼": "v"},
-}
-
-
-def _spell_plainly(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeEncodeError)
-    cannot = error.object[error.start : error.end]
-    return "".join(_LIKE.get(character, "?") for character in cannot), error.end
-
-
-PLAIN = "bench.plain"
-"""The error handler of outputs in latin-1 or ASCII: × is written as x, ≈ as ~, and what has no such
-likeness as a question mark."""
-codecs.register_error(PLAIN, _spell_plainly)
 
 GIB = 2**30
 
@@ -214,11 +196,6 @@ def join_words(words: Sequence[str]) -> str:
     ('a, b and c', 'a')
     """
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
-
-
-def say_left_out(number: int, thing: str) -> str:
-    """Say how many more things there are: ``1 more row is left out``."""
-    return f"{count(number, f'more {thing}')} {'is' if number == 1 else 'are'} left out"
 
 
 _UNITS = {

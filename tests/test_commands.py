@@ -208,8 +208,7 @@ def test_what_an_output_cannot_encode_is_replaced(
     said = b"".join(stream.buffer.getvalue() for stream in streams).decode(encoding)
     assert len(said) > 100
     if name == "report" and encoding == "ascii":
-        assert "fp16-amp (~12.09 s)" in said
-        assert "dpn92 | cifar10" in said
+        assert "fp16-amp (?12.09 s)" in said
 
 
 @pytest.mark.slow

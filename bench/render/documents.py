@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from bench.render.table import Document, Level, Table
+from bench.render.table import Document, Table
 from bench.text import clean
 
 _SPECIAL = re.compile(r"([\\`*_\[\]~|#$@!])")
@@ -15,31 +15,19 @@ _SPECIAL = re.compile(r"([\\`*_\[\]~|#$@!])")
 
 def render_markdown(report: Document) -> str:
     """Return the report as Markdown."""
-    return "\n".join(_lines(report)) + "\n"
-
-
-def _lines(report: Document) -> Iterator[str]:
-    yield f"# {escape(report.title)}\n"
-    for sentence in report.constants:
-        yield f"- {escape(sentence)}"
-    yield ""
+    lines = [f"# {escape(report.title)}", "", *(f"- {escape(one)}" for one in report.constants), ""]
     for answer in report.answers:
         about = f"**{escape(answer.about)}.** " if len(report.answers) > 1 else ""
-        yield f"{about}{escape(' '.join(answer.sentences))}\n"
+        lines += [f"{about}{escape(' '.join(answer.sentences))}", ""]
     if step := report.next_step:
-        yield f"Next: {escape(step.why)}.\n"
-        if step.command:
-            yield f"```sh\n{clean(step.command)}\n```\n"
-    for table in report.tables:
-        if table.level is not Level.DETAIL:
-            yield from table_lines(table)
+        lines += [f"Next: {escape(step.why)}.", ""]
+        lines += ["```sh", clean(step.command), "```", ""] if step.command else []
     for warning in report.warnings:
-        yield f"> **{escape(warning.label)}**: {escape(warning.text)}\n"
+        lines += [f"> **{escape(warning.label)}**: {escape(warning.text)}", ""]
     for table in report.tables:
-        if table.level is Level.DETAIL:
-            yield from table_lines(table)
-    for note in (*report.notes, report.outcomes):
-        yield f"- {escape(note)}"
+        lines += table_lines(table)
+    lines += [f"- {escape(note)}" for note in (*report.notes, report.outcomes)]
+    return "\n".join(lines) + "\n"
 
 
 def table_lines(table: Table) -> Iterator[str]:
@@ -54,8 +42,7 @@ def table_lines(table: Table) -> Iterator[str]:
             yield f"| **{escape(heading)}** |" + " |" * (len(table.heads) - 1)
         yield _row(cell.text for cell in row)
     yield ""
-    for note in table.notes:
-        yield f"- {escape(note)}"
+    yield from (f"- {escape(note)}" for note in table.notes)
     yield ""
 
 
@@ -95,47 +82,34 @@ _SPELLED = {
 
 def render_latex(report: Document) -> str:
     """Return the report's tables, with its answers and warnings as comments above them."""
-    answers = (f"{clean(a.about)}: {clean(' '.join(a.sentences))}" for a in report.answers)
-    warnings = (f"{clean(w.label)}: {clean(w.text)}" for w in report.warnings)
-    lines = [r"% \usepackage{booktabs}"]
-    lines += [f"% {said}" for said in (*map(clean, report.constants), *answers, *warnings)]
+    said = [*report.constants, *(f"{a.about}: {' '.join(a.sentences)}" for a in report.answers)]
+    said += [warning.line for warning in report.warnings]
+    lines = [r"% \usepackage{booktabs}", *(f"% {clean(sentence)}" for sentence in said)]
     for table in report.tables:
-        lines += ["", *_table_lines(table)]
-    lines += ["", *map(_latex_note, (*report.notes, report.outcomes))]
+        lines += ["", *_draw_latex(table)]
+    lines += ["", *map(_write_note, (*report.notes, report.outcomes))]
     return "\n".join(lines) + "\n"
 
 
-def _table_lines(table: Table) -> Iterator[str]:
-    if table.words:
-        yield escape_latex(" ".join(table.words))
-        yield ""
-    yield r"\begin{table}"
-    yield r"\centering"
-    yield rf"\caption{{{escape_latex(table.title)}}}"
+def _draw_latex(table: Table) -> Iterator[str]:
+    yield r"\begin{table}\centering"
+    yield rf"\caption{{{escape_latex(' '.join((table.title, *table.words)))}}}"
     yield rf"\begin{{tabular}}{{{''.join('r' if head.number else 'l' for head in table.heads)}}}"
     yield r"\toprule"
-    yield _latex_row(head.label for head in table.heads)
-    yield r"\midrule"
-    for number, row in enumerate(table.rows):
-        if number in table.groups:
-            if number:
-                yield r"\midrule"
-            if heading := table.groups[number]:
-                width = len(table.heads)
-                yield rf"\multicolumn{{{width}}}{{l}}{{\textbf{{{escape_latex(heading)}}}}} \\"
-        yield _latex_row(cell.text for cell in row)
-    yield r"\bottomrule"
-    yield r"\end{tabular}"
-    yield from map(_latex_note, table.notes)
+    rows = [[head.label for head in table.heads], *([c.text for c in row] for row in table.rows)]
+    for number, row in enumerate(rows, -1):
+        if number == 0 or number in table.groups:
+            yield r"\midrule"
+        if heading := table.groups.get(number):
+            yield rf"\multicolumn{{{len(row)}}}{{l}}{{\textbf{{{escape_latex(heading)}}}}} \\"
+        yield " & ".join(map(escape_latex, row)) + r" \\"
+    yield r"\bottomrule\end{tabular}"
+    yield from map(_write_note, table.notes)
     yield r"\end{table}"
 
 
-def _latex_note(text: str) -> str:
+def _write_note(text: str) -> str:
     return rf"\par\footnotesize {escape_latex(text)}"
-
-
-def _latex_row(cells: Iterable[str]) -> str:
-    return " & ".join(map(escape_latex, cells)) + r" \\"
 
 
 def escape_latex(text: str) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import cycle
-from typing import Any, Protocol
+from typing import Any
 
 from bench.axis import Value
 from bench.case import AXES, Case
@@ -134,31 +133,12 @@ class NextStep:
     command: str = ""
 
 
-class Document(Protocol):
-    """The parts of a document, in reading order; each may be computed on demand."""
-
-    @property
-    def title(self) -> str: ...
-    @property
-    def subject(self) -> str: ...  # what was measured, in one line
-    @property
-    def constants(self) -> Sequence[str]: ...  # what is the same in every case, as sentences
-    @property
-    def origin(self) -> Sequence[str]: ...  # what comes first if nothing was measured
-    @property
-    def answers(self) -> Sequence[Answer]: ...
-    @property
-    def next_step(self) -> NextStep | None: ...  # the one that would help most, if one is known
-    @property
-    def warnings(self) -> Sequence[Notice]: ...  # notices that are not good, most serious first
-    @property
-    def opening(self) -> Sequence[Table]: ...  # tables that a first screen shows in part
-    @property
-    def tables(self) -> Sequence[Table]: ...  # all of them, including these
-    @property
-    def notes(self) -> Sequence[str]: ...  # must stay with the numbers of the tables
-    @property
-    def outcomes(self) -> str: ...  # how many cases and runs there are, and how they ended
+Document = Any
+"""What is written in a format: an object with the parts of a document, each may be computed on
+demand: texts ``title``, ``subject`` (what was measured) and ``outcomes`` (how cases ended);
+sentences ``constants``, ``origin`` (what comes first if nothing was measured) and ``notes``;
+``answers``, the ``next_step`` or None, ``warnings`` (most serious first), all ``tables``, and the
+``opening`` ones, which a first screen shows in part."""
 
 
 # -------------------------------------------------------------------------------------------- cells
@@ -182,17 +162,9 @@ def number_cell(
     return Cell(f"{ESTIMATE * estimated}{write(value)}", value, estimated)
 
 
-def whole_cell(number: int | None, sign: bool = False) -> Cell:
-    """Return the cell of a whole number. With ``sign``, a positive number has a ``+``."""
-    if number is None:
-        return Cell(NOTHING)
-    return Cell(f"{number:+d}" if sign and number else str(number), number)
-
-
 def write_tenths(share: float) -> str:
     """Write a share in per cent with one decimal, without the % sign: 0.0312 as ``3.1``."""
-    text = f"{100 * share:.1f}"
-    return text if float(text) else "0.0"  # and not -0.0
+    return f"{100 * share:z.1f}"  # 0.0, not -0.0
 
 
 def write_ends(
@@ -218,7 +190,7 @@ def name_spread(cases: Iterable[Row]) -> str:
     """Return the suffix of the times' column head, which names the kind of their spread."""
     kinds = {case.spread for case in cases} - {Spread.NONE.value}
     words = {Spread.WITHIN.value: " [within the run]", Spread.RANGE.value: ", range"}
-    return ", spread" if len(kinds) > 1 else words[kinds.pop()] if kinds else ""
+    return ", spread" if len(kinds) > 1 else "".join(map(words.__getitem__, kinds))
 
 
 def outcome(status: str, inferred: bool = False) -> str:
@@ -279,26 +251,20 @@ def count_in(text: str, units: str) -> str:
     >>> count_in("items per step", "tokens"), count_in("items per step", "images")
     ('items per step', 'images per step')
     """
-    said = "item" if units == IMAGES else "image"
-
-    def name(match: re.Match[str]) -> str:
-        word = units if match[0].endswith("s") else units.removesuffix("s")
-        return word.capitalize() if match[0][0].isupper() else word
-
-    return re.sub(rf"\b{said}s?\b", name, text, flags=re.IGNORECASE)
+    said = "items" if units == IMAGES else "images"
+    for old, new in ((said, units), (said[:-1], units.removesuffix("s"))):
+        text = text.replace(old, new).replace(old.capitalize(), new.capitalize())
+    return text
 
 
 def find_period(cases: Iterable[Row]) -> str:
     """Return what the times of ``cases`` are of: an epoch, or where all are of commands that tell
     of none, a run or as many items."""
     timed = [case for case in cases if is_number(case.epoch_time_s)]
-    if not timed or any(case.command == "" for case in timed):
+    told = any(case.command == "" or is_number(case.steps_per_epoch) for case in timed)
+    if told or not timed:
         return EPOCH
-    if all(case.unit == "runs" for case in timed):
-        return "run"
-    if any(is_number(case.steps_per_epoch) for case in timed):
-        return EPOCH
-    known = [int(case.train_images) for case in timed if is_number(case.train_images)]
+    known = [int(c.train_images) for c in timed if is_number(c.train_images) and c.unit != "runs"]
     return f"{max(known):,} items" if known else "run"
 
 
@@ -308,25 +274,13 @@ def say_period(text: str, period: str) -> str:
     >>> say_period("Epoch time (s)", "run"), say_period("12 s an epoch", "10,000 items")
     ('Run time (s)', '12 s for 10,000 items')
     """
-    if period == EPOCH:
-        return text
-    if period == "run":
-        words = {"an epoch": "a run", "epoch": "run"}
-    else:
-        words = {
-            "of an epoch": f"of {period}",
-            "an epoch": f"for {period}",
-            "epoch time": f"time of {period}",
-            "the epoch": period,
-            "a whole epoch": period,
-            "epoch": period,
-        }
-
-    def name(match: re.Match[str]) -> str:
-        word = words[match[1].lower()] + (match[2] if period == "run" else "")
-        return capitalize(word) if match[0][0].isupper() else word
-
-    return re.sub(rf"\b({'|'.join(words)})(s?)\b", name, text, flags=re.IGNORECASE)
+    words = {"an epoch": "a run", "epoch": "run"}
+    if period not in (EPOCH, "run"):
+        words = {"of an epoch": f"of {period}", "an epoch": f"for {period}"}
+        words |= {"epoch time": f"time of {period}", "the epoch": period, "epoch": period}
+    for old, new in words.items() if period != EPOCH else ():
+        text = text.replace(old, new).replace(capitalize(old), capitalize(new))
+    return text
 
 
 def word_table(table: Table, units: str, period: str = EPOCH) -> Table:
