@@ -33,11 +33,6 @@ LABELS: dict[str, str] = {
 }
 """Labels of rows that were not measured."""
 
-_OPENING = (
-    "Nothing here is known to be measured: these rows came from the {} executor, which this "
-    "version does not know."
-)
-
 
 def find_origin(executor: str) -> Origin:
     """Return the origin of rows by their column ``executor``."""
@@ -45,7 +40,10 @@ def find_origin(executor: str) -> Origin:
 
 
 def describe_origin(executors: Iterable[str]) -> Iterator[str]:
-    """Yield a sentence on each executor of the rows, if this version knows none of them."""
-    distinct = dict.fromkeys(executors)
-    if all(find_origin(executor) == "unknown" for executor in distinct):
-        yield from (_OPENING.format(executor) for executor in distinct)
+    """Yield a sentence if this version knows none of the executors of the rows."""
+    names = [*dict.fromkeys(executors)]
+    if names and all(find_origin(name) == "unknown" for name in names):
+        yield (
+            f"Nothing here is known to be measured: these rows came from the {', '.join(names)} "
+            "executor, which this version does not know."
+        )

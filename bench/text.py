@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -172,11 +172,9 @@ def read_clock() -> str:
 
 def read_time(text: str) -> float:
     """Return seconds since 1970; 0 if the text is no time, as in a file edited by hand."""
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        return 0.0
-    return max((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp(), 0.0)
+    with suppress(ValueError):
+        return max(datetime.fromisoformat(text).timestamp(), 0.0)
+    return 0.0
 
 
 def name_first(names: Sequence[str], most: int, between: str = ", ") -> str:

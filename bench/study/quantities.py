@@ -269,20 +269,11 @@ class Metric:
     def lay_out(self, ratio: Ratio) -> dict[str, Any]:
         """Return a ratio after / before for JSON; a time has a ``speed`` instead of a ``ratio``, a
         loss that is not above zero a ``difference``, after - before."""
-        shown = self.show(ratio)
-        if ratio.difference:
-            value, low, high = ratio.difference
-            kept = {name: getattr(ratio, name) for name in ("p", "p_adjusted", "exact", "lack")}
-            return {"difference": value, "low": low, "high": high, **kept}
-        return {
-            "speed" if self.speed else "ratio": shown.value,
-            "low": shown.low,
-            "high": shown.high,
-            "p": ratio.p,
-            "p_adjusted": ratio.p_adjusted,
-            "exact": ratio.exact,
-            "lack": ratio.lack,
-        }
+        shown, apart = self.show(ratio), ratio.difference
+        what = "difference" if apart else "speed" if self.speed else "ratio"
+        value, low, high = apart or (shown.value, shown.low, shown.high)
+        kept = {name: getattr(ratio, name) for name in ("p", "p_adjusted", "exact", "lack")}
+        return {what: value, "low": low, "high": high, **kept}
 
     def word(self, verdict: Verdict) -> str:
         words = {Verdict.LOWER: self.lower, Verdict.HIGHER: self.higher}

@@ -18,7 +18,7 @@ from bench.gpu.peaks import list_peaks, peak_bandwidth, peak_flops
 from bench.limits import MIN_REPEATS, STEADY
 from bench.origin import Origin, find_origin
 from bench.precision import OPT_LEVELS, PRECISIONS, Arithmetic
-from bench.record import COMPARABLE, MEASURED, MODEL_PARTS, RELIABLE, Status
+from bench.record import COMPARABLE, MEASURED, RELIABLE, Status
 from bench.store.rows import Row, group
 from bench.study.doubts import DOUBTS, LEAST_KNOWN
 from bench.study.quantities import MEMORY, QUANTITIES, STORED, over
@@ -94,11 +94,6 @@ class Run(Row):
     def kind(self) -> Origin:
         return find_origin(self.executor)
 
-    @property
-    def busy_epoch(self) -> float:
-        """Kernel time of an epoch on a GPU, in s: a lower bound of the epoch time."""
-        return self.busy_step_s * float(self.steps_per_epoch)
-
     @cached_property
     def missed(self) -> bool:
         """Whether the error of the epoch time is larger than ``--until`` asked."""
@@ -114,11 +109,6 @@ class Run(Row):
         """Whether what it learnt is that of a whole epoch; a command may not tell of any."""
         told = self.command == "" or self.steps_per_epoch == self.steps_per_epoch
         return self.part >= 1 and told
-
-    @property
-    def cut_by_steps(self) -> bool:
-        """Whether ``--steps`` limited how much was measured."""
-        return self.part < self.fraction and not self.ended
 
     @property
     def flops(self) -> float:
@@ -390,17 +380,10 @@ def make_results(runs: Sequence[Run]) -> list[Result]:
 
 
 def _tell_apart(results: Sequence[Result]) -> None:
-    """Set what tells results of one case apart: the columns of `COMPARABLE` in which they differ,
-    of those of the network the first."""
-    said: list[tuple[str, str, int]] = []
-    for name in COMPARABLE:
-        if len({getattr(result, name) for result in results}) > 1:
-            part = name in MODEL_PARTS
-            if part and any(what == "network" for _, what, _ in said):
-                continue
-            said.append((name, "network", 8) if part else (name, name.replace("_", " "), 40))
-    for result in results if said else ():
-        told = (f"{what} {str(getattr(result, name))[:most]}" for name, what, most in said)
+    """Set what tells results of one case apart: columns of `COMPARABLE` in which they differ."""
+    names = [n for n in COMPARABLE if len({getattr(result, n) for result in results}) > 1]
+    for result in results if names else ():
+        told = (f"{name.replace('_', ' ')} {str(getattr(result, name))[:16]}" for name in names)
         result.apart = ", ".join(told)
 
 
