@@ -6,6 +6,7 @@ each of their metrics is taken over the same settings of all other axes (`select
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise, product
@@ -190,22 +191,12 @@ class Match(NamedTuple):
     told: EnvironmentKey = ()
 
 
-@dataclass(frozen=True)
-class Matches:
-    """The cases of two sides: compared ``pairs``, and by ``cell`` the cases on one side alone."""
+class Matches(NamedTuple):
+    """The cases of two sides: compared ``pairs``, and by ``cell`` the cases on one side alone, with
+    what tells the environment of each from others of its case."""
 
     pairs: Sequence[Match]
     alone: tuple[Mapping[int, EnvironmentKey], Mapping[int, EnvironmentKey]]
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    """A case of one side, and the share of an epoch it measured, with a cell per environment."""
-
-    asked: tuple[Any, ...]
-    share: float
-    known: bool
-    cells: list[int]
 
 
 def match(
@@ -229,82 +220,72 @@ def match(
     Args:
         a: a run of each ``cell``; likewise ``b``.
     """
-    groups = [_list_candidates(side, axis, apart) for side in (a, b)]
-    tell = attrgetter(*COMPARABLE)
-    environments = [{run.cell: tell(run) for run in side} for side in (a, b)]
-    pairs: list[Match] = []
-    alone: tuple[dict[int, EnvironmentKey], dict[int, EnvironmentKey]] = ({}, {})
-    for key in dict.fromkeys([*groups[0], *groups[1]]):
-        left = [group.get(key, []) for group in groups]
-        matched: list[tuple[_Candidate | None, ...]] = [*_match_parts(*left)]
-        taken = {id(one) for pair in matched for one in pair}
-        ours, theirs = ([one for one in side if id(one) not in taken] for side in left)
-        for ends in [*matched, *((one, None) for one in ours), *((None, one) for one in theirs)]:
-            held = [
-                {cell: known[cell] for cell in end.cells} if end else {}
-                for end, known in zip(ends, environments, strict=True)
-            ]
-            _match_environments(held, pairs, alone)
+    ours, theirs = (_list_candidates(side, axis, apart) for side in (a, b))
+    pairs = [
+        one
+        for key in ours
+        for ends in _match_parts(ours[key], theirs.get(key, []))
+        for one in _match_environments(*ends)
+    ]
     places = {run.cell: place for place, run in enumerate(a)}
-    return Matches(sorted(pairs, key=lambda pair: places[pair.a]), alone)
+    taken = [{pair.a for pair in pairs}, {pair.b for pair in pairs}]
+    one, two = (
+        {run.cell: () for held in side.values() for runs in held for run in runs
+         if run.cell not in known}
+        for side, known in zip((ours, theirs), taken, strict=True)
+    )  # fmt: skip
+    return Matches(sorted(pairs, key=lambda pair: places[pair.a]), (one, two))
 
 
 def _list_candidates(
     side: Sequence[Run], axis: str, apart: Collection[str]
-) -> dict[Any, list[_Candidate]]:
+) -> dict[Any, list[list[Run]]]:
+    """Return the cases of one side by what matched cases have in common, each with a run of every
+    environment that it ran in."""
     free = {*free_axes(axis), *SAME_QUESTION, *apart}
-    tell, ask = attrgetter(*(n for n in AXES if n not in free)), attrgetter(*SAME_QUESTION)
+    tell = attrgetter(*(name for name in AXES if name not in free))
     if FOLLOWS.get(axis):
         side = [side[at] for at in list_main(side, [*map(tell, side)])]
-    groups: dict[Any, dict[Any, _Candidate]] = {}
-    for run in side:
-        new = _Candidate(ask(run), run.part, run.part_known, [])
-        groups.setdefault(tell(run), {}).setdefault(run.axes, new).cells.append(run.cell)
-    return {
-        key: list({one.asked: one for one in held.values()}.values())
-        for key, held in groups.items()
-    }
+    cases = {(tell(runs[0]), _ask(runs[0])): runs for runs in group(side, attrgetter("axes"))}
+    found: dict[Any, list[list[Run]]] = defaultdict(list)
+    for (key, _), runs in cases.items():
+        found[key].append(runs)
+    return found
+
+
+_ask = attrgetter(*SAME_QUESTION)
 
 
 def _match_parts(
-    ours: Sequence[_Candidate], theirs: Sequence[_Candidate]
-) -> list[tuple[_Candidate, _Candidate]]:
-    """Pair candidates that measured equal parts of an epoch, or were set alike though one ended
+    ours: Sequence[list[Run]], theirs: Sequence[list[Run]]
+) -> list[tuple[list[Run], list[Run]]]:
+    """Pair cases that measured equal parts of an epoch, or were set alike though one ended
     elsewhere or failed; without any, pair the largest of each side."""
-    if not ours or not theirs:
-        return []
-    pairs: list[tuple[_Candidate, _Candidate]] = []
 
-    def differ(pair: tuple[_Candidate, _Candidate]) -> tuple[bool, bool]:
-        one, two = pair
-        other = one.asked != two.asked
-        return one.share != two.share and (other or (one.known and two.known)), other
+    def differ(pair: tuple[list[Run], list[Run]]) -> tuple[bool, bool]:
+        (one, *_), (two, *_) = pair
+        return one.part != two.part, _ask(one) != _ask(two)
 
+    pairs: list[tuple[list[Run], list[Run]]] = []
     for one, two in sorted(product(ours, theirs), key=differ):
         if not all(differ((one, two))) and not any(one is x or two is y for x, y in pairs):
             pairs.append((one, two))
-    share = attrgetter("share")
-    return pairs or [(max(ours, key=share), max(theirs, key=share))]
+    if pairs or not theirs:
+        return pairs
+    a, b = (max(side, key=lambda runs: runs[0].part) for side in (ours, theirs))
+    return [(a, b)]
 
 
-def _match_environments(
-    sides: Sequence[Mapping[int, tuple[str, ...]]],
-    pairs: list[Match],
-    alone: tuple[dict[int, EnvironmentKey], dict[int, EnvironmentKey]],
-) -> None:
+def _match_environments(ours: Sequence[Run], theirs: Sequence[Run]) -> Iterator[Match]:
     """Match the cells of one case by the columns of `COMPARABLE` that vary within a side, where the
-    sides share a value. Add them to ``pairs``, and cells without a match to ``alone``."""
-    names = list(COMPARABLE)
-    held = [[set(column) for column in zip(*side.values(), strict=True)] for side in sides]
-    varying = [i for i in range(len(names)) if any(s and len(s[i]) > 1 for s in held)]
-    shared = [i for i in varying if all(held) and held[0][i] & held[1][i]]
-    groups: list[dict[EnvironmentKey, list[int]]] = [{}, {}]
-    for side, into in zip(sides, groups, strict=True):
-        for cell, values in side.items():
-            into.setdefault(tuple((names[i], values[i]) for i in shared), []).append(cell)
-    for told in groups[0].keys() & groups[1].keys():
-        if len(groups[0][told]) == len(groups[1][told]) == 1:
-            pairs.append(Match(groups[0].pop(told)[0], groups[1].pop(told)[0], told))
-    for side, told_by, left in zip(sides, groups, alone, strict=True):
-        for cell in (cell for cells in told_by.values() for cell in cells):
-            left[cell] = tuple((names[i], side[cell][i]) for i in varying)
+    sides share a value."""
+    held = {n: [{getattr(r, n) for r in side} for side in (ours, theirs)] for n in COMPARABLE}
+    shared = [n for n, (x, y) in held.items() if max(len(x), len(y)) > 1 and x & y]
+
+    def tell(run: Run) -> EnvironmentKey:
+        return tuple((name, getattr(run, name)) for name in shared)
+
+    one, two = ({tell(runs[0]): runs for runs in group(side, tell)} for side in (ours, theirs))
+    for told in one.keys() & two.keys():
+        if len(one[told]) == len(two[told]) == 1:
+            yield Match(one[told][0].cell, two[told][0].cell, told)
