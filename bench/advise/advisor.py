@@ -144,7 +144,6 @@ class Advisor(Grid):
         return median(took) if took else 0.0
 
     def take(self, lane: Lane, idle: Sequence[Lane]) -> Job | None:
-        # measures the rates that predict the length of the first run
         self.loop.rate(lane, self.findings.now.device)
         if self.running:
             return None
@@ -156,7 +155,7 @@ class Advisor(Grid):
     def _size(self, setting: Case) -> Case:
         """Return the case that measures a setting for `MOST_S`, and at least `LEAST_STEPS`."""
         times = [median(of) for of in self.findings.times.values()]
-        epoch_s = median(times) if times else self.loop.inputs.predict(setting)
+        epoch_s = median(times) if times else 0.0  # not known before the first run
         items = max(1, self.loop.inputs.data(setting).train_images)
         part = LEAST_STEPS * setting.batch_size / items
         if epoch_s:

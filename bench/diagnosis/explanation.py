@@ -118,10 +118,6 @@ class Explanation:
         """Whether B is slower by more than noise: then the reasons explain the loss."""
         return self.change_s > STEADY * self.a.step.step_s
 
-    @property
-    def estimated(self) -> bool:
-        return self.a.breakdown.estimated or self.b.breakdown.estimated
-
     def share(self, reason: Change) -> float:
         """Return the share of a reason in the loss, if B lost, or else in B's step."""
         return reason.change_s / self.change_s if self.lost else reason.after_s / self.b.step.step_s
@@ -410,8 +406,6 @@ def _list_sentences(found: Explanation) -> Iterator[str]:
         f"{a.name}{where}, by median steps of {found.items:,} items: {write_ms(a.step.step_s)} → "
         f"{write_ms(b.step.step_s)} ms{write_host(a)}{write_host(b)}."
     )
-    if low < 1 < high:
-        yield "The repeats do not show which is faster; use more --repeats."
     if a.format == Arithmetic.FLOAT32 and a.step.arithmetic == Arithmetic.TFLOAT32:
         yield (
             f"{a.name} rounded its products to TF32, so a part of the gain is in it already: "
@@ -472,7 +466,7 @@ def _say_changes(found: Explanation) -> Iterator[str]:
     )
     if listed:
         yield f"Of the {write_ms(abs(whole))} ms {'lost' if whole > 0 else 'gained'}: {listed}."
-    if found.estimated:
+    if found.a.breakdown.estimated or found.b.breakdown.estimated:
         yield "Kernels overlapped, and how they shared the time is estimated."
 
 

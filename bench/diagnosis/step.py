@@ -143,11 +143,6 @@ def take_rates(columns: Mapping[str, Any], peaks: Mapping[str, float] | None = N
     return Rates(products, take("rate_copy"), take("call_time_s"), convolutions)
 
 
-def choose_prefix(rate: float) -> tuple[float, str]:
-    """Return the unit to write a rate in, and its letter: T if there is at least one, else G."""
-    return (1e12, "T") if rate >= 1e12 else (1e9, "G")
-
-
 def write_rate(column: str, value: float) -> str:
     """Write a rate with its unit, to three digits; or the time of a call, to two.
 
@@ -156,7 +151,7 @@ def write_rate(column: str, value: float) -> str:
     """
     if column == CALL:
         return f"{1e6 * value:.2g} µs"
-    scale, prefix = choose_prefix(value)
+    scale, prefix = (1e12, "T") if value >= 1e12 else (1e9, "G")
     shown = f"{value / scale:,.0f}" if value >= 100 * scale else f"{value / scale:.3g}"
     return f"{shown} {prefix}{UNITS[column]}"
 
@@ -237,12 +232,6 @@ def find_limit(row: WorkRow, rates: Rates, arithmetic: str) -> tuple[float, Boun
         return None
     times = row.flop / rate if rate else 0.0, row.bytes / rates.copy
     return max(times), Bound.COMPUTE if times[0] >= times[1] else Bound.MEMORY
-
-
-def find_floor(row: WorkRow, rates: Rates, arithmetic: str) -> float | None:
-    """Return the s of `find_limit`."""
-    found = find_limit(row, rates, arithmetic)
-    return found and found[0]
 
 
 def find_bound(row: WorkRow, rates: Rates, arithmetic: str) -> Bound | None:

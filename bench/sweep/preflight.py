@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,8 +15,7 @@ from bench.case import Case, fill_command, format_value, list_varying
 from bench.command import hash_files, refuse_program
 from bench.data import SYNTHETIC, DatasetInfo
 from bench.data.sources import CLASSES
-from bench.diagnosis.breakdown import predict_seconds
-from bench.diagnosis.step import CONVOLUTIONS, find_emulated, find_halves, take_rates
+from bench.diagnosis.step import CONVOLUTIONS, find_emulated, find_halves
 from bench.doctor.judgement import write_warnings
 from bench.environment.machine import Machine, Platform, examine, guess_devices
 from bench.errors import SeveralUsageError, UnsupportedError, UsageError
@@ -118,14 +117,6 @@ class Inputs:
             platforms={**self.platforms, device: platform},
             unrated={**self.unrated, device: dict(place.unrated)},
         )
-
-    def predict(self, case: Case) -> float | None:
-        """Return a lower bound on a case's time, in s; None if its device or model was not
-        measured."""
-        model, data = self.find_model(case), self.data(case)
-        rates = take_rates(asdict(self.platforms[case.device].environment))
-        work = model.work if model else ()
-        return predict_seconds(case, work, rates, data.train_images, data.test_images)
 
     def describe(self, case: Case) -> Environment:
         """Return the environment of the case: machine, images, model and initial weights."""

@@ -8,10 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.diagnosis.step import Bound, Rates, find_bound, find_floor, find_rate
+from bench.diagnosis.step import Bound, Rates, find_bound, find_limit, find_rate
 from bench.record import WorkRow
 
 RATES = Rates({"float32": 1e12, "tfloat32": 4e12, "float16": 10e12, "float8": 20e12}, 1e9, 1e-6)
+
+
+def find_floor(row: WorkRow, rates: Rates, arithmetic: str) -> float | None:
+    found = find_limit(row, rates, arithmetic)
+    return found and found[0]
 
 
 def row(

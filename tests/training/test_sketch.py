@@ -1,4 +1,4 @@
-"""How long a case takes at least, told before it runs."""
+"""The work of a network, sketched without computing it."""
 
 from __future__ import annotations
 
@@ -8,43 +8,13 @@ import pytest
 import torch
 
 from bench.case import Case
-from bench.diagnosis.breakdown import WARMUP_STEPS, predict_seconds, predict_step
-from bench.diagnosis.step import Rates
 from bench.fingerprint import examine
-from bench.record import WorkRow
 from bench.training.building import build_training
 from bench.training.counting import Counter, count_flop, sketch_work
-from bench.work import Kind, sum_kinds
+from bench.work import sum_kinds
 from bench.workloads.images import Images
 
-RATES = Rates({"float32": 1e12, "tfloat32": 2e12, "bfloat16": 1e10}, 1e9)
-WORK = (
-    WorkRow(Kind.CONVOLUTION, "", "float32", 9, 1e9, 1e3),
-    WorkRow(Kind.ELEMENTWISE, "", "float32", 9, 0.0, 1e6),
-)
 CASE = Case(precision="fp32", batch_size=100)
-
-
-@pytest.mark.parametrize(
-    ("precision", "seconds"),
-    [("fp32", 0.1 + 0.1), ("tf32", 0.05 + 0.1), ("bf16-amp", 10 + 0.05), ("fp16", None)],
-)
-def test_a_step_by_hand(precision: str, seconds: float | None) -> None:
-    found = predict_step(replace(CASE, precision=precision), WORK, RATES)
-    assert found == (None if seconds is None else pytest.approx(seconds))
-
-
-def test_a_case_by_hand() -> None:
-    def steps(case: Case) -> float | None:
-        found = predict_seconds(case, WORK, RATES, 1050, 300)
-        return None if found is None else round(found / 0.2, 6)
-
-    assert steps(CASE) == WARMUP_STEPS + 11
-    assert steps(replace(CASE, fraction=0.5)) == WARMUP_STEPS + 6
-    assert steps(replace(CASE, steps=3)) == WARMUP_STEPS + 3
-    assert steps(replace(CASE, epochs=2, evaluate=True)) == WARMUP_STEPS + 2 * (11 + 1)
-    assert steps(replace(CASE, freeze="backbone")) is None
-    assert predict_seconds(CASE, (), RATES, 1050) is None
 
 
 def test_work_is_counted_without_computing_it() -> None:
