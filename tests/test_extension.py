@@ -228,7 +228,7 @@ def main(argv):
         "lists": ["rounding" in held for held in names],
         "asv": laid["names"],
         "settings": ["rounding" in one["axes"] for one in laid["cases"]],
-        **{c["name"]: c["faults"] for c in checks if c["name"] in ("curve", "work")},
+        **{c["name"]: c["faults"] for c in checks if c["name"] == "work"},
     }))
     return 0
 """
@@ -335,7 +335,6 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
         "lists": [False, False, True, True],
         "asv": ["precision", "loss_scale", "batch_size", "rounding"],
         "settings": [False, True],
-        "curve": [],
         "work": [],
     }
 

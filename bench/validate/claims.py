@@ -13,8 +13,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from bench.axis import Trait
-from bench.case import Case, list_affecting, list_varying
+from bench.case import Case, list_varying
 from bench.diagnosis.step import RATES
 from bench.environment.host import hash_commit
 from bench.errors import UsageError
@@ -137,9 +136,6 @@ wakes the parent, which may take the core for a few time slices of 4 ms."""
 
 OVER_LIMIT = 1.05
 """Maximum mean power over the limit: cards regulate with a delay; an H100 stayed below it."""
-
-ALIKE = 0.02
-"""Relative tolerance of the first step's loss at equal weights; precisions moved it by 0.4 %."""
 
 CIFAR10 = {"dataset_fingerprint": "d519226402145e1e", "train_images": 50_000, "test_images": 10_000}
 """Hash of CIFAR-10's pixels and labels, in any layout, and its numbers of images."""
@@ -312,23 +308,6 @@ def find_wrong_learning(row: Row) -> Iterator[str]:
             yield f"its accuracy is {row['train_accuracy']:.4f}, and {share:.4f} by its steps"
 
 
-def find_odd_curves(evidence: Evidence) -> Iterator[str]:
-    """Find first-step losses that differ between rows with the same weights and images."""
-    drawn = (*list_affecting(Trait.FIRST), *list_affecting(Trait.DRAWS))
-    same = ("dataset_fingerprint", "model_parameters", "run_seed", *drawn)
-    for rows in group(evidence.rows, lambda row: tuple(row[column] for column in same)):
-        # a command draws its weights and its data as it likes
-        own = [row for row in rows if row.case.command is None and row.steps]
-        firsts = [(row.name, loss) for row in own if (loss := row.steps[0].loss) is not None]
-        usual = median(loss for _, loss in firsts) if firsts else 0.0
-        for name, loss in firsts:
-            if _differ(loss, usual, ALIKE):
-                yield (
-                    f"{name}: the loss of its first step is {loss:.3f}, where the same weights and "
-                    f"images gave {usual:.3f}"
-                )
-
-
 def find_wrong_work(row: Row) -> Iterator[str]:
     right = FLOP_PER_IMAGE.get((row.case.model, row.case.input or "", row["classes"] or ""))
     if right and row.has("flop_per_image") and _differ(row["flop_per_image"], right, EXACT):
@@ -380,7 +359,6 @@ CLAIMS = (
         _of_rows(find_wrong_learning),
         ("train_loss",),
     ),
-    Claim("curve", "the same start has the same loss", find_odd_curves, ("train_loss",)),
     Claim("work", "FLOP and bytes are the network's", _of_rows(find_wrong_work), _FLOP),
     Claim(
         "proof",
