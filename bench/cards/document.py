@@ -45,7 +45,7 @@ from bench.study.quantities import QUANTITIES
 from bench.study.runs import Result
 from bench.study.sweeps import Sweep
 from bench.text import count, name_first
-from bench.verdict import Ratio, Verdict
+from bench.verdict import Ratio
 
 BASELINES = ("fp32", "tf32")
 """The precisions with which each one is compared, on the same card."""
@@ -348,17 +348,9 @@ def _tabulate_pairs(found: Cards) -> Iterator[Sheet]:
     parts = groupby(pairs, lambda one: f"{one[0]}. {one[1].precision}")
     rows, headings = join((name, [pair for _, pair in part]) for name, part in parts)
 
-    def say_speed(pair: CardPair) -> Cell:
-        return Cell(f"{write_speed(pair.speed, *pair.cases)}", pair.speed.value)
-
     def say_verdict(pair: CardPair) -> str:
         word = TIME.word(pair.speed.invert().judge(STEADY))
         return f"{word}: {pair.speed.lack}" if pair.speed.lack else word
-
-    def say_doubts(pair: CardPair) -> str:
-        both = zip((pair.fast, pair.slow), pair.cases, strict=True)
-        said = ((card, remarks(row, found.below)) for card, row in both)
-        return "; ".join(f"{card}: {text}" for card, text in said if text)
 
     columns: list[Column[CardPair]] = [
         Column("pair", "cards", "the first, against the second",
@@ -366,11 +358,10 @@ def _tabulate_pairs(found: Cards) -> Iterator[Sheet]:
         Column("setting", "at", "the setting of both", lambda pair: _name_setup(pair.cases[0]),
                wrap=True, keep=8),
         Column("speed", "speed (×)", "epoch time of the second over the first's, with its 95 % "
-               "interval", say_speed, better="higher"),
+               "interval", lambda pair: write_speed(pair.speed, *pair.cases), number=True,
+               better="higher"),
         Column("verdict", "verdict", f"against a margin of {100 * STEADY:.0f} %", say_verdict,
                wrap=True),
-        Column("remarks", "remarks", "what to know before believing it", say_doubts, wrap=True,
-               keep=6),
     ]  # fmt: skip
     note = (
         "Judged as python -m bench.compare judges a case of two folders, which also says in what "
@@ -397,9 +388,7 @@ class Cards(Report):
 
     @cached_property
     def title(self) -> str:
-        cards = [card for one in self.groups for card in one.cards]
-        alone = 1 < len(self.groups) == len(cards)
-        return count(len({*cards}), "card") + "; none can be compared with another" * alone
+        return count(len({card for one in self.groups for card in one.cards}), "card")
 
     @cached_property
     def subject(self) -> str:
@@ -427,39 +416,20 @@ class Cards(Report):
 
     def _describe_group(self, one: Group) -> str:
         """Say what a group's fastest card is best trained in, how much faster it is than other
-        cards, and why it is apart from the first group."""
+        cards there, and why it is apart from the first group."""
         entry = max(one.entries, key=rate_card)
         time = write_quantity(QUANTITIES["epoch_time_s"], entry.best, spread=False)
-        card = f"{entry.card} is the fastest: " if len(one.cards) > 1 else ""
-        told = f"{card}{time} an epoch, in {entry.precision} ({_name_setup(entry.best)})"
-        if not entry.best.trusted:
-            told += ", but every case has a warning"
-        if entry.equal and entry.over:
-            over = [
-                f"{write_speed(speed, entry.equal, entry.base[base])} times as fast as {base}"
-                for base, speed in entry.over.items()
-            ]
-            told += f"; at {_name_setup(one.setting)}, {' and '.join(over)}"
+        told = f"{entry.card}: {time} an epoch, in {entry.precision} ({_name_setup(entry.best)})"
+        told += "" if entry.best.trusted else ", but every case has a warning"
+        said = [
+            f"{write_speed(pair.speed, *pair.cases)} times as fast as {pair.slow} at "
+            f"{_name_setup(pair.cases[0])}"
+            for pair in one.pairs
+            if (pair.fast, pair.precision) == (entry.card, entry.precision)
+        ]
+        told += f"; {name_first(said, MOST_CARDS, '; ')}" if said else ""
         apart = name_first(one.tell_apart(self.groups[0]), 3, "; ")
-        why = f" Not compared with 1: {apart}." if one is not self.groups[0] else ""
-        return f"{told}.{_describe_pairs(entry, one.pairs)}{why}"
-
-
-def _describe_pairs(entry: Entry, pairs: Sequence[CardPair]) -> str:
-    """`` In fp16 it is 1.42 times as fast as Y (95 %: 1.40 to 1.44).``"""
-    pairs = [pair for pair in pairs if pair.fast == entry.card]
-    shared = {pair.precision for pair in pairs}
-    precision = entry.precision if entry.precision in shared else min(shared, default="")
-    said = []
-    for pair in pairs:
-        if pair.precision == precision:
-            ends = write_ends((pair.speed.low, pair.speed.high), write_ratio, " to ")
-            certain = pair.speed.judge(STEADY) is not Verdict.AMBIGUOUS
-            sure = f" (95 %: {ends}{'' if certain else ', not certain'})" if ends else ""
-            value = f"{mark_part(*pair.cases)}{write_ratio(pair.speed.value or 0)}"
-            size = pair.cases[0].batch_size
-            said.append(f"{value} times as fast as {pair.slow} at batch size {size}{sure}")
-    return f" In {precision} it is {name_first(said, MOST_CARDS, '; ')}." if said else ""
+        return f"{told}." + (f" Not compared with 1: {apart}." if one is not self.groups[0] else "")
 
 
 def build(sweeps: Sequence[Sweep], home: Path) -> Cards:
