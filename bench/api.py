@@ -168,11 +168,11 @@ class Sweep:
         refuse_other_models(comparison)
         rows = [
             {"metric": name, **{k: v for k, v in case.items() if not isinstance(v, list | dict)}}
-            for name, cases in json.loads(FORMATS["json"](comparison, [], False))["metrics"].items()
+            for name, cases in json.loads(FORMATS["json"](comparison, []))["metrics"].items()
             for case in cases
         ]
         frame = pd.DataFrame(rows)
-        frame.attrs["text"] = FORMATS["text"](comparison, [], False)
+        frame.attrs["text"] = FORMATS["text"](comparison, [])
         return frame
 
     def _repr_html_(self) -> str:

@@ -307,7 +307,7 @@ def test_what_cannot_be_compared_is_one_line_that_says_what_can(
 # --------------------------------------------------------------------------------------- documents
 
 
-@pytest.mark.parametrize(("columns", "flags"), [("60", ["--full"]), ("", [])])
+@pytest.mark.parametrize(("columns", "flags"), [("60", []), ("100", [])])
 def test_a_comparison_fits_the_width(
     columns: str,
     flags: list[str],

@@ -77,7 +77,7 @@ def build_parser() -> Parser:
         help=f"what to compare: {', '.join(METRICS)} (default: time, memory, training loss, "
         "energy and test error, as far as measured)",
     )
-    add("--format", default="text", metavar="FORMAT", help="text, md or json (default: text)")
+    add("--format", default="text", metavar="FORMAT", help="text or json (default: text)")
     add_output(parser)
     add(
         "--fail-on",
@@ -87,7 +87,6 @@ def build_parser() -> Parser:
         help="return 1 if a case is slower, more, higher, … by more than P%% (default: --margin), "
         "or on " + "; ".join(f"{word} ({meaning})" for word, meaning in OUTCOME_FINDINGS.items()),
     )
-    add("--full", action="store_true", help="print every table, not one screen")
     add("--mix", action="store_true", help="compare cases even if their networks differ")
     return parser
 
@@ -116,7 +115,7 @@ def main(argv: Sequence[str]) -> int:
     if not options.mix:
         refuse_other_models(comparison)
     results = [pass_gate(comparison, gate) for gate in gates]
-    write_document(render(comparison, results, options.full), options.output)
+    write_document(render(comparison, results), options.output)
     for result in results:
         for line in describe_result(result):
             print(line, file=sys.stderr)

@@ -5,14 +5,12 @@ axis.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from bench.axis import Trait, Value
@@ -136,7 +134,8 @@ class Side:
 
     def environment(self, name: str) -> list[str]:
         """Return the distinct values of an environment column, without empty ones."""
-        return [v for v in dict.fromkeys(str(getattr(run, name)) for run in self.runs) if v]
+        values = dict.fromkeys(str(getattr(run, name)) for run in self.runs)
+        return [value for value in values if value not in ("", "nan")]
 
 
 def read_side(name: str, path: Path) -> Side:
@@ -160,14 +159,6 @@ def read_side(name: str, path: Path) -> Side:
 
 SPOILING = ("throttled", "contended", "unsettled", "noisy", "trend")
 """Doubts with which times are not relied on."""
-
-READINGS: dict[str, tuple[str, float]] = {
-    "power_limit_w": ("power limit (W)", 0.0),
-    # cards step their clocks by 15 MHz, 1 % of an SM clock of 1.5 GHz
-    "sm_clock_mhz": ("SM clock (MHz)", 0.02),
-    "memory_clock_mhz": ("memory clock (MHz)", 0.02),
-}
-"""Readings of the machine: label, and the largest relative difference that is not told."""
 
 
 def choose_metrics(a: Side, b: Side) -> list[Metric]:
@@ -237,25 +228,15 @@ class Comparison:
 
     def is_asked(self, name: str) -> bool:
         """Return whether an environment column depends on the compared axis."""
-        return self.axis != "device" and self.axis in COMPARABLE[name]
+        return self.axis != "device" and self.axis in COMPARABLE.get(name, ())
 
     def list_differences(self) -> Iterator[tuple[str, str, str]]:
-        """Yield in what the sides differ that may explain a verdict, with A's and B's values:
-        columns on which rows of one sweep agree, and medians of readings of matched cases."""
-        for name in COMPARABLE:
+        """Yield the columns, of those on which rows of one sweep agree, in which the sides differ,
+        with A's and B's values."""
+        for name in (*COMPARABLE, "power_limit_w"):
             a, b = (side.environment(name) for side in self.sides)
             if not self.is_asked(name) and {*a} != {*b}:
                 yield name, " or ".join(a) or "none", " or ".join(b) or "none"
-        for name, (label, within) in READINGS.items():
-            ends = zip(*map(self.ends, self.matched), strict=True)
-            known = [
-                [v for end in side for run in end.runs if (v := getattr(run, name)) == v]
-                for side in ends
-            ]
-            if known and all(known):
-                one, two = map(median, known)
-                if not math.isclose(one, two, rel_tol=within):
-                    yield label, write_number(one), write_number(two)
 
     def spoilt(self, matches: Sequence[Match]) -> list[str]:
         """Name the doubts that make the times of these matches unreliable: ``noisy in B``."""
@@ -514,8 +495,7 @@ def pass_gate(comparison: Comparison, gate: Gate) -> Result:
         for finding in findings
     ]
     lacks = [r.lack for r in ratios if r.judge(gate.margin) is Verdict.NONE]
-    wide = sum(r.rules_out_nothing(gate.margin) for r in ratios)
-    lacks += ["the interval reaches beyond the margin both ways; use more --repeats"] * wide
+    lacks += ["its interval rules nothing out" for r in ratios if r.rules_out_nothing(gate.margin)]
     why = next(iter(Counter(lacks)), f"no metric that can be {gate.word} was measured in both")
     return Result(gate, failures, len(ratios) - len(lacks), len(lacks), why)
 

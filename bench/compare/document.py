@@ -1,20 +1,21 @@
-"""A comparison in sentences and tables, as text, Markdown and JSON."""
+"""A comparison in sentences and tables, as text and JSON."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from statistics import geometric_mean
 from typing import Any
 
-from bench.compare.comparison import Comparison, MetricPair, Readings, Result, write_change
+from bench.compare.comparison import Comparison, MetricPair, Result, write_change
 from bench.limits import MIN_REPEATS
 from bench.origin import describe_origin, find_origin
 from bench.record import Status
 from bench.render.table import NOTHING, Cell, Head, Table, find_period, say_period, write_ends
-from bench.render.text import MORE, WIDTH, draw_table, draw_text, make_plain
+from bench.render.text import draw_table, draw_text, make_plain
 from bench.study.axes import name_axis
 from bench.study.pairs import Match
 from bench.study.quantities import Metric
@@ -26,7 +27,6 @@ from bench.text import (
     name_first,
     write_number,
     write_percent,
-    write_range,
 )
 from bench.verdict import UNCHECKED, Verdict
 
@@ -82,13 +82,16 @@ def _tabulate_metric(
         })  # fmt: skip
     period = find_period([*comparison.a.runs, *comparison.b.runs])
     unit = f" in {metric.unit}" if metric.unit else ""
+    counts = Counter(row["verdict"] for row in rows)
+    found = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
     note = (
         f"Speed: the time of {a} over that of {b}, above 1 is faster; any other ratio is {b} over "
         f"{a}. Means are geometric; p is adjusted for the cases of a table (Holm); the margin is "
         f"{write_percent(comparison.margin)}."
     )
     notes = [note, DIFFERENCE] if any(one.ratio.unit for one in findings) else [note]
-    return _tabulate(say_period(capitalize(metric.label), period) + unit, rows, notes)
+    title = f"{say_period(capitalize(metric.label), period)}{unit}: {found}"
+    return _tabulate(title, rows, notes)
 
 
 DIFFERENCE = (
@@ -156,7 +159,7 @@ def remark(comparison: Comparison, metric: Metric, finding: MetricPair) -> Itera
 
 
 def describe(comparison: Comparison) -> Iterator[str]:
-    """Yield what is compared, the verdicts, what to do next, and warnings."""
+    """Yield what is compared, what differs, what to do next, and warnings."""
     a, b, matched = comparison.a, comparison.b, comparison.matched
     both = f"{a.title} ({a.path}) and {b.title} ({b.path})"
     if a.path == b.path:
@@ -172,7 +175,10 @@ def describe(comparison: Comparison) -> Iterator[str]:
     if comparison.apart:
         told = [name_axis(axis) for axis in comparison.apart]
         yield f"They differ in {', '.join(told)}: what is learnt is not compared."
-    yield from conclude(comparison)
+    for change in ("broken", "fixed"):
+        cases = [match for match in matched if comparison.change(match) == change]
+        if told := [f"{comparison.label(c)} ({write_change(comparison, c)})" for c in cases]:
+            yield f"{capitalize(change)}: {name_first(told, 3, '; ')}."
     if spoilt := comparison.spoilt(matched):
         yield (
             f"! Do not rely on these times: {name_first(spoilt, 3)}. Close other programs and run "
@@ -181,81 +187,30 @@ def describe(comparison: Comparison) -> Iterator[str]:
     for place, side in enumerate((a, b)):
         if alone := comparison.label_alone(place):
             yield f"! Only in {side.title}, not compared: {name_first(alone, 3, '; ')}."
-
-
-def conclude(comparison: Comparison) -> Iterator[str]:
-    """Yield a sentence per metric, one on the cases that are broken or fixed, and what to do."""
-    judged = set[Verdict]()
-    for metric, findings in comparison.metrics.items():
-        known = [finding for finding in findings if finding.a and finding.b]
-        held: dict[Verdict, list[MetricPair]] = {}
-        for finding in known:
-            held.setdefault(finding.ratio.judge(comparison.margin), []).append(finding)
-        said = [
-            f"{len(held[verdict])} {metric.word(verdict)}{_write_size(metric, held[verdict])}"
-            for verdict in Verdict
-            if verdict in held
-        ]
-        yield f"{capitalize(metric.label)}: {', '.join(said) or 'not measured in both'}."
-        judged |= held.keys()
-    for change in ("broken", "fixed"):
-        cases = [match for match in comparison.matched if comparison.change(match) == change]
-        told = [f"{comparison.label(c)} ({write_change(comparison, c)})" for c in cases]
-        if told:
-            yield f"{capitalize(change)}: {name_first(told, 3, '; ')}."
-    if Verdict.NONE in judged:
-        yield (
-            f"Next: --repeats {MIN_REPEATS} or more on both sides, each with its own seed; the "
-            "remarks of --full say why a verdict is missing."
-        )
-    elif Verdict.AMBIGUOUS in judged:
-        yield "Next: more --repeats, or a larger --margin, may decide what is ambiguous."
-
-
-def _write_size(metric: Metric, findings: Sequence[MetricPair]) -> str:
-    """Write the range of the cases' ratios, or differences, as displayed."""
-    apart = [one.ratio.difference[0] for one in findings if one.ratio.difference]
-    if apart:
-        return f" (by {write_range(apart, '{:+.3g}'.format)})"
-    ratios = [metric.show(one.ratio).value for one in findings]
-    values = [value for value in ratios if value is not None]
-    said = [f"{write_range(values, '{:#.3g}'.format)}×"] if values else []
-    said += dict.fromkeys(one.ratio.lack for one in findings if one.ratio.lack)
-    return f" ({name_first(said, 3, '; ')})" if said else ""
+    pairs = [one for findings in comparison.metrics.values() for one in findings]
+    if Verdict.NONE in {one.ratio.judge(comparison.margin) for one in pairs if one.a and one.b}:
+        yield f"Next: --repeats {MIN_REPEATS} or more on both sides, each with its own seed."
 
 
 # ------------------------------------------------------------------------------------------ formats
 
 
-UNLIMITED = 10_000  # width in characters of full tables that go to a file or a pipe
+UNLIMITED = 10_000  # width in characters of what goes to a file or a pipe
 
 
-def render_text(comparison: Comparison, results: Sequence[Result], full: bool = False) -> str:
-    """Render verdicts, warnings and the first table on one screen, or with ``full`` everything."""
-    width = shutil.get_terminal_size((UNLIMITED if full else WIDTH, 0)).columns
+def render_text(comparison: Comparison, results: Sequence[Result]) -> str:
+    """Render what is compared, and a table of each metric."""
+    width = shutil.get_terminal_size((UNLIMITED, 0)).columns
     console = make_plain(width)
     for line in describe(comparison):
         draw_text(make_printable(line), console)
-    tables = [*tabulate(comparison)]
-    for table in tables if full else tables[:1]:
+    for table in tabulate(comparison):
         console.print()
         draw_table(table, console)
-    if len(tables) > 1 and not full:
-        draw_text(f"{MORE} shows {count(len(tables) - 1, 'more table')}.", console)
     return console.export_text()
 
 
-def render_markdown(comparison: Comparison, results: Sequence[Result], full: bool = True) -> str:
-    """Render GitHub-flavoured Markdown, to paste: the verdicts, then all tables."""
-    from bench.render.documents import escape, table_lines
-
-    lines = [*(f"- {escape(make_printable(line))}" for line in describe(comparison)), ""]
-    for table in tabulate(comparison):
-        lines += table_lines(table)
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def render_json(comparison: Comparison, results: Sequence[Result], full: bool = True) -> str:
+def render_json(comparison: Comparison, results: Sequence[Result]) -> str:
     """Render JSON with all raw values, in SI units."""
     a, b = comparison.sides
     origins = {find_origin(run.executor): None for side in (a, b) for run in side.runs}
@@ -300,16 +255,12 @@ def render_json(comparison: Comparison, results: Sequence[Result], full: bool = 
 
 
 def _lay_out(comparison: Comparison, metric: Metric, finding: MetricPair) -> dict[str, Any]:
-    def split(readings: Readings) -> tuple[list[float], list[int]]:
-        return [value for _, value in readings], [seed for seed, _ in readings]
-
-    (a, seeds_a), (b, seeds_b) = split(finding.a), split(finding.b)
     return {
         **_name_match(comparison, finding.match),
-        "a": a,
-        "b": b,
-        "seeds_a": seeds_a,
-        "seeds_b": seeds_b,
+        "a": [value for _, value in finding.a],
+        "b": [value for _, value in finding.b],
+        "seeds_a": [seed for seed, _ in finding.a],
+        "seeds_b": [seed for seed, _ in finding.b],
         **metric.lay_out(finding.ratio),
         "pairs": finding.ratio.pairs,
         "verdict": metric.word(finding.ratio.judge(comparison.margin)),
@@ -323,8 +274,7 @@ def _name_match(comparison: Comparison, match: Match) -> dict[str, Any]:
     return {"case": one, "case_b": two, "environment": dict(match.told)}
 
 
-FORMATS: dict[str, Callable[[Comparison, Sequence[Result], bool], str]] = {
+FORMATS: dict[str, Callable[[Comparison, Sequence[Result]], str]] = {
     "text": render_text,
-    "md": render_markdown,
     "json": render_json,
 }
