@@ -134,9 +134,10 @@ def classify(
     """Classify an exception by the names of its class and that one's ancestors, nearest first, and
     its text. ``free_share`` of device memory is that at the time of the exception, 0 also if the
     allocator refused some; the memory limit of ``case`` is named if memory ran out."""
-    lines = list(filter(None, map(clean, message.splitlines())))
-    # of an exception in a DataLoader's worker the last line says what happened
-    said = lines[-1 if message.startswith("Caught ") else 0] if lines else ""
+    said = next(filter(None, map(clean, message.splitlines())), "")
+    if message.startswith("Caught "):  # in a DataLoader's worker, whose traceback is the message
+        told = re.findall(r"^[\w.]+: (.+)$", message, re.MULTILINE)
+        said = clean(told[-1]) if told else said
     reason = f"{kinds[0]}: {said[:300]}" if said else kinds[0]
     limit = case.memory_limit if case else None
     on_host = case is not None and case.device == "cpu"

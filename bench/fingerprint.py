@@ -27,7 +27,7 @@ from bench.models import MODELS, build_model, load_factory, split_model
 from bench.models.freezing import normalises_batches
 from bench.processes import name_signal
 from bench.record import WorkRow
-from bench.run.process import EndedError, MessageError, Process
+from bench.run import EndedError, MessageError, Process
 from bench.workloads import IMAGES, Workload, WorkloadFacts, check_workload
 
 _SKETCH_S = 10.0  # limit for a user's code on the meta device; DPN-92 takes 0.4 s
@@ -209,7 +209,7 @@ def _hash(parts: Iterable[bytes]) -> str:
 
 
 def try_model(asked: Request, timeout_s: float, **settings: Any) -> Examined:
-    """Run `examine` in a process of its own, a `bench.run.process.Process` with these settings.
+    """Run `examine` in a process of its own, a `bench.run.Process` with these settings.
     Return what it finds, or a line that says what is wrong. Raises TimeoutError."""
     name, kind, *_ = split_subject(asked.subject)
     with Process("bench.fingerprint:answer", asked, **settings) as process:

@@ -565,14 +565,6 @@ class Column:
     optional: bool = False
 
 
-def make_axis_column(name: str) -> Column:
-    """Describe the column that an axis has in a records file."""
-    # an axis that may be empty is text: a loss scale is a number, the name of a rule or nothing
-    axis = AXES[name]
-    kind = str if axis.default is None else type(axis.default)
-    return Column(name, kind, axis.help)
-
-
 def _columns(kind: type) -> Iterator[Column]:
     for f in fields(kind):
         if text := f.metadata.get("help"):
@@ -596,7 +588,11 @@ _record_id, *_outcome = _columns(Record)
 COLUMNS: dict[str, Column] = _by_name(
     Column("schema", int, "version of this table"),
     _record_id,
-    *map(make_axis_column, AXES),
+    # an axis that may be empty is text: a loss scale is a number, the name of a rule or nothing
+    *(
+        Column(name, str if axis.default is None else type(axis.default), axis.help)
+        for name, axis in AXES.items()
+    ),
     *_outcome,
     *_columns(Measurement),
     *_columns(Environment),

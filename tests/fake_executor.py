@@ -27,7 +27,7 @@ from bench.origin import EXECUTORS, Kind
 from bench.record import MEASURED, EpochRow, Measurement, Outcome, Status
 from bench.sweep import preflight
 from bench.text import parse_bytes
-from bench.worker.messages import Job, Lane
+from bench.worker import Job, Lane
 
 ANSWERS = "BENCH_FAKE_ANSWERS"
 """Environment variable: rules ``axis=value:status`` separated by spaces; the first match wins."""

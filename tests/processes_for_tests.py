@@ -1,4 +1,4 @@
-"""What a `bench.run.process.Process` of a test does."""
+"""What a `bench.run.Process` of a test does."""
 
 from __future__ import annotations
 

@@ -29,9 +29,9 @@ from bench.record import Measurement, Outcome
 from bench.training.loop import Epoch, Training, merge, train_epoch
 from bench.training.parallel import GradientExchange, Group, Processes, measure_exchange
 from bench.training.timing import StepClock
+from bench.worker import Rendezvous
 from bench.worker.epochs import TimedEpoch
 from bench.worker.measurement import describe_exchange, describe_group
-from bench.worker.messages import Rendezvous
 from bench.workloads import Loss, Workload
 
 CPU = torch.device("cpu")

@@ -21,7 +21,7 @@ from bench.origin import EXECUTORS, Kind
 from bench.record import Outcome, Step
 from bench.store import writer
 from bench.sweep import __main__ as sweep
-from bench.worker.messages import Job
+from bench.worker import Job
 
 DELAY_S = float(os.environ.get("BENCH_TEST_DELAY_S", "0.005"))
 STEPS = 5

@@ -10,7 +10,7 @@ from pytest_for_tests import Capture, Patch
 from bench.case import Case, list_varying
 from bench.record import Record, Status
 from bench.sweep.display import Display
-from bench.worker.messages import PhaseEntered, StepTaken
+from bench.worker import PhaseEntered, StepTaken
 from tests.planted.records import make_record
 
 CASE = Case(precision="fp16", loss_scale=128.0, batch_size=512, fraction=0.2, dataset="synthetic")

@@ -18,12 +18,12 @@ from pytest_for_tests import Capture, Patch
 from test_gpu import CALLS, GPU, FakeNvml, error
 
 from bench.apex import Apex, find_apex
-from bench.cores import Quota
 from bench.doctor import __main__ as doctor
 from bench.doctor.__main__ import main, write_json
 from bench.doctor.judgement import Level, Remark, judge, write_warnings
 from bench.environment.machine import Cpu, Machine, Platform, describe, examine
 from bench.gpu.nvml import NvmlProblem
+from bench.processes import Quota
 from bench.record import Environment
 
 FINE, NOTE, UNBELIEVABLE = Level

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import os
 import re
 import subprocess
 import sys
@@ -114,11 +114,16 @@ def test_a_gpu_whose_name_is_not_utf8_is_described(
 
 @pytest.mark.slow
 def test_a_broken_torch_is_one_line(tmp_path: Path, monkeypatch: Patch) -> None:
-    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open')")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{Path(__file__).parents[1]}")
+    broken = tmp_path / "torch" / "__init__.py"
+    broken.parent.mkdir()
+    broken.write_text("raise ImportError('libcudart.so.12: cannot open')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # for which another server is started
     with pytest.raises(UsageError, match=r"libcudart.so.12: cannot open; install torch>=2.9"):
         probe("cpu")
-    monkeypatch.syspath_prepend(tmp_path)
+    broken.rename(tmp_path / "torch.py")
+    broken.parent.rmdir()
+    importlib.invalidate_caches()
     with pytest.raises(UsageError, match=r"/torch.py hides torch: give it another name"):
         probe("cpu")
 

@@ -66,7 +66,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bench.executors import Event, Executor
-from bench.worker.messages import Job
+from bench.worker import Job
 from bench.record import Measurement, Outcome, Status
 
 

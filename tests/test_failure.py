@@ -29,7 +29,7 @@ from bench.failure import (
     list_kinds,
 )
 from bench.record import Status
-from bench.worker.case import read_free_share
+from bench.worker import read_free_share
 
 FULL, ROOMY = NEARLY_FULL / 2, 0.5
 
@@ -210,8 +210,8 @@ def test_a_device_that_answers_nothing_says_nothing(monkeypatch: Patch) -> None:
             'call last):\n  File "x.py", line 7, in <module>\n    collate()\n    ~~~~~~~^^\n'
             "RuntimeError: unable to write to file </torch_1_2_3>: No space left on device (28)\n",
             Status.OOM,
-            "--workers: RuntimeError: RuntimeError: unable to write to file </torch_1_2_3>: No "
-            "space left on device (28)",
+            "--workers: RuntimeError: unable to write to file </torch_1_2_3>: No space left on "
+            "device (28)",
         ),
         (
             "DataLoader worker (pid 812) is killed by signal: Killed. ",

@@ -16,7 +16,7 @@ from readings_for_tests import Replay
 
 from bench.environment.machine import Platform
 from bench.errors import UsageError
-from bench.gpu.device import CombinedDevice, Depth, Host, Process, Reading, Unreadable
+from bench.gpu import CombinedDevice, Depth, Host, Process, Reading, Unreadable
 from bench.gpu.nvml import (
     EFFECTS,
     THROTTLES,
@@ -34,7 +34,7 @@ from bench.gpu.nvml import (
     select_visible,
     throttle_names,
 )
-from bench.gpu.peaks import PEAKS, peak_bandwidth, peak_flops
+from bench.gpu.peaks import PEAKS, list_peaks
 from bench.processes import list_children, read_cpu_time
 from bench.record import Environment
 from bench.sweep.preflight import refuse_places
@@ -61,8 +61,6 @@ def handle_by_index(fake, index):
 
 
 def memory(fake, handle, version=None):
-    if version and fake.without_v2:
-        raise error("FUNCTION_NOT_FOUND")
     return SimpleNamespace(
         total=140_000_000_000,
         used=3_000_000 if version == pynvml.nvmlMemory_v2 else 648_000_000,
@@ -104,12 +102,9 @@ ANSWERS = {  # a handle is its UUID
         pynvml.NVML_CLOCK_SM: 1980,
         pynvml.NVML_CLOCK_MEM: 3201,
     }[kind],
-    "nvmlDeviceGetTemperature": lambda fake, h, sensor: 31,
-    "nvmlDeviceGetTemperatureV": lambda fake, h, sensor: 32,
-    "nvmlDeviceGetCurrentClocksEventReasons": lambda fake, h: fake.reasons,
+    "nvmlDeviceGetTemperature": lambda fake, h, sensor: 32,
     "nvmlDeviceGetCurrentClocksThrottleReasons": lambda fake, h: fake.reasons,
     "nvmlDeviceGetComputeRunningProcesses": list_processes("compute"),
-    "nvmlDeviceGetComputeRunningProcesses_v2": list_processes("compute"),
     "nvmlDeviceGetGraphicsRunningProcesses": list_processes("graphics"),
 }
 
@@ -120,7 +115,7 @@ class FakeNvml:
     def __init__(self, cards=(GPU,), **fail):
         self.cards, self.fail = cards, fail
         self.calls, self.compute, self.graphics = [], [], []
-        self.reasons, self.open, self.without_v2 = 0x1, 0, False
+        self.reasons, self.open = 0x1, 0
 
     def __getattr__(self, name):
         if name.startswith("NVML") or name == "nvmlMemory_v2":
@@ -246,12 +241,9 @@ CALLS = {
     "power_limit_w": ["nvmlDeviceGetEnforcedPowerLimit"],
     "sm_clock_mhz": ["nvmlDeviceGetClockInfo"],
     "memory_clock_mhz": ["nvmlDeviceGetClockInfo"],
-    "temperature_c": ["nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"],
-    "throttle": [
-        "nvmlDeviceGetCurrentClocksEventReasons",
-        "nvmlDeviceGetCurrentClocksThrottleReasons",
-    ],
-    "others": ["nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetComputeRunningProcesses_v2"],
+    "temperature_c": ["nvmlDeviceGetTemperature"],
+    "throttle": ["nvmlDeviceGetCurrentClocksThrottleReasons"],
+    "others": ["nvmlDeviceGetComputeRunningProcesses"],
 }
 
 
@@ -271,28 +263,6 @@ def test_a_call_the_driver_or_pynvml_lacks_is_none_with_a_reason_and_not_repeate
             assert getattr(second, other) is not None
 
 
-@pytest.mark.parametrize("quantity", ["temperature_c", "throttle", "others"])
-def test_an_older_call_stands_in(quantity):
-    newer, older = CALLS[quantity]
-    fault = pynvml.NVMLLibraryMismatchError("Unversioned function called")
-    nvml = FakeNvml(**{newer: fault if quantity == "others" else AttributeError})
-    device = Nvml(GPU, nvml)
-    for _ in range(2):
-        assert getattr(read(device), quantity) is not None
-    assert nvml.called(older) == 2
-    assert nvml.called(newer) <= 1
-
-
-@pytest.mark.parametrize("lacking", [True, False])
-def test_memory_never_changes_version_half_way(lacking):
-    nvml = FakeNvml()
-    nvml.without_v2 = lacking
-    device = Nvml(GPU, nvml)
-    assert read(device, Depth.FAST).device_bytes == (648_000_000 if lacking else 3_000_000)
-    nvml.without_v2 = True
-    assert read(device, Depth.FAST).device_bytes == (648_000_000 if lacking else None)
-
-
 def test_a_passing_fault_is_asked_again():
     nvml = FakeNvml(nvmlDeviceGetPowerUsage=error("GPU_IS_LOST"))
     device = Nvml(GPU, nvml)
@@ -307,10 +277,10 @@ def test_other_processes_may_be_unreadable(fault, monkeypatch):
     def fail(*_, **__):
         raise fault
 
-    for method in ("name", "children", "cpu_times", "memory_info"):
+    for method in ("children", "cpu_times", "memory_info"):
         monkeypatch.setattr(psutil.Process, method, fail)
     nvml, device = watch((os.getpid(), 2_000), (1, 3_000))
-    assert [process.name for process in read(device).others] == [None]
+    assert [process.pid for process in read(device).others] == [1]
     assert list_children(os.getpid()) == []
     assert read_cpu_time() == 0
     assert find_neighbours(GPU, nvml)
@@ -594,8 +564,9 @@ def test_each_of_several_cards_knows_its_own_process(child):
     ],
 )
 def test_peaks_of_cards(gpu, arithmetic, flops, bandwidth):
-    assert peak_flops(gpu, arithmetic) == (flops and pytest.approx(flops))
-    assert peak_bandwidth(gpu) == (bandwidth and pytest.approx(bandwidth))
+    peaks = list_peaks(gpu)
+    assert peaks.get(f"rate_{arithmetic}") == (flops and pytest.approx(flops))
+    assert peaks.get("rate_copy") == (bandwidth and pytest.approx(bandwidth))
 
 
 @pytest.mark.parametrize("peak", PEAKS, ids=lambda peak: peak.names)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from readings_for_tests import Replay
 
-from bench.gpu.device import Depth, Reading, Unreadable
+from bench.gpu import Depth, Reading, Unreadable
 from bench.gpu.monitor import MONITORED, Monitor
 
 READINGS = Path(__file__).parent / "readings"

@@ -18,15 +18,15 @@ import psutil
 import pytest
 from workers_for_tests import find_workers, gone, is_server
 
+from bench import run as room
 from bench.case import Case
 from bench.data import DatasetInfo
 from bench.executors import Event, Settings
 from bench.executors.subprocess import SubprocessExecutor
 from bench.fingerprint import Request
 from bench.record import BESIDE, Measurement, Status
-from bench.run import process as room
-from bench.run.process import EndedError, MessageError, Process, call
-from bench.worker.messages import Job, Lane, PhaseEntered
+from bench.run import EndedError, MessageError, Process, call
+from bench.worker import Job, Lane, PhaseEntered
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
 
@@ -122,7 +122,7 @@ def test_a_warm_worker_is_as_a_cold_one_whatever_was_run_before(
 
 LIGHT = """
 import sys
-from bench.run import process
+from bench import run as process
 process.MODULES = ("math",)
 """
 """Has a server import nothing of what takes it seconds."""
@@ -219,7 +219,7 @@ for name in ("is_available", "device_count", "init", "_lazy_init", "current_devi
 for name in ("_cuda_init", "_cuda_getDeviceCount", "_cuda_getDevice", "_cuda_getCurrentRawStream"):
     setattr(torch._C, name, tell(name))
 import os
-from bench.run import process
+from bench import run as process
 process.preload()
 process._imported = process._look_at([process.__file__])
 if not os.fork():  # as a server does
@@ -309,7 +309,7 @@ def test_a_killed_server_takes_its_process_along_and_is_replaced() -> None:
 
 STARTING = """
 import time
-from bench.run.process import Process
+from bench.run import Process
 process = Process("processes_for_tests:wait")
 print(process.receive(60), flush=True)
 time.sleep(3600)

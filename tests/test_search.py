@@ -36,8 +36,8 @@ from bench.search.trials import INSTALL, Ladder
 from bench.store.reader import read_beside, read_records, read_rows
 from bench.store.rows import keep_cases, read_history
 from bench.sweep import __main__ as sweep
+from bench.worker import Channel, Job
 from bench.worker.measurement import measure
-from bench.worker.messages import Channel, Job
 from tests.frames_for_tests import read_epochs, read_steps
 
 Capture = pytest.CaptureFixture[str]

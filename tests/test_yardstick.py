@@ -35,7 +35,7 @@ from bench.environment.host import describe_host
 from bench.environment.machine import Machine, Platform
 from bench.executors.subprocess import SubprocessExecutor
 from bench.fingerprint import Fingerprint, name_subject
-from bench.gpu.device import Depth, Reading, Unreadable
+from bench.gpu import Depth, Reading, Unreadable
 from bench.precision import Arithmetic
 from bench.questions.notices import warn
 from bench.record import Environment, Measurement, Outcome, Status, WorkRow, read_missing

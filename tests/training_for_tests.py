@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bench.case import Case
 from bench.data.batches import Divided, Supply
-from bench.gpu.device import Device
+from bench.gpu import Device
 from bench.gpu.monitor import Monitor, Observation
 from bench.models import build_model
 from bench.optimization import OPTIMIZERS
@@ -26,8 +26,8 @@ from bench.precision import PRECISIONS, set_flags
 from bench.record import Outcome
 from bench.training.loop import Epoch, Training, train_epoch
 from bench.training.timing import StepClock
+from bench.worker import Channel, Job
 from bench.worker.measurement import measure
-from bench.worker.messages import Channel, Job
 
 CPU = torch.device("cpu")
 LR = 0.05

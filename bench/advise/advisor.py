@@ -23,7 +23,7 @@ from bench.sweep.options import Options, Plan
 from bench.sweep.schedule import OomSkips
 from bench.text import parse_bytes, read_time
 from bench.wall import read_peak
-from bench.worker.messages import Job, Lane
+from bench.worker import Job, Lane
 
 UNTIL = 0.01
 """Relative error of the epoch time, within the run, at which a run may end."""

@@ -15,7 +15,7 @@ from bench.errors import UsageError
 from bench.gpu.peaks import list_peaks
 from bench.limits import FAR
 from bench.record import COMPARABLE
-from bench.run.process import EndedError, MessageError, call
+from bench.run import EndedError, MessageError, call
 from bench.store.reader import read_rows
 from bench.store.table import RECORDS
 from bench.text import read_clock

@@ -20,10 +20,10 @@ from importlib.util import find_spec
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
-from bench.cores import count_cores, read_governor, spell_cpu
 from bench.errors import UsageError
 from bench.gpu.nvml import find_card, find_cards
 from bench.precision import EMULATE_FP8, Arithmetic
+from bench.processes import count_cores, read_governor, spell_cpu
 from bench.record import Environment
 
 _CPU = Path("/proc/cpuinfo")

@@ -27,7 +27,6 @@ from rich.progress import track
 
 from bench.apex import Apex, find_apex
 from bench.case import DEVICES
-from bench.cores import OtherWork, Quota, read_governor, usable_cpus
 from bench.data import find_layout
 from bench.environment.host import (
     CPU_FLAGS,
@@ -40,7 +39,7 @@ from bench.environment.host import (
 )
 from bench.errors import UsageError
 from bench.fingerprint import Examined, Request, split_subject, try_model
-from bench.gpu.device import READINGS, Depth, Process
+from bench.gpu import READINGS, Depth, Process
 from bench.gpu.nvml import (
     UNKNOWN,
     Card,
@@ -52,8 +51,9 @@ from bench.gpu.nvml import (
 )
 from bench.models.weights import hash_weights
 from bench.precision import Arithmetic, Precision, emulates_fp8, find_torchao
+from bench.processes import OtherWork, Quota, read_governor, usable_cpus
 from bench.record import Environment
-from bench.run.process import EndedError, MessageError, call
+from bench.run import EndedError, MessageError, call
 from bench.text import is_whole, parse_bytes
 from bench.yardstick import Yardstick
 
@@ -289,7 +289,7 @@ def ask_processes(
 ) -> Machine:
     """Ask a process of its own about torch, devices ("cuda" or "cpu") and cards, and one each about
     networks and workloads. The environment ``variables`` choose the GPU; ``cold`` is as for
-    `bench.run.process.Process`."""
+    `bench.run.Process`."""
     until, found = time.monotonic() + timeout_s, dict[str, Examined]()
     about: dict[str, Any] = {"variables": variables, "cold": cold}
     place = "bench.environment.machine:answer"

@@ -20,7 +20,7 @@ from bench.fingerprint import Request
 from bench.origin import EXECUTORS
 from bench.processes import hold_to
 from bench.record import Outcome
-from bench.worker.messages import Job, Lane, PhaseEntered, StepTaken
+from bench.worker import Job, Lane, PhaseEntered, StepTaken
 from bench.yardstick import Yardstick
 
 Event = PhaseEntered | StepTaken

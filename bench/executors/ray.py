@@ -31,7 +31,7 @@ from bench.fingerprint import Request
 from bench.gpu.nvml import find_cards, find_neighbours
 from bench.record import Outcome, Place, Status
 from bench.text import clean
-from bench.worker.messages import Job, Lane
+from bench.worker import Job, Lane
 from bench.yardstick import Yardstick
 
 ADDRESS = "RAY_ADDRESS"

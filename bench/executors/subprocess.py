@@ -18,17 +18,17 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bench.cores import share_cores, usable_cpus
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, Executor, Listener, Settings, Stopping
 from bench.failure import classify, classify_death, count_oom_kills, list_kinds
-from bench.gpu.device import CombinedDevice
+from bench.gpu import CombinedDevice
 from bench.gpu.monitor import ENERGY, Monitor, Observation
 from bench.gpu.nvml import find_card, find_cards, open_device
+from bench.processes import share_cores, usable_cpus
 from bench.record import MEASURED, REFUSED, Outcome, Status, write_missing
-from bench.run.process import EndedError, Process
+from bench.run import EndedError, Process
 from bench.text import GIB, count, join_words
-from bench.worker.messages import (
+from bench.worker import (
     END,
     GO_ON,
     EpochEnded,
@@ -263,7 +263,7 @@ class Worker(Process):
             asked_at=time.monotonic(),
         )
         super().__init__(
-            "bench.worker.case:work",
+            "bench.worker:work",
             given,
             variables={**job.lane.variables, **variables},
             cores=job.lane.cores,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Literal
 
-from bench.gpu.device import Depth, Device, Process, Reading
+from bench.gpu import Depth, Device, Process, Reading
 from bench.gpu.nvml import EFFECTS
 
 Phase = Literal["baseline", "setup", "warmup", "epoch", "evaluation"]

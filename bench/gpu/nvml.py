@@ -14,9 +14,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
-from bench.gpu.device import Depth, Device, Host, Process, ProcessTree, Reading, Unreadable
+from bench.gpu import Depth, Device, Host, Process, ProcessTree, Reading, Unreadable
 from bench.text import Explained, is_whole
 
 THROTTLES: Mapping[int, tuple[str, str]] = {
@@ -59,15 +60,16 @@ def _list(processes: Iterable[Any]) -> dict[int, int | None]:
     return {one.pid: one.usedGpuMemory or None for one in known}
 
 
-# Alternatives follow each other, the preferred one first: drivers differ in the calls they support.
-# Energy comes first, so that the timestamp of a phase boundary is that of the energy counter.
-_CALLS: Mapping[str, tuple[Depth, *tuple[Callable[[Any, Any], Any], ...]]] = {
+_Call = Callable[[Any, Any], Any]
+
+# Energy comes first, so that the timestamp of a phase boundary is that of the energy counter. What
+# is called is in every driver that runs a torch of today, under an older name where it has two.
+_CALLS: Mapping[str, tuple[Depth, _Call]] = {
     "energy_j": (Depth.EDGE, lambda n, h: n.nvmlDeviceGetTotalEnergyConsumption(h) / 1e3),
+    # v1 counts what the driver reserves: 648 MB on an idle H200 where v2 says 3 MB
     "device_bytes": (
         Depth.FAST,
-        # v1 counts what the driver reserves: 648 MB on an idle H200 where v2 says 3 MB
         lambda n, h: n.nvmlDeviceGetMemoryInfo(h, version=n.nvmlMemory_v2).used,
-        lambda n, h: n.nvmlDeviceGetMemoryInfo(h).used,
     ),
     "power_w": (Depth.SLOW, lambda n, h: n.nvmlDeviceGetPowerUsage(h) / 1e3),
     "power_limit_w": (Depth.EDGE, lambda n, h: n.nvmlDeviceGetEnforcedPowerLimit(h) / 1e3),
@@ -75,24 +77,14 @@ _CALLS: Mapping[str, tuple[Depth, *tuple[Callable[[Any, Any], Any], ...]]] = {
     "memory_clock_mhz": (Depth.SLOW, lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM)),
     "temperature_c": (
         Depth.SLOW,
-        lambda n, h: n.nvmlDeviceGetTemperatureV(h, n.NVML_TEMPERATURE_GPU),
         lambda n, h: n.nvmlDeviceGetTemperature(h, n.NVML_TEMPERATURE_GPU),
     ),
     "throttle": (
         Depth.SLOW,
-        lambda n, h: throttle_names(n.nvmlDeviceGetCurrentClocksEventReasons(h)),
         lambda n, h: throttle_names(n.nvmlDeviceGetCurrentClocksThrottleReasons(h)),
     ),
-    "others": (
-        Depth.SLOW,
-        lambda n, h: _list(n.nvmlDeviceGetComputeRunningProcesses(h)),
-        lambda n, h: _list(n.nvmlDeviceGetComputeRunningProcesses_v2(h)),
-    ),
-    "display": (
-        Depth.SLOW,
-        lambda n, h: _list(n.nvmlDeviceGetGraphicsRunningProcesses(h)),
-        lambda n, h: _list(n.nvmlDeviceGetGraphicsRunningProcesses_v2(h)),
-    ),
+    "others": (Depth.SLOW, lambda n, h: _list(n.nvmlDeviceGetComputeRunningProcesses(h))),
+    "display": (Depth.SLOW, lambda n, h: _list(n.nvmlDeviceGetGraphicsRunningProcesses(h))),
 }
 
 # Permanent errors, for which asking again does not help; others (lost, timeout, unknown) may pass.
@@ -184,7 +176,7 @@ class Nvml(Device):
             self._card = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
             self._held = held.pop_all()
         self._reasons: dict[str, str] = {}
-        self._ways = {name: list(ways) for name, (_, *ways) in _CALLS.items()}
+        self._lacking: set[str] = set()
         self._tree: ProcessTree | None = None
         self._before: set[int] = set()
         self._strangers: set[int] = set()
@@ -199,7 +191,7 @@ class Nvml(Device):
 
     def read(self, depth: Depth) -> Sequence[Reading]:
         now = time.monotonic_ns()
-        values = {name: self._ask(name) for name, (least, *_) in _CALLS.items() if least <= depth}
+        values = {name: self._ask(name) for name, (least, _) in _CALLS.items() if least <= depth}
         display = values.pop("display", None) or {}
         if (computing := values.get("others")) is not None:
             values["process_bytes"], values["others"] = self._attribute(computing, display)
@@ -211,18 +203,14 @@ class Nvml(Device):
         return self._reasons.get(quantity, "")
 
     def _ask(self, name: str) -> Any:
-        ways = self._ways[name]
-        while ways:
-            try:
-                value = ways[0](self._nvml, self._card)
-            except Exception as error:
-                self._reasons[name] = _say(error)
-                if type(error).__name__ not in _LACKS:
-                    return None
-                ways.pop(0)
-            else:
-                del ways[1:]  # v1 and v2 of a call count differently: never change half way
-                return value
+        if name in self._lacking:
+            return None
+        try:
+            return _CALLS[name][1](self._nvml, self._card)
+        except Exception as error:
+            self._reasons[name] = _say(error)
+            if type(error).__name__ in _LACKS:
+                self._lacking.add(name)
         return None
 
     def _attribute(
@@ -259,19 +247,15 @@ class Nvml(Device):
         if self._listed:
             return mine
         if self._alias is None:
-            from psutil import pid_exists
-
-            hidden = [pid for pid in listed - self._before if not pid_exists(pid)]
+            new = listed - self._before
+            hidden = [pid for pid in new if not Path(f"/proc/{pid}").exists()]
             self._alias = hidden[0] if len(hidden) == 1 else None
         return {pid for pid in listed if pid == self._alias}
 
 
 def _name(pid: int) -> str | None:
-    import psutil
-
-    with suppress(Exception):  # whatever psutil raises of another's process
-        name = psutil.Process(pid).name()
-        return name if is_whole(name) else None
+    with suppress(OSError, UnicodeError):  # it has ended, or is of another pid namespace
+        return Path(f"/proc/{pid}/comm").read_text("utf-8").strip()
     return None
 
 

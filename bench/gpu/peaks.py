@@ -66,30 +66,12 @@ PEAKS = (
 
 
 @cache
-def find_peak(gpu: str) -> Peak | None:
-    """Find a card by NVML's name, such as ``NVIDIA H200`` or ``Tesla T4``; None if unknown."""
-    name = re.sub(r"^((NVIDIA|Tesla) )+", "", gpu)
-    return next((peak for peak in PEAKS if re.fullmatch(peak.names, name)), None)
-
-
-def peak_flops(gpu: str, arithmetic: str) -> float | None:
-    """Return the peak dense FLOP/s of a card, by NVML's name, for products in float32, tfloat32,
-    float16, bfloat16 or float8; None if the card is unknown or has no such arithmetic."""
-    peak = find_peak(gpu)
-    tflops: float | None = getattr(peak, arithmetic, None)
-    return None if tflops is None else tflops * 1e12
-
-
-def peak_bandwidth(gpu: str) -> float | None:
-    """Return the memory bandwidth of a card in bytes/s, by NVML's name; None if it is unknown."""
-    peak = find_peak(gpu)
-    return None if peak is None else peak.bandwidth * 1e12
-
-
-@cache
 def list_peaks(gpu: str) -> dict[str, float]:
-    """Return the data-sheet peaks of a card, by NVML's name, in FLOP/s and bytes/s, keyed by the
-    record's column with the measured rate; empty if the card is unknown."""
-    peaks = {f"rate_{arithmetic}": peak_flops(gpu, arithmetic) for arithmetic in Arithmetic}
-    found = {**peaks, "rate_copy": peak_bandwidth(gpu)}
-    return {column: peak for column, peak in found.items() if peak}
+    """Return the data-sheet peaks of a card, by NVML's name, such as ``NVIDIA H200`` or ``Tesla
+    T4``, in FLOP/s and bytes/s, keyed by the record's column with the measured rate, such as
+    ``rate_float16`` and ``rate_copy``; empty if the card is unknown."""
+    name = re.sub(r"^((NVIDIA|Tesla) )+", "", gpu)
+    peak = next((peak for peak in PEAKS if re.fullmatch(peak.names, name)), None)
+    found = {f"rate_{arithmetic}": getattr(peak, arithmetic, None) for arithmetic in Arithmetic}
+    found["rate_copy"] = peak and peak.bandwidth
+    return {column: tera * 1e12 for column, tera in found.items() if tera}

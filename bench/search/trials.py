@@ -32,7 +32,7 @@ from bench.sweep.loop import Loop, open_loop
 from bench.sweep.options import Plan
 from bench.sweep.schedule import OomSkips, remaining_runs
 from bench.wall import name_family
-from bench.worker.messages import Job, Lane
+from bench.worker import Job, Lane
 
 INSTALL = "bench.search needs Ray Tune: pip install -e '.[search]'"
 

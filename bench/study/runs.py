@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.case import AXES, SAME_QUESTION, Case, free_axes
 from bench.diagnosis.step import COPY, RATES
-from bench.gpu.peaks import list_peaks, peak_bandwidth, peak_flops
+from bench.gpu.peaks import list_peaks
 from bench.limits import MIN_REPEATS, STEADY
 from bench.origin import Origin, find_origin
 from bench.precision import OPT_LEVELS, PRECISIONS, Arithmetic
@@ -123,12 +123,12 @@ class Run(Row):
     @cached_property
     def of_peaks(self) -> float:
         """`flops` over the peak in the card's data sheet; impossible shares above 1 are kept."""
-        return self._share(lambda name: self._look_up(peak_flops(self.gpu, name)))
+        return self._share(lambda name: self._look_up(list_peaks(self.gpu).get(f"rate_{name}")))
 
     @cached_property
     def of_bandwidth(self) -> float:
         """`moved` over the bandwidth in the data sheet; impossible shares above 1 are kept."""
-        return self.moved / self._look_up(peak_bandwidth(self.gpu))
+        return self.moved / self._look_up(list_peaks(self.gpu).get("rate_copy"))
 
     @property
     def of_measured(self) -> float:

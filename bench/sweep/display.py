@@ -14,7 +14,7 @@ from bench.executors import Event
 from bench.limits import is_shared
 from bench.record import MEASURED, Record, Status, describe_unmet
 from bench.text import GIB, clean, write_number, write_seconds
-from bench.worker.messages import PhaseEntered
+from bench.worker import PhaseEntered
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -12,7 +12,7 @@ from bench.store.plans import find_width, is_known
 from bench.store.rows import LatestAttempt, Run
 from bench.sweep.loop import Loop
 from bench.sweep.schedule import Losses, OomSkips
-from bench.worker.messages import Job, Lane
+from bench.worker import Job, Lane
 
 _FAILED = (Status.ERROR, Status.KILLED, Status.TIMEOUT, Status.LOST)
 

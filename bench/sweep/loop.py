@@ -44,7 +44,7 @@ from bench.sweep.preflight import (
 from bench.sweep.schedule import choose_seed
 from bench.sweep.threads import hold_threads
 from bench.text import read_clock
-from bench.worker.messages import Job, Lane
+from bench.worker import Job, Lane
 
 _POLL_S = 0.5  # between checks whether the sweep was stopped
 

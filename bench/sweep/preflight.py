@@ -29,7 +29,7 @@ from bench.rules import check as check_case
 from bench.rules import check_batches
 from bench.sweep.options import Options, Plan
 from bench.text import GIB, name_first
-from bench.worker.messages import Lane
+from bench.worker import Lane
 from bench.workloads import IMAGES, NO_DATASET, OWN, Workload
 from bench.yardstick import Yardstick
 

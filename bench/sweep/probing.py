@@ -28,7 +28,7 @@ from bench.wall import (
     make_probe,
     read_trials,
 )
-from bench.worker.messages import Job, Lane
+from bench.worker import Job, Lane
 
 
 class Searches:

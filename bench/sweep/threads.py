@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.cores import OtherWork, count_cores, usable_cpus
 from bench.environment.host import THREADS
 from bench.limits import BUSY_CORES
+from bench.processes import OtherWork, count_cores, usable_cpus
 from bench.store.reader import read_rows
 from bench.store.table import RECORDS
 from bench.text import count

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from psutil import virtual_memory
 
-from bench.gpu.device import Depth, Device
+from bench.gpu import Depth, Device
 from bench.gpu.nvml import open_device
 from bench.precision import PRECISIONS, Arithmetic, set_flags
 from bench.text import first_line

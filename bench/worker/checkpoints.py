@@ -48,8 +48,8 @@ class Checkpoints:
             return None
         try:
             found = load_checkpoint(self._place(LAST))
-            if other := self._find_other(found["identity"]):
-                raise CheckpointError(f"it is of another run: {other}")
+            if found["identity"] != dict(self.identity):
+                raise CheckpointError("it is of another run, or of other code, data or packages")
             restore_checkpoint(found, training)
         except FileNotFoundError:
             return None
@@ -65,10 +65,11 @@ class Checkpoints:
     def save(
         self, training: Training, epochs: Sequence[EpochRow], progress: Mapping[str, Any]
     ) -> None:
-        """Save the last checkpoint. If that fails, note the reason and let training go on.
+        """Save the last checkpoint, and a copy as the best if its epoch is the best. If that fails,
+        note the reason and let training go on.
         ``epochs`` tell which epoch is the best; ``progress`` holds what a resuming process needs
         of them, in plain containers."""
-        file = self._place(LAST)
+        file, best = self._place(LAST), self._place(BEST)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             save_checkpoint(
@@ -79,39 +80,21 @@ class Checkpoints:
                 epoch=len(epochs),
                 progress=dict(progress),
             )
+            if find_best(epochs) == len(epochs) - 1:
+                temporary = best.with_name(f".{BEST}")
+                shutil.copyfile(file, temporary)
+                with temporary.open("rb") as copied:
+                    os.fsync(copied.fileno())
+                temporary.replace(best)
+                sync_folder(best.parent)
         except Exception as error:
             if not self._failed:  # else every epoch would say it
                 self.note(f"no checkpoint was saved after epoch {len(epochs)}: {_word(error)}")
             self._failed = True
-        else:
-            self.keep_best(epochs)
-
-    def keep_best(self, epochs: Sequence[EpochRow]) -> None:
-        """Keep a copy of the last checkpoint as the best, if its epoch is the best."""
-        if find_best(epochs) != len(epochs) - 1:
-            return
-        best = self._place(BEST)
-        temporary = best.with_name(f".{BEST}")
-        try:
-            shutil.copyfile(self._place(LAST), temporary)
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-            temporary.replace(best)
-            sync_folder(best.parent)
-        except OSError as error:
-            self.note(f"epoch {len(epochs)} was not kept as the best: {_word(error)}")
 
     def _place(self, name: str) -> Path:
         assert self.folder is not None
         return self.folder / name
-
-    def _find_other(self, identity: Mapping[str, str]) -> str:
-        """Return how ``identity`` differs from this run's; empty if it does not."""
-        return "; ".join(
-            f"{name.replace('_', ' ')} was {identity.get(name)}, now {self.identity.get(name)}"
-            for name in dict.fromkeys([*self.identity, *identity])
-            if identity.get(name) != self.identity.get(name)
-        )
 
 
 def find_best(epochs: Sequence[EpochRow]) -> int | None:

@@ -11,10 +11,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -40,9 +42,9 @@ from bench.text import count
 from bench.training.counting import join_work, judge_formats
 from bench.training.timing import Warmup, extrapolate, warm_up
 from bench.work import Kind, Label, Work
+from bench.worker import Channel, Job
 from bench.worker.epochs import describe_interval, describe_steps, finite
 from bench.worker.measurement import conclude
-from bench.worker.messages import Channel, Job
 
 ITEMS = 10_000
 """The items of an "epoch" of a command that does not say where its epochs end: its time is that of
@@ -73,12 +75,9 @@ class _Taken:
     loss: float | None
 
 
-class _EndError(Exception):
-    """The command has ended, and every step that it told of was taken."""
-
-
 class _Run:
-    """The running command, what it has told, and how many of its steps were taken."""
+    """The running command, and what it has told: ``follow`` yields its steps, ``clock_s`` is the
+    time of those that were taken."""
 
     def __init__(self, case: Case, folder: Path, channel: Channel) -> None:
         self._path, self._read = folder / "steps", 0
@@ -87,7 +86,7 @@ class _Run:
         self.epochs: list[tuple[int, dict[str, float | None]]] = []  # steps so far, and its values
         self.work: dict[str, Any] = {}
         self.counted = True  # whether it said how many items each of its steps has
-        self.taken, self.clock_s = 0, 0.0
+        self.clock_s, self.follow = 0.0, self._follow()
         variables, words = split_command(fill_command(case))
         adopt_orphans()
         sys.stdout.flush()
@@ -159,40 +158,21 @@ class _Run:
         else:
             self.epochs.append((len(self.steps), found))
 
-    def take(self) -> _Taken:
-        """Return its next step, as soon as it is told. Raises `_EndError`: there is none."""
-        while self.taken >= len(self.steps):
+    def _follow(self) -> Iterator[_Taken]:
+        taken, ended = 0, False
+        while not ended:
             ended = self._ended.wait(_POLL_S)
             self._update()
-            if ended and self.taken >= len(self.steps):
-                raise _EndError
-        step = self.steps[self.taken]
-        self.taken += 1
-        self.clock_s += max(step.time_s or 0.0, _LEAST_S)
-        self.report(self.taken - 1, step)
-        return step
+            for step in self.steps[taken:]:
+                self.clock_s += max(step.time_s or 0.0, _LEAST_S)
+                self.report(step.number, step)
+                yield step
+            taken = len(self.steps)
 
     def held(self) -> int:
         with suppress(OSError):  # it has ended
             return read_held_memory(self._process.pid)
         return 0
-
-    def warm_up(self, case: Case) -> Warmup | None:
-        """Take steps until they are steady, by the rule of the harness's own; None if the command
-        tells of too few."""
-        steps = case.steps or _UNLIMITED
-        try:
-            return warm_up(self.take, torch.device("cpu"), steps, lambda: self.clock_s)
-        except _EndError:
-            return None
-
-    def measure(self, most: float) -> list[_Taken]:
-        """Take as many steps at most, or all until it ends."""
-        measured: list[_Taken] = []
-        with suppress(_EndError):
-            while len(measured) < most:
-                measured.append(self.take())
-        return measured
 
     def close(self, stop: bool) -> int:
         """Wait for its end, or bring it about, and that of what it started. Return its code,
@@ -222,14 +202,17 @@ def measure_command(given: Job, channel: Channel) -> Outcome:
     with TemporaryDirectory(prefix="bench-command-") as folder:
         run = _Run(case, Path(folder), channel)
         channel.enter("warmup")
-        warm, measured = run.warm_up(case), list[_Taken]()
+        warm: Warmup | None = None
+        measured, steps, cpu = list[_Taken](), case.steps or _UNLIMITED, torch.device("cpu")
+        with suppress(StopIteration):  # it tells of too few to be steady
+            warm = warm_up(lambda: next(run.follow), cpu, steps, lambda: run.clock_s)
         if warm is not None:
             channel.enter("epoch")
             run.report = channel.reporter("epoch", 0, run.held)
-            measured = run.measure(case.steps or math.inf)
+            measured = [*islice(run.follow, case.steps)]
         stopped = case.steps is not None and len(measured) >= case.steps
         if not stopped:
-            run.measure(math.inf)  # what else it tells is left aside
+            deque(run.follow, 0)  # what else it tells is left aside
         channel.enter("evaluation")
         code = run.close(stopped)
     if stopped:

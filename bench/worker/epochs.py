@@ -28,7 +28,7 @@ from bench.training.timing import (
     find_accelerator,
     synchronize,
 )
-from bench.worker.messages import Channel
+from bench.worker import Channel
 from bench.worker.preparation import count_steps
 from bench.workloads import Workload
 

@@ -16,7 +16,7 @@ import resource
 from pathlib import Path
 
 from bench.case import Case
-from bench.gpu.device import Depth, Device, Reading
+from bench.gpu import Depth, Device, Reading
 from bench.gpu.nvml import open_device
 from bench.processes import read_held_memory
 from bench.text import parse_bytes
@@ -155,8 +155,7 @@ class HostLimit:
             self._set(0)
 
     def lift(self) -> None:
-        if self._limit is not None:
-            lift_host_limit()
+        lift_host_limit()
 
     def _set(self, allowance: int) -> None:
         assert self._limit is not None

@@ -12,14 +12,13 @@ import torch
 from torch import nn
 
 from bench.case import Case, count_probed, micro_batch
-from bench.cores import OtherWork
 from bench.data.batches import Supply, count_items
 from bench.data.loader import LoadedBatches, measure_rate
 from bench.diagnosis.step import PROFILED
 from bench.gpu.nvml import describe_links
 from bench.plain import read_value
 from bench.precision import read_flags
-from bench.processes import pause_collection, read_peak_memory
+from bench.processes import OtherWork, pause_collection, read_peak_memory
 from bench.record import BESIDE, PROVEN, Measurement, Outcome, RankRow, Status, write_missing
 from bench.text import count
 from bench.training.counting import count_flop, count_step, join_work, judge_formats, read_work
@@ -31,6 +30,7 @@ from bench.training.proof import Setting, prove
 from bench.training.switches import find_changes, read_switches, write_switches
 from bench.training.timing import find_accelerator, synchronize
 from bench.work import Label, Work
+from bench.worker import END, Channel, EpochEnded, Job, Rendezvous
 from bench.worker.checkpoints import Checkpoints
 from bench.worker.epochs import (
     TESTED,
@@ -46,7 +46,6 @@ from bench.worker.epochs import (
     train,
 )
 from bench.worker.limit import build_limit
-from bench.worker.messages import END, Channel, EpochEnded, Job, Rendezvous
 from bench.worker.preparation import (
     Stopwatch,
     end_workers,
@@ -74,7 +73,9 @@ def measure(given: Job, channel: Channel, began: float | None = None) -> Outcome
         device, limit = torch.device(case.device), build_limit(case, given.gpu_uuid)
         limit.impose()
         synchronize(device)  # creates the context
-        group = join(device, given.rendezvous) if given.rendezvous else Group()
+        group = Group()
+        if meets := given.rendezvous:
+            group = Processes(meets.rank, meets.size, meets.store, device, meets.timeout_s)
         watch.lap("device_context_s")
         workload, batches, training = set_up(case, given.folder, group, watch)
     m.setup_time_s, switches = watch.total, read_switches()
@@ -151,8 +152,8 @@ def measure(given: Job, channel: Channel, began: float | None = None) -> Outcome
     watch.lap("asked for")
     m.switched_within = write_switches(find_changes(switches))
     m.flags = " ".join(f"{name}={value}" for name, value in read_flags().items())
-    if given.rendezvous is not None:
-        describe_group(found, case, training, own, group, given.rendezvous)
+    if meets:
+        describe_group(found, case, training, own, group, meets)
         _describe_parts(found, watch)
         if not group.rank:
             follows = [*_EXCHANGED, *PROVEN, "flop_per_image", "step_bytes"]
@@ -173,10 +174,6 @@ def conclude(m: Measurement, contradiction: str = "") -> tuple[Status, str]:
         reasons.append(f"the loss was inf or NaN from {where}")
     status = Status.DIVERGED if reasons else Status.OK
     return (Status.INVALID if contradiction else status), "; ".join(reasons)
-
-
-def join(device: torch.device, meets: Rendezvous) -> Group:
-    return Processes(meets.rank, meets.size, meets.store, device, meets.timeout_s)
 
 
 def _describe_training(found: Outcome, case: Case, training: Training) -> None:
@@ -294,7 +291,6 @@ def _resume(
         return [], OtherWork()
     for name, value in progress["noted"].items():
         setattr(m, name, value)
-    files.keep_best(list_epochs(case, done))  # an interruption may have prevented it
     found.note(
         f"{count(len(done), 'epoch')} of {case.epochs} trained by an earlier process that was "
         "interrupted; what is sampled (memory of process and device, clocks, temperature, others "

@@ -32,7 +32,7 @@ from bench.store.reader import read_records
 from bench.store.table import RECORDS
 from bench.sweep import __main__ as sweep
 from bench.sweep import loop, preview, schedule
-from bench.worker.messages import Job, Lane
+from bench.worker import Job, Lane
 
 Watch = Callable[[Callable[[Job], Outcome | None]], None]
 

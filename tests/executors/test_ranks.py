@@ -21,8 +21,8 @@ from bench.executors import Settings
 from bench.executors import subprocess as room
 from bench.executors.subprocess import Ranks, SubprocessExecutor
 from bench.record import Measurement, Outcome, RankRow, Status
-from bench.run.process import EndedError
-from bench.worker.messages import GO_ON, Job, Lane, Message, PhaseEntered, StepTaken
+from bench.run import EndedError
+from bench.worker import GO_ON, Job, Lane, Message, PhaseEntered, StepTaken
 
 DDP = Case(device="cpu", parallel="ddp", world_size=2, dataset="synthetic")
 

@@ -31,7 +31,7 @@ from bench.executors import ray as room
 from bench.executors.ray import Errand, RayExecutor
 from bench.executors.subprocess import SubprocessExecutor
 from bench.record import Outcome, Status
-from bench.worker.messages import Job, Lane
+from bench.worker import Job, Lane
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -202,7 +202,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from test_ray import LONG
 from bench.executors import Images, Settings
-from bench.worker.messages import Job
+from bench.worker import Job
 from bench.executors.ray import RayExecutor
 executor = RayExecutor(Settings())
 lanes = executor.open_lanes("cpu")

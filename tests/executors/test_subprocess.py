@@ -25,12 +25,12 @@ from bench.data import DatasetInfo
 from bench.executors import Event, Settings
 from bench.executors import subprocess as room
 from bench.executors.subprocess import SubprocessExecutor
-from bench.gpu.device import Unreadable
+from bench.gpu import Unreadable
 from bench.gpu.monitor import Observation
 from bench.record import BESIDE, EpochRow, Measurement, Outcome, Status, read_missing
 from bench.store.reader import read_records
 from bench.sweep import __main__ as sweep
-from bench.worker.messages import Job, Message, PhaseEntered, StepTaken
+from bench.worker import Job, Message, PhaseEntered, StepTaken
 
 FLAGS = (
     "--device cpu --dataset synthetic --precision fp32 --fraction 0.001 --batch-size 32 --repeats 1"

@@ -12,7 +12,7 @@ from bench.executors import Settings
 from bench.executors.subprocess import SubprocessExecutor
 from bench.gpu.nvml import find_cards
 from bench.record import Outcome, Status
-from bench.worker.messages import Job
+from bench.worker import Job
 
 CARDS, WHY = find_cards()
 pytestmark = [

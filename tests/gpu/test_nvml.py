@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from bench.gpu.device import Depth
+from bench.gpu import Depth
 from bench.gpu.monitor import Monitor
 from bench.gpu.nvml import Nvml, find_cards, find_neighbours, open_device
 

@@ -47,8 +47,8 @@ from bench.training.loop import Training, train_epoch
 from bench.training.optimizers import learning_rates
 from bench.training.proof import Setting, prove
 from bench.training.timing import StepClock
+from bench.worker import Channel, Job
 from bench.worker.epochs import read_reserved
-from bench.worker.messages import Channel, Job
 from bench.worker.preparation import set_up, start_over, warm_up_shapes
 from bench.workloads import Workload
 

@@ -16,8 +16,8 @@ from bench.data import loader
 from bench.record import Record, Status
 from bench.report.__main__ import main as report
 from bench.store.writer import Store
+from bench.worker import Channel, Job
 from bench.worker.measurement import measure
-from bench.worker.messages import Channel, Job
 from tests.planted.records import FP16, make_record, ran
 from tests.planted.results import read_report, tell
 

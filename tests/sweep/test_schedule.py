@@ -21,7 +21,7 @@ from bench.store.rows import LatestAttempt, Run
 from bench.sweep.grid import Grid
 from bench.sweep.options import parse_arguments, plan_cases
 from bench.sweep.schedule import OomSkips, remaining_runs
-from bench.worker.messages import Lane
+from bench.worker import Lane
 from tests.planted.records import make_record
 
 CASES = grid({"precision": ["fp32", "bf16"], "batch_size": [64, 128, 256]})

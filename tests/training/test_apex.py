@@ -40,7 +40,7 @@ from bench.training.building import make_training
 from bench.training.loop import Training, train_epoch
 from bench.training.timing import StepClock
 from bench.work import Kind
-from bench.worker.messages import Job
+from bench.worker import Job
 
 Start = Callable[..., Training]
 

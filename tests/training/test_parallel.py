@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from ranks_for_tests import SLEEP_S
 
 from bench.case import Case, divide_items, whole_batch
-from bench.cores import OtherWork
 from bench.data.batches import Batches, MadeBatches, Share, plan_steps
 from bench.data.loader import load_images
 from bench.errors import UsageError
 from bench.grid import grid
+from bench.processes import OtherWork
 from bench.rules import check, check_batches
 from bench.training.loop import Epoch, merge
 from bench.training.parallel import Exposed, find_slowest

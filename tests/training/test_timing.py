@@ -35,11 +35,11 @@ from bench.training.timing import (
     measure_slope,
     warm_up,
 )
+from bench.worker import Channel, Job
 from bench.worker import epochs as worker_epochs
 from bench.worker import measurement as worker_measurement
 from bench.worker.epochs import describe_steps
 from bench.worker.measurement import measure
-from bench.worker.messages import Channel, Job
 
 CPU = torch.device("cpu")
 RESULTS = Path(__file__).parents[2] / "results"

@@ -24,11 +24,12 @@ from bench.environment.machine import Platform
 from bench.errors import UsageError
 from bench.executors import Settings
 from bench.executors.subprocess import SubprocessExecutor
-from bench.gpu.device import Depth, Device, Reading, Unreadable
+from bench.gpu import Depth, Device, Reading, Unreadable
 from bench.processes import read_held_memory
 from bench.record import Environment, Status
 from bench.sweep import __main__ as sweep
 from bench.sweep.preflight import Inputs
+from bench.worker import Job
 from bench.worker.limit import (
     GpuLimit,
     MemoryLimitError,
@@ -36,7 +37,6 @@ from bench.worker.limit import (
     find_context,
     share_of_device,
 )
-from bench.worker.messages import Job
 
 MIB, GIB = 2**20, 2**30
 linux = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA limits mappings on Linux")

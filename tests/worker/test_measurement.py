@@ -21,24 +21,24 @@ from torch import nn
 from training_for_tests import list_batches
 
 from bench.case import Case
-from bench.cores import OtherWork
 from bench.data import DatasetInfo, load, prepare
 from bench.limits import find_ends
 from bench.precision import PRECISIONS, Arithmetic, set_flags
+from bench.processes import OtherWork
 from bench.record import BESIDE, Measurement, Outcome, Status, Step, describe_unmet, write_missing
 from bench.training.arithmetic import OperationProof
 from bench.training.loop import Training
 from bench.training.proof import DENSE, LayerProof, Proof
 from bench.training.switches import find_changes, keep_switches, read_switches
-from bench.worker import measurement
-from bench.worker.measurement import conclude, measure
-from bench.worker.messages import (
+from bench.worker import (
     GO_ON,
     Channel,
     Job,
     PhaseEntered,
     StepTaken,
+    measurement,
 )
+from bench.worker.measurement import conclude, measure
 from bench.worker.preparation import set_up, start_over, warm_up_shapes
 
 TINY = f"{__name__}:tiny"
@@ -371,7 +371,7 @@ import sys
 from bench.case import Case
 from bench.training.timing import StepClock
 from bench.worker.epochs import train
-from bench.worker.messages import Channel
+from bench.worker import Channel
 from bench.worker.preparation import set_up
 
 timed, imported, tick = False, [], StepClock.tick
@@ -578,7 +578,7 @@ def test_reporter_is_sparing(monkeypatch: Patch) -> None:
     sent: list[Any] = []
     monkeypatch.setattr(Channel, "send", lambda self, message: sent.append(message))
     now = 100.0
-    monkeypatch.setattr("bench.worker.messages.time.perf_counter", lambda: now)
+    monkeypatch.setattr("bench.worker.time.perf_counter", lambda: now)
     report = Channel().reporter("epoch", 10_000, lambda: 1)
     for index in range(10_000):
         now += 0.0001

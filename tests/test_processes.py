@@ -13,10 +13,17 @@ import psutil
 import pytest
 from pytest_for_tests import Patch
 
-from bench import cores
-from bench.cores import OtherWork, Quota, read_core_times, read_governor, read_quota, usable_cpus
+from bench import processes as cores
 from bench.environment.host import describe_host
-from bench.processes import read_cpu_time
+from bench.processes import (
+    OtherWork,
+    Quota,
+    read_core_times,
+    read_cpu_time,
+    read_governor,
+    read_quota,
+    usable_cpus,
+)
 
 
 @pytest.mark.parametrize(
