@@ -24,9 +24,8 @@ and 2.4e-6 with Winograd F(4,3).
 
 Winograd multiplies transformed tiles (Lavin and Gray, arXiv:1509.09308). In 11 bits their rounding
 raises the error by a factor of 1.7 for F(2,3) and 9 for F(4,3): 6.1e-4 and 3.2e-3 in simulations.
-This is still fp16 arithmetic, as are sums in fp16, which may have the same error as F(2,3); then
-both are named. In TF32, if the product of the tiles is a separate matmul (seen in mlx pull request
-4242), the error of F(4,3) is as large as that of bf16.
+This is still fp16 arithmetic, as are sums in fp16. In TF32, if the product of the tiles is a
+separate matmul (seen in mlx pull request 4242), the error of F(4,3) is as large as that of bf16.
 
 In layers that torchao converts to fp8, the factors may differ: e4m3 (4 bits), and for the gradient
 of an output with tensorwise scaling e5m2 (3 bits). Their error is
@@ -45,7 +44,7 @@ contradicts only labels that neither arithmetic satisfies.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -67,50 +66,37 @@ _WRONG_FP8 = 0.15
 """The same for a product in fp8: 1.46 u, for truncated inputs, is 0.18 in e5m2."""
 
 
-@dataclass(frozen=True)
-class Band:
-    """Range of relative errors, ``low`` to ``high``, of ``arithmetic`` computed in one ``way``."""
-
-    arithmetic: Arithmetic
-    low: float
-    high: float
-    way: str = ""
-
-
-F43 = Band(Arithmetic.FLOAT16, 2.2e-3, 4.5e-3, "Winograd F(4,3)")
+Band = tuple[Arithmetic, float, float]
+"""An arithmetic, and the lowest and highest relative error of what it computes."""
 
 
 def _bands(dtype: torch.dtype, products: int, winograd: bool) -> list[Band]:
     """Return the bands for a sum of ``products`` products with a result of ``dtype``."""
-    bf16 = Band(Arithmetic.BFLOAT16, 1.7e-3, 8e-3)
+    tiles = (2.2e-3, 4.5e-3)  # of Winograd F(4,3) in 11 bits
+    bf16 = (Arithmetic.BFLOAT16, 1.7e-3, 8e-3)
     if dtype == torch.float32:
-        fp32, tf32 = Band(Arithmetic.FLOAT32, 0.0, 2e-5), Band(Arithmetic.TFLOAT32, 1.8e-4, 9.5e-4)
-        tiles = [replace(F43, arithmetic=Arithmetic.TFLOAT32)] if winograd else []
-        return [fp32, tf32, *tiles, bf16]
+        bands = [(Arithmetic.FLOAT32, 0.0, 2e-5), (Arithmetic.TFLOAT32, 1.8e-4, 9.5e-4), bf16]
+        return [*bands, (Arithmetic.TFLOAT32, *tiles)] if winograd else bands
     if dtype == torch.bfloat16:
         return [bf16]
     if dtype != torch.float16:
         return []
     partial_sums = max(products / 16, min(products, 64))
     summed = 0.392 * 2**-11 * math.sqrt(3 + partial_sums / 2)
-    bands = [
-        Band(Arithmetic.FLOAT16, 1.8e-4, 5e-4),
-        Band(Arithmetic.FLOAT16, 5e-4, 1.25 * summed, "sums in float16"),
-    ]
+    bands = [(Arithmetic.FLOAT16, 1.8e-4, max(5e-4, 1.25 * summed))]
     if winograd:
-        bands += [Band(Arithmetic.FLOAT16, 5.2e-4, 7.5e-4, "Winograd F(2,3)"), F43]
+        bands += [(Arithmetic.FLOAT16, 5.2e-4, 7.5e-4), (Arithmetic.FLOAT16, *tiles)]
     return bands
 
 
 @dataclass(frozen=True)
 class OperationProof:
-    """The arithmetic of one operation. There are several ``ways`` if its error fits several bands;
-    if these belong to several arithmetics, it is unclear, and these are the ``candidates``."""
+    """The arithmetic of one operation. If its error fits bands of several arithmetics, it is
+    unclear, and these are the ``candidates``."""
 
     operation: str
     arithmetic: Arithmetic
     error: float
-    ways: tuple[str, ...] = ()
     candidates: tuple[Arithmetic, ...] = ()
 
     @property
@@ -120,8 +106,8 @@ class OperationProof:
         return max((BITS[a] for a in possible if a in BITS), default=None)
 
     def __str__(self) -> str:
-        way = ("; " if self.candidates else " with ") + " or ".join(self.ways) if self.ways else ""
-        return f"{self.operation}: {self.arithmetic}{way} (error {self.error:.1e})"
+        either = f", {' or '.join(self.candidates)}" if self.candidates else ""
+        return f"{self.operation}: {self.arithmetic}{either} (error {self.error:.1e})"
 
 
 def name_arithmetic(
@@ -143,14 +129,10 @@ def name_arithmetic(
     bands = _bands(dtype, products, winograd)
     if fp8_bits:
         expected = 0.392 * math.hypot(*(2.0**-p for p in fp8_bits))
-        bands.append(Band(Arithmetic.FLOAT8, 0.85 * expected, 1.25 * expected))
-    fits = [b for b in bands if b.low <= error <= b.high]
-    candidates = tuple(dict.fromkeys(b.arithmetic for b in fits))
-    if len(candidates) > 1:
-        ways = tuple(f"{b.arithmetic} by {b.way}" if b.way else str(b.arithmetic) for b in fits)
-        return OperationProof(operation, Arithmetic.UNCLEAR, error, ways, candidates)
-    if not fits:
-        return OperationProof(operation, Arithmetic.UNCLEAR, error)
-    plain = any(not b.way for b in fits)
-    ways = () if plain else tuple(b.way for b in fits)
-    return OperationProof(operation, fits[0].arithmetic, error, ways)
+        bands.append((Arithmetic.FLOAT8, 0.85 * expected, 1.25 * expected))
+    fits = list(
+        dict.fromkeys(arithmetic for arithmetic, low, high in bands if low <= error <= high)
+    )
+    if len(fits) == 1:
+        return OperationProof(operation, fits[0], error)
+    return OperationProof(operation, Arithmetic.UNCLEAR, error, tuple(fits))

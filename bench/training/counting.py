@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache, wraps
-from itertools import accumulate, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
+from torch.utils.flop_counter import flop_registry
 
 from bench.case import Case, micro_batch
 from bench.data.batches import Divided, Supply
@@ -424,20 +424,26 @@ def _count_items(
 def count_flop(workload: Workload, frozen: str = NONE) -> float:
     """Return the FLOP per unit, forward and backward, counted from shapes alone.
 
-    It is torch's counter with the correction of `count_gradients`: for DPN-92, 12.25 instead of
-    17.19 GFLOP. Only gradients that autograd computes are counted: none of frozen weights, and none
-    of the inputs of a layer with nothing to train at or before it.
+    For DPN-92 these are 12.25 GFLOP, and by torch's own counter 17.19: see `count_gradients`. Only
+    gradients that autograd computes are counted: none of frozen weights, and none of the inputs of
+    a layer with nothing to train at or before it.
     """
-    batch = sketch_batch(workload, 2)
     with torch.device("meta"):
         with keep_switches({}):
             network = workload.build_model()
         freeze(network, frozen, workload.find_head)
-        mapping = {torch.ops.aten.convolution_backward: count_gradients}
-        with FlopCounterMode(display=False, custom_mapping=mapping) as counter:
-            found = workload.compute_loss(network, batch)
-            (found.loss if isinstance(found, Loss) else found).backward()
-    return float(counter.get_total_flops() / workload.count_units(2))
+        work = _sketch(network, workload, 2)
+    return sum(one.flop for one in work.values()) / workload.count_units(2)
+
+
+def _sketch(network: nn.Module, workload: Workload, items: int) -> dict[Label, Work]:
+    """Return the work of some items, forward and backward, of a network on torch's meta device."""
+    batch = sketch_batch(workload, items)
+    counter = Counter()
+    with counter:
+        found = workload.compute_loss(network, batch)
+        (found.loss if isinstance(found, Loss) else found).backward()
+    return counter.work
 
 
 def sketch_batch(workload: Workload, items: int) -> Any:
@@ -456,14 +462,11 @@ def sketch_work(network: nn.Module, workload: Workload) -> tuple[WorkRow, ...]:
     is raised.
     """
     items = min(_SKETCHED, workload.samples)
-    with Counter() as counter:
-        found = workload.compute_loss(network.to("meta"), sketch_batch(workload, items))
-        (found.loss if isinstance(found, Loss) else found).backward()
     return tuple(
         WorkRow(
             str(kind), "", Arithmetic.FLOAT32, work.calls, work.flop / items, work.bytes / items
         )
-        for kind, work in sum_kinds(counter.work).items()
+        for kind, work in sum_kinds(_sketch(network.to("meta"), workload, items)).items()
     )
 
 
@@ -503,10 +506,7 @@ def read_work(rows: Iterable[WorkRow]) -> dict[Label, Work]:
     }
 
 
-NEARLY_ALL = 0.95
-"""Share of a row's time at which no more kernels are named; at most `MOST_KERNELS` are."""
-
-MOST_KERNELS = 6
+MOST_KERNELS = 6  # named of a row
 
 
 def _spell_time(timed: Timed | None) -> tuple[float | None, float | None, str]:
@@ -514,10 +514,8 @@ def _spell_time(timed: Timed | None) -> tuple[float | None, float | None, str]:
         return None, None, ""
     kernels = [KernelTime(name, time_s) for name, time_s in timed.kernels.items()]
     kernels.sort(key=lambda kernel: -kernel.time_s)
-    sums = accumulate(kernel.time_s for kernel in kernels)
-    fewest = 1 + sum(1 for so_far in sums if so_far < NEARLY_ALL * timed.time_s)
-    named = min(fewest, MOST_KERNELS)
-    return timed.time_s, timed.exclusive_s, write_kernels(kernels[:named], kernels[named:])
+    told = write_kernels(kernels[:MOST_KERNELS], kernels[MOST_KERNELS:])
+    return timed.time_s, timed.exclusive_s, told
 
 
 def _spell(label: Label) -> tuple[str, str, str]:
@@ -527,13 +525,11 @@ def _spell(label: Label) -> tuple[str, str, str]:
 # ------------------------------------------------------------------------------------------- labels
 
 
-def judge_formats(
-    work: Mapping[Label, Work], precision: Precision, model: nn.Module | None = None
-) -> tuple[float | None, str]:
+def judge_formats(work: Mapping[Label, Work], precision: Precision) -> tuple[float | None, str]:
     """Return the share of a step's FLOP in the format of a precision, and what ran instead if that
     is less than `LEAST_LABELLED`; empty otherwise. The share is None if nothing was multiplied.
     ``work`` is that of the step: what its operations read, whatever the network, or the code that
-    runs it, made of the precision. A weight of ``model`` that has another format is named."""
+    runs it, made of the precision."""
     shares = share_formats(work)
     if not shares:
         return None, ""
@@ -542,28 +538,10 @@ def judge_formats(
     if labelled >= LEAST_LABELLED:
         return labelled, ""
     ran = next(name for name in shares if name not in formats)
-    weight = _find_weight(model, ran) if model is not None and ran != precision.weights else ""
-    where = weight or _find_operation(work, ran)
+    those = [label for label in work if label.format == ran and label.kind in COMPUTING]
+    most = max(those, key=lambda label: work[label].flop)
+    where = f"most of it in {most.kind.meaning}: {most.operation}"
     return labelled, f"{100 * shares[ran]:.0f} % of the FLOP of a step ran in {ran} ({where})"
-
-
-def _find_weight(model: nn.Module, format: str) -> str:
-    """Name the first weight that has the format; empty without one."""
-    for name, weight in model.named_parameters():
-        if str(weight.dtype) == f"torch.{format}":
-            return f"the weight {name} is {format}"
-    return ""
-
-
-def _find_operation(work: Mapping[Label, Work], format: str) -> str:
-    """Name the operation that does most of the FLOP in a format: its inputs were cast to it."""
-    those = {
-        label: one.flop
-        for label, one in work.items()
-        if label.format == format and label.kind in COMPUTING
-    }
-    most = max(those, key=lambda label: those[label])
-    return f"most of it in {most.kind.meaning}: {most.operation}"
 
 
 # ------------------------------------------------------------------------------------------- sample
@@ -575,16 +553,11 @@ class Sample(Counter):
 
     failure = ""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if not self.failure:
-            try:
-                self.count(func, args, kwargs or {}, out)
-            except Exception as error:
-                self.failure = f"{type(error).__name__}: {error}"
-        return out
+    def count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        try:
+            super().count(func, args, kwargs, out)
+        except Exception as error:
+            self.failure = self.failure or f"{type(error).__name__}: {error}"
 
     def begin(self) -> None:
         self._entered = not _is_compiled()
@@ -599,8 +572,7 @@ class Sample(Counter):
         if self._entered:
             self.__exit__(None, None, None)
         rows = [
-            [str(label.kind), label.operation, label.format, one.calls, one.flop, one.bytes]
-            for label, one in self.work.items()
+            (*_spell(label), one.calls, one.flop, one.bytes) for label, one in self.work.items()
         ]
         return {"work": rows, "flags": read_flags(), "failure": self.failure}
 

@@ -8,7 +8,6 @@ only when a layer is converted.
 
 from __future__ import annotations
 
-import logging
 import re
 import warnings
 from dataclasses import dataclass, replace
@@ -24,7 +23,6 @@ from bench.precision import (
     FP8_INSTALL,
     FP8_RECIPES,
     emulates_fp8,
-    find_torchao,
     refuse_fp8,
 )
 from bench.text import first_line, name_first
@@ -68,26 +66,17 @@ class Product:
     """A converted layer, and its work for a batch of two items.
 
     ``rows`` counts the rows of its input, and ``flop`` forward and backward, as torch's counter
-    counts products; both are 0 if the network could not be run on shapes alone. ``input_grad`` is
-    whether training needs the gradient of its input.
+    counts products. ``input_grad`` is whether training needs the gradient of its input.
     """
 
     name: str
     layer: nn.Linear
     rows: int = 0
     flop: int = 0
-    input_grad: bool = True
-
-    @property
-    def weight_grad(self) -> bool:
-        return self.layer.weight.requires_grad
-
-    @property
-    def rows_per_item(self) -> int:
-        return self.rows // _TRIED
+    input_grad: bool = False
 
 
-_TRIED = 2
+TRIED = 2
 """Items of the batch that is run through the network: BatchNorm needs two."""
 
 
@@ -97,42 +86,18 @@ class Conversion:
 
     ``linear`` is the number of linear layers before the conversion. ``gradient_bits`` are the
     significant bits of output gradients. ``flop_per_unit`` is the FLOP of the converted layers,
-    forward and backward, per unit of the workload; None if unknown, and ``unknown`` says why.
+    forward and backward, per unit of the workload. ``notes`` are remarks for the reader.
     """
 
     products: tuple[Product, ...]
     linear: int
-    flop_per_unit: float | None
+    flop_per_unit: float
     gradient_bits: int
-    emulated: bool
-    padded: bool
-    unknown: str = ""
+    notes: tuple[str, ...]
 
     @property
     def largest(self) -> Product:
         return max(self.products, key=lambda p: (p.flop, p.layer.weight.numel()))
-
-    @property
-    def unneeded(self) -> int:
-        """Number of layers for which torchao computes a gradient that training does not need.
-
-        Its backward pass computes both gradients, also of a frozen weight. Compiled code leaves out
-        unused ones: 19 instead of 27 products in a transformer with frozen blocks.
-        """
-        return sum(product.input_grad != product.weight_grad for product in self.products)
-
-    @property
-    def notes(self) -> list[str]:
-        said = []
-        if self.emulated:
-            said.append(f"fp8 is emulated in float32 ({EMULATE_FP8}): its times mean nothing")
-        if self.padded:
-            why = "may be" if self.unknown else "are"
-            said.append(
-                f"the products of fp8 are padded, since the rows of some {why} no multiple of "
-                f"{MULTIPLE} at this batch size"
-            )
-        return said
 
     def __str__(self) -> str:
         """Such as ``8 of 9 linear layers: blocks.*.qkv, blocks.*.out``."""
@@ -148,27 +113,33 @@ def convert(
 
     The network, on the CPU in float32, will train on ``device``, on batches whose sizes are all
     multiples of ``items``. On a CPU, fp8 is emulated if `emulates_fp8` allows it. Raises
-    UnsupportedError: there is nothing to convert, or torchao or the device does not support it.
+    UnsupportedError: there is nothing to convert, or it cannot be found from shapes alone, or
+    torchao or the device does not support it.
     """
-    emulated = device.type == "cpu"
+    emulated, notes = device.type == "cpu", []
     if emulated and not emulates_fp8():
         raise UnsupportedError("fp8 needs an NVIDIA GPU; this is a CPU")
     linear = sum(isinstance(module, nn.Linear) for module in model.modules())
-    found, unknown = find_products(model, workload), ""
     try:
-        products = _follow(model, workload, found)
-    except Exception as error:  # a network that cannot be run on shapes alone
-        unknown = f"the network cannot be followed on shapes alone: {first_line(error)}"
-        products = [Product(name, layer) for name, layer in found.items()]
+        products = _follow(model, workload, find_products(model, workload))
+    except Exception as error:
+        raise UnsupportedError(
+            f"fp8 needs a network that can be followed on shapes alone: {first_line(error)}"
+        ) from error
     if not products:
         raise UnsupportedError(refuse_fp8("the network"))
     # the rows are the inner dimension of the product for the weight's gradient
-    padded = any(product.rows * items % (_TRIED * MULTIPLE) for product in products)
+    padded = any(product.rows * items % (TRIED * MULTIPLE) for product in products)
+    if emulated:
+        notes.append(f"fp8 is emulated in float32 ({EMULATE_FP8}): its times mean nothing")
+    if padded:
+        notes.append(
+            f"the products of fp8 are padded, since the rows of some are no multiple of {MULTIPLE} "
+            "at this batch size"
+        )
     float8 = _import_torchao()
     config = replace(
-        float8.Float8LinearConfig.from_recipe_name(recipe),
-        emulate=emulated,
-        pad_inner_dim=padded or bool(unknown),
+        float8.Float8LinearConfig.from_recipe_name(recipe), emulate=emulated, pad_inner_dim=padded
     )
     chosen = {product.layer for product in products}
     float8.convert_to_float8_training(
@@ -178,11 +149,9 @@ def convert(
     return Conversion(
         tuple(replace(p, layer=layer) for p, layer in zip(products, now, strict=True)),
         linear,
-        None if unknown else sum(p.flop for p in products) / workload.count_units(_TRIED),
+        sum(p.flop for p in products) / workload.count_units(TRIED),
         FP8_RECIPES[recipe].gradient_bits,
-        emulated,
-        config.pad_inner_dim,
-        unknown,
+        tuple(notes),
     )
 
 
@@ -190,7 +159,7 @@ def _follow(model: nn.Module, workload: Workload, layers: dict[str, nn.Linear]) 
     """Return those of ``layers`` that a training step calls, and their work, from shapes alone. It
     would be useless to convert a layer that is not called although its weight is used, as in
     `torch.nn.MultiheadAttention`."""
-    found = {name: Product(name, layer, input_grad=False) for name, layer in layers.items()}
+    found = {name: Product(name, layer) for name, layer in layers.items()}
 
     def watch(name: str, layer: nn.Linear) -> Any:
         def after(_: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
@@ -203,7 +172,7 @@ def _follow(model: nn.Module, workload: Workload, layers: dict[str, nn.Linear]) 
 
         return layer.register_forward_hook(after)
 
-    batch = sketch_batch(workload, _TRIED)
+    batch = sketch_batch(workload, TRIED)
     state: dict[str, Tensor] = {name: b.to("meta") for name, b in model.named_buffers()}
     for name, p in model.named_parameters():
         state[name] = p.detach().to("meta").requires_grad_(p.requires_grad)
@@ -224,18 +193,11 @@ def _follow(model: nn.Module, workload: Workload, layers: dict[str, nn.Linear]) 
 def _import_torchao() -> Any:
     """Import torchao's float8, without warnings about libraries that only other parts need. Raises
     UnsupportedError: torchao is not installed, or not compatible with this torch."""
-    if find_torchao() is None:
-        raise UnsupportedError(FP8_INSTALL)
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(action="ignore"):
             from torchao import float8
     except Exception as error:
         raise UnsupportedError(
-            f"torchao {find_torchao()} cannot be imported beside torch {torch.__version__} "
-            f"({first_line(error)}): {FP8_INSTALL.partition(': ')[2]}"
+            f"{FP8_INSTALL} (beside torch {torch.__version__}: {first_line(error)})"
         ) from error
-    finally:
-        logging.disable(before)
     return float8

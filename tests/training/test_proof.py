@@ -112,34 +112,33 @@ HALF, FULL, BRAIN = torch.float16, torch.float32, torch.bfloat16
 
 
 @pytest.mark.parametrize(
-    ("error", "dtype", "arithmetic", "ways"),
+    ("error", "dtype", "arithmetic"),
     [
-        (lambda: winograd(4, bits=24), FULL, "float32", ()),
-        (lambda: direct(11, 24), FULL, "tfloat32", ()),
-        (lambda: direct(11, 24, truncate=True), FULL, "tfloat32", ()),
-        (lambda: winograd(2), FULL, "tfloat32", ()),
-        (lambda: direct(8, 24), FULL, "unclear", ("tfloat32 by Winograd F(4,3)", "bfloat16")),
-        (lambda: winograd(4), FULL, "unclear", ("tfloat32 by Winograd F(4,3)", "bfloat16")),
-        (lambda: direct(8, 8), BRAIN, "bfloat16", ()),
-        (lambda: direct(11, 11), HALF, "float16", ()),
-        (lambda: winograd(2), HALF, "float16", ("sums in float16", "Winograd F(2,3)")),
-        (lambda: winograd(4), HALF, "float16", ("Winograd F(4,3)",)),
-        (lambda: summed_in_fp16(16), HALF, "float16", ("sums in float16",)),
+        (lambda: winograd(4, bits=24), FULL, "float32"),
+        (lambda: direct(11, 24), FULL, "tfloat32"),
+        (lambda: direct(11, 24, truncate=True), FULL, "tfloat32"),
+        (lambda: winograd(2), FULL, "tfloat32"),
+        (lambda: direct(8, 24), FULL, "unclear"),  # or tfloat32 by Winograd
+        (lambda: direct(8, 8), BRAIN, "bfloat16"),
+        (lambda: direct(11, 11), HALF, "float16"),
+        (lambda: winograd(2), HALF, "float16"),
+        (lambda: winograd(4), HALF, "float16"),
+        (lambda: summed_in_fp16(16), HALF, "float16"),
         # between two bands
-        (lambda: 5e-5, FULL, "unclear", ()),
-        (lambda: 1.3e-3, FULL, "unclear", ()),
-        (lambda: 1e-3, BRAIN, "unclear", ()),
-        (lambda: 1.8e-3, HALF, "unclear", ()),
+        (lambda: 5e-5, FULL, "unclear"),
+        (lambda: 1.3e-3, FULL, "unclear"),
+        (lambda: 1e-3, BRAIN, "unclear"),
+        (lambda: 1.8e-3, HALF, "unclear"),
         # no rounding
-        *((lambda: 0.06, dtype, "wrong", ()) for dtype in (FULL, HALF, BRAIN)),
-        (lambda: math.nan, FULL, "wrong", ()),
+        *((lambda: 0.06, dtype, "wrong") for dtype in (FULL, HALF, BRAIN)),
+        (lambda: math.nan, FULL, "wrong"),
     ],
 )
 def test_arithmetic_is_named_by_its_error(
-    error: Callable[[], float], dtype: torch.dtype, arithmetic: str, ways: tuple[str, ...]
+    error: Callable[[], float], dtype: torch.dtype, arithmetic: str
 ) -> None:
     finding = name_arithmetic("it", error(), dtype, K, winograd=True)
-    assert (finding.arithmetic, finding.ways) == (arithmetic, ways), finding
+    assert finding.arithmetic == arithmetic, finding
 
 
 def test_an_error_of_two_arithmetics_contradicts_what_neither_obeys() -> None:
@@ -148,7 +147,7 @@ def test_an_error_of_two_arithmetics_contradicts_what_neither_obeys() -> None:
     whole = Proof((LayerProof(DENSE, *[found] * 3),), finding("float32"))
     assert whole.contradicts(PRECISIONS["tf32"]) == ""
     said = whole.contradicts(PRECISIONS["fp32"])
-    assert said.count("unclear; tfloat32 by Winograd F(4,3) or bfloat16 (error ") == 3
+    assert said.count("unclear, bfloat16 or tfloat32 (error ") == 3
 
 
 def test_winograd_is_named_only_where_it_can_be() -> None:
@@ -255,9 +254,6 @@ def test_a_lie_is_found() -> None:
 MODELS = {
     "5×3 convolution, 3 to 4 channels, on 32×32": lambda: nn.Conv2d(
         3, 4, (5, 3), stride=(2, 1), padding=(1, 0), dilation=2
-    ),
-    "3×3 transposed convolution, 3 to 6 channels, 3 groups, on 32×32": lambda: nn.ConvTranspose2d(
-        3, 6, 3, stride=2, output_padding=1, groups=3
     ),
     "3×3×3 convolution, 3 to 2 channels, on 2×32×16": lambda: nn.Sequential(
         nn.Unflatten(3, (2, 16)), Swap(), nn.Conv3d(3, 2, 3, padding=1)
