@@ -47,7 +47,7 @@ from bench.training.timing import ACCELERATORS
 from bench.training.yardstick import (
     FEWEST_TRIES,
     TRIES,
-    Meter,
+    Rate,
     Task,
     list_arithmetics,
     make_convolution,
@@ -87,7 +87,7 @@ def test_a_copy_is_read_and_written() -> None:
 
 
 def test_what_fails_is_named_and_the_rest_is_measured(monkeypatch: Patch) -> None:
-    def make(device: torch.device) -> None:
+    def make(device: torch.device, size: int) -> None:
         raise RuntimeError("no memory\nat all")
 
     monkeypatch.setattr("bench.training.yardstick.make_copy", make)
@@ -134,9 +134,9 @@ def measure_moments(monkeypatch: Patch, moments: Moments) -> Tries:
     """Measure what takes the time of these moments."""
     gpu = SimpleNamespace(Event=moments.make_event, synchronize=lambda _: None)
     monkeypatch.setitem(ACCELERATORS, "cpu", gpu)
-    meter = Meter("rate_float16", moments.make, CPU, 0.002, card=moments)
-    monkeypatch.setattr("bench.training.yardstick.list_meters", lambda *_: [meter])
-    found = measure(CPU, 0.002 * TRIES["cpu"])
+    rate = Rate("rate_float16", moments.make)
+    monkeypatch.setattr("bench.training.yardstick.list_rates", lambda _: [rate])
+    found = measure(CPU, 0.002 * TRIES["cpu"], card=moments)
     assert 2e-3 <= 1e6 / found.rates["rate_float16"] < 1
     return found.tries["rate_float16"]
 

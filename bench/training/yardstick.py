@@ -7,13 +7,12 @@ Each rate is the best of several short tries. On an H100 a second of large produ
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from multiprocessing.connection import Connection
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -42,7 +41,7 @@ TRIES = {"cuda": 8, "cpu": 24}
 would all share it with other programs."""
 
 FEWEST_TRIES = 3
-"""Minimum tries of a task that exceeds its time even once, such as an emulated product."""
+"""Minimum tries of a task that takes more than all its time, such as an emulated product."""
 
 
 @dataclass(frozen=True)
@@ -54,118 +53,81 @@ class Task:
     precision: str = "fp32"  # whose flags are set
 
 
-@dataclass
-class Meter:
-    """Measures one rate, a column of a record, by tries of about ``try_s`` seconds.
-
-    ``make`` returns the task of a size. The largest of ``sizes`` that fits into a try is used; each
-    size takes ``growth`` times as long as the one before. The clock of ``card`` is read meanwhile.
-    """
+@dataclass(frozen=True)
+class Rate:
+    """A rate to measure, by the column of its record. ``make`` returns the task of a size, and each
+    of ``sizes`` takes ``growth`` times as long as the one before."""
 
     column: str
     make: Callable[[int], Task]
-    device: torch.device
-    try_s: float
     sizes: Sequence[int] = (1,)
     growth: int = 1
-    card: Device | None = None
 
-    rate = 0.0
-    _task: Task | None = field(default=None, init=False)
-    _repeats = 1
-    _number = 0
-    _clock_mhz: int | None = field(default=None, init=False)
-    _least_s = math.inf  # of a try
-
-    @property
-    def slow(self) -> bool:
-        return self._least_s > 2 * self.try_s
-
-    @property
-    def tries(self) -> Tries:
-        return Tries(self._number, self._clock_mhz)
-
-    def attempt(self) -> None:
-        """Make one try; the first one chooses the size before. Raises RuntimeError,
-        NotImplementedError or AttributeError: the device or the torch build does not support it."""
-        self._task = self._task or self._fit()
-        set_flags(PRECISIONS[self._task.precision])
-        time_s, clock_mhz = time_task(self._task, self.device, self._repeats, self.card)
-        self._number += 1
-        self._least_s = min(self._least_s, time_s * self._repeats)
-        if (rate := self._task.amount / time_s) > self.rate:
-            self.rate, self._clock_mhz = rate, clock_mhz
-
-    def _fit(self) -> Task:
+    def fit(self, device: torch.device, try_s: float) -> tuple[Task, int]:
+        """Return the task of the largest size that fits into a try, and its repeats. Raises
+        RuntimeError, NotImplementedError or AttributeError: the device or the torch build does not
+        support it."""
         first, *larger = self.sizes
         task = self.make(first)
-        once_s = self._estimate(task)
+        once_s = _estimate(task, device, try_s)
         for size in larger:
-            if once_s * self.growth > self.try_s:
+            if once_s * self.growth > try_s:
                 break
-            try:
-                task = self.make(size)
-            except torch.OutOfMemoryError:
-                break
-            once_s = self._estimate(task)
-        self._repeats = max(1, int(self.try_s / once_s))
-        return task
+            task = self.make(size)
+            once_s = _estimate(task, device, try_s)
+        return task, max(1, int(try_s / once_s))
 
-    def _estimate(self, task: Task) -> float:
-        """Return the minimum of a few times, in s: on a busy machine one was 300 times longer."""
-        set_flags(PRECISIONS[task.precision])
-        task.action()  # the first call chooses an algorithm and allocates memory
-        times = [time_task(task, self.device, 1)[0]]
-        while len(times) < 3 and sum(times) < self.try_s:
-            times.append(time_task(task, self.device, 1)[0])
-        return min(times)
+
+def _estimate(task: Task, device: torch.device, try_s: float) -> float:
+    """Return the minimum of a few times, in s: on a busy machine one was 300 times longer."""
+    time_task(task, device, 1)  # the first call chooses an algorithm and allocates memory
+    times = [time_task(task, device, 1)[0]]
+    while len(times) < 3 and sum(times) < try_s:
+        times.append(time_task(task, device, 1)[0])
+    return min(times)
 
 
 def measure(device: torch.device, seconds: float, card: Device | None = None) -> Yardstick:
     """Measure all rates of the device, which must be idle, including emulated arithmetics. The
     tries of each rate take about ``seconds``; of slow tasks, a few longer tries are made. The clock
     of ``card`` is read during each try."""
-    tries = TRIES[device.type]
-    found, try_s = Yardstick(), seconds / tries
-    meters = list_meters(device, try_s, card)
-    rest_s = 0.0 if device.type == "cpu" else try_s
-    for turn in range(tries):
-        for meter in meters:
-            if meter.column in found.reasons or (meter.slow and turn % (tries // FEWEST_TRIES)):
-                continue  # slow tasks try now and then: they may be slow for a moment only
-            try:
-                meter.attempt()
-            except (RuntimeError, NotImplementedError, AttributeError) as error:
-                found.reasons[meter.column] = first_line(error)
-            time.sleep(rest_s)
-    best: dict[str, Meter] = {}
-    for meter in meters:
-        if meter.rate >= best.get(meter.column, meter).rate:
-            best[meter.column] = meter
-    for name, meter in best.items():
-        if name not in found.reasons:
-            found.rates[name] = 1 / meter.rate if name == "call_time_s" else meter.rate
-            found.tries[name] = meter.tries
+    found, try_s = Yardstick(), seconds / TRIES[device.type]
+    tasks = []
+    for rate in list_rates(device):
+        try:
+            tasks.append((rate.column, *rate.fit(device, try_s)))
+        except (RuntimeError, NotImplementedError, AttributeError) as error:
+            found.reasons[rate.column] = first_line(error)
+    spent = [0.0] * len(tasks)
+    for turn in range(TRIES[device.type]):
+        for index, (column, task, repeats) in enumerate(tasks):
+            if spent[index] > seconds and turn >= FEWEST_TRIES:
+                continue
+            time_s, clock_mhz = time_task(task, device, repeats, card)
+            spent[index] += time_s * repeats
+            before = found.tries.get(column, Tries(0))
+            better = task.amount / time_s > found.rates.get(column, 0.0)
+            found.rates[column] = max(task.amount / time_s, found.rates.get(column, 0.0))
+            found.tries[column] = Tries(turn + 1, clock_mhz if better else before.clock_mhz)
+            time.sleep(0.0 if device.type == "cpu" else try_s)
+    if CALL in found.rates:
+        found.rates[CALL] = 1 / found.rates[CALL]
     return found
 
 
-def list_meters(device: torch.device, try_s: float, card: Device | None = None) -> list[Meter]:
-    meters = []
+CALL = "call_time_s"
 
-    def add(column: str, make: Callable[[int], Task], **settings: Any) -> None:
-        meters.append(Meter(column, make, device, try_s, card=card, **settings))
 
+def list_rates(device: torch.device) -> list[Rate]:
     formats = list_arithmetics(device)
-    for arithmetic in formats:
-        make = partial(make_product, arithmetic, device)
-        add(f"rate_{arithmetic}", make, sizes=PRODUCT_ROWS[device.type], growth=8)
-    for arithmetic in formats if device.type == "cpu" else ():
-        for window, channels in WINDOWS.items():
-            convolution = partial(make_convolution, arithmetic, device, window, channels)
-            add(f"rate_conv_{arithmetic}", convolution, sizes=IMAGES, growth=2)
-    add("rate_copy", lambda _: make_copy(device))
-    add("call_time_s", lambda _: make_call(device))
-    return meters
+    products = PRODUCT_ROWS[device.type]
+    rates = [Rate(f"rate_{a}", partial(make_product, a, device), products, 8) for a in formats]
+    for arithmetic, (window, channels) in product(formats, WINDOWS.items()):
+        if device.type == "cpu":
+            make = partial(make_convolution, arithmetic, device, window, channels)
+            rates.append(Rate(f"rate_conv_{arithmetic}", make, IMAGES, 2))
+    copy, call = (partial(make, device) for make in (make_copy, make_call))
+    return [*rates, Rate("rate_copy", copy), Rate(CALL, call)]
 
 
 def list_arithmetics(device: torch.device) -> list[Arithmetic]:
@@ -220,7 +182,7 @@ def make_convolution(
     )
 
 
-def make_copy(device: torch.device) -> Task:
+def make_copy(device: torch.device, _: int = 1) -> Task:
     """Make a copy too large for caches, of at most a sixteenth of the free memory."""
     accelerator = find_accelerator(device)
     free = accelerator.mem_get_info(device)[0] if accelerator else virtual_memory().available
@@ -230,7 +192,7 @@ def make_copy(device: torch.device) -> Task:
     return Task(lambda: target.copy_(source), 2.0 * source.nbytes)
 
 
-def make_call(device: torch.device) -> Task:
+def make_call(device: torch.device, _: int = 1) -> Task:
     return Task(torch.ones((), device=device).neg_, 1.0)
 
 
@@ -241,6 +203,7 @@ def time_task(
     last reading that ended before they did; None without one. Its power is not read: NVML's is the
     mean of a second, in which other tries ran."""
     clock, clock_mhz = StepClock(device), None
+    set_flags(PRECISIONS[task.precision])
     synchronize(device)
     clock.tick()
     for _ in range(repeats):
