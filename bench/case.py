@@ -358,7 +358,7 @@ def fill_command(case: Case) -> str:
     one of them."""
     assert case.command is not None
     own = read_vary(case.vary)
-    named = dict.fromkeys(place.name for place in list_places(case.command))
+    named = dict.fromkeys(list_places(case.command))
     values = {
         name: own[name] if name in own else spell_value(getattr(case, name)) for name in named
     }

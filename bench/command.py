@@ -12,7 +12,6 @@ import re
 import shlex
 import shutil
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
@@ -30,33 +29,22 @@ BESIDE_COMMAND = ("command", "vary", "device", "steps", "seed")
 """The axes that a command has without a placeholder for them."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """A pair of braces: the name in it, and the script's words for values, if it gives any."""
-
-    name: str
-    words: Mapping[str, str] | None
+def list_places(command: str) -> list[str]:
+    """Return the names in the placeholders of a command, in order."""
+    return [found[1] for found in _PLACE.finditer(command)]
 
 
-def list_places(command: str) -> list[Place]:
-    """Return the placeholders of a command, in order. Raises ValueError: one has no word for a
-    value.
-
-    >>> list_places("python t.py -b {batch_size} {precision:fp32=,bf16-amp=--amp}")[1].words
-    {'fp32': '', 'bf16-amp': '--amp'}
-    """
-    return [_read_place(found) for found in _PLACE.finditer(command)]
-
-
-def _read_place(found: re.Match[str]) -> Place:
+def _read_words(found: re.Match[str]) -> Mapping[str, str] | None:
+    """Return the script's own words for the values of a placeholder, if it has any. Raises
+    ValueError: a value has no word."""
     if found[2] is None:
-        return Place(found[1], None)
+        return None
     pairs = [part.partition("=") for part in found[2].split(",")]
     if not all(sign for _, sign, _ in pairs):
         raise ValueError(
             f"{{{found[1]}:…}} gives a word for each value, as {{precision:fp32=,bf16-amp=--amp}}"
         )
-    return Place(found[1], {value.strip(): words for value, _, words in pairs})
+    return {value.strip(): words for value, _, words in pairs}
 
 
 def parse_command(text: str) -> str:
@@ -66,15 +54,14 @@ def parse_command(text: str) -> str:
         words = shlex.split(text)
     except ValueError as error:
         raise ValueError(f"its quotes do not match ({error})") from None
-    if not words:
-        raise ValueError("give what starts your training, such as 'python train.py'")
     if not split_command(text)[1]:
-        raise ValueError("it only sets variables; add what starts your training")
+        raise ValueError("give what starts your training, such as 'python train.py'")
     if operator := next(filter(_SHELL.fullmatch, words), ""):
         raise ValueError(
             f"{operator} is for a shell, and no shell runs the command; give sh -c '…', or a script"
         )
-    list_places(text)
+    for found in _PLACE.finditer(text):
+        _read_words(found)
     return text
 
 
@@ -111,16 +98,10 @@ def combine_vary(given: Sequence[Sequence[str]]) -> list[str]:
     """
     names = [name for name, *_ in given]
     for name, *values in given:
-        if not _NAME.fullmatch(name):
+        if not (_NAME.fullmatch(name) and values and names.count(name) == 1):
             raise UsageError(
-                f"--vary {name!r} is no name; give a word such as lr, and then its values"
+                f"--vary {name}: give a name once, and then its values, such as --vary lr 0.1 0.2"
             )
-        if not values:
-            raise UsageError(
-                f"--vary {name} has no value; give some, such as --vary {name} 0.1 0.2"
-            )
-        if names.count(name) > 1:
-            raise UsageError(f"--vary {name} is given twice; give it once, with all its values")
     rows = product(*(values for _, *values in given))
     return [write_vary(dict(zip(names, row, strict=True))) for row in rows]
 
@@ -134,15 +115,15 @@ def fill_places(command: str, values: Mapping[str, str]) -> str:
     """
 
     def fill(found: re.Match[str]) -> str:
-        place, value = _read_place(found), values[found[1]]
-        if place.words is None:
+        words, value = _read_words(found), values[found[1]]
+        if words is None:
             return shlex.quote(value)
-        if value not in place.words:
+        if value not in words:
+            there = ", ".join(words)
             raise ValueError(
-                f"{{{place.name}:…}} has no word for {value}; it has "
-                f"{', '.join(place.words)}: add {value}=…"
+                f"{{{found[1]}:…}} has no word for {value}; it has {there}: add {value}=…"
             )
-        return place.words[value]
+        return words[value]
 
     return _PLACE.sub(fill, command)
 
@@ -160,14 +141,12 @@ def split_command(command: str) -> tuple[dict[str, str], list[str]]:
 def refuse_program(command: str) -> str:
     """Return why a filled command cannot be started here; empty if it can."""
     variables, words = split_command(command)
-    path = variables.get("PATH", os.environ.get("PATH"))
-    if Path(words[0]).is_file() and not os.access(words[0], os.X_OK):
-        return f"{words[0]} is a file that may not be run; give python {words[0]}, or chmod +x it"
-    if shutil.which(words[0], path=path) is None:
-        return f"{words[0]!r} is no program here; give its path, or python SCRIPT"
-    python = Path(words[0]).name.startswith(("python", "torchrun", "accelerate"))
-    script = next((word for word in words[1:] if word.endswith(".py")), "") if python else ""
-    if script and words[1] != "-m" and not Path(script).is_file():
+    program, *rest = words
+    if shutil.which(program, path=variables.get("PATH", os.environ.get("PATH"))) is None:
+        return f"{program!r} is no program that can be run here; give its path, or python SCRIPT"
+    python = Path(program).name.startswith(("python", "torchrun", "accelerate"))
+    script = next((word for word in rest if word.endswith(".py")), "") if python else ""
+    if script and "-m" not in rest and not Path(script).is_file():
         return f"there is no file {script}; give its path from this folder"
     return ""
 
@@ -189,13 +168,11 @@ def name_command(command: str) -> str:
 def hash_files(command: str) -> str:
     """Return a hash of the files that a command names, such as its script; empty if of none. Rows
     from before and after an edit are not compared without being told."""
-    digest, found = sha256(), False
-    for word in dict.fromkeys(split_command(_PLACE.sub("x", command))[1][1:]):
-        path = Path(word)
-        if path.suffix in (".py", ".sh", ".yaml", ".yml", ".toml", ".json") and path.is_file():
-            digest.update(path.read_bytes())
-            found = True
-    return digest.hexdigest()[:12] if found else ""
+    words = dict.fromkeys(split_command(_PLACE.sub("x", command))[1][1:])
+    kinds = (".py", ".sh", ".yaml", ".yml", ".toml", ".json")
+    files = [Path(word) for word in words if word.endswith(kinds) and Path(word).is_file()]
+    content = b"".join(file.read_bytes() for file in files)
+    return sha256(content).hexdigest()[:12] if files else ""
 
 
 def refuse_places(
@@ -207,7 +184,7 @@ def refuse_places(
     ``given`` are the axes with values, ``own`` the names of ``--vary``, and ``axes`` all that a
     placeholder may name.
     """
-    places = dict.fromkeys(place.name for place in list_places(command))
+    places = dict.fromkeys(list_places(command))
     for name in places:
         if name not in axes and name not in own:
             near = nearest(name, [*own, *axes], f"add --vary {name} VALUE …")

@@ -105,7 +105,7 @@ def settle(settings: Mapping[str, Any]) -> Case:
     """
     case = Case(**settings)
     if case.command is not None:
-        kept = {*BESIDE_COMMAND, *(place.name for place in list_places(case.command))}
+        kept = {*BESIDE_COMMAND, *list_places(case.command)}
         own: dict[str, Any] = {"precision": OWN, "batch_size": 0, "optimizer": OWN}
         own["model"] = name_command(case.command)
         changes = {name: own.get(name, AXES[name].default) for name in AXES if name not in kept}

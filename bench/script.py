@@ -12,11 +12,8 @@ import operator
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from time import monotonic
-from types import ModuleType
 from typing import Any, NamedTuple
 
 FILE = "BENCH_STEPS"
@@ -24,8 +21,6 @@ FILE = "BENCH_STEPS"
 
 SAMPLED = 2
 """The step whose operations are counted, from 0: one of the warm-up, and the first is odd."""
-
-_SLOTS = 1024  # losses on their way from a GPU
 
 
 class _Mark(NamedTuple):
@@ -48,10 +43,8 @@ class _Teller:
         self._path, self._processes = path, 1
         self._file: int | None = None  # open once there is a step
         self._silent = False
-        self._cuda: Any = None
         self._began: _Mark | None = None  # the boundary before the next step
         self._waiting: deque[tuple[_Mark | None, _Mark, int | None, Any]] = deque()
-        self._losses: Any = None
         self._steps = 0
         self._sample: Any = None
 
@@ -60,21 +53,19 @@ class _Teller:
             self._open()
         if self._silent:
             return
-        if items is not None:
-            # what each process counts is of as many as train together
-            items = _read_items(items) * self._processes
+        # what each process counts is of as many as train together
+        count = None if items is None else _read_items(items) * self._processes
         if self._sample is not None:
             self._end_sample()
-        cuda = self._find_cuda()
-        number: Any = None if loss is None else self._take_loss(loss, cuda)
-        now = self._mark(cuda)
-        self._waiting.append((self._began, now, items, number))
+        number = None if loss is None else _take_loss(loss)
+        now = _mark()
+        self._waiting.append((self._began, now, count, number))
         self._began = now
         self._tell()
         self._steps += 1
-        if self._steps == SAMPLED:
+        if self._steps == SAMPLED and "torch" in sys.modules:
             self._begin_sample()
-            self._began = self._mark(cuda)
+            self._began = _mark()
 
     def epoch(self, loss: Any, accuracy: Any) -> None:
         told = {"loss": loss, "accuracy": accuracy}
@@ -89,14 +80,9 @@ class _Teller:
             )
         if self._file is None or self._silent:
             return
-        while self._waiting:
-            self._tell(wait=True)
+        self._tell(wait=True)
         self._write(f"e {json.dumps(values)}")
-        self._began = self._mark(self._find_cuda())
-
-    def close(self) -> None:
-        while self._waiting:
-            self._tell(wait=True)
+        self._began = _mark()
 
     def _open(self) -> None:
         rank = int(os.environ.get("RANK", "0"))
@@ -109,114 +95,79 @@ class _Teller:
         try:
             new = 0 if self._silent else os.O_CREAT | os.O_EXCL
             self._file = os.open(os.devnull if self._silent else self._path, flags | new, 0o600)
-            atexit.register(self.close)
+            atexit.register(self._tell, wait=True)
         except FileExistsError:
             self._file, self._silent = os.open(self._path, flags), True
             self._write("o")
 
-    def _find_cuda(self) -> Any:
-        torch = sys.modules.get("torch")
-        if self._cuda is None and torch is not None and torch.cuda.is_initialized():
-            self._cuda = torch.cuda
-            self._losses = torch.empty(_SLOTS, device="cpu", pin_memory=True)
-        return self._cuda
-
-    def _mark(self, cuda: Any) -> _Mark:
-        event = None
-        if cuda is not None:
-            event = cuda.Event(enable_timing=True)
-            event.record()
-        return _Mark(monotonic(), event)
-
-    def _take_loss(self, loss: Any, cuda: Any) -> Any:
-        if not hasattr(loss, "detach") or loss.numel() != 1 or not loss.is_cuda:
-            return _read_number("step(loss=…)", loss)
-        if len(self._waiting) >= _SLOTS:
-            self._tell(wait=True)
-        slot = self._losses[self._steps % _SLOTS]
-        # the event of this step is on the current device, and says nothing of another's copies
-        here = loss.get_device() == cuda.current_device()
-        slot.copy_(loss.detach().reshape(()), non_blocking=here)
-        return slot
-
     def _tell(self, wait: bool = False) -> None:
-        """Write the steps that the device has finished, or at least the first with ``wait``."""
+        """Write the steps that the device has finished, or all, for which it waits."""
         while self._waiting:
             began, now, items, loss = self._waiting[0]
-            if now.event is not None:
-                if wait:
-                    now.event.synchronize()
-                elif not now.event.query():
-                    return
+            if wait and now.event is not None:
+                now.event.synchronize()
+            elif now.event is not None and not now.event.query():
+                return
             self._waiting.popleft()
-            wait = False
-            took = "-" if began is None else _measure(began, now)
-            number = "-" if loss is None else float(loss)
-            self._write(f"s {now.moment} {took} {'-' if items is None else items} {number}")
+            took: float | None = None
+            if began is not None and began.event is not None and now.event is not None:
+                took = float(began.event.elapsed_time(now.event)) / 1e3
+            elif began is not None:
+                took = now.moment - began.moment
+            number = None if loss is None else float(loss)
+            told = ("-" if one is None else one for one in (took, items, number))
+            self._write(f"s {now.moment} {' '.join(map(str, told))}")
 
     def _write(self, line: str) -> None:
         assert self._file is not None
         os.write(self._file, f"{line}\n".encode())
 
     def _begin_sample(self) -> None:
-        if "torch" not in sys.modules:
-            return
         try:
-            with _name_package():
-                from bench.training.counting import Sample
+            found = find_spec("bench")
+            if found is None or found.origin != __file__.replace("script.py", "__init__.py"):
+                raise ImportError("a bench.py of the script's own hides the harness")
+            from bench.training.counting import Sample
+
             sample = Sample()
             sample.begin()
             self._sample = sample
         except Exception as error:  # the user's training goes on
-            self._fail_sample(f"{type(error).__name__}: {error}")
+            self._fail_sample(error)
 
     def _end_sample(self) -> None:
         sample, self._sample = self._sample, None
         try:
             self._write(f"w {json.dumps(sample.end() | {'processes': self._processes})}")
         except Exception as error:  # such as that of a step that another thread ends
-            self._fail_sample(f"{type(error).__name__}: {error}")
+            self._fail_sample(error)
 
-    def _fail_sample(self, why: str) -> None:
-        self._write(f"w {json.dumps({'failure': f'no operations were counted: {why}'})}")
-
-
-@contextmanager
-def _name_package() -> Iterator[None]:
-    """Have ``bench`` name this package, where a bench.py beside the script has that name too: that
-    one is found again afterwards, and is not run."""
-    from pathlib import Path  # 10 ms of `import bench`
-
-    package, theirs = Path(__file__).parent, dict[str, ModuleType]()
-    found = find_spec("bench")
-    if hidden := found is None or found.origin != str(package / "__init__.py"):
-        theirs = _take_modules()
-        sys.path.insert(0, str(package.parent))
-    try:
-        yield
-    finally:
-        if hidden:
-            sys.path.remove(str(package.parent))
-            _take_modules()  # what was imported imports nothing more
-            sys.modules.update(theirs)
+    def _fail_sample(self, error: Exception) -> None:
+        why = f"no operations were counted: {type(error).__name__}: {error}"
+        self._write(f"w {json.dumps({'failure': why})}")
 
 
-def _take_modules() -> dict[str, ModuleType]:
-    names = [name for name in sys.modules if name.partition(".")[0] == "bench"]
-    return {name: sys.modules.pop(name) for name in names}
+def _mark() -> _Mark:
+    event, torch = None, sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+    return _Mark(monotonic(), event)
 
 
-def _measure(began: _Mark, now: _Mark) -> float:
-    if began.event is None or now.event is None:
-        return now.moment - began.moment
-    return float(began.event.elapsed_time(now.event)) / 1e3
+def _take_loss(loss: Any) -> Any:
+    """Return a number, or where a GPU will have written it once the step has ended."""
+    if not hasattr(loss, "detach") or loss.numel() != 1 or not loss.is_cuda:
+        return _read_number("step(loss=…)", loss)
+    torch = sys.modules["torch"]
+    slot = torch.empty((), device="cpu", pin_memory=True)
+    # the event of this step is on the current device, and says nothing of another's copies
+    here = loss.get_device() == torch.cuda.current_device()
+    return slot.copy_(loss.detach().reshape(()), non_blocking=here)
 
 
 def _read_items(items: Any) -> int:
-    try:
-        number = operator.index(items)
-    except TypeError:
-        number = 0
+    number = operator.index(items) if hasattr(items, "__index__") else 0
     if number < 1:
         raise ValueError(
             "bench.step(items=…) takes a whole number of at least 1, such as len(x), and this is "
@@ -229,10 +180,10 @@ def _read_number(of: str, value: Any) -> float:
     try:
         return float(value.detach() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, RuntimeError):
-        kind = type(value).__name__
         shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
         raise TypeError(
-            f"bench.{of} takes a number or a tensor of one element, and this is a {kind}{shape}"
+            f"bench.{of} takes a number or a tensor of one element, and this is a "
+            f"{type(value).__name__}{shape}"
         ) from None
 
 
