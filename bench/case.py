@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from hashlib import sha256
 from operator import attrgetter
 from typing import Any
@@ -181,16 +181,6 @@ class Case:
         "where to train: cuda or cpu (default: cuda if there is one)", common=True, plain=True)
     # fmt: on
 
-    @cached_property
-    def _hash(self) -> int:
-        return hash(list_values(self))  # 3 µs, and a sweep looks each of its runs up ten times
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __reduce__(self) -> tuple[type[Case], tuple[Value, ...]]:
-        return Case, list_values(self)  # without the hash, which differs in another process
-
     @property
     def compiled(self) -> bool:
         return self.compile != Case.compile
@@ -298,12 +288,8 @@ def _name_value(name: str, value: Value) -> str | None:
     words = name.replace("_", " ")
     if value is True:
         return words
-    text = mark_legacy(name, format_value(value))
+    text = format_value(value)
     return text if AXES[name].plain else f"{words} {text}"
-
-
-def mark_legacy(name: str, text: str) -> str:
-    return f"{text} (legacy)" if (name, text) == ("parallel", "dp") else text
 
 
 def format_value(value: Value) -> str:

@@ -55,7 +55,8 @@ class AdvancedHelp(str):
 
 
 class _Layout(argparse.HelpFormatter):
-    """Help in which a flag that takes several values is written ``--flag VALUE …``."""
+    """Help in which a flag that takes several values is written ``--flag VALUE …``, and that keeps
+    lists, whose lines are indented, as they are."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32)  # room for --grad-compression [VALUE …]
@@ -66,7 +67,6 @@ class _Layout(argparse.HelpFormatter):
         return super()._format_args(action, default_metavar)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        # keep a list, whose lines are indented, as it is
         return text if "\n  " in text else super()._fill_text(text, width, indent)
 
 

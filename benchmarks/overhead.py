@@ -14,7 +14,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,25 +23,11 @@ from benchmarks.bare import IMAGES
 
 BARE = Path(__file__).with_name("bare.py")
 GRID: dict[str, Any] = json.loads(os.environ.get("BENCH_ASV_GRID", "{}"))
-USUAL = {
-    "cuda": "--model dpn92 --precision bf16-amp --batch-size 256 --fraction 0.2 --pairs 3",
-    "cpu": "--model dpn-small --precision fp32 --batch-size 64 --fraction 0.01 --pairs 1",
+USUAL: dict[str, dict[str, Any]] = {
+    "cuda": {"model": "dpn92", "precision": "bf16-amp", "batch_size": 256, "fraction": 0.2},
+    "cpu": {"model": "dpn-small", "precision": "fp32", "batch_size": 64, "fraction": 0.01},
 }
-"""What is measured unless a flag says otherwise."""
-
-
-def read_case(words: Sequence[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
-    add = parser.add_argument
-    add("--device", choices=[*USUAL], default="cuda")
-    add("--model", help="a network of bench/models/dpn.py")
-    # those whose plain torch idiom is two lines
-    add("--precision", choices=["fp32", "tf32", "bf16-amp"])
-    add("--batch-size", type=int)
-    add("--fraction", type=float, help="part of the epoch to measure")
-    add("--pairs", type=int, help="how often either is measured")
-    usual = USUAL[parser.parse_args(words).device].split()
-    return vars(parser.parse_args([*usual, *words]))
+"""What is measured on a device; of the precisions those whose plain torch idiom is two lines."""
 
 
 def run(*command: str) -> str:
@@ -75,10 +60,11 @@ def measure_harness(case: dict[str, Any]) -> tuple[float, int]:
     return float(row["measured_time_s"]), int(row["measured_images"])
 
 
-def compare(case: dict[str, Any]) -> float:
+def compare(device: str, pairs: int) -> float:
     """Measure and print the pairs; return the median ratio of the times."""
     ratios: list[float] = []
-    for number in range(case["pairs"]):
+    case = {"device": device, **USUAL[device]}
+    for number in range(pairs):
         # whichever goes first may find a cooler machine, so they take turns at it
         order = (measure_bare, measure_harness)[:: -1 if number % 2 else 1]
         found = {measure: measure(case) for measure in order}
@@ -103,8 +89,12 @@ class Overhead:
         """Time of the same steps by the harness, over that of a loop in plain torch."""
         if "--executor" in GRID.get("flags", []):
             return math.nan  # nothing is trained, so there is nothing to compare
-        return compare(read_case(["--device", GRID.get("device", "cpu")]))
+        return compare(GRID.get("device", "cpu"), 1)
 
 
 if __name__ == "__main__":
-    compare(read_case(sys.argv[1:]))
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
+    parser.add_argument("--device", choices=[*USUAL], default="cuda")
+    parser.add_argument("--pairs", type=int, default=3, help="how often either is measured")
+    given = parser.parse_args()
+    compare(given.device, given.pairs)

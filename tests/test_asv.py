@@ -221,7 +221,7 @@ def test_every_benchmark_runs(cases: Any, monkeypatch: Patch) -> None:
     known = SimpleNamespace(**{**vars(subprocess), "Popen": start_with_fake})
     monkeypatch.setattr("benchmarks.cases.subprocess", known)
     monkeypatch.setattr(overhead, "GRID", {})
-    monkeypatch.setattr(overhead, "compare", lambda case: case["fraction"])
+    monkeypatch.setattr(overhead, "compare", lambda device, pairs: float(pairs))
     monkeypatch.setattr("benchmarks.speed.SIDE", 2)
     monkeypatch.setattr("benchmarks.speed.measure", run_here)
     figures, caches = {}, {}

@@ -6,11 +6,8 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,8 +29,7 @@ dataset = "synthetic"
 precision = ["fp32", "bf16-amp"]
 batch_size = [64, 128]
 """
-COMPARED = "track_(epoch_time|status)"
-SHOWN = "track_(epoch_time|status|train_loss|peak_memory)"
+FIGURES = "track_(epoch_time|status)"
 ANSWERS = "precision=bf16-amp:diverged"
 # What becomes of bf16-amp at 128 in the first commit and in the second.
 FULL = """
@@ -46,7 +42,7 @@ HANG = """
             file.write(str(os.getpid()))
         time.sleep(3600)
 """
-LIMITS = {"PREPARATION_S = 900": "PREPARATION_S = 20", "GRACE_S = 10": "GRACE_S = 2"}
+LIMITS = {"PREPARATION_S = 900": "PREPARATION_S = 12", "GRACE_S = 10": "GRACE_S = 2"}
 # Added to each commit's harness: it says who it is, its epochs take longer, and its sweeps end
 # without a report, which takes longer than they.
 ANSWER = """
@@ -153,8 +149,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     (folder / "older.txt").write_text(project.git("rev-list", "--reverse", "HEAD~1"))
     project.run("asv", "machine", "--yes")
     # asv takes a process for each figure of each case; test_asv.py runs every benchmark
-    for commits, figures in (("HASHFILE:older.txt", COMPARED), ("HEAD^!", SHOWN)):
-        ran = project.run("asv", "run", commits, "-b", figures, check=False)
+    for commits in ("HASHFILE:older.txt", "HEAD^!"):
+        ran = project.run("asv", "run", commits, "-b", FIGURES, check=False)
         project.said += ran.stdout
         assert ran.returncode == 2, ran.stdout + ran.stderr  # asv's word for: something failed
     return project
@@ -178,7 +174,7 @@ def site(project: Project) -> Path:
 def test_one_training_per_case_and_commit_by_its_own_harness(project: Project) -> None:
     trained = project.trained()
     assert len(trained) == 2 * 4
-    assert set(trained.values()) == {1}, "four figures, one wait for what hangs"
+    assert set(trained.values()) == {1}, "two figures, one wait for what hangs"
     assert {line.split()[0] for line in trained} == {"first", "second"}  # not the working tree's
     for installed in ("site-packages", "*.whl"):
         assert not list((project.folder / ".asv").rglob(installed))
@@ -191,7 +187,6 @@ def test_outcomes_are_numbers_only_where_measured(project: Project) -> None:
     seconds = project.result("HEAD", "cases.track_epoch_time")
     assert seconds == [15 + 1000 / 64, 15 + 1000 / 128, 15 + 1000 / 64, None]
     assert str(project.result("HEAD~1", "cases.track_epoch_time")[3]) == "nan"
-    assert str(project.result("HEAD", "cases.track_train_loss")[2]) == "nan"
     with pytest.raises(ProcessLookupError):  # what hung was ended
         os.kill(int(Path(f"{project.log}.pid").read_text()), 0)
 
@@ -328,8 +323,6 @@ def test_the_site_reads_without_a_network(reader: tuple[Reader, str]) -> None:
     rows = [row.split("\t") for row in page.locator("#summarylist-body tr").all_inner_texts()]
     values = {row[0]: row[1] for row in rows}
     assert values["Epoch time ('fp32', 'none', 64)"] == "30.625s"
-    assert values["Peak memory ('fp32', 'none', 64)"] == "67.109M"
-    assert values["Train loss ('fp32', 'none', 64)"] == "2.00 nats"
     assert "Epoch time ('bf16-amp', 'none', 128)" not in values  # on neither commit
     assert values["Status ('bf16-amp', 'none', 128)"] == "6.00"
 
@@ -338,25 +331,3 @@ def test_the_site_reads_without_a_network(reader: tuple[Reader, str]) -> None:
     page.wait_for_selector("#regressions-body table")
 
     assert browser.wrong == []
-
-
-def test_preview_serves_the_mended_site(project: Project, site: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    where: dict[str, Any] = {"cwd": project.folder, "env": project.environment}
-    command = [sys.executable, "-m", "asv", "preview", "--port", str(port)]
-    preview = subprocess.Popen(command, **where, stdout=subprocess.DEVNULL)
-    try:
-        while True:
-            assert preview.poll() is None
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as answer:
-                    page = answer.read().decode()
-                break
-            except OSError:
-                time.sleep(0.1)
-        assert "vendor/jquery" in page
-    finally:
-        preview.terminate()
-        preview.wait()

@@ -23,7 +23,6 @@ from bench.fit import build_parser as build_fit
 from bench.record import Environment
 from bench.scales.__main__ import build_parser as build_scales
 from bench.sweep.options import parse_arguments, plan_cases
-from benchmarks.overhead import read_case
 
 ROOT = Path(__file__).parents[1]
 NAMES = [line.split()[0] for line in card.STEPS.splitlines()]
@@ -231,8 +230,6 @@ def test_every_command_is_one_that_there_is() -> None:
             build_scales().parse(flags)
         elif module == "bench.fit":
             build_fit().parse(flags)
-        elif module == "benchmarks.overhead":
-            read_case(flags)
     assert {*cases["repeats"]} < {*cases["rtx-titan"]}
     assert [case.precision for case in cases["epochs"]] == ["fp16", "tf32", "fp32"]
 

