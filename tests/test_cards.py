@@ -173,7 +173,6 @@ def test_each_card_is_judged_against_each_slower_one(found: Cards) -> None:
     assert "2.00 (1.98–2.02) times as fast as NVIDIA C at batch size 256" in answer.sentences[0]
 
 
-
 def test_cards_without_a_precision_or_the_setting_are_judged_by_what_they_have(
     tmp_path: Path,
 ) -> None:

@@ -89,12 +89,11 @@ def test_every_probe_is_a_record_and_the_table_says_what_they_show(
         assert wall.probes <= 8
     said = capsys.readouterr()
     assert [family.precision for family, _ in walls] == ["fp32", "bf16-amp"]
-    lines = said.out.splitlines()
-    assert lines[-1].strip() == "The largest that trains was confirmed by a run of 16 steps."
-    assert next(line for line in lines if line.startswith(" fp32")).split()[:4] == [
-        *("fp32", "720", "728", "672"),
-    ]
-    assert next(line for line in lines if line.startswith(" bf16-amp")).split()[1] == "1200"
+    fp32, _ = said.out.splitlines()
+    assert fp32.startswith(
+        "fp32: batch size 720 trains, 728 does not, 672 leaves 5 % of memory free, memory is 300 "
+        "MiB and 1 an item ("
+    )
     told = "] fp32 · batch size 720 · steps 16: trains, 1.00 GiB"
     assert told in said.err, "its few steps tell nothing of speed or learning"
     assert "fp32: batch size 720 trains, 728 does not, 672 leaves 5 % of memory free" in said.err
@@ -124,7 +123,7 @@ def test_the_same_command_goes_on_where_it_was_stopped(
     assert cut["status"].tolist()[2:] == ["interrupted"]
     largest = cut[cut["status"] == "ok"]["batch_size"].max()
     said = capsys.readouterr().err.splitlines()
-    assert any(f"batch size {largest} trains, the search has not ended (" in line for line in said)
+    assert any(f"batch size {largest} trains, the search has not ended" in line for line in said)
     command = join_flags(FAKE, LIMIT, ["--out", str(tmp_path / "cut")])
     assert said[-1] == f"not finished; to continue: python -m bench.fit {shlex.join(command)}"
     names = ("precision", "batch_size", "steps", "status")
@@ -209,17 +208,15 @@ def test_a_sweep_finds_the_largest_batch_then_measures(
     assert len(cases) == len(measured)
 
 
-def test_a_warm_up_that_is_too_long_for_what_was_found_leaves_its_case_out(
+def test_a_warm_up_that_is_too_long_for_what_was_found_is_refused(
     tmp_path: Path, memory: Callable[[str], None], capsys: Capture
 ) -> None:
     memory(LINE)
     flags = [*LIMIT, "--precision", "fp32", "--batch-size", "256..auto", "--lr-warmup"]
     images = prepare("synthetic", data_dir=None).train_images
-    frame = run_sweep(tmp_path, *flags, str(-(-images // 512)))
-    assert frame[~frame["probe"]]["batch_size"].tolist() == [256, 512]
-    said = capsys.readouterr().err
-    assert said.count("left out: fp32 · batch size 672: --lr-warmup") == 1
-    assert len(json.loads((tmp_path / "config.json").read_text())["cases"]) == 2
+    frame = run_sweep(tmp_path, *flags, str(-(-images // 512)), rc=2)
+    assert frame["probe"].all(), "what was found is kept"
+    assert "--lr-warmup" in capsys.readouterr().err
 
 
 def test_what_fit_found_a_sweep_need_not_find(

@@ -18,7 +18,6 @@ from bench.sweep.folder import read_past, refuse_other_part, write_config
 from bench.sweep.grid import Grid
 from bench.sweep.loop import Loop, open_loop
 from bench.sweep.options import Options, Plan, plan_cases
-from bench.sweep.preflight import leave_out_batches
 from bench.sweep.probing import Searches, describe_wall, find_walls
 from bench.sweep.schedule import OomSkips, remaining_runs
 from bench.text import count
@@ -38,7 +37,7 @@ class Conclusion:
 
 def run_sweep(asked: Plan, options: Options) -> Conclusion:
     """Search the requested batch sizes, then run all that is left. Raises UsageError: as
-    `open_loop`, `read_past` and `refuse_other_part`."""
+    `open_loop`, `read_past`, `refuse_other_part` and `Inputs.check_batches`."""
     for device in dict.fromkeys(case.device for case in [*asked.cases, *asked.unsized]):
         choose_seconds(device)  # refuses a wrong environment variable before anything is opened
     with open_loop(options, asked) as loop:
@@ -60,9 +59,9 @@ def _run(loop: Loop, asked: Plan) -> Conclusion:
         told["search"] = {"step": step or STEP, "margin": margin}
         write_config(loop, cases, **told)
         walls = find_walls(Searches(loop, asked.families, comparable, step or STEP, margin))
-        planned = plan_cases(options, walls, loop.inputs.settle).cases
-        cases, left_out = leave_out_batches(planned, loop.inputs)
-        loop.notes += left_out
+        cases = plan_cases(options, walls, loop.inputs.settle).cases
+        for case in cases:  # whose batch sizes were just found
+            loop.inputs.check_batches(case)
     plan = plan_runs(cases, options.repeats)
     write_config(loop, cases, **told)
     known = leave_out_known(plan, done)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.apex import Apex, refuse_apex
-from bench.case import Case, fill_command, format_value, list_varying
+from bench.case import Case, fill_command, format_value
 from bench.command import hash_files, refuse_program
 from bench.data import SYNTHETIC, DatasetInfo
 from bench.data.sources import CLASSES
@@ -292,20 +292,6 @@ def _refuse_model(case: Case, found: Fingerprint, options: Options) -> str:
     else:
         return ""
     return f"--workload {case.model} {why}"
-
-
-def leave_out_batches(cases: Sequence[Case], inputs: Inputs) -> tuple[list[Case], list[str]]:
-    """Leave out cases whose batch size, just found, does not fit their other settings. Return the
-    others, and a line on each case that is left out."""
-    kept, lines, axes = [], [], list_varying(cases)
-    for case in cases:
-        try:
-            inputs.check_batches(case)
-        except UsageError as error:
-            lines.append(f"left out: {case.label(axes)}: {error}")
-        else:
-            kept.append(case)
-    return kept, lines
 
 
 # ---------------------------------------------------------------------------------------- the lanes

@@ -144,12 +144,13 @@ def describe_wall(wall: Wall) -> str:
     words = [f"batch size {wall.largest} trains"] if wall.largest else []
     if wall.smallest_failing is not None:
         words.append(f"{'' if words else 'batch size '}{wall.smallest_failing} does not")
-    if wall.recommended:
-        words.append(f"{wall.recommended} leaves {100 * wall.margin:g} % of memory free")
-    elif wall.largest and wall.ending in (Ending.FOUND, Ending.NO_WALL):
-        words.append(f"none leaves {100 * wall.margin:g} % of memory free")
-    if wall.ending is None:
-        words.append("the search has not ended")
-    elif wall.ending not in (Ending.FOUND, Ending.NO_WALL):
-        words.append(wall.ending.meaning)
+    if wall.confirmed:
+        words.append(f"{wall.recommended or 'none'} leaves {100 * wall.margin:g} % of memory free")
+    else:
+        words.append(wall.ending.meaning if wall.ending else "the search has not ended")
+    if wall.thrashes_from:
+        words.append(f"from {wall.thrashes_from} on the allocator retries")
+    if line := wall.line:
+        fixed, each = line.fixed_bytes / 2**20, line.bytes_per_image / 2**20
+        words.append(f"memory is {fixed:,.0f} MiB and {each:.3g} an item")
     return ", ".join(words) + f" ({count(wall.probes, 'probe')})"
