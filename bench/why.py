@@ -40,8 +40,8 @@ def explain(
     and after, as text; None is any. Raises UsageError: there is no such pair, or none was
     profiled."""
     from bench.questions.notices import describe_constants, warn
-    from bench.questions.profiles import explain_pairs, read_steps
     from bench.questions.report_data import label_machines
+    from bench.questions.step_time import explain_pairs, read_steps
     from bench.store.rows import latest
     from bench.study.axes import find_varying, order_values, select
     from bench.study.runs import make_results, read_runs

@@ -249,7 +249,7 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
     why = '            "rounding": "its bounds are of one rounding",'
     copy.insert("check/__main__.py", '            "clip_grad"', why)
     add_axis(copy, WARM)
-    copy.replace("questions/loading.py", '("compile", ', '("warm", "compile", ')
+    copy.replace("questions/effects.py", '("compile", ', '("warm", "compile", ')
     axes = "--batch-size 64 --rounding up even odd"
     absent = {
         "check --rounding up": "--rounding: bench.check does not take it, because its bounds are "

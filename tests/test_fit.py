@@ -24,7 +24,7 @@ from bench.data import prepare
 from bench.errors import UsageError
 from bench.flags import join_flags
 from bench.grid import parse_values
-from bench.questions.batch_sizes import find_searches
+from bench.questions.scaling import find_searches
 from bench.record import Outcome, Status
 from bench.store.plans import Plan
 from bench.store.reader import read_config, read_records, read_rows

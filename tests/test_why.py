@@ -15,8 +15,8 @@ from pytest_for_tests import Capture
 from bench.case import Case, format_value
 from bench.diagnosis.explanation import describe
 from bench.diagnosis.step import Step
-from bench.questions.profiles import explain_pairs, read_steps
 from bench.questions.report_data import label_machines
+from bench.questions.step_time import explain_pairs, read_steps
 from bench.store.reader import read_records
 from bench.store.writer import Store
 from bench.study.axes import find_varying

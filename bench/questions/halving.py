@@ -10,11 +10,11 @@ from functools import partial
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.axis import axis_flag
 from bench.case import AXES, Case, format_value, spell_value
 from bench.halving import Halving
-from bench.questions.report_data import ReportData
 from bench.record import MEASURED, EpochRow, Status
 from bench.render.section import Column, Section, Sheet
 from bench.render.table import Level, outcome
@@ -24,6 +24,9 @@ from bench.study.axes import name_axis
 from bench.study.quantities import QUANTITIES
 from bench.text import count
 from bench.workloads import IMAGES
+
+if TYPE_CHECKING:
+    from bench.questions.report_data import ReportData
 
 CONFIRMED = 3
 """Trials that are worth repeating: the best, and those that may be better with another seed."""

@@ -26,8 +26,8 @@ from bench.diagnosis.step import (
 )
 from bench.limits import MIN_REPEATS, STEADY
 from bench.origin import LABELS
-from bench.questions.batch_sizes import Search
 from bench.questions.halving import confirm
+from bench.questions.scaling import Search
 from bench.record import COMPARABLE, MEASURED, REPEATED, EpochRow, Status
 from bench.render.section import Column, Section, Sheet
 from bench.render.table import (

@@ -13,11 +13,11 @@ from operator import attrgetter
 from bench.case import Case, free_axes
 from bench.diagnosis.explanation import list_changes, name_part, write_ms
 from bench.limits import MIN_REPEATS, STEADY
-from bench.questions.batch_sizes import find_bounds
 from bench.questions.effects import judge_learning
-from bench.questions.profiles import make_side
 from bench.questions.report_data import ReportData
+from bench.questions.scaling import find_bounds
 from bench.questions.settings import NEUTRAL, Setting, choose, find_noise, judge_speeds
+from bench.questions.step_time import make_side
 from bench.record import REFUSED
 from bench.render.section import write_quantity
 from bench.render.table import Answer, Row, name_case, remarks, write_ends, write_ratio

@@ -10,11 +10,10 @@ from typing import TypeVar
 
 from bench.case import SAME_QUESTION
 from bench.origin import describe_origin
-from bench.questions.batch_sizes import Search, find_searches
 from bench.questions.effects import Effect, find_effects
-from bench.questions.gpus import Line, find_lines
-from bench.questions.profiles import Profiled, read_steps
+from bench.questions.scaling import Line, Search, find_lines, find_searches
 from bench.questions.settings import Setting, list_settings
+from bench.questions.step_time import Profiled, read_steps
 from bench.scale_map import ScaleMap, read_scale_map
 from bench.store.rows import group, latest
 from bench.study.axes import (

@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     place, _ = choose("--format", options.format, FORMATS)
     report = _read_report(options)
     if options.figures:
-        from bench.report.figures import write_figures
+        from bench.report.html import write_figures
 
         with writable("--figures", options.figures):
             write_figures(report, options.figures)

@@ -9,11 +9,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import ClassVar
 
-from bench.questions.batch_sizes import BATCHES, WALLS
-from bench.questions.effects import EFFECTS
-from bench.questions.gpus import SCALING
+from bench.questions.effects import EFFECTS, LOADING, PRICES
 from bench.questions.halving import SEARCH
-from bench.questions.loading import LOADING, PRICES
 from bench.questions.loss_scales import SCALES
 from bench.questions.notices import (
     MACHINES,
@@ -26,6 +23,7 @@ from bench.questions.notices import (
 from bench.questions.overview import COSTS, OVERVIEW, PLACES, REACHED, TIMES
 from bench.questions.recommendation import list_places, recommend
 from bench.questions.report_data import ReportData, gather
+from bench.questions.scaling import BATCHES, SCALING, WALLS
 from bench.questions.step_time import BREAKDOWNS
 from bench.record import Status
 from bench.render.section import Section

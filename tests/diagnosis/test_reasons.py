@@ -24,8 +24,7 @@ from bench.diagnosis.explanation import (
 )
 from bench.diagnosis.step import Bound, Profile, Rates, Step, Wait
 from bench.kernels import shorten_kernel
-from bench.questions.profiles import scale_step
-from bench.questions.step_time import CAUSES, tabulate_reasons
+from bench.questions.step_time import CAUSES, scale_step, tabulate_reasons
 from bench.record import KernelTime, WorkRow, write_kernels
 from bench.verdict import Ratio
 from bench.work import Kind

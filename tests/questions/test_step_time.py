@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.questions.profiles import explain_pairs
-from bench.questions.step_time import CAUSES, tabulate_changes, tabulate_reasons
+from bench.questions.step_time import CAUSES, explain_pairs, tabulate_changes, tabulate_reasons
 from bench.render.table import Table
 from bench.report.document import Report, build
 from bench.study.sweeps import read_sweeps

@@ -15,7 +15,7 @@ from PIL import Image
 from bench.case import Case
 from bench.record import Record, Step
 from bench.report.document import Report, build
-from bench.report.figures import CURVE_POINTS, HELD, SKETCHES, list_groups, plan_figures
+from bench.report.html import CURVE_POINTS, HELD, SKETCHES, list_groups, plan_figures
 from bench.study.sweeps import read_sweeps
 from tests.planted.records import GIB, ROOT, Row, make_record, measured, write_sweep
 from tests.planted.sweeps import Folders, make_card

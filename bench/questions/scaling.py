@@ -1,0 +1,380 @@
+"""Cases that differ only in their batch size, or in the number of GPUs.
+
+Of batch sizes: from which one on training is no faster, memory as a straight line, and the largest
+batch that fits. Probes of the largest batch do not measure speed, but show memory as well as cases
+do. Of GPUs: weak scaling keeps the batch size of each, strong scaling the global batch size; a line
+of either is a case on one GPU, and the cases on several that differ from it in nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bench.case import FOLLOWS, SAME_QUESTION, Case
+from bench.limits import MIN_REPEATS, NEAR
+from bench.questions.settings import list_settings
+from bench.record import MEASURED, REFUSED, RELIABLE
+from bench.render.section import (
+    Column,
+    Section,
+    Sheet,
+    axis_column,
+    join,
+    quantity_cell,
+    quantity_column,
+)
+from bench.render.table import (
+    Cell,
+    Row,
+    mark_part,
+    name_place,
+    name_spread,
+    remarks,
+    write_ends,
+    write_ratio,
+    write_tenths,
+)
+from bench.store.rows import group
+from bench.study.axes import Machines, find_varying, name_value
+from bench.study.quantities import QUANTITIES, is_number
+from bench.study.runs import SOURCE, Result, Run, tell_but
+from bench.study.sweeps import Sweep
+from bench.text import GIB, write_number
+from bench.verdict import Ratio, compare
+from bench.wall import APART, Ending, MemoryLine, Wall, fit_line, read_walls
+
+if TYPE_CHECKING:
+    from bench.questions.report_data import ReportData
+
+LEAST_SIZES = 3
+"""Fewest batch sizes of a row of the table: any two points lie on a line."""
+
+ROUGH = 0.05  # largest relative deviation from the line at which memory counts as linear
+
+MIB = 2**20
+
+_OTHERS = ("batch_size", *SAME_QUESTION)
+
+
+class Bounds(NamedTuple):
+    """The largest batch size that was trained, and the smallest above it that ran out of memory."""
+
+    fits: int | None
+    fails: int | None
+
+
+def find_bounds(rows: Sequence[Row]) -> Bounds:
+    """Return the largest batch that fits and the smallest that does not, by cases and probes."""
+    fits = max((int(row.batch_size) for row in rows if row.status in MEASURED), default=None)
+    failed = (int(row.batch_size) for row in rows if row.status in REFUSED)
+    return Bounds(fits, min((size for size in failed if size > (fits or 0)), default=None))
+
+
+class Search(NamedTuple):
+    """A search for the largest batch: where it ran, for which cases, and what it found."""
+
+    sweep: str
+    machine: str
+    family: Case
+    wall: Wall
+
+
+def find_searches(runs: Sequence[Run], sweeps: Sequence[Sweep]) -> list[Search]:
+    """Return the searches in runs, each with the step and margin of its sweep."""
+    if not any(run.probe for run in runs):
+        return []
+    asked = {sweep.name: sweep for sweep in sweeps}
+    found = []
+    for part in group(runs, attrgetter(*SOURCE)):
+        sweep = asked[part[0].sweep]
+        mine = {run.record_id for run in part}
+        rows = [row for row in sweep.rows if row.record_id in mine]
+        walls = read_walls(rows, sweep.step, sweep.margin)
+        found += [Search(*attrgetter(*SOURCE)(part[0]), *wall) for wall in walls]
+    return found
+
+
+def list_keys(
+    cases: Sequence[Row], machines: Machines, take: Callable[[Any], Row]
+) -> list[Column[Any]]:
+    """Return columns for the precision and the other axes in which ``cases`` differ. ``take`` maps
+    a row of the table to its case."""
+    shown = dict.fromkeys(["precision", *find_varying(cases)])
+    return [
+        axis_column(axis, machines, take, number=False) for axis in shown if axis not in _OTHERS
+    ]
+
+
+class Family(NamedTuple):
+    """Cases of several batch sizes that differ in nothing else."""
+
+    timed: list[Result]
+    memory: MemoryLine | None
+    bounds: Bounds
+
+
+def _find_families(found: ReportData) -> Iterator[Family]:
+    tell, tell_memory = tell_but(_OTHERS), tell_but((*_OTHERS, *APART))
+    probes = {tell_memory(part[0]): part for part in group(found.probes, tell_memory)}
+    for part in group([setting.best for setting in found.settings], tell):
+        timed = [row for row in part if row.status in RELIABLE and is_number(row.images_per_s)]
+        if len({row.batch_size for row in timed}) >= LEAST_SIZES:
+            rows = [*part, *probes.get(tell_memory(part[0]), ())]
+            yield Family(timed, fit_memory(rows), find_bounds(rows))
+
+
+def fit_memory(rows: Sequence[Row]) -> MemoryLine | None:
+    """Fit memory over the batch size; None for fewer than `LEAST_SIZES`, or if it is no line. Runs
+    in which the allocator retried are left out: their memory had reached its limit."""
+    points = {
+        int(row.batch_size): float(row.memory_bytes)
+        for row in rows
+        if row.status in RELIABLE and is_number(row.memory_bytes) and not row.alloc_retries > 0
+    }
+    line = fit_line(list(points.items()))
+    if len(points) < LEAST_SIZES or line is None:
+        return None
+    straight = all(abs(line.predict(size) / of - 1) <= ROUGH for size, of in points.items())
+    return line if straight else None
+
+
+def _tabulate_batches(found: ReportData) -> Iterator[Sheet]:
+    rows = [*_find_families(found)]
+
+    def find_enough(row: Family) -> int:
+        enough = max(one.images_per_s for one in row.timed) / (1 + NEAR)
+        return min(int(one.batch_size) for one in row.timed if one.images_per_s >= enough)
+
+    def write_best(row: Family) -> Cell:
+        best = max(row.timed, key=attrgetter("images_per_s"))
+        cell = quantity_cell(QUANTITIES["images_per_s"], best)
+        return Cell(f"{cell.text} at {best.batch_size}", cell.value)
+
+    def write_bounds(row: Family) -> str:
+        fits, fails = row.bounds
+        return f"{fits} fits, {fails} does not" if fails else ""
+
+    columns: list[Column[Family]] = [
+        *list_keys([row.timed[0] for row in rows], found.machines, lambda row: row.timed[0]),
+        Column("enough", "as fast from", f"the smallest batch size within {100 * NEAR:.0f} % of "
+               "the most images/s", find_enough),
+        Column("best", "most images/s", "and the batch size that has them", write_best,
+               better="higher"),
+        Column("fixed", "fixed (GiB)", "memory that no batch size changes: weights, context, "
+               "libraries", lambda row: row.memory.fixed_bytes / GIB if row.memory else None,
+               write="{:.2f}".format, keep=7),
+        Column("image", "an item (MiB)", "memory that each item of a batch adds",
+               lambda row: row.memory.bytes_per_image / MIB if row.memory else None,
+               write=write_number, keep=7),
+        Column("wall", "largest", "the largest batch that fits, where it was found", write_bounds,
+               number=False),
+    ]  # fmt: skip
+    note = (
+        f"As fast: within {100 * NEAR:.0f} % of the most images/s; with fewer than {MIN_REPEATS} "
+        "repeats that may be chance. Memory is shown where it is a line over the batch size."
+    )
+    yield Sheet("By batch size: speed and memory", columns, rows, [note])
+
+
+def _tabulate_walls(found: ReportData) -> Iterator[Sheet]:
+    rows = [(_describe_search(search), search.wall) for search in found.searches]
+    fine = all(wall.ending is Ending.FOUND for _, wall in rows)
+    columns: list[Column[tuple[Row, Wall]]] = [
+        *list_keys([row for row, _ in rows], found.machines, lambda row: row[0]),
+        Column("largest", "largest batch", "that was trained", lambda row: row[1].largest,
+               better="higher"),
+        Column("refused", "does not fit", "the smallest batch above it that ran out of memory",
+               lambda row: row[1].smallest_failing),
+        Column("thrashes", "retries from", "the allocator frees its cache and tries again",
+               lambda row: row[1].thrashes_from, keep=8),
+        Column("recommended", "recommended", "its memory leaves a margin free",
+               lambda row: row[1].recommended),
+        Column("probes", "probes", "short runs that the search took", lambda row: row[1].probes,
+               better="lower", keep=6),
+        Column("ending", "ended", "how the search ended", lambda row: "" if fine else
+               row[1].ending.meaning if row[1].ending else "not yet; run the same command again",
+               keep=8, wrap=True),
+    ]  # fmt: skip
+    note = (
+        "Recommended: by the line of memory, the margin of the sweep stays free, as the next run, "
+        "another driver or a neighbour may take that much."
+    )
+    yield Sheet("Largest batch that fits, by probes of a few steps", columns, rows, [note])
+
+
+def _describe_search(search: Search) -> Row:
+    spelled = {name: "" if value is None else value for name, value in vars(search.family).items()}
+    return SimpleNamespace(sweep=search.sweep, machine=search.machine, **spelled)
+
+
+WALLS = Section("walls", "How large a batch fits in memory?", _tabulate_walls)
+BATCHES = Section(
+    "batches", "From which batch size on is training no faster, and what fits?", _tabulate_batches
+)
+
+
+# ---------------------------------------------------------------------------------- on several GPUs
+
+
+SPREADING = ("parallel", *FOLLOWS["parallel"])
+"""Axes in which cases on several GPUs may differ from the case on one."""
+
+_WAYS = tuple(name for name in SPREADING if name != "world_size")
+"""The axes of `SPREADING` that distinguish lines."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """The case of a line on one number of GPUs."""
+
+    row: Result  # the case
+    base: Result | None  # the case on one GPU that it is compared with; None for that case itself
+    ratio: Ratio  # its epoch time over that of one GPU; no value without such a case
+
+    @property
+    def gpus(self) -> int:
+        return int(self.row.world_size)
+
+    @property
+    def speedup(self) -> float:
+        """Images/s over the images/s of one GPU; NaN without a case on one."""
+        return 1 / self.ratio.value if self.ratio.value else math.nan
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """The 95 % interval of the efficiency; None with too few repeats."""
+        if self.ratio.low is None or self.ratio.high is None:
+            return None
+        return 1 / self.ratio.high / self.gpus, 1 / self.ratio.low / self.gpus
+
+
+@dataclass(frozen=True)
+class Line:
+    """A case on one GPU, if it was measured, and the same on several, by their number."""
+
+    strong: bool  # whether the global batch is constant, and not the batch of each GPU
+    points: tuple[Point, ...]
+
+
+def find_lines(results: Sequence[Result], times: Mapping[int, Sequence[float]]) -> list[Line]:
+    """Return the lines of weak scaling, then of strong scaling, in the order of the overview. The
+    base is a case of ``--parallel none``, or of the same kind as the others on one GPU, preferably
+    one that ran alone, as cases on several GPUs do, not beside other lanes. A case that is on no
+    line with another is a line of weak scaling by itself."""
+    timed = [row for row in results if row.status in RELIABLE and is_number(row.epoch_time_s)]
+    if not any(row.world_size > 1 for row in timed):
+        return []
+    timed = [setting.best for setting in list_settings(timed)]
+
+    def read(row: Result, base: Result | None) -> Point:
+        if base is None or row is base:
+            return Point(row, None, Ratio())
+        (ratio,) = compare([(times.get(base.cell, ()), times.get(row.cell, ()))])
+        return Point(row, base, ratio)
+
+    weak, strong = ([*_gather(timed, strong, read)] for strong in (False, True))
+    lines = [line for line in (*weak, *strong) if len(line.points) > 1]
+    seen = {point.row.cell for line in lines for point in line.points}
+    alone = [line for line in weak if not seen & {point.row.cell for point in line.points}]
+    return sorted([*lines, *alone], key=lambda line: line.strong)
+
+
+def count_items(row: Result) -> int:
+    """Return the items of a step of the optimizer, of all GPUs together."""
+    return int(row.batch_size * row.world_size)
+
+
+def _gather(
+    results: Sequence[Result], strong: bool, read: Callable[[Result, Result | None], Point]
+) -> Iterator[Line]:
+    tell, ways = tell_but({*SPREADING, *SAME_QUESTION, "batch_size"}), attrgetter(*_WAYS)
+
+    def ask(row: Result) -> tuple[Any, int]:
+        return tell(row), count_items(row) if strong else int(row.batch_size)
+
+    for part in group(results, ask):
+        single = [row for row in part if row.parallel == Case.parallel]
+        several = [row for row in part if row.parallel != Case.parallel]
+        for line in group(several, ways):
+            if not any(row.world_size > 1 for row in line):
+                continue  # DDP on one GPU only: there is nothing to compare
+            ones = [*single, *(row for row in line if row.world_size == 1)]
+            base = min(ones, key=lambda row: bool(row.beside), default=None)
+            rest = sorted((row for row in line if row.world_size > 1), key=attrgetter("world_size"))
+            rows = [base, *rest] if base is not None else rest
+            yield Line(strong, tuple(read(row, base) for row in rows))
+
+
+def name_line(line: Line, named: Sequence[str], machines: Machines) -> str:
+    """Name the settings that all points of a line share."""
+    first = line.points[-1].row
+    hidden = ("world_size", "parallel", *(["batch_size"] if line.strong else []))
+    axes = [name for name in named if name not in hidden]
+    held = f"global batch {count_items(first)}" if line.strong else "batch of each constant"
+    way = name_value("parallel", first.parallel, machines)
+    return " · ".join(filter(None, [name_place(first, axes, machines), held, way]))
+
+
+def _tabulate_scaling(found: ReportData) -> Iterator[Sheet]:
+    exposed = QUANTITIES["exposed_s"]
+    on_cards = any(point.row.device == "cuda" for line in found.lines for point in line.points)
+    what = "GPUs" if on_cards else "processes"
+
+    def write(point: Point, value: float, write: Callable[[float], str]) -> Cell | None:
+        mark = mark_part(*(row for row in (point.row, point.base) if row is not None))
+        return None if math.isnan(value) else Cell(mark + write(value), value)
+
+    def write_exposed(point: Point) -> Cell:
+        row, cell = point.row, quantity_cell(exposed, point.row, spread=False)
+        # within a run, or between the runs where that is wider
+        halves = (row.exposed_error_s, (row.exposed_s_high - row.exposed_s_low) / 2)
+        error = max(filter(is_number, halves), default=math.nan)
+        known = is_number(cell.value) and is_number(error)
+        return replace(cell, text=f"{cell.text} ± {exposed.write(error)}") if known else cell
+
+    quantity = partial(quantity_column, take=lambda point: point.row, spread=False)
+    columns: list[Column[Point]] = [
+        Column("world_size", what, "that train one network together", lambda point: point.gpus,
+               always=True),
+        Column("batch_size", "batch size", "of each", lambda point: int(point.row.batch_size)),
+        Column("global_batch", "global batch", "of all together, a step of the optimizer",
+               lambda point: count_items(point.row)),
+        replace(quantity("epoch_time_s", spread=True, help="of the slowest process"),
+                label=QUANTITIES["epoch_time_s"].title + name_spread(found.results)),
+        quantity("images_per_s"),
+        quantity("speedup", label="over fp32", help="epoch time of fp32 on as many over its own"),
+        Column("gpu_speedup", "speed-up (×)", "images/s over those of one; of repeats, "
+               "geometric means",
+               lambda point: write(point, point.speedup, write_ratio),
+               better="higher", always=True),
+        Column("gpu_efficiency", "efficiency (%)", "speed-up over their number",
+               lambda point: write(point, point.speedup / point.gpus, write_tenths),
+               better="higher", always=True),
+        Column("gpu_interval", "95 % interval", "of the efficiency",
+               lambda point: write_ends(point.ends, write_tenths, " to "), number=True, keep=7),
+        replace(quantity("exposed_s", keep=6), say=write_exposed),
+        quantity("exposed_share", keep=6),
+        quantity("wire_bytes", keep=6),
+        quantity("wire_rate", keep=6),
+        Column("remarks", "remarks", "what to know before believing the row",
+               lambda point: remarks(point.row, found.below), wrap=True),
+    ]  # fmt: skip
+    rows, groups = join(
+        (name_line(line, found.named, found.machines), line.points) for line in found.lines
+    )
+    notes = [
+        f"Weak scaling keeps the batch of each, strong scaling the global batch; efficiency is "
+        f"the speed-up over the number of {what}, of which several share the cores on a CPU.",
+        "Exposed communication is what the exchange of gradients adds to a step, ± half of its 95 "
+        "% interval: an exchange during the backward pass adds nothing.",
+    ]
+    yield Sheet(f"Scaling over {what}", columns, rows, notes, groups)
+
+
+SCALING = Section("scaling", "How much faster do several train one network?", _tabulate_scaling)
