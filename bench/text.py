@@ -76,14 +76,9 @@ def capitalize(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def write_share(share: float) -> str:
-    """Format a share in per cent, without the sign: 0.02 as ``2``."""
-    return f"{100 * share:.4g}"
-
-
 def write_percent(share: float) -> str:
     """Format 0.02 as ``2 %``."""
-    return f"{write_share(share)} %"
+    return f"{100 * share:.4g} %"
 
 
 def write_range(values: Iterable[float], write: Callable[[float], str] = str) -> str:

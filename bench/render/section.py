@@ -82,14 +82,12 @@ class Section:
     level: Level = Level.DETAIL  # of its tables
 
     def tabulate(self, found: Any) -> Iterator[Table]:
-        """Yield its tables, without those that have no rows."""
+        """Return its tables, without those that have no rows."""
         return self.lay_out(self.list_sheets(found))
 
     def lay_out(self, sheets: Iterable[Sheet]) -> Iterator[Table]:
-        """Yield its tables from sheets that were made elsewhere, as `tabulate` does."""
-        for sheet in sheets:
-            if sheet.rows:
-                yield self.fill(sheet)
+        """Return its tables from sheets that were made elsewhere, as `tabulate` does."""
+        return (self.fill(sheet) for sheet in sheets if sheet.rows)
 
     def fill(self, sheet: Sheet) -> Table:
         """Return one table, even without rows."""

@@ -343,12 +343,6 @@ class Result:
         return 1 - over(self.memory_bytes, self.base.memory_bytes) if self.base else math.nan
 
     @property
-    def tensors_saved(self) -> float:
-        if not self.base:
-            return math.nan
-        return 1 - over(self.peak_allocated_bytes, self.base.peak_allocated_bytes)
-
-    @property
     def start_time_s(self) -> float:
         """The seconds of set-up and first steps, with the first steps of the slowest repeat. The
         rest of the warm-up is left out: it goes on until steps are steady, however long that takes.

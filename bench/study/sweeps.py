@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from bench.case import Case, list_varying
+from bench.case import list_varying
 from bench.errors import UsageError
 from bench.halving import Halving, read_halving
 from bench.record import REPEATED, WorkRow
 from bench.store.plans import SHARD, Plan, Shard, leave_out_known
 from bench.store.reader import find_records, read_beside, read_config, read_rows
-from bench.store.rows import Row, Run, list_served, read_history
+from bench.store.rows import Row, read_history
 from bench.store.table import RECORDS
 from bench.text import count, name_first
 from bench.wall import MARGIN, read_goal
@@ -144,35 +144,24 @@ def describe_gaps(
             f"{name} is without {names}.",
             "Run what is missing with --out beside the others, and give the folder that holds all.",
         )
-    planned = dict.fromkeys(run for plan in plans for run in plan.runs)
-    if not planned:
-        return
-    if any(case.until for case, _, _ in planned):
-        planned = dict.fromkeys(leave_out_known(planned, read_history(rows)))
-    # the notice "No result" reports other runs that did not end
-    made = (
-        (row.case, row.repeat, row.sentinel)
-        for row in rows
-        if not (row.probe or (row.sentinel and row.status in REPEATED))
-    )
-    done = {served for run in made for served in list_served(run)}
-    left = [run for run in planned if run not in done]
+    planned = [*dict.fromkeys(run for plan in plans for run in plan.runs)]
+    history = read_history(rows)
+    poor = {(row.case, row.repeat, row.sentinel) for row in rows if row.truncated}
+    left = [
+        run
+        for run in leave_out_known(planned, history)
+        # the notice "No result" reports other runs that did not end
+        if run not in poor and (run not in history or (run[2] and history[run].status in REPEATED))
+    ]
     if not left:
         return
-    known = {case for case, _, _ in done}
-    axes = list_varying(known | {case for case, _, _ in planned})
-    names = name_first(
-        list(dict.fromkeys(_name_run(run, axes, known) for run in left)), _NAMED, "; "
-    )
-    runs = f"{len(left):,} of the {count(len(planned), 'run')}"
+    axes = list_varying({case for case, _, _ in [*planned, *history]})
+    told = [
+        f"{case.label(axes)}, {'sentinel' if sentinel else f'repeat {repeat}'}"
+        for case, repeat, sentinel in left
+    ]
     yield (
-        f"{name} has no row of {runs if len(planned) > 1 else 'the only run'} that its last "
-        f"command planned ({names}).",
+        f"{name} has no row of {len(left):,} of the {count(len(planned), 'run')} that its last "
+        f"command planned ({name_first(told, _NAMED, '; ')}).",
         "Run the last command of the sweep again, unless it still runs.",
     )
-
-
-def _name_run(run: Run, axes: Iterable[str], known: Collection[Case]) -> str:
-    case, repeat, sentinel = run
-    which = "sentinel" if sentinel else f"repeat {repeat}"
-    return f"{case.label(axes)}, {which}" if case in known else case.label(axes)

@@ -55,8 +55,8 @@ def test_a_missing_case_is_named_by_what_tells_it_from_the_rows(tmp_path: Path) 
     (out / "config.json").write_text(json.dumps({"cases": [texts]}))
     said = say_gaps(out)
     assert said.startswith(
-        "sweep has no row of the only run that its last command planned (fp32 · batch size 128 · "
-        "seed 7)."
+        "sweep has no row of 1 of the 1 run that its last command planned (fp32 · batch size 128 · "
+        "seed 7, repeat 1)."
     )
     sweep = read_sweep(out)
     notice, *_ = warn(*read_results(sweep), sweeps=[sweep])
