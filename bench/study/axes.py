@@ -159,25 +159,22 @@ def list_main(cases: Sequence[Any], equal: Sequence[Hashable]) -> list[int]:
     no case of a group has the main loss scale of the whole sweep, those at the lowest scale
     represent the precision there.
     """
-    scales: dict[str, list[str]] = {}
-    for case in cases:
-        scales.setdefault(case.precision, []).append(case.loss_scale)
-    usual = {precision: main_loss_scale(precision, held) for precision, held in scales.items()}
-    left = [*range(len(cases))]
-    for name in FOLLOWS["precision"]:
-        values = [getattr(case, name) for case in cases]
-        order = {value: place for place, value in enumerate(order_values(name, values))}
-        main = {p: usual[p] if name == "loss_scale" else find_default(name) for p in usual}
-        places = [
-            -1 if value == main[case.precision] else order[value]
-            for case, value in zip(cases, values, strict=True)
-        ]
-        least: dict[Hashable, int] = {}
-        keys = [(key, case.precision) for key, case in zip(equal, cases, strict=True)]
-        for at in left:
-            least[keys[at]] = min(places[at], least.get(keys[at], places[at]))
-        left = [at for at in left if places[at] == least[keys[at]]]
-    return left
+    scales = {
+        some[0].precision: [case.loss_scale for case in some]
+        for some in group(cases, lambda case: case.precision)
+    }
+    kept: list[int] = []
+    for alike in group(range(len(cases)), lambda at: (equal[at], cases[at].precision)):
+        for name in FOLLOWS["precision"]:
+            precision = cases[alike[0]].precision
+            main = find_default(name)
+            if name == "loss_scale":
+                main = main_loss_scale(precision, scales[precision])
+            there = [getattr(cases[at], name) for at in alike]
+            best = main if main in there else order_values(name, there)[0]
+            alike = [at for at, value in zip(alike, there, strict=True) if value == best]
+        kept += alike
+    return sorted(kept)
 
 
 # ----------------------------------------------------------------------------------------- filters
