@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Self
+from typing import Self
 
 ESTIMATE = "≈"
 """Mark before each number that was not measured but derived from measurements."""
@@ -105,23 +105,6 @@ def replace_file(file: Path, content: str | bytes) -> None:
     temporary = file.with_name(f".{file.name}")
     temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     temporary.replace(file)
-
-
-@contextmanager
-def replace_durably(file: Path) -> Iterator[IO[bytes]]:
-    """Open a file to be written completely or not at all, even in a power cut: the old content
-    stays until all is on the disk. Raises OSError: the file cannot be written."""
-    temporary = file.with_name(f".{file.name}")
-    try:
-        with temporary.open("wb") as opened:
-            yield opened
-            opened.flush()
-            os.fsync(opened.fileno())
-        temporary.replace(file)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(file.parent)
 
 
 def sync_folder(folder: Path) -> None:

@@ -290,22 +290,17 @@ class Result:
         half = (found["epoch_time_s_high"] - found["epoch_time_s_low"]) / 2
         self.wide = over(half, found["epoch_time_s"]) > STEADY
         self.spread = Spread.RANGE.value if self.repeats > 1 else Spread.NONE.value
-        if self.repeats == 1:
-            found |= self._take_own_ends(found["epoch_time_s"], found["images_per_s"])
+        low, high = self.first.epoch_time_low_s, self.first.epoch_time_high_s
+        time, rate = found["epoch_time_s"], found["images_per_s"]
+        # too wide an interval is left out: the doubt ``unknown`` reports it
+        if self.repeats == 1 and (high - low) / 2 <= LEAST_KNOWN * time:
+            self.spread = Spread.WITHIN.value
+            found |= {"epoch_time_s_low": low, "epoch_time_s_high": high}
+            found |= {"images_per_s_low": over(rate * time, high)}
+            found |= {"images_per_s_high": over(rate * time, low)}
         # a run that diverged is reported
         found |= {name: any(getattr(run, name) for run in every) for name in DOUBTS}
         vars(self).update(found, noisy=found["noisy"] or self.wide)
-
-    def _take_own_ends(self, time: float, rate: float) -> dict[str, float]:
-        """Return the ends within a single run. Too wide an interval is left out: the doubt
-        ``unknown`` reports it."""
-        low, high = self.first.epoch_time_low_s, self.first.epoch_time_high_s
-        if not (high - low) / 2 <= LEAST_KNOWN * time:
-            return {}
-        self.spread = Spread.WITHIN.value
-        ends = {"images_per_s_low": over(rate * time, high)}
-        ends["images_per_s_high"] = over(rate * time, low)
-        return {"epoch_time_s_low": low, "epoch_time_s_high": high, **ends}
 
     def __getattr__(self, name: str) -> Any:
         vars(self)[name] = value = getattr(self.first, name)

@@ -7,16 +7,18 @@ follow. It holds only tensors and plain containers, so that reading it runs no c
 
 from __future__ import annotations
 
+import os
 import random
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 
-from bench.text import clean, replace_durably
+from bench.text import clean, sync_folder
 from bench.training.loop import Training
 from bench.training.timing import find_accelerator, synchronize
 
@@ -43,7 +45,7 @@ def save_checkpoint(file: Path, training: Training, **beside: Any) -> None:
     }
     synchronize(training.device)
     try:
-        with replace_durably(file) as opened:
+        with _replace_durably(file) as opened:
             torch.save(content, opened)
     except RuntimeError as error:
         if isinstance(error.__context__, OSError):
@@ -79,6 +81,23 @@ def restore_checkpoint(content: Mapping[str, Any], training: Training) -> None:
     training.restore(content["training"])
     _restore_random(content["random"], training.device)
     synchronize(training.device)
+
+
+@contextmanager
+def _replace_durably(file: Path) -> Iterator[IO[bytes]]:
+    """Open a file to be written completely or not at all, even in a power cut: the old content
+    stays until all is on the disk. Raises OSError: the file cannot be written."""
+    temporary = file.with_name(f".{file.name}")
+    try:
+        with temporary.open("wb") as opened:
+            yield opened
+            opened.flush()
+            os.fsync(opened.fileno())
+        temporary.replace(file)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(file.parent)
 
 
 def _read_random(device: torch.device) -> dict[str, Any]:
