@@ -269,27 +269,6 @@ def test_what_a_run_did_not_get_to_know_is_no_environment(known_first: bool) -> 
     assert len(keep_latest(rows_of(known, none_set))) == 2, "which is an answer"
 
 
-ROW = st.builds(
-    make_run,
-    st.sampled_from([replace(CASE, batch_size=size) for size in (8, 16)]),
-    repeat=st.integers(1, 2),
-    attempt=st.integers(1, 3),
-    gpu=st.sampled_from(["X", "Y"]),
-    sentinel=st.booleans(),
-)
-
-
-@given(st.lists(ROW, min_size=1, max_size=12))
-def test_one_row_counts_of_each_run_and_environment(records: list[Record]) -> None:
-    rows = rows_of(*records)
-    last: dict[Any, Row] = {}
-    for row in rows:
-        key = (row.batch_size, row.repeat, row.sentinel, row.gpu)
-        if key not in last or row.attempt >= last[key].attempt:
-            last[key] = row
-    assert keep_latest(rows) == [row for row in rows if row in last.values()]
-
-
 def test_attempts_of_another_card_are_counted_on_from(tmp_path: Path) -> None:
     """With --mix each card's last attempt is a row of its own; the next is a third."""
     rows = [make_run(CASE, gpu="X"), make_run(CASE, gpu="Y", attempt=2, status=Status.ERROR)]
@@ -474,16 +453,6 @@ def test_a_writer_that_was_killed_holds_nothing(tmp_path: Path) -> None:
     assert len(read_records(tmp_path)) == 1
 
 
-def test_a_writer_that_could_not_open_holds_nothing(tmp_path: Path) -> None:
-    (tmp_path / RECORDS).write_text("a,b\n1,2\n")
-    for _ in range(2):
-        with pytest.raises(UsageError, match=r"not written by `bench\.sweep`"):
-            Store(tmp_path)
-    assert (tmp_path / RECORDS).read_text() == "a,b\n1,2\n"
-    (tmp_path / RECORDS).unlink()
-    Store(tmp_path).__exit__(None, None, None)
-
-
 # ----------------------------------------------------------------------------------------- schema
 
 
@@ -591,10 +560,3 @@ def test_steps_are_checked_alike(tmp_path: Path) -> None:
         file.write_bytes(good.replace(old, new))
         with pytest.raises(UsageError, match=f"{STEPS}:{part}"):
             read_beside(tmp_path, Step)
-
-
-def test_a_scale_that_sank_to_zero_is_a_reading(tmp_path: Path) -> None:
-    """After some 165 overflows in a row torch's scale is 0, which no axis may be."""
-    with Store(tmp_path) as store:
-        store.append(make_run(), [Step(0, 64, None, 0, 0.1, 0.0)])
-    assert read_steps(tmp_path)["loss_scale"].tolist() == [0.0]

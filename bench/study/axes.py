@@ -123,17 +123,13 @@ def take_value(case: Any, axis: str) -> Any:
     return (case.sweep, case.machine) if axis == MACHINE else getattr(case, axis)
 
 
-def rank(cases: Sequence[Any], axis: str) -> Callable[[Any], int]:
-    """Return a function that finds the place of a case's value in `order_values`."""
-    values = order_values(axis, (take_value(case, axis) for case in cases))
-    order = {value: place for place, value in enumerate(values)}
-    return lambda case: order[take_value(case, axis)]
-
-
 def sort_cases(cases: Sequence[C], axes: Sequence[str]) -> list[C]:
     """Sort cases by ``axes``, the last varying fastest, so that neighbours differ little."""
-    ranks = [rank(cases, axis) for axis in axes]
-    return sorted(cases, key=lambda case: [find(case) for find in ranks])
+    places = {}
+    for axis in axes:
+        values = order_values(axis, (take_value(case, axis) for case in cases))
+        places[axis] = {value: place for place, value in enumerate(values)}
+    return sorted(cases, key=lambda c: [places[axis][take_value(c, axis)] for axis in axes])
 
 
 def main_loss_scale(precision: str, scales: Iterable[str]) -> str:
