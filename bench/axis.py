@@ -95,7 +95,6 @@ OWN_GRAPHS = ("reduce-overhead", "max-autotune")
 PARALLELS = {
     "none": "one GPU",
     "ddp": "a process per GPU, gradients averaged by torch's DistributedDataParallel",
-    "dp": "legacy: one process for all GPUs, torch's DataParallel",
 }
 """How several GPUs train one network."""
 

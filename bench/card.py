@@ -18,14 +18,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bench.apex import find_apex
 from bench.data import find_layout
 from bench.environment.host import has_cuda
 from bench.environment.machine import probe
 from bench.errors import UsageError
 from bench.flags import Parser, command, describe, parse_number
 from bench.gpu.nvml import find_cards
-from bench.precision import find_torchao
+from bench.precision import find_apex, find_torchao
 from bench.processes import leave, stop_signals
 from bench.record import COMPARABLE
 from bench.scale_map import GRADIENTS, MAP, TRAININGS

@@ -365,9 +365,6 @@ def divide_items(case: Case, items: int) -> list[int]:
     >>> divide_items(Case(parallel="ddp", world_size=4), 5)
     [2, 1, 1, 1]
     """
-    if case.parallel == "dp":  # divides like torch.chunk
-        size = max(1, -(-items // case.world_size))
-        return [len(range(items)[i * size : (i + 1) * size]) for i in range(case.world_size)]
     shares = (Share(rank, case.world_size) for rank in range(case.world_size))
     return [len(share.cut(range(items))) for share in shares]
 

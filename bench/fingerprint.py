@@ -138,7 +138,6 @@ def examine(
     """
     import torch
 
-    from bench.training.building import build_network, materialise
     from bench.training.counting import sketch_work
     from bench.training.float8 import find_products
     from bench.training.switches import keep_switches
@@ -165,12 +164,9 @@ def examine(
                 workload = check_workload(name, made)
                 made = attempt(f"{what}: build_model fails", workload.build_model)
             model = check_network(what, made)
-        if name not in MODELS:
-            passed = f"{what}: a first pass, which gives lazy layers their shapes, fails"
-            attempt(passed, partial(materialise, model, workload))
     still = check_tuning(what, model, workload, freezes, starts)
     if kind == "workload":
-        facts = try_workload(what, workload, model, partial(build_network, workload), freezes)
+        facts = try_workload(what, workload, model, freezes)
     elif name not in MODELS:
         outputs = try_images(what, model, workload)
     module, _ = split_model(name)

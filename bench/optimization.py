@@ -39,10 +39,6 @@ OPTIMIZERS: Mapping[str, OptimizerKind] = {
     # torch's decay and betas, but not its lr of 1e-3, at which DPN-92's loss first rises to 6.9; at
     # 3e-4 to 3.3 (CPU, fp32, batch 32, 18 steps), and at batch 128 to 2.9
     "adamw": OptimizerKind("AdamW, fused", 3e-4, 1e-2, betas=(0.9, 0.999)),
-    # You, Gitman and Ginsburg, arXiv 1708.03888: each layer's step is a fixed part of its norm.
-    # dpn-small on CIFAR-10, batch 32, loss of the last 10 of 26 steps: 2.27 at both seeds tried,
-    # between SGD's 2.24 and the 2.28 of lr 0.1; 0.3 gives 2.25 and 2.29, 3 gives 2.31, 10 diverges
-    "lars": OptimizerKind("LARS, of the package pytorch-optimizer", 1.0, 5e-4, 0.9),
 }
 
 SCHEDULES: Mapping[str, str] = {

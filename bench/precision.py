@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -86,11 +88,6 @@ class DynamicPolicy:
     # the largest power of two in fp32: torch stops there by itself; apex's scale, a Python number,
     # made the scaled loss inf above it, skipped that step and came back
     highest: float = 2.0**127
-
-    @property
-    def bounded(self) -> bool:
-        """Return whether the policy stops before the range of fp32 ends."""
-        return self.lowest > 0 or self.highest < 2.0**127
 
 
 POLICIES: dict[str, DynamicPolicy] = {
@@ -287,6 +284,43 @@ OPT_LEVELS: dict[str, OptLevel] = {
 
 APEX_LEVEL = "O2"
 """The opt level of fp16-apex without another one: what `PRECISIONS` says of it."""
+
+
+@dataclass(frozen=True)
+class Apex:
+    """The installed package `apex`; ``amp`` is whether it has NVIDIA's amp with opt levels, as its
+    copies from March 2019 to April 2025. The package of this name on PyPI is a login toolkit."""
+
+    version: str
+    amp: bool
+
+
+def find_apex() -> Apex | None:
+    """Recognise it by its files, without importing it."""
+    spec = find_spec("apex")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folders = [Path(folder) for folder in spec.submodule_search_locations]
+    try:
+        number = version("apex")
+    except PackageNotFoundError:
+        number = ""
+    # `initialize` is in this file; the amp of 2018 had none
+    return Apex(number, any((folder / "amp/frontend.py").is_file() for folder in folders))
+
+
+_BUILD = "build a commit of NVIDIA/apex on GitHub from between March 2019 and April 2025"
+
+
+def refuse_apex(apex: Apex | None, device: str) -> str:
+    """Return why apex cannot train on a device, and what to do; empty if it can."""
+    if device != "cuda":
+        return "NVIDIA apex needs an NVIDIA GPU; fp16 is the same recipe on a CPU"
+    if apex is None:
+        return f"NVIDIA apex is not installed: {_BUILD}"
+    if not apex.amp:
+        return f"the installed apex {apex.version} has no amp.initialize: {_BUILD}"
+    return ""
 
 
 def find_formats(name: str, opt_level: str | None = None) -> Precision:

@@ -125,19 +125,15 @@ _APEXES, _FLOAT8S = (
 Values = tuple[Value, ...] | None  # None: any but the default
 
 _APART: tuple[tuple[str, Values, str, Values, str], ...] = (
-    ("accumulate", None, "parallel", ("dp",), _UNMEASURED),
     ("accumulate", None, "cuda_graphs", (True,), _UNMEASURED),
-    ("memory_limit", None, "parallel", ("dp",), _UNMEASURED),
     ("until", None, "parallel", ("ddp",), _UNMEASURED),
-    ("checkpoint", None, "parallel", ("ddp", "dp"), _UNMEASURED),
+    ("checkpoint", None, "parallel", ("ddp",), _UNMEASURED),
     ("checkpoint", None, "cuda_graphs", (True,), _UNMEASURED),
-    ("profile", None, "parallel", ("ddp", "dp"), _UNMEASURED),
+    ("profile", None, "parallel", ("ddp",), _UNMEASURED),
     ("profile", None, "cuda_graphs", (True,), _UNMEASURED),
-    ("compile", None, "parallel", ("dp",), _UNMEASURED),
     ("cuda_graphs", None, "compile", OWN_GRAPHS, _UNMEASURED),
     ("cuda_graphs", None, "precision", (*_APEXES, *_FLOAT8S), _UNMEASURED),
     ("parallel", None, "cuda_graphs", (True,), _UNMEASURED),
-    ("parallel", ("dp",), "precision", _FLOAT8S, _UNMEASURED),
     *(("epochs", None, name, None, "is of whole epochs") for name in PARTS),
     ("dataset", (OWN,), "workload", (IMAGES,), "is that of a --workload of your own"),
     ("optimizer", (OWN,), "workload", (IMAGES,), "is that of a --workload of your own"),
@@ -158,10 +154,9 @@ _APART: tuple[tuple[str, Values, str, Values, str], ...] = (
         "cannot be, because that scale is kept on the host",
     ),
     (
-        *("cuda_graphs", None, "optimizer", (OWN, "lars")),
+        *("cuda_graphs", None, "optimizer", (OWN,)),
         "cannot be: torch captures fused steps",
     ),
-    ("parallel", ("dp",), "device", ("cpu",), "needs GPUs"),
     ("sync_bn", None, "device", ("cpu",), "needs GPUs, as torch's SyncBatchNorm does"),
 )
 """Values of two axes that do not go together, and why."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import subprocess
 import sys
 import tomllib
@@ -209,20 +208,3 @@ def test_what_an_output_cannot_encode_is_replaced(
     assert len(said) > 100
     if name == "report" and encoding == "ascii":
         assert "fp16-amp (?12.09 s)" in said
-
-
-@pytest.mark.slow
-def test_a_sweep_ends_well_where_the_locale_has_ascii_alone(tmp_path: Path) -> None:
-    """Its table has ≈ and ─, its log the words of the workload."""
-    flags = (
-        "--workload models_for_tests:Rows --device cpu --precision fp32 --batch-size 16 --lr 0.1"
-    )
-    command = [sys.executable, "-m", "bench.sweep", *flags.split(), "--out", str(tmp_path / "out")]
-    plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    environment = {**os.environ, **plain, "PYTHONPATH": path}
-    done = subprocess.run(command, env=environment, capture_output=True, check=False)
-    said = (done.stdout + done.stderr).decode("ascii")
-    assert done.returncode == 0, said
-    assert "Traceback" not in said
-    assert " ok" in said

@@ -17,12 +17,12 @@ from machines_for_tests import RECORDINGS, read_machine
 from pytest_for_tests import Capture, Patch
 from test_gpu import CALLS, GPU, FakeNvml, error
 
-from bench.apex import Apex, find_apex
 from bench.doctor import __main__ as doctor
 from bench.doctor.__main__ import main, write_json
 from bench.doctor.judgement import Level, Remark, judge, write_warnings
 from bench.environment.machine import Cpu, Machine, Platform, describe, examine
 from bench.gpu.nvml import NvmlProblem
+from bench.precision import Apex, find_apex
 from bench.processes import Quota
 from bench.record import Environment
 

@@ -16,71 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.case import Case
-from tests.planted.records import ran, write_sweep
-
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
-TINY = '''
-from torch import nn
-
-
-def tiny() -> nn.Module:
-    """One linear layer on the pixels."""
-    return nn.Sequential(nn.Conv2d(3, 4, 3, stride=4), nn.Flatten(), nn.Linear(256, 10))
-'''
-LIST = '''
-"""A line a case."""
-
-from bench.report.document import Report
-
-
-def render(report: Report) -> str:
-    """The labels of all cases."""
-    return "".join(f"{row.precision}: {row.model}\\n" for row in report.results)
-'''
-SLOWEST = '''
-"""Which case takes longest."""
-
-from bench.questions.report_data import ReportData
-from bench.render.section import Column, Section, Sheet, quantity_column
-
-
-def _tabulate(found: ReportData) -> list[Sheet]:
-    columns = [
-        Column("model", "slow network", "what was trained", lambda row: row.model, number=False),
-        quantity_column("epoch_time_s"),
-        Column("never", "never shown", "a column that says nothing", lambda row: None),
-    ]
-    slowest = sorted(found.results, key=lambda row: -row.epoch_time_s)
-    return [Sheet("The slowest of all", columns, slowest)]
-
-
-SLOWEST = Section("slowest", "Which case takes longest?", _tabulate)
-'''
-ECHO = '''
-"""An executor that says the batch size."""
-
-from __future__ import annotations
-
-from collections.abc import Callable
-
-from bench.executors import Event, Executor
-from bench.worker import Job
-from bench.record import Measurement, Outcome, Status
-
-
-class EchoExecutor(Executor):
-    """Its epochs take as many seconds as a batch has images."""
-
-    def run(
-        self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
-    ) -> Outcome:
-        time = float(job.case.batch_size)
-        return Outcome(Status.OK, "", Measurement(epoch_time_s=time, measured_time_s=time))
-'''
-
-
 RUN_ALL = """
 import contextlib, importlib.util, io, json, sys
 import fake_executor
@@ -243,7 +180,7 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
     copy.replace("rules.py", '("loss_scale",), "none', '("loss_scale", "rounding"), "none')
     copy.insert("rules.py", "    if case.workload == COMMAND", DRIFTS)
     row = '    ("rounding", None, "checkpoint", (True,), _UNMEASURED),'
-    copy.insert("rules.py", '    ("accumulate", None, "par', row)
+    copy.insert("rules.py", '    ("accumulate", None, "cuda', row)
     copy.insert("study/axes.py", '    "opt_level"', '    "rounding": ("odd", "even", "up").index,')
     copy.insert("study/pairs.py", '    *("parallel"', '    "rounding",')
     why = '            "rounding": "its bounds are of one rounding",'
@@ -337,68 +274,3 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
         "settings": [False, True],
         "work": [],
     }
-
-
-@pytest.mark.thorough
-def test_an_executor(copy: Copy) -> None:
-    """It runs a case; the machine is looked at and measured, and images are had, as for others."""
-    line = '    "echo": Kind("bench.executors.echo:EchoExecutor"),'
-    copy.insert("origin.py", '    "subprocess"', line)
-    copy.write("executors/echo.py", ECHO)
-    flags = f"{FAKE.replace('fake', 'echo')} --precision fp32 --batch-size 64 128"
-    copy.run(f"{flags} --repeats 1")
-    rows = copy.records("out")
-    assert [(row["executor"], float(row["epoch_time_s"])) for row in rows] == [
-        *(("echo", 64.0), ("echo", 128.0))
-    ]
-    assert rows[0]["torch"]
-
-
-@pytest.mark.thorough
-def test_an_output_and_a_section(copy: Copy) -> None:
-    """One file and one entry each; a section's table is laid out as all others are."""
-    copy.insert(
-        "report/__main__.py", '    "text"', '    "list": ("bench.report.list:render", "names"),'
-    )
-    copy.write("report/list.py", LIST)
-    add_section(copy, "SLOWEST", SLOWEST)
-    times = {("adamw", 64): 90.0, ("sgd", 64): 60.0, ("adamw", 128): 80.0, ("sgd", 128): 40.0}
-    cases = {Case(optimizer=name, batch_size=n): time for (name, n), time in times.items()}
-    write_sweep(copy.folder / "out", [row for c, time in cases.items() for row in ran(c, (time,))])
-    *reports, names, told = copy.run(
-        *(f"bench.report out --format {format}" for format in ("text --full", "md", "html")),
-        "bench.report out --format list",
-        "bench.report out --format json",
-    )
-    assert names == "fp32: dpn92\n" * 4
-    for said in reports:
-        for words in ("The slowest of all", "slow network"):
-            assert words in said
-        assert "never shown" not in said
-    tables = {table["name"]: table for table in json.loads(told)["tables"]}
-    assert [*tables][:3] == ["times", "costs", "overview"]
-    slowest = tables["slowest"]
-    assert (slowest["question"], slowest["level"]) == ("Which case takes longest?", "detail")
-    assert [time["value"] for _, time in slowest["rows"]] == [90.0, 80.0, 60.0, 40.0]
-
-
-@pytest.mark.slow
-@pytest.mark.thorough
-def test_a_model_and_a_precision_are_trained(copy: Copy) -> None:
-    """Through a real worker, to the page."""
-    copy.insert("models/__init__.py", '    "dpn92"', '    "tiny": "bench.models.tiny:tiny",')
-    copy.write("models/tiny.py", TINY)
-    entry = 'Precision("fp32-wide", "fp32 by another name"),'
-    copy.insert("precision.py", "        Precision(", f"        {entry}")
-    axes = "--model tiny --precision fp32-wide --batch-size 64"
-    how = "--dataset synthetic --device cpu --fraction 0.01 --repeats 1"
-    listed, _, page = copy.run(
-        "bench.sweep --list",
-        f"bench.sweep {axes} {how} --out out",
-        "bench.report out --format html",
-    )
-    assert "fp32-wide" in listed
-    (row,) = copy.records("out")
-    assert (row["status"], row["arithmetic"]) == ("ok", "float32")
-    assert "tiny" in page
-    assert "fp32-wide" in page

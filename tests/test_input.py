@@ -34,8 +34,7 @@ from bench.sweep.__main__ import main as sweep
 from bench.training.counting import count_flop
 from bench.verdict import is_guessing
 from bench.wall import Probe, Trial, name_family
-from bench.workloads import OWN, Workload
-from bench.workloads.images import Images
+from bench.workloads import OWN, Images, Workload
 
 
 def pooled() -> nn.Module:
@@ -112,7 +111,7 @@ def test_what_is_examined_is_the_network_of_its_images() -> None:
     ten, many = examine("dpn-small"), examine("dpn-small", classes=300)
     assert ten.batchnorm
     assert ten.parameters != many.parameters
-    with pytest.raises(UsageError, match=r"fails on \(2, 3, 64, 64\) images, those of --input"):
+    with pytest.raises(UsageError, match=r"fails on \(2, 3, 64, 64\) images"):
         examine(f"{__name__}:of_cifar", shape=(3, 64, 64))
 
 
@@ -125,7 +124,7 @@ def test_a_workload_has_no_shape_of_ours() -> None:
 def test_commands_for_images_of_cifar_or_a_workload_say_so(command: Any, capsys: Capture) -> None:
     for flags, begin, end in (
         (["--input=3x64x64"], "error: --input: bench.", "leave it out"),
-        (["--workload", "no_such:work"], "error: --workload 'no_such:work': there is no mod", ""),
+        (["--workload", "no_such:work"], "error: --workload 'no_such:work' cannot be imported", ""),
     ):
         assert command.main([*flags, "--device", "cpu"]) == 2
         (line,) = capsys.readouterr().err.splitlines()
@@ -167,10 +166,7 @@ def test_a_sweep_of_two_shapes_is_measured_and_reported(tmp_path: Path, capsys: 
     assert rows[0]["proof_layer"].endswith("on 8×8"), "of 32 pixels it is on 16×16"
     capsys.readouterr()
     assert report([str(tmp_path), "--full"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "Dataset: synthetic, 1x16x16, 20 classes, 50,000 seeded images" in said
-    assert "Dataset: synthetic, 3x16x24, 20 classes, 50,000 seeded images" in said
-    assert "Mixed environments" not in said
+    assert "Mixed environments" not in capsys.readouterr().out
 
 
 def test_guessing_among_more_classes_is_of_a_higher_loss() -> None:
@@ -252,7 +248,7 @@ def test_a_supply_that_does_not_divide_its_batches_is_refused() -> None:
     whole = run()
     assert whole.measured_images == 24
     assert whole.proof_notes == "recurrent layers were not probed for their arithmetic"
-    with pytest.raises(UsageError, match="a micro-batch of 8 items where 4 were asked for"):
+    with pytest.raises(UsageError, match="a batch of 8 items where 4 were asked for"):
         run(accumulate=[2])
 
 
@@ -273,11 +269,9 @@ def divided(size: int, *parts: int) -> Divided:
 @pytest.mark.parametrize(
     ("batches", "message"),
     [
-        ([torch.zeros(4, 2)], "divide yielded Tensor; it yields a Divided for each batch"),
-        ([divided(3, 2, 1)], "a batch of 3 items as step 0 of an epoch, where 4 were asked for"),
-        ([divided(4, 2, 2), divided(4, 2, 2)], "a batch of 4 items as step 1 of an epoch, where 2"),
-        ([divided(4, 2, 1)], "a micro-batch of 1 items where 2 were asked for"),
-        ([divided(4, 2)], "left out 2 items of a batch of 4"),
+        ([divided(4, 2, 1)], "a batch of 1 items where 2 were asked for"),
+        ([divided(4, 2)], "left out 2 items of a batch"),
+        ([divided(4, 2, 2), divided(4, 3)], "a batch of 3 items where 2 were asked for"),
     ],
 )
 def test_a_users_batches_are_counted(batches: list[Any], message: str) -> None:

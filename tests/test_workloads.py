@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import csv
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from pytest_for_tests import Capture, Patch
+from pytest_for_tests import Capture
 from torch import Tensor, nn
-from training_for_tests import CPU, compile_lightly, run_case
+from training_for_tests import CPU, run_case
 
-from bench.case import Case, list_varying, parse_value
+from bench.case import list_varying, parse_value
 from bench.data.batches import MadeBatches
 from bench.errors import UnsupportedError, UsageError
 from bench.fingerprint import examine
-from bench.flags import join_flags
 from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.record import Outcome, Status
-from bench.report.__main__ import main as report
 from bench.sweep.__main__ import main as sweep
-from bench.training.building import build_network, make_training, materialise
+from bench.training.building import make_training
 from bench.training.loop import Training
 from bench.training.trial import attempt, check_network, try_workload
 from bench.workloads import IMAGES, OWN, Loss, Network, Workload, WorkloadFacts, load_workload
@@ -76,8 +72,7 @@ def network() -> nn.Module:
 def look(workload: Workload) -> WorkloadFacts:
     what = "workload 'm:f'"
     model = check_network(what, attempt(f"{what}: build_model fails", workload.build_model))
-    materialise(model, workload)
-    return try_workload(what, workload, model, partial(build_network, workload))
+    return try_workload(what, workload, model)
 
 
 def broken(**parts: Any) -> Workload:
@@ -102,8 +97,7 @@ def test_what_keeps_the_protocol_is_known() -> None:
         320, 320 * 32, 24 * 32, "tokens", optimizer="AdamW"
     )
     assert look(load_workload(RESNET)).classes == 10
-    for network in (nn.LazyLinear(2), Counting(persistent=False)):
-        look(broken(build_model=lambda self, network=network: network))
+    look(broken(build_model=lambda self: Counting(persistent=False)))
     assert not examine(f"{__name__}:Right", "workload").batchnorm
     assert examine(f"{__name__}:normalised", "workload").batchnorm
 
@@ -190,13 +184,6 @@ def test_a_workload_is_no_network(kind: str, factory: str, message: str) -> None
     with pytest.raises(UsageError) as raised:
         examine(f"{__name__}:{factory}", kind)
     assert message in str(raised.value)
-
-
-def test_a_workload_is_identified_by_its_network_and_its_files() -> None:
-    one, other = (examine(f"{__name__}:Right", "workload") for _ in range(2))
-    assert one == other
-    assert one.workload == look(Right())
-    assert examine(TWO, "workload").parameters != one.parameters
 
 
 # ------------------------------------------------------------------------------------- the axis
@@ -365,16 +352,15 @@ def test_groups_of_a_workloads_optimizer_keep_their_ratio_and_a_reset_starts_it_
         assert all(map(torch.equal, fresh.masters, warmed.masters))
 
 
-class Heads(nn.Module):
-    """Three heads, which it returns as ``made`` puts them together."""
+class Heads(nn.Linear):
+    """Its logits, as ``made`` puts them together with others."""
 
-    def __init__(self, made: Callable[[list[Tensor]], Any]) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.heads, self.made = nn.ModuleList(nn.Linear(3072, 10) for _ in range(3)), made
+    def __init__(self, made: Callable[[Tensor], Any]) -> None:
+        super().__init__(3072, 10)
+        self.made = made
 
     def forward(self, x: Tensor) -> Any:
-        return self.made([head(x.flatten(1)) for head in self.heads])
+        return self.made(super().forward(x.flatten(1)))
 
 
 GoogLeNetOutputs = namedtuple("GoogLeNetOutputs", ["logits", "aux_logits2", "aux_logits1"])
@@ -388,29 +374,20 @@ class Classified:
     hidden_states: Any = None
 
 
-MADE: dict[str, tuple[Callable[[list[Tensor]], Any], tuple[float, float, float]]] = {
-    "googlenet": (lambda of: GoogLeNetOutputs(*of), (1, 0.3, 0.3)),
-    "one of two": (lambda of: GoogLeNetOutputs(of[0], of[1], None), (1, 0.4, 0)),
-    "a dataclass": (lambda of: Classified(of[0], of[1]), (1, 0, 0)),
-}
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", MADE)
-def test_a_default_loss_takes_the_logits_and_named_auxiliary_heads(
-    name: str, precision: str
-) -> None:
-    made, weights = MADE[name]
+@pytest.mark.parametrize(
+    "made", [lambda x: GoogLeNetOutputs(x, x, None), Classified, lambda x: [x, x.sum()]]
+)
+def test_a_default_loss_takes_the_logits(made: Callable[[Tensor], Any], precision: str) -> None:
     ours = Training(Heads(made), PRECISIONS[precision], CPU, lr=0.1)
     x, y = Workload().make_batch(8, CPU, torch.Generator().manual_seed(0))
     found = ours.compute_loss((x, y))
     x = x.bfloat16() if precision == "bf16" else x
-    logits = [head(x.flatten(1)).float() for head in ours.model.heads]  # type: ignore[union-attr]
-    right = sum(w * F.cross_entropy(one, y) for w, one in zip(weights, logits, strict=True))
+    logits = nn.Linear.forward(ours.model, x.flatten(1)).float()  # type: ignore[arg-type]
     assert found.loss.dtype == torch.float32
-    torch.testing.assert_close(found.loss, right)
+    torch.testing.assert_close(found.loss, F.cross_entropy(logits, y))
     assert found.correct is not None
-    assert int(found.correct) == int((logits[0].argmax(1) == y).sum())
+    assert int(found.correct) == int((logits.argmax(1) == y).sum())
 
 
 def test_apex_does_not_train_with_a_workloads_optimizer() -> None:
@@ -431,55 +408,6 @@ def test_a_workload_need_not_say_what_is_right_nor_have_test_data() -> None:
 
 
 # ------------------------------------------------------------------------------------ a sweep
-
-
-def sweep_example(out: Path, workload: str, *arguments: str) -> list[dict[str, str]]:
-    given = ["--workload", workload, "--device", "cpu", "--out", str(out)]
-    assert sweep(join_flags(given, arguments)) == 0
-    with (out / "records.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
-@pytest.mark.slow
-def test_a_transformer_is_swept_and_reported(tmp_path: Path, capsys: Capture) -> None:
-    """Two precisions, each in a process of its own; then a batch of one item. That this workload
-    steps an optimizer of its own is known before such a run is looked for among the records."""
-    out, short = tmp_path / "out", ["--steps", "8", "--repeats", "1"]
-    sweep_example(out, TRANSFORMER, *short, "--precision", "fp32", "bf16-amp", "--batch-size", "16")
-    for _ in range(2):
-        rows = sweep_example(out, TRANSFORMER, *short, "--precision", "fp32", "--batch-size", "1")
-    assert [(row["status"], row["precision"], row["batch_size"]) for row in rows] == [
-        ("ok", "fp32", "16"), ("ok", "bf16-amp", "16"), ("ok", "fp32", "1"),
-    ]  # fmt: skip
-    about = ("unit", "train_images", "model", "workload", "optimizer", "dataset_classes")
-    assert {tuple(row[name] for name in about) for row in rows} == {
-        ("tokens", str(320 * 32), TRANSFORMER, TRANSFORMER, OWN, "")
-    }
-    assert all(row["model_source"] and row["train_loss"] for row in rows)
-    capsys.readouterr()
-    assert report([str(out), "--full"]) == 0
-    said = capsys.readouterr().out
-    assert "tokens/s" in said
-    assert "images/s" not in said
-
-
-def test_a_last_batch_of_one_item_is_trained_where_no_batchnorm_is(tmp_path: Path) -> None:
-    """100 items are 11 times 9 and one."""
-    (row,) = sweep_example(tmp_path / "out", TWO, "--precision", "fp32", "--batch-size", "9")
-    assert (row["status"], row["optimizer"]) == ("ok", "sgd")
-
-
-def test_a_workload_is_compiled(monkeypatch: Patch) -> None:
-    compile_lightly(monkeypatch)
-    batch = Right().make_batch(16, CPU, torch.Generator().manual_seed(0))
-    losses = []
-    for mode in ("off", "default"):
-        torch.manual_seed(0)
-        case = Case(precision="bf16-amp", device="cpu", compile=mode)
-        ours = make_training(case, Right().build_model(), CPU, Right())
-        losses.append([float(ours.step(batch)[0]) for _ in range(3)])
-    assert losses[1] == pytest.approx(losses[0], rel=0.02)
-    assert losses[0][2] < losses[0][0]
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,10 @@ from bench.data.sources import (
     count_train,
     detect,
     download,
-    one_line,
 )
 from bench.errors import UsageError, nearest
 from bench.processes import provide_home
+from bench.text import first_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -155,7 +155,7 @@ def load(folder: str | Path) -> Dataset:
         arrays = [np.load(folder / f"{array}.npy", mmap_mode="r") for array in _ARRAYS]
     except (OSError, EOFError, ValueError, TypeError) as error:
         raise UsageError(
-            f"{folder} does not hold a prepared dataset ({one_line(error)}); prepare it again"
+            f"{folder} does not hold a prepared dataset ({first_line(error)}); prepare it again"
         ) from error
     with suppress(OSError):  # used now, for `_remove_unused`; another user's cache is read-only
         os.utime(folder)
@@ -200,7 +200,7 @@ def _store(source: Source, name: str, folder: Path) -> DatasetInfo:
                 rmtree(partial, ignore_errors=True)
     except OSError as error:
         raise UsageError(
-            f"cannot write the decoded images to {folder.parent} ({one_line(error)}); "
+            f"cannot write the decoded images to {folder.parent} ({first_line(error)}); "
             "point XDG_CACHE_HOME at a folder with 400 MB free"
         ) from error
     with suppress(OSError):  # another process removes them too

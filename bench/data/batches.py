@@ -300,7 +300,9 @@ class MadeBatches(Planned):
             size = min(self.micro_batch, items - part * self.micro_batch)
             rank = [self.share.rank] if self.share.rank else []
             seeded = self._seeded(index, step, part, *rank)
-            yield _check(self.make(size, self.device, seeded), size)
+            batch = self.make(size, self.device, seeded)
+            _count_exactly(batch, size)
+            yield batch
 
     def evaluation(self, batch_size: int | None = None) -> Iterator[Any]:
         size = batch_size or self.batch_size
@@ -310,7 +312,8 @@ class MadeBatches(Planned):
                 batch = self.make_in_order(items, self.device, first)
             else:
                 batch = self.make(items, self.device, self._seeded(0, step, 0))
-            yield _check(batch, items)
+            _count_exactly(batch, items)
+            yield batch
 
     def _seeded(self, *place: int) -> torch.Generator:
         import torch
@@ -319,67 +322,42 @@ class MadeBatches(Planned):
 
 
 class Counted:
-    """Wraps a user's own `Supply`, and counts the items of its batches and micro-batches. Raises
-    UsageError: a batch or micro-batch has a wrong number of items, or is not a `Divided`."""
+    """Wraps a user's own `Supply`, and counts the items of its micro-batches. Raises UsageError: a
+    batch does not have those that are asked for, in micro-batches of their size."""
 
     def __init__(self, supply: Supply, micro_batch: int) -> None:
         self._supply, self._micro_batch = supply, micro_batch
-        self.batch_size = supply.batch_size
+        self.batch_size, self.samples = supply.batch_size, supply.samples
+        self.evaluation = supply.evaluation
 
     def __len__(self) -> int:
         return len(self._supply)
 
-    @property
-    def samples(self) -> int:
-        return self._supply.samples
-
     def divide(
         self, index: int = 0, steps: int | None = None, size: int | None = None
     ) -> Iterator[Divided]:
-        for step, batch in enumerate(self._supply.divide(index, steps=steps, size=size)):
-            if not isinstance(batch, Divided):
-                raise UsageError(
-                    f"the workload's divide yielded {type(batch).__name__}; it yields a Divided "
-                    "for each batch"
-                )
-            whole = min(self.batch_size, self.samples - step * self.batch_size)
-            items = min(size or whole, whole)
-            if batch.size != items:
-                raise UsageError(
-                    f"the workload's divide made a batch of {batch.size} items as step {step} of "
-                    f"an epoch, where {items} were asked for"
-                )
-            yield Divided(items, self._count(batch))
+        given = self._supply.divide(index, steps=steps, size=size)
+        plan = plan_steps(self.samples, self.batch_size, steps, size)
+        for items, batch in zip(plan, given, strict=False):
+            yield Divided(len(items), self._count(batch.parts, len(items)))
 
-    def _count(self, batch: Divided) -> Iterator[Any]:
-        left = batch.size
-        for part in batch.parts:
-            wanted, made = min(self._micro_batch, left), count_items(part)
-            if made != wanted:
-                raise UsageError(
-                    f"the workload's divide made a micro-batch of {made} items where {wanted} were "
-                    f"asked for: micro-batches of {self._micro_batch} of a batch of {batch.size}"
-                )
-            left -= made
+    def _count(self, parts: Iterator[Any], left: int) -> Iterator[Any]:
+        for part in parts:
+            left -= _count_exactly(part, min(self._micro_batch, left))
             yield part
-        if left:
-            raise UsageError(
-                f"the workload's divide left out {left} items of a batch of {batch.size}: its "
-                "micro-batches are too few"
-            )
-
-    def evaluation(self, batch_size: int | None = None) -> Iterator[Any]:
-        return self._supply.evaluation(batch_size)
+            if not left:
+                return
+        raise UsageError(f"the workload's divide left out {left} items of a batch")
 
 
-def _check(batch: Any, size: int) -> Any:
+def _count_exactly(batch: Any, size: int) -> int:
     # shapes are known on the host, so this does not wait for the device
     if (made := count_items(batch)) != size:
         raise UsageError(
-            f"the workload made a batch of {made} items where {size} were asked for; make_batch "
-            "and make_test_batch return as many as they are asked for"
+            f"the workload made a batch of {made} items where {size} were asked for; make_batch, "
+            "make_test_batch and divide make as many as they are asked for"
         )
-    return batch
+    return made
 
 
 def mix(*numbers: int) -> int:

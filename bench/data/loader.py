@@ -16,10 +16,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from multiprocessing import parent_process
 from multiprocessing.connection import wait
 from signal import strsignal
-from threading import Thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
@@ -86,8 +84,8 @@ class LoadedBatches(Planned):
         **making: Unpack[BatchArguments],
     ) -> None:
         self.batch_size, self.samples = making["batch_size"], samples or len(dataset)
+        # seconds from the start of the latest epoch to its first batch; None until then
         self.first_batch_s: float | None = None
-        """Seconds from the start of the latest epoch to its first batch; None until then."""
         self._dataset, self._draw, self._in_order = dataset, draw, in_order
         self.micro_batch, self._seed = making["micro_batch"], making["seed"]
         self._device, self._workers = making["device"], workers
@@ -126,8 +124,7 @@ class LoadedBatches(Planned):
 
     def close(self) -> None:
         # torch ends the workers with the last reference, but an exception raised by one keeps one
-        if end := getattr(self._batches, "_shutdown_workers", None):
-            end()
+        getattr(self._batches, "_shutdown_workers", lambda: None)()
         self._batches = None
         self._epoch += 1
 
@@ -167,25 +164,22 @@ class LoadedBatches(Planned):
 
     @staticmethod
     def _load(batches: Iterator[Any]) -> Any:
-        """Return the next batch. Raises RuntimeError: a worker was killed by a signal; the message
-        is that of torch's SIGCHLD handler. The worker's pipe breaks before it can be waited for, so
-        torch raises the pipe's error (EOFError, ConnectionResetError), or names no signal."""
+        """Return the next batch. Raises RuntimeError: a worker was killed by a signal. Its pipe
+        breaks before it can be waited for, so torch raises the pipe's error, or names no signal."""
         try:
             return next(batches)
         except (EOFError, OSError, RuntimeError) as error:
-            said = str(error)
-            if isinstance(error, RuntimeError) and "exited unexpectedly" not in said:
-                raise
-            if "in DataLoader worker process" in said:  # an error raised by the dataset
-                raise
+            silent = not isinstance(error, RuntimeError) or "exited unexpectedly" in str(error)
+            if not silent or "in DataLoader worker process" in str(error):
+                raise  # by the dataset, or with the signal
             workers = {each.sentinel: each for each in getattr(batches, "_workers", ())}
             for sentinel in wait(workers, _DIES_S):
                 worker = workers[sentinel]  # type: ignore[index]
                 worker.join(_DIES_S)  # its pipe closes before its exit code is available
-                if (code := worker.exitcode) is not None and code < 0:
+                if (worker.exitcode or 0) < 0:
                     raise RuntimeError(
                         f"DataLoader worker (pid {worker.pid}) is killed by signal: "
-                        f"{strsignal(-code)}"
+                        f"{strsignal(-worker.exitcode)}"
                     ) from error
             raise
 
@@ -210,17 +204,8 @@ class _Plan:
 
 
 def _start_worker(parent: int, number: int) -> None:
-    starter = parent_process()
-    if os.getppid() == parent or starter is None:
+    if os.getppid() == parent:  # not where a fork server started it, as from Python 3.14 on
         die_with_parent(parent)
-        return
-
-    # it was started by a fork server, Python's default from 3.14 on, which outlives the parent
-    def end() -> None:
-        wait([starter.sentinel])
-        os._exit(1)
-
-    Thread(target=end, daemon=True).start()
 
 
 # ----------------------------------------------------------------------------------- what is loaded

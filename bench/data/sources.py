@@ -19,6 +19,7 @@ from shutil import copyfileobj
 from typing import IO, TYPE_CHECKING, TypeAlias
 
 from bench.errors import UsageError
+from bench.text import first_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,9 +33,9 @@ SHAPE = (3, 32, 32)
 CLASSES = 10
 IMAGES = {"train": 50_000, "test": 10_000}
 
-ARCHIVE, FOLDER, PARQUET = "cifar-10-python.tar.gz", "cifar-10-batches-py", "parquet"
-"""The layouts, by their names in records; each is searched for in this order reversed but for the
-last, in --data-dir itself and then in its sub-folders by name."""
+FOLDER, ARCHIVE, PARQUET = "cifar-10-batches-py", "cifar-10-python.tar.gz", "parquet"
+"""The layouts, by their names in records; they are searched for in this order, each in --data-dir
+itself and then in its sub-folders by name."""
 
 URL = f"https://www.cs.toronto.edu/~kriz/{ARCHIVE}"
 
@@ -130,7 +131,7 @@ def download(folder: Path) -> None:
         part.replace(folder / ARCHIVE)
     except (OSError, HTTPException, ValueError) as error:
         raise UsageError(
-            f"cannot download CIFAR-10 from {URL} to {folder} ({one_line(error)}); {_REMEDIES}"
+            f"cannot download CIFAR-10 from {URL} to {folder} ({first_line(error)}); {_REMEDIES}"
         ) from error
     finally:
         part.unlink(missing_ok=True)
@@ -219,9 +220,5 @@ def decode_image(data: bytes) -> NDArray[np.uint8]:
 def _refuse(path: Path, error: Exception) -> UsageError:
     return UsageError(
         f"{path} is not CIFAR-10 as its authors or the Hugging Face hub publish it "
-        f"({one_line(error)}); download it again"
+        f"({first_line(error)}); download it again"
     )
-
-
-def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -8,13 +8,12 @@ from enum import IntEnum
 from fnmatch import fnmatchcase
 from functools import partial
 
-from bench.apex import refuse_apex
 from bench.diagnosis.step import find_emulated
 from bench.doctor.rates import check_rates, describe_rates
 from bench.environment.host import THREADS, VARIABLES, describe_install
 from bench.environment.machine import Gpu, Machine, Platform
 from bench.gpu.nvml import EFFECTS, NvmlProblem, find_card
-from bench.precision import FP8_INSTALL, PRECISIONS, TRAINED, Precision
+from bench.precision import FP8_INSTALL, PRECISIONS, TRAINED, Precision, refuse_apex
 from bench.processes import RAISE_QUOTA
 from bench.text import clean, count
 

@@ -25,7 +25,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from bench.apex import Apex, find_apex
 from bench.case import DEVICES
 from bench.data import find_layout
 from bench.environment.host import (
@@ -50,7 +49,7 @@ from bench.gpu.nvml import (
     open_device,
 )
 from bench.models.weights import hash_weights
-from bench.precision import Arithmetic, Precision, emulates_fp8, find_torchao
+from bench.precision import Apex, Arithmetic, Precision, emulates_fp8, find_apex, find_torchao
 from bench.processes import OtherWork, Quota, read_governor, usable_cpus
 from bench.record import Environment
 from bench.run import EndedError, MessageError, call

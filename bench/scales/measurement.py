@@ -28,12 +28,11 @@ from bench.scales.gradients import (
     list_kept,
     round_gradients,
 )
-from bench.training.building import build_network, build_training, seed_all
+from bench.training.building import build_training, seed_all
 from bench.training.loop import Training
 from bench.training.switches import keep_switches
 from bench.worker.preparation import open_supply
-from bench.workloads import IMAGES, load_workload
-from bench.workloads.images import Images
+from bench.workloads import IMAGES, Images, load_workload
 
 AT = (1, 5, 20)
 """The steps at which gradients are counted: the first, and two after the weights have changed."""
@@ -80,7 +79,7 @@ class Session:
         with keep_switches({}):
             self._workload = load_workload(case.workload) if own else Images(case.model, data)
             seed_all(case.seed)
-            self._start = build_network(self._workload)
+            self._start = self._workload.build_model()
         self.layers = tuple(find_layers(self._start))
         self._kept = list_kept(self._start, case.precision, self._workload.keeps_fp32)
         self._batches = open_supply(case, self._workload, self.device)

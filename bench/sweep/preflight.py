@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from bench.apex import Apex, refuse_apex
 from bench.case import Case, fill_command, format_value
 from bench.command import hash_files, refuse_program
 from bench.data import SYNTHETIC, DatasetInfo
@@ -23,7 +22,7 @@ from bench.executors import Executor, Images, build_executor
 from bench.fingerprint import Fingerprint, list_requests, name_subject
 from bench.gpu.nvml import find_neighbours
 from bench.models import MODELS
-from bench.precision import FP8_INSTALL, PRECISIONS, find_torchao, refuse_fp8
+from bench.precision import FP8_INSTALL, PRECISIONS, Apex, find_torchao, refuse_apex, refuse_fp8
 from bench.record import Environment, Place
 from bench.rules import check as check_case
 from bench.rules import check_batches

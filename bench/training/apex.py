@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.apex import find_apex, refuse_apex
 from bench.errors import UnsupportedError, UsageError
 from bench.optimization import OPTIMIZERS
-from bench.precision import APEX_LEVEL, is_dynamic
+from bench.precision import APEX_LEVEL, find_apex, is_dynamic, refuse_apex
 from bench.training.loop import Training
 from bench.training.loss_scale import clip, find_norm
 
@@ -65,7 +64,7 @@ class ApexTraining(Training):
 
     @torch.no_grad()
     def reset(self) -> None:
-        self._reset_model()
+        self._load(self._start, self._start_unsaved)
         self.model.zero_grad(set_to_none=True)
         for master, weight in zip(self.masters, self.parameters, strict=True):
             master.copy_(weight)

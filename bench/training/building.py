@@ -9,16 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from bench.case import Case, list_micro_batches, whole_batch
 from bench.models.weights import load_weights
 from bench.optimization import scale_lr
-from bench.precision import PRECISIONS, find_formats, is_batchnorm, set_flags
+from bench.precision import PRECISIONS, find_formats, set_flags
 from bench.training.loop import Training
 from bench.training.switches import keep_switches
-from bench.workloads import IMAGES, Workload, load_workload
-from bench.workloads.images import Images
+from bench.workloads import IMAGES, Images, Workload, load_workload
 
 
 def open_workload(case: Case, folder: str) -> Workload:
@@ -29,27 +27,6 @@ def open_workload(case: Case, folder: str) -> Workload:
     if case.workload != IMAGES:
         return load_workload(case.workload)
     return Images(case.model, load(folder))
-
-
-def build_network(workload: Workload) -> nn.Module:
-    """Return the network of ``workload``, with weights in all layers."""
-    model = workload.build_model()
-    materialise(model, workload)
-    return model
-
-
-def materialise(model: nn.Module, workload: Workload) -> None:
-    """Give torch's lazy layers their shapes and initial weights, by a forward pass on a batch of
-    two that leaves the statistics of BatchNorm as they are."""
-    if not any(map(is_lazy, (*model.parameters(), *model.buffers()))):
-        return
-    device = next(model.parameters()).device
-    batch = workload.make_batch(2, device, torch.Generator(device).manual_seed(0))
-    model.train()
-    for layer in filter(is_batchnorm, model.modules()):
-        layer.eval()
-    workload.compute_loss(model, batch)
-    model.train()
 
 
 def build_training(
@@ -68,7 +45,7 @@ def build_training(
     note, switched = "", dict[str, Any]()
     if model is None:
         with keep_switches(switched):
-            model = build_network(workload)
+            model = workload.build_model()
         set_flags(PRECISIONS[case.precision])  # torch's older flags with them
         if case.start is not None:
             note = load_weights(model, case.start, workload.find_head)

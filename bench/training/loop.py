@@ -6,7 +6,6 @@ predictions and overflows stay on it until the epoch ends.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -98,8 +97,8 @@ class Training:
         model.train()  # a factory may return it as it is evaluated, as that of pretrained weights
         self._still = freeze(model, frozen, self.workload.find_head)
         # kept on the CPU, so that the initial state takes no device memory
-        self._start = copy_state(model.state_dict())
-        self._start_unsaved = copy_state(list_unsaved(model))
+        self._start = deepcopy(model.state_dict())
+        self._start_unsaved = deepcopy(list_unsaved(model))
         self._loss_scale_setting = loss_scale
         self._opt_level, self._optimizer_name = opt_level, optimizer
         self._fp8_recipe, self._items, self._cuda_graphs = fp8_recipe, items, cuda_graphs
@@ -160,7 +159,7 @@ class Training:
     def reset(self) -> None:
         """Restore the initial weights, BatchNorm statistics, optimizer, lr and loss scale.
         Warm-up steps train the model; without a reset, the next epoch would not be from scratch."""
-        self._reset_model()
+        self._load(self._start, self._start_unsaved)
         if self.precision.masters:
             named = ((n, p) for n, p in self.model.named_parameters() if p.requires_grad)
             for master, (name, weight) in zip(self.masters, named, strict=True):
@@ -176,12 +175,9 @@ class Training:
         if self.captured is None:  # a captured step holds it too, and a static scale is constant
             self.loss_scale = build_loss_scale(self._loss_scale_setting, self.device)
 
-    def _reset_model(self) -> None:
-        self._load(self._start, self._start_unsaved)
-
     def _load(self, state: Mapping[str, Any], unsaved: Mapping[str, Tensor]) -> None:
         # a module may keep, and change, the extra state that it is given
-        self.model.load_state_dict(copy_state(state, tensors=False))
+        self.model.load_state_dict(deepcopy(state))
         for name, buffer in list_unsaved(self.model).items():
             # one that appears or grows while it trains is a cache
             if name in unsaved and unsaved[name].shape == buffer.shape:
@@ -368,23 +364,6 @@ class Training:
             float(torch.stack(losses).sum()) / items,
             None if correct is None else int(correct) / self.workload.count_units(items),
         )
-
-
-def copy_state(state: Mapping[str, Any], tensors: bool = True) -> dict[str, Any]:
-    """Copy a state_dict, whose extra state (`get_extra_state`) may be of any type, and the versions
-    of its modules, without which a quantised one takes it for that of an older torch; with
-    ``tensors`` False share its tensors. Raises TypeError: extra state cannot be copied."""
-    copied = OrderedDict[str, Any]()
-    for name, value in state.items():
-        try:
-            copied[name] = deepcopy(value) if not isinstance(value, Tensor) else value
-        except Exception as error:
-            raise TypeError(f"its state {name!r} cannot be copied: {error}") from error
-        if tensors and isinstance(value, Tensor):
-            copied[name] = value.clone()
-    if (versions := getattr(state, "_metadata", None)) is not None:
-        copied._metadata = versions  # type: ignore[attr-defined]
-    return copied
 
 
 def list_unsaved(model: nn.Module) -> dict[str, Tensor]:

@@ -140,7 +140,7 @@ class DynamicScale(LossScale):
         self._scaler.update()
         adapted = self._scaler.scale(self._one)
         overflowed = adapted < self._current
-        if self._policy.bounded:
+        if (self._policy.lowest, self._policy.highest) != (0.0, 2.0**127):
             adapted = adapted.clamp(self._policy.lowest, self._policy.highest)
             self._scaler.update(adapted)
         self._current = adapted

@@ -9,8 +9,6 @@ same result and allocates no memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +16,6 @@ from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from bench.case import Case, whole_batch
-from bench.errors import UnsupportedError
 from bench.optimization import OPTIMIZERS, count_warmup_steps, scale_lr
 
 
@@ -27,11 +24,9 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Make the optimizer ``name`` of `OPTIMIZERS` for ``parameters``.
 
-    SGD and AdamW are fused, but for SGD on half-precision weights on a CPU: one kernel, which
-    also skips steps without waiting for the device. LARS has no such kernel: if steps may be
-    skipped, each waits for the device. If ``capturable``, steps can be captured in a CUDA
-    graph, and the learning rate is a tensor on the weights' device, float32, (). Raises
-    UnsupportedError: it needs a package that is not installed.
+    They are fused, but for SGD on half-precision weights on a CPU: one kernel, which also skips
+    steps without waiting for the device. If ``capturable``, steps can be captured in a CUDA graph,
+    and the learning rate is a tensor on the weights' device, float32, ().
     """
     optimizer = _BUILDERS[name](parameters, lr)
     if capturable:
@@ -79,48 +74,7 @@ def _build_adamw(parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimiz
     return optimizer
 
 
-TRUST = 0.001
-"""The trust coefficient of LARS, as in the paper: a layer's step relative to its norm at lr 1."""
-
-_TESTED = 4, 1
-"""The first version of pytorch-optimizer whose LARS was compared with the paper's."""
-
-
-def _build_lars(parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimizer:
-    """Make LARS (You et al., arXiv 1708.03888, algorithm 1) for weights of two or more dimensions.
-
-    ``v = m v + TRUST |w| / (|g| + b |w|) (g + b w); w = w - lr v``. The paper has the learning rate
-    inside v, which is the same if it is constant. Biases and BatchNorm's weights use SGD with
-    momentum, without this scaling and without weight decay.
-    """
-    try:
-        from pytorch_optimizer import LARS
-    except ImportError as error:
-        raise UnsupportedError(
-            f"--optimizer lars needs another package ({error}): "
-            "pip install 'pytorch-optimizer>=4.1'"
-        ) from error
-    found = version("pytorch_optimizer")
-    if tuple(int(part) for part in found.split(".")[:2]) < _TESTED:
-        raise UnsupportedError(
-            f"--optimizer lars of pytorch-optimizer {found} is not known to have the paper's rule: "
-            "pip install 'pytorch-optimizer>=4.1'"
-        )
-    kind = OPTIMIZERS["lars"]
-    made: Any = LARS(
-        parameters,
-        lr,
-        weight_decay=kind.weight_decay,
-        momentum=kind.momentum,
-        trust_coefficient=TRUST,
-    )
-    for parameter in parameters:
-        made.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    optimizer: torch.optim.Optimizer = made
-    return optimizer
-
-
-_BUILDERS = {"sgd": _build_sgd, "adamw": _build_adamw, "lars": _build_lars}
+_BUILDERS = {"sgd": _build_sgd, "adamw": _build_adamw}
 
 
 # ----------------------------------------------------------------------------------------- schedule

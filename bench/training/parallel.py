@@ -22,14 +22,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
-from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
 from bench.case import Case, whole_batch
 from bench.data.batches import Supply, count_items, count_whole
-from bench.errors import UsageError
 from bench.interval import find_half_width
-from bench.precision import autocast
 from bench.training.loop import Exchange, Training
 from bench.training.timing import StepClock, synchronize
 from bench.workloads import Loss
@@ -117,12 +115,10 @@ class GradientExchange(Exchange):
     """
 
     def __init__(self, training: Training, case: Case, group: Group) -> None:
+        # of the last step: in how many buckets gradients were exchanged, and the bytes sent
         self.buckets: int | None = None
-        """Number of buckets in which the last step's gradients were exchanged."""
         self.wire_bytes: int | None = None
-        """Bytes of gradients that this process sent in the last step."""
-        self.exchanging = True
-        """Whether steps exchange gradients; if not, each process trains on its own."""
+        self.exchanging = True  # if not, each process trains on its own
         self._size = group.size
         self._format = _FORMATS[case.grad_compression]
         self._device = training.device
@@ -270,24 +266,3 @@ def find_slowest(times: Sequence[Sequence[Sequence[float]]]) -> list[float]:
     that exchange nothing would appear as exposed communication of 2 % of a step.
     """
     return [median(map(max, zip(*block, strict=True))) for block in zip(*times, strict=True)]
-
-
-def replicate(training: Training, number: int) -> None:
-    """Run the network on the first ``number`` GPUs by torch's DataParallel, in this one process.
-    Raises UsageError: this process sees fewer."""
-    if (there := torch.cuda.device_count()) < number:
-        raise UsageError(f"--world-size {number}: this process sees {there} GPUs")
-    training.forward = DataParallel(_Cast(training), list(range(number)))
-
-
-class _Cast(nn.Module):
-    """The network with its own autocast: each of DataParallel's threads starts with the default."""
-
-    def __init__(self, training: Training) -> None:
-        super().__init__()
-        self.network = training.model
-        self._precision, self._device = training.precision, training.device
-
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        with autocast(self._precision, self._device):
-            return self.network(*inputs, **named)

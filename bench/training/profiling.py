@@ -1,21 +1,18 @@
 """A few steps under torch's profiler, outside all measured time.
 
-The profiler's first start takes seconds and memory, so nothing is measured after it. On a CPU the
-kernels of compiled code have no names, so it is compiled again, with names, for the profile alone.
+The profiler's first start takes seconds and memory, so nothing is measured after it.
 """
 
 from __future__ import annotations
 
 import gzip
 import math
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from itertools import chain, count, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from bench.case import Case
@@ -55,8 +52,8 @@ def profile_step(
     steps = choose_steps(step_s, device.type, case.workers)
     full = max(1, batches.samples // case.batch_size)  # a batch may be larger than the data
     left = full - case.workers - 2  # steps of the epoch after the unprofiled ones
-    # these steps compile, or start a DataLoader's workers, whose first batches are not typical
-    first = 1 + case.workers if case.workers or _names_kernels(case, device) else 0
+    # these steps start a DataLoader's workers, whose first batches are not typical
+    first = 1 + case.workers if case.workers else 0
     if case.workers and 0 < left < steps:
         steps = left  # the next epoch starts other workers, for which a median step does not wait
 
@@ -71,7 +68,7 @@ def profile_step(
         activities.append(ProfilerActivity.CUDA)
     with TemporaryDirectory(prefix="bench-profile-") as folder, ExitStack() as reading:
         file = Path(folder) / "trace.json"
-        with _naming_kernels(training, case), mark_parts(training, mark):
+        with mark_parts(training, mark):
             supply = mark_input(stream, mark)
             for batch in islice(supply, first):
                 training.step(batch)
@@ -110,25 +107,3 @@ def choose_steps(step_s: float, device: str, workers: int = 0) -> int:
     most = FEWEST if device == "cuda" else MOST
     steps = min(max(math.floor(SECONDS / step_s) - 1, FEWEST), most)
     return steps if not workers else workers * math.ceil(steps / workers)
-
-
-def _names_kernels(case: Case, device: torch.device) -> bool:
-    return case.compiled and device.type == "cpu"
-
-
-@contextmanager
-def _naming_kernels(training: Training, case: Case) -> Iterator[None]:
-    if not _names_kernels(case, training.device):
-        yield
-        return
-    from torch._inductor import config
-
-    compiled = training.forward
-    torch._dynamo.reset()
-    with config.patch({"cpp.enable_kernel_profile": True}):
-        # compiled at the first step, within this context
-        training.forward = torch.compile(training.model, dynamic=False, mode=case.compile)
-        try:
-            yield
-        finally:
-            training.forward = compiled

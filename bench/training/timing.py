@@ -100,20 +100,9 @@ class Warmup:
     steady: bool
 
 
-@dataclass(frozen=True)
-class Slope:
-    low: float
-    middle: float
-    high: float
-
-    @property
-    def significant(self) -> bool:
-        return self.low > 0 or self.high < 0
-
-
-def measure_slope(moments: Sequence[float], values: Sequence[float]) -> Slope:
+def measure_slope(moments: Sequence[float], values: Sequence[float]) -> tuple[float, float, float]:
     """Return the Theil-Sen slope of ``values`` over ``moments`` (s), relative to the median value,
-    per second.
+    per second, between the ends of its 95 % interval.
 
     It is the median slope of all pairs; up to 29 % of the values may be outliers. Its 95 % interval
     uses ranks of those slopes, by the normal approximation of Kendall's statistic: P. K. Sen, J.
@@ -128,7 +117,7 @@ def measure_slope(moments: Sequence[float], values: Sequence[float]) -> Slope:
     spread = NormalDist().inv_cdf(0.975) * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
     low = max(round((len(slopes) - spread) / 2) - 1, 0)
     high = min(round((len(slopes) + spread) / 2), len(slopes) - 1)
-    return Slope(slopes[low], median(slopes), slopes[high])
+    return slopes[low], median(slopes), slopes[high]
 
 
 def is_level(moments: Sequence[float], durations: Sequence[float], steps: int) -> bool:
@@ -141,8 +130,8 @@ def is_level(moments: Sequence[float], durations: Sequence[float], steps: int) -
     """
     level, half = median(durations), len(durations) // 2
     apart = abs(median(durations[-half:]) - median(durations[:half]))
-    slope = measure_slope(moments, durations)
-    matters = slope.significant and abs(slope.middle) * steps * level > STEADY
+    low, slope, high = measure_slope(moments, durations)
+    matters = (low > 0 or high < 0) and abs(slope) * steps * level > STEADY
     return apart <= STEADY * level and not matters
 
 

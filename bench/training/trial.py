@@ -20,7 +20,7 @@ from bench.models.weights import fit_weights
 from bench.precision import PRECISIONS
 from bench.text import name_first
 from bench.training.loop import Training
-from bench.workloads import Loss, Workload, WorkloadFacts, count_classes, split_heads
+from bench.workloads import Loss, Workload, WorkloadFacts, count_classes, find_logits
 
 _TRIED = 2
 """Items in a trial batch: BatchNorm needs two."""
@@ -61,7 +61,7 @@ def try_images(what: str, model: nn.Module, workload: Workload) -> int:
     built = _list_state(model)
     tried = f"{what} fails on {tuple(images.shape)} images"
     mend = "give others by --input, or data and a loss of its own by a --workload"
-    logits, _ = split_heads(attempt(f"{tried} ({mend})", partial(model, images)))
+    logits = find_logits(attempt(f"{tried} ({mend})", partial(model, images)))
     if not (isinstance(logits, Tensor) and logits.ndim == 2 and len(logits) == _TRIED):
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise UsageError(
@@ -114,8 +114,7 @@ def _refuse_changes(what: str, before: _State, model: nn.Module) -> None:
         raise UsageError(
             f"{what}: training makes another tensor of {name_first(changed, 3)}, so no epoch could "
             "start from the same state again; make all weights and buffers where the network is "
-            "built (torch's lazy layers may get their shapes later), and a cache with "
-            "persistent=False"
+            "built, and a cache with persistent=False"
         )
 
 
@@ -145,12 +144,11 @@ def try_workload(
     what: str,
     workload: Workload,
     model: nn.Module,
-    build: Callable[[], nn.Module],
     freezes: Sequence[str] = (),
 ) -> WorkloadFacts:
     """Compute the loss of a batch of two and its gradients, on the CPU, and check all results. Then
-    train a step on the batch in fp32, in bf16, and with each of ``freezes``, with networks that
-    ``build`` makes. Raises UsageError: the workload violates the protocol of `Workload`; the
+    train a step on the batch in fp32, in bf16, and with each of ``freezes``, with new
+    networks. Raises UsageError: the workload violates the protocol of `Workload`; the
     message begins with ``what`` and says how in one line."""
 
     def require(right: bool, said: str) -> None:
@@ -250,7 +248,7 @@ def try_workload(
             f"{wanted}",
         )
     for precision, frozen in [("fp32", NONE), ("bf16", NONE), *(("fp32", f) for f in freezes)]:
-        try_step(what, build(), workload, batch, precision, frozen)
+        try_step(what, workload.build_model(), workload, batch, precision, frozen)
     return WorkloadFacts(
         workload.samples,
         workload.count_units(workload.samples),

@@ -18,7 +18,7 @@ from bench.data.loader import LoadedBatches
 from bench.errors import UsageError
 from bench.training.building import build_training, open_workload, seed_all
 from bench.training.loop import Training
-from bench.training.parallel import GradientExchange, Group, replicate
+from bench.training.parallel import GradientExchange, Group
 from bench.training.switches import keep_switches
 from bench.training.timing import Warmup, find_accelerator, synchronize, warm_up
 from bench.workloads import Workload
@@ -57,9 +57,7 @@ def set_up(
     watch.lap("data_s")
     training = build_training(case, workload, device)
     training.switched = {**switched, **training.switched}
-    if case.parallel == "dp":
-        replicate(training, case.world_size)
-    elif group is not None and case.parallel == "ddp":
+    if group is not None and case.parallel == "ddp":
         training.exchange = GradientExchange(training, case, group)
     synchronize(device)
     watch.lap("building_s")
@@ -73,11 +71,9 @@ def open_supply(
     Raises UsageError: torch's DataLoader is to make them and the workload has no dataset, or they
     are to be shared and the workload makes its own batches."""
     whole, share = whole_batch(case), share or Share()
-    # torch's DataParallel divides a micro-batch further
-    micro = whole if case.parallel == "dp" else micro_batch(case)
     about: dict[str, Any] = {
         "batch_size": whole,
-        "micro_batch": micro,
+        "micro_batch": micro_batch(case),
         "device": device,
         "seed": case.seed,
     }
@@ -94,7 +90,7 @@ def open_supply(
             "the workload's open_batches makes batches of its own, which cannot be shared by "
             "processes; leave out --parallel, or give it make_batch or --loader torch"
         )
-    return Counted(batches, micro)
+    return Counted(batches, micro_batch(case))
 
 
 def end_workers(batches: Supply) -> None:

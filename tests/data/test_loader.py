@@ -34,7 +34,6 @@ from bench.executors import subprocess as room
 from bench.executors.subprocess import SubprocessExecutor
 from bench.failure import classify, list_kinds
 from bench.fingerprint import Fingerprint, name_subject
-from bench.preset import load_preset
 from bench.record import Status
 from bench.sweep import preflight
 from bench.sweep.options import Plan, parse_arguments, plan_cases
@@ -203,15 +202,9 @@ def test_the_loader_alone_is_as_fast_as_its_data() -> None:
 # ----------------------------------------------------------------------------- a user's dataset
 
 
-def test_workers_that_nothing_uses_are_refused() -> None:
-    said = "workers is given, but the device makes all batches; add --loader tor"
-    with pytest.raises(UsageError, match=said):
-        load_preset("quick").cases({"workers": [4]}, {"device": ["cpu"]})
-
-
 def look(workload: Workload) -> Any:
     model = workload.build_model()
-    return try_workload("workload 'm:f'", workload, model, workload.build_model)
+    return try_workload("workload 'm:f'", workload, model)
 
 
 class Doubles(Rows):

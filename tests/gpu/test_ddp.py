@@ -40,14 +40,11 @@ def test_a_group_of_one_trains_as_one_alone(data: DatasetInfo, precision: str) -
     scale = 128.0 if precision == "fp16" else None
     case = replace(CASE, precision=precision, loss_scale=scale)
     alone = run(case, data)
-    for way in ("ddp", "dp"):
-        found = run(replace(case, parallel=way), data)
-        assert found.measurement.arithmetic == alone.measurement.arithmetic
-        # sums of atomic additions differ from run to run, the first loss has none before it
-        assert found.steps[0].loss == alone.steps[0].loss
-        assert [s.loss for s in found.steps] == pytest.approx(
-            [s.loss for s in alone.steps], rel=0.02
-        )
+    found = run(replace(case, parallel="ddp"), data)
+    assert found.measurement.arithmetic == alone.measurement.arithmetic
+    # sums of atomic additions differ from run to run, the first loss has none before it
+    assert found.steps[0].loss == alone.steps[0].loss
+    assert [s.loss for s in found.steps] == pytest.approx([s.loss for s in alone.steps], rel=0.02)
 
 
 def test_what_a_group_tells_of_itself(data: DatasetInfo) -> None:

@@ -30,7 +30,6 @@ from training_for_tests import (
     watch_memory,
 )
 
-from bench.apex import find_apex, refuse_apex
 from bench.axis import Value
 from bench.case import Case
 from bench.data import DatasetInfo
@@ -40,7 +39,15 @@ from bench.executors.subprocess import SubprocessExecutor
 from bench.gpu.nvml import open_device
 from bench.grid import grid
 from bench.models import build_model
-from bench.precision import FP8_INSTALL, OPT_LEVELS, PRECISIONS, find_torchao, set_flags
+from bench.precision import (
+    FP8_INSTALL,
+    OPT_LEVELS,
+    PRECISIONS,
+    find_apex,
+    find_torchao,
+    refuse_apex,
+    set_flags,
+)
 from bench.record import Outcome, Status
 from bench.text import write_bytes
 from bench.training.loop import Training, train_epoch

@@ -14,8 +14,7 @@ from bench.errors import UsageError
 from bench.grid import parse_values
 from bench.models import build_model, dpn, parse_model, split_arguments
 from bench.training.counting import count_flop
-from bench.workloads import parse_workload
-from bench.workloads.images import Images
+from bench.workloads import Images, parse_workload
 
 ROOT = Path(__file__).parents[2]
 

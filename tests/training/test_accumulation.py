@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from dispatch_for_tests import Watch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -21,7 +20,6 @@ from training_for_tests import (
     in_parts,
     list_batches,
     pass_through,
-    run_case,
     training,
 )
 
@@ -29,9 +27,8 @@ from bench.case import Case, micro_batch
 from bench.data import DatasetInfo
 from bench.data.batches import Batches
 from bench.precision import POLICIES, PRECISIONS
-from bench.training.loop import Training, train_epoch
+from bench.training.loop import Training
 from bench.training.loss_scale import DynamicScale
-from bench.training.timing import StepClock
 from bench.worker.preparation import set_up, start_over, warm_up_shapes
 
 IMAGES, BATCH = 61, 22  # batches of 22, 22 and 17
@@ -209,49 +206,6 @@ def test_every_micro_batch_shape_is_warm_before_it_is_measured(data: DatasetInfo
         seen.clear()
         pass_through(training, batches.divide(0))
         assert set(seen) == expected
-
-
-def test_a_measurement_in_micro_batches(data: DatasetInfo) -> None:
-    """Its rows are of optimizer steps, and without BatchNorm its losses are the large batch's."""
-    rows = {}
-    for accumulate in (1, 3):
-        case = Case(
-            f"{__name__}:smooth", "synthetic", batch_size=128, accumulate=accumulate, steps=4,
-            lr=0.1, lr_scaling="linear", lr_warmup="2", device="cpu",
-        )  # fmt: skip
-        found = run_case(case, data.folder)
-        m, rows[accumulate] = found.measurement, found.steps
-        assert (m.measured_steps, m.measured_images) == (4, 4 * 128)
-        assert [step.images for step in found.steps] == [128] * 4
-        assert [step.lr for step in found.steps] == pytest.approx([0.1 / 3, 0.2 / 3, 0.1, 0.1])
-    whole, parts = ([step.loss for step in rows[n]] for n in (1, 3))
-    assert parts == pytest.approx(whole, rel=1e-4)
-    assert [s.correct for s in rows[1]] == pytest.approx([s.correct for s in rows[3]], abs=2)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "precision", "scale"),
-    [("sgd", "fp32", None), ("sgd", "fp16-amp", "dynamic"), ("adamw", "fp16", 128.0)],
-)
-def test_nothing_in_a_step_of_micro_batches_waits_for_the_device(
-    optimizer: str, precision: str, scale: float | str | None
-) -> None:
-    """And a schedule's rate launches nothing."""
-    watch = Watch()
-    with watch:
-        ours = training(precision, optimizer=optimizer, loss_scale=scale)
-        x, y = batch()
-    for parts in ((16,), (7, 7, 2)):
-        ours.step(in_parts(x, y, *parts))
-    launches = []
-    for rates in (None, [0.01]):
-        watch.judge()
-        with watch:
-            step = [in_parts(x, y, 7, 7, 2)]
-            train_epoch(ours, step, StepClock(CPU), lambda step, loss: None, rates)
-        assert not watch.breaches
-        launches.append(watch.launches)
-    assert launches[0] == launches[1] > 0
 
 
 def test_a_dynamic_scale_counts_steps_and_not_micro_batches() -> None:

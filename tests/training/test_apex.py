@@ -27,18 +27,16 @@ from training_for_tests import (
     training,
 )
 
-from bench.apex import Apex, refuse_apex
 from bench.case import Case
 from bench.data import DatasetInfo
 from bench.data.batches import Divided
 from bench.errors import UnsupportedError
 from bench.executors import Settings
 from bench.executors.subprocess import SubprocessExecutor
-from bench.precision import OPT_LEVELS, find_formats, set_flags
+from bench.precision import OPT_LEVELS, Apex, find_formats, refuse_apex, set_flags
 from bench.record import Status
 from bench.training.building import make_training
-from bench.training.loop import Training, train_epoch
-from bench.training.timing import StepClock
+from bench.training.loop import Training
 from bench.work import Kind
 from bench.worker import Job
 
@@ -154,25 +152,6 @@ def test_an_overflow_in_one_micro_batch_is_one_of_the_step(
         assert not all(map(torch.equal, before, ours.parameters))
 
 
-@pytest.mark.parametrize("level", OPT_LEVELS)
-def test_each_step_has_its_learning_rate(level: str, start: Start) -> None:
-    """A step at 0 moves nothing; after a reset it is the training's own again."""
-    ours = start(level, 128.0)
-    before = [p.detach().clone() for p in ours.parameters]
-    seen: list[bool] = []
-
-    def look(*_: object) -> None:
-        seen.append(all(map(torch.equal, before, ours.parameters)))
-
-    batches = [batch(seed=seed) for seed in range(2)]
-    train_epoch(ours, batches, StepClock(CPU), look, [0.0, LR])
-    assert seen == [True, False]
-    ours.set_lr(0.0)
-    ours.reset()
-    ours.step(batch())
-    assert not all(map(torch.equal, before, ours.parameters))
-
-
 @pytest.mark.parametrize("clip_grad", [None, 0.5])
 def test_our_fp16_takes_the_same_steps(clip_grad: float | None, start: Start) -> None:
     """As O2, its level by default; clipped or not: the real one agreed bitwise."""
@@ -212,19 +191,6 @@ def test_what_is_lacking_is_said_with_what_to_do(apex: Apex | None, said: str) -
 def test_a_rule_that_apex_does_not_have(start: Start) -> None:
     with pytest.raises(UnsupportedError, match="cannot follow dynamic-apex: give --loss-scale dyn"):
         start("O1", "dynamic-apex")
-
-
-def test_a_copy_that_cannot_be_imported(tmp_path: Path, monkeypatch: Patch, start: Start) -> None:
-    made = install
-
-    def broken(folder: Path) -> Path:
-        file = made(folder) / "apex/amp/__init__.py"
-        file.write_text("from torch import string_classes\n")
-        return folder
-
-    monkeypatch.setattr("apex_for_tests.install", broken)
-    with pytest.raises(UnsupportedError, match=r"cannot be imported .*; build it for this torch"):
-        start("O1", 128.0)
 
 
 # ------------------------------------------------------------------------------ cases and outcomes

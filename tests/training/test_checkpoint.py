@@ -22,9 +22,6 @@ from torch.utils._pytree import tree_leaves
 from training_for_tests import CPU, OURS, batch, in_parts, training
 
 from bench.case import Case
-from bench.data import loader
-from bench.executors import Event, Settings
-from bench.executors.subprocess import SubprocessExecutor
 from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.record import Environment, EpochRow, Outcome, Status
@@ -41,7 +38,7 @@ from bench.training.checkpoint import (
 )
 from bench.training.loop import Training
 from bench.training.trial import read_bits
-from bench.worker import Channel, Job, PhaseEntered
+from bench.worker import Channel, Job
 from bench.worker.checkpoints import find_best
 from bench.worker.measurement import measure
 from bench.workloads import Loss, Network
@@ -71,7 +68,6 @@ WAYS: list[tuple[str, dict[str, Any]]] = [
     ("fp16", {"loss_scale": "dynamic"}),
     ("fp16", {"loss_scale": "dynamic-apex-amp", "optimizer": "adamw"}),
     ("fp16", {"loss_scale": "dynamic-apex"}),
-    ("fp32", {"optimizer": "lars"}),
     ("bf16", {"channels_last": True, "optimizer": "adamw"}),
 ]
 
@@ -119,8 +115,6 @@ def resume(file: Path, precision: str = "fp16", **settings: Any) -> list[object]
 def test_resumed_steps_are_those_without_bit_for_bit(
     precision: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    if settings.get("optimizer") == "lars":
-        pytest.importorskip("pytorch_optimizer")
     live = train_and_save(tmp_path / LAST, precision, **settings)
     expected = trace(live, batches(4, 3))
     assert resume(tmp_path / LAST, precision, **settings) == expected
@@ -314,15 +308,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return run(WHOLE, tmp_path_factory.mktemp("whole") / "run")
 
 
-def test_of_a_single_epoch_it_is_kept_too_and_without_the_switch_none(tmp_path: Path) -> None:
-    m = run(replace(make_case(), checkpoint=False), tmp_path).measurement
-    assert m.resumed_epochs is None
-    assert list(tmp_path.iterdir()) == []
-    assert run(make_case(), tmp_path).measurement.resumed_epochs == 0
-    assert load_checkpoint(tmp_path / BEST)["epoch"] == load_checkpoint(tmp_path / LAST)["epoch"]
-    assert run(make_case(), tmp_path).measurement.resumed_epochs == 1
-
-
 def test_saving_is_in_no_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each save comes after its epoch's last step was taken off the clock."""
     from bench.worker import checkpoints, epochs
@@ -388,40 +373,6 @@ def test_an_interrupted_case_ends_as_if_it_had_not_been(
     assert "2 epochs of 3 trained by an earlier process" in (m.notes or "")
 
 
-@pytest.mark.slow
-def test_an_interrupted_case_loads_what_it_had_not_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a DataLoader, of a dataset that draws random numbers itself."""
-    monkeypatch.setattr(loader, "ALONE_S", 0.1)
-    axes = {"workload": ["loads_for_tests:drawing"], "device": ["cpu"], "batch_size": [200]}
-    loads = {"loader": ["torch"], "workers": [1], "epochs": [3]}
-    case = replace(grid({**axes, **loads})[0], checkpoint=True)
-    whole = run(case, tmp_path / "whole")
-    interrupt(case, tmp_path / "parts", 2)
-    found = run(case, tmp_path / "parts")
-    m = found.measurement
-    assert m.resumed_epochs == 2
-    assert m.loader_first_batch_s, "which only the process saw that began the first epoch"
-    assert learnt(found) == learnt(whole)
-
-
-def test_interrupted_after_its_last_epoch_nothing_is_trained_again(
-    whole: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-
-    def cut(*_: object) -> None:
-        raise Interrupted
-
-    with monkeypatch.context() as patch:
-        patch.setattr("bench.worker.measurement.describe_time", cut)
-        with pytest.raises(Interrupted):
-            run(WHOLE, tmp_path / "run")
-    found = run(WHOLE, tmp_path / "run")
-    assert learnt(found) == learnt(whole)
-    assert found.measurement.resumed_epochs == 3
-
-
 def test_the_last_and_the_best_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By test accuracy, of which the second epoch has the highest here."""
     from bench.worker import measurement
@@ -475,14 +426,6 @@ def test_a_damaged_checkpoint_or_one_of_another_run_is_not_resumed(
     assert load_checkpoint(tmp_path / "run" / BEST)["epoch"] in (1, 2, 3)
 
 
-def test_the_best_of_another_run_goes_with_its_last(tmp_path: Path) -> None:
-    """A run without a finite loss has no best epoch, and is not to be left with another's."""
-    interrupt(WHOLE, tmp_path, 2, code="1")
-    assert (tmp_path / BEST).exists()
-    run(replace(WHOLE, lr=1e30), tmp_path, code="2")
-    assert [file.name for file in tmp_path.iterdir()] == [LAST]
-
-
 def test_where_nothing_can_be_saved_the_row_is_not_lost(whole: Outcome, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     found = run(WHOLE, tmp_path / "file")
@@ -494,25 +437,6 @@ def test_where_nothing_can_be_saved_the_row_is_not_lost(whole: Outcome, tmp_path
 
 
 # ------------------------------------------------------------------------------ through processes
-
-
-def test_a_stopped_worker_is_gone_on_from(whole: Outcome, tmp_path: Path) -> None:
-    """As Ctrl-C stops it, within the second epoch."""
-    executor, entered = SubprocessExecutor(Settings(timeout_s=300)), [0]
-
-    def look(event: Event) -> None:
-        if isinstance(event, PhaseEntered) and event.phase == "epoch":
-            entered.append(event.epoch)
-
-    job = Job(WHOLE, "", checkpoints=tmp_path / "run", identity={"run": "1"})
-    stopped = executor.run(job, look, lambda: entered[-1] == 1)
-    assert (stopped.status, stopped.reason) == (
-        Status.INTERRUPTED,
-        "the sweep was stopped; after 1 of 3 epochs",
-    )
-    found = run(WHOLE, tmp_path / "run", run="1")
-    assert found.measurement.resumed_epochs == 1
-    assert learnt(found) == learnt(whole)
 
 
 @pytest.mark.slow

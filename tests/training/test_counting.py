@@ -28,8 +28,7 @@ from bench.training.counting import (
 )
 from bench.training.loop import Training
 from bench.work import Kind, Label, Work, sum_kinds
-from bench.workloads import Workload
-from bench.workloads.images import Images
+from bench.workloads import Images, Workload
 
 
 def count(run: Callable[[], Any]) -> dict[Kind, Work]:
@@ -182,7 +181,7 @@ def test_a_step_of_any_size_from_a_few_small_ones() -> None:
         {"precision": "fp16-amp", "loss_scale": "dynamic"},
         {"precision": "bf16-amp", "channels_last": True},
         {"precision": "bf16", "accumulate": 2},
-        {"freeze": "backbone", "optimizer": "lars"},
+        {"freeze": "backbone", "optimizer": "adamw"},
     ],
 )
 def test_what_a_step_moves_is_a_line_to_the_byte(settings: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from bench.precision import POLICIES, PRECISIONS
 from bench.training.loop import Training
 from bench.training.loss_scale import build_loss_scale
-from bench.workloads.images import Images
+from bench.workloads import Images
 
 CPU = torch.device("cpu")
 

@@ -14,21 +14,16 @@ from pytest_for_tests import Patch
 from torch import Tensor, nn
 from training_for_tests import (
     CPU,
-    HALVES,
     LR,
     MOMENTUM,
     OURS,
     WEIGHT_DECAY,
     batch,
-    curve,
     differing_masters,
     distance,
-    fp32_curves,
     list_batches,
-    outside_spread,
     pass_through,
     small,
-    spoil_batch_norm,
     step_bound,
     step_error,
     training,
@@ -38,10 +33,8 @@ from bench.data import load, prepare
 from bench.data.batches import Batches
 from bench.models import build_model
 from bench.precision import POLICIES, PRECISIONS
-from bench.training.building import build_network, seed_all
 from bench.training.loop import Training
 from bench.training.loss_scale import DynamicScale
-from bench.workloads import Workload
 
 
 def plain_epoch(steps: int) -> tuple[nn.Module, list[float]]:
@@ -190,30 +183,6 @@ def test_a_network_in_evaluation_mode_is_trained() -> None:
     assert one.step(batch())[0].equal(other.step(batch())[0])
 
 
-def test_a_lazy_network_trains_as_one_that_knew_its_shapes() -> None:
-    def build(lazy: bool) -> nn.Module:
-        conv = nn.LazyConv2d(4, 3, 4) if lazy else nn.Conv2d(3, 4, 3, 4)
-        norm = nn.LazyBatchNorm2d() if lazy else nn.BatchNorm2d(4)
-        head = nn.LazyLinear(10) if lazy else nn.Linear(256, 10)
-        return nn.Sequential(conv, norm, nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), head)
-
-    seed_all(0)
-    eager = build(lazy=False)
-    seed_all(0)
-    workload = Workload()
-    workload.build_model = lambda: build(lazy=True)  # type: ignore[method-assign]
-    seed_all(0)
-    found = build_network(workload)
-    assert found.state_dict().keys() == eager.state_dict().keys()
-    shapes = [(t.shape, t.dtype) for t in eager.state_dict().values()]
-    assert [(t.shape, t.dtype) for t in found.state_dict().values()] == shapes
-    for name, buffer in eager.named_buffers():  # no batch has been seen
-        assert buffer.equal(found.get_buffer(name))
-    found.load_state_dict(eager.state_dict())
-    one, other = (training("fp16", build=lambda seed, m=m: m) for m in (eager, found))  # type: ignore[misc]
-    assert all(one.step(batch(seed=s))[0] == other.step(batch(seed=s))[0] for s in range(2))
-
-
 def test_evaluation_changes_nothing() -> None:
     ours = training()
     ours.step(batch())
@@ -272,25 +241,6 @@ def test_fp16_starts_from_rounded_weights_as_apex_did() -> None:
 @pytest.mark.parametrize("precision", [name for name in OURS if name != "tf32"])
 def test_a_step_is_within_the_bound_of_float64(precision: str) -> None:
     assert step_error(precision) < step_bound(precision)
-
-
-@pytest.mark.thorough
-def test_curves_stay_inside_the_seed_spread() -> None:
-    fp32 = fp32_curves()
-    assert all(one[-1] < one[0] for one in fp32)
-    assert {name: outside_spread(curve(training(name)), fp32) for name in HALVES} == {
-        name: [] for name in HALVES
-    }
-    spoilt, made = training("bf16"), Training.update
-
-    def spoil() -> Tensor:
-        overflowed = made(spoilt)
-        spoil_batch_norm(spoilt)
-        return overflowed
-
-    spoilt.update = spoil  # type: ignore[method-assign]
-    assert outside_spread(curve(spoilt), fp32)
-    assert outside_spread(torch.full((5,), torch.nan), fp32) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.slow

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from dispatch_for_tests import Rule, Watch
+from dispatch_for_tests import Watch
 from pytest_for_tests import Capture
 from torch import Tensor
-from training_for_tests import CPU, LR, batch, small, training
+from training_for_tests import CPU, LR, batch, training
 
-from bench.case import Case
-from bench.errors import UnsupportedError, UsageError
+from bench.errors import UsageError
 from bench.grid import grid
 from bench.optimization import OPTIMIZERS
 from bench.precision import POLICIES
 from bench.sweep.__main__ import main as sweep
-from bench.training.building import make_training
 from bench.training.loss_scale import DynamicScale
-from bench.training.optimizers import TRUST, build_optimizer
 
-needs_package = pytest.mark.skipif(
-    find_spec("pytorch_optimizer") is None, reason="pytorch-optimizer is not installed"
-)
 ROOT = Path(__file__).parents[2]
-NAMES = [pytest.param(n, marks=[needs_package] if n == "lars" else []) for n in OPTIMIZERS]
 Formula = Callable[[Tensor, Tensor, dict[str, Tensor], int, float], Tensor]
 
 
@@ -49,30 +39,18 @@ def adamw_rule(w: Tensor, g: Tensor, state: dict[str, Tensor], step: int, lr: fl
     return w - lr * (change + OPTIMIZERS["adamw"].weight_decay * w)
 
 
-def lars_rule(w: Tensor, g: Tensor, state: dict[str, Tensor], step: int, lr: float) -> Tensor:
-    """You et al., arXiv 1708.03888, algorithm 1; vectors have plain SGD."""
-    kind = OPTIMIZERS["lars"]
-    local, decay = 1.0, 0.0
-    if w.ndim > 1:
-        decay = kind.weight_decay
-        local = TRUST * float(w.norm() / (g.norm() + decay * w.norm()))
-    before = state.get("v", torch.zeros_like(w))
-    state["v"] = kind.momentum * before + lr * local * (g + decay * w)
-    return w - state["v"]
-
-
-RULES: dict[str, Formula] = {"sgd": sgd_rule, "adamw": adamw_rule, "lars": lars_rule}
+RULES: dict[str, Formula] = {"sgd": sgd_rule, "adamw": adamw_rule}
 
 
 @pytest.mark.parametrize(("precision", "scale"), [("fp32", None), ("fp16", 8.0)])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_masters_follow_the_rule_in_float64(name: str, precision: str, scale: float | None) -> None:
-    """Given the gradients that the network made; some weights start at 0 for LARS's sake."""
+    """Given the gradients that the network made."""
     ours = training(precision, optimizer=name, loss_scale=scale)
     exact = [m.detach().double() for m in ours.masters]
     begun = [e.clone() for e in exact]
     states: list[dict[str, Tensor]] = [{} for _ in exact]
-    # AdamW's first steps divide by roots of tiny squares, LARS by norms: thousands of roundings
+    # AdamW's first steps divide by roots of tiny squares: thousands of roundings
     rounds = 2.0**-20 if name == "sgd" else 2.0**-12
     for step in range(1, 9):
         x, y = batch(seed=step)
@@ -91,7 +69,7 @@ def test_masters_follow_the_rule_in_float64(name: str, precision: str, scale: fl
             assert not torch.equal(e, b)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_reset_is_bitwise_a_fresh_start(name: str) -> None:
     """Weights, momentum, AdamW's count of steps: nothing is left, and nothing was missing."""
     fresh, warmed = (training("fp16", optimizer=name) for _ in range(2))
@@ -111,7 +89,7 @@ def test_a_reset_is_bitwise_a_fresh_start(name: str) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp16", "fp16-amp"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_overflow_skips_the_step_and_leaves_no_trace(name: str, precision: str) -> None:
     """The first step too: weights and state are bitwise what they were, and the next step is as
     though it had not been.
@@ -135,10 +113,8 @@ def test_an_overflow_skips_the_step_and_leaves_no_trace(name: str, precision: st
 
 
 @pytest.mark.parametrize(("precision", "scale"), [("fp16", 128.0), ("fp16-amp", "dynamic")])
-@pytest.mark.parametrize("name", NAMES)
-def test_only_lars_waits_for_the_device_and_only_to_skip(
-    name: str, precision: str, scale: float | str
-) -> None:
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_none_waits_for_the_device(name: str, precision: str, scale: float | str) -> None:
     """A dynamic loss scale skips what overflows by itself."""
     watch = Watch()
     with watch:
@@ -148,30 +124,7 @@ def test_only_lars_waits_for_the_device_and_only_to_skip(
     watch.judge()
     with watch:
         ours.step((x, y))
-    read_back = {Rule.READ} if name == "lars" and scale == "dynamic" else set()
-    assert watch.rules == read_back
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_without_skipping_an_overflow_reaches_the_weights(name: str) -> None:
-    ours = training("fp16", optimizer=name, loss_scale=128.0)
-    x, y = batch()
-    assert bool(ours.step((torch.full_like(x, torch.inf), y))[2])
-    assert not all(bool(torch.isfinite(p).all()) for p in ours.parameters)
-
-
-def test_lars_of_no_package_or_one_not_compared_with_the_paper_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
-    case = Case(optimizer="lars", precision="fp32", device="cpu")
-    with pytest.raises(UnsupportedError, match=r"pip install 'pytorch-optimizer>=") as raised:
-        make_training(case, small(), CPU)
-    assert "\n" not in str(raised.value)
-    monkeypatch.setitem(sys.modules, "pytorch_optimizer", SimpleNamespace(LARS=None))
-    monkeypatch.setattr("bench.training.optimizers.version", lambda name: "3.10.0")
-    with pytest.raises(UnsupportedError, match=r"3\.10\.0 .*: pip install"):
-        build_optimizer("lars", [], LR)
+    assert watch.rules == set()
 
 
 def test_each_optimizer_takes_its_own_learning_rate() -> None:

@@ -177,7 +177,6 @@ def test_no_process_is_left_one_image(batch: int, size: int, images: int) -> Non
         ({"profile": True}, "--profile on with --parallel ddp is not measured"),
         ({"precision": "fp16-apex", "loss_scale": 128.0}, "trains on one GPU"),
         ({"sync_bn": True}, "--sync-bn on with --device cpu needs GPUs"),
-        ({"parallel": "dp"}, "--parallel dp with --device cpu needs GPUs"),
     ],
 )
 def test_settings_that_do_not_go_together(settings: dict[str, Any], said: str) -> None:

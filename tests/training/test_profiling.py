@@ -160,21 +160,6 @@ def test_next_to_nothing_of_a_dpn_is_unnamed() -> None:
     assert found.keys() > {Kind.CONVOLUTION_1X1, Kind.GROUPED, Kind.NORMALISATION, Kind.CAST}
 
 
-@pytest.mark.slow
-def test_compiled_kernels_have_names_and_training_stays_as_it_was() -> None:
-    workload = Planted(Elementwise)
-    (case,) = grid({"workload": [TINY], "device": ["cpu"], "compile": ["default"]})
-    case = replace(case, batch_size=ITEMS)
-    training = make_training(case, workload.build_model(), CPU, workload)
-    compiled = training.forward
-    line = profile_step(training, open_supply(case, workload, CPU), case, 1.0)
-    assert training.forward is compiled
-    fused = [label for label in line.work if "sigmoid" in label.operation]
-    assert fused
-    assert {label.kind for label in fused} == {Kind.ELEMENTWISE}
-    assert Kind.OTHER not in shares(line)
-
-
 # ---------------------------------------------------------------------------------- the records
 
 

@@ -12,7 +12,7 @@ from bench.fingerprint import examine
 from bench.training.building import build_training
 from bench.training.counting import Counter, count_flop, sketch_work
 from bench.work import sum_kinds
-from bench.workloads.images import Images
+from bench.workloads import Images
 
 CASE = Case(precision="fp32", batch_size=100)
 
