@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -89,16 +88,6 @@ ABSENT: dict[str, Callable[[], bool]] = {
 """Whether a need of `STEPS` is not met here; checkout is one of the repository, with pytest."""
 
 
-def choose_folder(parent: Path, name: str, identity: object) -> tuple[Path, dict[str, Any]]:
-    """Return the newest folder of this identity that is not complete, or a new one; its state."""
-    for file in sorted(parent.glob(f"*/{STATE}"), reverse=True):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            state = json.loads(file.read_text())
-            if state["identity"] == identity and not state.get("complete"):
-                return file.parent, state
-    return parent / name, {"identity": identity, "started_at": read_clock(), "phases": {}}
-
-
 def run(command: Sequence[str], log: Path, until: float, stopped: Callable[[], int]) -> str:
     """Run Python, but not beyond a time.monotonic() or a signal. Return how it ended."""
     end = ""
@@ -139,15 +128,19 @@ def main(argv: Sequence[str]) -> int:
     dataset = "cifar10" if real else "synthetic"
     images = f"--data-dir {shlex.quote(str(data))}" if real else ""
     platform = probe("cuda")
-    identity = {name: getattr(platform.environment, name) for name in COMPARABLE}
-    name = default_out({"": platform}).name
-    folder, state = choose_folder(given.out.absolute(), name, identity | {"dataset": dataset})
+    # a folder for each card and day
+    name = default_out({"": platform}).name.rpartition("-")[0]
+    folder = given.out.absolute() / name
     folder.mkdir(parents=True, exist_ok=True)
     out = shlex.quote(str(folder).removeprefix(f"{ROOT}{os.sep}"))
     words = CARD | {"out": out, "data": images, "images": f"--dataset {dataset} {images}"}
     words["into"] = f"--out {out} --device cuda" + " --allow-shared" * given.allow_shared
     print(f"{platform.name}; {dataset} images; {folder}", flush=True)
-    phases, log = state["phases"], folder / "log.txt"
+    file, log = folder / STATE, folder / "log.txt"
+    identity = {name: getattr(platform.environment, name) for name in COMPARABLE}
+    new = {"identity": identity | {"dataset": dataset}, "started_at": read_clock(), "phases": {}}
+    state: dict[str, Any] = json.loads(file.read_text()) if file.exists() else new
+    phases = state["phases"]
     with stop_signals(lambda: None) as stopped:
         for name, least, need, text in (line.split(maxsplit=3) for line in STEPS.splitlines()):
             before, now = phases.get(name, {"state": "left", "seconds": 0.0}), time.monotonic()
@@ -162,8 +155,8 @@ def main(argv: Sequence[str]) -> int:
             elif name == "report" and gaps:
                 said = f"waits for {', '.join(gaps)}"
             else:
-                for file in (MAP, GRADIENTS, TRAININGS) if name == "scales" else ():
-                    (folder / file).unlink(missing_ok=True)  # a part of a map would be refused
+                for part in (MAP, GRADIENTS, TRAININGS) if name == "scales" else ():
+                    (folder / part).unlink(missing_ok=True)  # a part of a map would be refused
                 while "{" in text:
                     text = text.format_map(words)
                 end = run(["-m", *shlex.split(text)], log, deadline, stopped)
@@ -172,7 +165,7 @@ def main(argv: Sequence[str]) -> int:
             phases[name] = {"state": end, "seconds": took, "line": said}
             states = {phase["state"] for phase in phases.values()}
             state["complete"] = name == "report" and states <= {*ENDED}
-            replace_file(folder / STATE, json.dumps(state, indent=2) + "\n")
+            replace_file(file, json.dumps(state, indent=2) + "\n")
             print(f"{name:<10} {end:<11} {took:4.0f} s  {said}", flush=True)
     print(f"python -m bench.validate {out}" if state["complete"] else "the same command goes on")
     return 128 + stopped() if stopped() else int("failed" in states)

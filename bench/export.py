@@ -6,7 +6,6 @@ A record that was exported to the same folder before is left as it is.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import re
 import shutil
@@ -128,11 +127,9 @@ def read_runs(sweep: Sweep, known: Collection[str]) -> Iterator[Run]:
 
 def _name(case: Case, row: Mapping[Any, Any], remarks: Iterable[str]) -> str:
     told = [n for n, axis in AXES.items() if n in NAMED or getattr(case, n) != axis.default]
-    words = [f"repeat {row['repeat']}", *["attempt " + str(row["attempt"])] * (row["attempt"] > 1)]
-    words += [kind for kind in ("sentinel", "probe", "inferred") if row[kind]]
-    words += ["truncated"] * (not math.isnan(row["truncated_after"]))
-    words += [row["status"]] if row["status"] != Status.OK else []
-    ending = " · ".join(dict.fromkeys([*words, *remarks]))
+    kinds = [kind for kind in ("sentinel", "probe", "inferred") if row[kind]]
+    ended = [row["status"]] if row["status"] != Status.OK else []
+    ending = " · ".join(dict.fromkeys([f"repeat {row['repeat']}", *kinds, *ended, *remarks]))
     label = clean(case.label(told))[: max(_LONGEST_NAME - len(ending) - 3, 16)]
     return f"{label} · {ending}"[:_LONGEST_NAME]
 

@@ -82,12 +82,10 @@ def train(axes: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def end(sweep: subprocess.Popen[str]) -> None:
-    """Ask a sweep to stop, then to stop at once: either way it ends its worker. Then kill it."""
-    for _ in range(2):
-        sweep.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            sweep.wait(GRACE_S)
-            return
+    """Ask a sweep to stop, which ends its worker; kill it if it does not."""
+    sweep.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        sweep.wait(GRACE_S)
     sweep.kill()
 
 

@@ -23,18 +23,14 @@ WITH_FAKE = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "BENCH_YARDSTIC
 
 def measure(*command: str) -> float:
     """CPU seconds of a command of the commit's own harness."""
-    before = _read_clock()
     words = [sys.executable, "-m", *command]
     # in the current folder, where asv has no bench: the commit's is on the path
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(words, env=WITH_FAKE, capture_output=True, text=True)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         raise RuntimeError(done.stderr)
-    return _read_clock() - before
-
-
-def _read_clock() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
 
 
 def setup_cache() -> dict[str, float]:

@@ -143,20 +143,6 @@ def test_an_interruption_ends_the_step_and_names_the_rest(tmp_path: Path) -> Non
     assert tell(read(tmp_path)[1]) == {"first": "done", "long": "interrupted", "last": "left"}
 
 
-def test_another_version_begins_another_folder(tmp_path: Path) -> None:
-    now = {"gpu": "NVIDIA H200", "torch": "2.12"}
-    folders = {"old": now | {"torch": "2.11"}, "open": now, "whole": now}
-    for name, identity in folders.items():
-        (tmp_path / name).mkdir()
-        state = {"identity": identity, "complete": name == "whole", "phases": {}}
-        (tmp_path / name / card.STATE).write_text(json.dumps(state))
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / card.STATE).write_text("{")
-    assert card.choose_folder(tmp_path, "new", now)[0] == tmp_path / "open"
-    folder, state = card.choose_folder(tmp_path, "new", now | {"code": "abc"})
-    assert (folder, state["phases"]) == (tmp_path / "new", {})
-
-
 SECONDS = {
     "doctor": 7.5,
     "rtx-titan": 66,

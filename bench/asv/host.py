@@ -15,6 +15,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,7 +59,12 @@ def lay_out(cases: Sequence[Case]) -> dict[str, Any]:
         "names": names,
         "params": [list(dict.fromkeys(column)) for column in zip(*placed, strict=True)],
         "cases": [
-            {"slug": case.slug(), "values": values, "axes": _settings(case)}
+            {
+                "slug": case.slug(),
+                "values": values,
+                # other axes are at a commit's defaults
+                "axes": {n: value for n, value in asdict(case).items() if _is_told(n, value)},
+            }
             for case, values in zip(cases, placed, strict=True)
         ],
     }
@@ -72,14 +78,9 @@ def _place(name: str, value: Value) -> Value:
     return value
 
 
-def _settings(case: Case) -> dict[str, Value]:
-    """Return the settings passed to a commit; other axes are at the commit's defaults."""
-    told = {*NAMED, "device"}
-    return {
-        name: value
-        for name, axis in AXES.items()
-        if (value := getattr(case, name)) is not None and (name in told or value != axis.default)
-    }
+def _is_told(name: str, value: Value) -> bool:
+    own = name in (*NAMED, "device") or value != AXES[name].default
+    return own and value is not None
 
 
 def describe_grid(preset: str, cases: Sequence[Case]) -> dict[str, Any]:
