@@ -379,8 +379,6 @@ class Cards(Report):
     """A report on cards."""
 
     sections: ClassVar[tuple[Section, ...]] = (CARDS, PAIRS)
-    figures: ClassVar[tuple[str, ...]] = ("images-per-s",)
-    pictured: ClassVar[bool] = False
 
     @cached_property
     def groups(self) -> list[Group]:

@@ -370,7 +370,7 @@ def _suggest(
         yield NextStep("see where the time goes", f"python -m bench.why {folders}")
     if any(sweep.rows for sweep in sweeps):
         page = f"python -m bench.report {folders} --format html -o report.html"
-        yield NextStep("see all of it as a page with figures", page)
+        yield NextStep("see all of it as a page with a figure", page)
 
 
 def name_folder(sweep: Sweep) -> str:

@@ -25,7 +25,7 @@ FORMATS = {
     ),
     "md": ("bench.render.documents:render_markdown", "all tables to paste"),
     "latex": ("bench.render.documents:render_latex", "all tables for a paper (booktabs)"),
-    "html": ("bench.report.html:render", "one self-contained page with figures"),
+    "html": ("bench.report.html:render", "one self-contained page with a figure"),
     "csv": ("bench.report.files:write_csv", "one row per case, every derived number, SI units"),
     "json": ("bench.report.files:write_json", "the same, with tables and warnings"),
 }
@@ -44,7 +44,7 @@ def build_parser() -> Parser:
     add("sweeps", nargs="+", type=Path, metavar="RESULTS", help="a sweep's folder or records file")
     add("--format", default="text", metavar="FORMAT", help="see below (default: text)")
     add_output(parser)
-    add("--figures", type=Path, metavar="DIR", help="also write each figure there, as SVG and PNG")
+    add("--figures", type=Path, metavar="DIR", help="also write its figure there, as SVG and PNG")
     add_filters(parser, "precision=fp16,bf16 batch_size=512")
     add("--by", default="", metavar="AXIS", help="group the overview by this axis")
     aims = ", ".join(AIMS)

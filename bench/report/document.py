@@ -69,8 +69,6 @@ class Report(ReportData):
     home: Path  # the folder of the document; links are relative to it
 
     sections: ClassVar[tuple[Section, ...]] = SECTIONS
-    figures: ClassVar[tuple[str, ...]] = ()  # names of a page's figures; all, if none is named
-    pictured: ClassVar[bool] = True  # whether its page opens with a figure
 
     @cached_property
     def title(self) -> str:

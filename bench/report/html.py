@@ -1,10 +1,10 @@
-"""The report as one self-contained page, for a screen of any width and for print, and its figures:
-the data of each panel as a tidy frame, and their pictures.
+"""The report as one self-contained page, for a screen of any width and for print, and its figure:
+images/s by batch size.
 
-A panel has the settings of one machine, network and data. A line in it is settings of one
-precision that differ in nothing but the batch size: all other axes are at the values that most of
-its settings have. The first column of a frame is its x axis. Text and series have fixed colours
-here, which the page replaces by CSS variables, so that one SVG is readable on light and on dark.
+A panel of it has the settings of one machine, network and data. A line is settings of one precision
+that differ in nothing but the batch size: all other axes are at the values that most of its
+settings have. Text and series have fixed colours here, which the page replaces by CSS variables, so
+that one SVG is readable on light and on dark.
 """
 
 from __future__ import annotations
@@ -14,65 +14,53 @@ import math
 import os
 import re
 import textwrap
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cache
+from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import matplotlib as mpl
-import numpy as np
-import pandas as pd
 import seaborn as sns
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Canvas
+from matplotlib.figure import Figure
 
 from bench.case import AXES, FOLLOWS, SAME_QUESTION
 from bench.origin import LABELS
 from bench.precision import PRECISIONS
 from bench.questions.settings import list_settings
-from bench.record import MEASURED, Status, Step
+from bench.record import MEASURED, Status
 from bench.render.table import COLOURS, GRID, INK, MARKERS, STYLE, count_in, find_units
 from bench.render.text import list_doubts
 from bench.report.document import Report
-from bench.store.reader import find_records, read_beside
+from bench.store.reader import find_records
 from bench.store.rows import group
 from bench.study.axes import find_varying, list_main, name_axis, name_value
 from bench.study.quantities import is_number
 from bench.study.runs import SOURCE, Result
-from bench.study.sweeps import MOST_STEP_BYTES
 from bench.text import capitalize, clean
 
-MOST_PANELS = 6  # of one figure
-CURVE_POINTS = 40  # of an epoch of a curve
+MOST_PANELS = 6
 APART = 8  # a larger ratio between panels' largest values gives each a scale of its own
 
-BATCH, EPOCH = "batch size", "epoch (%)"
-SPEED, LOSS = "images/s", "loss"
+NAME = "images-per-s"
+"""The name of the figure's files, and of its place on a page."""
 
 PANEL = (*SOURCE, "model", "dataset", "kind", "environment")  # what those of one panel agree on
 _FREE = (*PANEL, "device", "precision", *FOLLOWS["precision"], "batch_size", *SAME_QUESTION)
 HELD = tuple(name for name in AXES if name not in _FREE)
 """The axes that are held at a panel's baseline."""
 
-Parts = Iterator[tuple[str, pd.DataFrame]]
-"""The title of each panel, and its data; a panel without data is not drawn."""
+Panels = list[tuple[str, list[Result]]]
+"""The title of each panel, and its cases."""
 
 
-# ----------------------------------------------------------------------------------- their data
-
-
-def list_groups(report: Report) -> list[tuple[str, list[Result]]]:
-    """Return the title and the cases of each panel, each precision at its main loss scale: of the
-    machines, networks and data with the most settings."""
-    valid = [
-        one for one in report.results if one.status in MEASURED and is_number(one.images_per_s)
-    ]
-    valid = [one for one in valid if one.status != Status.INVALID]
+def list_panels(report: Report) -> Panels:
+    """Return the panels of the machines, networks and data with the most settings, each precision
+    at its main loss scale; none of a single case."""
+    valid = [one for one in report.results if one.status in MEASURED]
+    valid = [one for one in valid if one.status != Status.INVALID and is_number(one.images_per_s)]
     parts = group((one.best for one in list_settings(valid)), attrgetter(*PANEL))
     several = [n for n in ("model", "dataset") if len({getattr(one, n) for one in valid}) > 1]
     varying = [name for name in find_varying(valid) if name in HELD]
@@ -85,7 +73,8 @@ def list_groups(report: Report) -> list[tuple[str, list[Result]]]:
         words += [LABELS.get(first.kind, ""), "synthetic images" * (first.dataset == "synthetic")]
         words += ["extrapolated from part of an epoch" * any(one.extrapolated for one in base)]
         cases = [base[at] for at in list_main(base, [0] * len(base))]
-        found.append((" · ".join(filter(None, words)), cases))
+        if len(cases) > 1:
+            found.append((capitalize(" · ".join(filter(None, words))), cases))
     return found
 
 
@@ -94,124 +83,6 @@ def _judge_baseline(part: Sequence[Result]) -> tuple[int, bool, bool, int]:
     and memory limit, then the most common."""
     sizes, first = {one.batch_size for one in part}, part[0]
     return min(len(sizes), 2), first.accumulate == 1, first.memory_limit == "", len(part)
-
-
-def take_speeds(report: Report) -> Parts:
-    """Yield images/s by batch size."""
-    for title, cases in list_groups(report):
-        rows = [(row.batch_size, row.precision, row.images_per_s) for row in cases]
-        data = pd.DataFrame(rows, columns=[BATCH, "precision", SPEED])
-        yield title, data if len(data) > 1 else data.head(0)
-
-
-def take_curves(report: Report) -> Parts:
-    """Yield the loss through the epoch per precision, of one run each at the batch size that most
-    precisions have."""
-    sweeps = {sweep.name: sweep for sweep in report.sweeps}
-    read = cache(lambda name: read_beside(sweeps[name].path, Step, MOST_STEP_BYTES))
-    for title, rows in list_groups(report):
-        held = Counter(size for _, size in {(row.precision, row.batch_size) for row in rows})
-        size = max(sorted(held), key=held.__getitem__)
-        curves = [pd.DataFrame()]
-        for row in (row for row in rows if row.batch_size == size):
-            stored = read(row.sweep)
-            steps = next(
-                (stored[run.record_id] for run in row.every if run.record_id in stored), ()
-            )
-            mine = pd.DataFrame(map(asdict, steps))
-            if len(mine):
-                seen = float(mine["images"].sum())
-                images = row.train_images if row.train_images > 0 else seen
-                points = CURVE_POINTS * int(row.epochs)
-                curves.append(thin_steps(mine, images, points).assign(precision=row.precision))
-        yield f"{title} · batch size {size}", pd.concat(curves, ignore_index=True)
-
-
-def thin_steps(steps: pd.DataFrame, images: float, points: int) -> pd.DataFrame:
-    """Average losses over images in ``points`` equal parts, by share of an epoch of ``images``;
-    several epochs pass 100 %."""
-    seen = steps["images"].cumsum()
-    known = steps.assign(seen=seen, sum=steps["loss"] * steps["images"]).dropna(subset=["loss"])
-    parts = known.groupby(np.ceil(known["seen"] * points / max(seen.iloc[-1], 1)))
-    loss = parts["sum"].sum() / parts["images"].sum()
-    data = pd.DataFrame({EPOCH: 100 * parts["seen"].max() / images, LOSS: loss})
-    return data.reset_index(drop=True)
-
-
-@dataclass(frozen=True)
-class Sketch:
-    """The definition of a figure."""
-
-    name: str
-    question: str
-    title: str
-    caption: str
-    value: str  # its main column
-    take: Callable[[Report], Parts]
-
-
-SKETCHES = (
-    Sketch(
-        "images-per-s", "How many images a second are trained at each batch size?",
-        "Images per second", "Higher is better. Each precision at its main loss scale.",
-        SPEED, take_speeds,
-    ),
-    Sketch(
-        "loss-curve", "How does the loss fall during training?", "Loss during training",
-        "Mean cross-entropy of the images since the previous point, of one run of each case.",
-        LOSS, take_curves,
-    ),
-)  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------ as pictures
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A sketch with the panels that a report has data for, and its picture for a page."""
-
-    sketch: Sketch  # in the units that the cases count
-    panels: tuple[tuple[str, pd.DataFrame], ...]  # title and data
-    svg: str = ""
-
-    @property
-    def alt(self) -> str:
-        """What it shows, in words; the tables of a report have the numbers."""
-        shown = {name for _, data in self.panels for name in data["precision"]}
-        titles = [title for title, _ in self.panels]
-        return ". ".join([self.sketch.title, *titles, ", ".join(sorted(shown))]) + "."
-
-
-def plan_figures(report: Report) -> Iterator[Figure]:
-    """Yield every figure that the records have data for, in their units, not yet drawn."""
-    units = find_units(report.results)
-    for sketch in SKETCHES:
-        panels = tuple(
-            (capitalize(title), data.rename(columns=lambda name: count_in(name, units)))
-            for title, data in sketch.take(report)
-            if len(data)
-        )
-        names = ("question", "title", "caption", "value")
-        words = {name: count_in(getattr(sketch, name), units) for name in names}
-        if panels and (sketch.name in report.figures or not report.figures):
-            yield Figure(replace(sketch, **words), panels)  # type: ignore[arg-type]
-
-
-def draw_figures(report: Report) -> list[Figure]:
-    """Draw the figures for a page: the panels below each other, so that a phone has room."""
-    return [replace(one, svg=_save(_draw(one, 1))) for one in plan_figures(report)]
-
-
-def write_figures(report: Report, folder: Path) -> None:
-    """Write each figure as one picture with all its panels, as SVG and PNG. Raises OSError: the
-    folder cannot be written."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for figure in plan_figures(report):
-        canvas = _draw(figure, 3, figure.sketch.title)
-        path = folder / f"{figure.sketch.name}.svg"
-        path.write_text(_save(canvas), encoding="utf-8")
-        canvas.savefig(path.with_suffix(".png"), dpi=160, facecolor="white")
 
 
 _LOOK: Any = {
@@ -226,51 +97,57 @@ _LOOK: Any = {
 }
 
 
-def _draw(figure: Figure, columns: int, heading: str = "") -> Canvas:
+def _draw(panels: Panels, columns: int, label: str) -> Figure:
     """Draw the panels, in so many columns, with the legend of all below them."""
-    wide = min(columns, len(figure.panels))
-    high = math.ceil(len(figure.panels) / wide)
-    sketch, entries = figure.sketch, dict[str, Any]()
-    tops = [float(data[sketch.value].max()) for _, data in figure.panels]
+    wide = min(columns, len(panels))
+    high = math.ceil(len(panels) / wide)
+    tops = [max(case.images_per_s for case in cases) for _, cases in panels]
     with mpl.rc_context(_LOOK):
-        canvas = Canvas(figsize=(5 * wide, 3.5 * high + 0.5), layout="constrained")
-        for place, ((title, data), top) in enumerate(zip(figure.panels, tops, strict=True), 1):
+        canvas = Figure((5 * wide, 3.5 * high + 0.5), layout="constrained")
+        entries: dict[str, Any] = {}
+        for place, ((title, cases), top) in enumerate(zip(panels, tops, strict=True), 1):
             ax = canvas.add_subplot(high, wide, place)
-            _draw_panel(ax, data, sketch, max(t for t in tops if t <= APART * top))
+            _draw_panel(ax, cases)
+            ax.set(xlabel="batch size", ylabel=label)
+            ax.set_ylim(0, 1.08 * max(t for t in tops if t <= APART * top))
             ax.set_title(textwrap.fill(clean(title), 60), fontsize=9.5, loc="left")
-            for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-                entries.setdefault(label, handle)
+            entries |= {str(line.get_label()): line for line in ax.get_lines()}
         canvas.legend(entries.values(), entries, loc="outside lower left", fontsize=9,
                       ncols=3 * wide, handlelength=1.6, columnspacing=1.2)  # fmt: skip
-        if heading:
-            canvas.suptitle(heading, fontsize=10.5, x=0.01, ha="left")
     return canvas
 
 
-def _draw_panel(ax: Axes, data: pd.DataFrame, sketch: Sketch, most: float) -> None:
-    """Plot a line per precision over the first column; they differ in more than colour."""
-    x, y, curve = data.columns[0], sketch.value, sketch.take is take_curves
-    for name in (name for name in PRECISIONS if (data["precision"] == name).any()):
-        line = data[data["precision"] == name].dropna(subset=[y]).sort_values(x, kind="stable")
-        ax.plot(line[x], line[y], label=name, color=COLOURS[name][0], markersize=7,
-                marker="" if curve else MARKERS[name], markeredgewidth=0)  # fmt: skip
-    ax.set(xlabel=x, ylabel=y)
-    if curve:
-        ax.set_xlim(0)
-    else:
-        ticks = sorted(data[x].unique())
-        ax.set_xscale("log", base=2)
-        # labels nearer than a third of an octave would overlap
-        shown = [t for i, t in enumerate(ticks) if i == 0 or t / ticks[i - 1] > 1.25]
-        shown = shown[:: math.ceil(len(shown) / 8)]
-        ax.set_xticks(shown, [f"{t:g}" for t in shown])
-        ax.minorticks_off()
-        ax.set_ylim(0, 1.08 * most)
-        ax.yaxis.set_major_formatter("{x:,.10g}")
+def _draw_panel(ax: Axes, cases: Sequence[Result]) -> None:
+    """Plot a line per precision over the batch size; they differ in more than colour."""
+    for name in (name for name in PRECISIONS if any(case.precision == name for case in cases)):
+        mine = [case for case in cases if case.precision == name]
+        mine.sort(key=attrgetter("batch_size"))
+        ax.plot([case.batch_size for case in mine], [case.images_per_s for case in mine],
+                label=name, color=COLOURS[name][0], marker=MARKERS[name], markersize=7,
+                markeredgewidth=0)  # fmt: skip
+    ticks = sorted({case.batch_size for case in cases})
+    ax.set_xscale("log", base=2)
+    # labels nearer than a third of an octave would overlap
+    shown = [t for i, t in enumerate(ticks) if i == 0 or t / ticks[i - 1] > 1.25]
+    shown = shown[:: math.ceil(len(shown) / 8)]
+    ax.set_xticks(shown, [f"{t:g}" for t in shown])
+    ax.minorticks_off()
+    ax.yaxis.set_major_formatter("{x:,.10g}")
     sns.despine(ax=ax)
 
 
-def _save(canvas: Canvas) -> str:
+def write_figures(report: Report, folder: Path) -> None:
+    """Write the figure as one picture with all its panels, as SVG and PNG, if there is data for it.
+    Raises OSError: the folder cannot be written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if panels := list_panels(report):
+        canvas = _draw(panels, 3, count_in("images/s", find_units(report.results)))
+        path = folder / f"{NAME}.svg"
+        path.write_text(_save(canvas), encoding="utf-8")
+        canvas.savefig(path.with_suffix(".png"), dpi=160, facecolor="white")
+
+
+def _save(canvas: Figure) -> str:
     svg = io.StringIO()
     with mpl.rc_context(_LOOK):
         canvas.savefig(svg, format="svg", metadata={"Date": None}, facecolor="white")
@@ -284,18 +161,15 @@ _VARIABLES = {
     **{light: f"var(--{name})" for name, (light, _) in COLOURS.items()},
 }
 _COLOUR = re.compile("|".join(_VARIABLES))
-_ID = re.compile(r'(?<= id=")[^"]*(?=")|(?<=href="#)[^"]*(?=")|(?<=url\(#)[^)]*(?=\))')
 
 
-def inline(svg: str, name: str) -> str:
-    """Make a drawing part of a page, with the page's colours, without a background, and with ids
-    that begin with its name, as those of two drawings are equal."""
+def inline(svg: str) -> str:
+    """Make a drawing part of a page, with the page's colours, without a background."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'<g id="patch_1">.*?</g>', "", svg, count=1, flags=re.DOTALL)  # the background
     svg = re.sub(r'\b(width|height)="[\d.]+pt" ?', "", svg, count=2)
     svg = svg.replace("'DejaVu Sans'", "inherit")
-    svg = _ID.sub(lambda match: f"{name}-{match[0]}", svg)
     svg = _COLOUR.sub(lambda match: _VARIABLES[match[0]], svg)
     return svg.replace("<svg ", '<svg aria-hidden="true" focusable="false" ', 1)
 
@@ -314,17 +188,18 @@ def render(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"clean": clean, "inline": inline}
-    figures = draw_figures(report)
-    lead = figures[0] if figures and report.pictured else None
+    templates.filters["clean"] = clean
+    panels, label = list_panels(report), count_in("images/s", find_units(report.results))
     names = [table.name for table in report.tables]
     anchors = (f"table-{name}" + f"-{i}" * (name in names[:i]) for i, name in enumerate(names))
     return templates.get_template("page.html").render(
         report=report,
-        lead=lead,
+        figure=inline(_save(_draw(panels, 1, label))) if panels else "",
+        label=label,
+        name=NAME,
+        panels=[title for title, _ in panels],
         doubts=list_doubts(report.warnings),
         tables=list(zip(anchors, report.tables, strict=True)),
-        figures=[figure for figure in figures if figure is not lead],
         links=[
             (sweep.name, _link(file, report.home))
             for sweep in report.sweeps

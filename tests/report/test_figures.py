@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import pandas as pd
 import pytest
 from PIL import Image
 
 from bench.case import Case
-from bench.record import Record, Step
+from bench.record import Record
 from bench.report.document import Report, build
-from bench.report.html import CURVE_POINTS, HELD, SKETCHES, list_groups, plan_figures
+from bench.report.html import HELD, list_panels
 from bench.study.sweeps import read_sweeps
 from tests.planted.records import GIB, ROOT, Row, make_record, measured, write_sweep
 from tests.planted.sweeps import Folders, make_card
@@ -38,38 +37,29 @@ def foreign(planted: Folders) -> Report:
     return build(read_sweeps([planted["foreign"]]))
 
 
-def take(report: Report, name: str) -> list[tuple[str, pd.DataFrame]]:
-    """The panels of a figure that have data: title, data."""
-    sketch = next(sketch for sketch in SKETCHES if sketch.name == name)
-    return [(title, frame) for title, frame in sketch.take(report) if len(frame)]
-
-
 def test_what_is_invalid_is_not_drawn(foreign: Report) -> None:
     """What diverged is: its time holds."""
-    sizes = {*take(foreign, "images-per-s")[0][1]["batch size"]}
+    sizes = {case.batch_size for case in list_panels(foreign)[0][1]}
     assert sizes & {129, 130} == {129}
 
 
 def test_a_line_holds_cases_that_differ_only_in_batch_size(planted: Folders) -> None:
     tuned = build(read_sweeps([planted["tuned"]]))
-    ((title, cases),) = list_groups(tuned)
+    ((title, cases),) = list_panels(tuned)
     assert "compile off · channels last off" in title
     for name in (*HELD, "model", "dataset", "device"):
         assert len({getattr(case, name) for case in cases}) == 1, name
-    ((_, frame),) = take(tuned, "images-per-s")
-    assert not frame.duplicated(["precision", "batch size"]).any()
+    places = [(case.precision, case.batch_size) for case in cases]
+    assert len({*places}) == len(places)
 
 
 def test_the_baseline_is_what_most_cases_have() -> None:
     """The H200's cases mostly have cuDNN's autotuning on, which is not the default."""
     report = build(read_sweeps([ROOT / "results" / "reference" / "h200-lab.csv"]))
-    ((title, frame),) = take(report, "images-per-s")
+    ((title, cases),) = list_panels(report)
     assert "cudnn benchmark on · compile off · channels last off" in title
-    fp16 = frame[frame["precision"] == "fp16"]
-    assert dict(zip(fp16["batch size"], fp16["images/s"].round(1), strict=True)) == {
-        128: 2482.0,
-        512: 4544.0,
-    }
+    speeds = {c.batch_size: round(c.images_per_s, 1) for c in cases if c.precision == "fp16"}
+    assert speeds == {128: 2482.0, 512: 4544.0}
 
 
 def test_the_baseline_is_whole_batches(tmp_path: Path) -> None:
@@ -77,29 +67,17 @@ def test_the_baseline_is_whole_batches(tmp_path: Path) -> None:
     for sizes, parts in (((64, 128), 1), ((64,), 2)):
         cases = [Case(batch_size=size) for size in sizes]
         cases += [Case(batch_size=size, accumulate=2) for size in (64, 128, 256)]
-        ((_, held),) = list_groups(report_on(tmp_path / str(parts), map(make, cases)))
+        ((_, held),) = list_panels(report_on(tmp_path / str(parts), map(make, cases)))
         assert {case.accumulate for case in held} == {parts}
 
 
-def test_a_curve_has_so_many_means_of_an_epoch(tmp_path: Path) -> None:
-    steps = [Step(i, 128, 3.0 - 0.01 * i, 64, 0.1) for i in range(110)]
-    (curve,) = take(report_on(tmp_path, [(make(Case(fraction=0.28), 40), steps)]), "loss-curve")
-    assert len(curve[1]) == CURVE_POINTS
-
-
 def test_files_are_written_and_say_what_they_show(
-    planted: Folders, tmp_path: Path, report: Run, monkeypatch: pytest.MonkeyPatch
+    planted: Folders, tmp_path: Path, report: Run
 ) -> None:
-    planned = {f.sketch.name for f in plan_figures(build(read_sweeps([planted["quick"]])))}
-    assert planned == {"images-per-s", "loss-curve"}
-    some = {"images-per-s", "loss-curve"}  # lines, and several series
-    monkeypatch.setattr(Report, "figures", tuple(some))
     code, _, _ = report(planted["quick"], "--figures", tmp_path / "f", "-o", tmp_path / "r.txt")
     assert code == 0
-    assert {path.stem for path in (tmp_path / "f").iterdir()} == some
-    for path in (tmp_path / "f").glob("*.svg"):
-        text = path.read_text(encoding="utf-8")
-        ElementTree.fromstring(text)
-        assert "ynthetic images" in re.sub(r"(<[^>]*>|\s)+", " ", text)
-        with Image.open(path.with_suffix(".png")) as picture:
-            assert picture.width > 600
+    text = (tmp_path / "f" / "images-per-s.svg").read_text(encoding="utf-8")
+    ElementTree.fromstring(text)
+    assert "ynthetic images" in re.sub(r"(<[^>]*>|\s)+", " ", text)
+    with Image.open(tmp_path / "f" / "images-per-s.png") as picture:
+        assert picture.width > 600

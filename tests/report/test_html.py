@@ -127,7 +127,7 @@ def test_the_page_stands_alone(pages: dict[str, Path], name: str) -> None:
         for card in ("NVIDIA RTX 6000 Ada", HOSTILE):
             assert any(card in (a["aria-label"] or "") for a in images)
     if name == "quick":  # what a link may lead to
-        assert {"loss-curve", "table-effects", "records"} <= set(ids)
+        assert {"images-per-s", "table-effects", "records"} <= set(ids)
     # drawings bring no colour of their own, and name no address
     for svg in (
         re.findall(r"<svg.*?</svg>", text, re.DOTALL) if name in ("quick", "profiled") else ()
@@ -244,8 +244,7 @@ def check_opening(page: Page) -> None:
     assert opening.locator("figure").count() == 1
     assert opening.locator(".brief li").count() <= 3
     assert "--format html" not in opening.inner_text(), "a page does not suggest itself"
-    for rest in ("main > section:not(.opening) table", "main > section:not(.opening) figure"):
-        assert all(is_folded(page, rest))
+    assert all(is_folded(page, "main > section:not(.opening) table"))
     questions = page.locator(".fold > summary").all_inner_texts()
     assert all(questions)
 
@@ -278,28 +277,24 @@ def check_fit(page: Page, width: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scripts", [True, False])
-def test_a_fold_is_opened_by_a_click_a_print_a_link_and_a_search(
+def test_a_fold_is_opened_by_a_click_a_print_and_a_link(
     browser: Browser, pages: dict[str, Path], scripts: bool
 ) -> None:
-    """Also where scripts do not run; a link to words is found as the browser's search finds it."""
+    """Also where scripts do not run."""
     page = open_page(browser, pages["quick"], java_script_enabled=scripts)
-    fold = page.locator(".fold", has=page.locator("#loss-curve"))
-    assert not page.locator("#loss-curve").is_visible()
+    fold = page.locator(".fold", has=page.locator("#table-effects"))
+    assert not page.locator("#table-effects").is_visible()
     fold.locator("> summary").click()
-    assert page.locator("#loss-curve").is_visible()
+    assert page.locator("#table-effects").is_visible()
     page.emulate_media(media="print")
     folded = is_folded(page, "figure, main .fold > .scroll, .fold > .warnings")
-    assert len(folded) > 5
+    assert len(folded) > 3
     assert not any(folded)
     assert page.locator("#unfold").is_hidden()
     page.emulate_media(media="screen")
-    for at, selector in (
-        ("#table-effects", "[aria-label^='What each change does'] table"),
-        ("#:~:text=Loss%20during%20training", "#loss-curve"),
-    ):
-        page.goto("about:blank")
-        page.goto(pages["quick"].as_uri() + at)
-        page.wait_for_selector(selector, timeout=20_000)
+    page.goto("about:blank")
+    page.goto(pages["quick"].as_uri() + "#table-effects")
+    page.wait_for_selector("[aria-label^='What each change does'] table", timeout=20_000)
     page.context.close()
 
 
