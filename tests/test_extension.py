@@ -186,7 +186,6 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
     why = '            "rounding": "its bounds are of one rounding",'
     copy.insert("check/__main__.py", '            "clip_grad"', why)
     add_axis(copy, WARM)
-    copy.replace("questions/effects.py", '("compile", ', '("warm", "compile", ')
     axes = "--batch-size 64 --rounding up even odd"
     absent = {
         "check --rounding up": "--rounding: bench.check does not take it, because its bounds are "
@@ -230,7 +229,6 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
         "export": "bench.export out-up --to tensorboard",
         "why": "bench.why profiled",
         "why rounding": "bench.why profiled --axis rounding",
-        "warmed": "bench.report warmed --full",
         "ask": "ask",
     }
     told = dict(zip(commands, copy.run(*commands.values()), strict=True))
@@ -267,7 +265,6 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
         r"^Why: rounding (\w+) → rounding (\w+)", told["why rounding"], re.MULTILINE
     )
     assert turned == [("even", "odd"), ("even", "up")]
-    assert re.search("^What a switch costs .*\n.*\n ─+\n warm ", told["warmed"], re.MULTILINE)
     assert json.loads(told["ask"]) == {
         "lists": [False, False, True, True],
         "asv": ["precision", "loss_scale", "batch_size", "rounding"],

@@ -1,5 +1,5 @@
-"""What changing one axis does, all else equal: each change estimated, and what loading data and the
-start of a case cost beside training.
+"""What changing one axis does, all else equal: each change estimated, and what loading data costs
+beside training.
 
 Whether a precision learns as well as its baseline is a test of equivalence, over seeds. Finding no
 difference proves nothing; `bench.verdict` tests whether a difference beyond a margin can be ruled
@@ -35,7 +35,6 @@ from bench.render.table import (
     Cell,
     Row,
     mark_part,
-    name_case,
     name_place,
     write_ends,
     write_ratio,
@@ -63,7 +62,7 @@ from bench.study.estimate import (
 from bench.study.pairs import find_changes
 from bench.study.quantities import METRICS, Metric
 from bench.study.runs import Result, tell_but
-from bench.text import ESTIMATE, count, write_number
+from bench.text import ESTIMATE
 from bench.verdict import (
     GUESSING,
     Claim,
@@ -333,77 +332,3 @@ def _tabulate_loading(found: ReportData) -> Iterator[Sheet]:
 
 
 LOADING = Section("loading", "Does training wait for the data loader?", _tabulate_loading)
-
-
-# ------------------------------------------------------------------------------------------ startup
-#
-# `torch.compile` and cuDNN's autotuning make epochs faster and the start slower. Compiled code is
-# cached for later repeats of a case, so only the first one pays for it: for the first steps, where
-# both happen, the slowest repeat counts, and for the rest the median one.
-
-
-PREPARING = ("compile", "cudnn_benchmark", "cuda_graphs")
-"""Switches that take time before the first epoch to shorten each."""
-
-
-class Price(NamedTuple):
-    """A case without and with a switch of `PREPARING`."""
-
-    switch: str  # what is switched on: ``cudnn benchmark``, ``compile default``
-    axis: str
-    off: Result
-    on: Result
-
-    @property
-    def saved(self) -> float:
-        """Seconds by which an epoch is shorter with it; negative if it is longer."""
-        return float(self.off.epoch_time_s - self.on.epoch_time_s)
-
-    @property
-    def extra(self) -> float:
-        """Seconds by which the start is longer with it."""
-        return float(self.on.start_time_s - self.off.start_time_s)
-
-
-def _tabulate_prices(found: ReportData) -> Iterator[Sheet]:
-    switched = [e for e in found.effects if e.axis in PREPARING and e.before == "off"]
-    prices = [
-        Price(name_axis(e.axis) + f" {e.after}" * (e.after != "on"), e.axis,
-              *(found.by_cell[cell] for cell in pair))
-        for e in switched
-        for pair in e.pairs
-    ]  # fmt: skip
-    prices = [price for price in prices if math.isfinite(price.extra + price.saved)]
-
-    def name_rest(price: Price) -> str:
-        return name_case(price.on, [axis for axis in found.named if axis != price.axis])
-
-    def write_epochs(price: Price) -> Cell:
-        if price.saved <= 0:
-            return Cell("never")
-        epochs = max(0, math.ceil(price.extra / price.saved))
-        return Cell(mark_part(price.off, price.on) + count(epochs, "epoch"), epochs)
-
-    columns: list[Column[Price]] = [
-        Column("switch", "switch", "what is switched on", lambda price: price.switch, number=False),
-        Column("case", "case", "in which case", name_rest, wrap=True),
-        Column("off", "start-up without (s)", "set-up and first steps without it",
-               lambda price: price.off.start_time_s, write=write_number, keep=7),
-        Column("on", "start-up with (s)", "set-up and first steps with it",
-               lambda price: price.on.start_time_s, write=write_number, keep=7),
-        Column("saved", "saved per epoch (s)", "how much shorter an epoch is",
-               lambda price: price.saved, write=write_number),
-        Column("epochs", "pays off after", "whole epochs until it has paid off", write_epochs,
-               better="lower"),
-    ]  # fmt: skip
-    note = (
-        "Start-up: set-up and the first step of each batch shape, of the slowest repeat, as later "
-        f"ones find compiled code in a cache. With fewer than {MIN_REPEATS} repeats of both cases "
-        "the saving may be chance."
-    )
-    yield Sheet("What a switch costs before the first epoch", columns, prices, [note])
-
-
-PRICES = Section(
-    "start-up", "When has compiling, autotuning or capturing paid off?", _tabulate_prices
-)

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import ClassVar
 
-from bench.questions.effects import EFFECTS, LOADING, PRICES
+from bench.questions.effects import EFFECTS, LOADING
 from bench.questions.halving import SEARCH
 from bench.questions.loss_scales import SCALES
 from bench.questions.notices import (
@@ -49,7 +49,6 @@ SECTIONS: tuple[Section, ...] = (
     COSTS,
     OVERVIEW,
     EFFECTS,
-    PRICES,
     BREAKDOWNS,
     REACHED,
     WALLS,

@@ -210,7 +210,4 @@ def render(report: Report) -> str:
 
 
 def _link(file: Path, home: Path) -> str:
-    try:
-        return quote(Path(os.path.relpath(file.resolve(), home)).as_posix())
-    except ValueError:  # on another drive
-        return file.resolve().as_uri()
+    return quote(Path(os.path.relpath(file.resolve(), home)).as_posix())
