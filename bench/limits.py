@@ -51,9 +51,6 @@ MIN_REPEATS = 3
 """Minimum repeats per side for a verdict. Two leave one degree of freedom: the interval spans 12.7
 standard errors, too wide for any difference of practical interest."""
 
-MOST_REPEATS = 50
-"""Most repeats that are advised: more take a day, in which a machine drifts."""
-
 SLOWED = 0.1
 """A device whose matrix product or copy is slower than at another time by more than this share is
 reported. A card's clocks vary by 1 %; two shared CPU cores lost 30 % within a minute."""
