@@ -43,7 +43,7 @@ def explain(
     from bench.questions.report_data import label_machines
     from bench.questions.step_time import explain_pairs, read_steps
     from bench.store.rows import latest
-    from bench.study.axes import find_varying, order_values, select
+    from bench.study.axes import find_varying, select
     from bench.study.runs import make_results, read_runs
     from bench.study.sweeps import read_sweeps
 
@@ -59,16 +59,9 @@ def explain(
         )
     found = explain_pairs(steps, results, label_machines(results), axis, ends)
     if not found:
-        held = {
-            name: [format_value(v) or "none" for v in order_values(name, values)]
-            for name in AXES
-            if len(values := {getattr(r, name) for r in profiled}) > 1
-        }
-        vary = "; ".join(f"{name} ({', '.join(values)})" for name, values in held.items())
-        asked = " ".join([axis, *(ends or ())])
         raise UsageError(
-            f"{sweep}: no two profiled cases differ in {asked} alone; what varies: "
-            f"{vary or 'nothing'}"
+            f"{sweep}: no two profiled cases differ in {' '.join([axis, *(ends or ())])} alone; "
+            "ask for other values, or for another --axis"
         )
     doubts = [notice for notice in warn(select(runs, where), results, runs) if not notice.good]
     return Answer(found, list(describe_constants(results, find_varying(results))), doubts)

@@ -137,10 +137,10 @@ def test_of_two_batch_sizes_the_first_is_scaled_to_as_many_items(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--axis", "precision", "fp32", "bf16"], "differ in precision fp32 bf16 alone; what "
-         "varies: precision (fp32, fp16)"),
+        (["--axis", "precision", "fp32", "bf16"], "no two profiled cases differ in "
+         "precision fp32 bf16 alone"),
         (["--axis", "compiled"], "--axis 'compiled': did you mean 'compile'?"),
-        (["--axis", "channels-last"], "batch_size (128, 256); compile (off, default)"),
+        (["--axis", "channels-last"], "or for another --axis"),
         (["--axis", "precision", "fp16", "fp16"], "give a name, or also two of its values"),
         (["--axis", "precision", "fp16"], "give a name, or also two of its values"),
         (["--where", "batch_size=64"], "no case has it; there is 128, 256"),

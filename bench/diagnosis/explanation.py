@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.case import AXES, Case
-from bench.diagnosis.breakdown import Breakdown, Ceiling, Timed, find_ceiling, is_beaten
+from bench.diagnosis.breakdown import Breakdown, Ceiling, Timed, find_ceiling
 from bench.diagnosis.step import (
     CONVOLUTIONS,
     COPY,
@@ -95,8 +95,7 @@ class Reason(Change):
 class Explanation:
     """Why B is faster or slower than A, and not faster still. The changes add up to the difference
     of the steps, with `LEFT_OVER` last; the reasons and ``unexplained_s`` add up to the steps.
-    Changes and reasons are sorted, the largest first. If something was faster than the machine's
-    measured rates allow, there is neither a ceiling nor reasons."""
+    Changes and reasons are sorted, the largest first."""
 
     a: Side
     b: Side
@@ -340,18 +339,16 @@ _WAITED = {
 def show(cause: Cause, shares: Sequence[Share], side: Side, other: Side) -> str:
     """Return the evidence of a cause in a side's step as a sentence; ``shares`` are the cause's."""
     # fp16 copies gradients to the masters, and these to the weights, by one operation
-    held: dict[str, list[Share]] = {}
+    held: dict[str, list[tuple[float, Timed]]] = {}
     for share in shares:
         if share.timed:
-            held.setdefault(name_operation(share.timed.row), []).append(share)
-    longest = sorted(held.items(), key=lambda item: -sum(share.time_s for share in item[1]))
-    said = []
+            own = held.setdefault(name_operation(share.timed.row), [])
+            own.append((share.time_s, share.timed))
+    longest = sorted(held.items(), key=lambda item: -sum(time_s for time_s, _ in item[1]))
+    said, step = [], side.step
     wait_s = side.breakdown.find_time(_WAITED.get(cause, ""))
     if wait_s * 1e3 >= FEWEST_MS:
         said.append(f"{_WAITED[cause].meaning} {write_ms(wait_s)} ms")
-    if cause is Cause.LAUNCH and longest:
-        calls = sum(share.timed.row.calls for share in shares if share.timed)
-        said.append(f"{calls:,} operations have less work than one takes to start")
     if cause is Cause.MEMORY_LIMIT:
         said.append(f"{side.alloc_retries:,} allocations were retried after freeing memory")
     if cause is Cause.CLOCKS:
@@ -359,35 +356,23 @@ def show(cause: Cause, shares: Sequence[Share], side: Side, other: Side) -> str:
             f"the SM clock sank from {other.sm_clock_mhz:,.0f} to {side.sm_clock_mhz:,.0f} MHz; "
             "nvidia-smi -q -d POWER,CLOCK shows the limit"
         )
-    named = [
-        f"{name} {write_ms(sum(share.time_s for share in of))} ms{_write_speed(cause, of[0])}"
-        for name, of in longest[:MOST_NAMED]
-    ]
-    if named:
-        said.append(f"most in {', '.join(named)}")
-        said += _describe_limit(cause, longest[0][1][0], side.step)
-    return f"{'; '.join(said)}." if said else ""
-
-
-def _write_speed(cause: Cause, share: Share) -> str:
-    rate = share.timed and (share.timed.traffic if cause is Cause.BELOW_COPY else share.timed.flops)
-    return f" at {write_rate(_SLOW[cause], rate)}" if rate and cause in _SLOW else ""
-
-
-def _describe_limit(cause: Cause, share: Share, step: Step) -> Iterator[str]:
-    """Say what the machine reaches, and what ran without tensor cores."""
-    assert share.timed is not None
-    row = share.timed.row
-    if cause is Cause.BELOW_COPY and step.rates.copy:
-        yield f"copies reach {write_rate(COPY, step.rates.copy)}"
-    elif cause in _SLOW and (rate := find_rate(row.format, step.rates, step.arithmetic, row.kind)):
-        format = name_arithmetic(row.format, step.arithmetic)
-        yield f"this machine reaches {write_rate(PRODUCT, rate)} in {format}"
-    if cause is Cause.NO_TENSOR_CORES:
-        kernels = read_kernels(row.kernels)
-        longest = max(kernels, key=lambda kernel: kernel.time_s).name if kernels else ""
-        plain = re.sub(r"\w+::", "", longest)
-        yield f"most runs in {plain}" if plain else "judged by its rate, as no kernel is named"
+    named = []
+    for name, of in longest[:MOST_NAMED]:
+        rate = of[0][1].traffic if cause is Cause.BELOW_COPY else of[0][1].flops
+        speed = f" at {write_rate(_SLOW[cause], rate)}" if rate and cause in _SLOW else ""
+        named.append(f"{name} {write_ms(sum(time_s for time_s, _ in of))} ms{speed}")
+    if not named:
+        return f"{'; '.join(said)}." if said else ""
+    said.append(f"most in {', '.join(named)}")
+    row = longest[0][1][0][1].row
+    reach = find_rate(row.format, step.rates, step.arithmetic, row.kind)
+    reach = step.rates.copy if cause is Cause.BELOW_COPY else reach
+    if reach and cause in _SLOW:
+        said.append(f"this machine reaches {write_rate(_SLOW[cause], reach)}")
+    if cause is Cause.NO_TENSOR_CORES and (kernels := read_kernels(row.kernels)):
+        kernel = re.sub(r"\w+::", "", max(kernels, key=lambda kernel: kernel.time_s).name)
+        said.append(f"most runs in {kernel}")
+    return f"{'; '.join(said)}."
 
 
 def describe(found: Explanation) -> list[str]:
@@ -482,11 +467,8 @@ def _say_changes(found: Explanation) -> Iterator[str]:
 def explain(a: Side, b: Side, items: int, speedup: Ratio, about: str = "") -> Explanation:
     """Explain why B is faster or slower than A."""
     before, after = a.step.step_s, b.step.step_s
-    reasons, ceiling = list[Reason](), None
-    if not any(is_beaten(side.step, side.breakdown, side.case.compiled) for side in (a, b)):
-        ceiling = find_ceiling(a.step, b.step, b.case.compiled, b.breakdown)
-        reasons += _list_reasons(a, b)
-    lost = after - before > STEADY * before
+    ceiling = find_ceiling(a.step, b.step, b.case.compiled, b.breakdown)
+    reasons, lost = [*_list_reasons(a, b)], after - before > STEADY * before
     reasons.sort(key=lambda reason: -(reason.change_s if lost else reason.after_s))
 
     def subtract(step_s: float, explained_s: float) -> float:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.case import Case
-from bench.diagnosis.breakdown import Ceiling, is_beaten
+from bench.diagnosis.breakdown import Ceiling
 from bench.diagnosis.explanation import (
     CURES,
     LEFT_OVER,
@@ -24,7 +24,6 @@ from bench.diagnosis.explanation import (
 )
 from bench.diagnosis.step import Bound, Profile, Rates, Step, Wait
 from bench.kernels import shorten_kernel
-from bench.questions.step_time import CAUSES, scale_step, tabulate_reasons
 from bench.record import KernelTime, WorkRow, write_kernels
 from bench.verdict import Ratio
 from bench.work import Kind
@@ -242,9 +241,7 @@ def test_tensor_cores_are_told_by_the_name_of_the_kernel_and_not_by_its_rate() -
     assert "most runs in conv2d_grouped_direct_kernel" in found.reasons[0].evidence
 
 
-def test_without_names_the_rate_decides_and_says_so() -> None:
-    found, *_ = PLANTED["no tensor cores"]
-    assert "judged by its rate" in found.reasons[0].evidence
+def test_without_names_the_rate_decides() -> None:
     fast = compare([MM32, CONV32], [MM16, replace(CONV16, time_s=2e-3)])  # 60, above float32's 50
     assert fast.reasons[0].cause is Cause.PRODUCTS
 
@@ -269,13 +266,10 @@ def test_a_step_gains_at_most_its_measured_time_over_the_least_of_the_other() ->
 
 
 def test_what_a_cache_made_faster_than_copies_has_its_own_time_in_the_bound() -> None:
-    """10 calls find up to 128 MB each in a cache: more than 1.2 of 4 GB."""
     cached = make_row(Kind.ELEMENTWISE, "relu", 0.8, bytes=4e9, **FP16)
-    found = compare([RELU32], [cached])
-    assert found.ceiling.speedup == pytest.approx(10)  # 8 ms are 32 GB at 4 TB/s, but 0.8 are 4
-    # a call of a step that is scaled to a quarter of its items is rounded to none
-    once = scale_step(make_step(0.02, [replace(cached, time_s=2e-5, calls=1, bytes=1e8)]), 0.25)
-    assert not is_beaten(once, divided(once), compiled=False)
+    found = compare([RELU32], [cached], idle=(0.0, 1.0))
+    # 8 ms of 32 GB at 4 TB/s, and 0.8 of 4, which take 1.8 with the start
+    assert found.ceiling.speedup == pytest.approx(10)
 
 
 @pytest.mark.parametrize(
@@ -287,14 +281,10 @@ def test_what_a_cache_made_faster_than_copies_has_its_own_time_in_the_bound() ->
         (replace(MM32, time_s=20e-3), replace(RATES, products={"float32": 1e8, "float16": 6e14})),
     ],
 )
-def test_what_beats_the_yardstick_shows_that_it_is_wrong(row: WorkRow, rates: Rates) -> None:
-    """No bound and no reason is told then, but how to measure again."""
-    for before, after in (([row], [MM16, RELU16]), ([MM32, RELU32], [row])):
-        found = compare(before, after, rates=rates)
-        assert (found.ceiling, found.reasons) == (None, ())
-        assert "measured too low: python -m bench.doctor" in write(found)
-        table = CAUSES.fill(tabulate_reasons(found))
-        assert [row[0].text for row in table.rows] == ["not explained"]
+def test_what_beats_the_yardstick_has_no_bound(row: WorkRow, rates: Rates) -> None:
+    found = compare([MM32, RELU32], [row], rates=rates)
+    assert found.ceiling is None
+    assert "measured too low: python -m bench.doctor" in write(found)
 
 
 def convolve(ms: float, kind: Kind = Kind.CONVOLUTION_1X1, **convolutions: float) -> Explanation:
@@ -323,26 +313,6 @@ def test_convolutions_on_a_cpu_are_judged_by_what_convolutions_reach(
     assert reach in reason.evidence
 
 
-def test_fewer_multiplications_than_are_counted_are_no_wrong_yardstick() -> None:
-    """Winograd's algorithm does a quarter of them: 0.6 TFLOP in 5 ms are 120 of 50 TFLOP/s. Neither
-    is traffic that may be less than was counted: a loss reads what its targets name."""
-    conv = make_row(Kind.CONVOLUTION, "3×3, 64→64", 5.0, flop=0.6e12, bytes=1e8, **FP32)
-    loss = make_row(Kind.LOSS, "nll_loss_forward", 2.0, bytes=16e9, **FP32)
-    for row, dense in ((conv, Kind.CONVOLUTION_1X1), (loss, Kind.ELEMENTWISE)):
-        for kind in (Kind(row.kind), dense):
-            found = compare([replace(row, kind=kind)] * 2, [row], precisions=("fp32", "fp32"))
-            assert (found.ceiling is None) is (kind is dense)
-
-
-def test_what_is_beyond_the_data_sheet_is_a_wrong_time_and_no_wrong_yardstick() -> None:
-    """On an H100 copies reach 3.01 TB/s, `add` seems to reach 6, and 3.35 is the most."""
-    rates, peaks = replace(RATES, copy=3.01e12), Rates({"float32": 67e12}, 3.35e12)
-    step = make_step(5.0, [make_row(Kind.ELEMENTWISE, "add", 2.0, bytes=12e9)], rates=rates)
-    assert is_beaten(step, divided(step), compiled=False)
-    step = replace(step, peaks=peaks)
-    assert not is_beaten(step, divided(step), compiled=False)
-
-
 # ------------------------------------------------------------------------------------------ words
 
 
@@ -353,8 +323,7 @@ def test_tf32_in_the_baseline_is_told_and_its_rate_is_not_float32s() -> None:
     b = replace(tf32.b, step=replace(tf32.b.step, arithmetic="tfloat32"))
     reasons = {one.cause: one for one in explain(tf32.a, b, 128, tf32.speedup).reasons}
     reason = reasons[Cause.PRODUCTS]
-    assert "400 TFLOP/s in tfloat32" in reason.evidence
-    assert "float32 " not in reason.evidence.replace("tfloat32", "")
+    assert "this machine reaches 400 TFLOP/s" in reason.evidence
     assert "TF32" not in write(tf32)
 
 
