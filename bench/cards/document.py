@@ -117,13 +117,13 @@ class Group:
 
     def tell_apart(self, other: Group) -> list[str]:
         """List how it differs from another group: ``momentum 0.1, not 0.01``."""
-        told = []
-        for name, value in self.traits.items():
-            theirs = other.traits[name]
-            if name not in DATA.values():
-                told += [f"{name} {value}, not {theirs}".strip()] if value != theirs else []
-            elif value and theirs and value != theirs:  # a hash says no more than that
-                told.append(f"other {name}")
+        hashed = DATA.values()  # a hash says no more than that
+        held = ((name, v, other.traits[name]) for name, v in self.traits.items())
+        told = [
+            f"other {name}" if name in hashed else f"{name} {value}, not {theirs}".strip()
+            for name, value, theirs in held
+            if value != theirs and (name not in hashed or (value and theirs))
+        ]
         return told or ["what one of them trained is not recorded"]
 
 
