@@ -327,4 +327,4 @@ def test_a_comparison_fits_the_width(
     assert len(lines) > len(cases)
     assert max(map(len, lines)) <= int(columns or 100)
     assert "no verdict" in out
-    assert "--repeats 3" in out
+    assert "repeats" in out

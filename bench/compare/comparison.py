@@ -472,7 +472,7 @@ class Result:
     failures: list[str]  # one line each
     judged: int
     unjudged: int  # measured, without a verdict or with an interval that rules nothing out
-    why: str  # the most frequent reason for these
+    why: str  # a reason for these
 
     @property
     def passed(self) -> bool:
@@ -496,7 +496,7 @@ def pass_gate(comparison: Comparison, gate: Gate) -> Result:
     ]
     lacks = [r.lack for r in ratios if r.judge(gate.margin) is Verdict.NONE]
     lacks += ["its interval rules nothing out" for r in ratios if r.rules_out_nothing(gate.margin)]
-    why = next(iter(Counter(lacks)), f"no metric that can be {gate.word} was measured in both")
+    why = next(iter(lacks), f"no metric that can be {gate.word} was measured in both")
     return Result(gate, failures, len(ratios) - len(lacks), len(lacks), why)
 
 

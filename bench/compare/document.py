@@ -11,7 +11,6 @@ from statistics import geometric_mean
 from typing import Any
 
 from bench.compare.comparison import Comparison, MetricPair, Result, write_change
-from bench.limits import MIN_REPEATS
 from bench.origin import describe_origin, find_origin
 from bench.record import Status
 from bench.render.table import NOTHING, Cell, Head, Table, find_period, say_period, write_ends
@@ -28,7 +27,7 @@ from bench.text import (
     write_number,
     write_percent,
 )
-from bench.verdict import UNCHECKED, Verdict
+from bench.verdict import UNCHECKED
 
 _KEEP = {"p": 2, "runs": 3, "95 % interval": 6}
 """Priorities of columns: the lowest is left out first if a page is too narrow; see `Head`."""
@@ -159,7 +158,7 @@ def remark(comparison: Comparison, metric: Metric, finding: MetricPair) -> Itera
 
 
 def describe(comparison: Comparison) -> Iterator[str]:
-    """Yield what is compared, what differs, what to do next, and warnings."""
+    """Yield what is compared, what differs, and warnings."""
     a, b, matched = comparison.a, comparison.b, comparison.matched
     both = f"{a.title} ({a.path}) and {b.title} ({b.path})"
     if a.path == b.path:
@@ -170,11 +169,10 @@ def describe(comparison: Comparison) -> Iterator[str]:
         yield f"{both}: {count(len(matched), 'case')} {where}, {comparison.name_common()}."
     else:
         yield f"{both}: no case in both; --axis NAME compares two values of a setting."
-    if told := [f"{name} ({one} and {two})" for name, one, two in comparison.list_differences()]:
+    told = [f"{name} ({one} and {two})" for name, one, two in comparison.list_differences()]
+    told += [f"{name_axis(axis)}, so what is learnt is not compared" for axis in comparison.apart]
+    if told:
         yield f"! They differ: {name_first(told, 3, '; ')}."
-    if comparison.apart:
-        told = [name_axis(axis) for axis in comparison.apart]
-        yield f"They differ in {', '.join(told)}: what is learnt is not compared."
     for change in ("broken", "fixed"):
         cases = [match for match in matched if comparison.change(match) == change]
         if told := [f"{comparison.label(c)} ({write_change(comparison, c)})" for c in cases]:
@@ -187,9 +185,6 @@ def describe(comparison: Comparison) -> Iterator[str]:
     for place, side in enumerate((a, b)):
         if alone := comparison.label_alone(place):
             yield f"! Only in {side.title}, not compared: {name_first(alone, 3, '; ')}."
-    pairs = [one for findings in comparison.metrics.values() for one in findings]
-    if Verdict.NONE in {one.ratio.judge(comparison.margin) for one in pairs if one.a and one.b}:
-        yield f"Next: --repeats {MIN_REPEATS} or more on both sides, each with its own seed."
 
 
 # ------------------------------------------------------------------------------------------ formats
