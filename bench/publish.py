@@ -86,11 +86,9 @@ def write_page(command: str, sources: Sequence[Path], file: Path) -> str:
 def main(argv: Sequence[str]) -> int:
     """Build the folder; run in the project's root, where asv.conf.json is."""
     parser = Parser(prog="python -m bench.publish", description=describe(__doc__))
-    for flag, default, what in (
-        ("--out", "html", "folder to write (html)"),
-        ("--results", "results", "folder of the sweeps (results)"),
-    ):
-        parser.add_argument(flag, type=Path, default=Path(default), metavar="DIR", help=what)
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("html"), metavar="DIR", help="folder to write (html)")
+    add("--results", type=Path, default=Path("results"), metavar="DIR", help="of sweeps (results)")
     given = parser.parse(argv)
     if not CONFIG.is_file():
         raise UsageError(f"no {CONFIG} here; run it in the root of the project")

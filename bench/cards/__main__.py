@@ -28,7 +28,9 @@ FORMATS = {
 RESULTS = Path("results")
 
 
-def build_parser() -> Parser:
+@command
+def main(argv: Sequence[str]) -> int:
+    """Compare cards; return 0, or 2 for a usage error."""
     parser = Parser(prog="python -m bench.cards", description=describe(__doc__))
     add = parser.add_argument
     add("folders", nargs="*", type=Path, metavar="FOLDER",
@@ -36,13 +38,7 @@ def build_parser() -> Parser:
     add("--format", default="text", metavar="FORMAT", help="text, md or html (default: text)")
     add_output(parser)
     add("--full", action="store_true", help="print all warnings, tables and notes")
-    return parser
-
-
-@command
-def main(argv: Sequence[str]) -> int:
-    """Compare cards; return 0, or 2 for a usage error."""
-    given = build_parser().parse(argv)
+    given = parser.parse(argv)
     module, _, name = choose("--format", given.format, FORMATS).partition(":")
     from bench.cards.document import build
     from bench.study.sweeps import REFERENCE, list_results, read_sweeps

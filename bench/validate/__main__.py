@@ -22,7 +22,9 @@ MOST_FAULTS = 3
 """Faults of a claim that are printed; the first says where to look."""
 
 
-def build_parser() -> Parser:
+@command
+def main(argv: Sequence[str]) -> int:
+    """Check folders. Returns 0; 1 if a check failed; 2 for a usage error."""
     parser = Parser(
         prog="python -m bench.validate",
         description="Check folders of results before they are shared: that they can be read, were "
@@ -34,13 +36,7 @@ def build_parser() -> Parser:
     add = parser.add_argument
     add("folders", nargs="+", type=Path, metavar="FOLDER", help="a sweep's folder or records file")
     add("--format", default="text", metavar="FORMAT", help="text or json (default: text)")
-    return parser
-
-
-@command
-def main(argv: Sequence[str]) -> int:
-    """Check folders. Returns 0; 1 if a check failed; 2 for a usage error."""
-    given = build_parser().parse(argv)
+    given = parser.parse(argv)
     write = choose("--format", given.format, FORMATS)
     for folder in given.folders:
         find_records(folder)

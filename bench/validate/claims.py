@@ -238,10 +238,6 @@ def find_wrong_epochs(row: Row) -> Iterator[str]:
     if row.case.command is not None:  # its steps are its own, and may be unlike
         return
     per_step = row.case.batch_size * row.case.world_size
-    if row.has("images_per_s"):
-        images = row["images_per_s"] * row["epoch_time_s"]
-        if _differ(images, row["train_images"], EXACT):
-            yield f"images_per_s is not {row['train_images']:,.0f} images over its epoch time"
     whole = row["measured_images"] is None or row["measured_images"] >= row["train_images"]
     times = _list_times(row)
     # batches that a loader prepared ahead are left out of the mean as well
