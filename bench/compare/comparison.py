@@ -283,10 +283,14 @@ class Comparison:
 
     @cached_property
     def _telling(self) -> list[str]:
-        """The axes that tell the cases apart; of B only those that A lacks."""
-        cases = [self._ask(one.case) for one in self.a.ran.values()]
-        cases += [self._ask(self.b.ran[cell].case) for cell in self.matches.alone[1]]
-        return [name for name in list_varying(cases) if name not in self._free]
+        """The axes that tell the cases apart; of B only those that A lacks. How a case was measured
+        tells it apart only if one was measured in several ways."""
+        ran = [*self.a.ran.values(), *(self.b.ran[cell] for cell in self.matches.alone[1])]
+        cases = {self._ask(one.case) for one in ran}
+        neutral: dict[str, Any] = {name: AXES[name].default for name in SAME_QUESTION}
+        whole = {replace(case, **neutral) for case in cases}
+        varying = list_varying(whole if len(whole) == len(cases) else cases)
+        return [name for name in varying if name not in self._free]
 
     def judge_equivalence(self, metric: Metric) -> list[tuple[MetricPair, Equivalence]]:
         """Test each case with a ratio for equivalence of B's loss or error to A's, as one family.

@@ -88,7 +88,8 @@ def _tabulate_metric(
         f"{a}. Means are geometric; p is adjusted for the cases of a table (Holm); the margin is "
         f"{write_percent(comparison.margin)}."
     )
-    notes = [note, DIFFERENCE] if any(one.ratio.unit for one in findings) else [note]
+    notes = [note] if metric.speed else []
+    notes += [DIFFERENCE] if any(one.ratio.unit for one in findings) else []
     title = f"{say_period(capitalize(metric.label), period)}{unit}: {found}"
     return _tabulate(title, rows, notes)
 
