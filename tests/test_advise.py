@@ -17,8 +17,6 @@ from bench.advise.__main__ import main, parse_budget
 from bench.advise.answer import Answer
 from bench.advise.findings import Findings, change, list_changes, list_levers
 from bench.case import Case, format_value
-from bench.environment.host import describe_host
-from bench.environment.machine import Platform
 from bench.errors import UsageError
 from bench.flags import join_flags
 from bench.limits import NEAR
@@ -198,25 +196,6 @@ def test_where_too_little_was_measured_there_is_no_answer(
     assert ("Next: python -m bench.advise" in said) == bool(flags)
 
 
-def test_a_precision_that_would_be_emulated_is_not_tried_unasked(
-    tmp_path: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
-    """A CPU that has no such instructions may still be faster in it: on one, 1.57 times."""
-    examine, answer = fake.FakeExecutor.examine, Platform(describe_host(), bf16_native=False)
-
-    def examine_old(self: fake.FakeExecutor, lane: Any, devices: Any, *rest: Any) -> Any:
-        found = examine(self, lane, devices, *rest)
-        return replace(found, devices=dict.fromkeys(devices, answer))
-
-    monkeypatch.setattr(fake.FakeExecutor, "examine", examine_old)
-    words = [*FAKE[:2], *FAKE[4:], "--device", "cpu", "--compile", "off", "--batch-size", "128"]
-    assert main([*words, "--budget", "1m", "--out", str(tmp_path)]) in (0, 3)
-    said = " ".join(capsys.readouterr().out.split())
-    tries = "--precision fp32 bf16-amp tries it"
-    assert f"bf16-amp (this CPU has no bf16 arithmetic; {tries})" in said
-    assert set(read_records(tmp_path)["precision"]) == {"fp32"}
-
-
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -225,10 +204,6 @@ def test_a_precision_that_would_be_emulated_is_not_tried_unasked(
         (["--batch-size", "32..auto"], "--batch-size 32..auto: give numbers"),
         (["--until", "1%"], "--until: bench.advise does not take it, because it decides"),
         (["--lanes", "2"], "--lanes: bench.advise measures one case at a time"),
-        (
-            ["--precision=fp32", "--compile=off", "--channels-last=off", "--batch-size=64"],
-            "flags fix all that bench.advise tries; leave one out, or give it several values",
-        ),
     ],
 )
 def test_a_wrong_word_is_refused_in_one_line(

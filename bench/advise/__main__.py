@@ -66,11 +66,6 @@ def parse_arguments(argv: Sequence[str]) -> Question:
     options = read_running(given, axes, Preset("advise", "", ({},)))
     if options.lanes not in (None, 1):
         raise UsageError("--lanes: bench.advise measures one case at a time; leave it out")
-    if all(len(axes.get(name, "two")) == 1 for name in (*LEVERS[now.device], *axes)):
-        raise UsageError(
-            "flags fix all that bench.advise tries; leave one out, or give it several values, such "
-            "as --batch-size 64 128"
-        )
     return Question(now, options, given.budget)
 
 

@@ -12,7 +12,6 @@ from bench.advise.answer import Answer, describe_progress, propose
 from bench.advise.findings import Findings, list_levers, strip
 from bench.case import Case
 from bench.errors import UsageError
-from bench.precision import PRECISIONS
 from bench.record import REPEATED, Outcome, Record, Status, flatten
 from bench.store.rows import Row, keep_latest, read_history
 from bench.sweep.display import Display
@@ -86,17 +85,11 @@ class Advisor(Grid):
                 findings.add(row.case, row)
 
     def _refuse_precisions(self) -> dict[str, str]:
-        """Return why precisions are not tried on this machine; emulated ones are if flags ask."""
-        found, now, inputs = dict[str, str](), self.findings.now, self.loop.inputs
-        platform = inputs.platforms[now.device]
-        for name in map(str, self.findings.levers["precision"]):
-            why = inputs.refuse(replace(now, precision=name))
-            if not why and name not in self.findings.given.get("precision", ()):
-                why = platform.find_emulation(PRECISIONS[name])
-                why += f"; --precision {now.precision} {name} tries it" if why else ""
-            if why and name != now.precision:
-                found[name] = why
-        return found
+        """Return why precisions are not tried on this machine."""
+        now = self.findings.now
+        names = [str(name) for name in self.findings.levers["precision"]]
+        why = {name: self.loop.refuse(replace(now, precision=name)) for name in names}
+        return {name: reason for name, reason in why.items() if reason and name != now.precision}
 
     @property
     def left(self) -> bool:

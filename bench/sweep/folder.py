@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +14,13 @@ from bench.axis import Trait
 from bench.case import AXES, Case, format_value, list_affecting, spell_cases
 from bench.environment.machine import Platform
 from bench.errors import UsageError
-from bench.record import COMPARABLE, MEASURED, MODEL_PARTS, Environment, Record
+from bench.record import COMPARABLE, MEASURED, Environment, Record
 from bench.store.plans import SHARD, Shard
 from bench.store.reader import read_config, read_rows
 from bench.store.rows import Row
 from bench.store.table import BEST, LAST
 from bench.sweep.preflight import list_described
-from bench.text import clean, join_words, replace_file
+from bench.text import clean, replace_file
 
 if TYPE_CHECKING:
     from bench.sweep.loop import Loop
@@ -46,33 +45,21 @@ def read_past(loop: Loop, cases: Sequence[Case]) -> tuple[list[Row], list[Row]]:
     out, inputs = loop.store.folder, loop.inputs
     rows = read_rows(out)
     unlike, differing = set[int](), dict[str, None]()
-
-    @cache
-    def find_alike(case: Case, axes: tuple[str, ...]) -> list[Row]:
-        return [r for r in rows if all(getattr(r.case, n) == getattr(case, n) for n in axes)]
-
     for case in list_described(cases):
         environment = inputs.describe(case)
-        here = {*map(id, find_alike(case, ("device", *list_affecting(Trait.DATA))))}
-        changed: list[str] = []
         for name, axes in COMPARABLE.items():
             now = clean(getattr(environment, name) or "")
             # a model or a file is only compared with its own rows
+            same = {*axes, "device", *(list_affecting(Trait.DATA) if axes != ("device",) else ())}
             others = [
                 row
-                for row in find_alike(case, axes)
-                if getattr(row, name) != now and (axes == ("device",) or id(row) in here)
+                for row in rows
+                if getattr(row, name) != now
+                and all(getattr(row.case, axis) == getattr(case, axis) for axis in same)
             ]
             unlike.update(map(id, others))
-            before = dict.fromkeys(getattr(row, name) for row in others)
-            if name in MODEL_PARTS and before.keys() - {""}:
-                changed.append(MODEL_PARTS[name])
-                before = {"": None} if "" in before else {}
-            for told in before:
+            for told in dict.fromkeys(getattr(row, name) for row in others):
                 differing[f"{name} was {told or 'none'}, now {now or 'none'}"] = None
-        if changed:
-            what = join_words(changed)
-            differing[f"model {case.model}: its {what} changed since they were measured"] = None
     if differing and not loop.options.mix:
         raise UsageError(
             f"--out {out}: has rows that would not be comparable: {'; '.join(differing)}; "

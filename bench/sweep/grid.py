@@ -8,7 +8,7 @@ from itertools import islice, takewhile
 
 from bench.case import Case
 from bench.record import Outcome, Record, Status
-from bench.store.plans import find_width, is_known
+from bench.store.plans import is_known
 from bench.store.rows import LatestAttempt, Run
 from bench.sweep.loop import Loop
 from bench.sweep.schedule import Losses, OomSkips
@@ -80,8 +80,7 @@ class Grid:
         )
 
     def _choose(self, lane: Lane) -> Run:
-        """Choose the next run: of the same repeat, the case that ran least often on this lane;
-        of several, the one whose time is least certain.
+        """Choose the next run: of the same repeat, the case that ran least often on this lane.
 
         If cases were assigned in turn, each would have the same GPU in all its repeats whenever the
         number of cases divides evenly, and a slower GPU would look like the effect of a setting.
@@ -91,11 +90,7 @@ class Grid:
         near = islice(self._runs, 2 * len(self.loop.lanes))
         alike = takewhile(lambda run: run[1:] == (repeat, sentinel), near)
 
-        def rank(run: Run) -> tuple[int, float]:
-            width = 0.0 if repeat == 1 else find_width(self._times.get(run[0], ()))
-            return self._ran[run[0], lane.name], -width
-
-        return min(alike, key=rank)
+        return min(alike, key=lambda run: self._ran[run[0], lane.name])
 
     def settle(self, job: Job, record: Record, outcome: Outcome) -> None:
         """Learn from an outcome. A lost run comes next again, as often as `Losses` allows."""

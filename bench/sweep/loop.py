@@ -26,7 +26,7 @@ from bench.errors import StoreError, UnsupportedError, UsageError
 from bench.executors import Event, Executor, build_executor
 from bench.precision import PRECISIONS
 from bench.processes import stop_signals
-from bench.record import Environment, Outcome, Record, Status, flatten, read_missing, write_missing
+from bench.record import Outcome, Record, Status, flatten, read_missing, write_missing
 from bench.store.reader import find_shards
 from bench.store.table import CHECKPOINTS, LOGS, TRACES
 from bench.store.writer import Store
@@ -47,14 +47,6 @@ from bench.text import read_clock
 from bench.worker import Job, Lane
 
 _POLL_S = 0.5  # between checks whether the sweep was stopped
-
-
-def describe_environment(known: Inputs, case: Case, outcome: Outcome) -> Environment:
-    """Return the environment of a case, and what its outcome alone tells: what a command counts."""
-    environment = known.describe(case)
-    if outcome.unit:
-        environment.unit, environment.train_images = outcome.unit, outcome.epoch_items
-    return environment
 
 
 class Source(Protocol):
@@ -249,13 +241,10 @@ class Loop:
 
     def refuse(self, case: Case) -> str:
         """Return why a case is not to be run on these lanes; empty if it is."""
-        inputs, precision = self.inputs, PRECISIONS[case.precision]
-        if reason := inputs.refuse(case):
+        if (reason := self.inputs.refuse(case)) or "precision" in self.options.axes:
             return reason
-        if "precision" in self.options.axes:
-            return ""
-        reason = inputs.platforms[case.device].discourage(precision)
-        return f"{reason}; --precision {precision.name} measures it anyway" if reason else ""
+        reason = self.inputs.platforms[case.device].discourage(PRECISIONS[case.precision])
+        return f"{reason}; --precision {case.precision} measures it anyway" if reason else ""
 
     def _place(self, job: Job, lane: Lane) -> Job | Outcome:
         """Return a job with all that its worker needs, or its outcome if nothing need be run."""
@@ -306,6 +295,9 @@ class Loop:
         if unrated := known.unrated.get(case.device):
             m = outcome.measurement
             m.missing = write_missing(read_missing(m.missing or "") | unrated)
+        environment = known.describe(case)
+        if outcome.unit:  # which a command alone tells
+            environment.unit, environment.train_images = outcome.unit, outcome.epoch_items
         record = Record(
             record_id=uuid4().hex[:16],
             case=case,
@@ -325,7 +317,7 @@ class Loop:
             retries=outcome.retries,
             log=log if (self.out / log).exists() else "",
             measurement=outcome.measurement,
-            environment=describe_environment(known, case, outcome),
+            environment=environment,
         )
         try:
             self.store.append(record, outcome.steps, outcome.epochs, outcome.work, outcome.ranks)
@@ -338,8 +330,6 @@ class Loop:
         if case.checkpoint and not job.probe:
             self._keep_run(job).finish(record)
         self.display.end(record, lane.name)
-        if (trace := self._place_trace(job)) and trace.exists():
-            self.display.say(f"trace, for https://ui.perfetto.dev: {trace}")
         return record
 
     def _place_trace(self, job: Job) -> Path | None:
@@ -373,17 +363,13 @@ class Loop:
         if (known := read_rates(platform, self.out)).rates:
             self.lanes[lane] = inputs.add_rates(device, known)
             return
-        environment = platform.environment
-        title = " · ".join(filter(None, [lane.name, environment.gpu or "the CPU"]))
-        name = environment.gpu or "the CPU"
-        name = f"{lane.name}, {name}," if lane.name else name
-        self.display.say(f"measuring what {name} can do now")
+        gpu = platform.environment.gpu
+        name = " · ".join(filter(None, [lane.name, gpu or "the CPU"]))
+        self.display.say(f"{name}: measuring what it can do now")
         found = self.executor.rate(lane, device, seconds)
         self.lanes[lane] = inputs.add_rates(device, found)
-        self.display.say(f"{title}: {describe_rates(found, environment.gpu) or 'not known'}")
-        self.say(f"note: {column} was not measured: {why}" for column, why in found.reasons.items())
-        doubts = check_rates(found, environment.gpu)
-        self.say(f"warning: {what}; {fix}" for what, fix in doubts)
+        self.display.say(f"{name}: {describe_rates(found, gpu) or 'not known'}")
+        self.say(f"warning: {what}; {fix}" for what, fix in check_rates(found, gpu))
 
 
 @dataclass
