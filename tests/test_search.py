@@ -36,7 +36,7 @@ from bench.search.trials import INSTALL, Ladder
 from bench.store.reader import read_beside, read_records, read_rows
 from bench.store.rows import keep_cases, read_history
 from bench.sweep import __main__ as sweep
-from bench.worker import Channel, Job
+from bench.worker import END, GO_ON, Channel, EpochEnded, Job, Message
 from bench.worker.measurement import measure
 from tests.frames_for_tests import read_epochs, read_steps
 
@@ -412,9 +412,10 @@ class Ending(Channel):
         self.epochs = epochs
         self.told: list[EpochRow] = []
 
-    def ask(self, row: EpochRow) -> bool:
-        self.told.append(row)
-        return len(self.told) < self.epochs
+    def ask(self, message: Message) -> object:
+        if isinstance(message, EpochEnded):
+            self.told.append(message.row)
+        return END if len(self.told) == self.epochs else GO_ON
 
 
 def train(channel: Channel) -> Outcome:
@@ -422,7 +423,7 @@ def train(channel: Channel) -> Outcome:
     axes |= {"batch_size": [16], "lr": [0.3], "epochs": [4], "evaluate": [True]}
     (case,) = grid(axes)
     with torch.random.fork_rng():
-        return measure(Job(case, asked_at=time.monotonic()), channel)
+        return measure(Job(case, asked_at=time.monotonic(), judged=True), channel)
 
 
 def test_a_truncated_training_is_the_beginning_of_the_whole() -> None:
