@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,8 +50,6 @@ _GRACE_S = 3.0
 _MARGIN_S = 60.0
 
 _CUT_SHORT = (Status.TIMEOUT, Status.INTERRUPTED)
-# Whether the stacks of a worker show that it waits for a batch of torch's DataLoader.
-_AWAITS_LOADER = re.compile(r"utils/data/dataloader\.py\", line \d+ in __next__").search
 
 
 class SubprocessExecutor(Executor):
@@ -225,13 +222,10 @@ class SubprocessExecutor(Executor):
                 yield Outcome(Status.INTERRUPTED, "the sweep was stopped")
                 return
             if time.monotonic() > deadline:
-                stacks = worker.dump_stacks()
-                waited = ", waiting for its DataLoader" if _AWAITS_LOADER(stacks) else ""
-                reason = (
-                    f"{phase} took longer than {self.settings.timeout_s:g} s{waited}; "
-                    f"raise --timeout; the log has {'its output' if command else 'the stacks'}"
-                )
-                yield Outcome(Status.TIMEOUT, reason)
+                worker.dump_stacks()
+                limit_s, has = self.settings.timeout_s, "its output" if command else "the stacks"
+                took = f"{phase} took longer than {limit_s:g} s; raise --timeout"
+                yield Outcome(Status.TIMEOUT, f"{took}; the log has {has}")
                 return
             if message is not None:
                 yield message
@@ -353,8 +347,9 @@ class Ranks:
         for worker in self._workers:
             worker.send(content)
 
-    def dump_stacks(self) -> str:
-        return "".join(worker.dump_stacks() for worker in self._workers)
+    def dump_stacks(self) -> None:
+        for worker in self._workers:
+            worker.dump_stacks()
 
     def kill(self) -> None:
         for worker in self._workers:

@@ -203,19 +203,17 @@ class Process:
                 self._code = -signal.SIGKILL
         return self._code
 
-    def dump_stacks(self) -> str:
-        """Have the stacks of all its threads written to the log, then those of its child processes.
-        Return the output of the process itself meanwhile, including its stacks."""
+    def dump_stacks(self) -> None:
+        """Have the stacks of all its threads written to the log, then those of its child processes:
+        DataLoader workers inherit the handler; one without it is killed slightly early."""
         begin, until = len(self._recent), time.monotonic() + _DUMPED_S
         self._signal(signal.SIGUSR1)
         while _STACK not in self._recent[begin:] and time.monotonic() < until:
             time.sleep(0.5)
-        # DataLoader workers inherit the handler; a process without one is killed slightly early
         for child in list_children(self.pid):
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGUSR1)
         time.sleep(0.5)  # on a busy machine 0.1 s was too short
-        return self._recent[begin:].decode(errors="replace")
 
     def kill(self) -> None:
         """End it and its process group at once."""

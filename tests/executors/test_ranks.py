@@ -52,9 +52,7 @@ class Script:
         self.told += 1
         self._asked = False
 
-    def dump_stacks(self) -> str:
-        return f"stacks of {self.code};"
-
+    def dump_stacks(self) -> None: ...
     def wait(self, seconds: float) -> None: ...
 
     def kill(self) -> None: ...

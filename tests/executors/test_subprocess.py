@@ -225,9 +225,7 @@ class Script:
         yield from self._messages
 
     def send(self, content: object) -> None: ...
-    def dump_stacks(self) -> str:
-        return ""
-
+    def dump_stacks(self) -> None: ...
     def kill(self) -> None: ...
 
     def end(self, patiently: bool) -> int:
