@@ -89,7 +89,6 @@ class LoadedBatches(Planned):
         self._dataset, self._draw, self._in_order = dataset, draw, in_order
         self.micro_batch, self._seed = making["micro_batch"], making["seed"]
         self._device, self._workers = making["device"], workers
-        self._plan = _Plan()
         self._batches: Iterator[Any] | None = None
         self._epoch = 0
         self._begun = 0.0
@@ -105,8 +104,7 @@ class LoadedBatches(Planned):
         """
         self._begun, self.first_batch_s = perf_counter(), None
         self.close()
-        self._plan.batches = self._list_batches(self._draw(index), size)
-        self._batches = iter(self._build(index))
+        self._batches = iter(self._build(index, size))
         epoch = self._epoch
         for own, whole in self.plan(steps, size):
             yield Divided(len(own), self._take(-(-len(own) // self.micro_batch), epoch), whole)
@@ -133,7 +131,7 @@ class LoadedBatches(Planned):
             for start in range(own.start, own.stop, self.micro_batch):
                 yield list(keys[start : min(start + self.micro_batch, own.stop)])
 
-    def _build(self, index: int) -> DataLoader[Any]:
+    def _build(self, index: int, size: int | None) -> DataLoader[Any]:
         from torch import Generator
         from torch.utils.data import DataLoader
 
@@ -146,7 +144,7 @@ class LoadedBatches(Planned):
             }
         return DataLoader(
             self._dataset,  # type: ignore[arg-type]  # any object with these two methods
-            batch_sampler=self._plan,
+            batch_sampler=[*self._list_batches(self._draw(index), size)],
             num_workers=self._workers,
             # of its own: torch's global one, which the network uses, does not change
             generator=Generator().manual_seed(mix(self._seed, index)),
@@ -192,15 +190,6 @@ class LoadedBatches(Planned):
         # default_collate turns tuples into a list; `Batches` yields tuples
         batch = tuple(batch) if type(batch) is list else batch
         return tree_map_only(Tensor, lambda tensor: tensor.to(self._device), batch)
-
-
-class _Plan:
-    """Batch sampler: yields the keys of each batch of the next epoch."""
-
-    batches: Iterator[list[Key]]
-
-    def __iter__(self) -> Iterator[list[Key]]:
-        return self.batches
 
 
 def _start_worker(parent: int, number: int) -> None:

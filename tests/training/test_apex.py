@@ -5,7 +5,6 @@ The real one needs a GPU; a stand-in keeps the contract here.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -202,7 +201,7 @@ def test_a_worker_trains_with_what_is_installed(
 ) -> None:
     """Through a real process, to the row: what trained, the scale of each step, and the
     work and the profile of a step."""
-    monkeypatch.setenv("PYTHONPATH", str(install(tmp_path)), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(str(install(tmp_path)))
     case = Case(
         "training_for_tests:small", "synthetic", precision="fp16-apex", loss_scale=128.0,
         batch_size=64, fraction=0.01, profile=True, device="cpu",
