@@ -19,35 +19,37 @@ T = TypeVar("T")
 
 
 class Trait(StrEnum):
-    """A property that an axis may affect."""
+    """A property that an axis may affect.
+
+    - learning: loss and accuracy. They are compared at the end of an epoch: before that, a larger
+      batch has taken fewer steps, and a loss describes only the first steps. Cases that differ in
+      any other axis, such as the precision, may be compared after equal steps.
+    - rate: the learning rate of each step.
+    - data: the images; losses on different ones cannot be compared. A workload brings its own.
+    - draws: the data of a user's workload: each micro-batch is drawn separately, and a DataLoader
+      uses a dataset instead.
+    - fit: the largest batch that fits in memory.
+    - proof: that of a precision, on single layers: no loss, optimizer or loader is involved.
+    - work: the work of a step, counted operation by operation, without loader workers.
+    - flop: FLOP per image.
+    - first: the loss of the first step, before anything is learned. It depends on what BatchNorm
+      normalises together, and on the running statistics of frozen layers.
+    - kernels: how fast the same step is computed. The references were measured at the axis's
+      default, and do not apply to cases with another value.
+    - recipe: what compared cards must also agree on, besides everything that affects learning.
+    """
 
     LEARNING = "learning"
-    """Loss and accuracy. They are compared at the end of an epoch: before that, a larger batch has
-    taken fewer steps, and a loss describes only the first steps. Cases that differ in any other
-    axis, such as the precision, may be compared after equal steps."""
     RATE = "rate"
-    """The learning rate of each step."""
     DATA = "data"
-    """The images: losses on different ones cannot be compared. A workload brings its own."""
     DRAWS = "draws"
-    """The data of a user's workload: each micro-batch is drawn separately, and a DataLoader uses a
-    dataset instead."""
     FIT = "fit"
-    """The largest batch that fits in memory."""
     PROOF = "proof"
-    """The proof of a precision, on single layers: no loss, optimizer or loader is involved."""
     WORK = "work"
-    """The work of a step, counted operation by operation, without loader workers."""
     FLOP = "flop"
-    """FLOP per image."""
     FIRST = "first"
-    """The loss of the first step, before anything is learned. It depends on what BatchNorm
-    normalises together, and on the running statistics of frozen layers."""
     KERNELS = "kernels"
-    """How fast the same step is computed. The references were measured at the axis's default, and
-    do not apply to cases with another value."""
     RECIPE = "recipe"
-    """What compared cards must also agree on, besides everything that affects learning."""
 
 
 @dataclass(frozen=True)

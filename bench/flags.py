@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import gc
 import io
 import math
 import os
@@ -265,9 +264,6 @@ def command(run: Callable[[Sequence[str]], int]) -> Callable[..., int]:
     """
 
     def main(argv: Sequence[str] | None = None) -> int:
-        often = gc.get_threshold()
-        # at Python's default threshold, garbage collection took a tenth of a report's time
-        gc.set_threshold(200_000)
         provide_home()
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
@@ -293,8 +289,6 @@ def command(run: Callable[[Sequence[str]], int]) -> Callable[..., int]:
             return 1
         except KeyboardInterrupt:
             return 130
-        finally:
-            gc.set_threshold(*often)
 
     return main
 

@@ -154,18 +154,6 @@ def allocates_tensors() -> nn.Module:
     return Tiny(behave)
 
 
-def allocates_bytes() -> nn.Module:
-    """In pieces so small that the last one leaves no room for anything."""
-
-    def behave(logits: Tensor) -> Tensor:
-        _leave_room(2**27)
-        held = []
-        while True:
-            held.append(bytearray(2**12))
-
-    return Tiny(behave)
-
-
 def fills() -> nn.Module:
     """Until a limit refuses; on a machine without one, 1.5 GiB."""
     held = []

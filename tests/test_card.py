@@ -11,21 +11,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pytest_for_tests import Capture, Patch
 
 from bench import card
-from bench.environment.machine import Platform
 from bench.fit import build_parser as build_fit
-from bench.record import Environment
 from bench.scales.__main__ import build_parser as build_scales
 from bench.sweep.options import parse_arguments, plan_cases
 
 ROOT = Path(__file__).parents[1]
-NAMES = [line.split()[0] for line in card.STEPS.splitlines()]
 
 STEP = """
 import pathlib, sys, time
@@ -141,63 +137,6 @@ def test_an_interruption_ends_the_step_and_names_the_rest(tmp_path: Path) -> Non
     assert re.search("^long +interrupted .*long is stopped$", said, re.MULTILINE)
     assert re.search("^last +left .*stopped$", said, re.MULTILINE)
     assert tell(read(tmp_path)[1]) == {"first": "done", "long": "interrupted", "last": "left"}
-
-
-SECONDS = {
-    "doctor": 7.5,
-    "rtx-titan": 66,
-    "precisions": 30,
-    "plain": 90,
-    "autotuned": 320,
-    "compiled": 900,
-    "both": 1100,
-    "as-2019": 230,
-    "tests": 150,
-}
-"""Those of an H200 where they were recorded; of the others it is taken to be 30."""
-
-
-def test_two_minutes_give_the_first_three_and_the_same_command_goes_on(
-    tmp_path: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
-    """On a GPU whose commands take the seconds that were recorded, on its own clock."""
-    clock, ran, left = SimpleNamespace(now=0.0), list[str](), dict[str, float]()
-    platform = Platform(Environment(gpu="NVIDIA H200", capability="9.0", torch="2.11"))
-    monkeypatch.setattr(card, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    monkeypatch.setattr(card, "has_cuda", lambda: True)
-    monkeypatch.setattr(card, "probe", lambda device: platform)
-    monkeypatch.setattr(card, "find_cards", lambda: ([object()], ""))
-    monkeypatch.setattr(card, "find_apex", lambda: None)
-    lines = [line.split(None, 3) for line in card.STEPS.splitlines()]
-    steps = "".join(f"{name} {least} {need} {name}\n" for name, least, need, _ in lines)
-    monkeypatch.setattr(card, "STEPS", steps)
-
-    def run(command: list[str], log: Path, until: float, stopped: Any) -> str:
-        name = command[1]
-        takes = left.pop(name, SECONDS.get(name, 30.0))
-        log.write_text(f"== {name} ==\n{name} has ended")
-        if clock.now + takes > until:
-            left[name] = takes - (until - clock.now)  # what is done is kept
-            clock.now = until
-            return "cut"
-        clock.now += takes
-        ran.append(name)
-        return "done"
-
-    monkeypatch.setattr(card, "run", run)
-    assert card.main(["--minutes", "2", "--out", str(tmp_path)]) == 0
-    assert ran == ["doctor", "rtx-titan", "precisions"]
-    state = read(tmp_path)[1]
-    assert [*tell(state)] == NAMES
-    assert tell(state)["plain"] == "cut"
-    assert tell(state)["report"] == "left"
-    assert re.search("^apex +absent .*apex is not here", capsys.readouterr().out, re.MULTILINE)
-    while "report" not in ran:
-        assert ran.count("doctor") < 10
-        assert card.main(["--minutes", "9", "--out", str(tmp_path)]) == 0
-    wanted = [name for name in NAMES if name not in ("doctor", "apex", "ddp-2")]
-    assert [name for name in dict.fromkeys(ran) if name != "doctor"] == wanted, "in order"
-    assert read(tmp_path)[1]["complete"]
 
 
 def test_every_command_is_one_that_there_is() -> None:

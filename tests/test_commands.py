@@ -83,7 +83,7 @@ def test_a_help_fits_a_screen_and_describes_in_plain_sentences(
     assert "python -m" not in description
 
 
-@pytest.mark.parametrize("module", ["sweep", "search", "fit", "check"])
+@pytest.mark.parametrize("module", ["sweep", "fit"])
 def test_all_settings_are_in_the_long_help(
     module: str, capsys: Capture, monkeypatch: Patch
 ) -> None:
