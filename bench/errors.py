@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -12,16 +12,12 @@ class UsageError(Exception):
     """Something the user asked for cannot be done.
 
     The message is one line: what is wrong, then what would be right. Command lines print it after
-    ``error:`` on standard error and end with return code 2, before anything is trained.
+    ``error:`` on standard error and end with return code 2, before anything is trained. Several at
+    once are several arguments.
     """
 
-
-class SeveralUsageError(UsageError):
-    """Several at once, each a line of ``lines``."""
-
-    def __init__(self, lines: Sequence[str]) -> None:
-        super().__init__("\n".join(lines))
-        self.lines = lines
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.args))
 
 
 class UnsupportedError(Exception):

@@ -22,7 +22,7 @@ from bench.axis import Value, axis_flag
 from bench.case import AXES, SHAPE, SWITCHES
 from bench.command import combine_vary
 from bench.data import SYNTHETIC
-from bench.errors import SeveralUsageError, StoreError, UsageError, nearest
+from bench.errors import StoreError, UsageError, nearest
 from bench.grid import parse_values
 from bench.processes import provide_home
 from bench.text import capitalize, clean
@@ -257,7 +257,7 @@ def write_document(document: str, output: Path | None) -> None:
 def command(run: Callable[[Sequence[str]], int]) -> Callable[..., int]:
     """Make the `main` of a command from a function of its arguments.
 
-    A `UsageError` becomes one line on standard error (`SeveralUsageError` one each) and return code
+    A `UsageError` becomes one line on standard error for each of its arguments, and return code
     2, a `StoreError` return code 1. What the output cannot encode is written plainly. If the reader
     of standard output has gone, as with ``| head``, the command ends without a traceback and with
     the return code that a shell gives for SIGPIPE; where there is no space for it, with one line.
@@ -276,8 +276,8 @@ def command(run: Callable[[Sequence[str]], int]) -> Callable[..., int]:
             sys.stdout.flush()  # here, where a closed pipe is caught, not at exit
             return code
         except (UsageError, StoreError) as error:
-            for line in error.lines if isinstance(error, SeveralUsageError) else [str(error)]:
-                print(f"error: {clean(line)}", file=sys.stderr)  # a path may hold any character
+            for line in error.args:  # a path may hold any character
+                print(f"error: {clean(str(line))}", file=sys.stderr)
             return 2 if isinstance(error, UsageError) else 1
         except OSError as error:
             if error.errno not in (errno.EPIPE, errno.ENOSPC):

@@ -70,10 +70,6 @@ _APPLY: tuple[tuple[Callable[[Case], bool], Lack], ...] = (
         lambda case: case.parallel != "none",
         (FOLLOWS["parallel"], "it is of training on several GPUs", "--parallel ddp"),
     ),
-    (
-        lambda case: case.parallel == "ddp",
-        (("grad_compression", "sync_bn"), "it is of DistributedDataParallel", "--parallel ddp"),
-    ),
 )
 """Where axes apply that do not apply everywhere."""
 

@@ -17,7 +17,7 @@ from bench.data.sources import CLASSES
 from bench.diagnosis.step import CONVOLUTIONS, find_emulated, find_halves
 from bench.doctor.judgement import write_warnings
 from bench.environment.machine import Machine, Platform, examine, guess_devices
-from bench.errors import SeveralUsageError, UnsupportedError, UsageError
+from bench.errors import UnsupportedError, UsageError
 from bench.executors import Executor, Images, build_executor
 from bench.fingerprint import Fingerprint, list_requests, name_subject
 from bench.gpu.nvml import find_neighbours
@@ -265,7 +265,7 @@ def _take_models(
         if found:
             broken.setdefault(subject, found)
     if broken:
-        raise SeveralUsageError([*broken.values()])
+        raise UsageError(*broken.values())
     return models
 
 
