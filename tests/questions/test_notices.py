@@ -106,7 +106,7 @@ def steps_of(*folders: Path) -> NextStep:
         (runs((100,)), "--repeats 3 shows which differences are real"),
         ([*GOOD, lose(8, Status.ERROR)], "--retry error runs again what failed"),
         ([*GOOD, lose(8, Status.INTERRUPTED)], "run the same command again"),
-        (GOOD, "page with figures"),
+        (GOOD, "page with a figure"),
     ],
 )
 def test_the_next_step_is_what_helps(records: list[Record], said: str, tmp_path: Path) -> None:
