@@ -136,7 +136,7 @@ def test_a_screen_lays_out_no_more_than_it_shows() -> None:
     report = build([read_sweep(REFERENCE)])
     render(report)
     assert [table.name for table in report.opening] == ["times", "costs"]
-    assert not {"tables", "notes", "environments"} & {*vars(report)}
+    assert not {"tables", "notes"} & {*vars(report)}
 
 
 @pytest.mark.parametrize("name", REPORTS)

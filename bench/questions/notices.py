@@ -10,7 +10,7 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -29,9 +29,7 @@ from bench.origin import LABELS
 from bench.questions.halving import confirm
 from bench.questions.scaling import Search
 from bench.record import COMPARABLE, MEASURED, REPEATED, EpochRow, Status
-from bench.render.section import Column, Section, Sheet
 from bench.render.table import (
-    NOTHING,
     Level,
     NextStep,
     Notice,
@@ -46,28 +44,20 @@ from bench.study.doubts import DOUBTS, QUIETER, SAID_BELOW
 from bench.study.quantities import MEMORY, is_number
 from bench.study.runs import SOURCE, Result, Run
 from bench.study.sweeps import Sweep
-from bench.text import ESTIMATE, GIB, capitalize, name_first, write_range
+from bench.text import ESTIMATE, capitalize, name_first, write_range
 
 if TYPE_CHECKING:
-    from bench.questions.report_data import ReportData
+    pass
 
 ENVIRONMENT = {
-    "gpu_memory_bytes": "GPU memory",
-    "gpu_uuid": "GPU UUID",
-    "capability": "compute capability",
     "driver": "driver",
-    "cpu": "CPU",
     "torch": "torch",
     "cuda": "CUDA",
     "cudnn": "cuDNN",
     "python": "Python",
-    "os": "operating system",
-    "host": "host",
-    "bench": "harness",
+    "cpu": "CPU",
     "commit": "commit",
-    "dataset_source": "dataset layout",
-    "dataset_fingerprint": "dataset fingerprint",
-    "flags": "flags",
+    "device": "device",
 }
 """Columns of records that say what ran them, and their labels."""
 
@@ -110,9 +100,8 @@ def describe_constants(cases: Results, varying: Collection[str]) -> Iterator[str
         yield f"All cases: {' · '.join(said)}."
     for part in group(cases, attrgetter(*SOURCE)):
         told = [part[0].machine]
-        for name in ("driver", "torch", "cuda", "cudnn", "device"):
-            if values := name_values(part, name, 4):
-                told.append(f"{ENVIRONMENT.get(name, name)} {values}")
+        values = {name: name_values(part, name, 4) for name in ENVIRONMENT}
+        told += [f"{ENVIRONMENT[name]} {value}" for name, value in values.items() if value]
         yield ", ".join([*told, *_name_kinds(part)]) + "."
 
 
@@ -153,35 +142,6 @@ def write_notes(cases: Results, varying: Collection[str]) -> Iterator[str]:
         yield units
     for measure in dict.fromkeys(c.memory_measure for c in cases if is_number(c.memory_bytes)):
         yield f"Memory: peak of {MEMORY[measure]}."
-
-
-def _tabulate_environment(found: ReportData) -> Iterator[Sheet]:
-    parts = group(found.results, attrgetter(*SOURCE))
-
-    def write(name: str, part: Results) -> str:
-        if name == "gpu_memory_bytes":
-            sizes = dict.fromkeys(case.gpu_memory_bytes for case in part)
-            return " or ".join([f"{b / GIB:.1f} GiB" for b in sizes if is_number(b)][:4])
-        return name_values(part, name, 4)
-
-    rows: list[tuple[Any, ...]] = [
-        (label, *(write(name, part) or NOTHING for part in parts))
-        for name, label in ENVIRONMENT.items()
-    ]
-    yield Sheet(
-        "Environment",
-        [
-            Column("what", "", "", itemgetter(0), number=False),
-            *(Column(f"m{i}", found.machines[part[0].sweep, part[0].machine], "",
-                     itemgetter(i + 1), number=False)
-              for i, part in enumerate(parts)),
-        ],
-        [row for row in rows if any(said != NOTHING for said in row[1:])],
-        empty=(),
-    )  # fmt: skip
-
-
-MACHINES = Section("environment", "What ran the cases?", _tabulate_environment)
 
 
 # ----------------------------------------------------------------------------------------- warnings

@@ -13,7 +13,6 @@ from bench.questions.effects import EFFECTS, LOADING
 from bench.questions.halving import SEARCH
 from bench.questions.loss_scales import SCALES
 from bench.questions.notices import (
-    MACHINES,
     choose_next,
     describe_constants,
     describe_subject,
@@ -105,10 +104,6 @@ class Report(ReportData):
     @cached_property
     def tables(self) -> tuple[Table, ...]:
         return self._lay_out(self._told)
-
-    @cached_property
-    def environments(self) -> Table:
-        return MACHINES.fill(*MACHINES.list_sheets(self))
 
     @cached_property
     def notes(self) -> tuple[str, ...]:

@@ -307,8 +307,8 @@ def test_the_page_is_read_by_keyboard_and_its_links_open_what_they_lead_to(
     assert page.evaluate("document.activeElement.className") == "skip"
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "main"
-    page.locator("nav").get_by_text("Environment and commands", exact=True).click()
-    page.wait_for_selector("#environment", timeout=20_000)
+    page.locator("nav").get_by_text("Commands", exact=True).click()
+    page.wait_for_selector("#commands", state="attached", timeout=20_000)
     # a print leaves the folds as they were, also of browsers whose style sheets cannot open one
     count = "document.querySelectorAll('.fold[open]').length"
     opened = page.evaluate(count)
