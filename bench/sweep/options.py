@@ -71,13 +71,11 @@ class Options:
         return EXECUTORS[self.executor].here
 
     def resume(self, out: Path) -> str:
-        given = "--out" in self.given
-        return self.invocation if given else f"{self.invocation} --out {shlex.quote(str(out))}"
-
-    @property
-    def given(self) -> set[str]:
-        """The flags of the command, without ``=value``, and its other words."""
-        return {word.partition("=")[0] for word in shlex.split(self.invocation)}
+        """The command that resumes this one, in a folder that was chosen by default too."""
+        given = {word.partition("=")[0] for word in shlex.split(self.invocation)}
+        if "--out" in given:
+            return self.invocation
+        return f"{self.invocation} --out {shlex.quote(str(out))}"
 
 
 def build_parser() -> Parser:
