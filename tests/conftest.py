@@ -44,7 +44,8 @@ with suppress(ImportError):  # the tests for a card need pytest alone
         "tests",
         deadline=None,
         max_examples=int(os.environ.get("BENCH_FUZZ", "20")),
-        suppress_health_check=[HealthCheck.too_slow],
+        # each example writes the files of a test over those of the one before
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     )
     settings.load_profile("tests")
 
@@ -67,7 +68,7 @@ def why_no_cuda() -> str:
 
 
 LONGEST = (
-    "ray readme asv_site run command api asv card html check fingerprint checkpoint export sweep "
+    "ray readme asv_site run command api html check fingerprint checkpoint export sweep "
     "subprocess workloads loader commands advise ranks why measurement input labels search parallel"
 )
 """Files that take more than 10 s of a core, the longest first. Each is for one of the processes

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bench.case import AXES, Case
@@ -19,13 +18,6 @@ from bench.store.table import RECORDS
 from bench.store.writer import Store
 from tests.frames_for_tests import read_steps
 from tests.planted.records import make_run
-
-EXAMPLES = int(os.environ.get("BENCH_FUZZ", "20"))
-FUZZ = settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 
 WORDS = """
 nan inf -1 1e999 1_0 0x1p3 +1 ' '' =1 " "" on ok fp16 dynamic 1e-400 .5 5. 1.0 -0 ٣ NA null \ufeff
@@ -68,7 +60,6 @@ def check(folder: Path, data: bytes, name: str = RECORDS) -> None:
     assert len(message) < 800 + len(str(file))
 
 
-@FUZZ
 @given(st.binary(max_size=300))
 @example(b"")
 @example(b"\n")
@@ -82,7 +73,6 @@ def test_bytes(tmp_path: Path, data: bytes) -> None:
     check(tmp_path, data)
 
 
-@FUZZ
 @given(st.binary(max_size=200), st.integers(0, 400))
 def test_bytes_behind_a_right_header(
     tmp_path: Path, good: tuple[bytes, bytes], data: bytes, at: int
@@ -92,7 +82,6 @@ def test_bytes_behind_a_right_header(
     check(tmp_path, header + b"\n" + rows[:at] + data + rows[at:])
 
 
-@FUZZ
 @given(st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), max_size=8), st.booleans())
 def test_flipped_bytes(
     tmp_path: Path, good: tuple[bytes, bytes], flips: list[tuple[int, int]], steps: bool
@@ -104,7 +93,6 @@ def test_flipped_bytes(
     check(tmp_path, bytes(data), "steps.csv" if steps else RECORDS)
 
 
-@FUZZ
 @given(st.dictionaries(st.sampled_from(list(COLUMNS)), CELLS | st.text(max_size=8), max_size=5))
 def test_cells(tmp_path: Path, good: tuple[bytes, bytes], cells: dict[str, str]) -> None:
     """Values that are nearly right, in columns that check them."""
@@ -129,7 +117,6 @@ def read_preset(data: bytes) -> None:
     assert len(message) < 1000
 
 
-@FUZZ
 @given(st.binary(max_size=300))
 @example(b"a = " + b"9" * 5000)
 @example(b"[[grid]]\nlr = 1e" + b"9" * 400)
@@ -154,7 +141,6 @@ TOML = st.recursive(
 )  # fmt: skip
 
 
-@FUZZ
 @given(st.dictionaries(st.sampled_from([*AXES, "description", "grid", "x y"]), TOML, max_size=6))
 def test_presets_that_are_nearly_right(table: dict[str, str]) -> None:
     rows = "".join(f'"{key}" = {value}\n' for key, value in table.items())
