@@ -1,9 +1,9 @@
 """Cases that differ only in their batch size, or in the number of GPUs.
 
-Of batch sizes: from which one on training is no faster, memory as a straight line, and the largest
-batch that fits. Probes of the largest batch do not measure speed, but show memory as well as cases
-do. Of GPUs: weak scaling keeps the batch size of each, strong scaling the global batch size; a line
-of either is a case on one GPU, and the cases on several that differ from it in nothing else.
+Of batch sizes: from which one on training is no faster, and the largest batch that fits, which
+probes that do not measure speed show too. Of GPUs: weak scaling keeps the batch size of each,
+strong scaling the global batch size; a line of either is a case on one GPU, and the cases on
+several that differ from it in nothing else.
 """
 
 from __future__ import annotations
@@ -45,19 +45,14 @@ from bench.study.axes import Machines, find_varying, name_value
 from bench.study.quantities import QUANTITIES, is_number
 from bench.study.runs import SOURCE, Result, Run, tell_but
 from bench.study.sweeps import Sweep
-from bench.text import GIB, write_number
 from bench.verdict import Ratio, compare
-from bench.wall import APART, Ending, MemoryLine, Wall, fit_line, read_walls
+from bench.wall import APART, Ending, Wall, read_walls
 
 if TYPE_CHECKING:
     from bench.questions.report_data import ReportData
 
 LEAST_SIZES = 3
-"""Fewest batch sizes of a row of the table: any two points lie on a line."""
-
-ROUGH = 0.05  # largest relative deviation from the line at which memory counts as linear
-
-MIB = 2**20
+"""Fewest batch sizes of a row of the table."""
 
 _OTHERS = ("batch_size", *SAME_QUESTION)
 
@@ -115,7 +110,6 @@ class Family(NamedTuple):
     """Cases of several batch sizes that differ in nothing else."""
 
     timed: list[Result]
-    memory: MemoryLine | None
     bounds: Bounds
 
 
@@ -126,22 +120,7 @@ def _find_families(found: ReportData) -> Iterator[Family]:
         timed = [row for row in part if row.status in RELIABLE and is_number(row.images_per_s)]
         if len({row.batch_size for row in timed}) >= LEAST_SIZES:
             rows = [*part, *probes.get(tell_memory(part[0]), ())]
-            yield Family(timed, fit_memory(rows), find_bounds(rows))
-
-
-def fit_memory(rows: Sequence[Row]) -> MemoryLine | None:
-    """Fit memory over the batch size; None for fewer than `LEAST_SIZES`, or if it is no line. Runs
-    in which the allocator retried are left out: their memory had reached its limit."""
-    points = {
-        int(row.batch_size): float(row.memory_bytes)
-        for row in rows
-        if row.status in RELIABLE and is_number(row.memory_bytes) and not row.alloc_retries > 0
-    }
-    line = fit_line(list(points.items()))
-    if len(points) < LEAST_SIZES or line is None:
-        return None
-    straight = all(abs(line.predict(size) / of - 1) <= ROUGH for size, of in points.items())
-    return line if straight else None
+            yield Family(timed, find_bounds(rows))
 
 
 def _tabulate_batches(found: ReportData) -> Iterator[Sheet]:
@@ -166,20 +145,14 @@ def _tabulate_batches(found: ReportData) -> Iterator[Sheet]:
                "the most images/s", find_enough),
         Column("best", "most images/s", "and the batch size that has them", write_best,
                better="higher"),
-        Column("fixed", "fixed (GiB)", "memory that no batch size changes: weights, context, "
-               "libraries", lambda row: row.memory.fixed_bytes / GIB if row.memory else None,
-               write="{:.2f}".format, keep=7),
-        Column("image", "an item (MiB)", "memory that each item of a batch adds",
-               lambda row: row.memory.bytes_per_image / MIB if row.memory else None,
-               write=write_number, keep=7),
         Column("wall", "largest", "the largest batch that fits, where it was found", write_bounds,
                number=False),
     ]  # fmt: skip
     note = (
         f"As fast: within {100 * NEAR:.0f} % of the most images/s; with fewer than {MIN_REPEATS} "
-        "repeats that may be chance. Memory is shown where it is a line over the batch size."
+        "repeats that may be chance."
     )
-    yield Sheet("By batch size: speed and memory", columns, rows, [note])
+    yield Sheet("By batch size: speed, and what fits", columns, rows, [note])
 
 
 def _tabulate_walls(found: ReportData) -> Iterator[Sheet]:

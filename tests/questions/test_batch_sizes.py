@@ -1,8 +1,7 @@
-"""What is said of batch sizes: memory as a line, and the largest batch that fits."""
+"""What is said of batch sizes: which are as fast, and the largest that fits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
 
@@ -23,19 +22,6 @@ from tests.planted.sweeps import (
     make_scaled_case,
 )
 
-ADA = {**make_card("NVIDIA RTX 6000 Ada"), "gpu_memory_bytes": 24 * GIB}
-
-
-def line(name: str, sizes: Sequence[int], bend: float = 0) -> list[Record]:
-    """Batch sizes whose memory is 1 GiB and 16 MiB an image, on 24 GiB; the largest misses."""
-    return [
-        make_record(
-            Case(model=f"m:{name}", batch_size=size),
-            **ADA | measured(50.0, (GIB + 16 * MIB * size) * (1 + bend * (size == sizes[-1]))),
-        )
-        for size in sizes
-    ]
-
 
 def list_searched() -> list[Record]:
     """Cases with a schedule, beside a search that ran without it."""
@@ -53,31 +39,26 @@ def list_searched() -> list[Record]:
 FULL = make_probe("fp32", 1184, retries=2)
 FULL.measurement.peak_device_bytes = 40 * GIB
 TALL = make_scaled_case("fp32", 1128)
-UPPER = (64, 128, 256, 1000)
 
 MEMORY: dict[str, tuple[list[Record], list[str]]] = {
-    "where it is a line, of three batch sizes or more": (
-        [*line("far", (64, 128, 256)), *line("two", (64, 128)), *line("bent", UPPER, bend=0.3)],
-        ["fp32 | m:far | 1.00 | 16.00", "fp32 | m:bent"],
-    ),
     "a search without the schedule": (
-        list_searched(), ["fp32 | 1.50 | 40.00 | 1184 fits, 1192 does not"],
+        list_searched(), ["fp32 | 1184 fits, 1192 does not"],
     ),
-    "what made the allocator retry is not on the line": (
+    "what made the allocator retry fits": (
         [*list_scaling(), FULL],
         [
-            "fp32 | 1.50 | 40.00 | 1184 fits, 2048 does not",
-            "fp16 | 1.25 | 22.00 | 2048 fits, 4096 does not",
+            "fp32 | 1184 fits, 2048 does not",
+            "fp16 | 2048 fits, 4096 does not",
         ],
     ),
 }  # fmt: skip
-"""Rows, and of each line its name, fixed and per item, and what fits."""
+"""Rows, and what fits in each precision."""
 
 
 @pytest.mark.parametrize("name", MEMORY)
-def test_memory_is_a_line_over_the_batch_size(name: str, tmp_path: Path) -> None:
+def test_what_fits(name: str, tmp_path: Path) -> None:
     rows, expected = MEMORY[name]
-    columns = "precision model fixed image wall"
+    columns = "precision model wall"
     assert tell(read_report(tmp_path, rows), "batches", columns) == expected
 
 
