@@ -60,8 +60,6 @@ class Fingerprint:
 Examined = Fingerprint | str
 """What was found of a network or workload, or the line that says what is wrong with it."""
 
-_WORKLOAD = "workload:"
-
 
 def name_subject(case: Case) -> str:
     """Name what is examined for a case: its workload, or its network with images and classes. A
@@ -72,33 +70,26 @@ def name_subject(case: Case) -> str:
     ('m:f', 'm:f 3x64x64 100')
     """
     if case.workload != IMAGES:
-        return _WORKLOAD + case.workload
-    if case.input is None and case.classes is None:
-        return case.model
-    return f"{case.model} {case.input or '-'} {case.classes or '-'}"
-
-
-def split_subject(text: str) -> tuple[str, str, Shape, int]:
-    """Split a `name_subject` into name, kind (model or workload), image shape and classes."""
-    if text.startswith(_WORKLOAD):
-        return text.removeprefix(_WORKLOAD), "workload", SHAPE, CLASSES
-    name, shape, classes = [*text.split(), "-", "-"][:3]
-    return (
-        name,
-        "model",
-        SHAPE if shape == "-" else parse_shape(shape),
-        CLASSES if classes == "-" else int(classes),
-    )
+        return f"workload:{case.workload}"
+    return " ".join(str(one) for one in (case.model, case.input, case.classes) if one is not None)
 
 
 @dataclass(frozen=True)
 class Request:
-    """A network or workload to examine, by `name_subject`, and the values of the axes `freeze` and
-    `start` that it is to be trained with."""
+    """The network or workload of a ``case``, to be examined, and the values of the axes `freeze`
+    and `start` that it is to be trained with."""
 
-    subject: str
+    case: Case
     freezes: tuple[str, ...] = ()
     starts: tuple[str, ...] = ()
+
+    @property
+    def subject(self) -> str:
+        return name_subject(self.case)
+
+    @property
+    def what(self) -> str:
+        return f"{'model' if self.case.workload == IMAGES else 'workload'} {self.case.model!r}"
 
 
 def list_requests(cases: Iterable[Case]) -> list[Request]:
@@ -107,14 +98,14 @@ def list_requests(cases: Iterable[Case]) -> list[Request]:
     for case in (case for case in cases if case.command is None):
         parts.setdefault(name_subject(case), []).append(case)
     asked = []
-    for subject, of in parts.items():
+    for of in parts.values():
         frozen = dict.fromkeys(case.freeze for case in of if case.freeze != Case.freeze)
         starts = dict.fromkeys(case.start for case in of if case.start is not None)
-        asked.append(Request(subject, tuple(frozen), tuple(starts)))
+        asked.append(Request(of[0], tuple(frozen), tuple(starts)))
     return asked
 
 
-def examine(
+def examine_model(
     name: str,
     kind: str = "model",
     shape: Shape = SHAPE,
@@ -205,29 +196,31 @@ def _hash(parts: Iterable[bytes]) -> str:
 
 
 def try_model(asked: Request, timeout_s: float, **settings: Any) -> Examined:
-    """Run `examine` in a process of its own, a `bench.run.Process` with these settings.
+    """Run `examine_model` in a process of its own, a `bench.run.Process` with these settings.
     Return what it finds, or a line that says what is wrong. Raises TimeoutError."""
-    name, kind, *_ = split_subject(asked.subject)
     with Process("bench.fingerprint:answer", asked, **settings) as process:
         try:
             found: Examined = process.receive(timeout_s)
             with suppress(TimeoutError, EndedError):
                 found = process.receive(_SKETCH_S)  # it may be sketching forever
         except MessageError as error:
-            return f"{kind} {name!r} cannot be examined: {error}"
+            return f"{asked.what} cannot be examined: {error}"
         except EndedError:
             code = process.wait() or 0
             end = f"with return code {code}" if code >= 0 else f"by {name_signal(-code)}"
-            return f"{kind} {name!r} ends its process {end} when it is built and run once"
+            return f"{asked.what} ends its process {end} when it is built and run once"
     return found
 
 
 def answer(told: Connection, asked: Request) -> None:
-    """Send what `examine` finds, first without the work of one item, or what is wrong."""
-    name, kind, shape, classes = split_subject(asked.subject)
+    """Send what `examine_model` finds, first without the work of one item, or what is wrong."""
+    case = asked.case
+    kind = "model" if case.workload == IMAGES else "workload"
+    shape = SHAPE if case.input is None else parse_shape(case.input)
+    about = (shape, case.classes or CLASSES, asked.freezes, asked.starts)
     try:
-        told.send(examine(name, kind, shape, classes, asked.freezes, asked.starts, told.send))
+        told.send(examine_model(case.model, kind, *about, report=told.send))
     except UsageError as error:
         told.send(str(error))
     except BaseException as error:
-        told.send(f"{kind} {name!r} cannot be examined: {error!r}")
+        told.send(f"{asked.what} cannot be examined: {error!r}")

@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from bench.case import Case
 from bench.environment.machine import Machine, examine
 from bench.fingerprint import Request
+from bench.workloads import OWN
+
+
+def read(subject: str) -> Case:
+    """A case of a network, or of a workload that is told by `bench.fingerprint.name_subject`."""
+    name = subject.removeprefix("workload:")
+    return Case(name) if name == subject else Case(name, OWN, workload=name)
 
 
 def ask_once(*subjects: str) -> Callable[..., Machine]:
     """What is found of the CPU and of ``subjects``, as `bench.environment.machine.examine` would
     say it; KeyError for anything else."""
-    whole = examine(["cpu"], [Request(subject) for subject in subjects])
+    whole = examine(["cpu"], [Request(read(subject)) for subject in subjects])
 
     def ask_again(devices: object, models: list[Request]) -> Machine:
         assert devices == ["cpu"]

@@ -20,7 +20,7 @@ from test_gpu import CALLS, GPU, FakeNvml, error
 from bench.doctor import __main__ as doctor
 from bench.doctor.__main__ import main, write_json
 from bench.doctor.judgement import Level, Remark, judge, write_warnings
-from bench.environment.machine import Cpu, Machine, Platform, describe, examine
+from bench.environment.machine import Cpu, Machine, Platform, describe
 from bench.gpu.nvml import NvmlProblem
 from bench.precision import Apex, find_apex
 from bench.processes import Quota
@@ -212,14 +212,6 @@ def gather(nvml: FakeNvml, use: Callable[[str], Platform]) -> Machine:
     return replace(describe(["cuda"], use, nvml), cpu=Cpu(cores=2))
 
 
-def test_images_that_are_not_whole_are_told(tmp_path: Path) -> None:
-    (tmp_path / "test_batch").write_bytes(bytes(300))
-    machine = examine(["cuda"], data_dir=tmp_path, ask=lambda *asked: Machine())
-    (told,) = [remark for remark in judge(machine) if remark.topic == "images"]
-    assert (told.level, told.fix) == (Level.NOTE, "unpack cifar-10-python.tar.gz again")
-    assert told.what.startswith(f"{tmp_path} lacks data_batch_1, ")
-
-
 def test_a_card_is_read_while_our_own_process_holds_it() -> None:
     nvml = FakeNvml()
     nvml.compute = [(1, 5_000)]
@@ -229,7 +221,7 @@ def test_a_card_is_read_while_our_own_process_holds_it() -> None:
         return answering(GPU)(device)
 
     (gpu,) = gather(nvml, use).gpus
-    assert (gpu.tried, gpu.process_bytes, gpu.lacks) == (True, 2_000, {})
+    assert gpu.lacks == {}
     assert [p.pid for p in gpu.others] == [1]
     assert gpu.card.driver_cuda == (13, 1)
     assert nvml.open == 0, "all is closed"
@@ -250,7 +242,7 @@ def test_a_card_that_torch_cannot_use_is_read_all_the_same() -> None:
     machine = replace(
         describe(["cuda"], None, FakeNvml()), torch_error="no torch", cpu=Cpu(cores=2)
     )
-    assert [(gpu.tried, gpu.lacks) for gpu in machine.gpus] == [(False, {})]
+    assert [gpu.lacks for gpu in machine.gpus] == [{}]
     assert matter(machine)["torch"].level is UNBELIEVABLE
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import subprocess
@@ -105,13 +104,6 @@ def test_a_gpu_of_a_build_for_rocm_has_no_compute_capability(
     assert measured == [Arithmetic.FLOAT32, Arithmetic.FLOAT16, Arithmetic.BFLOAT16]
 
 
-def test_a_gpu_whose_name_is_not_utf8_is_described(
-    describe_gpu: Callable[..., Platform],
-) -> None:
-    found = describe_gpu(name="H\ufffd\ufffd", minor=0)
-    assert (found.error, found.environment.gpu) == ("", "unknown GPU")
-
-
 @pytest.mark.slow
 def test_a_broken_torch_is_one_line(tmp_path: Path, monkeypatch: Patch) -> None:
     broken = tmp_path / "torch" / "__init__.py"
@@ -120,11 +112,6 @@ def test_a_broken_torch_is_one_line(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # for which another server is started
     with pytest.raises(UsageError, match=r"libcudart.so.12: cannot open; install torch>=2.9"):
-        probe("cpu")
-    broken.rename(tmp_path / "torch.py")
-    broken.parent.rmdir()
-    importlib.invalidate_caches()
-    with pytest.raises(UsageError, match=r"/torch.py hides torch: give it another name"):
         probe("cpu")
 
 

@@ -14,6 +14,7 @@ import pytest
 from workers_for_tests import gone
 
 from bench import fingerprint
+from bench.case import Case
 from bench.environment.machine import Machine, ask_processes
 from bench.fingerprint import Fingerprint, Request, try_model
 from bench.flags import join_flags
@@ -149,11 +150,11 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 
 def ask(*names: str, timeout_s: float = 600) -> Machine:
-    return ask_processes([], [Request(name) for name in names], timeout_s)
+    return ask_processes([], [Request(Case(name)) for name in names], timeout_s)
 
 
 def examine_here(name: str) -> Fingerprint:
-    found = try_model(Request(name), 60)
+    found = try_model(Request(Case(name)), 60)
     assert isinstance(found, Fingerprint), found
     return found
 
@@ -210,7 +211,7 @@ def test_what_a_model_does_on_the_meta_device_is_no_fault(monkeypatch: pytest.Mo
 
 def test_a_model_that_hangs_is_ended_with_all_it_started() -> None:
     answer = ask("mynet:sleeps", timeout_s=4)
-    said = "model mynet:sleeps: not built and run within 4 s; raise --timeout"
+    said = "model 'mynet:sleeps': not built and run within 4 s; raise --timeout"
     assert answer.models == {"mynet:sleeps": said}
 
 

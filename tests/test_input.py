@@ -24,7 +24,7 @@ from bench.data import Dataset, load, prepare
 from bench.data.batches import Batches, Counted, Divided, MadeBatches, Supply
 from bench.data.synthetic import count_images
 from bench.errors import UsageError
-from bench.fingerprint import examine, name_subject, split_subject
+from bench.fingerprint import examine_model
 from bench.grid import grid
 from bench.record import Measurement, Status
 from bench.report.__main__ import main as report
@@ -103,16 +103,13 @@ def test_a_network_is_built_and_counted_for_its_images(dataset: Dataset) -> None
 
 
 def test_what_is_examined_is_the_network_of_its_images() -> None:
-    shaped = Case("m:f", "synthetic", input="1x64x64", classes=100)
-    assert split_subject(name_subject(Case("m:f"))) == ("m:f", "model", (3, 32, 32), 10)
-    assert split_subject(name_subject(shaped)) == ("m:f", "model", (1, 64, 64), 100)
-    found = examine(f"{__name__}:pooled", shape=(3, 64, 64))
+    found = examine_model(f"{__name__}:pooled", shape=(3, 64, 64))
     assert (found.outputs, found.batchnorm) == (300, False)
-    ten, many = examine("dpn-small"), examine("dpn-small", classes=300)
+    ten, many = examine_model("dpn-small"), examine_model("dpn-small", classes=300)
     assert ten.batchnorm
     assert ten.parameters != many.parameters
     with pytest.raises(UsageError, match=r"fails on \(2, 3, 64, 64\) images"):
-        examine(f"{__name__}:of_cifar", shape=(3, 64, 64))
+        examine_model(f"{__name__}:of_cifar", shape=(3, 64, 64))
 
 
 def test_a_workload_has_no_shape_of_ours() -> None:

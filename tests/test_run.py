@@ -90,7 +90,7 @@ def test_a_warm_worker_is_as_a_cold_one_whatever_was_run_before(
     last, again = tell(warm)
     assert again == facts, "and a case draws by its seed"
     names = ["dpn-small", *(f"models_for_tests:{n}" for n in ("good", "not_a_model", "missing"))]
-    asked = [Request(name) for name in names]
+    asked = [Request(Case(name)) for name in names]
     answers = [one.examine(Lane("", (), (CORE,)), ["cpu"], asked, 300) for one in (warm, cold)]
     assert answers[0] == answers[1]
     assert "returned str" in str(answers[0].models["models_for_tests:not_a_model"])

@@ -18,7 +18,7 @@ from training_for_tests import CPU, run_case
 from bench.case import list_varying, parse_value
 from bench.data.batches import MadeBatches
 from bench.errors import UnsupportedError, UsageError
-from bench.fingerprint import examine
+from bench.fingerprint import examine_model
 from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.record import Outcome, Status
@@ -98,8 +98,8 @@ def test_what_keeps_the_protocol_is_known() -> None:
     )
     assert look(load_workload(RESNET)).classes == 10
     look(broken(build_model=lambda self: Counting(persistent=False)))
-    assert not examine(f"{__name__}:Right", "workload").batchnorm
-    assert examine(f"{__name__}:normalised", "workload").batchnorm
+    assert not examine_model(f"{__name__}:Right", "workload").batchnorm
+    assert examine_model(f"{__name__}:normalised", "workload").batchnorm
 
 
 def test_batches_of_one_seed_are_compared_by_their_bits() -> None:
@@ -182,7 +182,7 @@ def test_a_broken_workload_is_told_how(way: str) -> None:
 )
 def test_a_workload_is_no_network(kind: str, factory: str, message: str) -> None:
     with pytest.raises(UsageError) as raised:
-        examine(f"{__name__}:{factory}", kind)
+        examine_model(f"{__name__}:{factory}", kind)
     assert message in str(raised.value)
 
 

@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     add("--json", action="store_true", help="print facts and findings as JSON")
     given = parser.parse(argv)
     refuse_missing(["psutil"])
-    machine = measure_machine(examine(data_dir=given.data_dir, out=given.out, watch_s=0.5))
+    machine = measure_machine(examine(data_dir=given.data_dir, out=given.out))
     findings = judge(machine)
     print(write_json(machine, findings) if given.json else write_findings(findings))
     return int(any(finding.level is Level.UNBELIEVABLE for finding in findings))

@@ -205,9 +205,6 @@ def _judge_places(m: Machine) -> Iterator[Remark]:
     if m.data_layout:
         what = f"CIFAR-10 found in {m.data_dir} ({m.data_layout})"
         yield _fine("images", what)
-    elif m.data_fault:
-        what, _, fix = m.data_fault.partition("; ")
-        yield _note("images", what, fix or "give another folder with --data-dir", numbers=False)
     else:
         what = f"CIFAR-10 is not in {m.data_dir}: a sweep would download 170 MB to there"
         fix = "give its folder with --data-dir, or use --dataset synthetic"

@@ -41,10 +41,8 @@ def describe_card(uuid: str) -> dict[str, Any]:
 
 def describe_host() -> Environment:
     """Describe what is known without torch: host, system, CPU, this harness and its commit."""
-    cpu = _look_up_cpu("model name")
-    cpu = platform.processor() if cpu is None else cpu or platform.machine()
     return Environment(
-        cpu=spell_cpu(cpu, count_cores()),
+        cpu=name_cpu(),
         python=platform.python_version(),
         os=platform.platform(),
         host=socket.gethostname(),
@@ -54,6 +52,13 @@ def describe_host() -> Environment:
         variables=" ".join(f"{name}={value}" for name, value in find_variables().items()) or None,
         cpu_governor=read_governor(),
     )
+
+
+def name_cpu() -> str:
+    """Return the name of the CPU, with the cores that this process may use."""
+    cpu = _look_up_cpu("model name")
+    cpu = platform.processor() if cpu is None else cpu or platform.machine()
+    return spell_cpu(cpu, count_cores())
 
 
 CPU_FLAGS: dict[Arithmetic, frozenset[str]] = {

@@ -13,17 +13,12 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.machinery import PathFinder
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.progress import track
 
 from bench.case import DEVICES
 from bench.data import find_layout
@@ -34,13 +29,13 @@ from bench.environment.host import (
     find_missing,
     find_variables,
     has_cuda,
+    name_cpu,
     read_cpu_flags,
 )
 from bench.errors import UsageError
-from bench.fingerprint import Examined, Request, split_subject, try_model
+from bench.fingerprint import Examined, Request, try_model
 from bench.gpu import READINGS, Depth, Process
 from bench.gpu.nvml import (
-    UNKNOWN,
     Card,
     NvmlProblem,
     check_nvml,
@@ -53,7 +48,7 @@ from bench.precision import Apex, Arithmetic, Precision, emulates_fp8, find_apex
 from bench.processes import OtherWork, Quota, read_governor, usable_cpus
 from bench.record import Environment
 from bench.run import EndedError, MessageError, call
-from bench.text import is_whole, parse_bytes
+from bench.text import parse_bytes
 from bench.yardstick import Yardstick
 
 
@@ -137,17 +132,14 @@ class Platform:
 class Gpu:
     """A card that CUDA would offer, and what could be read of it.
 
-    ``lacks`` maps the quantities that NVML does not report to the reasons. ``process_bytes`` is the
-    memory that our own torch process held on the card; None if it was not reported, or if there was
-    no such process (``tried`` is false). ``others`` is None if processes cannot be listed.
+    ``lacks`` maps the quantities that NVML does not report to the reasons. ``others`` is None if
+    processes cannot be listed.
     """
 
     card: Card
     lacks: dict[str, str] = field(default_factory=dict)
     others: tuple[Process, ...] | None = None
     throttle: tuple[str, ...] | None = None
-    tried: bool = False
-    process_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -172,7 +164,7 @@ class Machine:
     used, devices by name, models by `bench.fingerprint.name_subject`, and cards. The others are of
     this machine. ``starts`` has the hashes of files of weights. ``missing`` lists the packages of
     `bench.environment.host.PACKAGES` that are not installed. ``yardsticks`` holds the measured
-    rates of devices. ``data_fault`` says what is wrong with the images in ``data_dir``.
+    rates of devices.
     """
 
     torch_error: str = ""
@@ -190,7 +182,6 @@ class Machine:
     shm_free_bytes: int | None = None
     data_dir: str = ""
     data_layout: str | None = None
-    data_fault: str = ""
     apex: Apex | None = None
     variables: dict[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
@@ -224,7 +215,6 @@ def examine(
     data_dir: Path | None = None,
     out: Path | None = None,
     timeout_s: float = ASK_S,
-    watch_s: float = 0.0,
     ask: Callable[[Sequence[str], Sequence[Request], float], Machine] | None = None,
 ) -> Machine:
     """Examine this machine, in two seconds. Raises UsageError: a file of weights that a model is
@@ -235,33 +225,29 @@ def examine(
         data_dir: where to look for CIFAR-10, ./data if None.
         out: where results would go, ./results if None.
         timeout_s: the time limit for the models.
-        watch_s: how long to watch the CPU at least.
         ask: replaces `ask_processes`, where other places than this machine run cases.
     """
     starts = {name: hash_weights(name) for asked in models for name in asked.starts}
-    begun, load = time.monotonic(), OtherWork()
+    load = OtherWork()
     load.start()
-    folder = (data_dir or Path("data")).absolute()
-    place = (out or Path("results")).absolute()
-    with ThreadPoolExecutor() as pool:
-        host, layout = pool.submit(describe_host), pool.submit(find_layout, folder)
-        # in this thread, so that Ctrl-C ends a model that hangs
-        machine = (ask or ask_processes)(devices, models, timeout_s)
-    time.sleep(max(0.0, begun + watch_s - time.monotonic()))
+    # in this thread, so that Ctrl-C ends a model that hangs
+    machine = (ask or ask_processes)(devices, models, timeout_s)
     load.stop()
     used = round(load.cores(guests=False), 2), round(load.stolen(), 3)
-    cpu, fault = host.result().cpu or "", layout.exception()
+    folder = (data_dir or Path("data")).absolute()
+    place = (out or Path("results")).absolute()
+    layout = None
+    with suppress(OSError, UsageError):  # as in a folder that this user may not read
+        layout = find_layout(folder)
     return replace(
         machine,
         starts=starts,
-        cpu=Cpu(cpu, len(usable_cpus()), read_governor(), *used, load.quota),
+        cpu=Cpu(name_cpu(), len(usable_cpus()), read_governor(), *used, load.quota),
         results=str(place),
         results_free_bytes=_free_bytes(place),
         shm_free_bytes=_free_bytes(Path("/dev/shm")) if Path("/dev/shm").exists() else None,
         data_dir=str(folder),
-        # None for a folder that this user may not read
-        data_layout=None if isinstance(fault, OSError | UsageError) else layout.result(),
-        data_fault=str(fault) if isinstance(fault, UsageError) else "",
+        data_layout=layout,
         apex=find_apex(),
         variables=find_variables(),
         missing=find_missing(),
@@ -296,20 +282,14 @@ def ask_processes(
         machine: Machine = call(place, devices, timeout_s=timeout_s, **about)
     except (TimeoutError, EndedError, MessageError) as error:
         why = str(error) or f"no answer within {timeout_s:g} s"
-        spec = PathFinder.find_spec("torch")
-        mend = "install torch>=2.9"
-        if spec and not spec.submodule_search_locations:  # a file, and no package
-            mend = f"{spec.origin} hides torch: give it another name"
-        why = f"torch cannot be asked about the device: {why}; {mend}"
+        why = f"torch cannot be asked about the device: {why}; install torch>=2.9"
         return replace(describe(devices, None), torch_error=why)
-    console = Console(stderr=True)
-    hidden = len(models) < 2 or not console.is_terminal
-    for asked in track(models, "trying networks", console=console, transient=True, disable=hidden):
+    for asked in models:
         try:
             found[asked.subject] = try_model(asked, until - time.monotonic(), **about)
         except TimeoutError:
-            what = f"model {split_subject(asked.subject)[0]}: not built and run within"
-            found[asked.subject] = f"{what} {timeout_s:g} s; raise --timeout"
+            late = f"not built and run within {timeout_s:g} s; raise --timeout"
+            found[asked.subject] = f"{asked.what}: {late}"
     return replace(machine, models=found)
 
 
@@ -355,11 +335,10 @@ def describe(
     ours, gpus = find_card(uuid, cards) if uuid else None, list[Gpu]()
     for card, device in zip(cards, opened, strict=True):
         device.watch(os.getpid())
-        now, tried = device.read(Depth.EDGE)[-1], card is ours
-        asked = [name for name in READINGS if tried or name != "process_bytes"]
+        now = device.read(Depth.EDGE)[-1]
+        asked = [name for name in READINGS if card is ours or name != "process_bytes"]
         lacks = {name: device.why(name) for name in asked if getattr(now, name) is None}
-        held = now.process_bytes if tried else None
-        gpus.append(Gpu(card, lacks, now.others, now.throttle, tried, held))
+        gpus.append(Gpu(card, lacks, now.others, now.throttle))
         device.close()
     return Machine("", found, {}, tuple(gpus), lack, reason, no_gpu)
 
@@ -403,9 +382,7 @@ def _use_card(about: Environment) -> str:
         why = next((f" ({str(w.message).partition('. ')[0]})" for w in warned), "")
         return lack(f"finds no usable GPU{why}", "check nvidia-smi and CUDA_VISIBLE_DEVICES")
     card = torch.cuda.get_device_properties(0)
-    about.gpu = UNKNOWN
-    with suppress(UnicodeDecodeError):  # as under WSL, with driver 555
-        about.gpu = card.name if is_whole(card.name) else UNKNOWN
+    about.gpu = card.name
     uuid, about.gpu_memory_bytes = f"GPU-{card.uuid}", card.total_memory
     # that of a ROCm build means another architecture
     about.capability = f"{card.major}.{card.minor}" if torch.version.cuda else None

@@ -25,7 +25,7 @@ from training_for_tests import (
 
 from bench.case import Case
 from bench.errors import UsageError
-from bench.fingerprint import examine
+from bench.fingerprint import examine_model
 from bench.grid import grid
 from bench.models.freezing import freeze
 from bench.precision import PRECISIONS
@@ -74,16 +74,16 @@ def unkept() -> nn.Module:
 
 def test_a_batch_of_one_needs_no_batchnorm_that_is_frozen() -> None:
     name = f"{__name__}:Fine"
-    found = examine(name, "workload", freezes=("bn", "0", "backbone"))
+    found = examine_model(name, "workload", freezes=("bn", "0", "backbone"))
     assert (found.batchnorm, found.still) == (True, ("bn", "backbone"))
-    assert replace(found, still=()) == examine(name, "workload"), "it is the same network"
+    assert replace(found, still=()) == examine_model(name, "workload"), "it is the same network"
     inputs = Inputs({}, {f"workload:{name}": found}, {})
     case = Case(model=name, dataset="own", workload=name, batch_size=1, freeze="bn")
     inputs.check_batches(case)
     for trained in ("0", "none"):
         with pytest.raises(UsageError, match="BatchNorm needs two"):
             inputs.check_batches(replace(case, freeze=trained))
-    assert examine(f"{__name__}:unkept", freezes=("bn",)).still == ()
+    assert examine_model(f"{__name__}:unkept", freezes=("bn",)).still == ()
 
 
 # --------------------------------------------------------------------------------- what is frozen
@@ -295,8 +295,8 @@ class Needy(Fine):
 
 
 def test_a_freeze_is_tried_before_any_case() -> None:
-    examine(f"{__name__}:Needy", "workload", freezes=["bn"])
+    examine_model(f"{__name__}:Needy", "workload", freezes=["bn"])
     with pytest.raises(UsageError, match="in fp32 with --freeze 0 fails: ValueError: optimizer"):
-        examine(f"{__name__}:Needy", "workload", freezes=["0"])
+        examine_model(f"{__name__}:Needy", "workload", freezes=["0"])
     with pytest.raises(UsageError, match=r"model 'dpn26': --freeze stme: nothing .*stem"):
-        examine("dpn26", freezes=["stme"])
+        examine_model("dpn26", freezes=["stme"])

@@ -20,7 +20,7 @@ from bench.case import Case
 from bench.data import DatasetInfo
 from bench.environment.machine import Platform
 from bench.errors import UnsupportedError, UsageError
-from bench.fingerprint import examine
+from bench.fingerprint import examine_model
 from bench.grid import grid
 from bench.precision import EMULATE_FP8, FP8_INSTALL, FP8_RECIPES, PRECISIONS, Arithmetic, set_flags
 from bench.preset import Preset
@@ -263,7 +263,10 @@ def test_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_network_without_products_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
-    models = {"dpn92": examine("dpn-small"), f"workload:{TINY}": examine(TINY, "workload")}
+    models = {
+        "dpn92": examine_model("dpn-small"),
+        f"workload:{TINY}": examine_model(TINY, "workload"),
+    }
     assert [model.products for model in models.values()] == [0, 8]
     inputs = Inputs({"cuda": gpu("9.0")}, models, {"cifar10": DatasetInfo(*"abcdefg")})  # type: ignore[arg-type]
     said = "no layer of dpn92 is a matrix product whose dimensions are both multiples of 16 "

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bench.case import Case
-from bench.fingerprint import examine
+from bench.fingerprint import examine_model
 from bench.training.building import build_training
 from bench.training.counting import Counter, count_flop, sketch_work
 from bench.work import sum_kinds
@@ -41,8 +41,8 @@ CPU = torch.device("cpu")
 
 
 def test_what_looks_at_values_is_not_counted() -> None:
-    assert examine(f"{__name__}:looks").work == ()
-    assert sum(row.flop or 0.0 for row in examine("dpn-small").work) > 1e7
+    assert examine_model(f"{__name__}:looks").work == ()
+    assert sum(row.flop or 0.0 for row in examine_model("dpn-small").work) > 1e7
 
 
 class Looks(torch.nn.Linear):
