@@ -1,6 +1,6 @@
-"""What the layers of a network do in a step, and the memory that a step leaves behind.
+"""What the layers of a network do in a step, and the tensors that a step leaves behind.
 
-All is read by torch's hooks and modes, so that the step itself is the same as when measured.
+All is read by torch's hooks and by gc, so that the step itself is the same as when measured.
 """
 
 from __future__ import annotations
@@ -13,9 +13,6 @@ from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from bench.training.loop import Training
 
@@ -91,33 +88,7 @@ def watch_gradients(training: Training) -> Iterator[dict[str, Tensor]]:
         yield received
 
 
-def count_graphs() -> int:
-    """Count the tensors that Python holds and that have an autograd graph behind them."""
+def list_tensors() -> list[Tensor]:
+    """List the tensors that Python holds."""
     # by type: isinstance reads an object's __class__, which for some of torch's gives a warning
-    tensors = (o for o in gc.get_objects() if issubclass(type(o), Tensor))
-    return sum(tensor.grad_fn is not None for tensor in tensors)
-
-
-class Ledger(TorchDispatchMode):
-    """A record of every storage that is made inside it, and of how much of that is still held.
-
-    Tensors that a graph saves for its backward pass are held by C++ alone: neither `gc` nor a
-    Python weak reference to the tensor sees them, but a weak reference to the storage does.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor):
-                storage = tensor.untyped_storage()
-                if storage._cdata not in self._made:
-                    self._made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        return out
-
-    def held(self) -> int:
-        self._made = {key: made for key, made in self._made.items() if not made[0].expired()}
-        return sum(size for _, size in self._made.values())
+    return [o for o in gc.get_objects() if issubclass(type(o), Tensor)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
@@ -20,7 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from bench.case import Case
-from bench.check.layers import Activations, Ledger, count_graphs, read_layers
+from bench.check.layers import Activations, list_tensors, read_layers
 from bench.data.batches import count_items, stream
 from bench.training.building import open_workload
 from bench.training.loop import Training, train_epoch
@@ -57,7 +56,7 @@ class FirstSteps(NamedTuple):
 
 class Retained(NamedTuple):
     """Bytes held, and tensors held with an autograd graph, after every step. On a CPU the bytes are
-    those of storages made within the steps, elsewhere all that is allocated on the device."""
+    those of the tensors that Python holds, elsewhere all that is allocated on the device."""
 
     held_bytes: list[int]
     graphs: list[int]
@@ -145,21 +144,22 @@ class Subject:
     @cached_property
     def retained(self) -> Retained:
         batches, training = self.start_plain()
-        cuda, ledger = self.device.type == "cuda", Ledger()
-        found = Retained([], [])
+        cuda, found = self.device.type == "cuda", Retained([], [])
 
         def look(index: int, loss: Tensor) -> None:
             gc.collect()  # what only a reference cycle holds is no leak
-            found.held_bytes.append(torch.cuda.memory_allocated() if cuda else ledger.held())
-            found.graphs.append(count_graphs())
+            tensors = list_tensors()
+            strided = (t for t in tensors if t.layout is torch.strided and not cuda)
+            held = sum(t.untyped_storage().nbytes() for t in strided)
+            found.held_bytes.append(torch.cuda.memory_allocated() if cuda else held)
+            found.graphs.append(sum(t.grad_fn is not None for t in tensors))
 
         steps = islice(stream(batches), _RETAINED_STEPS)
         # gc then skips what exists already: scanning torch's 300,000 objects took 0.3 s each time
         gc.collect()
         gc.freeze()
         try:
-            with nullcontext() if cuda else ledger:
-                train_epoch(training, steps, StepClock(self.device), look)
+            train_epoch(training, steps, StepClock(self.device), look)
         finally:
             gc.unfreeze()
         return found
