@@ -149,14 +149,10 @@ def test_each_lack_has_its_fix(
     assert fix in finding.fix
 
 
-def test_a_card_slowed_at_rest_and_a_narrow_link(healthy: Machine) -> None:
+def test_a_card_slowed_at_rest(healthy: Machine) -> None:
     (gpu,) = healthy.gpus
-    assert gpu.card.pcie is not None
-    card = replace(gpu.card, pcie=replace(gpu.card.pcie, width=4))
-    hot = replace(gpu, card=card, throttle=("hardware thermal slowdown",))
-    found = matter(replace(healthy, gpus=(hot,)))
-    assert found["clocks"].level is UNBELIEVABLE
-    assert "gen 5 x4, at most gen 5 x16" in found["PCIe"].what
+    hot = replace(gpu, throttle=("hardware thermal slowdown",))
+    assert matter(replace(healthy, gpus=(hot,)))["clocks"].level is UNBELIEVABLE
 
 
 def test_only_the_card_that_torch_uses_is_judged(healthy: Machine) -> None:

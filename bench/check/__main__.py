@@ -13,7 +13,7 @@ from bench.axis import Value
 from bench.case import AXES, SAME_QUESTION, Case, format_value
 from bench.check.checks import CHECKS, Result
 from bench.check.report import head, run_checks, spell
-from bench.environment.host import list_devices, refuse_missing
+from bench.environment.host import choose_device, refuse_missing
 from bench.environment.machine import examine
 from bench.errors import UsageError, choose
 from bench.executors import Images
@@ -116,20 +116,18 @@ def main(argv: Sequence[str]) -> int:
 
 
 def choose_cases(axes: Mapping[str, list[Value]]) -> list[Case]:
-    device = list_devices(axes)
-    if len(device) > 1:
-        raise UsageError(f"--device {' '.join(map(str, device))}: give one")
+    device = choose_device(axes)
     if any(PRECISIONS[str(name)].apex for name in axes.get("precision", [])):
         # amp.initialize is meant to run once per process: at O1 each call patches torch again
         raise UsageError(
             "apex's amp starts once in a process and the checks start many times; check fp16, "
             "which is the recipe of O2"
         )
-    first = load_preset(default_preset(str(device[0]))).grids[0]
+    first = load_preset(default_preset(str(device))).grids[0]
     defaults = {name: list(first[name][:1]) for name in ("model", "dataset") if name in first}
-    if device == ["cpu"]:
+    if device == "cpu":
         defaults["batch_size"] = [64]
-    return grid({**defaults, **axes, "device": device})
+    return grid({**defaults, **axes, "device": [device]})
 
 
 if __name__ == "__main__":

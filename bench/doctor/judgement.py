@@ -129,9 +129,6 @@ def _judge_card(gpu: Gpu) -> Iterator[Remark]:
     if card.persistence_mode is False:
         what = "persistence mode is off: the driver starts again for each case and loses settings"
         yield _note("persistence", what, f"{smi} -pm 1")
-    if card.pcie and card.pcie.width < card.pcie.max_width:
-        what = f"{card.pcie}: half the lanes or fewer, so copies to the card are slow"
-        yield _note("PCIe", what, "move the card to a slot with all lanes")
     if computing := [process for process in gpu.others or () if not process.display]:
         who = "; ".join(
             f"pid {p.pid} ({p.name or '?'}), {(p.bytes or 0) / GB:.1f} GB" for p in computing

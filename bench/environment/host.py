@@ -101,6 +101,14 @@ def list_devices(axes: Mapping[str, list[Any]]) -> list[Any]:
     return axes.get("device", ["cuda" if has_cuda() else "cpu"])
 
 
+def choose_device(axes: Mapping[str, list[Any]]) -> Any:
+    """Return the one device that a command runs on. Raises UsageError: several are given."""
+    device, *others = list_devices(axes)
+    if others:
+        raise UsageError(f"--device {device} {' '.join(others)}: give one")
+    return device
+
+
 # ----------------------------------------------------------------------------------------- packages
 
 PACKAGES: dict[str, str] = {

@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.axis import Value
 from bench.case import AXES, Case
 from bench.data import find_layout, load
-from bench.environment.host import list_devices, refuse_missing
+from bench.environment.host import choose_device, refuse_missing
 from bench.environment.machine import examine
 from bench.errors import UsageError
 from bench.executors import Images
@@ -138,9 +138,7 @@ def main(argv: Sequence[str]) -> int:
 def choose_cases(axes: Mapping[str, list[Value]], data_dir: Path | None) -> list[Case]:
     """Return what to train. Raises UsageError: the axes do not go together, or a precision has no
     loss scale to choose."""
-    device = list_devices(axes)
-    if len(device) > 1:
-        raise UsageError(f"--device {' '.join(map(str, device))}: give one")
+    device = choose_device(axes)
     for name in axes.get("precision", []):
         if name not in NARROW:
             raise UsageError(
@@ -150,10 +148,10 @@ def choose_cases(axes: Mapping[str, list[Value]], data_dir: Path | None) -> list
     defaults: dict[str, list[Value]] = {
         "precision": ["fp16"],
         "batch_size": [128],
-        "model": ["dpn92" if device == ["cuda"] else "dpn-small"],
+        "model": ["dpn92" if device == "cuda" else "dpn-small"],
         "dataset": ["cifar10" if data_dir or find_layout(None) else "synthetic"],
     }
-    return grid({**defaults, **axes, "device": device})
+    return grid({**defaults, **axes, "device": [device]})
 
 
 def parse_scale(text: str) -> float:
