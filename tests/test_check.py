@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from bench.case import Case
 from bench.check import findings
 from bench.check.__main__ import LEAST_STEPS, choose_cases, main
-from bench.check.checks import CHECKS, Check, Finding, Result, answer
+from bench.check.checks import CHECKS, Check, Finding, Result, answer, describe, explain
 from bench.check.findings import check_seed
-from bench.check.report import describe, explain
 from bench.check.subject import Retained, Subject
 from bench.data import DatasetInfo, load
 from bench.data.batches import stream

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from bench.axis import Value
 from bench.case import AXES, SAME_QUESTION, Case, format_value
-from bench.check.checks import CHECKS, Result
-from bench.check.report import head, run_checks, spell
+from bench.check.checks import CHECKS, Result, head, run_checks, spell
 from bench.environment.host import choose_device, refuse_missing
 from bench.environment.machine import examine
 from bench.errors import UsageError, choose

@@ -19,8 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bench.case import Case
 from bench.check.checks import Finding, InapplicableError
-from bench.check.layers import watch_gradients
-from bench.check.subject import GAIN, Subject, take_items, take_steps
+from bench.check.subject import GAIN, Subject, take_items, take_steps, watch_gradients
 from bench.data.batches import count_items, stream
 from bench.training.loop import Training
 
