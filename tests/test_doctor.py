@@ -225,7 +225,7 @@ def test_a_card_is_read_while_our_own_process_holds_it() -> None:
 
 def test_what_nvml_does_not_tell_is_named_with_its_reason() -> None:
     silent = ("energy_j", "others")
-    nvml = FakeNvml(**{call: error("NO_PERMISSION") for name in silent for call in CALLS[name]})
+    nvml = FakeNvml(**{CALLS[name]: error("NO_PERMISSION") for name in silent})
     machine = gather(nvml, answering(GPU))
     (gpu,) = machine.gpus
     assert gpu.lacks == dict.fromkeys(

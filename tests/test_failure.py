@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -139,30 +138,15 @@ def test_what_an_exception_means(
 LIMIT = Case(device="cpu", memory_limit="900MiB")
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        "could not create a memory object",
-        "could not create a primitive",
-        "can't start new thread",
-        ImportError("libx.so: failed to map segment from shared object"),
-    ],
-)
-def test_a_library_under_a_limit_ran_out_of_memory(error: Exception | str) -> None:
+@pytest.mark.parametrize("error", ["could not create a primitive", "can't start new thread"])
+def test_a_library_under_a_limit_ran_out_of_memory(error: str) -> None:
     fault = judge(error, None, LIMIT)
     assert fault.status is Status.OOM
     assert fault.reason.startswith("needs more than 900MiB of host memory: ")
     for case in (None, replace(LIMIT, memory_limit=None), replace(LIMIT, device="cuda")):
         assert judge(error, None, case).status is Status.ERROR
-
-
-def test_out_of_memory_names_the_limit() -> None:
-    limited = judge(OOM[0], None, replace(LIMIT, device="cuda"))
-    assert limited.reason.startswith("needs more than 900MiB of GPU memory")
-    assert "needs more" not in judge(OOM[0], None, Case()).reason
-
-
-NO_ENGINE = "GET was unable to find an engine to execute this computation"
+    on_gpu = judge(OOM[0], None, replace(LIMIT, device="cuda"))
+    assert on_gpu.reason.startswith("needs more than 900MiB of GPU memory")
 
 
 @pytest.mark.parametrize(
@@ -185,15 +169,10 @@ def test_a_smaller_card_may_be_full_where_the_card_is_not(
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: int(reserved_gib * gib))
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_ooms": refused})
     share = read_free_share(Case(device="cuda"))
-    assert classify(["RuntimeError"], NO_ENGINE, share).status is status
+    assert classify(["RuntimeError"], SUSPECTED[2], share).status is status
     assert read_free_share(Case(device="cpu")) is None
-
-
-def test_a_device_that_answers_nothing_says_nothing(monkeypatch: Patch) -> None:
-    def refuse() -> dict[str, int]:
-        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
-
-    monkeypatch.setattr(torch.cuda, "memory_stats", refuse)
+    # after a sticky error of CUDA the device answers nothing
+    monkeypatch.setattr(torch.cuda, "memory_stats", Mock(side_effect=RuntimeError))
     assert read_free_share(Case(device="cuda")) is None
 
 
@@ -213,16 +192,7 @@ def test_a_device_that_answers_nothing_says_nothing(monkeypatch: Patch) -> None:
             "--workers: RuntimeError: unable to write to file </torch_1_2_3>: No space left on "
             "device (28)",
         ),
-        (
-            "DataLoader worker (pid 812) is killed by signal: Killed. ",
-            Status.KILLED,
-            "RuntimeError: DataLoader worker (pid 812) is killed by signal: Killed.",
-        ),
-        (
-            "DataLoader worker (pid(s) 812) exited unexpectedly",
-            Status.ERROR,
-            "RuntimeError: DataLoader worker (pid(s) 812) exited unexpectedly",
-        ),
+        ("DataLoader worker (pid 812) is killed by signal: Killed. ", Status.KILLED, "(pid 812)"),
     ],
 )
 def test_what_a_loader_says_of_its_workers(message: str, status: Status, said: str) -> None:
@@ -233,41 +203,18 @@ def test_what_a_loader_says_of_its_workers(message: str, status: Status, said: s
         assert "limit is" not in fault.reason, "its memory is not what is limited"
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf")
-@pytest.mark.parametrize(
-    ("provoke", "status"),
-    [
-        (lambda: torch.empty(2**50), Status.OOM),
-        (lambda: np.empty(2**50), Status.OOM),
-        (lambda: torch.zeros(1, device="cuda"), Status.UNSUPPORTED),
-        (lambda: torch.zeros(2, 3) @ torch.zeros(2, 3), Status.ERROR),
-        (lambda: torch.ones(2, dtype=torch.complex32).cumsum(0), Status.UNSUPPORTED),
-    ],
-    ids=["torch", "numpy", "no CUDA", "shapes", "half"],
-)
-def test_what_is_raised_here(provoke: Callable[[], object], status: Status) -> None:
-    if status is Status.UNSUPPORTED and torch.version.cuda is not None:
-        pytest.skip("needs a CPU build of torch")
-    with pytest.raises(BaseException) as caught:
-        provoke()
-    assert judge(caught.value).status is status
-
-
-def test_the_reason_is_one_line_with_the_class() -> None:
-    assert classify(["KeyError"], "'a'").reason == "KeyError: 'a'"
-    assert classify(["RuntimeError"], "\n\n  first\nsecond").reason == "RuntimeError: first"
-    assert classify(["MemoryError"], "").reason == "MemoryError"
-    assert classify(["RuntimeError"], " \n\t\x00").reason == "RuntimeError"
+@given(st.text())
+def test_the_reason_is_one_line_with_the_class(message: str) -> None:
+    reason = classify(["RuntimeError"], message).reason
+    assert len(reason.splitlines()) == 1
+    assert reason.isprintable() or not message.isprintable()
+    assert classify(["RuntimeError"], f"\n\n  first\n{message}").reason == "RuntimeError: first"
     assert len(classify(["RuntimeError"], "x" * 10_000).reason) < 400
 
 
 NET = """
 import torch
 def fails(): return torch.ones(2) @ torch.ones(3)
-def nested():
-    try: fails()
-    except RuntimeError as error:
-        raise ValueError("so it is") from error
 """
 
 
@@ -277,26 +224,13 @@ def test_a_failure_is_traced_to_the_last_line_of_the_users_code(tmp_path: Path) 
     file.write_text(NET)
     made: dict[str, Callable[[], object]] = {}
     exec(compile(NET, str(file), "exec"), made)
-    for name, line in (("fails", 3), ("nested", 7)):
-        with pytest.raises((RuntimeError, ValueError)) as caught:
-            made[name]()
-        assert find_place(caught.value) == f" (net.py, line {line})"
-        assert find_place("".join(traceback.format_exception(caught.value))) == (
-            f" (net.py, line {line})"
-        )
+    with pytest.raises(RuntimeError) as caught:
+        made["fails"]()
+    for told in (caught.value, "".join(traceback.format_exception(caught.value))):
+        assert find_place(told) == " (net.py, line 3)"
     loaded = f'Caught KeyError in DataLoader worker process 0.\n  File "{file}", line 9, in get\n'
     assert find_place(RuntimeError(loaded)) == " (net.py, line 9)"
     assert find_place(RuntimeError("raised nowhere")) == ""
-    with pytest.raises(SyntaxError) as broken:
-        compile("def build(: pass", str(file), "exec")
-    assert find_place(broken.value) == ""
-
-
-@given(st.text())
-def test_any_message_gives_one_line(message: str) -> None:
-    reason = classify(["RuntimeError"], message).reason
-    assert len(reason.splitlines()) == 1
-    assert reason.isprintable() or not message.isprintable()
 
 
 @pytest.mark.parametrize(
@@ -305,9 +239,7 @@ def test_any_message_gives_one_line(message: str) -> None:
         (-9, 0, Status.KILLED, "SIGKILL from outside"),
         (-9, 1, Status.KILLED, "out-of-memory killer"),
         (-15, 1, Status.KILLED, "SIGTERM from outside"),
-        (-11, 1, Status.ERROR, "crashed with SIGSEGV"),
         (-40, 0, Status.ERROR, "crashed with signal 40"),
-        (9, 0, Status.ERROR, "exited with code 9"),
         (0, 0, Status.ERROR, "exited with code 0"),
     ],
 )

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pynvml
@@ -27,14 +28,13 @@ from bench.gpu.nvml import (
     NvmlProblem,
     check_nvml,
     describe_links,
-    find_card,
     find_cards,
     find_neighbours,
     open_device,
     select_visible,
     throttle_names,
 )
-from bench.gpu.peaks import PEAKS, list_peaks
+from bench.gpu.peaks import list_peaks
 from bench.processes import list_children, read_cpu_time
 from bench.record import Environment
 from bench.sweep.preflight import refuse_places
@@ -169,10 +169,9 @@ def list_others(device):
 def test_a_full_reading_in_si_units():
     nvml = FakeNvml()
     device = open_device(GPU, nvml)
-    before = read(device)
-    assert before.time_ns <= read(device).time_ns
-    assert before == Reading(
-        before.time_ns, device_bytes=3_000_000, process_bytes=None, energy_j=12345.678,
+    reading = read(device)
+    assert reading == Reading(
+        reading.time_ns, device_bytes=3_000_000, process_bytes=None, energy_j=12345.678,
         power_w=76.5, power_limit_w=700.0, sm_clock_mhz=1980, memory_clock_mhz=3201,
         temperature_c=32, throttle=(), others=(),
     )  # fmt: skip
@@ -193,16 +192,6 @@ def test_a_reading_costs_no_more_than_its_depth():
     assert nvml.called("nvmlDeviceGetTotalEnergyConsumption") == 1
 
 
-def test_a_library_that_is_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    device = open_device(GPU)
-    assert isinstance(device, Unreadable)
-    assert read(device).device_bytes is None
-    assert device.why("device_bytes") == "nvidia-ml-py is not installed"
-    assert find_cards() == ([], "nvidia-ml-py is not installed")
-    assert find_neighbours(GPU) is None
-
-
 @pytest.mark.parametrize(
     ("code", "reason", "lack"),
     [
@@ -210,10 +199,11 @@ def test_a_library_that_is_missing(monkeypatch):
         ("LIBRARY_NOT_FOUND", "no NVIDIA driver", NvmlProblem.NO_DRIVER),
         ("DRIVER_NOT_LOADED", "not loaded", NvmlProblem.NOT_LOADED),
         ("NO_PERMISSION", "no permission", NvmlProblem.NO_PERMISSION),
+        (None, "nvidia-ml-py is not installed", NvmlProblem.NOT_INSTALLED),
     ],
 )
 def test_a_driver_that_does_not_start(code, reason, lack):
-    nvml = FakeNvml(nvmlInit=error(code))
+    nvml = FakeNvml(nvmlInit=error(code) if code else ModuleNotFoundError())
     found, said = check_nvml(nvml)
     assert found is lack
     assert reason in said
@@ -235,32 +225,31 @@ def test_a_card_that_cannot_be_opened_is_unseen_and_nvml_is_shut_down():
 
 
 CALLS = {
-    "energy_j": ["nvmlDeviceGetTotalEnergyConsumption"],
-    "device_bytes": ["nvmlDeviceGetMemoryInfo"],
-    "power_w": ["nvmlDeviceGetPowerUsage"],
-    "power_limit_w": ["nvmlDeviceGetEnforcedPowerLimit"],
-    "sm_clock_mhz": ["nvmlDeviceGetClockInfo"],
-    "memory_clock_mhz": ["nvmlDeviceGetClockInfo"],
-    "temperature_c": ["nvmlDeviceGetTemperature"],
-    "throttle": ["nvmlDeviceGetCurrentClocksThrottleReasons"],
-    "others": ["nvmlDeviceGetComputeRunningProcesses"],
+    "energy_j": "nvmlDeviceGetTotalEnergyConsumption",
+    "device_bytes": "nvmlDeviceGetMemoryInfo",
+    "power_w": "nvmlDeviceGetPowerUsage",
+    "power_limit_w": "nvmlDeviceGetEnforcedPowerLimit",
+    "sm_clock_mhz": "nvmlDeviceGetClockInfo",
+    "memory_clock_mhz": "nvmlDeviceGetClockInfo",
+    "temperature_c": "nvmlDeviceGetTemperature",
+    "throttle": "nvmlDeviceGetCurrentClocksThrottleReasons",
+    "others": "nvmlDeviceGetComputeRunningProcesses",
 }
 
 
 @pytest.mark.parametrize("quantity", CALLS)
 @pytest.mark.parametrize("fault", [error("NOT_SUPPORTED"), AttributeError], ids=str)
 def test_a_call_the_driver_or_pynvml_lacks_is_none_with_a_reason_and_not_repeated(quantity, fault):
-    nvml = FakeNvml(**dict.fromkeys(CALLS[quantity], fault))
+    nvml = FakeNvml(**{CALLS[quantity]: fault})
     device = Nvml(GPU, nvml)
     first = read(device)
     asked = len(nvml.calls)
     second = read(device)
     assert getattr(first, quantity) is getattr(second, quantity) is None
     assert device.why(quantity).startswith("NVML: ")
-    assert all(call[0] not in CALLS[quantity] for call in nvml.calls[asked:])
-    for other in CALLS.keys() - {quantity}:
-        if CALLS[other] != CALLS[quantity]:
-            assert getattr(second, other) is not None
+    assert CALLS[quantity] not in [call[0] for call in nvml.calls[asked:]]
+    others = [other for other, call in CALLS.items() if call != CALLS[quantity]]
+    assert None not in [getattr(second, other) for other in others]
 
 
 def test_a_passing_fault_is_asked_again():
@@ -272,13 +261,9 @@ def test_a_passing_fault_is_asked_again():
     assert read(device).power_w == 76.5
 
 
-@pytest.mark.parametrize("fault", [psutil.AccessDenied(1), ValueError("x")])
-def test_other_processes_may_be_unreadable(fault, monkeypatch):
-    def fail(*_, **__):
-        raise fault
-
+def test_other_processes_may_be_unreadable(monkeypatch):
     for method in ("children", "cpu_times", "memory_info"):
-        monkeypatch.setattr(psutil.Process, method, fail)
+        monkeypatch.setattr(psutil.Process, method, Mock(side_effect=psutil.AccessDenied(1)))
     nvml, device = watch((os.getpid(), 2_000), (1, 3_000))
     assert [process.pid for process in read(device).others] == [1]
     assert list_children(os.getpid()) == []
@@ -353,12 +338,6 @@ class TestProcesses:
         nvml.compute.append((GONE + 2, 1))
         assert list_others(device) == [GONE + 1, GONE + 2]
 
-    def test_once_the_worker_is_listed_itself_a_stranger_is_a_neighbour(self):
-        nvml, device = watch((GONE, 5), (os.getpid(), 2_000))
-        assert list_others(device) == [GONE]
-        nvml.compute = [(GONE, 5)]
-        assert list_others(device) == [GONE]
-
     @pytest.mark.parametrize("pids", [(1,), (GONE, GONE + 1)], ids=["known here", "two at once"])
     def test_strangers_that_cannot_be_the_worker(self, pids):
         _, device = watch(*((pid, 5) for pid in pids))
@@ -401,11 +380,6 @@ class TestCards:
         nvml = FakeNvml(**dict.fromkeys(ANSWERS.keys() - needed, AttributeError))
         ((card,), _) = find_cards(nvml, {})
         assert card == Card(GPU, "NVIDIA H200", 0, driver="580.65")
-
-    def test_a_card_is_found_by_uuid(self):
-        cards, _ = find_cards(FakeNvml(cards=(OTHER, GPU)), {})
-        assert find_card(GPU, cards) is cards[1]
-        assert find_card("GPU-nobody", cards) is None
 
     def test_a_card_kept_from_this_user_is_passed_over(self):
         cards, _ = find_cards(FakeNvml(cards=(None, GPU)), {})
@@ -531,21 +505,6 @@ def test_several_cards_are_read_as_one():
     assert cards.why("temperature_c") == "no sensor"
 
 
-def test_each_of_several_cards_knows_its_own_process(child):
-    """A worker's process on the second card is nobody else's there."""
-    fakes = [FakeNvml(cards=(GPU, OTHER)) for _ in range(2)]
-    cards = CombinedDevice(
-        [Nvml(uuid, fake) for uuid, fake in zip((GPU, OTHER), fakes, strict=True)]
-    )
-    cards.pids = [os.getpid(), child.pid]
-    fakes[0].compute, fakes[1].compute = [(os.getpid(), 10)], [(child.pid, 20)]
-    cards.watch(os.getpid())
-    reading = read(cards, Depth.SLOW)
-    assert (reading.others, reading.process_bytes) == ((), 10)
-    cards.close()
-    assert [fake.open for fake in fakes] == [0, 0]
-
-
 # ------------------------------------------------------------------------------------ data sheets
 
 
@@ -553,6 +512,7 @@ def test_each_of_several_cards_knows_its_own_process(child):
     ("gpu", "arithmetic", "flops", "bandwidth"),
     [
         ("NVIDIA H200", "bfloat16", 989.5e12, 4.8e12),
+        ("NVIDIA H200 NVL", "float16", 835.5e12, 4.8e12),
         ("NVIDIA H100 PCIe", "tfloat32", 378e12, 2e12),
         ("NVIDIA A100-PCIE-40GB", "float8", None, 1.555e12),
         ("Tesla T4", "bfloat16", None, 0.32e12),
@@ -567,19 +527,3 @@ def test_peaks_of_cards(gpu, arithmetic, flops, bandwidth):
     peaks = list_peaks(gpu)
     assert peaks.get(f"rate_{arithmetic}") == (flops and pytest.approx(flops))
     assert peaks.get("rate_copy") == (bandwidth and pytest.approx(bandwidth))
-
-
-@pytest.mark.parametrize("peak", PEAKS, ids=lambda peak: peak.names)
-def test_every_card_is_plausible(peak):
-    assert peak.source
-    assert 5 < peak.float32 < 200
-    # FLOP a byte: fewest with HBM, most with GDDR beside a large cache
-    assert 9 < peak.float32 / peak.bandwidth < 110
-    # tensor cores do fp16 at twice the rate of TF32, and never slower than fp32 without them
-    assert peak.float16 / peak.float32 >= 1.99
-    if peak.tfloat32 is not None:
-        assert peak.bfloat16 == peak.float16
-        assert peak.float16 / peak.tfloat32 == pytest.approx(2, rel=0.02)
-        assert peak.tfloat32 >= peak.float32
-    if peak.float8 is not None:
-        assert peak.float8 / peak.float16 == pytest.approx(2, rel=0.01)
