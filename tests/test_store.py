@@ -6,10 +6,7 @@ import csv
 import io
 import math
 import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
@@ -27,9 +24,7 @@ from bench.compare.comparison import read_side
 from bench.errors import StoreError, UsageError
 from bench.record import (
     COLUMNS,
-    EPOCH_COLUMNS,
     SCHEMA,
-    STEP_COLUMNS,
     WORK_COLUMNS,
     Environment,
     EpochRow,
@@ -43,7 +38,6 @@ from bench.record import (
 from bench.store import writer
 from bench.store.reader import read_beside, read_records, read_rows
 from bench.store.rows import (
-    LatestAttempt,
     Row,
     keep_latest,
     latest,
@@ -54,7 +48,6 @@ from bench.store.writer import Store
 from bench.study.runs import read_runs
 from bench.study.sweeps import read_sweep
 from bench.text import clean
-from bench.work import Kind
 from tests.frames_for_tests import read_epochs, read_steps, read_work
 from tests.planted.records import make_run, write_sweep
 
@@ -162,42 +155,24 @@ def test_any_number_is_read_back_or_left_out_with_its_reason(
             assert f"{name}: read as {number}" in read["missing"]
 
 
-OPTIONAL = st.none() | st.floats()
-NUMBER, SECONDS, SHARE = st.integers(0, 10**6), st.floats(0, 10**6), st.floats(0, 1)
-KINDS = st.sampled_from([*map(str, Kind)])
-OPERATIONS = st.sampled_from(["mm", "3×3, 32 groups of 3→3"])
-FORMATS = st.sampled_from(["float32", "float32→bfloat16", ""])
-MOSTLY_ANY = {
-    "steps": st.builds(Step, NUMBER, NUMBER, OPTIONAL, NUMBER, OPTIONAL, OPTIONAL),
-    "epochs": st.builds(
-        EpochRow, NUMBER, SECONDS, OPTIONAL, SHARE, OPTIONAL,
-        *(st.none() | values for values in (SHARE, SECONDS, NUMBER)),
-    ),
-    "work": st.builds(WorkRow, KINDS, OPERATIONS, FORMATS, NUMBER, OPTIONAL, OPTIONAL, OPTIONAL),
-}  # fmt: skip
-READERS = {
-    "steps": (read_steps, STEP_COLUMNS),
-    "epochs": (read_epochs, EPOCH_COLUMNS),
-    "work": (read_work, WORK_COLUMNS),
-}
+NUMBER, AMOUNT = st.integers(0, 10**6), st.none() | st.floats()
+OPERATIONS = st.sampled_from(["mm", "3×3, 32 groups of 3→3", ""])
 
 
-@pytest.mark.parametrize("kind", READERS)
 @ONE_FOLDER
-@given(data=st.data())
+@given(st.lists(st.builds(WorkRow, OPERATIONS, OPERATIONS, OPERATIONS, NUMBER, AMOUNT, AMOUNT)))
 def test_what_stands_beside_a_record_is_read_back(
-    tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.DataObject
+    tmp_path_factory: pytest.TempPathFactory, rows: list[WorkRow]
 ) -> None:
-    rows, (read, columns) = data.draw(st.lists(MOSTLY_ANY[kind])), READERS[kind]
-    folder = tmp_path_factory.mktemp(kind)
+    folder = tmp_path_factory.mktemp("work")
     with Store(folder) as opened:
-        opened.append(make_run(), **{kind: rows})
-    frame = read(folder)
-    assert list(frame.columns) == list(columns)
+        opened.append(make_run(), work=rows)
+    frame = read_work(folder)
+    assert list(frame.columns) == list(WORK_COLUMNS)
     for found, row in zip(frame.itertuples(index=False), rows, strict=True):
         assert found.record_id == make_run().record_id
         for name, value in asdict(row).items():
-            cell, text = getattr(found, name), columns[name].type is str
+            cell, text = getattr(found, name), WORK_COLUMNS[name].type is str
             taken = text or (value is not None and math.isfinite(value))
             assert cell == value if taken else math.isnan(cell)
 
@@ -214,21 +189,6 @@ def rows_of(*records: Record) -> list[Row]:
     """Records as rows that were read, as far as matters here."""
     rows = [flatten(replace(row, record_id=f"row {i}")) for i, row in enumerate(records)]
     return [Row({n: "" if cell is None else cell for n, cell in row.items()}) for row in rows]
-
-
-def test_the_latest_attempt_counts(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        make_run(CASE, status=Status.ERROR),
-        make_run(CASE, status=Status.OK, attempt=2),
-        make_run(CASE, repeat=2, status=Status.OOM, inferred=True),
-        make_run(CASE, sentinel=True, status=Status.TIMEOUT),
-    )
-    assert read_history(read_rows(tmp_path)) == {
-        (CASE, 1, False): LatestAttempt(Status.OK, 2, False),
-        (CASE, 2, False): LatestAttempt(Status.OOM, 1, True),
-        (CASE, 1, True): LatestAttempt(Status.TIMEOUT, 1, False),
-    }
 
 
 def test_all_who_read_a_mixed_folder_agree_on_the_attempts_that_count(tmp_path: Path) -> None:
@@ -300,18 +260,10 @@ def test_rows_are_on_disk_when_append_returns(tmp_path: Path, monkeypatch: Patch
         files = [tmp_path / STEPS, tmp_path / EPOCHS, tmp_path / RECORDS]
         sizes = [(str(file), file.stat().st_size) for file in files]
         assert synced == sizes, "the steps first: no row stands without its curve"
-
         synced.clear()
-        longer = make_run(repeat=3)
-        quick = replace(longer, repeat=2, finished_at=longer.started_at)
-        opened.append(quick, [STEP], [EPOCH])
+        opened.append(replace(make_run(repeat=2), finished_at=make_run().started_at))
         assert not synced, "what took no second waits for what comes within one"
-        opened.append(longer, [STEP])
-        assert [name for name, _ in synced] == [str(files[0]), str(files[2])]
-        synced.clear()
-        opened.append(replace(quick, repeat=4))
-        assert not synced
-    assert {name for name, _ in synced} == {*map(str, files)}, "when it is closed"
+    assert str(files[2]) in [name for name, _ in synced], "or for the end"
 
 
 # ------------------------------------------------------------------------------------- torn lines
@@ -320,13 +272,11 @@ def test_rows_are_on_disk_when_append_returns(tmp_path: Path, monkeypatch: Patch
 @pytest.mark.parametrize(
     "torn",
     [
-        b"1,ab",
         b'1,"half a quoted, cell',
-        b"caf\xc3",  # in the middle of a character
         b"\x00" * 3_000_000,  # more than is ever read of a line
         b"1,ab\x00\x00,8\n",  # its pages did not all come
     ],
-    ids=["start", "quote", "character", "many zeros", "hole"],
+    ids=["quote", "many zeros", "hole"],
 )
 def test_a_torn_line_is_set_aside_and_reported(tmp_path: Path, torn: bytes) -> None:
     write(tmp_path, make_run(), make_run(repeat=2), epochs=[EPOCH])
@@ -387,7 +337,7 @@ def disk(monkeypatch: Patch) -> type[Disk]:
     return Disk
 
 
-@pytest.mark.parametrize("room", [0, 40, 300])
+@pytest.mark.parametrize("room", [0, 300])
 def test_a_full_disk_leaves_the_rows_before(tmp_path: Path, disk: type[Disk], room: int) -> None:
     with Store(tmp_path) as opened:
         opened.append(make_run(), [STEP])
@@ -434,23 +384,6 @@ def test_a_second_writer_is_told_who_holds_the_folder_and_may_wait(tmp_path: Pat
         second.append(make_run(repeat=2))
     assert told == [HOLDER]
     assert read_records(tmp_path)["repeat"].tolist() == [1, 2]
-
-
-def test_a_writer_that_was_killed_holds_nothing(tmp_path: Path) -> None:
-    script = (
-        "import sys, time; from pathlib import Path; from bench.store.writer import Store\n"
-        "s = Store(Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    holder = subprocess.Popen(command, stdout=subprocess.PIPE)
-    assert holder.stdout.readline() == b"held\n"
-    with pytest.raises(UsageError, match=f"in use by pid {holder.pid} on "):
-        Store(tmp_path)
-    holder.send_signal(signal.SIGKILL)
-    holder.wait()
-    with Store(tmp_path) as opened:
-        opened.append(make_run())
-    assert len(read_records(tmp_path)) == 1
 
 
 # ----------------------------------------------------------------------------------------- schema
@@ -524,16 +457,11 @@ def first_row(change: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
 
 
 WRONG_FILES: list[tuple[Callable[[bytes], bytes], str]] = [
-    (lambda d: b"\xef\xbb\xbf" + d, ":1: column 'schema' is missing"),
     (first_row(lambda r: r[:3] + b"\xe9" + r[3:]), ":1: not CSV in UTF-8"),
     (lambda d: d + b"9" * 10_000_000 + b"\n", ":4: not CSV"),
-    (lambda d: b"name,mean,stddev\na,1,2\n", ":1: column 'schema' is missing"),
     (lambda d: b"hello", ":1: column 'schema' is missing: not written by `bench.sweep`"),
     (first_row(lambda r: r.rsplit(b",", 1)[0]), ":2: [0-9]+ cells, and [0-9]+ in the header"),
-    (lambda d: d.replace(b"reason", b"raisin", 1), ":1: column 'raisin' is unknown"),
     (lambda d: d.replace(b"reason", b"notes", 1), ":1: column 'notes' is unknown or twice"),
-    (lambda d: d.replace(b"status", b"gpu_name", 1), ":1: column"),
-    (first_row(lambda r: b'"' + r), ":2"),
     (first_row(lambda r: r.replace(b",ok,", b',"o\nk",')), ": a line break"),
 ]
 
@@ -551,12 +479,6 @@ def test_a_file_that_is_none_is_refused_by_line(
 
 def test_steps_are_checked_alike(tmp_path: Path) -> None:
     file = write(tmp_path, make_run()).with_name(STEPS)
-    good = file.read_bytes()
-    for old, new, part in (
-        (b"2.25", b"nan", "2: column 'loss': 'nan'"),
-        (b"correct", b"corect", "1: column"),
-        (b"2.25", b"2.25,1", "2: "),
-    ):
-        file.write_bytes(good.replace(old, new))
-        with pytest.raises(UsageError, match=f"{STEPS}:{part}"):
-            read_beside(tmp_path, Step)
+    file.write_bytes(file.read_bytes().replace(b"2.25", b"nan"))
+    with pytest.raises(UsageError, match=f"{STEPS}:2: column 'loss': 'nan'"):
+        read_beside(tmp_path, Step)
