@@ -113,7 +113,7 @@ def read_rows(out: Path) -> dict[str, Any]:
                         run = runs[row["record_id"]] = " ".join(row[a] for a in axes.split())
                         found[run] = kept
                     elif row["record_id"] in runs:
-                        found[runs[row["record_id"]]].setdefault(name, []).append(kept)
+                        found[runs[row["record_id"]]].setdefault(file.name, []).append(kept)
     return found
 
 
