@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.case import Case
-from bench.diagnosis.step import Profile, Rates, Step, Wait
+from bench.diagnosis.step import Profile, Rates, Step, Wait, find_rate
 from bench.record import WorkRow
-from bench.report.__main__ import main as report
 from bench.why import main as why
 from bench.work import Kind
 from tests.planted.steps import RATES, divided, make_row, write_profiled
@@ -45,9 +43,6 @@ def make_step(ms: float, rows: Sequence[WorkRow], busy_ms: float, **values: Any)
     return Step(ms / 1e3, rows, RATES, "cuda", profile=profile, **{"peaks": PEAKS, **values})
 
 
-# ------------------------------------------------------------------------------------- the division
-
-
 @pytest.mark.parametrize(
     ("rows", "busy", "expected", "estimated"),
     [
@@ -57,12 +52,10 @@ def make_step(ms: float, rows: Sequence[WorkRow], busy_ms: float, **values: Any)
         (OVERLAPPED, 111.3, (20, 20, 60, 11.3), True),
         # one stream: nothing is estimated where kernels touch by a moment that no digit shows
         (OVERLAPPED, 141.29, (20, 20, 60, 41.29), False),
-        (OVERLAPPED, 141.2, (20, 20, 60, 41.2), True),
         # more overlaps than the grouped convolutions are: all convolutions may have
         (OVERLAPPED, 90.65, (20, 20, 30, 20.65), True),
         # or than convolutions are, as where gradients are exchanged meanwhile
         (OVERLAPPED, 35.325, (5, 5, 15, 10.325), True),
-        ([NORM, ADD], 30.0, (15, 15), True),
     ],
 )
 def test_what_overlaps_is_taken_from_the_likeliest_kinds(
@@ -93,44 +86,7 @@ def test_operations_add_up_to_the_time_in_which_any_ran(
     assert all(timed.time_s >= 0 for timed in breakdown.rows)
 
 
-# ------------------------------------------------------------------------------------ what it says
-
-
-Folders = dict[str, Path]
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    """fp32 and fp16 with kernels side by side, as an older profile has them and as one has now."""
-    half = [
-        replace(row, format="float16", time_s=(row.time_s or 0) / 2, bytes=(row.bytes or 0) / 2)
-        for row in (NORM, ADD, DENSE, replace(GROUPED, time_s=12e-3))
-    ]
-    after = make_step(58.0, half, 56.0)
-    cases = [Case(precision=name, profile=True, batch_size=512) for name in ("fp32", "fp16")]
-    found = {}
-    for name, rows in (("old", OVERLAPPED), ("new", MEASURED)):
-        runs = list(zip(cases, (make_step(113.3, rows, 111.3), after), strict=True))
-        folder = tmp_path_factory.mktemp("overlap") / name
-        found[name] = write_profiled(folder, runs, gpu=H100, arithmetic="float32", rate_copy=3e12)
-    return found
-
-
 # -------------------------------------------------------------------------------- beyond the card
-
-
-def read(capsys: Printed) -> str:
-    return " ".join(capsys.readouterr().out.split())
-
-
-def test_an_estimate_is_told_and_what_was_measured_is_none(
-    folders: Folders, capsys: Printed
-) -> None:
-    for name, estimated in (("old", True), ("new", False)):
-        assert why([str(folders[name])]) == 0
-        assert ("shared the time is estimated" in read(capsys)) is estimated
-        assert report([str(folders[name]), "--format", "md"]) == 0
-        assert ("how they shared the time was not measured" in capsys.readouterr().out) is estimated
 
 
 def test_no_rate_above_the_data_sheet_is_told() -> None:
@@ -161,24 +117,15 @@ def test_a_yardstick_above_the_data_sheet_bounds_nothing(tmp_path: Path, capsys:
         assert ("At most" in said) is (name == "sound")
 
 
-def test_a_step_above_the_data_sheet_is_left_out_and_told(tmp_path: Path, capsys: Printed) -> None:
-    """Its FLOP/s, its share of the peak and its memory traffic; of an operation its rate."""
-    cached = make_row(Kind.ELEMENTWISE, "relu", 1.0, bytes=3.42e9)
-    runs = [
-        (
-            Case(precision="fp32", batch_size=128, profile=True),
-            make_step(23.0, [cached, NORM], 21.0),
-        )
-    ]
-    for name, gpu, factor in (("sound", H100, 0.5), ("wrong", H100, 1.0), ("other", "Card 9", 1.0)):
-        values = {"flop_per_image": 20e9 * factor, "step_bytes": 80e9 * factor, "rate_copy": 3e12}
-        values |= {"gpu": gpu, "arithmetic": "float32", "train_images": 12800}
-        write_profiled(tmp_path / name, runs, **values)
-        assert report([str(tmp_path / name), "--format", "json"]) == 0
-        document = json.loads(capsys.readouterr().out)
-        (row,) = document["cases"]
-        told = any("beyond the data sheet" in w["label"].lower() for w in document["warnings"])
-        assert told is (name == "wrong")
-        rates = [row["achieved_flops"], row["traffic"]]
-        assert (rates == [None, None]) is (name == "wrong")
-        assert (row["peak_share"] is None) is (name != "sound")
+def test_a_product_runs_at_the_rate_of_its_arithmetic() -> None:
+    rates = Rates({"float32": 1e12, "tfloat32": 4e12, "float8": 20e12}, 1e9, 1e-6)
+    assert find_rate("float32", rates, "tfloat32") == 4e12
+    assert find_rate("float8_e4m3fn", rates, "float32") == 20e12
+    assert find_rate("int64", rates, "float32") is None
+    # a convolution at the faster of its own and a product's, or at its own where it is emulated
+    mixed = replace(rates, convolutions={"float32": 0.5e12, "bfloat16": 3e12})
+    assert find_rate("float32", mixed, "float32", "convolution") == 1e12
+    assert find_rate("bfloat16", mixed, "float32", "grouped_convolution") == 3e12
+    assert find_rate("bfloat16", mixed, "float32") is None
+    slow = replace(rates, convolutions={"float32": 1e12, "float8": 5e9})
+    assert find_rate("float8", slow, "float32", "convolution") == 5e9
