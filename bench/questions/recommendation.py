@@ -260,12 +260,14 @@ class Place:
         smaller = [s for s in others if s.best.batch_size < row.batch_size]
         for setting in (*smaller[-2:], *others[len(smaller) :][:2]):
             one, learnt = setting.best, setting.find_learnt("test_accuracy")
-            said = [_time(setting)]
+            said = f"{one.batch_size} takes {_time(setting)}"
+            if one.host_bound:
+                said += ", because the GPU waits for the program,"
             if is_number(memory := over(one.memory_bytes, row.memory_bytes)):
-                said.append(f"{memory:.1f} times the memory")
-            reached = "" if learnt is None else f" for {100 * learnt:.0f} % test accuracy"
-            waits = ", as the GPU waits for the program" * bool(one.host_bound)
-            told.append(f"{one.batch_size} takes {' and '.join(said)}{reached}{waits}")
+                said += f" with {memory:.1f} times the memory"
+            if learnt is not None:
+                said += f", and reaches {100 * learnt:.0f} % test accuracy"
+            told.append(said)
         return f"Batch size {'; '.join(told)}." if told else ""
 
     def _tell_learning(self, chosen: Setting) -> str:

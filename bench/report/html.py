@@ -23,6 +23,7 @@ from urllib.parse import quote
 import matplotlib as mpl
 import seaborn as sns
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -71,7 +72,9 @@ def list_panels(report: Report) -> Panels:
         words = [report.machines[first.sweep, first.machine], *(getattr(first, n) for n in several)]
         words += [f"{name_axis(n)} {name_value(n, getattr(first, n), {})}" for n in varying]
         words += [LABELS.get(first.kind, ""), "synthetic images" * (first.dataset == "synthetic")]
-        words += ["extrapolated from part of an epoch" * any(one.extrapolated for one in base)]
+        if extrapolated := [one for one in base if one.extrapolated]:
+            some = "some " * (len(extrapolated) < len(base))
+            words += [f"{some}extrapolated from part of an epoch"]
         cases = [base[at] for at in list_main(base, [0] * len(base))]
         if len(cases) > 1:
             found.append((capitalize(" · ".join(filter(None, words))), cases))
@@ -188,7 +191,7 @@ def render(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters["clean"] = clean
+    templates.filters |= {"clean": clean, "keep_whole": keep_whole}
     panels, label = list_panels(report), count_in("images/s", find_units(report.results))
     names = [table.name for table in report.tables]
     anchors = (f"table-{name}" + f"-{i}" * (name in names[:i]) for i, name in enumerate(names))
@@ -207,6 +210,13 @@ def render(report: Report) -> str:
         ],
         colours=COLOURS,
     )
+
+
+def keep_whole(text: str) -> Markup:
+    """Escape a text whose flags and shares are not broken over lines: ``--`` at the end of a line
+    reads as a dash, and ``%`` at the start of one as nothing."""
+    marked = re.sub(r"(?<!\S)--[a-z][a-z-]*|[\d.]+ %", r"<span>\g<0></span>", str(escape(text)))
+    return Markup(marked)
 
 
 def _link(file: Path, home: Path) -> str:
