@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +97,7 @@ class Comparison:
 
     Attributes:
         command: the arguments of `bench.compare`; the sweeps have their names.
-        finds: what is found, as tests/compare/test_comparison.py tells it.
+        finds: what is found, as tests/test_compare.py tells it.
         sweeps: the rows of each.
     """
 
@@ -123,21 +122,6 @@ def both(gpu: str, a: Sequence[float], b: Sequence[float]) -> list[Record]:
     return on(gpu, a) + other
 
 
-def noisy(case: Case, last: bool, environment: Environment) -> list[Record]:
-    """Runs of which everything is doubted."""
-    parts = range(1, 1 + len(BASE))
-    return runs(
-        at(case, channels_last=last),
-        [time * (1 + i / 7) for i, time in zip(parts, BASE, strict=True)],
-        environment=environment,
-        train_loss=[2 + i / 9 for i in parts],
-        test_accuracy=[i / 9 for i in parts],
-        other_cores=3.0,
-        warmup_steps=4,
-        warmup_steady=False,
-    )
-
-
 JITTER = (1, 1.001, 0.999)
 LOSSES = (2.00, 2.20, 1.90, 2.10, 2.05)
 NEAR = [x * y for x, y in zip(LOSSES, (1.001, 1.004, 0.998, 1.000, 1.003), strict=True)]
@@ -152,7 +136,6 @@ WORDS = {
 }  # fmt: skip
 FULL = at(CASE, batch_size=512)
 MIXED = on("X", BASE) + on("Y", TWICE, attempt=2)
-ATTIC = replace(HERE, host="attic", torch="2.9.1", train_images=40000)
 ALIKE = {"other_cores": 0.0, "neighbours_computing": 0}
 STEPS = [*trained(CASE, 20, 400, BASE), *trained(CASE, 30, 400, BASE)]
 AT_64 = at(BF16, batch_size=64)
@@ -195,12 +178,6 @@ COMPARISONS = {
         a=rows(CASE, energy_j=[5, 6, 7, None]),
         b=rows(CASE, energy_j=[5, 0, 7]),
     ),
-    "Only seeds that both sides ran are compared": plant(
-        "a b --metric train_loss",
-        "train_loss: no verdict 1 (3:2); train_loss: cannot tell over 2",
-        a=rows(CASE, run_seed=[0, 1, 2], train_loss=[2.0, 2.1, 1.0]),
-        b=rows(CASE, run_seed=[0, 1], train_loss=[2.0, 2.1]),
-    ),
     "conditions": plant(
         "a b",
         "epoch_time_s: same 1 (5:5); spoilt: throttled in B, shared in B, noisy in B, trend "
@@ -228,13 +205,6 @@ COMPARISONS = {
         "differ: gpu; only in: a 2, b 1",
         a=MIXED, b=on("Z", BASE),
     ),
-    "A run that failed before it knew its machine is of no other: fixed": plant(
-        "a b",
-        "epoch_time_s: same 1 (4:5); outcomes: fixed",
-        a=[*on("X", BASE[:4]), record(CASE, 5, None, status=Status.ERROR,
-                                      environment=Environment())],
-        b=on("X", BASE),
-    ),
     "What diverged counts for time and memory alone": plant(
         "a b",
         "epoch_time_s: same 1 (5:5); peak_device_bytes: same 1 (5:5); train_loss: no verdict "
@@ -248,26 +218,10 @@ COMPARISONS = {
         "epoch_time_s: same 1 (5:5); only in: a 1, b 1; missing failed: 2 judged, 0 not; rc 1",
         a=runs(CASE, BASE) + runs(SMALL, BASE), b=runs(CASE, BASE) + runs(FP16, BASE),
     ),
-    "no common case": plant(
-        "a b",
-        "epoch_time_s: same 1 (5:5)",
-        a=runs(CASE, BASE),
-        b=runs(at(CASE, lr=0.1), BASE),
-    ),
-    "What need not agree within a sweep is no difference of two": plant(
-        "a b",
-        "epoch_time_s: no verdict 2 (5:1); differ: torch; only in: b 1",
-        a=runs(CASE, BASE), b=[*runs(CASE, BASE[:3], environment=ATTIC), record(CASE, 4)],
-    ),
     "An executor that this version does not have may have measured or not": plant(
         "a b",
         "epoch_time_s: same 1 (5:5); origin: unknown",
         a=runs(CASE, BASE, executor="x"), b=runs(CASE, BASE, executor="x"),
-    ),
-    "equal to the last digit": plant(
-        "a b",
-        "epoch_time_s: no verdict 1 (3:3)",
-        a=runs(CASE, [1.0] * 3), b=runs(CASE, [1.0] * 3),
     ),
     "axis": plant(
         "a --axis precision fp32 bf16-amp",
@@ -294,25 +248,6 @@ COMPARISONS = {
         "axis: batch_size; epoch_time_s: same 1 (5:5); peak_process_bytes: same 1 (5:5); "
         "train_loss: no verdict (5:5); energy_j: same 1 (5:5); only in: a 1, b 1",
         a=[*STEPS, *trained(SMALL, 20, 800, BASE), *trained(SMALL, 40, 800, BASE)],
-    ),
-    "Of unequal images no loss is compared": plant(
-        "a --axis batch_size 128 64",
-        "axis: batch_size; epoch_time_s: same 1 (5:5); peak_process_bytes: same 1 (5:5); "
-        "train_loss: no verdict (5:5); energy_j: no verdict (5:5); only in: a 1",
-        a=[*STEPS, *trained(SMALL, 20, 800, BASE)],
-    ),
-    "Whole epochs, a few steps, more steps than there are, each with its like": plant(
-        "a --axis precision",
-        "axis: precision; epoch_time_s: faster 1.25 (5:5) ×3, no verdict (5:0); "
-        "peak_process_bytes: same 1 (5:5) ×3, no verdict (5:0); train_loss: same 1 (5:5) ×3, no "
-        "verdict (5:0); energy_j: less 0.8 (5:5) ×3, no verdict (5:0); train_loss: equivalent "
-        "over 5 ×3; outcomes: broken",
-        a=[*chain.from_iterable(
-            (*measured_on(case, 1.0, times), *trained(case, 20, 400, times),
-             *trained(case, 500, 400, times))
-            for case, times in ((CASE, BASE), (BF16, FASTER))),
-           *trained(at(CASE, steps=30), 30, 400, BASE),
-           record(at(BF16, steps=30), 1, None, status=Status.OOM)],
     ),
     "Values run on several machines are matched by machine: faster, slower": plant(
         "a --axis precision",
@@ -342,22 +277,6 @@ COMPARISONS = {
         "a b --fail-on slower:5%",
         "epoch_time_s: ambiguous 1.98 (3:3); slower:5% failed: 0 judged, 1 not; rc 1",
         a=runs(CASE, [30.0, 600.0, 330.0]), b=runs(CASE, [65.0, 37.0, 318.0]),
-    ),
-    "It says how many cases it could not judge": plant(
-        "a a --fail-on slower",
-        "epoch_time_s: same 1 (5:5), no verdict 1 (1:1) ×2; slower passed: 1 judged, 2 not",
-        a=[*runs(CASE, BASE), *runs(SMALL, BASE[:1]), *runs(at(CASE, batch_size=32), BASE[:1])],
-    ),
-    "every table": plant(
-        "a --axis channels_last",
-        "axis: channels_last; epoch_time_s: ambiguous 1 (5:5) ×3; train_loss: no verdict 1 "
-        "(5:5) ×3; test_top1_error: no verdict 1 (5:5) ×3; train_loss: cannot tell over 5 ×3; "
-        "test_top1_error: cannot tell over 5 ×3; spoilt: shared in off, shared in on, "
-        "noisy in off, noisy in on; differ: gpu, torch",
-        a=[row for case in (CASE, at(SMALL, compile="default"), at(BF16, model="a.networks:large"))
-           for last in (False, True)
-           for row in noisy(case, last, replace(HERE, gpu="NVIDIA GeForce RTX 4090 Laptop GPU",
-                                                torch="2.11.0+cu130") if last else HERE)],
     ),
 }  # fmt: skip
 """By name, or by what is to be seen."""
