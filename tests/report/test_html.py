@@ -15,20 +15,7 @@ import pytest
 
 from bench.case import Case
 from bench.report.__main__ import main as write
-from bench.report.document import build
-from bench.report.html import render
-from bench.scale_map import (
-    Gradients,
-    Kind,
-    ScaleCase,
-    ScaledTraining,
-    ScaleMap,
-    Tally,
-    write_map,
-)
-from bench.study.sweeps import read_sweep
-from bench.workloads import OWN
-from tests.planted.records import HOSTILE, make_record, measured, write_sweep
+from tests.planted.records import make_record, measured, write_sweep
 from tests.planted.sweeps import Folders
 
 if TYPE_CHECKING:
@@ -40,7 +27,7 @@ MOST_BYTES = 3_000_000
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory, planted: Folders) -> dict[str, Path]:
-    """A page of each: a quick sweep, two cards, many records and a map of scales, profiles."""
+    """A page of each: a quick sweep, two cards, many records, profiles."""
     folder = tmp_path_factory.mktemp("pages")
     rows = [
         make_record(
@@ -57,32 +44,12 @@ def pages(tmp_path_factory: pytest.TempPathFactory, planted: Folders) -> dict[st
         "quick": [planted["quick"]],
         "cards": [planted["foreign"], planted["hostile"]],
         "profiled": [planted["profiled"]],
-        "long": [make_scale_map(long)],
+        "long": [long],
     }
     made = {name: folder / f"{name}.html" for name in sweeps}
     for name, page in made.items():
         assert write([*map(str, sweeps[name]), "--format", "html", "-o", str(page)]) == 0
     return made
-
-
-def make_scale_map(folder: Path) -> Path:
-    """Add a loss-scale map, of 40 layers, to a sweep's folder."""
-    scales, layers = tuple(2.0**k for k in range(25)), tuple(f"layers.{i}" for i in range(40))
-    gradients = tuple(
-        Gradients(1, scale, layer, kind, Tally(7, max(0, 500 - 30 * i), 0, 500))
-        for i, scale in enumerate(scales)
-        for layer in layers
-        for kind in Kind
-    )
-    case = ScaleCase(
-        model="dpn-small", dataset="cifar10", precision="fp16", batch_size=128, lr=0.01, seed=0,
-        device="cpu", steps=2, at=(1,), layers=layers, scales=scales,
-        overflows={2.0**24: 1}, peaks=(0.5, 0.5),
-        limit=65520.0, gradients=gradients,
-        trainings=(ScaledTraining("", (2.0, 1.5), (1.0, 1.0), (False, False)),),
-    )  # fmt: skip
-    write_map(ScaleMap(folder, "python -m bench.scales", "2026-11-21", 0.01, {}, (case,)))
-    return folder
 
 
 class Outline(HTMLParser):
@@ -120,30 +87,21 @@ def test_the_page_stands_alone(pages: dict[str, Path], name: str) -> None:
     for svg in outline.named("svg"):
         assert svg["aria-hidden"] == "true"  # its panel is the image, and names it
     images = [a for _, a in outline.tags if a.get("role") == "img"]
-    assert len(images) == len(outline.named("svg"))
+    assert len(images) == len(outline.named("svg")) == len(outline.named("figure")) > 0
     assert all(len(a["aria-label"] or "") > 30 for a in images)
-    assert len(outline.named("figcaption")) == len(outline.named("figure")) > 0
-    if name == "cards":
-        for card in ("NVIDIA RTX 6000 Ada", HOSTILE):
-            assert any(card in (a["aria-label"] or "") for a in images)
     if name == "quick":  # what a link may lead to
         assert {"images-per-s", "table-effects", "records"} <= set(ids)
-    # drawings bring no colour of their own, and name no address
-    for svg in (
-        re.findall(r"<svg.*?</svg>", text, re.DOTALL) if name in ("quick", "profiled") else ()
-    ):
-        assert not re.search(r"#[0-9a-f]{6}\b(?!\")", re.sub(r'href="#\w+"', "", svg))
-        assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", svg)
+        # drawings bring no colour of their own, and name no address
+        for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+            assert not re.search(r"#[0-9a-f]{6}\b(?!\")", re.sub(r'href="#\w+"', "", svg))
+            assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", svg)
 
 
 def test_the_page_says_what_is_no_measurement_and_hostile_names_are_text(
     pages: dict[str, Path],
 ) -> None:
     text = pages["cards"].read_text(encoding="utf-8")
-    head = text[: text.index("<nav")]
-    assert "Nothing here is known to be measured" in head
-    assert "which this version does not know" in head
-    assert "python -m bench.sweep --executor x" in text
+    assert "Nothing here is known to be measured" in text[: text.index("<nav")]
     assert "<script>alert" not in text
     assert "<V100>" not in text
     assert "Tesla &lt;V100&gt; | 32_GB &amp; \\co" in text
@@ -215,25 +173,18 @@ def test_a_page_opens_with_the_answer_folds_the_rest_and_fits(show: Show, name: 
     check_opening(page)
     table = page.locator(".opening > .scroll").first
     assert table.evaluate("box => box.scrollWidth <= box.clientWidth")
-    page.locator("#unfold").click()
-    assert not any(is_folded(page, "figure, main .fold > .scroll"))
-    page.locator("#unfold").click()
-    rest = "main > section:not(.opening) table"
-    assert all(is_folded(page, rest))
     for width in (1280, 390):
         page.set_viewport_size({"width": width, "height": 1000})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        for shown in ("figure", "figcaption h3", ".opening > .scroll tbody tr"):
-            assert page.locator(shown).first.is_visible()
+        assert all(is_folded(page, "main > section:not(.opening) table"))
         page.locator("#unfold").click()
+        assert not any(is_folded(page, "figure, main .fold > .scroll"))
         check_fit(page, width)
         page.locator("#unfold").click()
 
 
 def check_opening(page: Page) -> None:
     opening = page.locator(".opening")
-    box = opening.bounding_box()
-    assert box is not None
     order = opening.evaluate(
         "node => ['.answer p', 'figure', ':scope > .scroll', '.warnings']"
         ".map(name => [...node.querySelectorAll('*')].indexOf(node.querySelector(name)))"
@@ -242,16 +193,12 @@ def check_opening(page: Page) -> None:
     assert len(there) >= 3
     assert there == sorted(there)
     assert opening.locator("figure").count() == 1
-    assert opening.locator(".brief li").count() <= 3
     assert "--format html" not in opening.inner_text(), "a page does not suggest itself"
-    assert all(is_folded(page, "main > section:not(.opening) table"))
-    questions = page.locator(".fold > summary").all_inner_texts()
-    assert all(questions)
 
 
 def check_fit(page: Page, width: int) -> None:
     """Unfolded: what is wider than the page scrolls in its own box, and only tables are; the
-    drawings' ink is the page's, light or dark, on no paper of their own."""
+    drawings' ink is the page's, light or dark."""
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     cut = page.evaluate(
         "[...document.querySelectorAll('body *')].filter(node => !node.closest('.scroll, svg')"
@@ -259,11 +206,6 @@ def check_fit(page: Page, width: int) -> None:
         " && node.getBoundingClientRect().right > innerWidth + 1).map(node => node.outerHTML)"
     )
     assert cut == []
-    filled = page.evaluate(
-        "[...document.querySelectorAll('figure path')].filter(node => "
-        "getComputedStyle(node).fill === 'rgb(255, 255, 255)').length"
-    )
-    assert filled == 0
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         ink, paper = page.evaluate(
@@ -304,7 +246,6 @@ def test_the_page_is_read_by_keyboard_and_its_links_open_what_they_lead_to(
 ) -> None:
     page = open_page(browser, pages["quick"])
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.className") == "skip"
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "main"
     page.locator("nav").get_by_text("Commands", exact=True).click()
@@ -312,9 +253,8 @@ def test_the_page_is_read_by_keyboard_and_its_links_open_what_they_lead_to(
     # a print leaves the folds as they were, also of browsers whose style sheets cannot open one
     count = "document.querySelectorAll('.fold[open]').length"
     opened = page.evaluate(count)
-    assert 0 < opened < page.locator(".fold").count()
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert page.evaluate(count) == page.locator(".fold").count()
+    assert page.evaluate(count) == page.locator(".fold").count() > opened > 0
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.evaluate(count) == opened
     page.context.close()
@@ -325,11 +265,3 @@ def test_commands_are_pasted_line_by_line(show: Show) -> None:
         "python -m bench.sweep --model mine",
         "python -m bench.sweep --model mine --compile on off",
     ]
-
-
-def test_a_page_counts_in_the_unit_everywhere(tmp_path: Path) -> None:
-    case = Case(batch_size=256, dataset=OWN, model="m:f", workload="m:f")
-    rows = [make_record(case, **measured(50.0, 2**30), unit="tokens")]
-    page = render(build([read_sweep(write_sweep(tmp_path / "s", rows))]))
-    assert "tokens/s" in page
-    assert "images/s" not in page
