@@ -240,18 +240,6 @@ def spell_cpu(name: str, cores: float) -> str:
     return f"{name}, {cores:g} core{'s' if cores != 1 else ''}"
 
 
-def parse_cpu(text: str) -> tuple[str, float | None]:
-    """Parse the output of `spell_cpu`; the number is None if it is missing.
-
-    >>> parse_cpu("AMD EPYC, 1 core"), parse_cpu("AMD EPYC, 0.3 cores"), parse_cpu("AMD EPYC")
-    (('AMD EPYC', 1), ('AMD EPYC', 0.3), ('AMD EPYC', None))
-    """
-    found = re.fullmatch(r"(.*), ([0-9]+)(\.[0-9]+)? cores?", text)
-    if not found:
-        return text, None
-    return found[1], float(found[2] + found[3]) if found[3] else int(found[2])
-
-
 def share_cores(cores: Sequence[int], size: int) -> list[tuple[int, ...]]:
     """Return the cores of each of ``size`` processes: equal shares, or one shared by several.
 

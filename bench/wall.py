@@ -60,9 +60,6 @@ class MemoryLine:
     fixed_bytes: float
     bytes_per_image: float
 
-    def predict(self, batch_size: int) -> float:
-        return self.fixed_bytes + self.bytes_per_image * batch_size
-
     def find_largest(self, available_bytes: float, step: int = 1) -> int:
         """Return the largest multiple of ``step`` predicted to fit; 0 if none is."""
         images = (available_bytes - self.fixed_bytes) / self.bytes_per_image

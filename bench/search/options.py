@@ -47,9 +47,6 @@ people have to write it."""
 
 _MOST_SAMPLES = 10_000
 
-Drawn = tuple[list[Case], Halving]
-"""The trials of a search, and its rules with their settings."""
-
 
 @dataclass(frozen=True)
 class Search:

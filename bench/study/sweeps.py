@@ -55,11 +55,6 @@ class Sweep:
         return read_beside(self.path, WorkRow)
 
 
-MOST_STEP_BYTES = 30_000_000
-"""Larger steps files are not read for a report: it would take seconds and ten times as much memory.
-"""
-
-
 def read_sweep(path: Path, name: str = "") -> Sweep:
     """Read a sweep from its folder, from those of its shards, or from a records file. Raises
     UsageError: there are no records, or they cannot be read."""
