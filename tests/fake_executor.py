@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,26 +40,16 @@ LANES = "BENCH_FAKE_LANES"
 
 @dataclass
 class Memory:
-    """A model of the memory that a batch takes, in bytes, and of runs that fail at random.
+    """A model of the memory that a batch takes, in bytes: fixed + image * batch.
 
-    It is fixed + image * batch + square * batch², rounded up to a multiple of ``block``, plus
-    ``jump`` from batch size ``jump_at`` on. The terms with the batch are multiplied by ``low`` for
-    precisions other than fp32 and tf32. Above the smaller of the case's memory limit and
-    ``capacity``, a case is out of memory; above the share ``retry`` of it, the allocator retries.
-    ``fail`` is the share of runs that fail at random, with ``seed``.
+    ``image`` is multiplied by ``low`` for precisions other than fp32 and tf32. Above the smaller of
+    the case's memory limit and ``capacity``, a case is out of memory.
     """
 
     fixed: float = 0.0
     image: float = 0.0
-    square: float = 0.0
-    block: float = 1.0
-    jump: float = 0.0
-    jump_at: float = math.inf
     low: float = 1.0
     capacity: float = math.inf
-    retry: float = math.inf
-    fail: float = 0.0
-    seed: float = 0.0
 
     @classmethod
     def parse(cls, text: str) -> Memory:
@@ -72,11 +61,8 @@ class Memory:
         return cls(**sizes)
 
     def take(self, case: Case) -> int:
-        size = case.batch_size
         scale = 1.0 if case.precision in ("fp32", "tf32") else self.low
-        used = self.fixed + scale * (self.image * size + self.square * size**2)
-        jump = self.jump if size >= self.jump_at else 0.0
-        return round(math.ceil(used / self.block) * self.block + jump)
+        return round(self.fixed + scale * self.image * case.batch_size)
 
     def limit(self, case: Case) -> float:
         limit = parse_bytes(case.memory_limit) if case.memory_limit else math.inf
@@ -96,7 +82,6 @@ class FakeExecutor(Executor):
         self._rules = [_parse_rule(rule) for rule in os.environ.get(ANSWERS, "").split()]
         told = os.environ.get(MEMORY)
         self._memory = PLAIN if told is None else Memory.parse(told)
-        self._chance = random.Random(self._memory.seed)
         self._cards = _parse_lanes(os.environ.get(LANES, ""))
 
     def open_lanes(self, device: str, wanted: int | None = None) -> Sequence[Lane]:
@@ -143,9 +128,6 @@ class FakeExecutor(Executor):
             return Outcome(Status.INTERRUPTED, "the sweep was stopped")
         rules = (answer for axis, value, answer in self._rules if getattr(job.case, axis) == value)
         status, m = next(rules, Status.OK), Measurement()
-        if self._chance.random() < self._memory.fail:
-            silent = (Status.ERROR, Status.TIMEOUT, Status.KILLED)
-            return Outcome(self._chance.choice(silent), "at random, as the fake was told")
         if status in MEASURED:
             used, limit = self._memory.take(job.case), self._memory.limit(job.case)
             if used > limit:
@@ -154,7 +136,6 @@ class FakeExecutor(Executor):
                 m.peak_device_bytes = used
             else:  # the columns that a worker on a CPU fills
                 m.setup_process_bytes, m.peak_process_bytes = round(self._memory.fixed), used
-                m.alloc_retries = int(used > self._memory.retry * limit)
             m.epoch_time_s = m.measured_time_s = 10 + 1000 / (job.case.batch_size or 1)
             m.images_per_s = 50_000 / m.epoch_time_s
             m.train_loss = 2.0 if status is not Status.DIVERGED else None

@@ -100,11 +100,6 @@ def test_of_equal_settings_the_one_that_changes_least_is_advised() -> None:
     assert answer(findings)[0] == "Stay with fp32, batch size 128, of 2 settings measured."
 
 
-def test_what_may_be_chance_is_said() -> None:
-    findings = show({NOW: [100, 140, 101], replace(NOW, channels_last=True): [80, 95, 120]})
-    assert "which may be chance) as fast as what you have now" in answer(findings)[0]
-
-
 def test_the_present_and_the_best_settings_are_repeated() -> None:
     times = {NOW: [100.0], replace(NOW, compile="default"): [50.0, 51.0]}
     slow = replace(NOW, cudnn_benchmark=True)
@@ -194,26 +189,6 @@ def test_where_too_little_was_measured_there_is_no_answer(
     assert said.startswith("No advice: ")
     assert ("Did not train: fp32, batch size 128 (oom: " in said) == bool(answers)
     assert ("Next: python -m bench.advise" in said) == bool(flags)
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--budget", "soon"], "--budget 'soon': give a time above 0, such as 90s, 10m or 1h"),
-        (["--now", "precison=fp16"], "--now 'precison=fp16': give AXIS=VALUE; did you mean"),
-        (["--batch-size", "32..auto"], "--batch-size 32..auto: give numbers"),
-        (["--until", "1%"], "--until: bench.advise does not take it, because it decides"),
-        (["--lanes", "2"], "--lanes: bench.advise measures one case at a time"),
-    ],
-)
-def test_a_wrong_word_is_refused_in_one_line(
-    flags: list[str], said: str, tmp_path: Path, capsys: Capture
-) -> None:
-    run(tmp_path / "out", *flags, rc=2)
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert said in error
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_budget_is_a_time() -> None:

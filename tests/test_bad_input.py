@@ -13,12 +13,17 @@ import fake_executor as fake
 import pytest
 from pytest_for_tests import Capture, Patch
 
-from bench.compare import __main__
+from bench import card, fit
+from bench.advise.__main__ import main as advise
+from bench.check.__main__ import main as check
+from bench.compare.__main__ import main as compare
 from bench.flags import join_flags
 from bench.record import SCHEMA, Step
-from bench.report import __main__ as report
+from bench.report.__main__ import main as report
+from bench.scales.__main__ import main as scales
+from bench.search.__main__ import main as search
 from bench.store.table import RECORDS
-from bench.sweep import __main__ as sweep
+from bench.sweep.__main__ import main as sweep
 from tests.planted.records import make_run, write_sweep
 
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--precision", "fp32"]
@@ -76,12 +81,67 @@ FLAGS = [
     (["--retry", "oops"], "--retry 'oops': right values: ok, oom"),
     (["--batchsize", "64"], "unknown argument '--batchsize'; did you mean '--batch-size'?"),
     (["--lanes", "3", "--device", "cpu", "cuda"], "--lanes: the cases are of cpu and cuda; give"),
+    (["--shard", "5/4"], "give K/N with K from 1 to N"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("flags", "parts"), [(f, p) for f, *p in FLAGS], ids=lambda v: str(v)[:40])
 def test_flags(capsys: Capture, flags: list[str], parts: list[str]) -> None:
-    expect(capsys, sweep.main, join_flags(FAKE, flags), *parts)
+    expect(capsys, sweep, join_flags(FAKE, flags), *parts)
+
+
+TAKEN = "does not take it, because it"
+OTHERS = [
+    (fit.main, "", "--memory-limit 2GiB"),
+    (fit.main, "--memory-limit 1GiB --margin 100%", "less than 100%"),
+    (fit.main, "--batch-size 64", f"--batch-size: bench.fit {TAKEN} chooses what its runs"),
+    (search, "--lr 1..0.1", "--lr '1..0.1': a range is of two numbers above 0"),
+    (search, "--lr 0.1 --batch-size 64", "there is one trial, and a search compares several"),
+    (search, "--steps 4", "--steps: bench.search does not take it, because trials train whole"),
+    (search, "--evaluate off", "--metric test_accuracy needs the test images"),
+    (search, "--executor ray", "--executor ray: bench.search decides while trials run"),
+    (search, "--epochs 1", "--epochs 1 leaves nothing to end early"),
+    (search, "--grace 9", "--grace '9': give a whole number, from 1 to 8"),
+    (advise, "--budget soon", "--budget 'soon': give a time above 0, such as 90s, 10m or 1h"),
+    (advise, "--now precison=fp16", "--now 'precison=fp16': give AXIS=VALUE; did you mean"),
+    (advise, "--batch-size 32..auto", "--batch-size 32..auto: give numbers"),
+    (advise, "--until 1%", f"--until: bench.advise {TAKEN} decides"),
+    (advise, "--lanes 2", "--lanes: bench.advise measures one case at a time"),
+]
+IMAGES = "--dataset synthetic --device cpu"
+TRAINING = [
+    (scales, "--precision fp32", "--precision fp32: no loss scale is chosen for it; right"),
+    (scales, "--scales 0", "--scales '0': give numbers above 0, such as 128 or 2^16"),
+    (scales, "--steps 0", "--steps '0': give a whole number of at least 1"),
+    (scales, "--accumulate 2", f"--accumulate: bench.scales {TAKEN} trains"),
+    (scales, "--batch-size 1", "batch size 1 leaves a batch of one image, and BatchNorm needs"),
+    (scales, "--show nowhere", "--show nowhere: there is no scales.json"),
+    (check, "--skip first-step", "did you mean 'first-steps'?"),
+    (check, "--steps 3", "at least 20"),
+    (check, "--device cpu cuda", "give one"),
+    (check, "--precision fp16-apex", "check fp16, which is the recipe of O2"),
+]
+
+
+@pytest.mark.parametrize(
+    ("main", "given", "words", "said"),
+    [
+        *((main, FAKE, words, said) for main, words, said in OTHERS),
+        *((main, IMAGES.split(), words, said) for main, words, said in TRAINING),
+        (card.main, [], "--minutes 0", "--minutes '0': give a number above 0"),
+        (card.main, [], "", "there is no GPU, or torch finds none; python -m bench.doctor says"),
+    ],
+)
+def test_flags_of_other_commands(
+    capsys: Capture,
+    monkeypatch: Patch,
+    main: Callable[[Sequence[str]], int],
+    given: Sequence[str],
+    words: str,
+    said: str,
+) -> None:
+    monkeypatch.setattr(card, "has_cuda", lambda: False)
+    expect(capsys, main, join_flags(given, words.split()), said)
 
 
 def test_places_that_cannot_be_written(capsys: Capture, tmp_path: Path) -> None:
@@ -89,9 +149,9 @@ def test_places_that_cannot_be_written(capsys: Capture, tmp_path: Path) -> None:
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
         for dry in ([], ["--dry-run"]):
             flags = [*FAKE, "--out", str(out), *dry]
-            expect(capsys, sweep.main, flags, f"--out {out}: ", "choose")
+            expect(capsys, sweep, flags, f"--out {out}: ", "choose")
     if Path("/proc/version").exists():
-        expect(capsys, sweep.main, [*FAKE, "--out", "/proc/here"], "--out /proc/here: ", "choose")
+        expect(capsys, sweep, [*FAKE, "--out", "/proc/here"], "--out /proc/here: ", "choose")
 
 
 # ---------------------------------------------------------------------------------------- presets
@@ -119,7 +179,7 @@ def test_presets(capsys: Capture, tmp_path: Path, text: bytes, parts: list[str])
     if b"loss_scale" not in text:
         flags += ["--precision", "fp32"] if b"precision" not in text else []
     where = [] if "--loss-scale" in parts[0] else [str(file)]
-    expect(capsys, sweep.main, [*flags, "--config", str(file)], *where, *parts)
+    expect(capsys, sweep, [*flags, "--config", str(file)], *where, *parts)
 
 
 # --------------------------------------------------------------------------------------- datasets
@@ -172,7 +232,7 @@ def test_datasets(
     folder = tmp_path / "images"
     make(folder)
     flags = ["--executor", "fake", "--device", "cpu", "--dataset", "cifar10", "--precision", "fp32"]
-    expect(capsys, sweep.main, [*flags, "--data-dir", str(folder)], str(folder), *parts)
+    expect(capsys, sweep, [*flags, "--data-dir", str(folder)], str(folder), *parts)
     assert not list(tmp_path.rglob("escaped"))
 
 
@@ -217,9 +277,9 @@ def test_records(
     other.write_bytes(file.read_bytes())
     bad = change(file.read_bytes())
     file.write_bytes(bad)
-    expect(capsys, report.main, [str(good)], str(file), *parts)
-    expect(capsys, report.main, [str(other), str(file)], str(file), *parts)
-    expect(capsys, __main__.main, [str(other), str(good)], str(file), *parts)
+    expect(capsys, report, [str(good)], str(file), *parts)
+    expect(capsys, report, [str(other), str(file)], str(file), *parts)
+    expect(capsys, compare, [str(other), str(good)], str(file), *parts)
     if bad.endswith(b"\n"):
-        expect(capsys, sweep.main, [*FAKE, "--out", str(good)], str(file), *parts)
+        expect(capsys, sweep, [*FAKE, "--out", str(good)], str(file), *parts)
         assert file.read_bytes() == bad

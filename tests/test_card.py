@@ -13,9 +13,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-from pytest_for_tests import Capture, Patch
-
 from bench import card
 from bench.fit import build_parser as build_fit
 from bench.scales.__main__ import build_parser as build_scales
@@ -157,19 +154,3 @@ def test_every_command_is_one_that_there_is() -> None:
             build_fit().parse(flags)
     assert {*cases["repeats"]} < {*cases["rtx-titan"]}
     assert [case.precision for case in cases["epochs"]] == ["fp16", "tf32", "fp32"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--minutes", "0"], "--minutes '0': give a number above 0"),
-        ([], "there is no GPU, or torch finds none; python -m bench.doctor says why"),
-    ],
-)
-def test_what_cannot_be_is_told_before_anything_runs(
-    flags: list[str], said: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
-    monkeypatch.setattr(card, "has_cuda", lambda: False)
-    assert card.main([*flags, "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"error: {said}\n"
-    assert list(tmp_path.iterdir()) == []

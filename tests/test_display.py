@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from pytest_for_tests import Capture, Patch
 
-from bench.case import Case, list_varying
+from bench.case import Case
 from bench.record import Record, Status
 from bench.sweep.display import Display
 from bench.worker import PhaseEntered, StepTaken
@@ -41,22 +40,6 @@ def test_plain_lines_where_there_is_no_terminal(capsys: Capture, monkeypatch: Pa
         f"[1/2] {name}: ≈11.00 s an epoch, 14.00 GiB, loss 2.053, accuracy 29.0 %; about 32 s left",
         f"[2/2] {name} · sentinel: oom: OutOfMemoryError: [2J tried to [bold]allocate",
     ]
-
-
-def test_lines_name_every_axis_that_varies(capsys: Capture) -> None:
-    cases = [CASE, replace(CASE, compile="default"), replace(CASE, model="dpn-small", lr=0.1)]
-    with Display(Path("x"), 3, 0, list_varying(cases)) as display:
-        for case in cases:
-            display.begin(case, 1, False)
-            display._lanes[""].due = 0.0  # as if the time for a plain line had come
-            display.show(StepTaken("epoch", step=3, total=20, memory_bytes=2**30))
-            display.end(record())
-    lines = [line.strip().partition(": ")[0] for line in capsys.readouterr().err.splitlines()]
-    common = "fp16 · loss scale 128 · batch size 512"
-    plain = f"dpn92 · {common} · lr 0.01"
-    names = [plain, f"{plain} · compile default", f"dpn-small · {common} · lr 0.1"]
-    assert lines[1::2] == names
-    assert lines[2::2] == [f"[{i}/3] {name}" for i, name in enumerate(names, 1)]
 
 
 def test_a_line_says_what_speaks_against_it(capsys: Capture) -> None:

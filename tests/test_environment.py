@@ -218,15 +218,14 @@ def test_commit_says_whether_the_code_was_edited(tmp_path: Path, monkeypatch: Pa
     assert describe_host().commit == f"{commit}+dirty"
 
 
-@pytest.mark.parametrize("module", ["sweep", "report", "compare", "doctor", "scales", "check"])
+@pytest.mark.parametrize("module", ["__main__", "sweep", "report", "compare", "scales", "check"])
 def test_help_imports_nothing_heavy(module: str) -> None:
     """What makes --help slow, rather than how slow it was: torch takes 1.6 s, pandas 0.3 s."""
     code = (
-        "import sys, runpy, json\n"
+        "import atexit, json, runpy, sys\n"
         f"sys.argv = ['{module}', '--help']\n"
-        "try: runpy.run_module(f'bench.{sys.argv[0]}', run_name='__main__')\n"
-        "except SystemExit: pass\n"
-        "print(json.dumps([m for m in sys.modules if '.' not in m]))"
+        "atexit.register(lambda: print(json.dumps([m for m in sys.modules if '.' not in m])))\n"
+        "runpy.run_module(f'bench.{sys.argv[0]}', run_name='__main__')"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.startswith("usage: ")

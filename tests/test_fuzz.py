@@ -62,11 +62,7 @@ def check(folder: Path, data: bytes, name: str = RECORDS) -> None:
 
 @given(st.binary(max_size=300))
 @example(b"")
-@example(b"\n")
-@example(b"schema\n")
 @example(b"schema,schema\n1,1\n")
-@example(b"\xff\xfe" + "schema\n".encode("utf-16-le"))
-@example(b'"schema\n1\n')
 @example(b"schema" + b"," * 200_000 + b"\n")
 @example(b"schema," + b"9" * 200_000 + b"\n")
 def test_bytes(tmp_path: Path, data: bytes) -> None:
@@ -119,13 +115,9 @@ def read_preset(data: bytes) -> None:
 
 @given(st.binary(max_size=300))
 @example(b"a = " + b"9" * 5000)
-@example(b"[[grid]]\nlr = 1e" + b"9" * 400)
 @example(b"a = " + b"[" * 100_000)
-@example(b"[[grid]]\n" + b"a." * 3000 + b"b = 1")
 @example(b"[[grid]]\n" + b"k" * 1_000_000 + b" = 1")
-@example(b'[[grid]]\nmodel = "' + b"m" * 1_000_000 + b'"')
 @example(b"a = 0000-99-99")
-@example(b'"\\u0000" = 1')
 def test_preset_bytes(data: bytes) -> None:
     read_preset(data)
 

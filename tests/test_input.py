@@ -32,9 +32,8 @@ from bench.rules import check_batches
 from bench.scales import __main__ as scales
 from bench.sweep.__main__ import main as sweep
 from bench.training.counting import count_flop
-from bench.verdict import is_guessing
 from bench.wall import Probe, Trial, name_family
-from bench.workloads import OWN, Images, Workload
+from bench.workloads import Images, Workload
 
 
 def pooled() -> nn.Module:
@@ -112,11 +111,6 @@ def test_what_is_examined_is_the_network_of_its_images() -> None:
         examine_model(f"{__name__}:of_cifar", shape=(3, 64, 64))
 
 
-def test_a_workload_has_no_shape_of_ours() -> None:
-    (case,) = grid({"workload": ["m:f"], "input": ["3x64x64"], "classes": [100]}, asked=())
-    assert (case.dataset, case.input, case.classes) == (OWN, None, None)
-
-
 @pytest.mark.parametrize("command", [check, scales])
 def test_commands_for_images_of_cifar_or_a_workload_say_so(command: Any, capsys: Capture) -> None:
     for flags, begin, end in (
@@ -164,11 +158,6 @@ def test_a_sweep_of_two_shapes_is_measured_and_reported(tmp_path: Path, capsys: 
     capsys.readouterr()
     assert report([str(tmp_path), "--full"]) == 0
     assert "Mixed environments" not in capsys.readouterr().out
-
-
-def test_guessing_among_more_classes_is_of_a_higher_loss() -> None:
-    assert is_guessing(6.0, classes=10)
-    assert not is_guessing(6.0, classes=1000)
 
 
 # ------------------------------------------------------------------------------- batches of one

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -139,14 +138,6 @@ def test_the_rungs_decide_as_the_rule_has_it(halving: Halving, data: st.DataObje
     assert max(decided[:1]) == halving.epochs or curves[0][-1] is None, "the first is never ended"
 
 
-@given(halvings())
-def test_rungs_lie_between_grace_and_the_end(halving: Halving) -> None:
-    rungs = halving.rungs
-    assert rungs[0] == halving.grace
-    assert rungs[-1] < halving.epochs <= rungs[-1] * halving.reduction
-    assert all(b == a * halving.reduction for a, b in pairwise(rungs))
-
-
 def test_without_ray_tune_one_line_says_what_to_install(
     tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
@@ -189,28 +180,6 @@ def test_without_a_learning_rate_each_optimizer_has_its_own_range() -> None:
         assert len(rates) > 190  # of three digits some are drawn twice
         assert own / AROUND <= min(rates) < own / AROUND * 1.5
         assert own * AROUND / 1.5 < max(rates) <= own * AROUND
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ("--lr 1..0.1", "--lr '1..0.1': a range is of two numbers above 0"),
-        ("--lr 0.1 --batch-size 64", "there is one trial, and a search compares several"),
-        ("--steps 4", "--steps: bench.search does not take it, because trials train whole epochs"),
-        ("--evaluate off", "--metric test_accuracy needs the test images"),
-        ("--executor ray", "--executor ray: bench.search decides while trials run"),
-        ("--epochs 1", "--epochs 1 leaves nothing to end early"),
-        ("--grace 9", "--grace '9': give a whole number, from 1 to 8"),
-    ],
-)
-def test_what_cannot_be_searched_is_one_line(
-    flags: str, said: str, tmp_path: Path, capsys: Capture
-) -> None:
-    assert search.main(join_flags(FAKE, flags.split(), ["--out", str(tmp_path / "out")])) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_dry_run_says_which_trials_and_how_many_epochs(tmp_path: Path, capsys: Capture) -> None:

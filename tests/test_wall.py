@@ -6,7 +6,6 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,14 +14,11 @@ from hypothesis import strategies as st
 
 from bench.case import Case
 from bench.record import Status, flatten
-from bench.store.reader import read_rows
 from bench.store.rows import Row
-from bench.store.writer import Store
 from bench.wall import (
     Ask,
     Ending,
     Goal,
-    MemoryLine,
     Probe,
     Trial,
     Wall,
@@ -31,8 +27,6 @@ from bench.wall import (
     list_sizes,
     make_probe,
     name_family,
-    read_trials,
-    read_walls,
 )
 from tests.planted.records import make_run
 
@@ -254,40 +248,8 @@ def test_sizes_leave_no_batch_of_one_image() -> None:
 # ------------------------------------------------------------------------------------- its records
 
 
-FAMILY = name_family(Case(precision="bf16-amp", memory_limit="1GiB", device="cpu"))
 PHASES = ("warmup", "peak")
-MIB, GIB = 2**20, 2**30
-
-
-def write_search(folder: Path, probes: list[Probe], **environment: object) -> None:
-    """Write probes as records, as a sweep does."""
-    with Store(folder) as store:
-        for number, probe in enumerate(probes):
-            store.append(
-                make_run(
-                    make_probe(FAMILY, probe.batch_size, probe.long),
-                    record_id=f"{number:016x}",
-                    probe=True,
-                    status=probe.status,
-                    peak_process_bytes=None if probe.used_bytes is None else int(probe.used_bytes),
-                    alloc_retries=probe.alloc_retries,
-                    **environment,
-                )
-            )
-
-
-def test_the_wall_is_read_from_the_records_alone(tmp_path: Path) -> None:
-    goal = Goal(SIZES, 1024 * MIB)
-    memory = remember(lambda size: (300 + 2 * size) * MIB, 1024 * MIB)
-    probes, found = search(memory, goal)
-    write_search(tmp_path, probes)
-    rows = read_rows(tmp_path)
-    (trial,) = read_trials(rows)
-    assert trial.probes == [replace(p, room_bytes=1024 * MIB) for p in probes]
-    ((family, wall),) = read_walls(rows)
-    assert (family, wall) == (FAMILY, found)
-    assert wall.largest == 360
-    assert wall.line == MemoryLine(pytest.approx(300 * MIB), pytest.approx(2 * MIB))
+GIB = 2**30
 
 
 CARD = name_family(Case(precision="bf16-amp", device="cuda"))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,14 +13,11 @@ from hypothesis import strategies as st
 from bench.case import Case
 from bench.errors import UsageError
 from bench.grid import grid
-from bench.record import Outcome, Status
-from bench.store.plans import find_width, leave_out_known, plan_runs
+from bench.record import Status
+from bench.store.plans import find_width, plan_runs
 from bench.store.rows import LatestAttempt, Run
-from bench.sweep.grid import Grid
 from bench.sweep.options import parse_arguments, plan_cases
 from bench.sweep.schedule import OomSkips, remaining_runs
-from bench.worker import Lane
-from tests.planted.records import make_record
 
 CASES = grid({"precision": ["fp32", "bf16"], "batch_size": [64, 128, 256]})
 SMALL, MIDDLE, LARGE = CASES[:3]
@@ -33,11 +28,9 @@ SMALL, MIDDLE, LARGE = CASES[:3]
     [
         ("--preset quick", 3),  # sets its own fraction, and has to be done in a minute
         ("--preset quick --model dpn92", 1),  # which takes longer
-        ("--preset quick --epochs 2", 1),  # whole ones
         ("--preset precision", 1),
         ("--preset precision --fraction 0.1", 3),
         ("--preset precision --fraction 0.1 0.5", 1),  # the half epochs are not cheap
-        ("--preset precision --fraction 0.1 --repeats 1", 1),
         ("--preset precision --steps 20 --fraction 0.5", 3),
         ("--preset precision --steps 21", 1),
         ("--preset precision --steps 5 none", 1),  # whole epochs are among them
@@ -106,19 +99,6 @@ def closed(left: list[Run]) -> list[Run]:
     return [*left, sentinel] if left and sentinel not in left else left
 
 
-def test_what_ran_of_a_case_that_is_known_is_still_of_the_plan() -> None:
-    """One that is to be tried again is found there."""
-    case = replace(SMALL, until=0.01)
-    runs = plan_runs([case], 4)
-    first, second, third, fourth, sentinel = runs
-    times = {first: 100.0, third: 100.1}
-    history = {run: LatestAttempt(Status.OK, 1, time_s=time) for run, time in times.items()}
-    assert leave_out_known(runs, history) == [first, third, sentinel]
-    history[fourth] = LatestAttempt(Status.ERROR, 1)
-    assert leave_out_known(runs, history) == [first, third, fourth, sentinel]
-    assert second in leave_out_known(runs, {first: history[first]})
-
-
 def test_a_wall_stands_for_cases_alike_in_all_else_and_after_a_proven_oom_alone() -> None:
     skips = OomSkips({})
     for status in set(Status) - {Status.OOM}:
@@ -145,22 +125,3 @@ def test_a_wall_is_remembered_but_not_inferred_from_inferences() -> None:
 
     assert past(inferred=False).blocks(LARGE) == 128
     assert past(inferred=True).blocks(LARGE) is None
-
-
-# --------------------------------------------------------------------------------- on a lane
-
-LANE = Lane()
-
-
-def deal(runs: Sequence[Run], times: Mapping[Case, Sequence[float]]) -> Grid:
-    """The runs of a sweep of one lane, and what epochs of earlier runs took, in s."""
-    return Grid(Mock(lanes={LANE.name: None}), runs, {}, OomSkips({}), times)
-
-
-def test_a_lost_run_is_the_next_on_its_lane() -> None:
-    grid = deal(plan_runs([SMALL, LARGE], 1), {})
-    lost = Outcome(Status.LOST)
-    for attempt in (1, 2):
-        ticket = grid.take(LANE, [LANE])
-        assert (ticket.run, ticket.attempt) == ((SMALL, 1, False), attempt)
-        grid.settle(ticket, make_record(SMALL, status=Status.LOST), lost)
