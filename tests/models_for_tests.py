@@ -21,7 +21,7 @@ from bench.errors import UnsupportedError
 from bench.workloads import Loss, Network, Workload
 
 if TYPE_CHECKING:
-    from bench.training.parallel import Group
+    pass
 
 PIDS = "BENCH_TEST_PIDS"
 """Environment variable: the file that `sleeps` writes its own and its child's process id to."""
@@ -49,21 +49,6 @@ class Tiny(nn.Module):
 
 
 def good() -> nn.Module:
-    return Tiny()
-
-
-def fails_to_exchange() -> nn.Module:
-    """Steps for exposed communication fail in the second process, and never end in the first."""
-    from bench.worker import measurement
-
-    def measure(
-        training: object, batches: object, case: object, group: Group, step_s: float
-    ) -> None:
-        if group.rank:
-            raise RuntimeError("no link")
-        time.sleep(3600)
-
-    measurement.measure_exchange = measure
     return Tiny()
 
 
@@ -117,10 +102,6 @@ def sleeps() -> nn.Module:
 
 def exits() -> nn.Module:
     return Tiny(lambda logits: os._exit(9))
-
-
-def leaves() -> nn.Module:
-    return Tiny(lambda logits: sys.exit(3))
 
 
 def kills_itself() -> nn.Module:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
 import signal
 import sys
 import time
-from contextlib import suppress
 from multiprocessing.connection import Connection
 
 
@@ -21,22 +19,11 @@ def wait(told: Connection) -> None:
         return
 
 
-def say_nothing(told: Connection) -> None:
-    """Wait until nobody listens."""
-    with suppress(EOFError):
-        told.recv()
-
-
 def say(told: Connection, *content: object) -> int:
     print(*content)
     for one in content:
         told.send(one)
     return len(content)
-
-
-def tell(told: Connection) -> None:
-    """Say what a process has of its own."""
-    told.send(json.loads(json.dumps([os.environ.get("OMP_NUM_THREADS"), sys.path, os.getcwd()])))  # noqa: PTH109
 
 
 def send_what_only_it_has(told: Connection) -> None:

@@ -6,7 +6,6 @@ import json
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +36,8 @@ def read(folder: Path, key: str = "vary") -> dict[str, Any]:
 def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep over a script's mistakes."""
     out = tmp_path_factory.mktemp("mistakes") / "out"
-    names = "none silent epochs nan oom memory killed daemon asks exits prints dies bytes"
-    vary = ["--vary", "mistake", *names.split(), "none of them", "text", "percent", "launched"]
+    names = "none silent epochs nan oom killed daemon asks exits dies bytes text launched"
+    vary = ["--vary", "mistake", *names.split()]
     given = ["--command", f"{RUN} {{mistake}}", *vary, "--out", str(out)]
     assert sweep([*given, *QUICK]) == 0
     return out
@@ -52,27 +51,27 @@ def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("epochs", "ok", ""),
         ("nan", "diverged", "the loss was inf or NaN from step 0 of"),
         ("oom", "oom", "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB"),
-        ("memory", "oom", "MemoryError (scripts_for_tests.py, line "),
         ("killed", "killed", "the command ended by SIGKILL from outside"),
         ("daemon", "ok", ""),
         ("asks", "error", "EOFError: EOF when reading a line (scripts_for_tests.py, line "),
         ("exits", "error", "the command ended with code 3: no data in ./data"),
         ("launched", "error", "ValueError: a shape does not fit (scripts_for_tests.py, line "),
-        ("prints", "ok", ""),
         ("dies", "error", "ValueError: a shape does not fit (scripts_for_tests.py, line "),
         ("bytes", "error", "the command ended with code 1: \ufffd\ufffd not UTF-8"),
         ("text", "error", "takes a number or a tensor of one element, and this is a str (scripts_"),
-        ("none of them", "error", "takes a whole number of at least 1, such as len(x), and this "),
-        ("percent", "error", "takes a fraction from 0 to 1, and this is 75 (scripts_for_tests.py"),
     ],
 )
 def test_each_ends_in_its_outcome(mistakes: Path, mistake: str, status: str, reason: str) -> None:
     row = read(mistakes)[mistake]
     assert (row["status"], reason in row["reason"]) == (status, True), row["reason"]
-    if mistake == "dies":
+    if mistake == "dies":  # of its steps, too few for a warm-up, the first starts up
         assert row["reason"].endswith("after 3 steps")
+        assert (row["measured_steps"], row["measured_images"]) == (2, 16)
     if mistake == "daemon":
         assert gone([int((mistakes / row["log"]).read_text().split()[-1])])
+    if mistake == "epochs":
+        assert (row["train_images"], row["steps_per_epoch"]) == (480, 60)
+        assert (row["test_loss"], row["test_accuracy"]) == (0.5, 0.75)
 
 
 def test_what_a_command_alone_tells_is_its_wall_time_and_memory(mistakes: Path) -> None:
@@ -100,17 +99,6 @@ def test_steps_that_it_tells_are_timed_without_their_warm_up(mistakes: Path) -> 
     assert row["images_per_s"] * row["epoch_time_s"] == pytest.approx(10_000)
     # of all its steps: how many the warm-up took is chance
     assert row["train_loss"] == pytest.approx(sum(2 / (i + 1) for i in range(60)) / 60, rel=1e-6)
-
-
-def test_of_steps_too_few_for_a_warm_up_the_first_does_not_count(mistakes: Path) -> None:
-    row = read(mistakes)["dies"]  # after 3, of which the first starts up
-    assert (row["measured_steps"], row["measured_images"]) == (2, 16)
-
-
-def test_an_epoch_that_it_ends_is_an_epoch(mistakes: Path) -> None:
-    row = read(mistakes)["epochs"]
-    assert (row["train_images"], row["steps_per_epoch"]) == (480, 60)
-    assert (row["test_loss"], row["test_accuracy"]) == (0.5, 0.75)
 
 
 RANKS = """
@@ -150,16 +138,13 @@ def test_the_report_says_of_what_its_times_are(
     assert "10,000 items" in capsys.readouterr().out
 
 
-def test_it_ends_a_script_that_has_been_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_ends_a_script_that_has_been_measured(tmp_path: Path) -> None:
     given = ["--command", f"{RUN} none", "--steps", "5", "--repeats", "1"]
     given += ["--out", str(tmp_path / "out")]
     assert sweep([*given, *QUICK]) == 0
     (row,) = read_records(tmp_path / "out").to_dict("records")
     assert (row["status"], row["measured_steps"]) == ("ok", 5)
     assert "ended after 5 measured steps, as --steps asks" in row["notes"]
-    assert " s for 10,000 items, " in capsys.readouterr().err  # and not an epoch
 
 
 def test_a_command_that_ends_neither_by_itself_nor_by_a_signal_is_ended(tmp_path: Path) -> None:
@@ -167,15 +152,7 @@ def test_a_command_that_ends_neither_by_itself_nor_by_a_signal_is_ended(tmp_path
     assert sweep([*given, *QUICK]) == 1
     (row,) = read_records(tmp_path / "out").to_dict("records")
     assert (row["status"], "the command took longer than 3 s" in row["reason"]) == ("timeout", True)
-    until = time.monotonic() + 10
-    while find_running("late") and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not find_running("late")
-
-
-def find_running(mistake: str) -> list[str]:
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
-    return [line for line in listed.stdout.splitlines() if line.endswith(f"{SCRIPT} {mistake}")]
+    assert gone([int((tmp_path / "out" / row["log"]).read_text().split()[0])])
 
 
 TORCH = """
@@ -245,24 +222,14 @@ def test_it_is_validated_and_compared(mistakes: Path, capsys: pytest.CaptureFixt
         ("--command 'python t.py --lr {lrr}'", "{lrr} is neither an axis nor a --vary; did you"),
         ("--command 'python t.py' --batch-size 8", "the command has no {batch_size}; add it"),
         ("--command 'python t.py {lr}'", "{lr} has no value; give --lr VALUE …"),
-        (
-            "--command './t.py'",
-            "'./t.py' is no program that can be run here; give its path",
-        ),
         ("--command 'python t.py' --vary x 1", "the command has no {x}; add it there"),
-        (
-            "--command 'python t.py {x}' --vary x 1 --vary x 2",
-            "x: give a name once, and then",
-        ),
         ("--command 'python t.py {lr}' --vary lr 1", "this is an axis; give --lr VALUE …"),
         ("--vary x 1", "--vary is for a placeholder in --command; give that too"),
         ("--command 'nosuchprogram x'", "'nosuchprogram' is no program that can be run here"),
         ("--command 'python nosuch.py'", "there is no file nosuch.py; give its path"),
         ("--command 'python t.py {precision:fp32=}' --precision bf16", "has no word for bf16; it"),
-        ('--command "python \'t.py"', "its quotes do not match"),
         ("--command 'python t.py {batch_size}' --batch-size auto", "the largest batch is looked"),
         ("--command 'python t.py' --preset quick", "--preset is a grid of the harness's own"),
-        ("--workload command", "--workload command is that of a --command; give --command"),
     ],
 )
 def test_mistakes_are_one_line_before_anything_runs(

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import psutil
 import pytest
 from workers_for_tests import find_workers, gone, is_server
 
-from bench import run as room
 from bench.case import Case
 from bench.data import DatasetInfo
 from bench.executors import Event, Settings
@@ -171,16 +169,6 @@ def test_a_server_is_replaced_when_what_it_imported_changes(site: Path) -> None:
     assert fork() != first
 
 
-@pytest.mark.usefixtures("site")
-def test_a_process_finds_modules_where_this_one_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And has its variables, in the folder that this one is in."""
-    monkeypatch.chdir(tmp_path)
-    found = call("processes_for_tests:tell", timeout_s=60)
-    assert found == [os.environ["OMP_NUM_THREADS"], sys.path, str(tmp_path)]
-
-
 @pytest.mark.parametrize(
     ("spoils", "why"),
     [
@@ -250,16 +238,18 @@ def test_what_a_process_sends_is_told_from_what_it_prints(tmp_path: Path) -> Non
         assert [m for m in process.messages() if m is not None] == [1, "two"]
         assert process.wait() == 2
     assert (tmp_path / "log").read_text() == "1 two\n"
-    with pytest.raises(TimeoutError):
-        call("processes_for_tests:say_nothing", timeout_s=0)
     with pytest.raises(EndedError, match="No module named 'nowhere'"):
         call("nowhere:say", timeout_s=60)
+    with pytest.raises(MessageError, match="the worker sent what is no message"):
+        call("processes_for_tests:send_what_only_it_has", timeout_s=60)
 
 
 @pytest.mark.usefixtures("site")
-def test_what_is_no_message() -> None:
-    with pytest.raises(MessageError, match="the worker sent what is no message"):
-        call("processes_for_tests:send_what_only_it_has", timeout_s=60)
+def test_a_log_that_cannot_be_written_does_not_stop_the_process(tmp_path: Path) -> None:
+    for log in (tmp_path / "no" / "folder", Path("/dev/full")):
+        with Process("processes_for_tests:say", "x" * 2_000_000, log=log) as process:
+            assert any(process.messages())
+            assert process.wait(60) == 1
 
 
 @pytest.mark.usefixtures("site")
@@ -268,31 +258,6 @@ def test_the_stacks_of_a_process_are_waited_for(tmp_path: Path) -> None:
         process.receive(60)
         process.dump_stacks()
     assert "most recent call first" in (tmp_path / "log").read_text()
-
-
-def keep(path: Path | None, *parts: bytes) -> None:
-    read, write = os.pipe()
-    with os.fdopen(write, "wb", 0) as writer:
-        stream = os.fdopen(read, "rb", 0)
-        thread = threading.Thread(target=room._keep_log, args=(stream, path, bytearray()))
-        thread.start()
-        for part in parts:
-            writer.write(part)
-    thread.join(30)
-    assert not thread.is_alive()
-
-
-def test_a_log_that_cannot_be_written_does_not_stop_the_process(tmp_path: Path) -> None:
-    for place in (tmp_path / "no" / "folder", Path("/dev/full"), None):
-        keep(place, *[b"x" * 65536] * 100)
-
-
-def test_each_try_adds_to_the_log_and_silence_leaves_none(tmp_path: Path) -> None:
-    keep(tmp_path / "short", b"a", b"b\n")
-    keep(tmp_path / "short", b"the next try\n")
-    assert (tmp_path / "short").read_bytes() == b"ab\nthe next try\n"
-    keep(tmp_path / "silent")
-    assert not (tmp_path / "silent").exists()
 
 
 # --------------------------------------------------------------------------------------- its end
@@ -317,19 +282,12 @@ time.sleep(3600)
 """
 
 
-@pytest.mark.parametrize("early", [True, False])
-def test_no_server_outlives_what_started_it(early: bool, site: Path) -> None:
-    """Nor one that is still importing, and has forked nothing yet."""
-    if early:
-        code = "import time\nprocess.preload = lambda: time.sleep(1)\n"
-        site.write_text(f"{LIGHT}{code}")
+@pytest.mark.usefixtures("site")
+def test_no_server_outlives_what_started_it() -> None:
     command = [sys.executable, "-c", STARTING]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        if not early:
-            assert process.stdout.readline()
-        started: list[int] = []
-        while not started:
-            started = [p.pid for p in psutil.Process(process.pid).children(recursive=True)]
+        assert process.stdout.readline()
+        started = [p.pid for p in psutil.Process(process.pid).children(recursive=True)]
         process.kill()
-    assert len(started) == 1 + (not early)
+    assert len(started) == 2
     assert gone(started, within_s=60)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -153,26 +152,17 @@ def test_a_case_runs_as_it_does_locally(nodes: Nodes, tmp_path: Path) -> None:
     assert (tmp_path / "trace.json.gz").read_bytes()[:2] == b"\x1f\x8b"
 
 
-def test_a_killed_worker_is_killed_not_lost(nodes: Nodes) -> None:
+@pytest.mark.parametrize("how", ["worker", "task", "cancelled"])
+def test_what_ends_a_running_case_is_its_outcome(nodes: Nodes, how: str) -> None:
     running = Running(nodes)
-    os.kill(running.worker, signal.SIGKILL)
-    assert running.end().status is Status.KILLED
-
-
-def test_a_killed_task_is_lost(nodes: Nodes) -> None:
-    running = Running(nodes)
-    os.kill(running.task, signal.SIGKILL)
+    running.stopped = how == "cancelled"
+    if how != "cancelled":
+        os.kill(vars(running)[how], signal.SIGKILL)
     outcome = running.end()
-    assert outcome.status is Status.LOST
-    said = "The worker died unexpectedly while executing this task"
-    assert outcome.reason == f"on the Ray cluster: {said}"
-    assert gone([running.worker], PATIENCE_S)
-
-
-def test_a_cancelled_case_is_interrupted(nodes: Nodes) -> None:
-    running = Running(nodes)
-    running.stopped = True
-    assert running.end().status is Status.INTERRUPTED
+    said = "on the Ray cluster: The worker died unexpectedly while executing this task"
+    ends = {"worker": Status.KILLED, "task": Status.LOST, "cancelled": Status.INTERRUPTED}
+    assert outcome.status is ends[how]
+    assert (outcome.reason == said) == (how == "task")
     assert gone([running.worker], PATIENCE_S)
 
 
@@ -197,34 +187,6 @@ def test_errors_of_a_node_are_one_line(nodes: Nodes, tmp_path: Path, monkeypatch
         nodes.executor.examine(nodes.lanes[0], ["cpu"], [], 60)
 
 
-DRIVER = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from test_ray import LONG
-from bench.executors import Images, Settings
-from bench.worker import Job
-from bench.executors.ray import RayExecutor
-executor = RayExecutor(Settings())
-lanes = executor.open_lanes("cpu")
-folder = executor.prepare(lanes[0], Images("synthetic")).folder
-executor.run(Job(LONG, folder=folder, lane=lanes[0]), print, lambda: False)
-"""
-
-
-@pytest.mark.thorough
-def test_no_case_goes_on_where_the_sweep_is_killed() -> None:
-    command = [sys.executable, "-c", DRIVER, str(Path(__file__).parent)]
-    with subprocess.Popen(command) as driver:
-
-        def find_cases() -> list[int]:
-            started = psutil.Process(driver.pid).children(recursive=True)
-            return [p.pid for p in started if is_worker(p)]
-
-        cases = wait_for(find_cases)
-        driver.kill()
-    assert gone(cases, PATIENCE_S)
-
-
 @pytest.mark.parametrize("address", ["ray://localhost:10001", "nowhere", "localhost:1"])
 def test_addresses_that_cannot_be_joined(address: str) -> None:
     with pytest.raises(UsageError, match=f"^--executor ray: {address} ") as error:
@@ -235,23 +197,8 @@ def test_addresses_that_cannot_be_joined(address: str) -> None:
 ERRAND = Errand(Settings(), str(ROOT), {}, hash_code(), "cpu", 0.0)
 
 
-def test_what_cannot_be_measured_on_is_refused(monkeypatch: Patch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # put back after the test
-    assert isinstance(ERRAND.enter(), SubprocessExecutor)
-    with pytest.raises(UsageError, match=f"0123456789ab; .* same on all nodes|{hash_code()}"):
-        replace(ERRAND, code="0123456789ab").enter()
-
-    def refuse(*_: int) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(os, "setpriority", refuse)
-    monkeypatch.setattr(os, "getpriority", lambda *_: 15)
-    with pytest.raises(UsageError, match="RAY_worker_niceness=0"):
-        ERRAND.enter()
-
-
-def test_the_variables_of_the_sweep_hold_on_every_node(monkeypatch: Patch, tmp_path: Path) -> None:
-    """Ray sets OMP_NUM_THREADS=1, which workers would inherit."""
+def test_a_node_has_the_sweep_s_variables_or_is_refused(monkeypatch: Patch, tmp_path: Path) -> None:
+    """Ray sets OMP_NUM_THREADS=1, which workers would inherit, and lowers their priority."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     monkeypatch.chdir(ROOT)
@@ -259,6 +206,10 @@ def test_the_variables_of_the_sweep_hold_on_every_node(monkeypatch: Patch, tmp_p
     assert Path.cwd() == tmp_path
     assert os.environ["NVIDIA_TF32_OVERRIDE"] == "1"
     assert "OMP_NUM_THREADS" not in os.environ
+    monkeypatch.setattr(os, "setpriority", Mock(side_effect=PermissionError))
+    monkeypatch.setattr(os, "getpriority", lambda *_: 15)
+    with pytest.raises(UsageError, match="RAY_worker_niceness=0"):
+        ERRAND.enter()
 
 
 def test_lack_of_host_memory_is_no_lack_of_the_gpu_s() -> None:
