@@ -27,6 +27,14 @@ READER = "8645d459"
 """The commit that reads all versions before it."""
 
 
+_GONE = """process_start_s imports_s device_context_s data_s building_s proof_s counting_s
+teardown_s other_s links throttle_before throttle_after temperature_first_c temperature_last_c
+neighbours_drawing neighbours_late step_time_max_index alloc_ooms
+slowest_rank energy_source"""
+GONE = frozenset(_GONE.split())
+"""Columns that older files of this version have, and that nothing reads."""
+
+
 class Status(Explained):
     OK = "ok", "measured"
     OOM = "oom", "out of memory"
@@ -84,20 +92,6 @@ class Measurement:
 
     # fmt: off
     setup_time_s: float | None = quantity("process start to the first step")
-    process_start_s: float | None = quantity(
-        "asking for the process to the first line of its code", beside="process start")
-    imports_s: float | None = quantity("importing torch and the harness", beside="imports")
-    device_context_s: float | None = quantity(
-        "making the device's context, setting limits, meeting other processes",
-        beside="device context")
-    data_s: float | None = quantity(
-        "opening the data and bringing them to the device", beside="data")
-    building_s: float | None = quantity("building network and optimizer", beside="building")
-    proof_s: float | None = quantity("testing which arithmetic runs", beside="proof")
-    counting_s: float | None = quantity("counting FLOP and bytes", beside="counting")
-    teardown_s: float | None = quantity("last result to the end of the process", beside="teardown")
-    other_s: float | None = quantity(
-        "what lies between all these, such as resetting the weights after warm-up", beside="other")
     warmup_time_s: float | None = quantity("warm-up steps of each batch shape that is measured")
     first_steps_time_s: float | None = quantity(
         "first warm-up step of each batch shape: autotuning, compilation, allocation")
@@ -120,7 +114,6 @@ class Measurement:
     step_time_p95_s: float | None = quantity("95th percentile of steps")
     step_time_mad_s: float | None = quantity("median absolute deviation of steps")
     step_time_max_s: float | None = quantity("slowest step")
-    step_time_max_index: int | None = quantity("index of the slowest step, from 0")
     step_time_first_s: float | None = quantity(
         "median of the full steps' first quarter, after the first tenth of them")
     step_time_last_s: float | None = quantity("median of the last quarter")
@@ -151,7 +144,6 @@ class Measurement:
     warmup_alloc_retries: int | None = quantity(
         "allocations retried after freeing the cache, before the epoch")
     alloc_retries: int | None = quantity("allocations retried after freeing the cache")
-    alloc_ooms: int | None = quantity("allocations refused")
 
     train_loss: float | None = quantity(
         "mean cross-entropy over the measured steps, of the last epoch")
@@ -175,7 +167,6 @@ class Measurement:
         "epochs that an earlier process, which was interrupted, had trained: they are in the row")
 
     energy_j: float | None = quantity("energy of the measured steps")
-    energy_source: str | None = quantity("counter, or integrated from power (older rows)")
     mean_power_w: float | None = quantity("energy over measured time")
     power_limit_w: float | None = quantity("enforced power limit")
     sm_clock_mhz: float | None = quantity("median SM clock during the epoch")
@@ -184,19 +175,10 @@ class Measurement:
     sm_clock_last_mhz: float | None = quantity("median SM clock in the last quarter")
     memory_clock_mhz: float | None = quantity("median memory clock")
     temperature_c: float | None = quantity("highest temperature during the epoch")
-    temperature_first_c: float | None = quantity(
-        "median temperature in the first quarter of the epoch")
-    temperature_last_c: float | None = quantity("median temperature in the last quarter")
-    throttle_before: str | None = quantity("throttle reasons when the worker started")
     throttle_during: str | None = quantity("throttle reasons seen during the epoch")
-    throttle_after: str | None = quantity(
-        "throttle reasons seen after an epoch: in its evaluation, and in all that the worker did "
-        "before it ended, such as counting and profiling")
-    neighbours: str | None = quantity("other processes seen on the card: pid and bytes")
-    neighbours_computing: int | None = quantity(
-        "of these, how many computed before the epoch ended")
-    neighbours_drawing: int | None = quantity("of these, how many drive a display")
-    neighbours_late: int | None = quantity("of these, how many came after the epoch")
+    neighbours: str | None = quantity(
+        "other processes seen on the card until the epoch ended: pid and bytes")
+    neighbours_computing: int | None = quantity("of these, how many computed")
     other_cores: float | None = quantity(
         "CPU cores that other processes used on average in an epoch on a CPU, without those that "
         "a quota leaves them")
@@ -239,7 +221,6 @@ class Measurement:
 
     comm_backend: str | None = quantity(
         "what exchanges gradients between processes, and its version")
-    links: str | None = quantity("how each pair of the GPUs is connected: '0-1 NV18, …'")
     wire_bytes: int | None = quantity(
         "gradients that each process hands over to be averaged, of a step")
     buckets: int | None = quantity("parts that the gradients are exchanged in")
@@ -249,8 +230,6 @@ class Measurement:
         "median step of blocks after the epoch, nothing exchanged")
     exposed_error_s: float | None = quantity(
         "half of the 95 % interval of the difference of these two, in this run")
-    slowest_rank: int | None = quantity(
-        "the process that worked longest before gradients were first exchanged")
 
     missing: str | None = quantity("why columns are empty: 'column: reason; …'")
     notes: str | None = quantity("what a reader should know before using the row")
@@ -272,15 +251,6 @@ PROVEN = (
     "matmul_error",
 )
 """Columns that the proof fills; ``missing`` says why where it cannot."""
-
-BESIDE: dict[str, str] = {
-    f.name: f.metadata["beside"] for f in fields(Measurement) if "beside" in f.metadata
-}
-"""Columns of the time that a worker spends outside warm-up and training, with their labels.
-
-The first five add up to `setup_time_s`. Optional work of a case is in none of them: its evaluation,
-checkpoints, profile, and measurements of a DataLoader or of gradient exchange.
-"""
 
 
 @dataclass
@@ -488,8 +458,6 @@ class Outcome:
     another attempt may well succeed; ``peer``: it failed because a process that it trains with was
     gone. ``missing`` says why columns are empty, until the measurement does. ``follows`` lists the
     columns that the worker will fill in another outcome; if none comes, this one is final.
-    ``until`` is the time.monotonic(), in s, up to which the columns of `BESIDE` are filled; 0 if
-    they are not.
     """
 
     status: Status = Status.OK
@@ -507,7 +475,6 @@ class Outcome:
     peer: bool = False
     missing: dict[str, str] = field(default_factory=dict)
     follows: list[str] = field(default_factory=list)
-    until: float = 0.0
 
     def note(self, text: str) -> None:
         m = self.measurement

@@ -27,7 +27,6 @@ from bench.gpu.nvml import (
     Nvml,
     NvmlProblem,
     check_nvml,
-    describe_links,
     find_cards,
     find_neighbours,
     open_device,
@@ -212,7 +211,6 @@ def test_a_driver_that_does_not_start(code, reason, lack):
     assert cards == []
     assert reason in why
     assert find_neighbours(GPU, nvml) is None
-    assert describe_links([GPU, GPU], nvml) == (None, said)
 
 
 def test_a_card_that_cannot_be_opened_is_unseen_and_nvml_is_shut_down():
@@ -441,42 +439,6 @@ def test_the_host_counts_descendants_found_at_an_edge(request):
     assert together > alone + 1_000_000
     host.whole = True  # of a command only what this process starts
     assert read(host, Depth.FAST).process_bytes < together - 1_000_000
-
-
-# ----------------------------------------------------------------------------- how cards are linked
-
-BUSES = {GPU: "00000000:1B:00.0", OTHER: "00000000:43:00.0"}
-SWITCH, PEER = pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH, pynvml.NVML_NVLINK_DEVICE_TYPE_GPU
-ANSWERS |= {
-    "nvmlDeviceGetNvLinkState": lambda fake, h, link: int(link in fake.links),
-    "nvmlDeviceGetNvLinkRemoteDeviceType": lambda fake, h, link: fake.link_end,
-    "nvmlDeviceGetNvLinkRemotePciInfo": lambda fake, h, link: SimpleNamespace(
-        busId=BUSES[OTHER if h == GPU else GPU].encode()
-    ),
-    "nvmlDeviceGetPciInfo": lambda fake, h: SimpleNamespace(busId=BUSES[h].lower()),
-    "nvmlDeviceGetTopologyCommonAncestor": lambda fake, a, b: fake.level,
-}
-
-
-@pytest.mark.parametrize(
-    ("links", "end", "level", "said"),
-    [
-        (range(18), SWITCH, 0, "0-1 NV18"),  # two of eight H100 in a box
-        ((0, 2), PEER, 0, "0-1 NV2"),  # a link between these is down
-        ((), PEER, 10, "0-1 PIX"),
-        ((), PEER, 50, "0-1 SYS"),
-    ],
-)
-def test_links_are_named_as_nvidia_smi_does(links, end, level, said):
-    nvml = FakeNvml(cards=(GPU, OTHER))
-    nvml.links, nvml.link_end, nvml.level = links, end, level
-    assert describe_links([GPU, OTHER], nvml) == (said, "")
-    if not links:  # as of a card without NVLink
-        nvml.fail["nvmlDeviceGetNvLinkState"] = error("NOT_SUPPORTED")
-        assert describe_links([GPU, OTHER], nvml) == (said, "")
-    nvml.fail["nvmlDeviceGetHandleByUUID"] = error("GPU_IS_LOST")
-    assert describe_links([GPU, OTHER], nvml) == (None, "NVML: GPU is lost")
-    assert nvml.open == 0
 
 
 # ----------------------------------------------------------------------- several cards read as one

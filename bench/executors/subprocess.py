@@ -193,8 +193,6 @@ class SubprocessExecutor(Executor):
                 fault = classify_death(returncode, oom_kills, case, trained)
                 reason = worker.failed_rank + fault.reason
                 answer = Outcome(fault.status, reason, transient=fault.transient)
-            elif answer.until:
-                answer.measurement.teardown_s = time.monotonic() - answer.until
             if kept and answer.status not in MEASURED:
                 why = dict.fromkeys(kept.follows, answer.reason)
                 answer = replace(kept, missing={**kept.missing, **why})

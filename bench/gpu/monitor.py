@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from statistics import median
 from typing import Any, Literal
 
@@ -41,14 +42,10 @@ _COLUMNS: Mapping[str, _Column] = {
     "sm_clock_last_mhz": ("sm_clock_mhz", "epoch", median, _LAST),
     "memory_clock_mhz": ("memory_clock_mhz", "epoch", median, _WHOLE),
     "temperature_c": ("temperature_c", "epoch", max, _WHOLE),
-    "temperature_first_c": ("temperature_c", "epoch", median, _FIRST),
-    "temperature_last_c": ("temperature_c", "epoch", median, _LAST),
-    "throttle_before": ("throttle", "baseline", _union, _WHOLE),
     "throttle_during": ("throttle", "epoch", _union, _WHOLE),
-    "throttle_after": ("throttle", "evaluation", _union, _WHOLE),
 }
-ENERGY = ("energy_j", "energy_source", "mean_power_w")
-_NEIGHBOURS = ("neighbours", "neighbours_computing", "neighbours_drawing", "neighbours_late")
+ENERGY = ("energy_j", "mean_power_w")
+_NEIGHBOURS = ("neighbours", "neighbours_computing")
 MONITORED = (*_COLUMNS, *ENERGY, *_NEIGHBOURS)
 """The fields of `Measurement` a monitor fills."""
 
@@ -250,7 +247,7 @@ class Monitor:
             why = why or "the energy counter was not read, stood still or went back"
             seen.missing |= dict.fromkeys(ENERGY, why)
             return
-        seen.values |= dict(zip(ENERGY, (energy, "counter", energy / seconds), strict=True))
+        seen.values |= {"energy_j": energy, "mean_power_w": energy / seconds}
 
     def _throttling(self, seen: Observation) -> str:
         """Note what held the clocks down; return the doubt, if it was heat or the power supply."""
@@ -271,29 +268,23 @@ class Monitor:
 
     def _neighbours(self, seen: Observation, allow_shared: bool) -> str:
         """Fill the neighbour columns; return the doubt, if any computed before the epoch ended."""
-        during, after = dict[int, Process](), dict[int, Process]()
         known = [
-            (stay.phase, reading.others)
+            reading.others
             for stay in self._stays
+            if stay.phase != "evaluation"
             for reading in stay.readings
             if reading.others is not None
         ]
         if not known:
             seen.missing |= dict.fromkeys(_NEIGHBOURS, self._why("others", "baseline"))
             return ""
-        for phase, others in known:
-            found = after if phase == "evaluation" else during
-            for other in others:
-                largest = found.get(other.pid, other)
-                found[other.pid] = max(largest, other, key=lambda p: p.bytes or 0)
-        everyone = after | during
+        during = dict[int, Process]()
+        for other in chain.from_iterable(known):
+            largest = during.get(other.pid, other)
+            during[other.pid] = max(largest, other, key=lambda p: p.bytes or 0)
         computing = [p for p in during.values() if not p.display]
-        seen.values |= {
-            "neighbours": "; ".join(map(str, everyone.values())),
-            "neighbours_computing": len(computing),
-            "neighbours_drawing": sum(p.display for p in everyone.values()),
-            "neighbours_late": sum(not after[pid].display for pid in after.keys() - during.keys()),
-        }
+        seen.values["neighbours"] = "; ".join(map(str, during.values()))
+        seen.values["neighbours_computing"] = len(computing)
         shared = ["the card was shared: " + "; ".join(map(str, computing))] if computing else []
         if allow_shared:
             seen.notes += shared

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -280,48 +278,6 @@ def find_neighbours(uuid: str, nvml: Any = None) -> tuple[Process, ...] | None:
         return device.read(Depth.SLOW)[-1].others
     finally:
         device.close()
-
-
-# How nvidia-smi names NVML's topology levels (nvml.h, nvmlGpuTopologyLevel_t), nearest first.
-_PATHS: Mapping[int, str] = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-
-_TO_SWITCH = 2  # nvml.h, nvmlIntNvLinkDeviceType_t
-
-
-def describe_links(uuids: Sequence[str], nvml: Any = None) -> tuple[str | None, str]:
-    """Return how each pair of cards, by index in ``uuids``, is connected, as ``nvidia-smi topo -m``
-    names it: ``0-1 NV18``, separated by commas; or None and the reason in one line.
-
-    ``NV18`` means 18 NVLinks, between the two cards or to switches that both have. Otherwise it is
-    the path over PCIe: PIX, PXB, PHB, NODE or SYS, from one bridge to the link between processors.
-    """
-    pairs = []
-    try:
-        with use_nvml(nvml) as used:
-            cards = [used.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
-            links = [Counter(_list_links(used, card)) for card in cards]
-            names = [_read_bus(used.nvmlDeviceGetPciInfo(card)) for card in cards]
-            for a, b in combinations(range(len(cards)), 2):
-                level = used.nvmlDeviceGetTopologyCommonAncestor(cards[a], cards[b])
-                number = links[a][names[b]] + min(links[a][""], links[b][""])
-                pairs.append(f"{a}-{b} {f'NV{number}' if number else _PATHS.get(level, level)}")
-    except NvmlMissingError as missing:
-        return None, str(missing)
-    return ", ".join(pairs), ""
-
-
-def _list_links(nvml: Any, card: Any) -> Iterator[str]:
-    """Yield the PCI name of the device at the end of each active NVLink; empty for a switch."""
-    with suppress(nvml.NVMLError):  # a card without NVLink, or with fewer links
-        for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-            if nvml.nvmlDeviceGetNvLinkState(card, link):
-                switch = nvml.nvmlDeviceGetNvLinkRemoteDeviceType(card, link) == _TO_SWITCH
-                end = nvml.nvmlDeviceGetNvLinkRemotePciInfo
-                yield "" if switch else _read_bus(end(card, link))
-
-
-def _read_bus(found: Any) -> str:
-    return os.fsdecode(found.busId).lower()
 
 
 # -------------------------------------------------------------------------------------------- cards

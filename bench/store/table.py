@@ -19,6 +19,7 @@ from bench.errors import UsageError
 from bench.record import (
     COLUMNS,
     EPOCH_COLUMNS,
+    GONE,
     RANK_COLUMNS,
     READER,
     SCHEMA,
@@ -112,7 +113,8 @@ def _read_cells(path: Path, columns: Mapping[str, Column]) -> dict[str, list[str
     cells = dict(zip(header, map(list, zip(*rows, strict=True)), strict=False))
     if "schema" in columns:
         _check_schema(path, cells.get("schema", []))
-    if odd := [name for name in header if name not in columns or header.count(name) > 1]:
+    known = columns.keys() | GONE
+    if odd := [name for name in header if name not in known or header.count(name) > 1]:
         raise UsageError(f"{path}:1: column {clean(odd[0])[:40]!r} is unknown or twice; remove it")
     for name in columns.keys() - {*header}:
         if not (columns[name].optional or _is_axis(columns[name])):

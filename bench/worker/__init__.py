@@ -186,7 +186,7 @@ class Channel:
 def work(connection: Connection, given: Job) -> int:
     """Measure a case, a user's command or a training of the harness, and send its outcome, whatever
     happens; return 0 if it has a measurement."""
-    began, channel = time.monotonic(), Channel(connection)
+    channel = Channel(connection)
     try:
         preload()
         if given.case.command is not None:
@@ -196,7 +196,7 @@ def work(connection: Connection, given: Job) -> int:
         else:
             from bench.worker.measurement import measure  # imports torch
 
-            measure(given, channel, began)
+            measure(given, channel)
     except BaseException as error:
         _report_failure(channel, given.case, error)
         return 1

@@ -182,8 +182,7 @@ def describe_steps(m: Measurement, times: Sequence[float]) -> None:
     m.step_time_median_s = middle = median(times)
     m.step_time_p95_s = sorted(times)[math.ceil(0.95 * len(times)) - 1]  # nearest-rank method
     m.step_time_mad_s = median(abs(t - middle) for t in times)
-    m.step_time_max_index = slowest = max(range(len(times)), key=times.__getitem__)
-    m.step_time_max_s = times[slowest]
+    m.step_time_max_s = max(times)
 
 
 TESTED = ("test_loss", "test_accuracy", "eval_time_s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,11 +16,10 @@ from bench.case import Case, count_probed, micro_batch
 from bench.data.batches import Supply, count_items
 from bench.data.loader import LoadedBatches, measure_rate
 from bench.diagnosis.step import PROFILED
-from bench.gpu.nvml import describe_links
 from bench.plain import read_value
 from bench.precision import read_flags
 from bench.processes import OtherWork, pause_collection, read_peak_memory
-from bench.record import BESIDE, PROVEN, Measurement, Outcome, RankRow, Status, write_missing
+from bench.record import PROVEN, Measurement, Outcome, RankRow, Status, write_missing
 from bench.text import count
 from bench.training.counting import count_flop, count_step, join_work, judge_formats, read_work
 from bench.training.loop import Exchange, Training
@@ -47,7 +47,6 @@ from bench.worker.epochs import (
 )
 from bench.worker.limit import build_limit
 from bench.worker.preparation import (
-    Stopwatch,
     end_workers,
     set_up,
     start_over,
@@ -56,36 +55,30 @@ from bench.worker.preparation import (
 from bench.workloads import Workload
 
 
-def measure(given: Job, channel: Channel, began: float | None = None) -> Outcome:
+def measure(given: Job, channel: Channel) -> Outcome:
     """Measure a case from start to end: set up, warm up, train and evaluate each epoch.
 
     The result is sent to the parent at the end. It is also sent, incomplete, before other processes
     are needed once more and before the profiler starts, as a crash or hang there would lose it.
-    ``began`` is time.monotonic() at the first line of the process (default: now).
 
     Any error that ends the case is raised.
     """
     case, found = given.case, Outcome()
-    m, watch = found.measurement, Stopwatch(given.asked_at)
-    watch.lap("process_start_s", began)
+    m = found.measurement
     with pause_collection():
-        watch.lap("imports_s")
         device, limit = torch.device(case.device), build_limit(case, given.gpu_uuid)
         limit.impose()
         synchronize(device)  # creates the context
         group = Group()
         if meets := given.rendezvous:
             group = Processes(meets.rank, meets.size, meets.store, device, meets.timeout_s)
-        watch.lap("device_context_s")
-        workload, batches, training = set_up(case, given.folder, group, watch)
-    m.setup_time_s, switches = watch.total, read_switches()
+        workload, batches, training = set_up(case, given.folder, group)
+    m.setup_time_s, switches = time.monotonic() - given.asked_at, read_switches()
     _describe_training(found, case, training)
 
     channel.enter("warmup")
     report = channel.reporter("warmup", 0, read_reserved(device))
-    watch.lap("other_s")
     warm = warm_up_shapes(training, batches, case, report, group.now)
-    watch.lap("warmup")
     m.warmup_steps, m.warmup_time_s, m.warmup_steady = warm.steps, warm.time_s, warm.steady
     m.first_steps_time_s = warm.first_s
     _read_peaks(found, device, "warmup")
@@ -96,7 +89,7 @@ def measure(given: Job, channel: Channel, began: float | None = None) -> Outcome
     if limit.context_bytes is None:
         found.leave_out("the case ran on a CPU", "context_bytes")
     start_over(training, batches, case, group.rank)
-    m.warmup_alloc_retries = _count_troubles(device).get("alloc_retries")
+    m.warmup_alloc_retries = _count_retries(device)
 
     rates = learning_rates(case, case.epochs * len(batches))
     files = Checkpoints(case, given.checkpoints, given.identity, found.fail_checkpoint)
@@ -106,22 +99,19 @@ def measure(given: Job, channel: Channel, began: float | None = None) -> Outcome
     for index in range(len(done), case.epochs):
         if accelerator := find_accelerator(device):
             accelerator.reset_peak_memory_stats(device)  # left by the previous evaluation
-        before = _count_troubles(device)
+        before = _count_retries(device)
         channel.enter("epoch", index)
         group.wait()
-        watch.lap("other_s")
         with others.watch():
             fetch = train(training, batches, case, index, rates, channel)
-        watch.lap("epoch")
         if not index:  # only torch's DataLoader has it
             m.loader_first_batch_s = getattr(batches, "first_batch_s", None)
         end_workers(batches)  # after a partial epoch; a whole one has ended its own
         channel.enter("evaluation", index)
         _read_peaks(found, device, "peak")
-        for name, now in _count_troubles(device).items():
-            setattr(m, name, (getattr(m, name) or 0) + now - before[name])
+        if before is not None:
+            m.alloc_retries = (m.alloc_retries or 0) + (_count_retries(device) or 0) - before
         done.append(fetch())
-        watch.lap("other_s")
         # a failure after an epoch must not lose the epoch
         if case.evaluate and not group.rank:
             with found.leave_out_on_error(*TESTED):
@@ -129,7 +119,6 @@ def measure(given: Job, channel: Channel, began: float | None = None) -> Outcome
         rows = list_epochs(case, done)
         if files.kept:
             files.save(training, rows, _pack(done, others, m))
-        watch.lap("asked for")
         if given.judged and len(done) < case.epochs and channel.ask(EpochEnded(rows[-1])) == END:
             m.truncated_after = len(done)
             break
@@ -146,22 +135,18 @@ def measure(given: Job, channel: Channel, began: float | None = None) -> Outcome
     found.status, found.reason = conclude(m)
     found.steps = [*list_steps(case, done)]
     found.epochs = list_epochs(case, done) if case.epochs > 1 else []
-    watch.lap("other_s")
     with found.leave_out_on_error("loader_samples_per_s"):
         _describe_loader(found, batches, case, device)
-    watch.lap("asked for")
     m.switched_within = write_switches(find_changes(switches))
     m.flags = " ".join(f"{name}={value}" for name, value in read_flags().items())
     if meets:
         describe_group(found, case, training, own, group, meets)
-        _describe_parts(found, watch)
         if not group.rank:
             follows = [*_EXCHANGED, *PROVEN, "flop_per_image", "step_bytes"]
             channel.send(replace(found, follows=follows))
         describe_exchange(found, training, batches, case, group)
-        watch.lap("asked for")
     if not group.rank:
-        _look_closer(found, given, channel, training, batches, workload, watch)
+        _look_closer(found, given, channel, training, batches, workload)
     channel.send(found)
     return found
 
@@ -186,13 +171,6 @@ def _describe_training(found: Outcome, case: Case, training: Training) -> None:
         notes.append(f"the workload's own optimizer is {type(training.optimizer).__name__}")
     for note in filter(None, notes):
         found.note(note)
-
-
-def _describe_parts(found: Outcome, watch: Stopwatch) -> None:
-    watch.lap("other_s")
-    found.until = watch.until
-    for name in BESIDE:
-        setattr(found.measurement, name, watch.parts.get(name))
 
 
 # ------------------------------------------------------------------------------- several processes
@@ -223,18 +201,8 @@ def describe_group(
         None if rendezvous.gpus else read_peak_memory(),
     )
     found.ranks = group.gather(row)
-    known = {one.rank: one.work_s for one in found.ranks if one.work_s is not None}
-    if len(known) > 1:
-        m.slowest_rank = max(known, key=lambda rank: known[rank])
-    else:
-        found.leave_out(_SYNC_BN if case.sync_bn else "there is one process", "slowest_rank")
     rates = group.gather(m.loader_samples_per_s)
     m.loader_samples_per_s = sum(filter(None, rates)) if all(rates) else None
-    why = "there is one GPU, or none"
-    if len(rendezvous.gpus) > 1:
-        m.links, why = describe_links(rendezvous.gpus)
-    if why:
-        found.leave_out(why, "links")
 
 
 def describe_exchange(
@@ -300,10 +268,13 @@ def _resume(
 # ------------------------------------------------------------------------------------------- memory
 
 
-_TROUBLES = {"alloc_retries": "num_alloc_retries", "alloc_ooms": "num_ooms"}
-
 # columns that span all epochs, and that a resuming process takes over from earlier ones
-_NOTED = ("peak_allocated_bytes", "peak_reserved_bytes", *_TROUBLES, "loader_first_batch_s")
+_NOTED = (
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
+    "alloc_retries",
+    "loader_first_batch_s",
+)
 
 
 def _read_peaks(found: Outcome, device: torch.device, when: str) -> None:
@@ -311,8 +282,9 @@ def _read_peaks(found: Outcome, device: torch.device, when: str) -> None:
     m, kinds = found.measurement, ("allocated", "reserved")
     accelerator = find_accelerator(device)
     if accelerator is None:
-        names = (*(f"{when}_{kind}_bytes" for kind in kinds), "warmup_alloc_retries", *_TROUBLES)
-        found.leave_out("torch does not report CPU memory", *names)
+        names = (f"{when}_{kind}_bytes" for kind in kinds)
+        retries = ("warmup_alloc_retries", "alloc_retries")
+        found.leave_out("torch does not report CPU memory", *names, *retries)
         return
     stats = accelerator.memory_stats(device)
     for kind in kinds:
@@ -320,10 +292,9 @@ def _read_peaks(found: Outcome, device: torch.device, when: str) -> None:
         setattr(m, name, max(getattr(m, name) or 0, stats[f"{kind}_bytes.all.peak"]))
 
 
-def _count_troubles(device: torch.device) -> dict[str, int]:
+def _count_retries(device: torch.device) -> int | None:
     accelerator = find_accelerator(device)
-    stats = accelerator.memory_stats(device) if accelerator else {}
-    return {name: stats[key] for name, key in _TROUBLES.items() if key in stats}
+    return accelerator.memory_stats(device).get("num_alloc_retries") if accelerator else None
 
 
 def _describe_loader(found: Outcome, batches: Supply, case: Case, device: torch.device) -> None:
@@ -347,7 +318,6 @@ def _look_closer(
     training: Training,
     batches: Supply,
     workload: Workload,
-    watch: Stopwatch,
 ) -> None:
     """Find which arithmetic ran, count a step's FLOP and bytes, and profile steps if asked."""
     case, known, m, sources = given.case, given.known, found.measurement, dict[str, str]()
@@ -359,7 +329,6 @@ def _look_closer(
     else:
         with found.leave_out_on_error(*PROVEN):
             _prove(found, training, batches, case)
-    watch.lap("proof_s")
     with found.leave_out_on_error("flop_per_image"):
         if "flop" in known.sources:
             sources["flop"] = known.sources["flop"]
@@ -384,15 +353,11 @@ def _look_closer(
             found.leave_out("a step multiplies nothing", "labelled_flop_share")
     found.work = join_work(counted, {})
     m.shared = write_missing(sources) or None
-    watch.lap("counting_s")
-    _describe_parts(found, watch)
     if case.profile:
         columns = ("profiled_steps", *PROFILED)
         channel.send(replace(found, follows=list(columns)))
         with found.leave_out_on_error(*columns):
             _profile(found, training, batches, case, given.trace, counted)
-        watch.lap("asked for")
-        _describe_parts(found, watch)
 
 
 def _prove(found: Outcome, training: Training, batches: Supply, case: Case) -> None:

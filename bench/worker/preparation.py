@@ -24,43 +24,21 @@ from bench.training.timing import Warmup, find_accelerator, synchronize, warm_up
 from bench.workloads import Workload
 
 
-class Stopwatch:
-    """A stopwatch whose laps add up to the whole time of a process, from ``started`` on: the
-    time.monotonic() at which it was requested, in s. The processes of a machine share that clock,
-    so another process may have read it."""
-
-    def __init__(self, started: float) -> None:
-        self._started = self.until = started
-        self.parts: dict[str, float] = {}
-
-    def lap(self, part: str, now: float | None = None) -> None:
-        now = time.monotonic() if now is None else now
-        self.parts[part] = self.parts.get(part, 0.0) + now - self.until
-        self.until = now
-
-    @property
-    def total(self) -> float:
-        return self.until - self._started
-
-
 def set_up(
-    case: Case, folder: str, group: Group | None = None, watch: Stopwatch | None = None
+    case: Case, folder: str, group: Group | None = None
 ) -> tuple[Workload, Supply, Training]:
     """Set the flags, load the data to the device and build the network, ready to train in all
-    processes of a ``group``. ``watch`` records the time for the data and for the network."""
+    processes of a ``group``."""
     device, switched = torch.device(case.device), dict[str, Any]()
     share = Share(group.rank, group.size) if group else None
     with keep_switches(switched):
         workload = open_workload(case, folder)
         batches = open_supply(case, workload, device, share)
-    watch = watch or Stopwatch(0.0)
-    watch.lap("data_s")
     training = build_training(case, workload, device)
     training.switched = {**switched, **training.switched}
     if group is not None and case.parallel == "ddp":
         training.exchange = GradientExchange(training, case, group)
     synchronize(device)
-    watch.lap("building_s")
     return workload, batches, training
 
 

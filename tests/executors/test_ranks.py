@@ -173,7 +173,6 @@ def test_a_whole_epoch_of_two_is_measured(data: DatasetInfo, tmp_path: Path) -> 
     assert m.sync_step_s
     assert m.no_sync_step_s
     assert m.exposed_error_s
-    assert m.slowest_rank == max(found.ranks, key=lambda r: r.work_s or 0).rank
     assert all(isinstance(r, RankRow) and r.peak_process_bytes for r in found.ranks)
     assert m.arithmetic == "float32", "the first process goes on alone"
     assert m.step_bytes

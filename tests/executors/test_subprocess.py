@@ -26,7 +26,7 @@ from bench.executors import Event, Settings
 from bench.executors import subprocess as room
 from bench.executors.subprocess import SubprocessExecutor
 from bench.gpu.monitor import Observation
-from bench.record import BESIDE, EpochRow, Measurement, Outcome, Status, read_missing
+from bench.record import EpochRow, Measurement, Outcome, Status, read_missing
 from bench.store.reader import read_records
 from bench.sweep import __main__ as sweep
 from bench.worker import Job, Message, PhaseEntered, StepTaken
@@ -164,17 +164,15 @@ def test_a_sweep_that_is_stopped_takes_its_worker_along(
 
 @pytest.mark.slow
 def test_what_a_worker_tells_comes_back(data: DatasetInfo) -> None:
-    """Through a real process: phases, steps and epochs, as the monitor sees them too; and the parts
-    of its time are the whole, as the parent sees it, from asking for the worker to its end."""
+    """Through a real process: phases, steps and epochs, as the monitor sees them too."""
     events: list[Event] = []
     case = Case(
         model=model("good"), dataset="synthetic", device="cpu", batch_size=500, epochs=2,
         fraction=0.1,
     )  # fmt: skip
-    start = time.monotonic()
     executor = SubprocessExecutor(Settings())
     outcome = executor.run(Job(case, data.folder), events.append, lambda: False)
-    whole, m = time.monotonic() - start, outcome.measurement
+    m = outcome.measurement
     assert (outcome.status, outcome.reason) == (Status.OK, "")
     entered = [(e.phase, e.epoch) for e in events if isinstance(e, PhaseEntered)]
     epochs = [(phase, epoch) for epoch in (0, 1) for phase in ("epoch", "evaluation")]
@@ -186,10 +184,7 @@ def test_what_a_worker_tells_comes_back(data: DatasetInfo) -> None:
     assert [row.epoch for row in outcome.epochs] == [0, 1]
     assert m.measured_time_s == sum(row.time_s for row in outcome.epochs)
     assert m.peak_process_bytes
-    beside = [getattr(m, name) for name in BESIDE]
-    assert all(part is not None and part > 0 for part in beside), beside
-    told = sum(beside) + m.warmup_time_s + m.measured_time_s
-    assert whole / 2 < told <= whole, "the rest is the monitor's start and end"
+    assert m.setup_time_s
 
 
 # -------------------------------------------------- what the parent does, with a scripted worker
@@ -356,7 +351,7 @@ def test_what_speaks_against_the_card_is_kept(
 
 def test_energy_of_some_epochs_is_not_that_of_all(scripted: Scripted, monkeypatch: Patch) -> None:
     """The counter was read by the process that resumed; the row's steps are of both."""
-    read = {"energy_j": 900.0, "energy_source": "counter", "mean_power_w": 300.0}
+    read = {"energy_j": 900.0, "mean_power_w": 300.0}
     seen = Observation(values={**read, "temperature_c": 50.0})
     monkeypatch.setattr(room.Monitor, "close", lambda self, *arguments: seen)
     whole, m = (scripted(says(Status.OK, resumed_epochs=n)).measurement for n in (0, 2))

@@ -240,7 +240,6 @@ def make_gpus_records(
     gpus: int,
     repeats: int = 3,
     late: float = 0.0,
-    links: str = "NV18",
     **axes: Any,
 ) -> list[tuple[Record, list[Step], list[EpochRow], list[WorkRow], list[RankRow]]]:
     """Repeats of a case on some GPUs, of which the last works longer by the share ``late``."""
@@ -261,16 +260,13 @@ def make_gpus_records(
         values |= {"step_time_median_s": sync, "step_time_mad_s": sync / 100}
         ranks: list[RankRow] = []
         if case.parallel == "ddp":
-            pairs = [(a, b) for a in range(gpus) for b in range(a + 1, gpus)]
             values |= {
                 "comm_backend": "nccl 2.27.5",
-                "links": ", ".join(f"{a}-{b} {links}" for a, b in pairs),
                 "wire_bytes": GRADIENTS[precision] * PARAMETERS,
                 "buckets": 5,
                 "sync_step_s": sync,
                 "no_sync_step_s": alone,
                 "exposed_error_s": alone / 100,
-                "slowest_rank": gpus - 1 if gpus > 1 else None,
             }
             works = [alone / 2 * (1 + 0.001 * rank) for rank in range(gpus)]
             works[-1] *= 1 + late
