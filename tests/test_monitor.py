@@ -81,13 +81,10 @@ def test_of_a_command_the_whole_run_counts_and_the_energy_of_what_was_measured()
     assert seen.values["peak_device_bytes"] == seen.values["warmup_device_bytes"]
 
 
-def test_a_spike_between_samples_is_bounded_by_the_allocator_and_said():
+def test_a_spike_between_samples_is_bounded_by_the_allocator():
     seen = replay(reserved_bytes=9 * GB, warmup_reserved_bytes=7 * GB)
     assert seen.values["peak_device_bytes"] == seen.values["peak_process_bytes"] == 9 * GB
     assert seen.values["warmup_device_bytes"] == 8 * GB
-    assert len(seen.notes) == 2
-    assert "readings saw 6000000000 B, so a spike" in seen.notes[0]
-    assert not seen.verdict
 
 
 STILL = "the energy counter was not read, stood still or went back"
@@ -145,21 +142,14 @@ def test_what_a_neighbour_means_by_what_it_does_and_since_when(seconds, others, 
 
 
 @pytest.mark.parametrize(
-    ("reason", "noted", "invalid"),
-    [
-        ("hardware thermal slowdown", False, True),
-        ("software power cap", True, False),
-        ("sync boost", True, False),
-        ("voltage reliability", False, False),
-        ("reason 0x800", True, False),
-    ],
+    ("reason", "invalid"),
+    [("hardware thermal slowdown", True), ("software power cap", False), ("reason 0x800", False)],
 )
-def test_what_each_throttle_reason_means(reason, noted, invalid):
+def test_what_each_throttle_reason_means(reason, invalid):
     seen = replay(edit=between(10.1, 19.9, throttle=[reason]))
     told = f"{reason} (3 of 5 readings)"
     assert seen.values["throttle_during"] == reason
     assert seen.verdict == (f"throttled during the epoch: {told}" if invalid else "")
-    assert seen.notes == [f"clocks were held down during the epoch: {told}"] * noted
 
 
 def test_memory_at_a_boundary_counts_for_the_phase_that_ends():

@@ -152,7 +152,7 @@ class Monitor:
         self._energy(seen)
         if self._whole and measured_s is not None and "mean_power_w" in seen.values:
             seen.values["energy_j"] = seen.values["mean_power_w"] * measured_s
-        doubts = [self._throttling(seen), self._neighbours(seen, allow_shared)]
+        doubts = [self._throttling(), self._neighbours(seen, allow_shared)]
         seen.verdict = "; ".join(filter(None, doubts))
         return seen
 
@@ -220,12 +220,8 @@ class Monitor:
                 why = "what the card held before the worker is not known, or was more than later"
                 seen.missing[device] = why
         for name in (device, f"{when}_process_bytes"):
-            if bound is not None and values.get(name, bound) < bound:
-                seen.notes.append(
-                    f"{name}: the allocator's {bound} B; readings saw {values[name]} B, so a spike "
-                    "fell between them and the true peak is at least this"
-                )
-                values[name] = bound
+            if bound is not None and name in values:
+                values[name] = max(values[name], bound)  # a spike between two readings
 
     def _energy(self, seen: Observation) -> None:
         """Fill the energy columns, summed over the stays in the epoch phase."""
@@ -249,22 +245,16 @@ class Monitor:
             return
         seen.values |= {"energy_j": energy, "mean_power_w": energy / seconds}
 
-    def _throttling(self, seen: Observation) -> str:
-        """Note what held the clocks down; return the doubt, if it was heat or the power supply."""
+    def _throttling(self) -> str:
+        """Return the doubt if heat or the power supply held the clocks down."""
         readings = self._values("throttle", "epoch")
         counts = Counter(name for names in readings for name in names)
-
-        def those(*effects: str) -> str:
-            named = (
-                f"{name} ({n} of {len(readings)} readings)"
-                for name, n in counts.items()
-                if EFFECTS.get(name, "unknown") in effects
-            )
-            return ", ".join(named)
-
-        if held := those("capped", "set", "unknown"):
-            seen.notes.append(f"clocks were held down during the epoch: {held}")
-        return f"throttled during the epoch: {those('slowed')}" if those("slowed") else ""
+        slowed = [
+            f"{name} ({n} of {len(readings)} readings)"
+            for name, n in counts.items()
+            if EFFECTS.get(name) == "slowed"
+        ]
+        return f"throttled during the epoch: {', '.join(slowed)}" if slowed else ""
 
     def _neighbours(self, seen: Observation, allow_shared: bool) -> str:
         """Fill the neighbour columns; return the doubt, if any computed before the epoch ended."""

@@ -85,21 +85,6 @@ _CALLS: Mapping[str, tuple[Depth, _Call]] = {
     "display": (Depth.SLOW, lambda n, h: _list(n.nvmlDeviceGetGraphicsRunningProcesses(h))),
 }
 
-# Permanent errors, for which asking again does not help; others (lost, timeout, unknown) may pass.
-_LACKS = frozenset(
-    {
-        "AttributeError",
-        "TypeError",  # an older nvidia-ml-py, whose call has no such argument
-        "NVMLLibraryMismatchError",
-        "NVMLError_NotSupported",
-        "NVMLError_FunctionNotFound",
-        "NVMLError_NoPermission",
-        "NVMLError_InvalidArgument",
-        "NVMLError_ArgumentVersionMismatch",
-        "NVMLError_Deprecated",
-    }
-)
-
 
 class NvmlProblem(Explained):
     NOT_INSTALLED = "not installed", "nvidia-ml-py is not installed"
@@ -160,11 +145,7 @@ def check_nvml(nvml: Any = None) -> tuple[NvmlProblem | None, str]:
 
 
 class Nvml(Device):
-    """A card by UUID.
-
-    A call that the driver or NVML's package lacks is made once and its quantity stays None; one
-    that fails temporarily is made again next time.
-    """
+    """A card by UUID. What a failed call was to tell is None, and the call made again next time."""
 
     def __init__(self, uuid: str, nvml: Any = None) -> None:
         """Open the card. Raises NvmlMissingError: NVML does not work here, or knows no such
@@ -174,7 +155,6 @@ class Nvml(Device):
             self._card = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
             self._held = held.pop_all()
         self._reasons: dict[str, str] = {}
-        self._lacking: set[str] = set()
         self._tree: ProcessTree | None = None
         self._before: set[int] = set()
         self._strangers: set[int] = set()
@@ -201,14 +181,10 @@ class Nvml(Device):
         return self._reasons.get(quantity, "")
 
     def _ask(self, name: str) -> Any:
-        if name in self._lacking:
-            return None
         try:
             return _CALLS[name][1](self._nvml, self._card)
-        except Exception as error:
+        except Exception as error:  # of the driver, or of an older nvidia-ml-py
             self._reasons[name] = _say(error)
-            if type(error).__name__ in _LACKS:
-                self._lacking.add(name)
         return None
 
     def _attribute(
