@@ -16,7 +16,7 @@ import resource
 from pathlib import Path
 
 from bench.case import Case
-from bench.gpu import Depth, Device, Reading
+from bench.gpu import Depth, Device
 from bench.gpu.nvml import open_device
 from bench.processes import read_held_memory
 from bench.text import parse_bytes
@@ -39,25 +39,8 @@ def build_limit(case: Case, gpu_uuid: str | None) -> GpuLimit | HostLimit:
 # ------------------------------------------------------------------------------------ on a GPU
 
 
-def find_context(now: Reading, reserved_bytes: int, used_bytes: int) -> tuple[int, str]:
-    """Return the bytes of the process outside torch's allocator, and their source if it is not
-    NVML, given the memory that the allocator holds and CUDA's used memory.
-
-    If the driver does not report the memory of this process (WDDM, some containers), it is all
-    memory in use on the device, including that of other processes, so that the cap is too low
-    rather than too high.
-    """
-    if now.process_bytes is not None:
-        return max(0, now.process_bytes - reserved_bytes), ""
-    return max(0, used_bytes - reserved_bytes), (
-        "context_bytes: all that the device holds outside torch's allocator, other processes "
-        "included, because the driver does not tell the memory of this process"
-    )
-
-
 class GpuLimit:
-    """A cap on torch's allocator. Without a limit it only measures the context. ``note`` names the
-    context's source if it is not the best one.
+    """A cap on torch's allocator. Without a limit it only measures the context.
 
     `impose` sets the cap before the network and the images are on the device. `adjust` sets it
     again after warm-up, exactly, when kernels and libraries are loaded. Both raise
@@ -65,7 +48,6 @@ class GpuLimit:
     """
 
     context_bytes: int | None = None
-    note = ""
 
     def __init__(self, limit_bytes: int | None, device: Device) -> None:
         self._limit, self._device = limit_bytes, device
@@ -81,8 +63,10 @@ class GpuLimit:
         import torch
 
         free, total = torch.cuda.mem_get_info()  # creates the context, if there is none
-        now, reserved = self._device.read(Depth.SLOW)[-1], torch.cuda.memory_reserved()
-        self.context_bytes, self.note = find_context(now, reserved, total - free)
+        held = self._device.read(Depth.SLOW)[-1].process_bytes
+        # a driver may not tell it (WDDM, some containers): then others' memory makes the cap lower
+        used = total - free if held is None else held
+        self.context_bytes = max(0, used - torch.cuda.memory_reserved())
         if self._limit is not None:
             share = share_of_device(self._limit, self.context_bytes, total)
             torch.cuda.set_per_process_memory_fraction(share)
@@ -133,7 +117,6 @@ class HostLimit:
     It has the methods of `GpuLimit`, and no context."""
 
     context_bytes: int | None = None
-    note = ""
 
     def __init__(self, limit_bytes: int | None) -> None:
         self._limit = limit_bytes

@@ -22,14 +22,13 @@ from bench.environment.machine import Platform
 from bench.errors import UsageError
 from bench.executors import Settings
 from bench.executors.subprocess import SubprocessExecutor
-from bench.gpu import Depth, Device, Reading
+from bench.gpu import Depth, Device, Reading, Unreadable
 from bench.record import Environment, Status
 from bench.sweep import __main__ as sweep
 from bench.worker import Job
 from bench.worker.limit import (
     GpuLimit,
     MemoryLimitError,
-    find_context,
     share_of_device,
 )
 
@@ -152,20 +151,6 @@ class Card(Device):
         self.closed = True
 
 
-@pytest.mark.parametrize(
-    ("now", "context", "source"),
-    [
-        (Reading(1, 9 * GIB, 2 * GIB), 1 * GIB, ""),
-        (Reading(1, 6 * GIB), 4 * GIB, "other processes included"),
-    ],
-)
-def test_the_context_is_told_by_the_best_source(now: Reading, context: int, source: str) -> None:
-    told, said = find_context(now, reserved_bytes=GIB, used_bytes=5 * GIB)
-    assert told == context
-    assert source in said
-    assert bool(source) == bool(said)
-
-
 @given(
     total=st.integers(GIB, 200 * GIB), limit=st.floats(0.01, 1), context=st.integers(0, 200 * GIB)
 )
@@ -187,6 +172,15 @@ def caps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 1 * GIB)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", caps.append)
     return caps
+
+
+def test_where_a_driver_does_not_tell_a_process_the_whole_device_is_the_context(
+    caps: list[float],
+) -> None:
+    limit = GpuLimit(None, Unreadable("no NVIDIA driver"))
+    limit.adjust()
+    limit.lift()
+    assert (limit.context_bytes, caps) == (9 * GIB, [])
 
 
 def test_the_cap_is_set_anew_when_the_kernels_are_loaded(caps: list[float]) -> None:
