@@ -477,8 +477,9 @@ class Outcome:
     follows: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:
-        m = self.measurement
-        m.notes = f"{m.notes}; {text}" if m.notes else text
+        m, notes = self.measurement, (self.measurement.notes or "").split("; ")
+        if text not in notes:  # as after each epoch
+            m.notes = "; ".join(filter(None, [*notes, text]))
 
     def leave_out(self, reason: str, *columns: str) -> None:
         self.missing |= dict.fromkeys(columns, reason)

@@ -6,12 +6,9 @@ An executor offers lanes, and each lane runs one case at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-
-from rich.console import Console
 
 from bench.data import DatasetInfo, count_images, prepare
 from bench.doctor.rates import measure_rates
@@ -54,9 +51,7 @@ class Images:
 
     def prepare(self) -> DatasetInfo:
         """Decode them, once on a machine. Raises UsageError: they cannot be obtained or read."""
-        console = Console(stderr=True)
-        with console.status("preparing images") if console.is_terminal else nullcontext():
-            return prepare(**vars(self))
+        return prepare(**vars(self))
 
     def count(self) -> DatasetInfo:
         """Return how many there are, without decoding them. Raises UsageError: as `prepare`."""

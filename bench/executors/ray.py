@@ -28,7 +28,7 @@ from bench.errors import UnsupportedError, UsageError
 from bench.executors import Executor, Images, Listener, Settings, Stopping
 from bench.executors.subprocess import SubprocessExecutor
 from bench.fingerprint import Request
-from bench.gpu.nvml import find_cards, find_neighbours
+from bench.gpu.nvml import find_cards
 from bench.record import Outcome, Place, Status
 from bench.text import clean
 from bench.worker import Job, Lane
@@ -128,16 +128,11 @@ def run_case(
 @cache
 def _look(executor: Executor, device: str, seconds: float) -> Place:
     """Examine the node, and measure its rates, once in a process of Ray's, which runs many cases.
-    Raises UsageError: torch cannot use the device, or others use it."""
-    settings = executor.settings
+    Raises UsageError: torch cannot use the device."""
     cards = find_cards()[0] if device == "cuda" else []  # of those that Ray lets it see
     name = "-".join([socket.gethostname(), *(f"gpu{card.index}" for card in cards[:1])])
-    machine = executor.examine(Lane(), [device], [], settings.timeout_s)
+    machine = executor.examine(Lane(), [device], [], executor.settings.timeout_s)
     environment = machine.use([device])[device].environment
-    if environment.gpu_uuid and not settings.allow_shared:
-        others = find_neighbours(environment.gpu_uuid) or ()
-        if used := ", ".join(str(other) for other in others if not other.display):
-            raise UsageError(f"the GPU is in use by {used}; end them, or give --allow-shared")
     rates = measure_rates(device, seconds) if seconds else Yardstick()
     return Place(name, replace(environment, **rates.columns), rates.reasons)
 

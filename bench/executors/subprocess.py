@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import time
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -118,9 +117,6 @@ class SubprocessExecutor(Executor):
             try:
                 outcome = self._attempt(job, on_event, stopping)
             except Exception as error:  # a fault of the machine; the sweep goes on
-                place = job.log or Path(os.devnull)
-                with suppress(OSError), place.open("a", encoding="utf-8") as log:
-                    log.write(traceback.format_exc())
                 fault = classify(list_kinds(error), str(error))
                 outcome = Outcome(fault.status, fault.reason, transient=fault.transient)
             outcome.retries = tries

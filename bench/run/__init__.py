@@ -43,7 +43,6 @@ from bench.processes import (
     die_with_parent,
     hold_to,
     leave,
-    list_children,
     pause_collection,
     usable_cpus,
 )
@@ -204,15 +203,11 @@ class Process:
         return self._code
 
     def dump_stacks(self) -> None:
-        """Have the stacks of all its threads written to the log, then those of its child processes:
-        DataLoader workers inherit the handler; one without it is killed slightly early."""
+        """Have the stacks of all its threads written to the log."""
         begin, until = len(self._recent), time.monotonic() + _DUMPED_S
         self._signal(signal.SIGUSR1)
         while _STACK not in self._recent[begin:] and time.monotonic() < until:
             time.sleep(0.5)
-        for child in list_children(self.pid):
-            with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGUSR1)
         time.sleep(0.5)  # on a busy machine 0.1 s was too short
 
     def kill(self) -> None:

@@ -34,7 +34,6 @@ class Checkpoints:
     folder: Path | None
     identity: Mapping[str, str]
     note: Callable[[str], None]
-    _failed: bool = False
 
     @property
     def kept(self) -> bool:
@@ -88,9 +87,7 @@ class Checkpoints:
                 temporary.replace(best)
                 sync_folder(best.parent)
         except Exception as error:
-            if not self._failed:  # else every epoch would say it
-                self.note(f"no checkpoint was saved after epoch {len(epochs)}: {_word(error)}")
-            self._failed = True
+            self.note(f"no checkpoint was saved after an epoch: {_word(error)}")
 
     def _place(self, name: str) -> Path:
         assert self.folder is not None
@@ -114,8 +111,6 @@ def find_best(epochs: Sequence[EpochRow]) -> int | None:
 
 
 def _word(error: Exception) -> str:
-    if isinstance(error, UsageError | CheckpointError):
-        return str(error)
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return f"{type(error).__name__}: {clean(str(error))[:200]}"
+    told = getattr(error, "strerror", None) or clean(str(error))[:200]
+    plain = isinstance(error, OSError | UsageError | CheckpointError)
+    return told if plain else f"{type(error).__name__}: {told}"

@@ -249,13 +249,9 @@ def _describe(
     found: Outcome, case: Case, run: _Run, warm: Warmup | None, measured: Sequence[_Taken]
 ) -> None:
     m, steps = found.measurement, run.steps
-    if steps and warm is None:  # too few to wait until they are steady: the first does not count,
-        # nor does the one whose operations were counted, which takes longer
-        counted = SAMPLED if run.work.get("work") else 0
-        measured = [step for step in steps if step.number not in (0, counted)]
-        few = f"its {count(len(steps), 'step')} were too few for a warm-up"
-        found.note(few)
-        found.leave_out(few, "warmup_steps", "warmup_time_s")
+    if warm is None:  # too few to be steady: the first starts up, and to count takes another longer
+        measured = [step for step in steps if step.number not in (0, SAMPLED)]
+        found.leave_out("too few steps for a warm-up", "warmup_steps", "warmup_time_s")
     if not measured:
         found.unit, found.epoch_items = "runs", 1
         m.measured_time_s, m.measured_images = run.ended_s, 1

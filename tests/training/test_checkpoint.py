@@ -358,9 +358,8 @@ def test_where_nothing_can_be_saved_the_row_is_not_lost(whole: Outcome, tmp_path
     (tmp_path / "file").write_text("")
     found = run(WHOLE, tmp_path / "file")
     assert learnt(found) == learnt(whole)
-    said = "no checkpoint was saved after epoch 1: File exists"
+    said = "no checkpoint was saved after an epoch: File exists"
     assert (found.measurement.notes or "").split("; ").count(said) == 1, "not after each epoch"
-    assert "epoch 2" not in found.measurement.notes
     assert found.missing["checkpoint"] == said
 
 
