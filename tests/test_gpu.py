@@ -11,8 +11,6 @@ from unittest.mock import Mock
 import psutil
 import pynvml
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from readings_for_tests import Replay
 
 from bench.environment.machine import Platform
@@ -331,11 +329,7 @@ class TestProcesses:
         assert list_others(device) == [GONE + 1]
         nvml.compute.append((GONE + 2, 1))
         assert list_others(device) == [GONE + 1, GONE + 2]
-
-    @pytest.mark.parametrize("pids", [(1,), (GONE, GONE + 1)], ids=["known here", "two at once"])
-    def test_strangers_that_cannot_be_the_worker(self, pids):
-        _, device = watch(*((pid, 5) for pid in pids))
-        assert list_others(device) == [*pids]
+        _, device = watch((GONE, 5), (GONE + 1, 5))  # two at once
         assert read(device).process_bytes is None
 
     def test_neighbours_before_a_sweep(self, monkeypatch):
@@ -397,44 +391,28 @@ FOUR = [
         (" 3 , 0", [3, 0]),
         ("GPU-bb", [2]),
         ("GPU-aa", []),
+        ("1,9,2", [1]),  # up to the first that is none
+        ("1,GPU-aa22", []),  # a card twice
     ],
 )
 def test_cuda_visible_devices(visible, chosen):
     assert [card.index for card in select_visible(FOUR, visible)] == chosen
 
 
-@given(st.lists(st.integers(-2, 6), min_size=1, max_size=6), st.data())
-def test_indices_are_taken_in_order_up_to_the_first_that_is_none(indices, data):
-    """The oracle is CUDA's rule: cut at the first invalid entry; repetitions leave nothing."""
-    spell = {i: data.draw(st.sampled_from([str(i), FOUR[i].uuid])) for i in range(4)}
-    cut = next((n for n, i in enumerate(indices) if not 0 <= i < 4), len(indices))
-    good = indices[:cut]
-    expected = good if len(set(good)) == len(good) else []
-    visible = ",".join(spell.get(i, str(i)) for i in indices)
-    assert [card.index for card in select_visible(FOUR, visible)] == expected
-
-
 def test_a_host_without_a_worker_and_after_it(child):
     host = Host()
     assert read(host).process_bytes is None
+    host.watch(os.getpid())  # with the child, found at an edge
+    together = read(host, Depth.EDGE).process_bytes
+    host.whole = True  # of a command only what this process starts
+    assert 1_000_000 < read(host, Depth.FAST).process_bytes < together - 1_000_000
     host.watch(child.pid)
-    assert read(host).process_bytes > 1_000_000
+    host.whole = False
     child.kill()
     child.wait()
     assert read(host).process_bytes is None
     assert host.why("process_bytes") == "the worker had ended"
     assert host.why("power_w") == "the case ran on a CPU"
-
-
-def test_the_host_counts_descendants_found_at_an_edge(request):
-    host = Host()
-    host.watch(os.getpid())
-    alone = read(host, Depth.FAST).process_bytes
-    request.getfixturevalue("child")
-    together = read(host, Depth.EDGE).process_bytes
-    assert together > alone + 1_000_000
-    host.whole = True  # of a command only what this process starts
-    assert read(host, Depth.FAST).process_bytes < together - 1_000_000
 
 
 # ----------------------------------------------------------------------- several cards read as one

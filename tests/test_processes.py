@@ -20,9 +20,7 @@ from bench.processes import (
     Quota,
     read_core_times,
     read_cpu_time,
-    read_governor,
     read_quota,
-    usable_cpus,
 )
 
 
@@ -108,13 +106,3 @@ def test_what_processes_of_its_own_compute_is_no_work_of_others(monkeypatch: Pat
         # the kernel counts a process's time in hundredths of a second
         assert read_cpu_time() - before >= 0.48
         assert others.cores() * others.sums[2] < 0.1
-
-
-def test_the_governors_of_the_usable_cores_are_told(tmp_path: Path) -> None:
-    cpus = usable_cpus()
-    assert read_governor(tmp_path) is None
-    for cpu, governor in zip(cpus, ("powersave", "performance"), strict=False):
-        file = tmp_path / f"cpu{cpu}" / "cpufreq" / "scaling_governor"
-        file.parent.mkdir(parents=True)
-        file.write_text(f"{governor}\n")
-    assert read_governor(tmp_path) == ("performance, powersave" if len(cpus) > 1 else "powersave")

@@ -6,7 +6,7 @@ import pytest
 
 from bench.gpu import Depth
 from bench.gpu.monitor import Monitor
-from bench.gpu.nvml import Nvml, find_cards, find_neighbours, open_device
+from bench.gpu.nvml import Nvml, find_cards, open_device
 
 CARDS, WHY = find_cards()  # asks the driver, so that torch is imported only where there is a card
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not CARDS, reason=f"no CUDA device: {WHY}")]
@@ -69,9 +69,3 @@ def test_work_takes_energy_and_clocks_are_read(uuid):
     assert seen.values["sm_clock_mhz"] > 0
     assert seen.values["memory_clock_mhz"] > 0
     assert "slowdown" not in seen.values["throttle_during"]
-
-
-def test_neighbours_are_listed_or_none(uuid):
-    neighbours = find_neighbours(uuid)
-    print(neighbours)
-    assert neighbours is None or all(n.pid != os.getpid() for n in neighbours)

@@ -190,29 +190,6 @@ class Rows(models_for_tests.Rows):
         )
 
 
-class Own(Rows):
-    """The state of its optimizer does not start at zero; torch does not save its buffer."""
-
-    def build_model(self) -> nn.Module:
-        class Net(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.net = Rows().build_model()
-                self.register_buffer("mean", torch.zeros(6), persistent=False)
-
-            def forward(self, x: Tensor) -> Tensor:
-                if self.training:
-                    self.mean.lerp_(x.detach().float().mean(0).to(self.mean.dtype), 0.1)
-                return self.net(x - self.mean)
-
-        return Net()
-
-    def build_optimizer(self, parameters: list[Tensor], lr: float) -> torch.optim.Optimizer:
-        half = len(parameters) // 2
-        groups = [{"params": parameters[:half]}, {"params": parameters[half:], "lr": lr / 10}]
-        return torch.optim.NAdam(groups, lr)
-
-
 WAIT = "BENCH_TEST_WAIT"
 """Environment variable: a folder; once a checkpoint is in it, or below, `Waiting` trains no step
 more."""
@@ -284,7 +261,6 @@ def interrupt(case: Case, folder: Path, epoch: int, **identity: str) -> None:
     [
         {"precision": "fp16", "loss_scale": "dynamic"},
         {"precision": "bf16-amp", "optimizer": "adamw", "accumulate": 3},
-        {"name": "Own", "precision": "bf16"},
     ],
     ids=lambda settings: "-".join(map(str, settings.values())),
 )

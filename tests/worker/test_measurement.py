@@ -13,7 +13,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from models_for_tests import Rows
 from pytest_for_tests import Patch
 from torch import nn
 from training_for_tests import list_batches
@@ -384,24 +383,15 @@ def test_a_false_label_is_invalid(data: DatasetInfo, monkeypatch: Patch) -> None
     assert "a convolution: unclear (error 5.0e-05)" in found.measurement.proof_notes
 
 
-def set_switches() -> None:
-    """As a script may for its own training; here each to what it was not."""
+def spoiled() -> nn.Module:
+    """Sets switches, as a script may for its own training; here each to what it was not."""
+    network = tiny()
     torch.backends.cudnn.benchmark = True
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.set_num_threads(torch.get_num_threads() + 1)
     torch.set_default_dtype(torch.float64)
     torch.set_grad_enabled(False)
-
-
-def spoiled() -> nn.Module:
-    network = tiny()
-    set_switches()
     return network
-
-
-class SpoiledRows(Rows):
-    def __init__(self) -> None:
-        set_switches()
 
 
 class Later(nn.Module):
@@ -414,16 +404,11 @@ class Later(nn.Module):
         return self.net(x)
 
 
-SPOILED = f"{__name__}:SpoiledRows"
-ROWS = Case(SPOILED, "own", workload=SPOILED, device="cpu", batch_size=16)
-
-
-@pytest.mark.parametrize("case", [replace(CASE, model=f"{__name__}:spoiled"), ROWS])
-def test_switches_that_the_users_code_sets_are_set_back(case: Case, data: DatasetInfo) -> None:
+def test_switches_that_the_users_code_sets_are_set_back(data: DatasetInfo) -> None:
     set_flags(PRECISIONS["fp32"])
     before = read_switches()
     with keep_switches({}):
-        m, steps, _ = run(case, data)
+        m, steps, _ = run(replace(CASE, model=f"{__name__}:spoiled"), data)
         assert find_changes(before) == {}
     assert steps
     assert (m.flags or "").split()[0] == "matmul=ieee"
