@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.cards.__main__ import main
-from bench.cards.document import Cards, Entry, build
+from bench.cards.document import Cards, build
 from bench.case import Case
 from bench.compare.__main__ import main as compare
 from bench.record import Record, Status
@@ -24,8 +24,6 @@ CARDS = {"NVIDIA A": 1.0, "NVIDIA B": 1.5, "NVIDIA C": 2.0}
 """Cards of one recipe, torch and code, and how much slower they are than the first."""
 
 SPEEDS = {"fp32": 1.0, "tf32": 2.0, "fp16": 4.0}
-
-
 SETTINGS = ((128, "off"), (256, "off"), (128, "default"))
 """Batch size and compile mode of the cases of each precision."""
 
@@ -77,16 +75,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def found(folders: list[Path]) -> Cards:
     return build(read_sweeps([*folders, REFERENCE]), Path())
-
-
-def find_entry(found: Cards, card: str, precision: str) -> Entry:
-    (entry,) = (
-        entry
-        for group in found.groups
-        for entry in group.entries
-        if (entry.card, entry.precision) == (card, precision)
-    )
-    return entry
 
 
 APART: dict[str, dict[str, Any]] = {
@@ -146,8 +134,8 @@ def test_folders_of_one_gpu_are_one_card_and_two_gpus_of_one_name_are_two(
 
 
 def test_an_entry_is_at_one_setting_and_at_its_own_fastest(found: Cards) -> None:
-    entry = find_entry(found, "NVIDIA B", "fp16")
-    assert entry.equal is not None
+    entries = {(e.card, e.precision): e for group in found.groups for e in group.entries}
+    entry = entries["NVIDIA B", "fp16"]
     # of two plain settings that all have, the larger batch; compiled is not plain
     assert (entry.equal.batch_size, entry.equal.compile) == (256, "off")
     assert entry.equal.epoch_time_s == pytest.approx(100 * 1.5 / 4 * 0.9)
@@ -164,10 +152,6 @@ def test_each_card_is_judged_against_each_slower_one(found: Cards) -> None:
     for (_, fast, slow), pair in pairs.items():
         assert [row.batch_size for row in pair.cases] == [256, 256]
         assert pair.speed.value == pytest.approx(CARDS[slow] / CARDS[fast], rel=1e-3)
-    table = found.tables[1]
-    assert (table.name, len(table.rows)) == ("pairs", 9)
-    verdict = [head.name for head in table.heads].index("verdict")
-    assert {row[verdict].text for row in table.rows} == {"faster"}
     (answer, _) = found.answers
     assert "NVIDIA A: 12.50 s an epoch, in fp16" in answer.sentences[0]
     assert "2.00 (1.98–2.02) times as fast as NVIDIA C at batch size 256" in answer.sentences[0]
@@ -197,18 +181,14 @@ def test_a_verdict_on_two_cards_is_that_of_compare(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One case of each precision, each with a noise of its own: both judge one family of three."""
-    a, b = (
-        write_sweep(tmp_path / card[-1], [
-            replace(row, measurement=replace(
-                row.measurement,
-                epoch_time_s=row.measurement.epoch_time_s * (1 + spread[row.case.precision]
-                                                             * (row.repeat - 2) ** (2 * at + 1)),
-            )) if row.measurement.epoch_time_s else row
-            for row in list_rows(card, CARDS[card], [(128, "off")])
-        ])
-        for at, card in enumerate(("NVIDIA A", "NVIDIA B"))
-        for spread in [{"fp32": 0.3 / (at + 1), "tf32": 0.02 * (at + 1), "fp16": 0.1}]
-    )  # fmt: skip
+    folders = []
+    for card, spreads in (("NVIDIA A", (0.3, 0.02, 0.1)), ("NVIDIA B", (0.15, 0.04, 0.1))):
+        rows = [*list_rows(card, CARDS[card], [(128, "off")])]
+        for row in (row for row in rows if row.status is Status.OK):
+            spread = spreads[[*SPEEDS].index(row.case.precision)]
+            row.measurement.epoch_time_s *= 1 + spread * (row.repeat - 2)
+        folders.append(write_sweep(tmp_path / card[-1], rows))
+    a, b = folders
     (group,) = build(read_sweeps([a, b]), Path()).groups
     compare([str(b), str(a), "--metric", "epoch_time_s", "--format", "json"])
     judged = {
@@ -272,6 +252,5 @@ def test_the_command_adds_the_card_of_2019_and_leaves_out_what_cannot_be_read(
     assert "left out: " in err
     assert "broken" in err
     assert main(["results/broken"]) == 2
-    assert main(["--format", "htm"]) == 2
     monkeypatch.chdir(tmp_path / "results")
     assert main([]) == 2  # there is no results/ here

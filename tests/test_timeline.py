@@ -178,7 +178,6 @@ def test_gaps_are_told_apart(words: Vocabulary) -> None:
     trace.operator("aten::item", 320, 420)
     trace.call("cudaStreamSynchronize", 330, 405)  # returns after the kernel's end
     trace.kernel("k", 450, 500, add)  # 50 after the wait
-    trace.call("cudaStreamSynchronize", 460, 470)  # of another stream: nothing had run out
     trace.kernel("k", 520, 1000, add)  # 20 more to launch
     line = trace.read(words)
     assert us(line.busy_s) == 100 + 90 + 50 + 480
@@ -263,7 +262,6 @@ def test_a_copy_is_what_it_does(words: Vocabulary) -> None:
             "_native_batch_norm_legit + add + relu",
         ),
         ("graph_0_cpp_fused__to_copy_0", Kind.CAST, "_to_copy"),
-        ("triton_poi_fused_convolution_1", Kind.LAYOUT, "convolution"),
         ("triton_poi_fused_nobody_knows_1", Kind.OTHER, "nobody_knows_1"),
     ],
 )
@@ -324,25 +322,11 @@ def test_operators_of_a_cpu_take_what_they_call_with_them(words: Vocabulary) -> 
             "const::{lambda(c10::Half)#1}>(at::TensorIteratorBase&)::{lambda(int)#1}>(int, at::x)",
             "at::native::elementwise_kernel<direct_copy_kernel_cuda>",
         ),
-        (
-            "void cutlass::Kernel2<cutlass_80_wmma_tensorop_f16_s161616gemm_f16_32x32_128x2_tn>"
-            "(cutlass_80_wmma_tensorop_f16_s161616gemm_f16_32x32_128x2_tn::Params)",
-            "cutlass::Kernel2<cutlass_80_wmma_tensorop_f16_s161616gemm_f16_32x32_128x2_tn>",
-        ),
         ("nobody" * 100, ("nobody" * 100)[:LONGEST]),
     ],
 )
 def test_a_kernel_keeps_of_its_name_what_tells_it(name: str, short: str) -> None:
     assert shorten_kernel(name) == short
-
-
-def test_a_trace_is_read_from_its_file(tmp_path: Path) -> None:
-    trace, file = Recorder(100), tmp_path / "trace.json"
-    trace.kernel("k", 0, 10, trace.operator("aten::mm", 0, 5))
-    file.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [{"ph": "M"}, *trace.events]}))
-    found = read_trace(file)
-    parts = (found.operators, found.kernels, found.calls, found.regions)
-    assert [len(part) for part in parts] == [1, 1, 0, 1]
 
 
 def test_what_is_no_trace_is_refused(tmp_path: Path, words: Vocabulary) -> None:
@@ -359,14 +343,10 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, words: Vocabulary) -> None:
 H100 = Path(__file__).parent / "recordings" / "h100-dpn-small-fp16.json.gz"
 
 
-@pytest.fixture(scope="module")
-def recorded(words: Vocabulary) -> Timeline:
+def test_a_recorded_step_of_an_h100_is_told_apart(words: Vocabulary) -> None:
     """dpn-small in fp16 at batch size 64, ten steps, torch 2.11."""
-    return summarize(read_trace(H100), 10, words, "cuda")
-
-
-def test_a_recorded_step_of_an_h100_is_told_apart(recorded: Timeline) -> None:
-    line, events = recorded, json.loads(gzip.decompress(H100.read_bytes()))["traceEvents"]
+    line = summarize(read_trace(H100), 10, words, "cuda")
+    events = json.loads(gzip.decompress(H100.read_bytes()))["traceEvents"]
     (steps,) = [
         e for e in events if e.get("name") == "bench::steps" and e["cat"] == "user_annotation"
     ]
@@ -374,8 +354,7 @@ def test_a_recorded_step_of_an_h100_is_told_apart(recorded: Timeline) -> None:
     # all of one stream, so that their times add up
     took = sum(e["dur"] for e in kernels if e["ts"] >= steps["ts"]) / 1e6 / 10
     assert line.busy_s == pytest.approx(took, rel=1e-6)
-    assert sum(timed.time_s for timed in line.work.values()) == pytest.approx(took, rel=1e-6)
-    assert sum(timed.exclusive_s for timed in line.work.values()) == pytest.approx(line.busy_s)
+    assert sum(timed.exclusive_s for timed in line.work.values()) == pytest.approx(took)
     assert sum(sum(t.kernels.values()) for t in line.work.values()) == pytest.approx(took)
     assert line.step_s == pytest.approx(steps["dur"] / 1e6 / 10, rel=0.05)
     kinds = {label.kind for label in line.work}
@@ -383,12 +362,3 @@ def test_a_recorded_step_of_an_h100_is_told_apart(recorded: Timeline) -> None:
     assert {Kind.GROUPED, Kind.NORMALISATION, Kind.OPTIMIZER, Kind.LOSS_SCALING} < kinds
     # 2019's recipe casts its images, and the loss back to float32
     assert sum(timed.calls for label, timed in line.work.items() if label.kind is Kind.CAST) == 3
-
-
-def test_recorded_kernels_are_told_by_their_names(words: Vocabulary) -> None:
-    """As in a CUDA graph's replay, which no operator launches: cuDNN's, cuBLAS's and torch's."""
-    kernels = read_trace(H100).kernels
-    other = [k for k in kernels if label_kernel(k.name, words).kind is Kind.OTHER]
-    assert sum(k.duration for k in other) < 0.005 * sum(k.duration for k in kernels)
-    named = {label_kernel(k.name, words).kind for k in kernels if "nvjet" in k.name}
-    assert named == {Kind.MATMUL}
