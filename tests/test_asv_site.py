@@ -211,15 +211,14 @@ class Reader:
     """A page in a browser without a network, and what went wrong on it."""
 
     def __init__(self, page: Any, allowed: str) -> None:
-        self.page = page
+        self.page, self.allowed = page, allowed
         self.wrong: list[str] = []
-        page.route("**/*", lambda route: self._answer(route, allowed))
-        page.on("console", lambda message: self._hear(message))
+        page.route("**/*", self._answer)
+        page.on("console", self._hear)
         page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        page.on("requestfailed", lambda request: self._miss(request))
 
-    def _answer(self, route: Any, allowed: str) -> None:
-        if route.request.url.startswith((allowed, "data:")):
+    def _answer(self, route: Any) -> None:
+        if route.request.url.startswith((self.allowed, "data:")):
             route.continue_()
         else:
             self.wrong.append(f"left the site: {route.request.url}")
@@ -229,32 +228,10 @@ class Reader:
         if message.type in ("error", "warning"):
             self.wrong.append(message.text)
 
-    def _miss(self, request: Any) -> None:
-        if request.failure != "net::ERR_ABORTED":  # the test went on to another page
-            self.wrong.append(f"failed: {request.url}")
-
     def open(self, url: str) -> Any:
         self.page.goto("about:blank")
         self.page.goto(url)
         return self.page
-
-    def ink(self, selector: str) -> int:
-        """Coloured pixels of a plot: grid, frame and ticks are grey, data is not."""
-        count: int = self.page.evaluate(
-            """selector => {
-                const canvas = document.querySelector(selector + " canvas.flot-base");
-                const data = canvas.getContext("2d")
-                    .getImageData(0, 0, canvas.width, canvas.height).data;
-                let ink = 0;
-                for (let i = 0; i < data.length; i += 4) {
-                    const [r, g, b, a] = data.slice(i, i + 4);
-                    ink += a > 0 && Math.max(r, g, b) - Math.min(r, g, b) > 20;
-                }
-                return ink;
-            }""",
-            selector,
-        )
-        return count
 
     def series(self) -> list[dict[str, Any]]:
         """What a plot drew: label and points of each series, in its own units."""
@@ -292,7 +269,6 @@ def test_the_site_reads_without_a_network(reader: tuple[Reader, str]) -> None:
     names = page.locator(".benchmark-text").all_inner_texts()
     assert {"Epoch time", "Peak memory", "Train loss", "Top-1 error", "Energy"} <= set(names)
     page.wait_for_function("$('.benchmark-plot canvas.flot-base').length >= 6")
-    assert browser.ink("#summarygrid-cases\\.track_epoch_time") > 100
 
     # a benchmark over the commits: a line for each case with a figure, from the first to the second
     page = browser.open(f"{base}/asv/index.html#cases.track_epoch_time")
@@ -303,7 +279,6 @@ def test_the_site_reads_without_a_network(reader: tuple[Reader, str]) -> None:
         "batch_size-64; precision-bf16-amp": [25.625, 30.625],
         "batch_size-128; precision-fp32": [17.8125, 22.8125],
     }
-    assert browser.ink("#main-graph") > 500
 
     # precision, a string, on the x-axis: asv itself draws nothing here for two or more series
     page = browser.open(f"{base}/asv/index.html#cases.track_epoch_time?x-axis=precision")
@@ -315,19 +290,5 @@ def test_the_site_reads_without_a_network(reader: tuple[Reader, str]) -> None:
         "batch_size-64; commit-last": [[0, 30.625], [1, 30.625]],
         "batch_size-128; commit-last": [[0, 22.8125]],  # no bar of zero where there is no figure
     }
-    assert browser.ink("#main-graph") > 5000
-
-    # the list
-    page = browser.open(f"{base}/asv/index.html#/summarylist")
-    page.wait_for_selector("#summarylist-body td.value")
-    rows = [row.split("\t") for row in page.locator("#summarylist-body tr").all_inner_texts()]
-    values = {row[0]: row[1] for row in rows}
-    assert values["Epoch time ('fp32', 'none', 64)"] == "30.625s"
-    assert "Epoch time ('bf16-amp', 'none', 128)" not in values  # on neither commit
-    assert values["Status ('bf16-amp', 'none', 128)"] == "6.00"
-
-    # the regressions: epochs got longer
-    page = browser.open(f"{base}/asv/index.html#/regressions")
-    page.wait_for_selector("#regressions-body table")
 
     assert browser.wrong == []

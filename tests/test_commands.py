@@ -83,18 +83,13 @@ def test_a_help_fits_a_screen_and_describes_in_plain_sentences(
     assert "python -m" not in description
 
 
-@pytest.mark.parametrize("module", ["sweep", "fit"])
-def test_all_settings_are_in_the_long_help(
-    module: str, capsys: Capture, monkeypatch: Patch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    place = module if module == "fit" else f"{module}.__main__"
-    short, whole = (write_help(place, flag, capsys) for flag in ("--help", "--help-all"))
-    flags = [{line.split()[0] for line in of if line.startswith("  --")} for of in (short, whole)]
-    assert flags[0] < flags[1]
-    assert "--precision" in flags[0]
-    assert "--channels-last" in flags[1] - flags[0]
-    assert len(flags[1]) > 1.5 * len(flags[0])
+@pytest.mark.parametrize("module", ["sweep.__main__", "fit"])
+def test_all_settings_are_in_the_long_help(module: str, capsys: Capture) -> None:
+    helps = [write_help(module, flag, capsys) for flag in ("--help", "--help-all")]
+    short, whole = ({line.split()[0] for line in h if line.startswith("  --")} for h in helps)
+    assert short < whole
+    assert "--precision" in short
+    assert "--channels-last" in whole - short
 
 
 @pytest.mark.parametrize(
@@ -137,9 +132,6 @@ leave(3)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (3, "thread, at exit", "")
-    code = "import sys; from bench.processes import leave; sys.stdout.close(); leave(3)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (3, "")
 
 
 CARD = str(ROOT / "results" / "nvidia-h200-20261126-040407")

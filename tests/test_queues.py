@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
@@ -25,16 +24,6 @@ def take(mark: str) -> str:
     found = re.search(f"<!-- {mark} -->\n```\\w+\n(.*?)```\n<!-- /{mark} -->", PAGE, re.DOTALL)
     assert found
     return found[1]
-
-
-def take_script(mark: str) -> str:
-    """The bash of a block; that of the Kubernetes job is the text of its ``args``."""
-    text = take(mark)
-    if mark != "job":
-        return text
-    found = re.search(r"args:\n *- \|\n(.*?)\n      volumes:", text, re.DOTALL)
-    assert found
-    return dedent(found[1])
 
 
 def write_program(file: Path, text: str) -> None:
@@ -63,20 +52,6 @@ def run(place: Path, script: str, *arguments: str, **variables: str) -> None:
     subprocess.run(["bash", "-c", script, "script", *arguments], cwd=place, env=env, check=True)
 
 
-@pytest.mark.parametrize("mark", ["sbatch", "job", "ssh"])
-def test_scripts_are_bash(mark: str) -> None:
-    subprocess.run(["bash", "-n"], input=take_script(mark), text=True, check=True)
-
-
-def test_the_job_is_yaml_of_as_many_pods_as_shards() -> None:
-    yaml = pytest.importorskip("yaml")
-    spec = yaml.safe_load(take("job"))["spec"]
-    (container,) = spec["template"]["spec"]["containers"]
-    assert spec["completionMode"] == "Indexed"
-    assert container["args"][0].strip() == take_script("job").strip()
-    assert f"SHARDS={spec['completions']} " in container["args"][0]
-
-
 @pytest.mark.slow
 def test_the_array_makes_the_sweep(place: Path) -> None:
     """Every task of the array, what is added on sbatch's command line, all read as one."""
@@ -93,9 +68,18 @@ def test_the_array_makes_the_sweep(place: Path) -> None:
     assert sweep.gaps == []
 
 
-def test_a_pod_makes_the_shard_of_its_index(place: Path) -> None:
-    variables = {"JOB_COMPLETION_INDEX": "3", "RESULTS": "queued"}
-    run(place, take_script("job"), "--dataset", "synthetic", **variables)
+def test_each_pod_of_the_job_makes_the_shard_of_its_index(place: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    spec = yaml.safe_load(take("job"))["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    (script,) = container["args"]
+    assert spec["completionMode"] == "Indexed"
+    assert f"SHARDS={spec['completions']} " in script
+    run(place, script, "--dataset", "synthetic", JOB_COMPLETION_INDEX="3", RESULTS="queued")
     records = read_records(place / "queued" / "shard-4-of-4")
     assert len(records) == CASES // 4 * REPEATS + 1
     assert set(records["precision"]) == {"bf16-amp"}
+
+
+def test_the_script_for_ssh_is_bash() -> None:
+    subprocess.run(["bash", "-n"], input=take("ssh"), text=True, check=True)
