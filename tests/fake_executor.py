@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 import os
+import signal
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
 from bench.axis import Value
 from bench.case import Case, parse_value
@@ -27,6 +30,9 @@ from bench.record import MEASURED, EpochRow, Measurement, Outcome, Status
 from bench.sweep import preflight
 from bench.text import parse_bytes
 from bench.worker import Job, Lane
+
+if TYPE_CHECKING:
+    import pytest
 
 ANSWERS = "BENCH_FAKE_ANSWERS"
 """Environment variable: rules ``axis=value:status`` separated by spaces; the first match wins."""
@@ -185,6 +191,20 @@ def _learn(job: Job) -> Iterator[EpochRow]:
         yield (row := learn(job.case, epoch))
         if epoch + 1 < job.case.epochs and job.enough(row):
             return
+
+
+def stop_at(number: int, patch: pytest.MonkeyPatch) -> None:
+    """Press Ctrl-C while a run is made, the first being number 1."""
+    real, begun = FakeExecutor.run, count(1)
+
+    def run(self: FakeExecutor, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:
+        if next(begun) == number:
+            os.kill(os.getpid(), signal.SIGINT)
+            while not stopping():  # the main thread takes it
+                time.sleep(0.01)
+        return real(self, job, on_event, stopping)
+
+    patch.setattr(FakeExecutor, "run", run)
 
 
 def _parse_rule(rule: str) -> tuple[str, Value, Status]:

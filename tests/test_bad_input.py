@@ -120,6 +120,7 @@ TRAINING = [
     (check, "--steps 3", "at least 20"),
     (check, "--device cpu cuda", "give one"),
     (check, "--precision fp16-apex", "check fp16, which is the recipe of O2"),
+    *((main, "--input 3x64x64", "leave it out") for main in (check, scales)),
 ]
 
 
@@ -128,6 +129,7 @@ TRAINING = [
     [
         *((main, FAKE, words, said) for main, words, said in OTHERS),
         *((main, IMAGES.split(), words, said) for main, words, said in TRAINING),
+        *((main, [], "--workload no_such:work", "cannot be imported") for main in (check, scales)),
         (card.main, [], "--minutes 0", "--minutes '0': give a number above 0"),
         (card.main, [], "", "there is no GPU, or torch finds none; python -m bench.doctor says"),
     ],

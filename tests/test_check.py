@@ -31,7 +31,7 @@ from bench.flags import join_flags
 from bench.sweep.options import parse_arguments as parse_sweep
 from bench.sweep.options import plan_cases as plan_sweep
 from bench.training.loop import Training
-from bench.workloads import Loss, Network, Workload
+from bench.workloads import Network, Workload
 
 Device, Random = torch.device, torch.Generator
 Run = Callable[..., int]
@@ -87,7 +87,6 @@ narrow = partial(Net, width=4)
 """For fp16, which a CPU emulates: a step of 32 images takes 0.03 s, of `Net` 0.3 s."""
 
 with_dropout = partial(Net, drop=0.5)
-with_more_dropout = partial(Net, drop=0.95)  # so much that the training loss stays high
 with_frozen_norm = partial(Net, norm=Standing)
 
 
@@ -195,28 +194,6 @@ class Deaf(Summing):
         return {**batch, "sum": torch.randn(size, 1, device=device, generator=generator)}
 
 
-class Following(Workload):
-    """Which token follows which of eight: its network is given whole numbers alone."""
-
-    unit = "tokens"
-    samples = 640
-
-    def build_model(self) -> nn.Module:
-        return nn.Sequential(nn.Embedding(8, 16), nn.LayerNorm(16), nn.Linear(16, 8))
-
-    def make_batch(self, size: int, device: Device, generator: Random) -> Tensor:
-        first = torch.randint(8, (size, 1), device=device, generator=generator)
-        return (first + 3 * torch.arange(6, device=device)) % 8
-
-    def compute_loss(self, network: Network, batch: Tensor) -> Loss:
-        logits, right = network(batch[:, :-1]), batch[:, 1:]
-        loss = F.cross_entropy(logits.flatten(0, 1), right.flatten())
-        return Loss(loss, (logits.detach().argmax(2) == right).sum())
-
-    def count_units(self, size: int) -> int:
-        return size * 5
-
-
 # ------------------------------------------------------------------------------------ the subject
 
 
@@ -288,26 +265,12 @@ def test_a_sound_training_passes(
         assert "1 frozen" in find("batchnorm", sound).unit
 
 
-def test_a_batch_of_two_is_a_poor_one_to_learn_from_and_not_unsound(data: DatasetInfo) -> None:
-    assert failing(subject(data, batch_size=2), *(ALL - LEARNING)) == set()
-
-
 # ------------------------------------------------------------------------------- users' workloads
 
 
 def own(workload: str, lr: float = 0.05, **settings: object) -> Subject:
     name, about = f"test_check:{workload}", {"device": "cpu", "batch_size": 32, **settings}
     return Subject(Case(name, "own", workload=name, lr=lr, **about), "", STEPS)  # type: ignore[arg-type]
-
-
-def test_a_sound_workload_passes_what_it_has_the_data_for() -> None:
-    """Texts, whose network is given whole numbers alone."""
-    checked = own("Following", 0.5)
-    answers = {name: answer(check, checked) for name, check in CHECKS.items()}
-    assert {name for name, a in answers.items() if a.result is Result.FAIL} == set()
-    lacking = {name: a.why for name, a in answers.items() if a.result is Result.SKIPPED}
-    assert lacking == {"initial-loss": "the workload's own loss has no number of classes"}
-    assert len(describe(answers["initial-loss"])) <= 80
 
 
 def test_targets_that_do_not_follow_from_the_inputs_are_caught() -> None:
@@ -372,13 +335,6 @@ def test_a_loss_partly_summed(data: DatasetInfo, monkeypatch: Patch) -> None:
     assert failing(subject(data), "averaging", "initial-loss") == {"averaging"}
 
 
-def test_dropout_hides_what_was_learnt(data: DatasetInfo) -> None:
-    """The training loss stays high; that in evaluation mode tells."""
-    finding = find("overfit", subject(data, "with_more_dropout"))
-    assert finding.passed
-    assert "after 200 steps" in finding.unit
-
-
 def test_a_frozen_backbone(data: DatasetInfo) -> None:
     """Its head cannot learn a batch by heart at this rate: it must halve the first loss."""
     slow = subject(data, "with_frozen_backbone", lr=0.0005)
@@ -399,19 +355,6 @@ def test_a_learning_rate_at_fault(data: DatasetInfo, lr: float) -> None:
     faulty = subject(data, "narrow", lr=lr)
     assert failing(faulty, *LEARNING, "initial-loss") == LEARNING
     assert math.isfinite(faulty.first_steps.losses[-1]) == (lr != 1e6)
-
-
-def test_a_kept_graph(data: DatasetInfo, monkeypatch: Patch) -> None:
-    """The classic: the loss that the loop collects is not detached."""
-
-    def step(self: Training, batch: Any) -> tuple[Tensor | None, ...]:
-        x, y = batch
-        loss = F.cross_entropy(self.compute(x), y)
-        self.loss_scale.scale(loss).backward()
-        return loss, (y == 0).sum(), *self.update()
-
-    monkeypatch.setattr(Training, "step", step)
-    assert failing(subject(data), *HELD) == {"graphs"}
 
 
 def test_what_a_step_keeps_on_purpose_fits_a_card(data: DatasetInfo) -> None:
@@ -531,25 +474,6 @@ def test_the_command_fails_where_a_check_does(run: Run, capsys: Capture) -> None
     assert results == {"first-steps": "FAIL", "gradients": "FAIL", "batchnorm": "pass"}
     assert case["checks"][0]["value"] is None, "JSON has no NaN"
     assert case["environment"]["torch"] == torch.__version__
-
-
-@pytest.mark.usefixtures("asked")
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--skip", "first-step"], "did you mean 'first-steps'?"),
-        (["--steps", "3"], "at least 20"),
-        (["--device", "cpu", "cuda"], "give one"),
-        (["--precision", "fp16-apex"], "check fp16, which is the recipe of O2"),
-    ],
-)
-def test_bad_input_is_refused_before_training(
-    flags: list[str], message: str, capsys: Capture, monkeypatch: Patch
-) -> None:
-    monkeypatch.setattr(Subject, "__init__", lambda *_: pytest.fail("trained"))
-    usual = "--model test_check:with_a_spare_layer --dataset synthetic --device cpu"
-    assert main(join_flags(usual.split(), flags)) == 2
-    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

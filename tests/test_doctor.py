@@ -242,13 +242,6 @@ def test_a_card_that_torch_cannot_use_is_read_all_the_same() -> None:
     assert matter(machine)["torch"].level is UNBELIEVABLE
 
 
-def test_a_mismatched_library_is_told_by_a_member_not_a_sentence() -> None:
-    machine = gather(FakeNvml(nvmlInit=error("LIB_RM_VERSION_MISMATCH")), answering(None))
-    assert machine.nvml is NvmlProblem.MISMATCH
-    assert machine.gpus == ()
-    assert matter(machine)["driver"].fix == "sudo reboot"
-
-
 def test_a_login_toolkit_called_apex_is_not_nvidias_and_is_not_imported(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:

@@ -158,35 +158,31 @@ def gpu(capability: str) -> Platform:
     return Platform(Environment(gpu="NVIDIA Card", capability=capability))
 
 
+BARE = Platform(Environment(), fp16_native=False, bf16_native=False)
+
+
 @pytest.mark.parametrize(
-    ("platform", "precision", "refused", "discouraged"),
+    ("platform", "precision", "refused", "discouraged", "emulated"),
     [
-        (gpu("7.5"), "tf32", True, True),
-        (gpu("7.5"), "bf16-amp", False, True),
-        (gpu("8.9"), "fp8", False, False),
-        (Platform(Environment()), "fp8", True, True),
-        (gpu("10.0"), "tf32", False, False),  # 10 is above 8, though "10.0" sorts before "8.0"
-        (Platform(Environment(), fp16_native=False), "fp16", False, True),
-        (Platform(Environment(), bf16_native=False), "bf16-amp", False, False),
-        (Platform(Environment()), "tf32", True, False),
+        (gpu("7.5"), "tf32", True, True, ""),
+        (gpu("7.5"), "bf16-amp", False, True, "NVIDIA Card has no bfloat16 arithmetic"),
+        (gpu("8.9"), "fp8", False, False, ""),
+        (gpu("10.0"), "tf32", False, False, ""),  # though "10.0" sorts before "8.0"
+        (Platform(Environment()), "fp8", True, True, ""),
+        (Platform(Environment()), "tf32", True, False, ""),
+        (Platform(Environment()), "bf16", False, False, ""),
+        (BARE, "fp16", False, True, "this CPU has no fp16 arithmetic"),
+        (BARE, "bf16-amp", False, False, "this CPU has no bf16 arithmetic"),
     ],
 )
 def test_what_runs_where(
-    platform: Platform, precision: str, refused: bool, discouraged: bool
+    platform: Platform, precision: str, refused: bool, discouraged: bool, emulated: str
 ) -> None:
     chosen = PRECISIONS[precision]
     assert bool(platform.refuse(chosen)) is refused
     assert bool(platform.discourage(chosen)) is discouraged
-
-
-def test_both_halves_are_emulated_where_both_are() -> None:
-    cpu = Platform(Environment(), fp16_native=False, bf16_native=False)
-    found = {name: cpu.find_emulation(precision) for name, precision in PRECISIONS.items()}
-    assert found["fp16"] == "this CPU has no fp16 arithmetic"
-    assert found["bf16"] == found["bf16-amp"] == "this CPU has no bf16 arithmetic"
-    assert found["fp32"] == Platform(Environment()).find_emulation(PRECISIONS["bf16"]) == ""
-    turing = Platform(Environment(gpu="Tesla T4", capability="7.5"))
-    assert turing.find_emulation(PRECISIONS["bf16"]) == "Tesla T4 has no bfloat16 arithmetic"
+    if not refused:
+        assert platform.find_emulation(chosen) == emulated
 
 
 def test_instructions_of_a_cpu(tmp_path: Path) -> None:

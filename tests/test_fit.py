@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,6 @@ from typing import Any
 import fake_executor as fake
 import pandas as pd
 import pytest
-from fake_executor import FakeExecutor
 
 from bench import fit
 from bench.compare.comparison import read_side
@@ -23,9 +19,8 @@ from bench.errors import UsageError
 from bench.flags import join_flags
 from bench.grid import parse_values
 from bench.questions.scaling import find_searches
-from bench.record import Outcome, Status
-from bench.store.plans import Plan
-from bench.store.reader import read_config, read_records, read_rows
+from bench.record import Status
+from bench.store.reader import read_records, read_rows
 from bench.store.rows import read_history
 from bench.study.runs import read_runs
 from bench.study.sweeps import read_sweeps
@@ -96,20 +91,9 @@ def test_the_same_command_goes_on_where_it_was_stopped(
     """It says what fits so far, and how to go on."""
     memory(LINE)
     whole = run_fit(tmp_path / "whole", *LIMIT)
-    real, runs = FakeExecutor.run, 0
     capsys.readouterr()
-
-    def stop_third(self: FakeExecutor, *args: Any) -> Outcome:
-        nonlocal runs
-        runs += 1
-        if runs == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-            while not args[2]():  # the main thread takes it
-                time.sleep(0.01)
-        return real(self, *args)
-
     with monkeypatch.context() as patch:
-        patch.setattr(FakeExecutor, "run", stop_third)
+        fake.stop_at(3, patch)
         cut = run_fit(tmp_path / "cut", *LIMIT, rc=130)
     assert cut["status"].tolist()[2:] == ["interrupted"]
     largest = cut[cut["status"] == "ok"]["batch_size"].max()
@@ -205,17 +189,6 @@ def test_what_fit_found_a_sweep_need_not_find(
         (0.1, 672, False),
         (0.2, 672, False),
     ]
-
-
-def test_a_sweep_that_is_there_stays_planned(tmp_path: Path, memory: Callable[[str], None]) -> None:
-    memory(LINE)
-    part = ["--precision", "fp32", "bf16", "--batch-size", "64", "--repeats", "2"]
-    run_sweep(tmp_path, *LIMIT, *part, "--shard", "1/2")
-    planned = Plan.of(read_config(tmp_path))
-    assert planned.runs
-    run_fit(tmp_path, *LIMIT, "--precision", "fp32")
-    after = Plan.of(read_config(tmp_path))
-    assert (str(after.shard), after.runs) == ("1/2", planned.runs)
 
 
 def test_images_that_are_not_there_are_not_downloaded(

@@ -69,15 +69,6 @@ def test_bytes(tmp_path: Path, data: bytes) -> None:
     check(tmp_path, data)
 
 
-@given(st.binary(max_size=200), st.integers(0, 400))
-def test_bytes_behind_a_right_header(
-    tmp_path: Path, good: tuple[bytes, bytes], data: bytes, at: int
-) -> None:
-    header, rows = good[0].split(b"\n", 1)
-    check(tmp_path, header + b"\n" + data)
-    check(tmp_path, header + b"\n" + rows[:at] + data + rows[at:])
-
-
 @given(st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), max_size=8), st.booleans())
 def test_flipped_bytes(
     tmp_path: Path, good: tuple[bytes, bytes], flips: list[tuple[int, int]], steps: bool

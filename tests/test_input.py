@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from training_for_tests import CPU, list_batches, run_case
 
 from bench.case import Case
-from bench.check import __main__ as check
 from bench.data import Dataset, load, prepare
-from bench.data.batches import Batches, Counted, Divided, MadeBatches, Supply
+from bench.data.batches import Batches, Counted, Divided, Supply
 from bench.data.synthetic import count_images
 from bench.errors import UsageError
 from bench.fingerprint import examine_model
@@ -29,11 +28,10 @@ from bench.grid import grid
 from bench.record import Measurement, Status
 from bench.report.__main__ import main as report
 from bench.rules import check_batches
-from bench.scales import __main__ as scales
 from bench.sweep.__main__ import main as sweep
 from bench.training.counting import count_flop
 from bench.wall import Probe, Trial, name_family
-from bench.workloads import Images, Workload
+from bench.workloads import Images, Network, Workload
 
 
 def pooled() -> nn.Module:
@@ -111,18 +109,6 @@ def test_what_is_examined_is_the_network_of_its_images() -> None:
         examine_model(f"{__name__}:of_cifar", shape=(3, 64, 64))
 
 
-@pytest.mark.parametrize("command", [check, scales])
-def test_commands_for_images_of_cifar_or_a_workload_say_so(command: Any, capsys: Capture) -> None:
-    for flags, begin, end in (
-        (["--input=3x64x64"], "error: --input: bench.", "leave it out"),
-        (["--workload", "no_such:work"], "error: --workload 'no_such:work' cannot be imported", ""),
-    ):
-        assert command.main([*flags, "--device", "cpu"]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith(begin)
-        assert line.endswith(end)
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -182,88 +168,71 @@ def test_a_search_without_batchnorm_may_try_every_size() -> None:
 # ------------------------------------------------------------------------------------ a user's data
 
 
-class Last(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.recurrent, self.head = nn.LSTM(3, 8, batch_first=True), nn.Linear(8, 2)
+class Given:
+    """A user's own supply, of no class of the harness: sizes of batches, each with its parts'."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.head(self.recurrent(x)[0][:, -1])
-        return result
+    batch_size, samples = 4, 6
 
-
-class Sequences(Workload):
-    """Rows of numbers through an LSTM, in batches that are never divided."""
-
-    samples, classes = 24, 2
-
-    def build_model(self) -> nn.Module:
-        return Last()
-
-    def make_batch(self, size: int, device: torch.device, generator: torch.Generator) -> Any:
-        x = torch.randn(size, 5, 3, device=device, generator=generator)
-        return x, (x[:, 0, 0] > 0).long()
-
-    def open_batches(self, **settings: Any) -> Supply:
-        settings = {**settings, "micro_batch": settings["batch_size"]}
-        return Wrapped(MadeBatches(self.make_batch, self.samples, **settings))
-
-
-class Wrapped:
-    """A user's own supply is of no class of the harness."""
-
-    def __init__(self, supply: Supply) -> None:
-        self.supply, self.batch_size, self.samples = supply, supply.batch_size, supply.samples
+    def __init__(self, *batches: tuple[int, ...]) -> None:
+        self.batches = batches
 
     def __len__(self) -> int:
-        return len(self.supply)
+        return len(self.batches)
 
     def divide(self, *place: Any, **settings: Any) -> Iterator[Divided]:
-        return self.supply.divide(*place, **settings)
+        for size, *parts in self.batches:
+            yield Divided(size, iter([torch.zeros(n, 2) for n in parts]))
 
     def evaluation(self, batch_size: int | None = None) -> Iterator[Any]:
-        return self.supply.evaluation(batch_size)
+        return iter([torch.zeros(batch_size or 4, 2)])
+
+
+class Undivided(Workload):
+    """Whose batches are never divided; of sequences of numbers."""
+
+    samples = 8
+
+    def build_model(self) -> nn.Module:
+        return nn.LSTM(2, 1)
+
+    def make_batch(self, size: int, device: torch.device, generator: torch.Generator) -> Tensor:
+        return torch.zeros(size, 2, device=device)
+
+    def compute_loss(self, network: Network, batch: Tensor) -> Tensor:
+        loss: Tensor = network(batch)[0].mean()
+        return loss
+
+    def open_batches(self, **settings: Any) -> Supply:
+        supply = Given((4, 4), (4, 4))
+        supply.samples = self.samples
+        return supply
 
 
 def test_a_supply_that_does_not_divide_its_batches_is_refused() -> None:
     def run(**settings: Any) -> Measurement:
-        name = f"{__name__}:Sequences"
-        (case,) = grid({"workload": [name], "device": ["cpu"], "batch_size": [8]} | settings)
+        name = f"{__name__}:Undivided"
+        (case,) = grid({"workload": [name], "device": ["cpu"], "batch_size": [4]} | settings)
         return run_case(case).measurement
 
     whole = run()
-    assert whole.measured_images == 24
+    assert whole.measured_images == 8
     assert whole.proof_notes == "recurrent layers were not probed for their arithmetic"
-    with pytest.raises(UsageError, match="a batch of 8 items where 4 were asked for"):
+    with pytest.raises(UsageError, match="a batch of 4 items where 2 were asked for"):
         run(accumulate=[2])
-
-
-class Given(Wrapped):
-    """Yields what it is given."""
-
-    def __init__(self, *batches: Any) -> None:
-        self.batches, self.batch_size, self.samples = batches, 4, 6
-
-    def divide(self, *place: Any, **settings: Any) -> Iterator[Any]:
-        return iter(self.batches)
-
-
-def divided(size: int, *parts: int) -> Divided:
-    return Divided(size, iter([torch.zeros(n, 2) for n in parts]))
 
 
 @pytest.mark.parametrize(
     ("batches", "message"),
     [
-        ([divided(4, 2, 1)], "a batch of 1 items where 2 were asked for"),
-        ([divided(4, 2)], "left out 2 items of a batch"),
-        ([divided(4, 2, 2), divided(4, 3)], "a batch of 3 items where 2 were asked for"),
+        ([(4, 2, 1)], "a batch of 1 items where 2 were asked for"),
+        ([(4, 2)], "left out 2 items of a batch"),
+        ([(4, 2, 2), (4, 3)], "a batch of 3 items where 2 were asked for"),
     ],
 )
-def test_a_users_batches_are_counted(batches: list[Any], message: str) -> None:
-    def count(*batches: Any) -> list[list[int]]:
+def test_a_users_batches_are_counted(batches: list[tuple[int, ...]], message: str) -> None:
+    def count(*batches: tuple[int, ...]) -> list[list[int]]:
         return [[len(p) for p in batch.parts] for batch in Counted(Given(*batches), 2).divide()]
 
-    assert count(divided(4, 2, 2), divided(2, 2)) == [[2, 2], [2]]
+    assert count((4, 2, 2), (2, 2)) == [[2, 2], [2]]
     with pytest.raises(UsageError, match=message):
         count(*batches)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import fake_executor as fake
 import pandas as pd
 import pytest
 import torch
-from fake_executor import FakeExecutor
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -173,13 +169,10 @@ def test_a_longer_search_begins_with_the_same_trials(
 
 
 def test_without_a_learning_rate_each_optimizer_has_its_own_range() -> None:
-    cases = draw("--optimizer", "sgd", "adamw", "--samples", "400")
-    for name in ("sgd", "adamw"):
-        own = OPTIMIZERS[name].lr
-        rates = [case.lr for case in cases if case.optimizer == name]
-        assert len(rates) > 190  # of three digits some are drawn twice
-        assert own / AROUND <= min(rates) < own / AROUND * 1.5
-        assert own * AROUND / 1.5 < max(rates) <= own * AROUND
+    cases = draw("--optimizer", "sgd", "adamw", "--samples", "40")
+    assert {case.optimizer for case in cases} == {"sgd", "adamw"}
+    for case in cases:
+        assert 1 / AROUND <= case.lr / OPTIMIZERS[case.optimizer].lr <= AROUND
 
 
 def test_a_dry_run_says_which_trials_and_how_many_epochs(tmp_path: Path, capsys: Capture) -> None:
@@ -239,19 +232,8 @@ def test_the_same_command_goes_on_where_it_was_stopped(
 ) -> None:
     """What each trial is compared with is the same as without the interruption."""
     whole = read_records(searched)
-    real, runs = FakeExecutor.run, 0
-
-    def stop_sixth(self: FakeExecutor, *args: Any) -> Outcome:
-        nonlocal runs
-        runs += 1
-        if runs == 6:
-            os.kill(os.getpid(), signal.SIGINT)
-            while not args[2]():  # the main thread takes it
-                time.sleep(0.01)
-        return real(self, *args)
-
     with monkeypatch.context() as patch:
-        patch.setattr(FakeExecutor, "run", stop_sixth)
+        fake.stop_at(6, patch)
         cut = run(tmp_path / "cut", *RANGE, rc=130)
     assert cut["status"].tolist()[5:] == ["interrupted"]
     frame = run(tmp_path / "cut", *RANGE)
@@ -286,17 +268,6 @@ def test_a_trial_that_is_lost_with_its_machine_is_tried_again(
     assert again["attempt"].tolist() == [4, 4]
 
 
-def test_more_samples_go_on_from_fewer(searched: Path, tmp_path: Path) -> None:
-    whole = read_records(searched)
-    few = [*RANGE[:2], "--samples", "2", *RANGE[4:]]
-    run(tmp_path / "grown", *few)
-    grown = run(tmp_path / "grown", *RANGE)
-    columns = ["batch_size", "lr", "truncated_after"]
-    pd.testing.assert_frame_equal(grown[columns], whole[columns])
-    run(tmp_path / "grown", *few)
-    assert len(read_told(tmp_path / "grown").trials) == 12, "fewer forget none"
-
-
 def test_trials_are_never_compared_by_two_rules(searched: Path, capsys: Capture) -> None:
     before = len(read_records(searched))
     for flags in ("--metric test_loss", "--grace 2", "--batch-size 32", "--seed 4"):
@@ -313,20 +284,6 @@ def test_a_batch_above_one_without_memory_is_not_tried(tmp_path: Path, monkeypat
         assert row["inferred"] == (row["batch_size"] == 512 and index > first)
     assert frame["inferred"].any()
     assert (frame[frame["batch_size"] == 64]["status"] != "oom").all()
-
-
-def test_a_metric_that_nobody_measures_ends_the_search(
-    tmp_path: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
-    real = fake.learn
-
-    def learn(case: Case, epoch: int) -> EpochRow:
-        return replace(real(case, epoch), test_accuracy=None)
-
-    monkeypatch.setattr(fake, "learn", learn)
-    frame = run(tmp_path, *RANGE, rc=2)
-    assert len(frame) == 1, "its row is kept"
-    assert "--metric test_accuracy is not known of these trials" in capsys.readouterr().err
 
 
 def test_nothing_measured_is_a_failure(tmp_path: Path, monkeypatch: Patch) -> None:

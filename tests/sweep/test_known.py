@@ -96,39 +96,35 @@ def test_of_anything_else_it_is_found_anew(learn: Any) -> None:
         assert ask(known, **{name: value}) == KnownResults(), name
 
 
-def test_each_part_depends_on_some_axes(learn: Any) -> None:
-    known = learn(found())
-    changes: list[tuple[dict[str, Any], str]] = [
-        ({"seed": 3, "lr": 0.5, "epochs": 2, "fraction": 0.1, "profile": True}, "proof flop work"),
-        ({"precision": "bf16-amp"}, "flop"),
-        ({"channels_last": True}, "flop"),
-        ({"freeze": "backbone"}, ""),
-        ({"model": "dpn26"}, ""),
-        ({"input": "3x64x64"}, ""),
-        ({"device": "cuda"}, "flop"),  # the device itself is a part of the environment
-        ({"compile": True}, "flop work"),
-        ({"cudnn_benchmark": True}, "flop work"),
-        ({"optimizer": "adamw"}, "proof flop"),
-        ({"batch_size": 64, "accumulate": 2}, "proof flop"),
-        ({"loader": "torch"}, "proof flop"),
-        ({"loss_scale": "dynamic"}, "proof flop"),
-    ]
-    for change, parts in changes:
-        assert [*ask(known, replace(CASE, **change)).sources] == parts.split(), change
+HALF, EIGHT = (replace(CASE, precision=name) for name in ("fp16", "fp8"))
 
 
-def test_static_loss_scales_are_one_step(learn: Any) -> None:
-    half = replace(CASE, precision="fp16", loss_scale=128.0)
-    known = learn(found(half))
-    assert ask(known, replace(half, loss_scale=64.0)).sources == PARTS
-    assert "work" not in ask(known, replace(half, loss_scale="dynamic")).sources
-
-
-def test_which_layers_run_in_fp8_depends_on_every_batch(learn: Any) -> None:
-    eight = replace(CASE, precision="fp8")
-    known = learn(found(eight))
-    assert ask(known, eight).sources == PARTS
-    assert [*ask(known, replace(eight, batch_size=64)).sources] == ["flop"]
+@pytest.mark.parametrize(
+    ("case", "change", "parts"),
+    [
+        (CASE, {"seed": 3, "lr": 0.5, "epochs": 2, "profile": True}, "proof flop work"),
+        (CASE, {"precision": "bf16-amp"}, "flop"),
+        (CASE, {"channels_last": True}, "flop"),
+        (CASE, {"freeze": "backbone"}, ""),
+        (CASE, {"model": "dpn26"}, ""),
+        (CASE, {"input": "3x64x64"}, ""),
+        (CASE, {"device": "cuda"}, "flop"),  # the device itself is a part of the environment
+        (CASE, {"compile": True}, "flop work"),
+        (CASE, {"optimizer": "adamw"}, "proof flop"),
+        (CASE, {"batch_size": 64, "accumulate": 2}, "proof flop"),
+        (CASE, {"loader": "torch"}, "proof flop"),
+        (replace(HALF, loss_scale=128.0), {"loss_scale": 64.0}, "proof flop work"),
+        (replace(HALF, loss_scale=128.0), {"loss_scale": "dynamic"}, "proof flop"),
+        (EIGHT, {}, "proof flop work"),
+        (EIGHT, {"batch_size": 64}, "flop"),  # which layers run in fp8 depends on it
+    ],
+)
+def test_each_part_depends_on_some_axes(
+    tmp_path: Path, case: Case, change: dict[str, Any], parts: str
+) -> None:
+    known = Known(tmp_path)
+    known.learn(found(case), TIMED)
+    assert [*ask(known, replace(case, **change)).sources] == parts.split()
 
 
 def test_a_row_that_is_not_ok_is_no_source(learn: Any) -> None:
@@ -142,11 +138,6 @@ def test_neither_is_what_a_row_has_from_another_nor_what_failed_there(learn: Any
         found(flop_per_image=None, record_id="second"),
     )
     assert ask(known).sources == {"proof": "second", "flop": "unproven", "work": "unproven"}
-
-
-def test_work_that_is_no_line_is_not_shared(learn: Any) -> None:
-    crooked = replace(LINE, flop_per_item=None, bytes_per_item=None)
-    assert [*ask(learn(found(), work=[LINE, crooked])).sources] == ["proof", "flop"]
 
 
 # -------------------------------------------------------------------------- with real training

@@ -43,17 +43,6 @@ def test_cheap_parts_of_an_epoch_are_repeated_by_default(command: str, repeats: 
     assert len(plan_runs(cases, options.repeats)) == len(cases) * repeats + (repeats > 1)
 
 
-def test_other_precisions_than_a_preset_s_do_not_need_its_loss_scales() -> None:
-    """On a GPU the preset is rtx-titan, and README's first question is about fp32 and bf16-amp."""
-    flags = ["--preset", "rtx-titan", "--device", "cuda", "--batch-size", "128", "256"]
-    cases = plan_cases(parse_arguments([*flags, "--precision", "fp32", "bf16-amp"])).cases
-    each = [(precision, size) for precision in ("fp32", "bf16-amp") for size in (128, 256)]
-    assert [(case.precision, case.batch_size) for case in cases] == each
-    asked = parse_arguments([*flags, "--precision", "fp32", "--loss-scale", "64"])
-    with pytest.raises(UsageError, match="--loss-scale is given, but none of the precisions"):
-        plan_cases(asked)
-
-
 def test_several_epochs_are_whole_where_the_preset_measures_a_part() -> None:
     for flags, fractions in (("--epochs 3", {1.0}), ("--epochs 1", {0.004})):
         options = parse_arguments(["--preset", "quick", *flags.split(), "--device", "cpu"])
