@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -95,15 +94,6 @@ def distance(a: nn.Module, b: nn.Module) -> float:
 def run_case(case: Case, folder: str = "") -> Outcome:
     """What a worker measures of a case, in this process."""
     return measure(Job(case, folder, asked_at=time.monotonic()), Channel())
-
-
-def compile_lightly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have torch.compile trace networks and gradients whole, without inductor's part, which takes
-    ten seconds for the smallest network."""
-    compile = torch.compile
-    monkeypatch.setattr(
-        torch, "compile", lambda model, **_: compile(model, dynamic=False, backend="aot_eager")
-    )
 
 
 # --------------------------------------------------------------------- every weight is its master
@@ -203,18 +193,6 @@ def outside_spread(mine: Tensor, fp32: Sequence[Tensor]) -> list[int]:
     """
     spread = torch.stack(tuple(fp32)).std(dim=0)
     return (~((mine - fp32[0]).abs() <= spread)).nonzero().flatten().tolist()
-
-
-def spoil_batch_norm(ours: Training) -> None:
-    """What a multi-tensor copy typed by its first, half destination leaves in fp32 BatchNorm.
-
-    The half bytes of all n values fill the first half of the memory; the second half is stale.
-    """
-    for module in ours.model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            weight = module.weight.data
-            halves = weight.to(torch.float16).view(torch.float32)
-            weight[: len(halves)] = halves
 
 
 # ------------------------------------------------------------------------------- memory as sampled

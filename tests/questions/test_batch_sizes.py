@@ -38,7 +38,6 @@ def list_searched() -> list[Record]:
 
 FULL = make_probe("fp32", 1184, retries=2)
 FULL.measurement.peak_device_bytes = 40 * GIB
-TALL = make_scaled_case("fp32", 1128)
 
 MEMORY: dict[str, tuple[list[Record], list[str]]] = {
     "a search without the schedule": (

@@ -33,7 +33,6 @@ THREE, HALF = (100, 101, 99), (50, 51, 49)
 FEW, SEEDS = {"train_loss": 2.2}, (1.0, 1.1, 1.2, 1.3)
 OWN_DATA = {"dataset": OWN, "workload": "m:f", "model": "m:f"}
 BY_TORCH = replace(FP16, loader="torch", workers=2)
-FIVE = [1 + 0.1 * seed for seed in range(5)]
 
 
 def runs(*cases: tuple[Case, float], **values: Any) -> list[Record]:

@@ -24,7 +24,6 @@ from tests.planted.records import (
 from tests.planted.results import read_results
 
 FP32, FP16 = Case(), Case(precision="fp16", loss_scale=128.0)
-WIDE = replace(FP16, batch_size=256)
 CARD = {"gpu": "A card", "torch": "2.13"}
 
 
