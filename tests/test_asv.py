@@ -139,39 +139,6 @@ def cases(monkeypatch: Patch, tmp_path: Path) -> Any:
     importlib.reload(benchmarks.cases)
 
 
-def test_a_case_is_trained_once_for_all_its_figures(cases: Any, monkeypatch: Patch) -> None:
-    trained = []
-
-    def train(axes: dict[str, Any], folder: Path) -> dict[str, Any]:
-        trained.append(axes["batch_size"])
-        figures = {"epoch_time": 7.0, "train_loss": NAN, "status": 1}
-        return {"status": "diverged", "reason": "inf", "figures": figures}
-
-    monkeypatch.setattr(cases, "train", train)
-    assert cases.track_epoch_time("fp32", "none", 8) == 7
-    assert math.isnan(cases.track_train_loss("fp32", "none", 8))
-    assert cases.track_status("fp32", "none", 8) == STATUSES.index("diverged")
-    assert trained == [8]
-    assert math.isnan(cases.track_epoch_time("fp32", "none", 16))  # no case of the preset
-    assert trained == [8]
-
-
-def test_a_case_that_dies_is_not_tried_again(cases: Any, monkeypatch: Patch) -> None:
-    tries = []
-
-    def train(axes: dict[str, Any], folder: Path) -> dict[str, Any]:
-        tries.append(axes)
-        raise KeyboardInterrupt  # as good as a kill: nothing after it runs
-
-    monkeypatch.setattr(cases, "train", train)
-    with pytest.raises(KeyboardInterrupt):
-        cases.track_epoch_time("bf16", "none", 16)
-    with pytest.raises(RuntimeError, match="died"):
-        cases.track_peak_memory("bf16", "none", 16)
-    assert cases.track_status("bf16", "none", 16) == STATUSES.index("died")
-    assert len(tries) == 1
-
-
 # ------------------------------------------------------------------------------ every benchmark
 
 

@@ -6,6 +6,7 @@ Nothing is trained, written or created before that line.
 from __future__ import annotations
 
 import pickle
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from bench.advise.__main__ import main as advise
 from bench.check.__main__ import main as check
 from bench.compare.__main__ import main as compare
 from bench.flags import join_flags
-from bench.record import SCHEMA, Step
+from bench.record import SCHEMA
 from bench.report.__main__ import main as report
 from bench.scales.__main__ import main as scales
 from bench.search.__main__ import main as search
@@ -184,28 +185,7 @@ def test_presets(capsys: Capture, tmp_path: Path, text: bytes, parts: list[str])
     expect(capsys, sweep, [*flags, "--config", str(file)], *where, *parts)
 
 
-# --------------------------------------------------------------------------------------- datasets
-
-
-def batches(**replaced: bytes) -> Callable[[Path], None]:
-    """cifar-10-batches-py, of right names and wrong content."""
-
-    def write(folder: Path) -> None:
-        folder = folder / "cifar-10-batches-py"
-        folder.mkdir(parents=True)
-        for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
-            (folder / name).write_bytes(replaced.get(name, b"not a batch"))
-
-    return write
-
-
-def parquet(data: bytes) -> Callable[[Path], None]:
-    def write(folder: Path) -> None:
-        folder.mkdir()
-        for split in ("train", "test"):
-            (folder / f"{split}-00000-of-00001.parquet").write_bytes(data)
-
-    return write
+# ------------------------------------------------------------------------------- images and records
 
 
 class Escape:
@@ -215,73 +195,28 @@ class Escape:
         return Path.touch, (Path("escaped"),)  # type: ignore[return-value]
 
 
-DATASETS = [
-    (batches(data_batch_1=pickle.dumps(Escape())), "data_batch_1", "truncated or altered"),
-    (parquet(b"not Parquet"), "train-00000-of-00001.parquet", "download it again"),
-    (lambda folder: folder.write_text(""), "is a file; give the folder that holds it"),
-]
-
-
-@pytest.mark.parametrize(("make", "parts"), [(m, p) for m, *p in DATASETS])
-def test_datasets(
-    capsys: Capture,
-    tmp_path: Path,
-    monkeypatch: Patch,
-    make: Callable[[Path], object],
-    parts: list[str],
-) -> None:
+def test_altered_images(capsys: Capture, tmp_path: Path, monkeypatch: Patch) -> None:
+    """What else can be wrong with a folder of images is in tests/data/test_sources.py."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder = tmp_path / "images"
-    make(folder)
-    flags = ["--executor", "fake", "--device", "cpu", "--dataset", "cifar10", "--precision", "fp32"]
-    expect(capsys, sweep, [*flags, "--data-dir", str(folder)], str(folder), *parts)
-    assert not list(tmp_path.rglob("escaped"))
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    for name in [f"data_batch_{n}" for n in range(1, 6)] + ["test_batch"]:
+        (folder / name).write_bytes(pickle.dumps(Escape()))
+    flags = join_flags(FAKE, ["--dataset", "cifar10", "--data-dir", str(tmp_path)])
+    expect(capsys, sweep, flags, str(tmp_path), "data_batch_1", "truncated or altered")
 
 
-# ---------------------------------------------------------------------------------------- records
-
-
-def replace(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
-    def change(data: bytes) -> bytes:
-        assert old in data
-        return data.replace(old, new, 1)
-
-    return change
-
-
-THE_SCHEMA = f"\n{SCHEMA},".encode()
-RECORDS_FILES = [
-    (
-        replace(THE_SCHEMA, b"\n99,"),
-        f"schema 99 is newer than the {SCHEMA} this harness reads; upd",
-    ),
-    (lambda d: b"\xff" + d, ":1: not CSV in UTF-8"),
-    (lambda d: b"benchmark,real_time,cpu_time\nBM_x,1,2\n", ":1: column 'schema' is missing"),
-]
-"""One of each kind; what else can be wrong with a file is in test_store.py."""
-
-
-@pytest.fixture
-def good(tmp_path: Path) -> Path:
-    first = make_run(epoch_time_s=12.5), [Step(0, 8, 2.25, 1, 0.5)]
-    return write_sweep(tmp_path / "good", [first, make_run(repeat=2)])
-
-
-@pytest.mark.parametrize(
-    ("change", "parts"), [(c, p) for c, *p in RECORDS_FILES], ids=[p for _, p, *_ in RECORDS_FILES]
-)
-def test_records(
-    capsys: Capture, tmp_path: Path, good: Path, change: Callable[[bytes], bytes], parts: list[str]
-) -> None:
-    """Whoever reads them: the report, a comparison, or a sweep that would add to them."""
-    file = good / RECORDS
-    other = tmp_path / "other.csv"
-    other.write_bytes(file.read_bytes())
-    bad = change(file.read_bytes())
+def test_records(capsys: Capture, tmp_path: Path) -> None:
+    """Whoever reads them: the report, a comparison, or a sweep that would add to them. What else
+    can be wrong with a file is in test_store.py."""
+    good = write_sweep(tmp_path / "good", [make_run(), make_run(repeat=2)])
+    file, other = good / RECORDS, tmp_path / "other.csv"
+    shutil.copy(file, other)
+    bad = file.read_bytes().replace(f"\n{SCHEMA},".encode(), b"\n99,", 1)
     file.write_bytes(bad)
-    expect(capsys, report, [str(good)], str(file), *parts)
-    expect(capsys, report, [str(other), str(file)], str(file), *parts)
-    expect(capsys, compare, [str(other), str(good)], str(file), *parts)
-    if bad.endswith(b"\n"):
-        expect(capsys, sweep, [*FAKE, "--out", str(good)], str(file), *parts)
-        assert file.read_bytes() == bad
+    said = f"{file}: schema 99 is newer than the {SCHEMA} this harness reads"
+    expect(capsys, report, [str(good)], said)
+    expect(capsys, report, [str(other), str(file)], said)
+    expect(capsys, compare, [str(other), str(good)], said)
+    expect(capsys, sweep, [*FAKE, "--out", str(good)], said)
+    assert file.read_bytes() == bad

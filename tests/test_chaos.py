@@ -75,6 +75,4 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
         assert aside <= killed
         torn += aside
     assert said <= torn, "a kill may come before what was set aside is said, never after"
-    if KILLS >= 100:
-        assert torn, "no kill landed within a line; the test has lost its teeth"
-    print(f"{killed} kills, {torn} torn lines set aside, {CASES} records")
+    assert torn or KILLS < 100, "no kill landed within a line; the test has lost its teeth"

@@ -24,7 +24,7 @@ from bench.check import findings
 from bench.check.__main__ import LEAST_STEPS, choose_cases, main
 from bench.check.checks import CHECKS, Check, Finding, Result, answer, describe, explain
 from bench.check.findings import check_seed
-from bench.check.subject import Retained, Subject
+from bench.check.subject import Subject
 from bench.data import DatasetInfo, load
 from bench.data.batches import stream
 from bench.flags import join_flags
@@ -114,13 +114,6 @@ class Drawing(Net):
     def prepare(self, x: Tensor) -> Tensor:
         noise = torch.from_numpy(np.random.default_rng().normal(size=x.shape))
         return x + noise.to(x) if self.training else x
-
-
-class Standardising(Net):
-    """Divides each image by its own deviation: of a blank one, 0 by 0."""
-
-    def prepare(self, x: Tensor) -> Tensor:
-        return (x - x.mean((1, 2, 3), keepdim=True)) / x.std((1, 2, 3), keepdim=True)
 
 
 class Mixing(Net):
@@ -277,14 +270,6 @@ def test_targets_that_do_not_follow_from_the_inputs_are_caught() -> None:
     assert failing(own("Deaf"), "baseline", "overfit") == {"baseline"}
 
 
-def test_blank_images_that_become_nan_test_nothing(data: DatasetInfo) -> None:
-    checked = subject(data, "Standardising")
-    assert failing(checked, "first-steps") == set()
-    found = answer(CHECKS["baseline"], checked)
-    assert found.why == "blank inputs give the network no finite loss"
-    assert failing(subject(data, lr=1e30), "baseline") == {"baseline"}, "its own loss is NaN too"
-
-
 # ------------------------------------------------------------------------ what is planted is caught
 
 
@@ -355,15 +340,6 @@ def test_a_learning_rate_at_fault(data: DatasetInfo, lr: float) -> None:
     faulty = subject(data, "narrow", lr=lr)
     assert failing(faulty, *LEARNING, "initial-loss") == LEARNING
     assert math.isfinite(faulty.first_steps.losses[-1]) == (lr != 1e6)
-
-
-def test_what_a_step_keeps_on_purpose_fits_a_card(data: DatasetInfo) -> None:
-    """Four tensors, each in a block of 512 bytes."""
-    plain = subject(data)
-    plain.__dict__["retained"] = Retained([2048 * step for step in range(10)], [0] * 10)
-    assert failing(plain, "memory") == {"memory"}
-    plain.device = torch.device("cuda")
-    assert failing(plain, "memory") == set()
 
 
 def test_nearly_the_same_again(data: DatasetInfo, monkeypatch: Patch) -> None:

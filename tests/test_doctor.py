@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from machines_for_tests import RECORDINGS, read_machine
 from pytest_for_tests import Capture, Patch
-from test_gpu import CALLS, GPU, FakeNvml, error
+from test_gpu import GPU, FakeNvml
 
 from bench.doctor import __main__ as doctor
 from bench.doctor.__main__ import main, write_json
@@ -221,17 +221,6 @@ def test_a_card_is_read_while_our_own_process_holds_it() -> None:
     assert [p.pid for p in gpu.others] == [1]
     assert gpu.card.driver_cuda == (13, 1)
     assert nvml.open == 0, "all is closed"
-
-
-def test_what_nvml_does_not_tell_is_named_with_its_reason() -> None:
-    silent = ("energy_j", "others")
-    nvml = FakeNvml(**{CALLS[name]: error("NO_PERMISSION") for name in silent})
-    machine = gather(nvml, answering(GPU))
-    (gpu,) = machine.gpus
-    assert gpu.lacks == dict.fromkeys(
-        ("energy_j", "others", "process_bytes"), "NVML: Insufficient Permissions"
-    )
-    assert "other processes (NVML: Insufficient Permissions)" in matter(machine)["readings"].what
 
 
 def test_a_card_that_torch_cannot_use_is_read_all_the_same() -> None:

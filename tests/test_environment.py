@@ -7,10 +7,8 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -25,10 +23,9 @@ from bench.environment.host import (
     find_missing,
     find_variables,
     has_cuda,
-    hash_code,
     read_cpu_flags,
 )
-from bench.environment.machine import Platform, ask_processes, describe_device, probe
+from bench.environment.machine import Platform, describe_device, probe
 from bench.errors import UsageError
 from bench.gpu.nvml import Card, Link
 from bench.precision import PRECISIONS, Arithmetic
@@ -36,23 +33,6 @@ from bench.record import Environment
 from bench.training.yardstick import list_arithmetics
 
 ROOT = Path(__file__).parents[1]
-
-
-@pytest.mark.slow
-def test_what_torch_says_of_a_device() -> None:
-    machine = ask_processes(["cpu", "cuda"])
-    found = machine.use(["cpu"])["cpu"].environment
-    assert found.torch == str(torch.__version__)
-    assert (found.torch_threads or 0) >= 1
-    assert found.torch_interop_threads is not None
-    assert found.gpu is None
-    assert found.host
-    assert found.code == hash_code()
-    assert re.search(r", [0-9.]+ cores?$", found.cpu or "")
-    if torch.version.cuda is None:
-        refused = r"is a CPU build; install a CUDA build of torch, or use"
-        with pytest.raises(UsageError, match=refused):
-            machine.use(["cuda"])
 
 
 def test_packages_are_those_declared() -> None:
@@ -75,28 +55,16 @@ def test_a_cuda_build_is_known_without_importing_it(
     assert has_cuda.__wrapped__() is expected
 
 
-@pytest.fixture
-def describe_gpu(monkeypatch: Patch) -> Callable[..., Platform]:
-    """What is said of a GPU that torch describes as this."""
-
-    def describe(**properties: Any) -> Platform:
-        card = SimpleNamespace(**{"major": 9, "uuid": "1", "total_memory": 1, **properties})
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
-        return describe_device("cuda", Environment())
-
-    ones = torch.ones
+def test_a_gpu_of_a_build_for_rocm_has_no_compute_capability(monkeypatch: Patch) -> None:
+    """Its torch calls it cuda, and 9.4 would be a Hopper's, which has tf32 and fp8."""
+    about = {"name": "AMD Instinct MI300X", "major": 9, "minor": 4, "uuid": "1", "total_memory": 1}
+    card, ones = SimpleNamespace(**about), torch.ones
     monkeypatch.setattr(torch, "ones", lambda *size, device=None: ones(*size))
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    return describe
-
-
-def test_a_gpu_of_a_build_for_rocm_has_no_compute_capability(
-    monkeypatch: Patch, describe_gpu: Callable[..., Platform]
-) -> None:
-    """Its torch calls it cuda, and 9.4 would be a Hopper's, which has tf32 and fp8."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     monkeypatch.setattr(torch.version, "cuda", None)
-    found = describe_gpu(name="AMD Instinct MI300X", minor=4)
+    found = describe_device("cuda", Environment())
     assert (found.error, found.environment.gpu) == ("", "AMD Instinct MI300X")
     assert {name for name, kind in PRECISIONS.items() if found.refuse(kind)} == {"tf32", "fp8"}
     assert not any(map(found.find_emulation, PRECISIONS.values()))

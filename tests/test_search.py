@@ -255,19 +255,6 @@ def test_several_lanes_share_the_rungs(tmp_path: Path) -> None:
     assert told[0].last > told[-1].last
 
 
-def test_a_trial_that_is_lost_with_its_machine_is_tried_again(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
-    monkeypatch.setenv(fake.ANSWERS, "batch_size=256:lost")
-    frame = run(tmp_path, *RANGE, "--samples", "4", "--batch-size", "64", "256")
-    lost = frame[frame["status"] == "lost"]
-    assert sorted(lost["attempt"].tolist()) == [1, 1, 2, 2, 3, 3], "not for ever"
-    monkeypatch.delenv(fake.ANSWERS)
-    frame = run(tmp_path, *RANGE, "--samples", "4", "--batch-size", "64", "256")
-    again = frame[(frame["batch_size"] == 256) & (frame["status"] != "lost")]
-    assert again["attempt"].tolist() == [4, 4]
-
-
 def test_trials_are_never_compared_by_two_rules(searched: Path, capsys: Capture) -> None:
     before = len(read_records(searched))
     for flags in ("--metric test_loss", "--grace 2", "--batch-size 32", "--seed 4"):
@@ -289,12 +276,19 @@ def test_a_batch_above_one_without_memory_is_not_tried(tmp_path: Path, monkeypat
 def test_nothing_measured_is_a_failure(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv(fake.ANSWERS, "device=cpu:error")
     few = [*RANGE, "--samples", "3"]
-    frame = run(tmp_path, *few, rc=1)
-    assert (frame["status"] == "error").all()
+    assert (run(tmp_path, *few, rc=1)["status"] == "error").all()
     monkeypatch.delenv(fake.ANSWERS)
-    assert len(run(tmp_path, *few, rc=1)) == 3, "errors are not repeated unasked"
     frame = run(tmp_path, *few, "--retry", "error")
     assert frame["attempt"].tolist() == [1] * 3 + [2] * 3
+
+
+def test_a_metric_that_nobody_measures_ends_the_search(
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    row = EpochRow(0, 1.0, 2.0, 0.5)  # without a test accuracy
+    monkeypatch.setattr(fake, "learn", lambda case, epoch: replace(row, epoch=epoch))
+    assert len(run(tmp_path, *RANGE, rc=2)) == 1, "its row is kept"
+    assert "--metric test_accuracy is not known of these trials" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------- beside whole cases, and after
