@@ -26,9 +26,8 @@ from training_for_tests import (
 from bench.case import Case, micro_batch
 from bench.data import DatasetInfo
 from bench.data.batches import Batches
-from bench.precision import POLICIES, PRECISIONS
+from bench.precision import PRECISIONS
 from bench.training.loop import Training
-from bench.training.loss_scale import DynamicScale
 from bench.worker.preparation import set_up, start_over, warm_up_shapes
 
 IMAGES, BATCH = 61, 22  # batches of 22, 22 and 17
@@ -166,18 +165,6 @@ def test_micro_batches_are_the_batch_in_order(size: int, accumulate: int, epoch:
         assert divided.size == len(y)
 
 
-def test_only_one_micro_batch_is_made_at_a_time() -> None:
-    """The gradients of one are there before the next is made."""
-    made = few_batches(4)
-    events: list[str] = []
-    normalise = made._normalise
-    made._normalise = lambda x: (events.append(f"made {len(x)}"), normalise(x))[1]  # type: ignore[method-assign]
-    ours = training(build=smooth)
-    ours.parameters[0].register_hook(lambda grad: events.append("backward"))
-    ours.step(next(made.divide()))
-    assert events == [e for n in (6, 6, 6, 4) for e in (f"made {n}", "backward")]
-
-
 # -------------------------------------------------------------------------- warm-up and evaluation
 
 
@@ -206,15 +193,3 @@ def test_every_micro_batch_shape_is_warm_before_it_is_measured(data: DatasetInfo
         seen.clear()
         pass_through(training, batches.divide(0))
         assert set(seen) == expected
-
-
-def test_a_dynamic_scale_counts_steps_and_not_micro_batches() -> None:
-    """Three good steps of three micro-batches each: the scale doubles once."""
-    ours = no_norm("fp16", loss_scale="dynamic")
-    ours.loss_scale = DynamicScale(CPU, replace(POLICIES["dynamic"], initial=8.0, window=3))
-    x, y = batch()
-    scales = []
-    for _ in range(3):
-        ours.step(in_parts(x, y, 7, 7, 2))
-        scales.append(float(ours.current_scale()))
-    assert scales == [8.0, 8.0, 16.0]

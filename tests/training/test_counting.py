@@ -27,7 +27,7 @@ from bench.training.counting import (
     read_work,
 )
 from bench.training.loop import Training
-from bench.work import Kind, Label, Work, sum_kinds
+from bench.work import Kind, Work, sum_kinds
 from bench.workloads import Images, Workload
 
 
@@ -44,7 +44,7 @@ def full(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 X = full(2, 8, 4, 4)
 N = X.numel()  # 256
 POINT, WINDOW, GROUPS = full(6, 8, 1, 1), full(6, 8, 3, 3), full(8, 2, 3, 3)
-A, B, TABLE, BIAS, ONE = full(3, 4), full(4, 5), full(100, 16), full(8, 1, 1), full(1)
+A, B, TABLE, BIAS = full(3, 4), full(4, 5), full(100, 16), full(8, 1, 1)
 PLACES, FIRST = torch.tensor([1, 1, 2]), torch.tensor([0] * 5)
 
 
@@ -58,7 +58,6 @@ PLACES, FIRST = torch.tensor([1, 1, 2]), torch.tensor([0] * 5)
         (lambda: A @ B, Kind.MATMUL, 2 * 3 * 4 * 5, 12 + 20 + 15),
         (lambda: X + X, Kind.ELEMENTWISE, 0, N + N),  # one tensor twice is read once
         (lambda: X + BIAS, Kind.ELEMENTWISE, 0, N + 8 + N),
-        (lambda: X + ONE.expand(2, 8, 4, 4), Kind.ELEMENTWISE, 0, N + 1 + N),
         (lambda: X.mul_(1), Kind.ELEMENTWISE, 0, 2 * N),
         (lambda: torch._foreach_mul([X, A], 2), Kind.ELEMENTWISE, 0, 2 * (N + 12)),
         (lambda: F.avg_pool2d(X, 4), Kind.REDUCTION, 0, N + 16),
@@ -72,7 +71,6 @@ PLACES, FIRST = torch.tensor([1, 1, 2]), torch.tensor([0] * 5)
         (lambda: F.embedding(FIRST, TABLE[:1]), Kind.INDEXING, 0, 16 + 5 * 16 + 2 * 5),
         (lambda: X.to(memory_format=torch.channels_last), Kind.LAYOUT, 0, 2 * N),
         (lambda: X.clone(), Kind.COPY, 0, 2 * N),
-        (lambda: torch.zeros(10), Kind.COPY, 0, 10),
         (lambda: X.to(torch.bfloat16), Kind.CAST, 0, N + N // 2),
         # views cost nothing
         (lambda: X.permute(1, 0, 2, 3)[4:].detach().relu(), Kind.ELEMENTWISE, 0, N),
@@ -86,19 +84,6 @@ def test_an_operation_by_hand(
     assert list(found) == [kind]
     assert found[kind].flop == flop
     assert found[kind].bytes == 4 * elements
-
-
-def test_operations_of_one_kind_are_told_apart_by_what_they_are_and_their_formats() -> None:
-    with Counter() as counter:
-        F.conv2d(X, GROUPS, padding=1, groups=4)
-        F.conv2d(X.bfloat16(), GROUPS.bfloat16(), padding=1, groups=4)
-        F.conv2d(X, WINDOW)
-    assert [label for label in counter.work if label.kind is not Kind.CAST] == [
-        Label(Kind.GROUPED, "3×3, 4 groups of 2→2", "float32"),
-        Label(Kind.GROUPED, "3×3, 4 groups of 2→2", "bfloat16"),
-        Label(Kind.CONVOLUTION, "3×3, 8→6", "float32"),
-    ]
-    assert Label(Kind.CAST, "_to_copy", "float32→bfloat16") in counter.work
 
 
 def test_cudnn_normalises_in_as_many_passes_as_torch() -> None:
@@ -126,14 +111,6 @@ def test_a_convolution_has_two_gradients() -> None:
     # the gradient is read for each; input and weights are read once, and their gradients written
     moved = 2 * outputs + 2 * N + 2 * weights
     assert work.bytes == 4 * moved
-
-
-def test_a_slice_gives_its_gradient_back_in_zeros() -> None:
-    x = X.clone().requires_grad_()
-    y = x[:, 2:6]
-    gradient = torch.ones_like(y)
-    work = count(lambda: y.backward(gradient))[Kind.CONCATENATION]
-    assert work.bytes == 4 * (N + 2 * gradient.numel())
 
 
 def case_of(precision: str = "fp32", batch_size: int = 64, accumulate: int = 1) -> Case:
@@ -179,9 +156,7 @@ def test_a_step_of_any_size_from_a_few_small_ones() -> None:
     "settings",
     [
         {"precision": "fp16-amp", "loss_scale": "dynamic"},
-        {"precision": "bf16-amp", "channels_last": True},
-        {"precision": "bf16", "accumulate": 2},
-        {"freeze": "backbone", "optimizer": "adamw"},
+        {"precision": "bf16", "accumulate": 2, "freeze": "backbone", "optimizer": "adamw"},
     ],
 )
 def test_what_a_step_moves_is_a_line_to_the_byte(settings: dict[str, Any]) -> None:
@@ -205,18 +180,9 @@ class Squares(Flat):
         return pairs.mean()
 
 
-class Picky(Flat):
-    """Does more where a batch has more than six items."""
-
-    def compute_loss(self, network: Any, batch: Any) -> Any:
-        out = network(batch[0])
-        return (out.exp() if len(out) > 6 else out).mean()
-
-
-@pytest.mark.parametrize("workload", [Squares(), Picky()])
-def test_what_is_no_line_is_counted_whole(workload: Workload) -> None:
+def test_what_is_no_line_is_counted_whole() -> None:
     case = case_of(batch_size=20)
-    training, batches = train(case, workload)
+    training, batches = train(case, Squares())
     told = count_step(training, batches, case)
     assert told == _count_items(training, batches, 20, 1)[0]
     assert all(work.bytes_per_item is None for work in told.values())

@@ -19,11 +19,10 @@ from training_for_tests import CPU, run_case
 from bench.case import Case
 from bench.data import DatasetInfo
 from bench.environment.machine import Platform
-from bench.errors import UnsupportedError, UsageError
+from bench.errors import UnsupportedError
 from bench.fingerprint import examine_model
 from bench.grid import grid
 from bench.precision import EMULATE_FP8, FP8_INSTALL, FP8_RECIPES, PRECISIONS, Arithmetic, set_flags
-from bench.preset import Preset
 from bench.record import Environment, Outcome, Status
 from bench.sweep.preflight import Inputs
 from bench.training.arithmetic import name_arithmetic
@@ -157,16 +156,6 @@ def test_what_is_left_alone() -> None:
     assert found.largest.name == "first"
 
 
-def test_what_a_workload_keeps_in_fp32_is_left_alone() -> None:
-    class Careful(transformer.NextToken):
-        def keeps_fp32(self, module: nn.Module) -> bool:
-            return isinstance(module, nn.Sequential) and isinstance(module[0], nn.Linear)
-
-    workload = Careful(vocabulary=16, length=16, width=16, heads=1, depth=1)
-    found = find_products(workload.build_model(), workload)
-    assert list(found) == ["blocks.0.qkv", "blocks.0.out"], "and not those in blocks.0.wide"
-
-
 @pytest.mark.parametrize(
     ("batch", "accumulate", "samples", "padded"),
     [(64, 1, 650, True), (64, 4, 640, False), (64, 8, 640, True)],
@@ -277,12 +266,3 @@ def test_a_network_without_products_is_unsupported(monkeypatch: pytest.MonkeyPat
     assert inputs.refuse(ours) == FP8_INSTALL
     with pytest.raises(UnsupportedError, match="no layer of the network is a matrix product"):
         train(Images16(lambda: nn.Sequential(nn.Flatten(), nn.Linear(3072, 16))))
-
-
-def test_a_recipe_is_fp8_s_alone() -> None:
-    asked: Any = {"precision": ["bf16-amp", "fp8"], "fp8_recipe": ["tensorwise", "rowwise"]}
-    cases = grid(asked)
-    kinds = [("bf16-amp", "tensorwise"), ("fp8", "tensorwise"), ("fp8", "rowwise")]
-    assert [(c.precision, c.fp8_recipe) for c in cases] == kinds
-    with pytest.raises(UsageError, match=r"--fp8-recipe is given, but none .* add --precision fp8"):
-        Preset("mine", "", ({},)).cases({"fp8_recipe": ["rowwise"]}, {"device": ["cpu"]})

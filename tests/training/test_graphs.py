@@ -82,9 +82,8 @@ def test_losses_are_those_of_steps_one_by_one(settings: dict[str, Any]) -> None:
 
 
 def test_what_overflows_is_counted() -> None:
-    settings = {"precision": "fp16", "loss_scale": 2.0**24}
-    found = train(captured(Played(), **settings))
-    assert found.overflowed == train(training(**settings)).overflowed  # type: ignore[arg-type]
+    found = train(captured(Played(), precision="fp16", loss_scale=2.0**24))
+    assert found.overflowed == train(training("fp16", loss_scale=2.0**24)).overflowed
     assert any(found.overflowed)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import chain
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +19,6 @@ from training_for_tests import (
     batch,
     differing_masters,
     distance,
-    list_batches,
     pass_through,
     small,
     step_bound,
@@ -29,9 +26,6 @@ from training_for_tests import (
     training,
 )
 
-from bench.data import load, prepare
-from bench.data.batches import Batches
-from bench.models import build_model
 from bench.precision import POLICIES, PRECISIONS
 from bench.training.loop import Training
 from bench.training.loss_scale import DynamicScale
@@ -128,22 +122,6 @@ def test_update_is_bitwise_the_rule(
     assert differing_masters(ours) == []
 
 
-def test_reset_restores_every_master() -> None:
-    """Tied, frozen, idle and in three dtypes."""
-    fresh, ours = (
-        Training(Awkward(), PRECISIONS["fp16"], CPU, lr=LR, loss_scale=128.0) for _ in range(2)
-    )
-    assert {w.dtype for w in ours.parameters} == {torch.float16, torch.bfloat16, torch.float32}
-    for seed in range(2):
-        ours.step(batch(seed=seed))
-    ours.reset()
-    assert all(map(torch.equal, fresh.masters, ours.masters))
-    assert differing_masters(ours) == []
-    for seed in range(2):
-        assert fresh.step(batch(seed=seed))[0] == ours.step(batch(seed=seed))[0]
-    assert all(map(torch.equal, fresh.masters, ours.masters))
-
-
 class Keeps(nn.Module):
     """Adds to each loss what it counted: in an object of its own, and in a buffer that its
     state_dict leaves out. It also has a cache, which comes with the first batch."""
@@ -198,14 +176,6 @@ def test_evaluation_changes_nothing() -> None:
     assert all(torch.equal(before[n], v) for n, v in ours.model.state_dict().items())
 
 
-def test_channels_last_trains_alike() -> None:
-    plain, last = training(), training(channels_last=True)
-    for seed in range(3):
-        a, b = plain.step(batch(seed=seed)), last.step(batch(seed=seed))
-        assert float(a[0]) == pytest.approx(float(b[0]), rel=1e-4)
-    assert next(last.model.parameters()).is_contiguous(memory_format=torch.channels_last)
-
-
 def test_epoch_tells_the_scale_that_each_step_had() -> None:
     """From 2^24 this overflows: what a step is told to have had, not what it left for the next."""
     ours = training("fp16", loss_scale="dynamic")
@@ -241,19 +211,3 @@ def test_fp16_starts_from_rounded_weights_as_apex_did() -> None:
 @pytest.mark.parametrize("precision", [name for name in OURS if name != "tf32"])
 def test_a_step_is_within_the_bound_of_float64(precision: str) -> None:
     assert step_error(precision) < step_bound(precision)
-
-
-@pytest.mark.slow
-@pytest.mark.thorough
-def test_small_dpn_learns_real_images(cifar10: Path) -> None:
-    """1,000 real images, 2 passes: 21 to 23 % over four seeds, where chance is 10 ± 1.1 %."""
-    data = load(prepare("cifar10", data_dir=cifar10).folder)
-    torch.manual_seed(0)
-    ours = Training(build_model("dpn-small"), PRECISIONS["fp32"], CPU, lr=0.02)
-    images, labels = data.train_images[:1000], data.train_labels[:1000]
-    batches = Batches(images, labels, batch_size=20, device=CPU, seed=0)
-    passes = chain.from_iterable([[*list_batches(batches, i)] for i in range(2)])
-    epoch = pass_through(ours, passes)
-    last = sum(epoch.correct[-40:]) / sum(epoch.images[-40:])
-    assert last > 0.2
-    assert sum(epoch.losses[-40:]) / 40 < sum(epoch.losses[:40]) / 40

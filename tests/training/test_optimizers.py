@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from dispatch_for_tests import Watch
 from pytest_for_tests import Capture
 from torch import Tensor
 from training_for_tests import CPU, LR, batch, training
@@ -110,21 +109,6 @@ def test_an_overflow_skips_the_step_and_leaves_no_trace(name: str, precision: st
         assert not ours.step((x, y))[2]
         plain.step((x, y))
         assert all(map(torch.equal, ours.masters, plain.masters))
-
-
-@pytest.mark.parametrize(("precision", "scale"), [("fp16", 128.0), ("fp16-amp", "dynamic")])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_none_waits_for_the_device(name: str, precision: str, scale: float | str) -> None:
-    """A dynamic loss scale skips what overflows by itself."""
-    watch = Watch()
-    with watch:
-        ours = training(precision, optimizer=name, loss_scale=scale)
-        x, y = batch()
-    ours.step((x, y))
-    watch.judge()
-    with watch:
-        ours.step((x, y))
-    assert watch.rules == set()
 
 
 def test_each_optimizer_takes_its_own_learning_rate() -> None:

@@ -23,9 +23,7 @@ from bench.case import Case, divide_items, whole_batch
 from bench.data.batches import Batches, MadeBatches, Share, plan_steps
 from bench.data.loader import load_images
 from bench.errors import UsageError
-from bench.grid import grid
-from bench.processes import OtherWork
-from bench.rules import check, check_batches
+from bench.rules import check_batches
 from bench.training.loop import Epoch, merge
 from bench.training.parallel import Exposed, find_slowest
 from bench.worker.epochs import TimedEpoch, join_epochs
@@ -119,18 +117,6 @@ def test_an_epoch_takes_as_long_as_in_the_slowest_process() -> None:
         assert (whole.epoch.images, whole.epoch.losses) == ([8], [2.0])
 
 
-def test_processes_that_train_together_are_no_others_to_each_other() -> None:
-    def work(on: list[int], busy: float, own: float) -> OtherWork:
-        one = OtherWork(busy, own, 10.0)
-        one.on, one.quota = on, None
-        return one
-
-    # 5 s of two cores for 10 s are somebody else's
-    assert OtherWork.add([work([0], 10.0, 7.0), work([1], 8.0, 6.0)]).cores() == 0.5
-    assert OtherWork.add([work([0], 10.0, 4.0), work([0], 10.0, 4.0)]).cores() == 0.2
-    assert work([0], 10.0, 7.0).cores() == pytest.approx(0.3)
-
-
 # ------------------------------------------------------------------------------- what is refused
 
 
@@ -139,7 +125,6 @@ def test_processes_that_train_together_are_no_others_to_each_other() -> None:
     [
         # 50,000 leave 2 images in the last batch: one for each
         ({"batch_size": 641}, 50_000, "batch size 641 on each of 2 processes leaves"),
-        ({"batch_size": 3}, 13, "leaves a last batch of one image"),
         ({"batch_size": 600}, 1000, "of 2 processes is above .* 1000 images; use at most 500"),
         (
             {"batch_size": 64, "sync_bn": True, "device": "cuda", "world_size": 4},
@@ -171,39 +156,13 @@ def test_no_process_is_left_one_image(batch: int, size: int, images: int) -> Non
             check_batches(case, images)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"profile": True}, "--profile on with --parallel ddp is not measured"),
-        ({"precision": "fp16-apex", "loss_scale": 128.0}, "trains on one GPU"),
-        ({"sync_bn": True}, "--sync-bn on with --device cpu needs GPUs"),
-    ],
-)
-def test_settings_that_do_not_go_together(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        check(replace(DDP, **settings))
-
-
-def test_axes_of_several_gpus_vary_with_them_alone() -> None:
-    """A size without a way to train on as many is refused, also where ``none`` would drop it."""
-    axes: dict[str, Any] = {"device": ["cpu"], "world_size": [1, 2]}
-    for parallel in ({}, {"parallel": ["none"]}):
-        with pytest.raises(UsageError, match="--world-size is given, but it is of"):
-            grid(axes | parallel)
-    cases = grid(axes | {"parallel": ["none", "ddp"], "grad_compression": ["none", "bf16"]})
-    assert [(c.parallel, c.world_size, c.grad_compression) for c in cases] == [
-        ("none", 1, "none"),
-        *(("ddp", size, form) for size in (1, 2) for form in ("none", "bf16")),
-    ]
-
-
 # --------------------------------------------------------------- what processes of a group compute
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[int, dict[str, Any]]:
     """What the scenarios of `ranks_for_tests` gave, by the number of processes."""
-    names = "clipped,compressed,divided_first,overflow,straggler,exposed,synchronized"
+    names = "clipped,compressed,divided_first,overflow,straggler,exposed"
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable,
@@ -330,14 +289,3 @@ def test_waiting_for_whoever_jitters_is_no_exchange() -> None:
     assert abs(np.mean(exposed)) < noise / 20
     above = np.mean([e > one.error_s for e, one in zip(exposed, found, strict=True)])
     assert above < 0.06, "half of the five in a hundred that are outside their interval"
-
-
-@pytest.mark.slow
-def test_with_sync_bn_no_process_works_alone(found: Found) -> None:
-    told = found[2]["synchronized"]["found"]
-    assert told.measurement.wire_bytes
-    for name in ("sync_step_s", "no_sync_step_s", "exposed_error_s"):
-        assert getattr(told.measurement, name) is None
-        assert told.missing[name].endswith("wait for each other in the forward pass too")
-    assert [rank.work_s for rank in told.ranks] == [None, None]
-    assert [rank.epoch_time_s for rank in told.ranks] == [2.0, 2.0], "half of it was measured"
