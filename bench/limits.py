@@ -51,10 +51,6 @@ MIN_REPEATS = 3
 """Minimum repeats per side for a verdict. Two leave one degree of freedom: the interval spans 12.7
 standard errors, too wide for any difference of practical interest."""
 
-SLOWED = 0.1
-"""A device whose matrix product or copy is slower than at another time by more than this share is
-reported. A card's clocks vary by 1 %; two shared CPU cores lost 30 % within a minute."""
-
 FAR = 0.5
 """A rate of products or copies below this share of the data sheet's is reported. An H100 reaches
 0.64 to 0.76 of its FLOP/s, by number format, and 0.9 of its bandwidth."""

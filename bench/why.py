@@ -63,7 +63,7 @@ def explain(
             f"{sweep}: no two profiled cases differ in {' '.join([axis, *(ends or ())])} alone; "
             "ask for other values, or for another --axis"
         )
-    doubts = [notice for notice in warn(select(runs, where), results, runs) if not notice.good]
+    doubts = warn(select(runs, where), results, runs)
     return Answer(found, list(describe_constants(results, find_varying(results))), doubts)
 
 

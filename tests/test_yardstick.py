@@ -19,7 +19,7 @@ from machines_for_tests import RECORDINGS, read_machine
 from pytest_for_tests import Capture, Patch
 
 from bench.case import Case
-from bench.diagnosis.step import CALL, find_losses, write_losses
+from bench.diagnosis.step import CALL
 from bench.diagnosis.step import RATES as RATE_NAMES
 from bench.doctor.__main__ import write_json
 from bench.doctor.judgement import judge
@@ -37,9 +37,7 @@ from bench.executors.subprocess import SubprocessExecutor
 from bench.fingerprint import Fingerprint, name_subject
 from bench.gpu import Depth, Reading, Unreadable
 from bench.precision import Arithmetic
-from bench.questions.notices import warn
 from bench.record import Environment, Measurement, Outcome, Status, WorkRow, read_missing
-from bench.study.sweeps import read_sweep
 from bench.sweep.__main__ import main as sweep
 from bench.sweep.preflight import warn_of_emulation
 from bench.training.counting import Counter
@@ -58,7 +56,6 @@ from bench.training.yardstick import (
 from bench.work import Kind
 from bench.yardstick import Tries, Yardstick, read_tries
 from tests.planted.records import IMAGINARY, make_run, write_sweep
-from tests.planted.results import read_results
 
 CPU = torch.device("cpu")
 FORMATS = list_arithmetics(CPU)
@@ -295,17 +292,7 @@ def test_convolutions_that_are_emulated_are_told_however_fast_products_are(
 # ------------------------------------------------------------------------------- at another time
 
 
-def test_what_is_lost_is_named_with_its_share() -> None:
-    before = {"rate_float32": 100.0, "rate_float16": 100.0, "rate_bfloat16": 9.0, "rate_copy": 10.0}
-    now = {"rate_float32": 91.0, "rate_float16": 60.0, "rate_bfloat16": math.nan, "rate_copy": 8.0}
-    losses = find_losses(now, before)
-    assert list(losses) == ["rate_float16", "rate_copy"]
-    assert write_losses(losses) == "float16 products −40 %, copies −20 %"
-    assert find_losses(before, now) == {}
-
-
 FASTER: dict[str, Any] = {"rate_float32": 5e10, "rate_copy": 9e9, "call_time_s": 1e-6}
-SLOWER: dict[str, Any] = {"rate_float32": 3e10, "rate_copy": 8.9e9, "call_time_s": 1e-6}
 CODE = IMAGINARY["code"]
 DEVICE: dict[str, Any] = {"gpu": None, "driver": None, "cpu": "C", "torch_threads": 2}
 
@@ -316,14 +303,6 @@ def write_row(folder: Path, **values: Any) -> Path:
     return write_sweep(folder, [make_run(Case(device="cpu"), **{**DEVICE, **times, **values})])
 
 
-@pytest.fixture
-def sweeps(tmp_path: Path) -> Path:
-    """A folder with two sweeps of one machine, of which the later gave less."""
-    write_row(tmp_path / "faster", **FASTER)
-    write_row(tmp_path / "slower", **SLOWER)
-    return tmp_path
-
-
 def here(**values: Any) -> Environment:
     return Environment(**{**DEVICE, "torch": "2.13.0", **values})
 
@@ -332,44 +311,16 @@ def find_platform(halves: bool = True, **values: Any) -> Platform:
     return Platform(here(**values), halves, halves)
 
 
-def test_a_cpu_that_computes_halves_otherwise_is_another(tmp_path: Path) -> None:
-    """Virtual machines give unlike CPUs one name: one with AMX, and one without."""
-    for name, share in (("native", 3.0), ("emulated", 0.02)):
-        rates = {f"rate_{half}": share * 3e10 for half in ("float16", "bfloat16")}
-        write_row(tmp_path / name, **{**FASTER, **rates})
-        write_row(tmp_path / "card" / name, **{**FASTER, **rates, "gpu": "G"})
-    assert list_slower(tmp_path / "native", tmp_path / "emulated") == []
-    (said,) = list_slower(tmp_path / "card" / "native", tmp_path / "card" / "emulated")
-    assert "float16 products −99 %" in said
-
-
-def test_a_folder_keeps_its_rates(sweeps: Path) -> None:
+def test_a_folder_keeps_its_rates(tmp_path: Path) -> None:
     tries = {"rate_tries": "rate_float32 48; rate_copy 3", "rates_at": "2026-11-20T10:00:00Z"}
-    kept = write_row(sweeps / "kept", **FASTER, **tries)
+    kept = write_row(tmp_path / "kept", **FASTER, **tries)
     assert read_rates(find_platform(code=CODE), kept).columns == FASTER | tries
     none = Yardstick()
     others = {"torch": "2.14.0", "driver": "590.1", "gpu": "NVIDIA Other", "gpu_uuid": "GPU-1"}
     others |= {"cpu": "another", "host": "another", "code": "0123", "variables": "A=1"}
     for name, value in {**others, "torch_threads": 1}.items():
         assert read_rates(find_platform(**{"code": CODE, name: value}), kept) == none, name
-    assert read_rates(find_platform(code=CODE), sweeps / "nowhere") == none
-
-
-def list_slower(*folders: Path) -> list[str]:
-    notices = warn(*read_results(*map(read_sweep, folders)))
-    return [notice.text for notice in notices if notice.label == "Slower device"]
-
-
-def test_a_report_names_the_slower_of_two_times(sweeps: Path) -> None:
-    (said,) = list_slower(sweeps / "faster", sweeps / "slower")
-    assert said.startswith("C gave less in slower than in faster: float32 products −40 %")
-    # of one folder too, but not of two lanes, which are two devices
-    for lane in ("cpu0", "cpu1"):
-        folder = sweeps / lane
-        write_row(folder, lane="cpu0", **FASTER)
-        assert list_slower(folder) == []
-        write_row(folder, lane=lane, repeat=2, **SLOWER)
-        assert len(list_slower(folder)) == (lane == "cpu0")
+    assert read_rates(find_platform(code=CODE), tmp_path / "nowhere") == none
 
 
 # -------------------------------------------------------------------------------- by the doctor

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.limits import SLOWED
 from bench.precision import Arithmetic
 from bench.record import WorkRow
 from bench.text import Explained
@@ -156,17 +155,6 @@ def write_rate(column: str, value: float) -> str:
     return f"{shown} {prefix}{UNITS[column]}"
 
 
-def find_losses(now: Mapping[Any, Any], before: Mapping[Any, Any]) -> dict[str, float]:
-    """Return the share that each rate lost since before, if more than `SLOWED`, the largest first.
-    Both arguments are columns of a record; None or NaN for a rate that was not measured."""
-    losses = {}
-    for column in RATES:
-        a, b = before.get(column), now.get(column)
-        if a and b and not math.isnan(a) and not math.isnan(b) and 1 - b / a > SLOWED:
-            losses[column] = 1 - b / a
-    return dict(sorted(losses.items(), key=lambda item: -item[1]))
-
-
 def find_halves(row: Mapping[Any, Any]) -> dict[str, bool]:
     """Return whether a CPU has instructions for each 16-bit format, as far as the rates of its row
     tell; empty for a GPU, whose name tells it."""
@@ -192,17 +180,6 @@ def find_emulated(format: str, row: Mapping[Any, Any], convolves: bool = True) -
             shares[columns[format]] = rates[0] / rates[1]
     worst = min(shares, key=shares.__getitem__, default="")
     return worst and f"{RATES[worst]} reach {100 * shares[worst]:.2g} % of float32's rate"
-
-
-def are_other_cpus(one: Mapping[str, bool], two: Mapping[str, bool]) -> bool:
-    """Return whether two CPUs certainly differ, by their `find_halves`. In virtual machines
-    different CPUs may have the same name."""
-    return any(one[half] != two[half] for half in one.keys() & two.keys())
-
-
-def write_losses(losses: Mapping[str, float]) -> str:
-    """Write losses for people: ``float32 products −32 %, copies −12 %``."""
-    return ", ".join(f"{RATES[column]} −{100 * share:.0f} %" for column, share in losses.items())
 
 
 def name_arithmetic(format: str, arithmetic: str) -> str:

@@ -1,48 +1,31 @@
-"""What changing one axis does, all else equal: each change estimated, and what loading data costs
-beside training.
+"""What changing one axis does, all else equal.
 
 Whether a precision learns as well as its baseline is a test of equivalence, over seeds. Finding no
 difference proves nothing; `bench.verdict` tests whether a difference beyond a margin can be ruled
 out.
-
-Each case of torch's DataLoader stands beside the same on the device's loader, which makes batches
-from data that the device holds already, so that its epoch waits for no loader. The loader-bound
-share is the part of the DataLoader's epoch that this saves::
-
-    share = (t_torch - t_device) / t_torch
-
-That is the differential method of DS-Analyzer (Mohan, Phanishayee, Raniwala & Chidambaram,
-"Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021). A batch that is prepared while
-the device is busy costs nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
-from bench.case import Case, free_axes
 from bench.limits import MIN_REPEATS, STEADY
 from bench.record import RELIABLE
-from bench.render.section import Column, Said, Section, Sheet, join, quantity_column
+from bench.render.section import Column, Said, Section, Sheet, join
 from bench.render.table import (
     NOTHING,
     Cell,
     Row,
-    mark_part,
-    name_place,
     write_ends,
     write_ratio,
     write_signed,
-    write_tenths,
 )
-from bench.store.rows import group
-from bench.study.axes import find_varying, name_axis, sort_cases
+from bench.study.axes import find_varying, name_axis
 from bench.study.doubts import DOUBTS
 from bench.study.estimate import (
     ENERGY,
@@ -61,15 +44,12 @@ from bench.study.estimate import (
 )
 from bench.study.pairs import find_changes
 from bench.study.quantities import METRICS, Metric
-from bench.study.runs import Result, tell_but
 from bench.text import ESTIMATE
 from bench.verdict import (
     GUESSING,
     Claim,
     Equivalence,
-    Ratio,
     Verdict,
-    compare,
     find_classes,
     is_guessing,
     judge_equivalences,
@@ -261,74 +241,3 @@ def _tabulate_effects(found: ReportData) -> Iterator[Sheet]:
 
 
 EFFECTS = Section("effects", "What does each change do?", _tabulate_effects)
-
-
-# ------------------------------------------------------------------------------------------ loading
-
-
-SETTINGS = free_axes("loader")
-"""The axes in which a case of torch's DataLoader may differ from that of the device's loader."""
-
-
-class Loaded(NamedTuple):
-    """A case of a loader, that of the device's loader, and how many times its time it takes."""
-
-    row: Result
-    device: Result
-    ratio: Ratio
-
-
-def _find_loaded(found: ReportData) -> list[list[Loaded]]:
-    pairs: list[tuple[Result, Result]] = []
-    for part in group(found.results, tell_but(SETTINGS)):
-        ours = [row for row in part if row.loader == Case.loader]
-        theirs = sort_cases([row for row in part if row.loader != Case.loader], SETTINGS)
-        if len(ours) == 1 and ours[0].cell in found.times and theirs:
-            pairs += [(ours[0], row) for row in (*ours, *theirs)]
-    times = found.times
-    ratios = compare([(times[a.cell], times.get(b.cell, [])) for a, b in pairs if a is not b])
-    rest = iter(ratios)
-    loaded = [Loaded(b, a, Ratio() if a is b else next(rest)) for a, b in pairs]
-    return group(loaded, lambda one: one.device.cell)
-
-
-def _tabulate_loading(found: ReportData) -> Iterator[Sheet]:
-    named = [axis for axis in found.named if axis not in SETTINGS]
-    rows, groups = join(
-        (name_place(part[0].device, named, found.machines), part) for part in _find_loaded(found)
-    )
-    case = partial(quantity_column, take=lambda one: one.row, spread=False)
-
-    def share(ratio: float | None) -> float:
-        return math.nan if ratio is None else 1 - 1 / ratio
-
-    def write_share(one: Loaded) -> Cell | None:
-        lost = share(one.ratio.value)
-        text = mark_part(one.device, one.row) + write_tenths(lost)
-        return None if math.isnan(lost) else Cell(text, lost)
-
-    columns: list[Column[Loaded]] = [
-        Column("loader", "loader", "what made the batches", lambda one: one.row.loader,
-               number=False, always=True),
-        Column("workers", "workers", "processes that load; 0: the training process itself",
-               lambda one: int(one.row.workers) if one.row is not one.device else None,
-               always=True),
-        case("epoch_time_s", help="one training epoch"),
-        Column("share", "loader-bound (%)", "part of the epoch that the device's loader does not "
-               "take", write_share, better="lower", always=True),
-        Column("interval", "95 % interval", "of that part", lambda one: write_ends(
-               (share(one.ratio.low), share(one.ratio.high)), write_tenths, " to "), keep=8),
-        replace(case("loader_first_batch_s", help="start of the epoch to its first batch", keep=7),
-                name="first_batch"),
-        replace(case("loader_samples_per_s", help="without training", keep=7), name="alone"),
-    ]  # fmt: skip
-    note = (
-        "Loader-bound: the part of the epoch time that would be saved if the batches were made on "
-        f"the device; below {100 * STEADY:.0f} % there are enough workers. On a CPU the workers "
-        "take cores from the training, which counts as loading."
-    )
-    title = "Loading: torch's DataLoader beside the device's loader"
-    yield Sheet(title, columns, rows, [note], groups)
-
-
-LOADING = Section("loading", "Does training wait for the data loader?", _tabulate_loading)

@@ -13,17 +13,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.case import AXES, Case
-from bench.diagnosis.step import (
-    RATES,
-    SAME_DEVICE,
-    are_other_cpus,
-    find_halves,
-    find_losses,
-    write_losses,
-)
 from bench.limits import MIN_REPEATS, STEADY
 from bench.origin import LABELS
 from bench.questions.halving import confirm
@@ -45,9 +37,6 @@ from bench.study.quantities import MEMORY, is_number
 from bench.study.runs import SOURCE, Result, Run
 from bench.study.sweeps import Sweep
 from bench.text import ESTIMATE, capitalize, name_first, write_range
-
-if TYPE_CHECKING:
-    pass
 
 ENVIRONMENT = {
     "driver": "driver",
@@ -173,10 +162,8 @@ def warn(
         *doubted[True],
         *_describe_spread(results),
         *_describe_drift(everything or every),
-        *_describe_slowdowns(runs),
         *_describe_mixtures(runs),
         *doubted[False],
-        *_describe_determinism(results),
     ]
 
 
@@ -234,28 +221,6 @@ def _describe_drift(every: Sequence[Run]) -> Iterator[Notice]:
             )
 
 
-def _describe_slowdowns(runs: Sequence[Run]) -> Iterator[Notice]:
-    """Warn of devices that were measured slower at one time than at another, each at its worst."""
-
-    def tell(run: Run, *names: str) -> tuple[str, ...]:
-        return tuple(str(getattr(run, name)) for name in names)  # no number is equal to itself
-
-    rated = [run for run in runs if {*tell(run, *RATES)} != {"nan"}]
-    for here in group(rated, lambda run: tell(run, *SAME_DEVICE, "lane")):
-        times = [vars(first) for first, *_ in group(here, lambda run: tell(run, "sweep", *RATES))]
-        pairs = [
-            (find_losses(now, before), now, before)
-            for now in times
-            for before in times
-            if not are_other_cpus(find_halves(now), find_halves(before))
-        ]
-        losses, now, before = max(pairs, key=lambda pair: max(pair[0].values(), default=0.0))
-        if losses:
-            where = f"in {now['sweep']} than in {before['sweep']}"
-            found = f"{now['gpu'] or now['cpu']} gave less {where}: {write_losses(losses)}."
-            yield Notice("Slower device", found, "Run the slower one again, into a new --out.")
-
-
 def _describe_mixtures(runs: Sequence[Run]) -> Iterator[Notice]:
     for part in group(runs, lambda run: run.sweep):
         said = []
@@ -273,18 +238,6 @@ def _describe_mixtures(runs: Sequence[Run]) -> Iterator[Notice]:
                 f"compared only within one: {'; '.join(said)}."
             )
             yield Notice("Mixed environments", found, "Use a new --out for each.")
-
-
-def _describe_determinism(results: Sequence[Result]) -> Iterator[Notice]:
-    own = (result for result in results if result.kind == "measured")
-    same = [r for r in own if r.repeats > 1 == r.seeds and is_number(r.train_loss)]
-    if same:
-        equal = sum(result.train_loss_high == result.train_loss_low for result in same)
-        found = (
-            "Runs of one seed end with the same loss to the last digit in "
-            f"{equal:,} of {len(same):,} cases."
-        )
-        yield Notice("Determinism", found, good=True)
 
 
 # ------------------------------------------------------------------------------------- what helps

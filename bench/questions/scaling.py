@@ -1,9 +1,7 @@
-"""Cases that differ only in their batch size, or in the number of GPUs.
+"""The largest batch that fits, and cases that differ only in the number of GPUs.
 
-Of batch sizes: from which one on training is no faster, and the largest batch that fits, which
-probes that do not measure speed show too. Of GPUs: weak scaling keeps the batch size of each,
-strong scaling the global batch size; a line of either is a case on one GPU, and the cases on
-several that differ from it in nothing else.
+Weak scaling keeps the batch size of each GPU, strong scaling the global batch size; a line of
+either is a case on one GPU, and the cases on several that differ from it in nothing else.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.case import FOLLOWS, SAME_QUESTION, Case
-from bench.limits import MIN_REPEATS, NEAR
 from bench.questions.settings import list_settings
 from bench.record import MEASURED, REFUSED, RELIABLE
 from bench.render.section import (
@@ -46,13 +43,10 @@ from bench.study.quantities import QUANTITIES, is_number
 from bench.study.runs import SOURCE, Result, Run, tell_but
 from bench.study.sweeps import Sweep
 from bench.verdict import Ratio, compare
-from bench.wall import APART, Ending, Wall, read_walls
+from bench.wall import Ending, Wall, read_walls
 
 if TYPE_CHECKING:
     from bench.questions.report_data import ReportData
-
-LEAST_SIZES = 3
-"""Fewest batch sizes of a row of the table."""
 
 _OTHERS = ("batch_size", *SAME_QUESTION)
 
@@ -106,55 +100,6 @@ def list_keys(
     ]
 
 
-class Family(NamedTuple):
-    """Cases of several batch sizes that differ in nothing else."""
-
-    timed: list[Result]
-    bounds: Bounds
-
-
-def _find_families(found: ReportData) -> Iterator[Family]:
-    tell, tell_memory = tell_but(_OTHERS), tell_but((*_OTHERS, *APART))
-    probes = {tell_memory(part[0]): part for part in group(found.probes, tell_memory)}
-    for part in group([setting.best for setting in found.settings], tell):
-        timed = [row for row in part if row.status in RELIABLE and is_number(row.images_per_s)]
-        if len({row.batch_size for row in timed}) >= LEAST_SIZES:
-            rows = [*part, *probes.get(tell_memory(part[0]), ())]
-            yield Family(timed, find_bounds(rows))
-
-
-def _tabulate_batches(found: ReportData) -> Iterator[Sheet]:
-    rows = [*_find_families(found)]
-
-    def find_enough(row: Family) -> int:
-        enough = max(one.images_per_s for one in row.timed) / (1 + NEAR)
-        return min(int(one.batch_size) for one in row.timed if one.images_per_s >= enough)
-
-    def write_best(row: Family) -> Cell:
-        best = max(row.timed, key=attrgetter("images_per_s"))
-        cell = quantity_cell(QUANTITIES["images_per_s"], best)
-        return Cell(f"{cell.text} at {best.batch_size}", cell.value)
-
-    def write_bounds(row: Family) -> str:
-        fits, fails = row.bounds
-        return f"{fits} fits, {fails} does not" if fails else ""
-
-    columns: list[Column[Family]] = [
-        *list_keys([row.timed[0] for row in rows], found.machines, lambda row: row.timed[0]),
-        Column("enough", "as fast from", f"the smallest batch size within {100 * NEAR:.0f} % of "
-               "the most images/s", find_enough),
-        Column("best", "most images/s", "and the batch size that has them", write_best,
-               better="higher"),
-        Column("wall", "largest", "the largest batch that fits, where it was found", write_bounds,
-               number=False),
-    ]  # fmt: skip
-    note = (
-        f"As fast: within {100 * NEAR:.0f} % of the most images/s; with fewer than {MIN_REPEATS} "
-        "repeats that may be chance."
-    )
-    yield Sheet("By batch size: speed, and what fits", columns, rows, [note])
-
-
 def _tabulate_walls(found: ReportData) -> Iterator[Sheet]:
     rows = [(_describe_search(search), search.wall) for search in found.searches]
     fine = all(wall.ending is Ending.FOUND for _, wall in rows)
@@ -187,11 +132,6 @@ def _describe_search(search: Search) -> Row:
 
 
 WALLS = Section("walls", "How large a batch fits in memory?", _tabulate_walls)
-BATCHES = Section(
-    "batches", "From which batch size on is training no faster, and what fits?", _tabulate_batches
-)
-
-
 # ---------------------------------------------------------------------------------- on several GPUs
 
 

@@ -111,7 +111,6 @@ class Notice:
     found: str  # as sentences
     remedy: str = ""  # a sentence with the flag or the command that helps; empty for none
     where: str = ""  # how much of the data it affects: ``6 of 18 runs``; may be empty
-    good: bool = False  # worth knowing, but nothing to worry about
     level: Level = Level.TABLE  # `Level.DETAIL` if a first screen says it in another way
 
     @property

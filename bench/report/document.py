@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import ClassVar
 
-from bench.questions.effects import EFFECTS, LOADING
+from bench.questions.effects import EFFECTS
 from bench.questions.halving import SEARCH
 from bench.questions.loss_scales import SCALES
 from bench.questions.notices import (
@@ -22,7 +22,7 @@ from bench.questions.notices import (
 from bench.questions.overview import COSTS, OVERVIEW, PLACES, REACHED, TIMES
 from bench.questions.recommendation import list_places, recommend
 from bench.questions.report_data import ReportData, gather
-from bench.questions.scaling import BATCHES, SCALING, WALLS
+from bench.questions.scaling import SCALING, WALLS
 from bench.questions.step_time import BREAKDOWNS
 from bench.record import Status
 from bench.render.section import Section
@@ -51,9 +51,7 @@ SECTIONS: tuple[Section, ...] = (
     BREAKDOWNS,
     REACHED,
     WALLS,
-    BATCHES,
     SCALING,
-    LOADING,
     SEARCH,
     SCALES,
 )
@@ -95,7 +93,13 @@ class Report(ReportData):
 
     @cached_property
     def warnings(self) -> tuple[Notice, ...]:
-        return tuple(notice for notice in self._notices if not notice.good)
+        chosen = [place.chosen for place in list_places(self)]
+        spoken = {
+            True: {setting.best.cell for setting in self.settings},
+            False: {setting.best.cell for setting in chosen if setting is not None},
+        }
+        known = warn(self.runs, self.results, self.everything, self.sweeps, spoken=spoken)
+        return tuple(replace(one, found=say_period(one.found, self.period)) for one in known)
 
     @cached_property
     def opening(self) -> tuple[Table, ...]:
@@ -107,8 +111,7 @@ class Report(ReportData):
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        good = (notice.line for notice in self._notices if notice.good)
-        told = (*write_notes(self.results, self.varying), *good)
+        told = write_notes(self.results, self.varying)
         return tuple(say_period(text, self.period) for text in told)
 
     @cached_property
@@ -126,16 +129,6 @@ class Report(ReportData):
     @cached_property
     def next_step(self) -> NextStep | None:
         return choose_next(self.sweeps, self.results, () if self.results else self.searches)
-
-    @cached_property
-    def _notices(self) -> list[Notice]:
-        chosen = [place.chosen for place in list_places(self)]
-        spoken = {
-            True: {setting.best.cell for setting in self.settings},
-            False: {setting.best.cell for setting in chosen if setting is not None},
-        }
-        known = warn(self.runs, self.results, self.everything, self.sweeps, spoken=spoken)
-        return [replace(one, found=say_period(one.found, self.period)) for one in known]
 
     @property
     def _told(self) -> Iterable[Section]:

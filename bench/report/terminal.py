@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,18 +35,3 @@ def show(report: Report, full: bool = False) -> None:
     from rich.console import Console
 
     draw(report, Console(), full)
-
-
-def follow(paths: Sequence[Path]) -> Iterator[None]:
-    """Yield at once, and again whenever a records file has changed. Raises UsageError: there are no
-    records, or they are gone."""
-    from bench.store.reader import find_records
-
-    seen = None
-    while True:
-        files = [file.stat() for path in paths for file in find_records(path)]
-        stamps = [(file.st_mtime_ns, file.st_size) for file in files]
-        if stamps != seen:
-            seen = stamps
-            yield
-        time.sleep(POLL_S)

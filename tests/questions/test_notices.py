@@ -62,12 +62,6 @@ NOTED: dict[str, tuple[list[Record], dict[str, str]]] = {
         [ran(180, 2, status=Status.INVALID), ran(100, 1), ran(101, 2, attempt=2), close(97, 12)],
         {"Drift": "took 3.5 % less than before."},
     ),
-    "repeats of a seed, alike in one of two cases": (
-        [row for case, losses in ((FP32, (2.05, 2.05)), (Case(batch_size=256), (2.05, 2.05012)))
-         for n, loss in enumerate(losses, 1)
-         for row in [ran(100 + n / 10, n, case, run_seed=0, train_loss=loss)]],
-        {"Determinism": "in 1 of 2 cases."},
-    ),
     "what the same command runs again": (
         [*runs((1, 1)), lose(8, Status.INTERRUPTED), lose(16, Status.LOST)],
         {"No result": "2 of 4 runs. 1 interrupted, 1 lost. The same command runs them again."},
