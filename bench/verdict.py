@@ -15,8 +15,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from bench.data.sources import CLASSES
-from bench.interval import CONFIDENCE, find_freedom, find_quantile
-from bench.limits import MIN_REPEATS
+from bench.limits import CONFIDENCE, MIN_REPEATS, find_freedom, find_quantile
 from bench.workloads import IMAGES
 
 ROUNDING = 1e-12

@@ -25,16 +25,21 @@ from bench.questions.notices import warn
 from bench.questions.report_data import ReportData, gather
 from bench.questions.settings import Setting, choose, judge_speeds
 from bench.record import MODEL_PARTS, RELIABLE
-from bench.render.section import Column, Section, Sheet, join, quantity_column, write_quantity
 from bench.render.table import (
     Answer,
     Cell,
+    Column,
     Level,
     NextStep,
     Notice,
+    Section,
+    Sheet,
+    join,
     mark_part,
+    quantity_column,
     remarks,
     write_ends,
+    write_quantity,
     write_ratio,
 )
 from bench.report.document import Report

@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bench.limits import MIN_REPEATS, STEADY
 from bench.record import RELIABLE
-from bench.render.section import Column, Said, Section, Sheet, join
 from bench.render.table import (
     NOTHING,
     Cell,
+    Column,
     Row,
+    Said,
+    Section,
+    Sheet,
+    join,
     write_ends,
     write_ratio,
-    write_signed,
 )
 from bench.study.axes import find_varying, name_axis
 from bench.study.doubts import DOUBTS
@@ -187,13 +190,13 @@ def _tabulate_effects(found: ReportData) -> Iterator[Sheet]:
             return None
         mark = ESTIMATE * (effect.estimated and metric is ENERGY)
         share = change.ratio.value - 1
-        return Cell(f"{mark}{write_signed(100 * share, 1)} %", share)
+        return Cell(f"{mark}{_write_signed(100 * share, 1)} %", share)
 
     def write_loss(effect: Effect) -> Cell | None:
         if (loss := effect.loss) is None:
             return None
         if apart := loss.ratio.difference:
-            return Cell(write_signed(apart[0], 3), apart[0])
+            return Cell(_write_signed(apart[0], 3), apart[0])
         return write_percent(LOSS, effect)
 
     columns: list[Column[Effect]] = [
@@ -238,6 +241,12 @@ def _tabulate_effects(found: ReportData) -> Iterator[Sheet]:
         starts if len(starts) < len(effects) else {},
         empty=("", NOTHING, TIME.word(Verdict.NONE)),
     )
+
+
+def _write_signed(value: float, decimals: int) -> str:
+    """Write a difference with its sign, or without one if it rounds to zero."""
+    text = f"{value:+.{decimals}f}"
+    return text if float(text) else text[1:]
 
 
 EFFECTS = Section("effects", "What does each change do?", _tabulate_effects)

@@ -16,8 +16,7 @@ from bench.axis import axis_flag
 from bench.case import AXES, Case, format_value, spell_value
 from bench.halving import Halving
 from bench.record import MEASURED, EpochRow, Status
-from bench.render.section import Column, Section, Sheet
-from bench.render.table import Level, outcome
+from bench.render.table import Column, Level, Section, Sheet, outcome
 from bench.store.reader import read_beside
 from bench.store.rows import Row, keep_latest
 from bench.study.axes import name_axis

@@ -8,8 +8,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from bench.render.section import Column, Section, Sheet, join
-from bench.render.table import Cell
+from bench.render.table import Cell, Column, Section, Sheet, join
 from bench.scale_map import (
     HOW,
     Fate,

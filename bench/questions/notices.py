@@ -25,7 +25,6 @@ from bench.render.table import (
     Level,
     NextStep,
     Notice,
-    describe_units,
     name_case,
     outcome,
 )
@@ -37,6 +36,7 @@ from bench.study.quantities import MEMORY, is_number
 from bench.study.runs import SOURCE, Result, Run
 from bench.study.sweeps import Sweep
 from bench.text import ESTIMATE, capitalize, name_first, write_range
+from bench.workloads import IMAGES
 
 ENVIRONMENT = {
     "driver": "driver",
@@ -127,8 +127,9 @@ def write_notes(cases: Results, varying: Collection[str]) -> Iterator[str]:
             lines.setdefault(ended, {})[name_case(row, axes)] = None
     for ended, named in list(lines.items())[:MOST_OUTCOMES]:
         yield f"{name_first([*named], 3, '; ')}: {ended}"
-    if units := describe_units(cases):
-        yield units
+    counted = dict.fromkeys((case.unit or IMAGES, case.model) for case in cases)
+    if len({unit for unit, _ in counted}) > 1:
+        yield f"Items are {', '.join(f'{unit} of {model}' for unit, model in counted)}."
     for measure in dict.fromkeys(c.memory_measure for c in cases if is_number(c.memory_bytes)):
         yield f"Memory: peak of {MEMORY[measure]}."
 

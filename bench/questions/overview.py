@@ -15,16 +15,22 @@ from bench.precision import OWN, PRECISIONS
 from bench.questions.recommendation import MOST_PLACES, Place, list_places, name_data
 from bench.questions.report_data import ReportData
 from bench.questions.settings import Setting
-from bench.render.section import (
+from bench.render.table import (
+    NOTHING,
+    Cell,
     Column,
+    Level,
     Section,
     Sheet,
     axis_column,
     join,
+    name_case,
+    name_spread,
     quantity_column,
+    remarks,
     time_cell,
+    write_ratio,
 )
-from bench.render.table import NOTHING, Cell, Level, name_case, name_spread, remarks, write_ratio
 from bench.store.rows import group
 from bench.study.axes import (
     MACHINE,

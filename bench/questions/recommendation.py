@@ -19,8 +19,15 @@ from bench.questions.scaling import find_bounds
 from bench.questions.settings import NEUTRAL, Setting, choose, find_noise, judge_speeds
 from bench.questions.step_time import make_side
 from bench.record import REFUSED
-from bench.render.section import write_quantity
-from bench.render.table import Answer, Row, name_case, remarks, write_ends, write_ratio
+from bench.render.table import (
+    Answer,
+    Row,
+    name_case,
+    remarks,
+    write_ends,
+    write_quantity,
+    write_ratio,
+)
 from bench.store.rows import group
 from bench.study.axes import MACHINE, order_values
 from bench.study.doubts import DOUBTS

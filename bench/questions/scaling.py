@@ -17,21 +17,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bench.case import FOLLOWS, SAME_QUESTION, Case
 from bench.questions.settings import list_settings
 from bench.record import MEASURED, REFUSED, RELIABLE
-from bench.render.section import (
+from bench.render.table import (
+    Cell,
     Column,
+    Row,
     Section,
     Sheet,
     axis_column,
     join,
-    quantity_cell,
-    quantity_column,
-)
-from bench.render.table import (
-    Cell,
-    Row,
     mark_part,
     name_place,
     name_spread,
+    quantity_cell,
+    quantity_column,
     remarks,
     write_ends,
     write_ratio,

@@ -26,8 +26,18 @@ from bench.diagnosis.step import PROFILED, Profile, Step, take_rates
 from bench.gpu.peaks import list_peaks
 from bench.precision import Arithmetic, find_formats
 from bench.record import RELIABLE, WorkRow, read_kernels, write_kernels
-from bench.render.section import Column, Section, Sheet, case_column
-from bench.render.table import NOTHING, Cell, name_case, number_cell, write_ratio, write_tenths
+from bench.render.table import (
+    NOTHING,
+    Cell,
+    Column,
+    Section,
+    Sheet,
+    case_column,
+    name_case,
+    number_cell,
+    write_ratio,
+    write_tenths,
+)
 from bench.study.axes import MACHINE, Machines, find_varying, name_setting
 from bench.study.pairs import find_changes
 from bench.study.runs import Result, Run

@@ -1,24 +1,24 @@
-"""The parts of a report in any format: cells, tables, answers, notices."""
+"""The parts of a report in any format: cells, tables, answers, notices; and its sections as
+data, as columns that fill themselves."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from itertools import cycle
-from typing import Any
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from bench.axis import Value
 from bench.case import AXES, Case
 from bench.precision import PRECISIONS
-from bench.record import Status
-from bench.study.axes import MACHINE, Machines
+from bench.record import MEASURED, Status
+from bench.study.axes import MACHINE, NUMBERS, Machines, name_axis, name_value
 from bench.study.doubts import DOUBTS
-from bench.study.quantities import is_number
+from bench.study.quantities import QUANTITIES, Quantity, is_number
 from bench.study.runs import Spread
-from bench.text import ESTIMATE as ESTIMATE
-from bench.text import capitalize, write_number
+from bench.text import ESTIMATE, capitalize, write_number
 from bench.workloads import IMAGES
 
 NOTHING = "–"
@@ -174,12 +174,6 @@ def write_ends(
     return between.join(map(write, known)) if len(known) == 2 else None
 
 
-def write_signed(value: float, decimals: int) -> str:
-    """Write a difference with its sign, or without one if it rounds to zero."""
-    text = f"{value:+.{decimals}f}"
-    return text if float(text) else text[1:]
-
-
 def write_ratio(value: float) -> str:
     """Write a ratio with two decimals, or two significant digits below a tenth."""
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
@@ -282,58 +276,192 @@ def say_period(text: str, period: str) -> str:
     return text
 
 
-def word_table(table: Table, units: str, period: str = EPOCH) -> Table:
-    """Return the same table with ``units`` and ``period`` in its title, words, heads and notes."""
-
-    def say(text: str) -> str:
-        return say_period(count_in(text, units), period)
-
-    heads = tuple(replace(h, label=say(h.label), help=say(h.help)) for h in table.heads)
-    words, notes = (tuple(map(say, said)) for said in (table.words, table.notes))
-    title = say_period(table.title, period)
-    return replace(table, title=title, heads=heads, words=words, notes=notes)
+# ----------------------------------------------------------------------------------------- sections
 
 
-def describe_units(cases: Iterable[Row]) -> str:
-    """Return which model counts what, if they differ; else empty."""
-    pairs = dict.fromkeys((case.unit or IMAGES, case.model) for case in cases)
-    said = ", ".join(f"{unit} of {model}" for unit, model in pairs)
-    return f"Items are {said}." if len({unit for unit, _ in pairs}) > 1 else ""
+R = TypeVar("R")
+
+Said = Cell | str | float | None  # what a column shows of a row: a cell, text, a number, or nothing
 
 
-# ------------------------------------------------------------------------------------------ palette
+@dataclass(frozen=True)
+class Column(Generic[R]):
+    """A column: its `Head`, and ``say``, which returns what it shows of a row. An empty column is
+    left out unless ``always`` is set. One that may ``wrap`` holds words, others numbers, unless
+    ``number`` says otherwise. Numbers are written by ``write``; NaN is empty."""
+
+    name: str
+    label: str
+    help: str
+    say: Callable[[R], Said]
+    number: bool | None = None
+    better: str = ""
+    keep: int = 9
+    wrap: bool = False
+    always: bool = False
+    write: Callable[[Any], str] = str
+
+    def fill(self, row: R) -> Cell:
+        """Return the cell of a row."""
+        said = self.say(row)
+        if isinstance(said, Cell):
+            return said
+        if isinstance(said, str):
+            return Cell(said)
+        return Cell(NOTHING) if said is None or said != said else Cell(self.write(said), said)
+
+    @property
+    def head(self) -> Head:
+        number = not self.wrap if self.number is None else self.number
+        return Head(self.name, self.label, self.help, number, self.better, self.keep, self.wrap)
 
 
-INK, GRID = "#15181c", "#c9ced6"
+@dataclass(frozen=True)
+class Sheet:
+    """The content of a table, before it is filled; without rows there is no table. Notes, groups
+    and words are as in `Table`."""
 
-STYLE = {
-    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color"), INK),
-    **dict.fromkeys(("xtick.color", "ytick.color"), INK),
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same picture everywhere
-    "grid.color": GRID,
-    "text.parse_math": False,  # a name may hold mathtext markup
-}
-"""The settings of matplotlib for all figures."""
+    title: str
+    columns: Sequence[Column[Any]]
+    rows: Sequence[Any]  # from which the columns are filled
+    notes: Iterable[str] = ()
+    groups: Mapping[int, str] = field(default_factory=dict)
+    words: Iterable[str] = ()
+    name: str = ""  # the section's, unless it has several tables
+    empty: Sequence[str] = ("", NOTHING)  # texts of empty cells; if (), all columns stay
 
-PALETTE: tuple[tuple[str, str], ...] = (
-    ("#4f5b69", "#aeb9c7"),
-    ("#a85507", "#f0a848"),
-    ("#1a5fc0", "#70abff"),
-    ("#0b7480", "#3ec6d2"),
-    ("#a8195c", "#f47cb0"),
-    ("#6a3cc2", "#b498ff"),
-    ("#2f7a1f", "#7fce6a"),
-    ("#7a5c00", "#d9bf4a"),
-    ("#b3261e", "#ff8a80"),
-    ("#3f51b5", "#9fa8ff"),
-    ("#8c4a2f", "#d9a48c"),
-)
-"""Colours on light and on dark; each at least 4.5 : 1 against its background."""
 
-_SHAPES = "osD^vPX*<>hpd"  # matplotlib's markers
+@dataclass(frozen=True)
+class Section:
+    """A question that a report answers, if it can."""
 
-COLOURS: dict[str, tuple[str, str]] = dict(zip(PRECISIONS, cycle(PALETTE), strict=False))
-"""Precision -> its colour on light and on dark."""
+    name: str  # of its table
+    question: str  # as a reader would ask it
+    list_sheets: Callable[[Any], Iterable[Sheet]]  # from a `bench.questions.report_data.ReportData`
+    level: Level = Level.DETAIL  # of its tables
 
-MARKERS: dict[str, str] = dict(zip(PRECISIONS, cycle(_SHAPES), strict=False))
-"""Precision -> its marker, for readers who do not see the colours."""
+    def tabulate(self, found: Any) -> Iterator[Table]:
+        """Return its tables, without those that have no rows."""
+        return self.lay_out(self.list_sheets(found))
+
+    def lay_out(self, sheets: Iterable[Sheet]) -> Iterator[Table]:
+        """Return its tables from sheets that were made elsewhere, as `tabulate` does."""
+        return (self.fill(sheet) for sheet in sheets if sheet.rows)
+
+    def fill(self, sheet: Sheet) -> Table:
+        """Return one table, even without rows."""
+        table = Table(
+            sheet.name or self.name,
+            sheet.title,
+            tuple(column.head for column in sheet.columns),
+            tuple(tuple(column.fill(row) for column in sheet.columns) for row in sheet.rows),
+            tuple(sheet.notes),
+            # no line before the first row, only a heading if there is one
+            {at: said for at, said in sheet.groups.items() if at or said},
+            tuple(sheet.words),
+            level=self.level,
+            question=self.question,
+        )
+        always = [column.name for column in sheet.columns if column.always]
+        return table.drop_empty(sheet.empty, always) if sheet.empty else table
+
+
+def join(parts: Iterable[tuple[str, Iterable[R]]]) -> tuple[list[R], dict[int, str]]:
+    """Return the rows of parts, each under a heading, and their `Sheet.groups`."""
+    rows: list[R] = []
+    groups: dict[int, str] = {}
+    for heading, part in parts:
+        groups[len(rows)] = heading
+        rows += part
+    return rows, groups
+
+
+def quantity_column(
+    name: str,
+    take: Callable[[Any], Row] = lambda row: row,
+    label: str = "",
+    *,
+    spread: bool = True,
+    **head: Any,
+) -> Column[Any]:
+    """Return the column of one of `QUANTITIES`, for the case that ``take`` finds in a row of the
+    table, if any. The epoch time's also shows how a case without one ended. A ``label`` is without
+    its unit; ``head`` replaces further fields of the `Column`."""
+    quantity = QUANTITIES[name]
+    unit = f" ({quantity.unit})" if quantity.unit not in ("", "×") else ""
+    write = time_cell if name == "epoch_time_s" else partial(quantity_cell, quantity)
+    shown = {
+        "help": quantity.help,
+        "say": lambda one: write(row, spread=spread) if (row := take(one)) is not None else None,
+        "better": quantity.better,
+        **head,
+    }
+    return Column(name, label + unit if label else quantity.title, **shown)
+
+
+def axis_column(
+    axis: str,
+    machines: Machines,
+    take: Callable[[Any], Row] = lambda row: row,
+    number: bool | None = None,
+) -> Column[Any]:
+    """Return the column of an axis, or of the machine, for the case that ``take`` finds in a row.
+    It is never left out. A ``number`` is aligned right; the default depends on the axis."""
+    # on the command line the help of an axis says images where it means items
+    told = "where it ran" if axis == MACHINE else AXES[axis].help
+
+    def say(one: Any) -> Cell:
+        row = take(one)
+        if axis == "fp8_recipe" and not PRECISIONS[row.precision].float8:
+            return Cell(NOTHING)
+        if axis == MACHINE:
+            where = machines[row.sweep, row.machine]
+            return Cell(where, where)
+        return Cell(name_value(axis, getattr(row, axis), machines), getattr(row, axis))
+
+    return Column(
+        axis,
+        name_axis(axis),
+        told.replace("images", "items"),
+        say,
+        number=axis in NUMBERS if number is None else number,
+        wrap=axis in (MACHINE, "model"),
+        always=True,
+    )
+
+
+def case_column(
+    axes: Collection[str], machines: Machines, take: Callable[[Any], Row] = lambda row: row
+) -> Column[Any]:
+    """Return the column that names a case by some axes; ``take`` finds the case in a row."""
+    return Column("case", "case", "the settings that tell it apart",
+                  lambda one: name_place(take(one), axes, machines), wrap=True)  # fmt: skip
+
+
+def quantity_cell(quantity: Quantity, row: Row, *, spread: bool = True) -> Cell:
+    """Return the cell of a quantity of a case, with the ends of its spread and the mark of an
+    estimate, without unit. A case of less than an epoch shows nothing that was learnt. Ends over
+    repeats are in parentheses, within one run in brackets."""
+    value = getattr(row, quantity.name)
+    if not is_number(value) or (quantity.learnt and not row.learnt_whole):
+        return Cell(NOTHING)
+    text = quantity.write(value)
+    if spread and quantity.spread:
+        low, high = (getattr(row, f"{quantity.name}_{end}", math.nan) for end in ("low", "high"))
+        if is_number(low) and is_number(high) and (ends := quantity.write_ends(low, high, value)):
+            text += f" [{ends}]" if row.spread == Spread.WITHIN.value else f" ({ends})"
+    other = row.base_fraction if quantity.name == "speedup" else 1.0
+    estimated = bool(quantity.whole and min(row.part, other) < 1)
+    return Cell(f"{ESTIMATE * estimated}{text}", value, estimated)
+
+
+def write_quantity(quantity: Quantity, row: Row, *, spread: bool = True) -> str:
+    """Write one number of a case as `quantity_cell` does, with its unit."""
+    return quantity.add_unit(quantity_cell(quantity, row, spread=spread).text)
+
+
+def time_cell(row: Row, *, spread: bool = True) -> Cell:
+    """Return the cell of a case's epoch time, or of the outcome that left it without one."""
+    if row.status not in MEASURED:
+        return Cell(outcome(row.status, bool(row.inferred)), row.status)
+    return quantity_cell(QUANTITIES["epoch_time_s"], row, spread=spread)

@@ -13,7 +13,7 @@ from bench.errors import choose
 from bench.flags import Parser, add_filters, add_output, command, writable, write_document
 from bench.processes import leave
 from bench.questions.settings import AIMS
-from bench.report.terminal import show
+from bench.report import show
 
 if TYPE_CHECKING:
     from bench.report.document import Report

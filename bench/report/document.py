@@ -25,18 +25,18 @@ from bench.questions.report_data import ReportData, gather
 from bench.questions.scaling import SCALING, WALLS
 from bench.questions.step_time import BREAKDOWNS
 from bench.record import Status
-from bench.render.section import Section
 from bench.render.table import (
     Answer,
     Level,
     NextStep,
     Notice,
+    Section,
     Table,
+    count_in,
     find_period,
     find_units,
     outcome,
     say_period,
-    word_table,
 )
 from bench.study.axes import Filter
 from bench.study.sweeps import Sweep
@@ -139,8 +139,21 @@ class Report(ReportData):
 
     def _lay_out(self, sections: Iterable[Section]) -> tuple[Table, ...]:
         units = find_units(self.results)
-        tables = (table for section in sections for table in section.tabulate(self))
-        return tuple(word_table(table, units, self.period) for table in tables)
+
+        def say(text: str) -> str:
+            return say_period(count_in(text, units), self.period)
+
+        return tuple(
+            replace(
+                table,
+                title=say_period(table.title, self.period),
+                heads=tuple(replace(h, label=say(h.label), help=say(h.help)) for h in table.heads),
+                words=tuple(map(say, table.words)),
+                notes=tuple(map(say, table.notes)),
+            )
+            for section in sections
+            for table in section.tabulate(self)
+        )
 
 
 def build(

@@ -15,6 +15,7 @@ import os
 import re
 import textwrap
 from collections.abc import Sequence
+from itertools import cycle
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from bench.origin import LABELS
 from bench.precision import PRECISIONS
 from bench.questions.settings import list_settings
 from bench.record import MEASURED, Status
-from bench.render.table import COLOURS, GRID, INK, MARKERS, STYLE, count_in, find_units
+from bench.render.table import count_in, find_units
 from bench.render.text import list_doubts
 from bench.report.document import Report
 from bench.store.reader import find_records
@@ -88,9 +89,39 @@ def _judge_baseline(part: Sequence[Result]) -> tuple[int, bool, bool, int]:
     return min(len(sizes), 2), first.accumulate == 1, first.memory_limit == "", len(part)
 
 
+INK, GRID = "#15181c", "#c9ced6"
+
+
+PALETTE: tuple[tuple[str, str], ...] = (
+    ("#4f5b69", "#aeb9c7"),
+    ("#a85507", "#f0a848"),
+    ("#1a5fc0", "#70abff"),
+    ("#0b7480", "#3ec6d2"),
+    ("#a8195c", "#f47cb0"),
+    ("#6a3cc2", "#b498ff"),
+    ("#2f7a1f", "#7fce6a"),
+    ("#7a5c00", "#d9bf4a"),
+    ("#b3261e", "#ff8a80"),
+    ("#3f51b5", "#9fa8ff"),
+    ("#8c4a2f", "#d9a48c"),
+)
+"""Colours on light and on dark; each at least 4.5 : 1 against its background."""
+
+_SHAPES = "osD^vPX*<>hpd"  # matplotlib's markers
+
+COLOURS: dict[str, tuple[str, str]] = dict(zip(PRECISIONS, cycle(PALETTE), strict=False))
+"""Precision -> its colour on light and on dark."""
+
+MARKERS: dict[str, str] = dict(zip(PRECISIONS, cycle(_SHAPES), strict=False))
+"""Precision -> its marker, for readers who do not see the colours."""
+
 _LOOK: Any = {
     **sns.axes_style("whitegrid"),
-    **STYLE,
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color"), INK),
+    **dict.fromkeys(("xtick.color", "ytick.color"), INK),
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same picture everywhere
+    "grid.color": GRID,
+    "text.parse_math": False,  # a name may hold mathtext markup
     "font.size": 10.5,
     "axes.facecolor": "none",
     "grid.linewidth": 0.7,

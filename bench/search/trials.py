@@ -22,9 +22,8 @@ from bench.errors import UsageError
 from bench.halving import Halving, read_halving
 from bench.record import MEASURED, EpochRow, Outcome, Record
 from bench.search.options import Search
-from bench.store.plans import plan_runs
 from bench.store.reader import read_beside, read_config
-from bench.store.rows import LatestAttempt, Row, Run, keep_latest
+from bench.store.rows import LatestAttempt, Row, Run, keep_latest, plan_runs
 from bench.sweep.display import Display
 from bench.sweep.folder import read_past, write_config
 from bench.sweep.grid import Grid

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bench.errors import UsageError
 from bench.record import COLUMNS, EpochRow, RankRow, Step, WorkRow
-from bench.store.plans import SHARD, Shard, parse_shard
-from bench.store.rows import Row
+from bench.store.rows import SHARD, Row, Shard, parse_shard
 from bench.store.table import CONFIG, EPOCHS, RANKS, RECORDS, STEPS, TABLES, WORK, read_columns
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ from bench.case import list_varying
 from bench.errors import UsageError
 from bench.halving import Halving, read_halving
 from bench.record import REPEATED, WorkRow
-from bench.store.plans import SHARD, Plan, Shard, leave_out_known
 from bench.store.reader import find_records, read_beside, read_config, read_rows
-from bench.store.rows import Row, read_history
+from bench.store.rows import SHARD, Plan, Row, Shard, leave_out_known, read_history
 from bench.store.table import RECORDS
 from bench.text import count, name_first
 from bench.wall import MARGIN, read_goal

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from bench.flags import command
 from bench.processes import leave
-from bench.report.terminal import print_report
+from bench.report import print_report
 from bench.sweep.execution import run_sweep
 from bench.sweep.options import parse_arguments, plan_cases
 from bench.sweep.preview import preview, print_registries

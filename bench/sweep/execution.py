@@ -10,9 +10,8 @@ from typing import Any
 from bench.case import Case, list_varying
 from bench.doctor.rates import choose_seconds
 from bench.record import Status
-from bench.store.plans import collect_times, leave_out_known, plan_runs
 from bench.store.reader import read_config
-from bench.store.rows import read_history
+from bench.store.rows import collect_times, leave_out_known, plan_runs, read_history
 from bench.sweep.display import Display
 from bench.sweep.folder import read_past, refuse_other_part, write_config
 from bench.sweep.grid import Grid

@@ -15,9 +15,8 @@ from bench.case import AXES, Case, format_value, list_affecting, spell_cases
 from bench.environment.machine import Platform
 from bench.errors import UsageError
 from bench.record import COMPARABLE, MEASURED, Environment, Record
-from bench.store.plans import SHARD, Shard
 from bench.store.reader import read_config, read_rows
-from bench.store.rows import Row
+from bench.store.rows import SHARD, Row, Shard
 from bench.store.table import BEST, LAST
 from bench.sweep.preflight import list_described
 from bench.text import clean, replace_file

@@ -8,8 +8,7 @@ from itertools import islice, takewhile
 
 from bench.case import Case
 from bench.record import Outcome, Record, Status
-from bench.store.plans import is_known
-from bench.store.rows import LatestAttempt, Run
+from bench.store.rows import LatestAttempt, Run, is_known
 from bench.sweep.loop import Loop
 from bench.sweep.schedule import Losses, OomSkips
 from bench.worker import Job, Lane

@@ -28,7 +28,7 @@ from bench.grid import fill_auto
 from bench.origin import EXECUTORS
 from bench.preset import Preset, default_preset, load_config, load_preset
 from bench.record import Status
-from bench.store.plans import Shard, parse_shard
+from bench.store.rows import Shard, parse_shard
 from bench.sweep.schedule import CHEAP_FRACTION, CHEAP_REPEATS, CHEAP_STEPS, default_repeats
 from bench.text import count
 from bench.wall import Wall, name_family

@@ -13,9 +13,8 @@ from bench.models.freezing import FREEZES
 from bench.optimization import OPTIMIZERS, SCHEDULES
 from bench.precision import FP8_RECIPES, OPT_LEVELS, POLICIES, PRECISIONS
 from bench.preset import load_preset, preset_names
-from bench.store.plans import plan_runs
 from bench.store.reader import read_rows
-from bench.store.rows import LatestAttempt, Run, read_history
+from bench.store.rows import LatestAttempt, Run, plan_runs, read_history
 from bench.store.table import RECORDS
 from bench.sweep.options import Options, Plan
 from bench.sweep.preflight import check_without_torch

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_map_only
 
 from bench.case import Case, whole_batch
 from bench.data.batches import Supply, count_items, count_whole
-from bench.interval import find_half_width
+from bench.limits import find_half_width
 from bench.training.loop import Exchange, Training
 from bench.training.timing import StepClock, synchronize
 from bench.workloads import Loss

@@ -26,8 +26,7 @@ from typing import Any
 
 import torch
 
-from bench.interval import find_quantile
-from bench.limits import STEADY, leave_out_first
+from bench.limits import STEADY, find_quantile, leave_out_first
 
 LEAST_S = 0.5
 """Minimum time of warm-up after the first step, in s, unless its limit of steps is reached."""

@@ -14,8 +14,7 @@ from bench.case import Case
 from bench.errors import UsageError
 from bench.grid import grid
 from bench.record import Status
-from bench.store.plans import find_width, plan_runs
-from bench.store.rows import LatestAttempt, Run
+from bench.store.rows import LatestAttempt, Run, find_width, plan_runs
 from bench.sweep.options import parse_arguments, plan_cases
 from bench.sweep.schedule import OomSkips, remaining_runs
 

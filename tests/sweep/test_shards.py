@@ -20,8 +20,8 @@ from bench.errors import UsageError
 from bench.grid import grid
 from bench.record import Step
 from bench.report.__main__ import main as report
-from bench.store.plans import Shard
 from bench.store.reader import read_records
+from bench.store.rows import Shard
 from bench.store.writer import Store
 from bench.study.sweeps import list_results
 from bench.sweep import __main__ as sweep
