@@ -26,7 +26,7 @@ from bench.gpu.nvml import find_cards
 from bench.precision import find_apex, find_torchao
 from bench.processes import leave, stop_signals
 from bench.record import COMPARABLE
-from bench.scale_map import GRADIENTS, MAP, TRAININGS
+from bench.scale_map import MAP
 from bench.sweep.folder import default_out
 from bench.text import clean, last_line, read_clock, replace_file
 
@@ -155,7 +155,7 @@ def main(argv: Sequence[str]) -> int:
             elif name == "report" and gaps:
                 said = f"waits for {', '.join(gaps)}"
             else:
-                for part in (MAP, GRADIENTS, TRAININGS) if name == "scales" else ():
+                for part in (MAP,) if name == "scales" else ():
                     (folder / part).unlink(missing_ok=True)  # a part of a map would be refused
                 while "{" in text:
                     text = text.format_map(words)

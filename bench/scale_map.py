@@ -1,28 +1,25 @@
 """The loss-scale map that `python -m bench.scales` measures: its parts, judged, and
-its files.
+its file.
 
 A map says, for each precision, what a range of loss scales does to the gradients of a training.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields
 from enum import StrEnum
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from bench.case import format_value
 from bench.errors import UsageError
 from bench.plain import read_value
 from bench.precision import PRECISIONS
-from bench.store.table import write_lines
 from bench.text import replace_file
 
 TOLERANCE = 0.01
@@ -287,13 +284,12 @@ def _find_starved(case: ScaleCase, held: Sequence[float]) -> dict[float, str]:
 # ------------------------------------------------------------------------------------------ on disk
 
 
-MAP, GRADIENTS, TRAININGS = "scales.json", "gradients.csv", "trainings.csv"
-"""The files of a map: what was asked for and where it ran; counts of gradient values; losses."""
+MAP = "scales.json"
+"""The file of a map: what was asked for, where it ran, counts of gradient values, and losses.
+Counts and trainings are rows, of the fields of their classes; what is no number is ``NaN``."""
 
-VERSION = 2
-"""The version of these files; a reader refuses any other."""
-
-_TOLD = ("command", "started_at", "tolerance", "environment")  # of a map, once for all its cases
+VERSION = 3
+"""The version of this file; a reader refuses any other."""
 
 
 def read_scale_map(folder: Path) -> ScaleMap | None:
@@ -301,113 +297,26 @@ def read_scale_map(folder: Path) -> ScaleMap | None:
     if not (folder / MAP).is_file():
         return None
     try:
-        head = json.loads((folder / MAP).read_text(encoding="utf-8"))
-        if head["version"] != VERSION:
-            raise ValueError(f"version {head['version']}, this reads {VERSION}")
-        gradients, trainings = (_read_rows(folder / name) for name in (GRADIENTS, TRAININGS))
-        cases = tuple(
-            _read_case(case, gradients[str(number)], trainings[str(number)])
-            for number, case in enumerate(head["cases"], 1)
-        )
-        return ScaleMap(folder, **{name: head[name] for name in _TOLD}, cases=cases)
+        told = json.loads((folder / MAP).read_text(encoding="utf-8"))
+        if (version := told.pop("version")) != VERSION:
+            raise ValueError(f"version {version}, this reads {VERSION}")
+        cases = read_value(tuple[ScaleCase, ...], told.pop("cases"))
+        return ScaleMap(folder, cases=cases, **told)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"{folder}: {MAP}, {GRADIENTS} and {TRAININGS} are not as bench.scales writes them "
-            f"({type(error).__name__}: {error}); run bench.scales again"
+            f"{folder}: {MAP} is not as bench.scales writes it ({type(error).__name__}: {error}); "
+            "run bench.scales again"
         ) from error
 
 
-Row = dict[str, str]
-
-
-def _read_rows(file: Path) -> dict[str, list[Row]]:
-    groups: dict[str, list[Row]] = defaultdict(list)
-    with file.open(encoding="utf-8", newline="") as lines:
-        reader = csv.DictReader(lines, strict=True)
-        if "case" not in (reader.fieldnames or ()):
-            raise ValueError(f"{file.name} has no column case")
-        for row in reader:
-            groups[row["case"]].append(row)
-    return groups
-
-
-def _read_gradients(rows: Sequence[Row]) -> tuple[Gradients, ...]:
-    return tuple(
-        Gradients(
-            int(row["step"]),
-            float(row["scale"]),
-            row["layer"],
-            Kind(row["gradient"]),
-            Tally(*(int(row[f.name]) for f in fields(Tally))),
-        )
-        for row in rows
-    )
-
-
-def _read_trainings(rows: Sequence[Row]) -> tuple[ScaledTraining, ...]:
-    settings: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        settings[row["loss_scale"]].append(row)
-    return tuple(
-        ScaledTraining(
-            setting,
-            tuple(float(row["loss"] or "nan") for row in steps),
-            tuple(float(row["scale"]) for row in steps),
-            tuple(row["overflowed"] == "on" for row in steps),
-        )
-        for setting, steps in settings.items()
-    )
-
-
-def _read_case(
-    head: Mapping[str, Any], gradients: Sequence[Row], trainings: Sequence[Row]
-) -> ScaleCase:
-    peaks = [math.nan if peak is None else peak for peak in head["peaks"]]
-    case: ScaleCase = read_value(ScaleCase, {**head, "peaks": peaks})
-    counted, trained = _read_gradients(gradients), _read_trainings(trainings)
-    return replace(case, gradients=counted, trainings=trained)
-
-
 def write_map(scales: ScaleMap) -> None:
-    """Write all cases measured so far; each file is replaced whole. Raises UsageError: the folder
+    """Write all cases measured so far; the file is replaced whole. Raises UsageError: the folder
     cannot be written."""
-    told = {name: getattr(scales, name) for name in _TOLD}
-    head = {"version": VERSION, **told, "cases": [_describe(case) for case in scales.cases]}
+    told = {"version": VERSION, **vars(scales)}
+    del told["folder"]
+    told["cases"] = [{f.name: getattr(c, f.name) for f in fields(c)} for c in scales.cases]
     try:
         scales.folder.mkdir(parents=True, exist_ok=True)
-        # the head last, so that it names no case whose rows are missing
-        replace_file(scales.folder / GRADIENTS, write_lines(_gradients(scales)))
-        replace_file(scales.folder / TRAININGS, write_lines(_trainings(scales)))
-        text = json.dumps(head, indent=2, allow_nan=False) + "\n"
-        replace_file(scales.folder / MAP, text)
+        replace_file(scales.folder / MAP, json.dumps(told, default=astuple) + "\n")
     except OSError as error:
         raise UsageError(f"--out {scales.folder}: {error.strerror}; choose another") from error
-
-
-def _describe(case: Any) -> dict[str, Any]:
-    plain = {f.name: getattr(case, f.name) for f in fields(case)}
-    del plain["gradients"], plain["trainings"]
-    return {
-        **plain,
-        "overflows": {repr(scale): step for scale, step in case.overflows.items()},
-        "peaks": [peak if math.isfinite(peak) else None for peak in case.peaks],
-    }
-
-
-def _gradients(scales: ScaleMap) -> Iterator[tuple[Any, ...]]:
-    counts = [f.name for f in fields(Tally)]
-    yield "case", "step", "scale", "layer", "gradient", *counts
-    for number, case in enumerate(scales.cases, 1):
-        for row in case.gradients:
-            tally = (getattr(row.tally, name) for name in counts)
-            yield number, row.step, row.scale, row.layer, row.kind.value, *tally
-
-
-def _trainings(scales: ScaleMap) -> Iterator[tuple[Any, ...]]:
-    yield "case", "loss_scale", "step", "loss", "scale", "overflowed"
-    for number, case in enumerate(scales.cases, 1):
-        for training in case.trainings:
-            rows = zip(training.losses, training.scales, training.overflowed, strict=True)
-            for step, (loss, scale, overflowed) in enumerate(rows, 1):
-                shown = format_value(loss) if math.isfinite(loss) else None
-                yield number, training.setting, step, shown, scale, overflowed

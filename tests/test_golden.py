@@ -202,7 +202,7 @@ def test_every_outcome_is_shown() -> None:
     assert [outcome(status) for status in Status if f"1 {outcome(status)}" not in said] == ["ok"]
 
 
-ELSEWHERE = {"search": "tests/test_search.py", "scales": "tests/test_scales.py"}
+ELSEWHERE = {"search": "tests/test_search.py"}
 """Sections whose text is held beside what makes it."""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
-from itertools import chain
 from typing import Any
 
 from bench.render.table import Cell, Column, Section, Sheet, join
@@ -85,7 +84,7 @@ def tabulate_scale_map(scales: ScaleMap) -> Iterator[Sheet]:
     ]  # fmt: skip
     notes = [
         "Of the gradients of all layers' outputs and weights, at the step where the share is "
-        "largest; underflow is rounding to zero. gradients.csv has each layer.",
+        "largest; underflow is rounding to zero. scales.json has each layer.",
         HOW,
     ]
     words = summarize_scale_map(scales).splitlines()
@@ -119,8 +118,4 @@ def _tabulate_trainings(scales: ScaleMap) -> Sheet:
     return Sheet("Training by loss scale", columns, rows, [note], groups, name="scales-trainings")
 
 
-SCALES = Section(
-    "scales",
-    "Which loss scales are safe?",
-    lambda found: chain.from_iterable(map(tabulate_scale_map, found.scale_maps)),
-)
+SCALES = Section("scales", "Which loss scales are safe?", tabulate_scale_map)

@@ -14,7 +14,6 @@ from bench.questions.effects import Effect, find_effects
 from bench.questions.scaling import Line, Search, find_lines, find_searches
 from bench.questions.settings import Setting, list_settings
 from bench.questions.step_time import Profiled, read_steps
-from bench.scale_map import ScaleMap, read_scale_map
 from bench.store.rows import group, latest
 from bench.study.axes import (
     MACHINE,
@@ -95,11 +94,6 @@ class ReportData:
     @cached_property
     def lines(self) -> list[Line]:
         return find_lines(self.results, self.times)
-
-    @cached_property
-    def scale_maps(self) -> tuple[ScaleMap, ...]:
-        """The maps that `bench.scales` stored in the folders of the sweeps."""
-        return tuple(filter(None, (read_scale_map(sweep.path) for sweep in self.sweeps)))
 
 
 M = TypeVar("M", bound=ReportData)

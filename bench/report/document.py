@@ -11,7 +11,6 @@ from typing import ClassVar
 
 from bench.questions.effects import EFFECTS
 from bench.questions.halving import SEARCH
-from bench.questions.loss_scales import SCALES
 from bench.questions.notices import (
     choose_next,
     describe_constants,
@@ -53,7 +52,6 @@ SECTIONS: tuple[Section, ...] = (
     WALLS,
     SCALING,
     SEARCH,
-    SCALES,
 )
 """In reading order."""
 

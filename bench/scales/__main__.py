@@ -30,10 +30,8 @@ from bench.grid import grid
 from bench.processes import leave
 from bench.questions.loss_scales import SCALES, tabulate_scale_map
 from bench.scale_map import (
-    GRADIENTS,
     MAP,
     TOLERANCE,
-    TRAININGS,
     ScaleMap,
     read_scale_map,
     write_map,
@@ -105,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
     cases = choose_cases(read_axes(given), given.data_dir)
     out = given.out or Path("results") / f"scales-{datetime.now():%Y%m%d-%H%M%S}"
     refuse_unwritable(out)
-    if any((out / name).exists() for name in (MAP, GRADIENTS, TRAININGS)):
+    if (out / MAP).exists():
         raise UsageError(f"--out {out}: holds a map already; choose another, or --show {out}")
     refuse_missing(["torch", "numpy", "pandas"])
     machine = examine([cases[0].device], list_requests(cases))
@@ -175,8 +173,7 @@ def show(scales: ScaleMap) -> None:
         draw_table(table, console)
         console.print()
     of = scales.cases[0]
-    files = ", ".join((MAP, GRADIENTS, TRAININGS))
-    draw_text(f"On {of.dataset}, {of.device}. In {scales.folder}: {files}.", console)
+    draw_text(f"On {of.dataset}, {of.device}. In {scales.folder}: {MAP}.", console)
 
 
 if __name__ == "__main__":
