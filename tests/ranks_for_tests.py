@@ -25,13 +25,9 @@ from torch import Tensor, nn
 from bench.case import Case, whole_batch
 from bench.data.batches import Batches, Divided, Share
 from bench.precision import PRECISIONS
-from bench.record import Measurement, Outcome
-from bench.training.loop import Epoch, Training, merge, train_epoch
+from bench.training.loop import Training, merge, train_epoch
 from bench.training.parallel import GradientExchange, Group, Processes, measure_exchange
 from bench.training.timing import StepClock
-from bench.worker import Rendezvous
-from bench.worker.epochs import TimedEpoch
-from bench.worker.measurement import describe_exchange, describe_group
 from bench.workloads import Loss, Workload
 
 CPU = torch.device("cpu")
@@ -251,23 +247,6 @@ def exposed(group: Group) -> dict[str, Any]:
     return {"exposed": found, "same": group.gather(same)}
 
 
-def synchronized(group: Group) -> dict[str, Any]:
-    """What a case with ``--sync-bn`` says of its exchange, on a network without BatchNorm."""
-    case = replace(CASE, world_size=group.size, sync_bn=True)
-    training = train(16, case, group)[0]
-    batches = open_data(16, case, Share(group.rank, group.size))
-    found = Outcome(
-        measurement=Measurement(epoch_time_s=3.0, measured_time_s=1.5, step_time_median_s=0.1)
-    )
-    own = [TimedEpoch(Epoch([8], [1.0], [1], [], []), [1.0], [0.1], 1.0)]
-    describe_group(
-        found, case, training, own, group, Rendezvous(group.rank, group.size, "", [], 60.0)
-    )
-    group.leave = lambda: None  # type: ignore[method-assign]  # other scenarios follow
-    describe_exchange(found, training, batches, case, group)
-    return {"found": found}
-
-
 SCENARIOS: dict[str, Callable[[Group], Any]] = {
     one.__name__: one
     for one in (
@@ -278,7 +257,6 @@ SCENARIOS: dict[str, Callable[[Group], Any]] = {
         overflow,
         straggler,
         exposed,
-        synchronized,
     )
 }
 

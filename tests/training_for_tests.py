@@ -6,7 +6,6 @@ The checks are functions here so that what runs on a card has run on a CPU first
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -17,9 +16,6 @@ from torch import Tensor, nn
 
 from bench.case import Case
 from bench.data.batches import Divided, Supply
-from bench.gpu import Device
-from bench.gpu.monitor import Monitor, Observation
-from bench.models import build_model
 from bench.optimization import OPTIMIZERS
 from bench.precision import PRECISIONS, set_flags
 from bench.record import Outcome
@@ -39,11 +35,6 @@ def small(seed: int = 0) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(1800, 10)
     )
-
-
-def dpn_small(seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    return build_model("dpn-small")
 
 
 def batch(size: int = 16, seed: int = 1, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
@@ -158,55 +149,3 @@ def step_error(precision: str, device: torch.device = CPU) -> float:
     ]
     mine, theirs = (torch.cat([pair[i].flatten() for pair in updates]) for i in range(2))
     return float((mine - theirs).norm() / theirs.norm())
-
-
-# -------------------------------------------------------------------------- a curve of fifty steps
-
-STEPS, WINDOW, SEEDS = 50, 10, range(5)
-HALVES = ("fp16", "bf16", "fp16-amp", "bf16-amp")
-
-
-def learnable(seed: int, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
-    """A batch of 64 noisy images of ten patterns: images float32 (64, 3, 32, 32), labels int64."""
-    patterns = torch.randn(10, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    x, y = batch(64, seed)
-    return (x + patterns[y] / 12).to(device), y.to(device)
-
-
-def curve(ours: Training, seed: int = 0) -> Tensor:
-    """Mean loss of each window of ten steps, of the 50 batches of a seed: float64 (5,)."""
-    losses = [ours.step(learnable(1000 * seed + i, ours.device))[0] for i in range(STEPS)]
-    return torch.stack(losses).double().cpu().view(-1, WINDOW).mean(dim=1)
-
-
-def fp32_curves(device: torch.device = CPU) -> list[Tensor]:
-    """The curves of fp32, one for each seed of weights and batches."""
-    return [curve(training("fp32", device, seed), seed) for seed in SEEDS]
-
-
-def outside_spread(mine: Tensor, fp32: Sequence[Tensor]) -> list[int]:
-    """The windows in which a curve of the first seed leaves the seed spread of fp32's.
-
-    It may be as far from fp32's curve of the same seed as one standard deviation over the seeds:
-    rounding is to matter less than the choice of a seed. A curve that merely stays within the range
-    of all seeds could be anybody's: that of a spoilt BatchNorm does. NaN is outside.
-    """
-    spread = torch.stack(tuple(fp32)).std(dim=0)
-    return (~((mine - fp32[0]).abs() <= spread)).nonzero().flatten().tolist()
-
-
-# ------------------------------------------------------------------------------- memory as sampled
-
-
-def watch_memory(device: Device, hold: Callable[[], int]) -> tuple[int, Observation]:
-    """What ``hold`` says it held, and what readings of the device alone saw in that epoch.
-
-    No bound is given to the monitor, so that its peaks are what was read.
-    """
-    with Monitor(device) as monitor:
-        monitor.watch(os.getpid())
-        monitor.enter("warmup")
-        monitor.enter("epoch")
-        held = hold()
-        monitor.enter("evaluation")
-        return held, monitor.close()

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from batches_for_tests import assert_each_is_one_augmentation, make
 from training_for_tests import (
     OURS,
     batch,
@@ -121,19 +120,6 @@ def test_no_step_waits_for_the_device(name: str, platform: Platform, data: Datas
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(fetch().losses) == 10
-
-
-def test_batches_are_made_without_a_wait() -> None:
-    images, batches = make(200, batch_size=64, device="cuda")
-    assert_each_is_one_augmentation(images, batches)
-    steps = list_batches(batches)
-    next(steps)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        assert len(list(steps)) == 3
-        assert len(list(batches.evaluation())) == 4
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("name", OURS)

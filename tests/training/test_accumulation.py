@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from training_for_tests import (
     CPU,
@@ -24,11 +20,9 @@ from training_for_tests import (
 )
 
 from bench.case import Case, micro_batch
-from bench.data import DatasetInfo
 from bench.data.batches import Batches
 from bench.precision import PRECISIONS
 from bench.training.loop import Training
-from bench.worker.preparation import set_up, start_over, warm_up_shapes
 
 IMAGES, BATCH = 61, 22  # batches of 22, 22 and 17
 HALF_STEPS = [("fp16", 128.0), ("fp16", "dynamic"), ("fp16-amp", 128.0)]
@@ -141,55 +135,3 @@ def test_overflow_in_one_micro_batch_is_that_of_the_step(
         assert not all(map(torch.equal, before, ours.masters))
     else:
         assert not all(bool(torch.isfinite(p).all()) for p in ours.parameters)
-
-
-# ---------------------------------------------------------------------------------------- batches
-
-
-@given(st.integers(2, 40), st.integers(1, 40), st.integers(0, 3))
-def test_micro_batches_are_the_batch_in_order(size: int, accumulate: int, epoch: int) -> None:
-    """Joined they are its images bitwise, crops and flips too; all but the last are full."""
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (IMAGES, 3, 32, 32), dtype=np.uint8)
-    micro = micro_batch(Case(batch_size=size, accumulate=min(accumulate, size)))
-    whole, made = (
-        Batches(images, np.arange(IMAGES), batch_size=size, micro_batch=n, device=CPU, seed=1)
-        for n in (size, micro)
-    )
-    for (x, y), divided in zip(list_batches(whole, epoch), made.divide(epoch), strict=True):
-        cut, labels = zip(*divided.parts, strict=True)
-        assert {len(part) for part in cut[:-1]} <= {micro}
-        assert 1 <= len(cut[-1]) <= micro
-        assert torch.equal(torch.cat(cut), x)
-        assert torch.equal(torch.cat(labels), y)
-        assert divided.size == len(y)
-
-
-# -------------------------------------------------------------------------- warm-up and evaluation
-
-
-def tiny() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, 4), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10)
-    )
-
-
-def test_every_micro_batch_shape_is_warm_before_it_is_measured(data: DatasetInfo) -> None:
-    """Full, the uneven one of a full batch, and that of the epoch's last batch; and no other."""
-    case = Case(model=f"{__name__}:tiny", dataset="synthetic", device="cpu")
-    for batch_size, accumulate, expected in (
-        (200, 6, {34, 30, 32}),  # the last batch is twice 34, and 32
-        (200, 1, {200, 100}),
-    ):
-        case = replace(case, batch_size=batch_size, accumulate=accumulate)
-        _, batches, training = set_up(case, data.folder)
-        batches.images, batches.labels = batches.images[:500], batches.labels[:500]
-        batches.samples = 500
-        seen: list[int] = []
-        training.model.register_forward_hook(lambda m, args, out: seen.append(len(args[0])))  # noqa: B023
-        warm_up_shapes(training, batches, case, lambda step, loss: None)
-        assert set(seen) == expected
-        start_over(training, batches, case)
-        seen.clear()
-        pass_through(training, batches.divide(0))
-        assert set(seen) == expected

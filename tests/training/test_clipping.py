@@ -10,12 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from training_for_tests import (
-    LR,
     MOMENTUM,
     OURS,
     WEIGHT_DECAY,
     batch,
-    in_parts,
     run_case,
     small,
     step_bound,
@@ -52,33 +50,6 @@ def test_the_norm_is_that_of_the_unscaled_gradients_in_every_precision(
     assert norm.dtype == torch.float32
     assert float(norm) == pytest.approx(true_norm(*batch()), rel=step_bound(precision))
     assert float(norm) > MOST
-
-
-@pytest.mark.parametrize("precision", ["fp32", "fp16-amp", "bf16-amp"])
-def test_a_clipped_training_is_that_of_torch_s_recipe(precision: str) -> None:
-    """Bit for bit: unscale, clip, step; in micro-batches too."""
-    ours = training(precision, optimizer="adamw", clip_grad=MOST)
-    bare, half = small(), getattr(torch, str(ours.precision.autocast), None)
-    scaler = torch.amp.GradScaler("cpu", enabled=precision == "fp16-amp")
-    made = torch.optim.AdamW(bare.parameters(), LR, weight_decay=1e-2, fused=True)
-    clipped = 0
-    for seed in range(6):
-        x, y = batch(seed=seed)
-        sizes = (16,) if seed % 2 else (7, 7, 2)
-        made.zero_grad()
-        for part, labels in zip(x.split(sizes), y.split(sizes), strict=True):
-            with torch.autocast("cpu", half, enabled=half is not None):
-                logits = bare(part)
-            loss = F.cross_entropy(logits.float(), labels)
-            scaler.scale(loss if len(sizes) == 1 else loss * (len(labels) / 16)).backward()
-        scaler.unscale_(made)
-        norm = torch.nn.utils.clip_grad_norm_(bare.parameters(), MOST)
-        scaler.step(made)
-        scaler.update()
-        assert ours.step(in_parts(x, y, *sizes))[3] == norm
-        clipped += bool(norm > MOST)
-        assert all(map(torch.equal, ours.model.parameters(), bare.parameters()))
-    assert clipped > 2
 
 
 @pytest.mark.parametrize(("precision", "scale"), SCALED)

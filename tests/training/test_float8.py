@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 from training_for_tests import CPU, run_case
 
 from bench.case import Case
@@ -27,7 +26,6 @@ from bench.record import Environment, Outcome, Status
 from bench.sweep.preflight import Inputs
 from bench.training.arithmetic import name_arithmetic
 from bench.training.building import make_training
-from bench.training.counting import count_flop
 from bench.training.float8 import convert, find_products
 from bench.training.loop import Training
 from bench.training.proof import Proof, Setting, prove
@@ -84,24 +82,6 @@ def test_the_transformer_trains_in_fp8(recipe: str, run: Callable[..., Outcome])
     for mine, other in zip(found.steps, theirs, strict=True):
         assert mine.loss == pytest.approx(other.loss, rel=0.02)
     assert [s.loss for s in found.steps] != [s.loss for s in theirs], "it would be bf16"
-
-
-def test_its_share_of_the_flop_is_what_torch_counts(run: Callable[..., Outcome]) -> None:
-    workload = transformer.tiny()
-    model, batch = workload.build_model(), workload.make_batch(2, CPU, torch.Generator())
-    with FlopCounterMode(display=False) as counter:
-        workload.compute_loss(model, batch).loss.backward()  # type: ignore[union-attr]
-    counts = counter.get_flop_counts()
-    converted = sum(
-        sum(of.values())
-        for name, of in counts.items()
-        if name.startswith("Decoder.blocks") and name.endswith(("qkv", "out", "wide.0", "wide.2"))
-    )
-    m = run(precision="fp8").measurement
-    # per token of two texts of 32; attention, which this counter misses on a CPU, is in the whole
-    assert m.fp8_flop_share == converted / (2 * 32) / count_flop(workload)
-    assert m.flop_per_image == run(precision="bf16-amp").measurement.flop_per_image
-    assert m.flop_per_image == count_flop(workload)
 
 
 def train(

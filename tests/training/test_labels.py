@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pytest_for_tests import Capture
 
 from bench.report.__main__ import main as report
 from bench.store.reader import read_records
 from bench.sweep.__main__ import main as sweep
-from bench.work import Kind, Label, Work, share_formats
 
 
 @pytest.mark.slow
@@ -48,13 +45,3 @@ def test_rows_of_networks_that_choose_their_own_arithmetic(tmp_path: Path, capsy
     capsys.readouterr()
     assert report([str(tmp_path)]) == 0
     assert "doubles trains" not in capsys.readouterr().out
-
-
-@given(st.dictionaries(st.sampled_from(["float32", "float16", "float64"]), st.floats(1, 1e15)))
-def test_shares_are_of_all_that_is_multiplied(flop: dict[str, float]) -> None:
-    work = {Label(Kind.MATMUL, "mm", name): Work(1, f, 1.0) for name, f in flop.items()}
-    moved = {Label(Kind.ELEMENTWISE, "relu", "float64"): Work(1, 5.0, 1e18)}
-    shares = share_formats({**work, **moved})
-    assert sum(shares.values()) == pytest.approx(1 if flop else 0)
-    assert [*shares.values()] == sorted(shares.values(), reverse=True)
-    assert shares.keys() == flop.keys()

@@ -18,7 +18,6 @@ from training_for_tests import (
     WEIGHT_DECAY,
     batch,
     differing_masters,
-    distance,
     pass_through,
     small,
     step_bound,
@@ -29,29 +28,6 @@ from training_for_tests import (
 from bench.precision import POLICIES, PRECISIONS
 from bench.training.loop import Training
 from bench.training.loss_scale import DynamicScale
-
-
-def plain_epoch(steps: int) -> tuple[nn.Module, list[float]]:
-    """The same training as anybody would write it."""
-    model = small()
-    optimizer = torch.optim.SGD(model.parameters(), LR, MOMENTUM, weight_decay=WEIGHT_DECAY)
-    losses = []
-    for seed in range(steps):
-        x, y = batch(seed=seed)
-        loss = F.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return model, losses
-
-
-def test_fp32_is_the_plain_loop() -> None:
-    ours = training()
-    losses = [float(ours.step(batch(seed=seed))[0]) for seed in range(5)]
-    model, expected = plain_epoch(5)
-    assert losses == pytest.approx(expected, rel=1e-5)
-    assert distance(ours.model, model) < 1e-6
 
 
 class Awkward(nn.Module):

@@ -135,16 +135,6 @@ def test_apex_s_scales_are_bounded(name: str, start: float, overflow: bool, end:
     assert float(scale.current()) == end
 
 
-@pytest.mark.parametrize(
-    ("setting", "kind", "value"), [(None, LossScale, 1), (64.0, StaticScale, 64)]
-)
-def test_a_scale_that_no_rule_changes(setting: float | None, kind: type, value: float) -> None:
-    scale = build_loss_scale(setting, CPU)
-    assert type(scale) is kind
-    assert step(scale, 3) == (torch.tensor([-0.5]), False)
-    assert float(scale.current()) == value
-
-
 def test_a_large_gradient_in_fp16_is_no_overflow() -> None:
     """Its norm is past 65504 where its values are not."""
     weight = torch.zeros(2, dtype=torch.float16)

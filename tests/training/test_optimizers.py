@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,12 @@ import torch
 import torch.nn.functional as F
 from pytest_for_tests import Capture
 from torch import Tensor
-from training_for_tests import CPU, LR, batch, training
+from training_for_tests import LR, batch, training
 
 from bench.errors import UsageError
 from bench.grid import grid
 from bench.optimization import OPTIMIZERS
-from bench.precision import POLICIES
 from bench.sweep.__main__ import main as sweep
-from bench.training.loss_scale import DynamicScale
 
 ROOT = Path(__file__).parents[2]
 Formula = Callable[[Tensor, Tensor, dict[str, Tensor], int, float], Tensor]
@@ -85,30 +82,6 @@ def test_a_reset_is_bitwise_a_fresh_start(name: str) -> None:
     for seed in range(3):
         assert torch.equal(fresh.step(batch(seed=seed))[0], warmed.step(batch(seed=seed))[0])
         assert all(map(torch.equal, fresh.masters, warmed.masters))
-
-
-@pytest.mark.parametrize("precision", ["fp16", "fp16-amp"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_overflow_skips_the_step_and_leaves_no_trace(name: str, precision: str) -> None:
-    """The first step too: weights and state are bitwise what they were, and the next step is as
-    though it had not been.
-    """
-    ours, plain = (training(precision, optimizer=name) for _ in range(2))
-    for one, initial in ((ours, 256.0), (plain, 128.0)):
-        one.loss_scale = DynamicScale(CPU, replace(POLICIES["dynamic"], initial=initial))
-    statistics = {n: b.clone() for n, b in ours.model.named_buffers()}
-    for seed in range(2):
-        x, y = batch(seed=seed)
-        if seed == 0:
-            before = [m.detach().clone() for m in ours.masters]
-            assert bool(ours.step((torch.full_like(x, torch.inf), y))[2])
-            assert all(map(torch.equal, before, ours.masters))
-            assert not any(bool(v.any()) for s in ours.optimizer.state.values() for v in s.values())
-            for name_, buffer in ours.model.named_buffers():
-                buffer.copy_(statistics[name_])
-        assert not ours.step((x, y))[2]
-        plain.step((x, y))
-        assert all(map(torch.equal, ours.masters, plain.masters))
 
 
 def test_each_optimizer_takes_its_own_learning_rate() -> None:

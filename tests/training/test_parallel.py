@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,7 @@ from hypothesis import strategies as st
 from ranks_for_tests import SLEEP_S
 
 from bench.case import Case, divide_items, whole_batch
-from bench.data.batches import Batches, MadeBatches, Share, plan_steps
-from bench.data.loader import load_images
+from bench.data.batches import MadeBatches, Share, plan_steps
 from bench.errors import UsageError
 from bench.rules import check_batches
 from bench.training.loop import Epoch, merge
@@ -44,38 +42,6 @@ def test_every_item_goes_to_one_process(samples: int, batch: int, size: int) -> 
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
         assert max(map(len, shares)) <= batch
         assert shares[0], "the first process, which measures, has items in every step"
-
-
-def shares_of(open_: Callable[[Share], Any], size: int) -> list[list[Any]]:
-    """Of each process, what `divide` gives it of an epoch: items, whole and labels of each step."""
-    return [
-        [(b.size, b.whole, [y for _, ys in b.parts for y in ys.tolist()]) for b in supply.divide(3)]
-        for supply in (open_(Share(rank, size)) for rank in range(size))
-    ]
-
-
-@pytest.mark.parametrize("loader", ["device", "torch"])
-def test_processes_get_the_images_that_one_gets(loader: str) -> None:
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (37, 3, 32, 32), dtype=np.uint8)
-    about: dict[str, Any] = {"batch_size": 12, "micro_batch": 3, "device": CPU, "seed": 5}
-
-    def open_(share: Share) -> Any:
-        if loader == "device":
-            supply: Any = Batches(images, np.arange(37), **about)
-        else:
-            supply = load_images(images, np.arange(37), **about)
-        supply.share = share
-        return supply
-
-    (alone,) = shares_of(open_, 1)
-    for size in (2, 5):
-        ranks = shares_of(open_, size)
-        for step, (items, _, labels) in enumerate(alone):
-            parts = [rank[step] for rank in ranks]
-            assert [label for _, _, part in parts for label in part] == labels
-            assert sum(n for n, _, _ in parts) == items
-            assert {whole for _, whole, _ in parts} == {items}
 
 
 def test_batches_that_are_made_differ_between_processes() -> None:
@@ -118,29 +84,6 @@ def test_an_epoch_takes_as_long_as_in_the_slowest_process() -> None:
 
 
 # ------------------------------------------------------------------------------- what is refused
-
-
-@pytest.mark.parametrize(
-    ("settings", "images", "said"),
-    [
-        # 50,000 leave 2 images in the last batch: one for each
-        ({"batch_size": 641}, 50_000, "batch size 641 on each of 2 processes leaves"),
-        ({"batch_size": 600}, 1000, "of 2 processes is above .* 1000 images; use at most 500"),
-        (
-            {"batch_size": 64, "sync_bn": True, "device": "cuda", "world_size": 4},
-            64 * 4 + 3,
-            "not all of them compute in as many micro-batches",
-        ),
-    ],
-)
-def test_batches_that_cannot_be_shared_are_refused(
-    settings: dict[str, Any], images: int, said: str
-) -> None:
-    case = replace(DDP, **settings)
-    with pytest.raises(UsageError, match=said):
-        check_batches(case, images)
-    if "use at most" not in said:
-        check_batches(case, images, batchnorm=False)
 
 
 @given(st.integers(1, 60), st.integers(1, 6), st.integers(2, 500))
