@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from training_for_tests import batch, run_case, training
+from training_for_tests import batch, training
 
-from bench.case import Case
-from bench.data import DatasetInfo
 from bench.errors import UsageError
 from bench.grid import grid
 from bench.precision import PRECISIONS, cast, read_flags, set_flags
@@ -82,24 +80,3 @@ def test_what_pure_fp16_cannot_train_with_is_refused(setting: dict[str, str]) ->
     given = {name: [value] for name, value in setting.items()}
     with pytest.raises(UsageError, match="--precision fp16-pure with --"):
         grid({"precision": ["fp16-pure"], **given})
-
-
-def test_updates_below_the_spacing_of_pure_weights_are_lost() -> None:
-    """Which is what masters are for."""
-    for name, moves in (("bf16", True), ("bf16-pure", False)):
-        model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10, bias=False))
-        nn.init.ones_(model[1].weight)  # type: ignore[arg-type]
-        ours = training(name, build=lambda seed, model=model: model)
-        ours.set_lr(1e-5)
-        ours.step(batch())
-        assert bool((ours.masters[0] != 1).any()) is moves
-
-
-def test_a_row_without_masters_is_proven_and_labelled(data: DatasetInfo) -> None:
-    case = Case(
-        model="models_for_tests:good", dataset="synthetic", batch_size=4, steps=4, device="cpu",
-        precision="fp16-pure", loss_scale=PRECISIONS["fp16-pure"].default_loss_scale,
-    )  # fmt: skip
-    row = run_case(case, data.folder)
-    assert (row.status, row.measurement.labelled_flop_share) == ("ok", 1.0), row.reason
-    assert row.measurement.arithmetic == "float16"

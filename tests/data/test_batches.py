@@ -6,7 +6,6 @@ import torch
 from batches_for_tests import assert_each_is_one_augmentation, make, reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare
 from training_for_tests import list_batches
 
 from bench.data.batches import Batches
@@ -29,31 +28,6 @@ def test_every_training_image_is_one_augmentation_of_its_own(n, batch_size, seed
     assert set(sizes[:-1]) <= {batch_size}
 
 
-def drawn(n, seed):
-    """Which corner and flip each of ``n`` images got, read from images that hold coordinates."""
-    image = np.zeros((3, 32, 32), np.uint8)
-    image[0] = np.arange(32)[:, None]
-    image[1] = np.arange(32)[None, :]
-    batches = Batches(
-        np.broadcast_to(image, (n, 3, 32, 32)), np.zeros(n), batch_size=500, device="cpu", seed=seed
-    )
-    middle = torch.cat([x[:, :, 16, 15:17] for x, _ in list_batches(batches)]).double().numpy()
-    row = np.rint((middle[:, 0, 1] * 0.2023 + 0.4914) * 255).astype(int)
-    column = np.rint((middle[:, 1].T * 0.1994 + 0.4822) * 255).astype(int)
-    flip = column[0] > column[1]
-    # 16 rows below the corner, which is in the padding's coordinates; a flip swaps 15 and 16
-    left = np.where(flip, column[1] - 15, column[1] - 16) + 4
-    return row - 16 + 4, left, flip
-
-
-def test_corners_and_flips_are_uniform_and_independent():
-    top, left, flip = drawn(8_100, seed=5)
-    counts = np.bincount((top * 9 + left) * 2 + flip, minlength=162)
-    assert counts.sum() == 8_100
-    assert len(counts) == 162
-    assert chisquare(counts).pvalue > 1e-4
-
-
 def test_seed_and_epoch_decide_every_draw():
     def batch(seed, epoch):
         return next(list_batches(make(50, batch_size=50, seed=seed)[1], epoch))
@@ -64,17 +38,6 @@ def test_seed_and_epoch_decide_every_draw():
     # 2**32 apart: the CPU generator reads only the low half of a seed
     for seed, epoch in ((1, 0), (0, 1), (1, 1), (2**32, 0)):
         assert not torch.equal(y, batch(seed, epoch)[1])
-
-
-def test_epochs_interleave_and_the_global_generator_has_no_say():
-    _, batches = make(20, batch_size=8)
-    alone = list(list_batches(batches, 0))
-    torch.manual_seed(1)
-    for (x, y), (twin_x, twin_y), _ in zip(
-        list_batches(batches, 0), alone, list_batches(batches, 1), strict=True
-    ):
-        assert torch.equal(x, twin_x)
-        assert torch.equal(y, twin_y)
 
 
 def test_batch_size_changes_no_image():

