@@ -93,13 +93,6 @@ def add_axis(copy: Copy, line: str) -> None:
     copy.insert("case.py", "    device: str", line)
 
 
-def add_section(copy: Copy, name: str, text: str) -> None:
-    file = name.lower()
-    copy.insert("report/document.py", "    EFFECTS,", f"    {name},")
-    copy.insert("report/document.py", "SECTIONS", f"from bench.questions.{file} import {name}")
-    copy.write(f"questions/{file}.py", text)
-
-
 FAKED = "--executor fake --device cpu --dataset synthetic --out"
 FAKE = f"bench.sweep {FAKED} out"
 
@@ -110,64 +103,6 @@ ROUNDING = """
 DRIFTS = """
     if case.rounding == "up" and case.epochs > 9:
         yield f"--rounding {case.rounding} drifts over {case.epochs} epochs"
-"""
-WARM = """
-    warm: bool = describe_axis(False, parse_switch, "fill caches first",
-        affects=(KERNELS, RECIPE))"""
-PLANT = f"""
-import sys
-from dataclasses import replace
-from pathlib import Path
-
-sys.path.append({str(ROOT)!r})
-from bench.case import Case
-from bench.record import Step
-from bench.store.writer import Store
-from bench.work import Kind
-from tests.planted.records import ran, write_sweep
-from tests.planted.steps import make_profiled, make_row, make_step
-
-
-def main(argv):
-    half = Case("dpn26", precision="fp16", loss_scale=128.0, profile=True, rounding="up")
-    cases = [replace(half, rounding=name) for name in ("up", "even", "odd")]
-    cases += [replace(half, batch_size=64)]
-    cases += [Case("dpn26", batch_size=size, profile=True) for size in (64, 128)]
-    with Store(Path("profiled")) as store:
-        for i, case in enumerate(cases):
-            times = {{"even": 1, "odd": 2, "up": 3}}[case.rounding]
-            flop = times * 1e9  # an image
-            work = [make_row(Kind.MATMUL, "mm", 10.0, flop=flop * case.batch_size, bytes=1e9)]
-            record = make_profiled(case, make_step(20.0 + i, work), record_id=f"{{i:016x}}",
-                                   flop_per_image=flop, model_parameters="0123")
-            store.append(record, [Step(0, case.batch_size, float(times), 0, 0.02)], work=work)
-    both = [(False, 20.0, 1.0), (True, 10.0, 9.0)]
-    write_sweep(Path("warmed"), [row for on, time, start in both for row in
-                           ran(Case(warm=on), (time,), setup_time_s=start, warmup_time_s=start)])
-    return 0
-"""
-ASK = """
-import json
-from pathlib import Path
-from bench.asv.host import lay_out
-from bench.axis import Trait
-from bench.case import Case, list_affecting
-from bench.study.pairs import list_free
-from bench.validate.claims import validate
-from bench.wall import APART
-
-
-def main(argv):
-    case = Case(precision="fp16", loss_scale=128.0, rounding="up")
-    names = [APART, *map(list_affecting, (Trait.PROOF, Trait.FLOP)), list_free("precision")]
-    laid, checks = lay_out([Case(), case]), validate(Path("profiled"))["checks"]
-    print(json.dumps({
-        "lists": ["rounding" in held for held in names],
-        "asv": laid["names"],
-        "settings": ["rounding" in one["axes"] for one in laid["cases"]],
-        **{c["name"]: c["faults"] for c in checks if c["name"] == "work"},
-    }))
-    return 0
 """
 
 
@@ -185,7 +120,6 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
     copy.insert("study/pairs.py", '    *("parallel"', '    "rounding",')
     why = '            "rounding": "its bounds are of one rounding",'
     copy.insert("check/__main__.py", '            "clip_grad"', why)
-    add_axis(copy, WARM)
     axes = "--batch-size 64 --rounding up even odd"
     absent = {
         "check --rounding up": "--rounding: bench.check does not take it, because its bounds are "
@@ -207,11 +141,8 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
         assert why in said
     own = "[[grid]]\nprecision = 'fp16'\nrounding = 'odd'\nmomentum = 0.25\n"
     (copy.folder / "mine.toml").write_text(own)
-    (copy.folder / "plant.py").write_text(PLANT)
-    (copy.folder / "ask.py").write_text(ASK)
     some = "--precision fp32 fp16 --rounding even up"
     commands = {
-        "plant": "plant",
         "help": "bench.sweep --help-all",
         "sweep": f"{FAKE}put --precision fp32 --batch-size 64 --momentum 0.5 0.9",
         "page": "bench.report output --format html",
@@ -225,11 +156,8 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
         "advise": f"bench.advise {FAKED} advice {some} --batch-size 64 --compile off "
         "--channels-last off",
         "up": f"{FAKE}-up --precision fp32 fp16 --batch-size 64 --rounding up",
-        "cards": "bench.cards out out-up output warmed --full",
+        "cards": "bench.cards out out-up output --full",
         "export": "bench.export out-up --to tensorboard",
-        "why": "bench.why profiled",
-        "why rounding": "bench.why profiled --axis rounding",
-        "ask": "ask",
     }
     told = dict(zip(commands, copy.run(*commands.values()), strict=True))
     ran = [(row["precision"], row["rounding"]) for row in copy.records("out")]
@@ -257,17 +185,5 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
     cards = " ".join(told["cards"].split())
     assert {*re.findall(r"fp16 · rounding (\w+)", cards)} == {"up"}  # of out it is the default
     assert "momentum 0.5, not 0.9" in cards
-    assert "warm on, not off" in cards
     (exported,) = copy.folder.glob("trackers/tensorboard/*fp16*/*")
     assert b"rounding" in exported.read_bytes()
-    assert re.findall("^Why: fp32 → fp16", told["why"], re.MULTILINE) == 2 * ["Why: fp32 → fp16"]
-    turned = re.findall(
-        r"^Why: rounding (\w+) → rounding (\w+)", told["why rounding"], re.MULTILINE
-    )
-    assert turned == [("even", "odd"), ("even", "up")]
-    assert json.loads(told["ask"]) == {
-        "lists": [False, False, True, True],
-        "asv": ["precision", "loss_scale", "batch_size", "rounding"],
-        "settings": [False, True],
-        "work": [],
-    }

@@ -18,7 +18,6 @@ import torch
 from machines_for_tests import RECORDINGS, read_machine
 from pytest_for_tests import Capture, Patch
 
-from bench.case import Case
 from bench.diagnosis.step import CALL
 from bench.diagnosis.step import RATES as RATE_NAMES
 from bench.doctor.__main__ import write_json
@@ -29,17 +28,15 @@ from bench.doctor.rates import (
     describe_rates,
     measure_machine,
     measure_rates,
-    read_rates,
 )
 from bench.environment.host import describe_host
 from bench.environment.machine import Machine, Platform
 from bench.executors.subprocess import SubprocessExecutor
-from bench.fingerprint import Fingerprint, name_subject
+from bench.fingerprint import Fingerprint
 from bench.gpu import Depth, Reading, Unreadable
 from bench.precision import Arithmetic
 from bench.record import Environment, Measurement, Outcome, Status, WorkRow, read_missing
 from bench.sweep.__main__ import main as sweep
-from bench.sweep.preflight import warn_of_emulation
 from bench.training.counting import Counter
 from bench.training.timing import ACCELERATORS
 from bench.training.yardstick import (
@@ -53,9 +50,7 @@ from bench.training.yardstick import (
     make_product,
     measure,
 )
-from bench.work import Kind
 from bench.yardstick import Tries, Yardstick, read_tries
-from tests.planted.records import IMAGINARY, make_run, write_sweep
 
 CPU = torch.device("cpu")
 FORMATS = list_arithmetics(CPU)
@@ -268,59 +263,7 @@ def test_a_sweep_says_what_its_device_emulates(
         assert not told or said.index(warning) < said.index("[1/3]")
 
 
-FAST_PRODUCTS = {"rate_float32": 1e11, "rate_float16": 1.9e11}
-SLOW_CONVOLUTIONS = {"rate_conv_float32": 1e11, "rate_conv_float16": 4e9}
-
-
-@pytest.mark.usefixtures("quick")
-def test_convolutions_that_are_emulated_are_told_however_fast_products_are(
-    tmp_path: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
-    rates = {**FAST_PRODUCTS, **SLOW_CONVOLUTIONS}
-    answer_rates(monkeypatch, Yardstick(rates))
-    run_sweep(tmp_path, "--precision", "fp32", "fp16-amp")
-    slow = "float16 convolutions reach 4 % of float32's rate"
-    assert f"warning: fp16-amp is emulated: {slow}; leave out of" in capsys.readouterr().err
-    # a network without any does not mind
-    cases, devices = [Case(device="cpu", precision="fp16-amp")], {"cpu": find_platform(**rates)}
-    for kind, told in ((Kind.CONVOLUTION_1X1, 1), (Kind.MATMUL, 0)):
-        work = (WorkRow(kind, "", "float32", 1, 1e6, 1e3),)
-        models = {name_subject(cases[0]): Fingerprint("p", "l", "s", 10, work=work)}
-        assert len(warn_of_emulation(cases, devices, models)) == told
-
-
-# ------------------------------------------------------------------------------- at another time
-
-
-FASTER: dict[str, Any] = {"rate_float32": 5e10, "rate_copy": 9e9, "call_time_s": 1e-6}
-CODE = IMAGINARY["code"]
 DEVICE: dict[str, Any] = {"gpu": None, "driver": None, "cpu": "C", "torch_threads": 2}
-
-
-def write_row(folder: Path, **values: Any) -> Path:
-    """A sweep of one row."""
-    times = {"epoch_time_s": 1.0, "measured_time_s": 1.0, "measured_steps": 9}
-    return write_sweep(folder, [make_run(Case(device="cpu"), **{**DEVICE, **times, **values})])
-
-
-def here(**values: Any) -> Environment:
-    return Environment(**{**DEVICE, "torch": "2.13.0", **values})
-
-
-def find_platform(halves: bool = True, **values: Any) -> Platform:
-    return Platform(here(**values), halves, halves)
-
-
-def test_a_folder_keeps_its_rates(tmp_path: Path) -> None:
-    tries = {"rate_tries": "rate_float32 48; rate_copy 3", "rates_at": "2026-11-20T10:00:00Z"}
-    kept = write_row(tmp_path / "kept", **FASTER, **tries)
-    assert read_rates(find_platform(code=CODE), kept).columns == FASTER | tries
-    none = Yardstick()
-    others = {"torch": "2.14.0", "driver": "590.1", "gpu": "NVIDIA Other", "gpu_uuid": "GPU-1"}
-    others |= {"cpu": "another", "host": "another", "code": "0123", "variables": "A=1"}
-    for name, value in {**others, "torch_threads": 1}.items():
-        assert read_rates(find_platform(**{"code": CODE, name: value}), kept) == none, name
-    assert read_rates(find_platform(code=CODE), tmp_path / "nowhere") == none
 
 
 # -------------------------------------------------------------------------------- by the doctor
@@ -337,19 +280,6 @@ def test_the_doctor_measures_anew(tmp_path: Path, monkeypatch: Patch) -> None:
     assert examined.yardsticks == {"cpu": found}
     (file := tmp_path / "facts.json").write_text(write_json(examined, judge(examined)))
     assert read_machine(file) == examined
-
-
-def test_the_doctor_does_not_call_fine_what_is_emulated() -> None:
-    """Its convolutions in float16 are 25 times as slow, and its products 1.9 times as fast."""
-    machine = replace(
-        read_machine(RECORDINGS / "cpu-only.json"),
-        devices={"cpu": Platform(Environment(**{**DEVICE, "torch": "2.13.0"}))},
-    )
-    for more, slow in ({}, False), (SLOW_CONVOLUTIONS, True):
-        rated = replace(machine, yardsticks={"cpu": Yardstick({**FAST_PRODUCTS, **more})})
-        (fine,) = (f for f in judge(rated) if f.topic == "precisions")
-        told = fine.what.partition("emulates, slowly, ")[2]
-        assert ("(float16 convolutions reach 4 % of float32's rate)" in told) is slow
 
 
 def test_the_doctor_tells_how_a_card_was_held_back() -> None:
