@@ -122,10 +122,9 @@ def find_no_room(number: int) -> None:
         )
 
 
-drawing, raising, dying, hanging, full, bus = (
+raising, dying, hanging, full, bus = (
     partial(Loads, rows)
     for rows in (
-        DrawingRows,
         partial(Rows, spoil=fail),
         partial(Rows, spoil=partial(end, signal.SIGKILL)),
         partial(Rows, spoil=hang),

@@ -93,9 +93,6 @@ def _hash(weights: Tensor) -> Any:
     return sha256(weights.numpy().tobytes())
 
 
-# ------------------------------------------------------------------------------------- scenarios
-
-
 def gradients(group: Group) -> dict[str, Any]:
     """Gradients of each step, by number of images and micro-batches, beside one process's."""
     found = {}

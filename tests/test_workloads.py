@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,16 +147,12 @@ def test_a_broken_workload_is_told_how(way: str) -> None:
     [
         ("workload", "network", "returned Linear; its factory returns a bench.workloads.Workload"),
         ("workload", "wright", "module 'test_workloads' has no function 'wright'; did you mean"),
-        ("model", "Right", "returned a workload; give it as --workload"),
     ],
 )
 def test_a_workload_is_no_network(kind: str, factory: str, message: str) -> None:
     with pytest.raises(UsageError) as raised:
         examine_model(f"{__name__}:{factory}", kind)
     assert message in str(raised.value)
-
-
-# ------------------------------------------------------------------------------------- the axis
 
 
 def test_a_workload_has_no_model_and_no_dataset_of_ours() -> None:
@@ -171,9 +167,6 @@ def test_a_workload_has_no_model_and_no_dataset_of_ours() -> None:
         grid({"dataset": [OWN]})
     with pytest.raises(UsageError, match=r"give package\.module:factory"):
         parse_value("workload", "transformer", "--workload")
-
-
-# --------------------------------------------------------------------------------- the batches
 
 
 def numbers(size: int, device: torch.device, generator: torch.Generator) -> Tensor:
@@ -202,9 +195,6 @@ def test_batches_are_made_by_seed_epoch_step_and_micro_batch() -> None:
     assert len(draw(made(), steps=1)) == 1
     assert [len(parts[0]) for parts in draw(made(), steps=1, size=2)] == [2]
     assert [len(batch) for batch in made().evaluation(3)] == [3, 3, 3, 1]
-
-
-# -------------------------------------------------------------------------------- the training
 
 
 def run(workload: str, **settings: Any) -> Outcome:
@@ -302,17 +292,7 @@ class Heads(nn.Linear):
 GoogLeNetOutputs = namedtuple("GoogLeNetOutputs", ["logits", "aux_logits2", "aux_logits1"])
 
 
-@dataclass
-class Classified:
-    """As transformers' outputs: what torch knows nothing of, and so casts no part of."""
-
-    logits: Tensor
-    hidden_states: Any = None
-
-
-@pytest.mark.parametrize(
-    "made", [lambda x: GoogLeNetOutputs(x, x, None), Classified, lambda x: [x, x.sum()]]
-)
+@pytest.mark.parametrize("made", [lambda x: GoogLeNetOutputs(x, x, None), lambda x: [x, x.sum()]])
 def test_a_default_loss_takes_the_logits(made: Callable[[Tensor], Any]) -> None:
     ours = Training(Heads(made), PRECISIONS["bf16"], CPU, lr=0.1)
     x, y = Workload().make_batch(8, CPU, torch.Generator().manual_seed(0))
@@ -332,9 +312,6 @@ def test_a_workload_need_not_say_what_is_right_nor_have_test_data() -> None:
     assert m.train_accuracy is None
     assert found.missing["train_accuracy"] == "the workload does not say what is predicted right"
     assert found.missing["test_loss"] == "the workload has no test data; leave out --evaluate"
-
-
-# ------------------------------------------------------------------------------------ a sweep
 
 
 @pytest.mark.parametrize(

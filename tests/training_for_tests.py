@@ -87,9 +87,6 @@ def run_case(case: Case, folder: str = "") -> Outcome:
     return measure(Job(case, folder, asked_at=time.monotonic()), Channel())
 
 
-# --------------------------------------------------------------------- every weight is its master
-
-
 def differing_masters(ours: Training) -> list[str]:
     """The weights that are not bitwise their fp32 masters cast to the weight's dtype."""
     names = [name for name, p in ours.model.named_parameters() if p.requires_grad]
@@ -99,8 +96,6 @@ def differing_masters(ours: Training) -> list[str]:
         if master.dtype != torch.float32 or not torch.equal(weight, master.to(weight.dtype))
     ]
 
-
-# ------------------------------------------------------------------------- one step, from float64
 
 ROUNDINGS, SUMS, TERMS = 16, 7, 3600
 UNIT = {"float32": 2.0**-24, "tfloat32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}

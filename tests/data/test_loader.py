@@ -71,9 +71,6 @@ def no_worker_is_left() -> Iterator[None]:
     assert multiprocessing.active_children() == []
 
 
-# ------------------------------------------------------------------------ the same, bit for bit
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_order_augmentation_and_labels_are_those_of_the_device(workers: int) -> None:
     ours, theirs = loaded(workers), Batches(*pictures(), **ABOUT)
@@ -112,9 +109,6 @@ def test_no_worker_of_the_warm_up_is_there_in_the_epoch(data: DatasetInfo) -> No
     assert not any(process.is_alive() for process in workers)
 
 
-# ---------------------------------------------------------------------------------- its processes
-
-
 def pids() -> set[int | None]:
     return {process.pid for process in multiprocessing.active_children()}
 
@@ -140,9 +134,6 @@ def test_the_loader_alone_is_as_fast_as_its_data() -> None:
         assert known / 2 < rate < known * 1.15
     short = loaded(2, batch_size=IMAGES, micro_batch=IMAGES)
     assert measure_rate(short, 2, lambda: None) is None, "no batch after the first of each worker"
-
-
-# ----------------------------------------------------------------------------- a user's dataset
 
 
 def look(workload: Workload) -> Any:
@@ -191,9 +182,6 @@ def test_what_a_dataset_draws_in_a_worker_is_its_epochs_own() -> None:
         for epoch in (0, 1, 0)
     ]
     assert drawn[0] == drawn[2] != drawn[1]
-
-
-# ------------------------------------------------------------------------------------ its outcomes
 
 
 @pytest.mark.parametrize(

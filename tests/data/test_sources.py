@@ -48,9 +48,6 @@ def same(dataset, train, test):
     return True
 
 
-# ----------------------------------------------------------------------- the archive of its authors
-
-
 @pytest.fixture
 def parts():
     return [draw(7, seed=1), draw(5, seed=2)], draw(4, seed=3)
@@ -62,16 +59,6 @@ def test_canonical_batches(tmp_path, parts, monkeypatch):
     assert same(dataset, *parts)
     info = dataset.info
     assert (info.source, info.train_images, info.test_images, info.classes) == (FOLDER, 12, 4, 10)
-
-
-def test_canonical_archive_is_read_where_it_lies(tmp_path, parts, monkeypatch):
-    write_batches(tmp_path / FOLDER, *parts, monkeypatch)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / ARCHIVE).write_bytes(pack(tmp_path / FOLDER, monkeypatch))
-    dataset = read(tmp_path)
-    assert same(dataset, *parts)
-    assert dataset.info.source == ARCHIVE
-    assert [path.name for path in (tmp_path / "data").iterdir()] == [ARCHIVE]
 
 
 def test_a_damaged_batch_or_archive_is_named_and_not_unpickled(tmp_path, parts, monkeypatch):
@@ -88,9 +75,6 @@ def test_a_damaged_batch_or_archive_is_named_and_not_unpickled(tmp_path, parts, 
         file.unlink()
     (tmp_path / "data" / ARCHIVE).write_bytes(packed[:-1])
     refused(tmp_path, ARCHIVE, "truncated or altered")
-
-
-# ------------------------------------------------------------------------------------------ Parquet
 
 
 @pytest.mark.parametrize("column", ["img", "image"])
@@ -147,9 +131,6 @@ def test_what_is_no_dataset(tmp_path):
         find_layout(tmp_path / "figures/plot.png")
 
 
-# ----------------------------------------------------------------------------------------- download
-
-
 @pytest.fixture
 def server(tmp_path, monkeypatch, parts):
     """The folder of what is downloaded, which is the archive."""
@@ -175,9 +156,6 @@ def test_a_download_that_fails_names_both_remedies_and_leaves_nothing(tmp_path, 
     (server / ARCHIVE).unlink()
     refused(tmp_path, "No such file", *remedies)
     assert list((tmp_path / "data").iterdir()) == []
-
-
-# -------------------------------------------------------------------------------------------- cache
 
 
 @pytest.fixture

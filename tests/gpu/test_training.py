@@ -319,16 +319,6 @@ def test_a_captured_step_trains_as_one_that_is_not(
     assert losses(replace(case, cuda_graphs=True, lr=1e-2))[-1] != pytest.approx(found[-1])
 
 
-def test_a_captured_case_is_measured(run) -> None:
-    """Through a worker: a whole row, without the memory of tensors, which torch does not see."""
-    outcome = run(replace(CASE, model="dpn-small", batch_size=128, cuda_graphs=True))
-    m = outcome.measurement
-    assert outcome.status is Status.OK, outcome.reason
-    assert m.peak_allocated_bytes is None
-    assert m.peak_reserved_bytes > 0
-    assert m.alloc_retries == 0
-
-
 def test_a_whole_epoch_with_evaluation_and_autotuning(run) -> None:
     """50000 % 512 leaves a smaller last batch, a shape of its own to cuDNN."""
     case = replace(CASE, model="dpn-small", fraction=1.0, evaluate=True, cudnn_benchmark=True)

@@ -33,7 +33,6 @@ from bench.record import Outcome, Status
 from bench.sweep.preflight import Inputs
 from bench.training.counting import count_flop
 from bench.training.loop import Training
-from bench.training.proof import find_layers
 from bench.worker.epochs import evaluate
 from bench.workloads import Workload, load_workload
 
@@ -79,9 +78,6 @@ def test_a_batch_of_one_needs_no_batchnorm_that_is_frozen() -> None:
             inputs.check_batches(replace(case, freeze=trained))
 
 
-# --------------------------------------------------------------------------------- what is frozen
-
-
 @pytest.mark.parametrize(
     ("setting", "left", "still"),
     [
@@ -125,9 +121,6 @@ def test_tied_weights_are_one_and_what_a_network_froze_itself_stays_frozen() -> 
     own = load_workload(TWO).build_model()
     freeze(own, "neck", find_head)
     assert trained(own) == ["what.weight", "what.bias", "where.weight", "where.bias"]
-
-
-# ----------------------------------------------------------------------- what training does with it
 
 
 @pytest.mark.parametrize(
@@ -194,9 +187,6 @@ def test_frozen_weights_and_statistics_stay_and_the_others_go_on(
         assert torch.equal(value, before[name]), name
 
 
-# ----------------------------------------------------------------------------- FLOP and the proof
-
-
 def test_flop_by_hand() -> None:
     """Of 2 FLOP a product: forward for all layers, and the gradients that autograd computes."""
     first, second, head = 2 * 64 * 4 * 27, 2 * 64 * 8 * 36, 2 * 512 * 10
@@ -206,25 +196,6 @@ def test_flop_by_hand() -> None:
     assert count_flop(Fine(), "0,1") == every + second + 2 * head  # the first that trains: weights
     assert count_flop(Fine(), "3,4") == every + first + second + 2 * head
     assert count_flop(Fine(), "bn") == count_flop(Fine(), "none")
-
-
-def layers_of(setting: str) -> list[tuple[int, bool, bool]]:
-    """Input channels of the layers to probe, and their gradients."""
-    ours = training("fp32", build=lambda seed: Fine().build_model(), frozen=setting)
-    x = torch.randn(2, 3, 8, 8), torch.arange(2)
-    found = find_layers(lambda: ours.compute_loss(x), 2, frozen=setting != "none")
-    return [(layer.image[0], layer.input_grad, layer.weight_grad) for layer in found]
-
-
-def test_gradients_that_are_not_computed_are_not_probed() -> None:
-    assert layers_of("none") == [(4, True, True)]
-    assert layers_of("backbone") == [(4, False, False)]
-    assert layers_of("3,4") == [(4, True, False)]
-    # the second costs most forward, but here the first alone trains, and its gradients cost more
-    assert layers_of("0,1") == [(4, True, True)]
-
-
-# -------------------------------------------------------------------------------- a measured case
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 from argparse import Namespace
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,8 @@ from torch import Tensor, nn
 from training_for_tests import CPU, batch, in_parts, small, training
 
 from bench.case import Case, parse_value
-from bench.compare.__main__ import main as compare
 from bench.errors import UsageError
 from bench.models.weights import fit_weights, hash_weights, load_weights, read_weights
-from bench.report.__main__ import main as report
 from bench.store.reader import read_records
 from bench.sweep.__main__ import main as sweep
 from bench.training.building import build_training
@@ -41,9 +38,6 @@ class Trap:
 
     def __reduce__(self) -> Any:
         return os.system, (f"touch {self.mark}",)
-
-
-# ------------------------------------------------------------------------------------ reading
 
 
 @pytest.mark.parametrize(
@@ -75,17 +69,6 @@ def test_a_checkpoint_of_a_sweep_is_read(tmp_path: Path) -> None:
     kept = trained.model.state_dict()
     assert list(found) == list(kept)
     assert all(torch.equal(found[name], value) for name, value in kept.items())
-
-
-@pytest.mark.parametrize("around", ["module", "net"])
-def test_a_prefix_stays_where_the_network_has_it_itself(around: str, tmp_path: Path) -> None:
-    some = {f"{around}.a": torch.zeros(1), "b": torch.zeros(1)}
-    assert list(read_weights(save(tmp_path / "w.pt", some))) == list(some), "or where few have it"
-    model = nn.Sequential(OrderedDict([(around, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3)))]))
-    own = list(model.state_dict())
-    assert fit(tmp_path, model.state_dict(), model) == (own, "")
-    parallel = {f"module.{name}": value for name, value in model.state_dict().items()}
-    assert fit(tmp_path, parallel, model) == (own, "")
 
 
 def test_safetensors_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,9 +109,6 @@ def test_what_is_no_file_of_weights_is_refused_and_not_executed(
         read_weights(str(path))
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "m").exists()
-
-
-# ------------------------------------------------------------------------------------ fitting
 
 
 def fit(tmp_path: Path, state: dict[str, Tensor], model: nn.Module) -> tuple[list[str], str]:
@@ -172,23 +152,13 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
         fit(tmp_path, {"4.weight": state["4.weight"]}, small())
 
 
-def test_older_batchnorm_and_weights_saved_once_fit(tmp_path: Path) -> None:
+def test_older_batchnorm_fits(tmp_path: Path) -> None:
     state = small(1).state_dict()
     del state["1.num_batches_tracked"]
     model = small()
     note = load_weights(model, save(tmp_path / "w.pt", state), find_head)
     assert note == ""
     assert all(torch.equal(model.state_dict()[name], value) for name, value in state.items())
-
-    def tied() -> nn.Module:
-        model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
-        model[1].weight = model[0].weight
-        return model
-
-    one, other = tied(), tied()
-    saved = {"0.weight": one.state_dict()["0.weight"]}
-    assert load_weights(other, save(tmp_path / "w.pt", saved), find_head) == ""
-    assert torch.equal(other[1].weight, one[1].weight)  # type: ignore[index]
 
 
 def test_a_training_starts_from_them_and_comes_back_to_them(tmp_path: Path) -> None:
@@ -209,9 +179,6 @@ def test_a_training_starts_from_them_and_comes_back_to_them(tmp_path: Path) -> N
             n: m for (n, _), m in zip(ours.model.named_parameters(), ours.masters, strict=True)
         }
         assert all(torch.equal(master, state[name]) for name, master in masters.items())
-
-
-# ------------------------------------------------------------------------------------ the axis
 
 
 def test_the_axis_is_a_file_name() -> None:
@@ -265,17 +232,6 @@ def test_a_sweep_over_starts_and_freezes(here: Path, capsys: pytest.CaptureFixtu
     assert "the head starts as it was built: 4.weight is (100, 256)" in tuned.notes
     assert len({row.model_parameters + row.model_structure for row in rows.values()}) == 1
     assert rows["", "none"].flop_per_image > 1.5 * tuned.flop_per_image
-
-    capsys.readouterr()
-    assert report(["out", "--full"]) == 0
-    shown = capsys.readouterr().out
-    assert "start: none → w.pt" in shown
-    assert "freeze: none → backbone" in shown
-    assert compare(["out", "--axis", "freeze"]) in (0, 1)
-    assert (
-        "freeze backbone and freeze none in out: 1 case with both values of freeze"
-        in capsys.readouterr().out
-    )
 
     # a file that changed is another start
     save_network("w.pt", 1.0)

@@ -49,9 +49,6 @@ class Double(Training):
         return self.forward(x.double())  # type: ignore[no-any-return]
 
 
-# --------------------------------------------------------------------------------- the large batch
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("accumulate", [1, 3, 4])
 def test_micro_batches_are_the_large_batch_in_float64(accumulate: int, optimizer: str) -> None:
@@ -79,9 +76,6 @@ def test_micro_batches_are_the_large_batch_in_float64(accumulate: int, optimizer
         assert found.correct == hits
     assert distance(ours.model, plain) < 1e-12
     assert distance(plain, smooth()) > 1e-2
-
-
-# ------------------------------------------------------------------------------- masters, overflow
 
 
 def no_norm(precision: str, **settings: object) -> Training:

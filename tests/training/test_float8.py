@@ -46,9 +46,6 @@ def _emulated() -> Iterator[None]:
     set_flags(PRECISIONS["fp32"])
 
 
-# ------------------------------------------------------------------------ the transformer in fp8
-
-
 @pytest.fixture(scope="module")
 def run() -> Callable[..., Outcome]:
     done: dict[Case, Outcome] = {}
@@ -94,9 +91,6 @@ def train(
     )
 
 
-# ------------------------------------------------------------------------- which are converted
-
-
 class Odd(nn.Module):
     """Layers that fp8 takes, and one of each kind that it leaves alone."""
 
@@ -138,7 +132,7 @@ def test_what_is_left_alone() -> None:
 
 @pytest.mark.parametrize(
     ("batch", "accumulate", "samples", "padded"),
-    [(64, 1, 650, True), (64, 4, 640, False), (64, 8, 640, True)],
+    [(64, 1, 650, True), (64, 4, 640, False)],
 )
 def test_rows_that_are_no_multiple_of_16_are_padded(
     batch: int, accumulate: int, samples: int, padded: bool
@@ -151,9 +145,6 @@ def test_rows_that_are_no_multiple_of_16_are_padded(
     config = training.model.first.config  # type: ignore[union-attr]
     assert config.pad_inner_dim is padded  # type: ignore[union-attr]
     assert any("padded" in note for note in training.conversion.notes) is padded
-
-
-# ------------------------------------------------------------------------------------- the proof
 
 
 def rounded(x: Tensor, bits: int) -> Tensor:
@@ -209,9 +200,6 @@ def test_a_recipe_s_bits_are_torchao_s(recipe: str) -> None:
     assert bits[made.cast_config_grad_output.target_dtype] == FP8_RECIPES[recipe].gradient_bits
     assert bits[made.cast_config_input.target_dtype] == 4
     assert bits[made.cast_config_weight.target_dtype] == 4
-
-
-# -------------------------------------------------------------------------------- what is refused
 
 
 def gpu(capability: str) -> Platform:

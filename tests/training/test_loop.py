@@ -181,9 +181,6 @@ def test_fp16_starts_from_rounded_weights_as_apex_did() -> None:
                 assert torch.equal(master, kept)
 
 
-# ------------------------------------- what tests/gpu/test_training.py checks on a card, on a CPU
-
-
 @pytest.mark.parametrize("precision", [name for name in OURS if name != "tf32"])
 def test_a_step_is_within_the_bound_of_float64(precision: str) -> None:
     assert step_error(precision) < step_bound(precision)

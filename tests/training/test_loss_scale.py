@@ -40,23 +40,6 @@ def test_static_scale_cancels_out(value: float, gradient: float) -> None:
     assert not overflowed
 
 
-@pytest.mark.parametrize(
-    ("scale", "skips"),
-    [
-        (StaticScale(128, CPU), False),  # as in 2019: inf reaches the weights
-        (DynamicScale(CPU), True),
-    ],
-)
-def test_an_overflow_is_told_and_skipped_or_not(scale: LossScale, skips: bool) -> None:
-    weight, overflowed = step(scale, 1e37)  # times 128 is past fp32's 3.4e38
-    assert overflowed
-    assert (weight.item() == 1) is skips
-    assert bool(torch.isfinite(weight)) is skips
-    weight, overflowed = step(scale, 3)
-    torch.testing.assert_close(weight, torch.tensor([-0.5]))
-    assert not overflowed
-
-
 def torch_rule(overflows: list[bool]) -> Iterator[float]:
     """torch.amp.GradScaler's documented rule; the scale of each step, and after the last."""
     scale, good = 65536.0, 0
@@ -120,9 +103,7 @@ def test_a_dynamic_scale_follows_its_rule_step_by_step(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "start", "overflow", "end"),
     [
-        ("dynamic-apex", 2.0, True, 1.0),
         ("dynamic-apex", 1.0, True, 1.0),
-        ("dynamic-apex-amp", 2.0**23, False, 2.0**24),
         ("dynamic-apex-amp", 2.0**24, False, 2.0**24),
         ("dynamic", 1.0, True, 0.5),
         ("dynamic", 2.0**127, False, 2.0**127),

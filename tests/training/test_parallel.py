@@ -30,8 +30,6 @@ SIZES = (2, 3)
 CPU = torch.device("cpu")
 DDP = Case(device="cpu", parallel="ddp", world_size=2, dataset="synthetic")
 
-# ------------------------------------------------------------------- a batch is shared, none twice
-
 
 @given(st.integers(1, 400), st.integers(1, 50), st.integers(1, 9))
 def test_every_item_goes_to_one_process(samples: int, batch: int, size: int) -> None:
@@ -83,9 +81,6 @@ def test_an_epoch_takes_as_long_as_in_the_slowest_process() -> None:
         assert (whole.epoch.images, whole.epoch.losses) == ([8], [2.0])
 
 
-# ------------------------------------------------------------------------------- what is refused
-
-
 @given(st.integers(1, 60), st.integers(1, 6), st.integers(2, 500))
 def test_no_process_is_left_one_image(batch: int, size: int, images: int) -> None:
     """What passes leaves no process a batch of one; what is refused would, or is too large."""
@@ -97,9 +92,6 @@ def test_no_process_is_left_one_image(batch: int, size: int, images: int) -> Non
     else:
         with pytest.raises(UsageError, match=f"atch size {batch} "):
             check_batches(case, images)
-
-
-# --------------------------------------------------------------- what processes of a group compute
 
 
 @pytest.fixture(scope="module")

@@ -31,8 +31,6 @@ def flags() -> Iterator[None]:
     set_flags(PRECISIONS["fp32"])
 
 
-# ------------------------------------------------------------------------ an error, and its name
-
 HALF, FULL, BRAIN = torch.float16, torch.float32, torch.bfloat16
 
 
@@ -86,9 +84,6 @@ def test_winograd_is_named_only_where_it_can_be() -> None:
     assert not replace(DENSE, weight=(128, 128, 1, 1)).winograd
 
 
-# ---------------------------------------------------------------------- what contradicts a label
-
-
 def finding(arithmetic: str, error: float = 3e-4) -> OperationProof:
     return OperationProof("it", Arithmetic(arithmetic), error)
 
@@ -133,9 +128,6 @@ def test_a_true_or_unclear_label_is_not(found: Proof, label: str, arithmetic: st
     remarks = found.remarks(PRECISIONS[label])
     assert bool(remarks) == (arithmetic != PRECISIONS[label].arithmetic)
     assert all("error 3.0e-04" in remark for remark in remarks)
-
-
-# ------------------------------------------------------------------------- real layers, on a CPU
 
 
 def prove_model(

@@ -225,12 +225,6 @@ def test_an_interval_of_drifting_steps_by_hand() -> None:
     assert whole.high_s == pytest.approx(whole.epoch_s + 40 * (slope * far + reach), rel=1e-4)
 
 
-def test_too_few_steps_have_no_interval_nor_has_what_left_none_out() -> None:
-    assert extrapolate(7.0, [1.0] * 7, 7) == Extrapolation(7.0, None, None)
-    assert extrapolate(4.0, [1.0] * 4, 100) == Extrapolation(100.0, None, None)
-    assert extrapolate(6.0, [1.0] * 6, 100).low_s is not None
-
-
 @pytest.mark.parametrize(
     ("correlation", "measured", "least"),
     [(0, 8, 0.93), (0.3, 39, 0.93), (0.6, 39, 0.91), (0.9, 117, 0.9)],
@@ -258,13 +252,6 @@ def test_a_spike_or_two_leave_the_ends_where_they_are(
     ends = find_ends([factor if i in spiked else 1.0 for i in range(steps)])
     assert ends in ((1.0, 1.0), *([None] * (steps < 7)))
     assert find_ends([]) is find_ends([1.0] * 5) is None
-
-
-@given(st.integers(24, 400), st.floats(0.05, 1))
-def test_a_drift_shows_in_the_ends(steps: int, rise: float) -> None:
-    """Of a steady rise, all but the first tenth and half of both quarters: six tenths or more."""
-    ends = find_ends([1 + rise * i / (steps - 1) for i in range(steps)])
-    assert 0.6 * rise <= ends[1] - ends[0] <= 0.8 * rise
 
 
 def test_what_has_ended_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,7 +381,6 @@ KINDS: dict[str, Callable[[np.random.Generator, int], Any]] = {
     "noisy": lambda rng, n: correlate(rng, n, 0.0, 0.02),
     "strongly correlated": lambda rng, n: correlate(rng, n, 0.8, 0.01),
     "drifting": lambda rng, n: correlate(rng, n, 0.2, 0.005) + np.linspace(0, 0.2, n),
-    "slowly drifting": lambda rng, n: correlate(rng, n, 0.2, 0.005) + np.linspace(0, 0.04, n),
     "spiked": lambda rng, n: correlate(rng, n, 0.0, 0.003) + (rng.random(n) < 0.05) * 0.2,
     "of two modes": lambda rng, n: correlate(rng, n, 0.0, 0.003) + (rng.random(n) < 0.4) * 0.1,
 }
