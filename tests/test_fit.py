@@ -233,7 +233,7 @@ def test_a_dry_run_shows_what_is_yet_to_be_found(capsys: Capture) -> None:
     assert sweep.main([*flags, "--dry-run"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[:5] == [
-        "runs: 2 of 2 cases, each once",
+        "runs: 2, of 2 cases with --repeats 1",
         "   1  fp32 · batch size 64",
         "   2  bf16 · batch size 64",
         "   3  fp32 · batch size 256..auto, found by a search first",

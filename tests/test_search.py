@@ -179,7 +179,10 @@ def test_a_dry_run_says_which_trials_and_how_many_epochs(tmp_path: Path, capsys:
     out = tmp_path / "out"
     assert search.main([*FAKE, *RANGE, "--dry-run", "--out", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == ["runs: 12 of 12 cases, each once", "   1  fp32 · batch size 128 · lr 4.61"]
+    assert lines[:2] == [
+        "runs: 12, of 12 cases with --repeats 1",
+        "   1  fp32 · batch size 128 · lr 4.61",
+    ]
     assert lines[-1] == (
         "rungs: after 1 and 3 of 9 epochs, by test_accuracy, about one in 3 goes on; "
         "12 to 108 epochs in all"

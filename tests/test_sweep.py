@@ -35,7 +35,7 @@ from bench.record import Environment, Outcome, Status
 from bench.store.reader import read_records
 from bench.store.table import RECORDS
 from bench.sweep import __main__ as sweep
-from bench.sweep import preview, threads
+from bench.sweep import loop, preflight
 from tests.planted.records import ROOT
 
 HERE = Path(__file__).parent
@@ -128,14 +128,10 @@ def test_nothing_measured_is_a_failure(out: Path, status: str, rc: int) -> None:
 
 
 def test_a_dry_run_says_how_many_runs_there_are_to_make(out: Path, capsys: Capture) -> None:
-    """Those that are there count."""
-    run(out, "8", "--fraction", "0.1", "--repeats", "2")
-    capsys.readouterr()
     flags = [*FP32, "8", "16", "--out", str(out), "--dry-run"]
-    thrice = "7 of 2 cases, each 3 times, and the first once more at the end; 2 already in --out"
     for more, said in (
-        (["--fraction", "0.1"], thrice),
-        ([], "2 of 2 cases, each once"),
+        (["--fraction", "0.1"], "7, of 2 cases with --repeats 3"),
+        ([], "2, of 2 cases with --repeats 1"),
     ):
         assert sweep.main([*flags, *more]) == 0
         assert capsys.readouterr().out.splitlines()[0] == f"runs: {said}"
@@ -195,7 +191,7 @@ def test_a_dry_run_asks_for_the_card_and_its_memory(monkeypatch: Patch, capsys: 
     flags = ["--preset", "quick", "--precision", "fp32", "--device", "cuda", "--dry-run"]
     said = "warning: torch has no GPU here, so that a start on this machine is refused"
     for there in (False, True):
-        for module in (machine, preview):
+        for module in (machine, preflight):
             monkeypatch.setattr(module, "has_cuda", lambda there=there: there)
         assert sweep.main(flags) == 0
         assert (said in capsys.readouterr().out) != there
@@ -514,11 +510,11 @@ def test_a_folder_s_cases_take_the_threads_of_free_cores(
 ) -> None:
     """They are those of the row, a resume takes the same, and the user's number holds."""
     monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr(threads, "_WATCHED_S", 0.0)
-    monkeypatch.setattr(threads, "usable_cpus", lambda: range(4))
-    monkeypatch.setattr(threads, "count_cores", lambda: 4.0)
+    monkeypatch.setattr(loop, "_WATCHED_S", 0.0)
+    monkeypatch.setattr(loop, "usable_cpus", lambda: range(4))
+    monkeypatch.setattr(loop, "count_cores", lambda: 4.0)
     busy = [1.3]
-    monkeypatch.setattr(threads.OtherWork, "cores", lambda self, guests=True: busy[0])
+    monkeypatch.setattr(loop.OtherWork, "cores", lambda self, guests=True: busy[0])
     flags = ["--model", "tests.models_for_tests:good", "--device", "cpu", "--precision", "fp32"]
     flags += ["--dataset", "synthetic", "--batch-size", "8", "--steps", "2", "--no-report"]
     assert sweep.main([*flags, "--repeats", "1", "--out", str(out)]) == 0
@@ -532,9 +528,9 @@ def test_a_folder_s_cases_take_the_threads_of_free_cores(
         (None, 4.0, 0.1, None),
         (None, 0.3, 0.0, "1"),
     ):
-        monkeypatch.setattr(threads, "count_cores", lambda cores=cores: cores)
-        with threads.hold_threads(folder):
+        monkeypatch.setattr(loop, "count_cores", lambda cores=cores: cores)
+        with loop.hold_threads(folder):
             assert os.environ.get("OMP_NUM_THREADS") == wanted
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    with threads.hold_threads(out):
+    with loop.hold_threads(out):
         assert os.environ["OMP_NUM_THREADS"] == "3"

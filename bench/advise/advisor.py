@@ -15,11 +15,10 @@ from bench.errors import UsageError
 from bench.record import REPEATED, Outcome, Record, Status, flatten
 from bench.store.rows import Row, keep_latest, read_history
 from bench.sweep.display import Display
+from bench.sweep.execution import Grid, OomSkips
 from bench.sweep.folder import read_past, write_config
-from bench.sweep.grid import Grid
 from bench.sweep.loop import Loop, open_loop
 from bench.sweep.options import Options, Plan
-from bench.sweep.schedule import OomSkips
 from bench.text import parse_bytes, read_time
 from bench.wall import read_peak
 from bench.worker import Job, Lane

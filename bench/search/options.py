@@ -29,8 +29,7 @@ from bench.origin import EXECUTORS
 from bench.precision import PRECISIONS
 from bench.preset import Preset
 from bench.sweep.options import Options, Plan, add_running, plan_cases, read_running
-from bench.sweep.preflight import check_without_torch
-from bench.sweep.preview import describe_plan
+from bench.sweep.preflight import check_without_torch, describe_plan
 
 EPOCHS, SAMPLES, GRACE, REDUCTION, METRIC = 9, 16, 1, 3, "test_accuracy"
 

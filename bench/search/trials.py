@@ -25,11 +25,10 @@ from bench.search.options import Search
 from bench.store.reader import read_beside, read_config
 from bench.store.rows import LatestAttempt, Row, Run, keep_latest, plan_runs
 from bench.sweep.display import Display
+from bench.sweep.execution import Grid, OomSkips, remaining_runs
 from bench.sweep.folder import read_past, write_config
-from bench.sweep.grid import Grid
 from bench.sweep.loop import Loop, open_loop
 from bench.sweep.options import Plan
-from bench.sweep.schedule import OomSkips, remaining_runs
 from bench.wall import name_family
 from bench.worker import Job, Lane
 

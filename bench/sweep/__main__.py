@@ -5,12 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from bench.axis import COMPILES, PARALLELS
+from bench.data import DATASETS
 from bench.flags import command
+from bench.models import MODELS
+from bench.models.freezing import FREEZES
+from bench.optimization import OPTIMIZERS, SCHEDULES
+from bench.precision import FP8_RECIPES, OPT_LEVELS, POLICIES, PRECISIONS
+from bench.preset import load_preset, preset_names
 from bench.processes import leave
 from bench.report import print_report
 from bench.sweep.execution import run_sweep
 from bench.sweep.options import parse_arguments, plan_cases
-from bench.sweep.preview import preview, print_registries
+from bench.sweep.preflight import check_without_torch, describe_plan
 
 
 @command
@@ -22,10 +29,13 @@ def main(argv: Sequence[str]) -> int:
     """
     options = parse_arguments(argv)
     if options.list:
-        return print_registries()
+        print_registries()
+        return 0
     plan = plan_cases(options)
     if options.dry_run:
-        return preview(plan, options)
+        inputs = check_without_torch(plan, options)
+        print(*describe_plan(inputs.plan, options), *inputs.warnings, sep="\n")
+        return 0
     done = run_sweep(plan, options)
     for line in done.unsized:
         print(f"warning: no batch size for {line}", file=sys.stderr)
@@ -36,6 +46,36 @@ def main(argv: Sequence[str]) -> int:
     if done.stopped:
         return 128 + done.stopped
     return 1 if done.left or done.failed else 0
+
+
+def print_registries() -> None:
+    """Print what the values of flags are, for --list."""
+    sections = {
+        "presets": {name: load_preset(name).description for name in preset_names()},
+        "precisions": {name: precision.help for name, precision in PRECISIONS.items()},
+        "dynamic loss scales": {name: policy.help for name, policy in POLICIES.items()},
+        "opt levels of fp16-apex": {name: level.help for name, level in OPT_LEVELS.items()},
+        "recipes of fp8": {name: recipe.help for name, recipe in FP8_RECIPES.items()},
+        "optimizers": {
+            name: f"{kind.name}: lr {kind.lr:g}, {kind.settings}"
+            for name, kind in OPTIMIZERS.items()
+        },
+        "schedules": SCHEDULES,
+        "how the network is compiled (--compile)": COMPILES,
+        "what --freeze takes": FREEZES,
+        "how several GPUs train (--parallel)": PARALLELS,
+        "models": {
+            **MODELS,
+            "package.module:factory": "your own torch.nn.Module, or 'nets:build(depth=16)'",
+        },
+        "datasets": DATASETS,
+        "workloads": {
+            "images": "the network of --model on the images of --dataset",
+            "package.module:factory": "your own bench.workloads.Workload",
+        },
+    }
+    for title, entries in sections.items():
+        print(f"{title}:", *(f"  {name:<24}{what}" for name, what in entries.items()), sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,26 +1,193 @@
-"""A sweep from its plan to its end, and what is left to do."""
+"""A sweep from its plan to its end: the runs that are left, their order, and what is left to do."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice, takewhile
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from bench.case import Case, list_varying
+from bench.axis import Value
+from bench.case import AXES, Case, list_varying
 from bench.doctor.rates import choose_seconds
-from bench.record import Status
+from bench.record import REPEATED, Outcome, Record, Status
 from bench.store.reader import read_config
-from bench.store.rows import collect_times, leave_out_known, plan_runs, read_history
+from bench.store.rows import (
+    LatestAttempt,
+    Run,
+    collect_times,
+    is_known,
+    leave_out_known,
+    plan_runs,
+    read_history,
+)
 from bench.sweep.display import Display
 from bench.sweep.folder import read_past, refuse_other_part, write_config
-from bench.sweep.grid import Grid
-from bench.sweep.loop import Loop, open_loop
+from bench.sweep.loop import MOST_LOST, Loop, open_loop
 from bench.sweep.options import Options, Plan, plan_cases
 from bench.sweep.probing import Searches, describe_wall, find_walls
-from bench.sweep.schedule import OomSkips, remaining_runs
 from bench.text import count
 from bench.wall import STEP, Ending, Wall, read_goal
+from bench.worker import Job, Lane
+
+_FAILED = (Status.ERROR, Status.KILLED, Status.TIMEOUT, Status.LOST)
+
+
+def remaining_runs(
+    runs: Sequence[Run],
+    history: Mapping[Run, LatestAttempt],
+    retry: Collection[Status],
+) -> list[Run]:
+    """Return the runs that have no outcome yet, or one that is to be retried."""
+    again = REPEATED | set(retry)
+
+    def remains(run: Run) -> bool:
+        past = history.get(run)
+        return past is None or past.status in again
+
+    left = [run for run in runs if remains(run)]
+    if left:
+        # a sentinel comes last: an earlier one no longer does if more runs were added
+        left += [run for run in runs if run[2] and run not in left]
+    return left
+
+
+_list_others: Callable[[Case], tuple[Value, ...]] = attrgetter(*AXES.keys() - {"batch_size"})
+
+
+class OomSkips:
+    """The smallest batch size that ran out of memory, by the ``family`` of a case: by default, all
+    axes but the batch size. ``history`` has the earlier runs, less those to be retried."""
+
+    def __init__(
+        self,
+        history: Mapping[Run, LatestAttempt],
+        family: Callable[[Case], Hashable] = _list_others,
+    ) -> None:
+        self._smallest: dict[Hashable, int] = {}
+        self._family = family
+        for (case, _, _), past in history.items():
+            if not past.inferred:
+                self.note(case, past.status)
+
+    def note(self, case: Case, status: Status) -> None:
+        """Learn from an outcome. A suspected OOM proves nothing."""
+        if status is Status.OOM:
+            family = self._family(case)
+            known = self._smallest.get(family, case.batch_size)
+            self._smallest[family] = min(known, case.batch_size)
+
+    def blocks(self, case: Case) -> int | None:
+        """Return a smaller batch size that already ran out of memory, or None."""
+        smallest = self._smallest.get(self._family(case))
+        return smallest if smallest is not None and smallest < case.batch_size else None
+
+
+class Grid:
+    """A source of planned runs; a lost run is run again next, as a new attempt.
+
+    Args:
+        before: the latest recorded attempt at each run.
+        skips: batch sizes that ran out of memory.
+        times: epoch times of earlier runs, in s, by which repeats are left out.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        runs: Sequence[Run],
+        before: Mapping[Run, LatestAttempt],
+        skips: OomSkips,
+        times: Mapping[Case, Sequence[float]],
+    ) -> None:
+        self.loop = loop
+        self.ended = Counter[Status]()
+        self._runs, self.asked = deque(runs), len(runs)  # how many are to be made
+        self._attempts = Counter({run: past.attempt for run, past in before.items()})
+        self._skips = skips
+        self._times = {case: list(of) for case, of in times.items()}
+        self._losses = Counter[Run]()
+        self._ran = Counter[tuple[Case, str]]()  # how often a case ran on a lane
+        self.running = 0  # runs that were taken and have not ended
+        # the lane of each run, for its sentinel; on several GPUs, the lane of the first
+        self._lanes = {run: _name_first(past.lane) for run, past in before.items()}
+
+    @property
+    def left(self) -> bool:
+        return bool(self._runs)
+
+    @property
+    def waiting(self) -> int:
+        return self.asked - self.ended.total()
+
+    @property
+    def measured(self) -> bool:
+        """Whether any run ended without failure."""
+        return any(status not in _FAILED for status in self.ended)
+
+    def take(self, lane: Lane, idle: Sequence[Lane]) -> Job | None:
+        """Return the next run. A sentinel comes last, if possible on the lane of its first run."""
+        if not self._runs:
+            return None
+        run = self._choose(lane)
+        case, repeat, sentinel = run
+        if sentinel:
+            home = self._lanes.get((case, repeat, False), lane.name)
+            if self.running or (home != lane.name and home in [free.name for free in idle]):
+                return None
+        self._runs.remove(run)
+        self._ran[case, lane.name] += 1
+        self.running += 1
+        self._lanes[run] = lane.name
+        self._attempts[run] += 1
+        smaller = self._skips.blocks(case)
+        return Job(
+            case, repeat=repeat, sentinel=sentinel, attempt=self._attempts[run], smaller=smaller
+        )
+
+    def _choose(self, lane: Lane) -> Run:
+        """Choose the next run: of the same repeat, the case that ran least often on this lane.
+
+        If cases were assigned in turn, each would have the same GPU in all its repeats whenever the
+        number of cases divides evenly, and a slower GPU would look like the effect of a setting.
+        """
+        _, repeat, sentinel = self._runs[0]
+        # with 10,000 cases, it is not worth looking at all of them
+        near = islice(self._runs, 2 * len(self.loop.lanes))
+        alike = takewhile(lambda run: run[1:] == (repeat, sentinel), near)
+
+        return min(alike, key=lambda run: self._ran[run[0], lane.name])
+
+    def settle(self, job: Job, record: Record, outcome: Outcome) -> None:
+        """Learn from an outcome. A lost run comes next, up to `MOST_LOST` times."""
+        self.running -= 1
+        if (time := record.measurement.epoch_time_s) and record.status is Status.OK:
+            times = self._times.setdefault(case := job.run[0], [])
+            times.append(time)
+            if is_known(case, times):
+                kept = deque(r for r in self._runs if r[0] != case or r[1] == 1)
+                self.asked -= len(self._runs) - len(kept)
+                self.loop.display.leave_out(len(self._runs) - len(kept))
+                self._runs = kept
+        if job.smaller is None:
+            self._skips.note(record.case, record.status)
+        self._losses[job.run] += record.status is Status.LOST
+        if record.status is Status.LOST and self._losses[job.run] < MOST_LOST:
+            self._ran[record.case, self._lanes[job.run]] -= 1  # it does not count for that lane
+            self._runs.appendleft(job.run)
+        else:
+            self.ended[record.status] += 1
+        self._lanes[job.run] = _name_first(record.lane)
+
+
+def _name_first(lane: str) -> str:
+    return lane.partition("+")[0]
+
+
+# ---------------------------------------------------------------------------------------- the sweep
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,10 @@ thread, in which its worker is listened to.
 
 from __future__ import annotations
 
+import os
+import re
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -21,14 +24,16 @@ from uuid import uuid4
 
 from bench.case import Case
 from bench.doctor.rates import check_rates, choose_seconds, describe_rates, read_rates
-from bench.environment.host import PACKAGES, refuse_missing
+from bench.environment.host import PACKAGES, THREADS, refuse_missing
 from bench.errors import StoreError, UnsupportedError, UsageError
 from bench.executors import Event, Executor, build_executor
+from bench.limits import BUSY_CORES
 from bench.precision import PRECISIONS
-from bench.processes import stop_signals
+from bench.processes import OtherWork, count_cores, stop_signals, usable_cpus
 from bench.record import Outcome, Record, Status, flatten, read_missing, write_missing
-from bench.store.reader import find_shards
-from bench.store.table import CHECKPOINTS, LOGS, TRACES
+from bench.store.reader import find_shards, read_rows
+from bench.store.rows import Run
+from bench.store.table import CHECKPOINTS, LOGS, RECORDS, TRACES
 from bench.store.writer import Store
 from bench.sweep.display import Display
 from bench.sweep.folder import KeptRun, default_out
@@ -41,12 +46,15 @@ from bench.sweep.preflight import (
     refuse_unwritable,
     warn_of_emulation,
 )
-from bench.sweep.schedule import choose_seed
-from bench.sweep.threads import hold_threads
-from bench.text import read_clock
+from bench.text import count, read_clock
 from bench.worker import Job, Lane
 
+MOST_LOST = 3
+"""After this many losses of a run's machine, the sweep gives the run up."""
+
 _POLL_S = 0.5  # between checks whether the sweep was stopped
+
+_WATCHED_S = 1.0  # for which the load of a CPU is watched
 
 
 class Source(Protocol):
@@ -382,3 +390,54 @@ class _Running:
     @property
     def wide(self) -> bool:
         return self.job.case.world_size > 1
+
+
+def choose_seed(run: Run, same_seed: bool) -> int:
+    """Return the seed of a run: for repeat N the case's plus N - 1, or the case's for all repeats.
+
+    The loss of one epoch differs more between seeds than most changes alter it, so repeats with the
+    same seed would show no spread where there is one. The sentinel repeats the first run.
+    """
+    case, repeat, _ = run
+    return case.seed if same_seed else case.seed + repeat - 1
+
+
+@contextmanager
+def hold_threads(out: Path | None) -> Iterator[None]:
+    """Choose the threads of the workers that are started in the block, as many as cores are free,
+    and say how many they are. The threads of an operation wait for each other by spinning: beside
+    one busy process on two cores a step of dpn-small (batch 32) took 0.5 to 0.9 s with two threads
+    and 0.18 s with one; on idle cores 0.10 s and 0.16 s.
+
+    A folder ``out`` with rows of a CPU keeps theirs, and a variable that the user has set holds.
+    """
+    name = THREADS[0]
+    number = None if {*THREADS} & {*os.environ} else _choose_threads(out)
+    if number is None:
+        yield
+        return
+    print(
+        f"note: an operation takes {count(number, 'thread')}, as many as cores were free when the "
+        f"folder was begun; {name} sets another number",
+        file=sys.stderr,
+        flush=True,
+    )
+    os.environ[name] = str(number)
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
+def _choose_threads(out: Path | None) -> int | None:
+    """Return the number of threads; None for torch's default."""
+    if out is not None and (out / RECORDS).is_file():
+        for row in (row for row in reversed(read_rows(out)) if row.device == "cpu"):
+            kept = re.search(rf"\b{THREADS[0]}=([0-9]+)", row.variables)
+            return int(kept[1]) if kept else None
+    others = OtherWork()
+    with others.watch():
+        time.sleep(_WATCHED_S)
+    # daemons of an idle machine use some
+    number = max(1, int(count_cores() - others.cores() + BUSY_CORES))
+    return number if number < len(usable_cpus()) else None

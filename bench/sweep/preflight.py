@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from bench.case import Case, fill_command, format_value
+from bench.axis import axis_flag
+from bench.case import AXES, Case, fill_command, format_value, list_varying
 from bench.command import hash_files, refuse_program
 from bench.data import SYNTHETIC, DatasetInfo
 from bench.data.sources import CLASSES
 from bench.diagnosis.step import CONVOLUTIONS, find_emulated, find_halves
 from bench.doctor.judgement import write_warnings
+from bench.environment.host import has_cuda
 from bench.environment.machine import Machine, Platform, examine, guess_devices
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import Executor, Images, build_executor
@@ -26,11 +28,14 @@ from bench.precision import FP8_INSTALL, PRECISIONS, Apex, find_torchao, refuse_
 from bench.record import Environment, Place
 from bench.rules import check as check_case
 from bench.rules import check_batches
+from bench.store.rows import plan_runs
 from bench.sweep.options import Options, Plan
-from bench.text import GIB, name_first
+from bench.text import GIB, count, name_first
 from bench.worker import Lane
 from bench.workloads import IMAGES, NO_DATASET, OWN, Workload
 from bench.yardstick import Yardstick
+
+_SHOWN = 12  # lines of cases in a dry run
 
 _AT_ONCE = 8  # lanes examined at once, each by a process of its own
 
@@ -394,3 +399,35 @@ def warn_of_emulation(
         for reason, of in emulated.items()
         if (names := list(of))
     ]
+
+
+def describe_plan(plan: Plan, options: Options) -> Iterator[str]:
+    """Describe the number of runs, what differs between their cases, and what all have in common
+    that is not the default."""
+    cases = [*plan.cases, *(case for case, _ in plan.searched)]
+    if plan.cases:
+        runs = len(plan_runs(plan.cases, options.repeats))
+        cases_named = count(len(plan.cases), "case")
+        yield f"runs: {runs:,}, of {cases_named} with --repeats {options.repeats}"
+    varies = list_varying(cases)
+    labels = [case.label(varies) for case in plan.cases]
+    others = [name for name in varies if name != "batch_size"] if plan.searched else []
+    for case, text in plan.searched:
+        label = [case.label(others)] if others else []
+        labels.append(" · ".join([*label, f"batch size {text}, found by a search first"]))
+    yield from (f"{index:>4}  {label}" for index, label in enumerate(labels[:_SHOWN], 1))
+    if (more := len(labels) - _SHOWN) > 0:
+        yield f"      and {more:,} more"
+    common = [
+        f"{axis_flag(name)} {format_value(getattr(cases[0], name))}"
+        for name, axis in AXES.items()
+        if len({getattr(case, name) for case in cases} - {axis.default, None}) == 1
+        and name not in (*varies, *["batch_size"] * bool(plan.searched))
+    ]
+    if common:
+        yield f"all with {' '.join(common)}"
+    if options.here and any(case.device == "cuda" for case in cases) and not has_cuda():
+        yield (
+            "warning: torch has no GPU here, so that a start on this machine is refused; use "
+            "--device cpu, or start it where there is one"
+        )

@@ -12,9 +12,8 @@ from bench.record import Outcome, Record, Status, flatten
 from bench.store.rows import Row
 from bench.sweep.display import Display
 from bench.sweep.folder import read_past, write_config
-from bench.sweep.loop import Loop, open_loop
+from bench.sweep.loop import MOST_LOST, Loop, open_loop
 from bench.sweep.options import Options, Plan, plan_cases
-from bench.sweep.schedule import Losses
 from bench.text import count
 from bench.wall import (
     MARGIN,
@@ -59,7 +58,7 @@ class Searches:
         self._families = families
         self.axes = list_varying(families, but="batch_size")
         self._left: dict[Case, _Search] = {}
-        self._losses = Losses()
+        self._losses = Counter[Case]()
         for family in families:
             trial = trials.get(family) or Trial(family)
             self.known += len(trial.rows)
@@ -89,7 +88,8 @@ class Searches:
         search = self._left[family]
         search.probe = None
         search.trial.add(Row(flatten(record)))
-        if record.status is Status.LOST and not self._losses.allow(record.case, outcome):
+        self._losses[record.case] += record.status is Status.LOST
+        if self._losses[record.case] >= MOST_LOST:
             self.conclude(family)
 
     def finish(self) -> dict[Case, Wall]:

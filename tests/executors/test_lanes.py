@@ -29,7 +29,7 @@ from bench.gpu.nvml import Card
 from bench.record import Outcome, Status
 from bench.store.reader import read_records
 from bench.sweep import __main__ as sweep
-from bench.sweep import loop, preview, schedule
+from bench.sweep import loop, preflight
 from bench.worker import Job, Lane
 
 Watch = Callable[[Callable[[Job], Outcome | None]], None]
@@ -146,7 +146,7 @@ def test_a_lost_case_is_tried_again_as_a_new_attempt(
     assert "fp32 · batch size 8 · seed 1: lost: the node went away" in said
     ends = frame.groupby("seed")[["attempt", "status"]].agg(list)
     assert ends.loc[0].tolist() == [[1, 2, 3], ["lost", "lost", "ok"]]
-    assert ends.loc[1].tolist() == [[1, 2, 3], ["lost"] * schedule.MOST_LOST], "and not for ever"
+    assert ends.loc[1].tolist() == [[1, 2, 3], ["lost"] * loop.MOST_LOST], "and not for ever"
     assert ends.loc[2].tolist() == [[1], ["ok"]]
 
     monkeypatch.undo()
@@ -215,7 +215,7 @@ def test_lanes_are_cards_or_equal_shares_of_the_cores() -> None:
 def test_lanes_on_cards_of_several_kinds_are_refused_at_once(
     monkeypatch: Patch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(preview, "has_cuda", lambda: True)
+    monkeypatch.setattr(preflight, "has_cuda", lambda: True)
     flags = ["--device", "cuda", "--dataset", "synthetic", "--model", "dpn-small"]
     assert sweep.main([*flags, "--lanes", "all", "--dry-run"]) == 2
     assert capsys.readouterr().err == (

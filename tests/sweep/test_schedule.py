@@ -15,8 +15,8 @@ from bench.errors import UsageError
 from bench.grid import grid
 from bench.record import Status
 from bench.store.rows import LatestAttempt, Run, find_width, plan_runs
+from bench.sweep.execution import OomSkips, remaining_runs
 from bench.sweep.options import parse_arguments, plan_cases
-from bench.sweep.schedule import OomSkips, remaining_runs
 
 CASES = grid({"precision": ["fp32", "bf16"], "batch_size": [64, 128, 256]})
 SMALL, MIDDLE, LARGE = CASES[:3]
