@@ -30,14 +30,18 @@ import pytest
 from pytest_for_tests import Capture, Patch
 
 from bench.__main__ import COMMANDS as PROGRAMS
-from bench.axis import axis_flag
+from bench.advise.__main__ import parse_budget
+from bench.advise.answer import Answer, propose
+from bench.advise.findings import Findings, list_levers, strip
+from bench.axis import Value, axis_flag
 from bench.case import AXES, Case, format_value
 from bench.check.checks import CHECKS
 from bench.diagnosis.explanation import CURES
-from bench.flags import join_flags
+from bench.flags import join_flags, split_flags
 from bench.record import Status
 from bench.report.__main__ import main as report
-from bench.store.reader import read_records
+from bench.store.reader import read_config, read_records, read_rows
+from bench.store.rows import keep_latest
 from bench.sweep import options
 from tests.planted.records import ran, write_sweep
 
@@ -164,6 +168,30 @@ def quote_why() -> str:
     source = f"[Measured](../results/{CARD.name}/records.csv): {' '.join(said['conditions'])}"
     source += f" Doubts: {doubts}." if doubts else ""
     return f"\n{fill(source)}\n{quote(pair['words'])}"
+
+
+def write_advice() -> str:
+    """What bench.advise says of the records of a search whose budget was used."""
+    rows = keep_latest(row for row in read_rows(ADVICE) if row.is_repeat)
+    config = read_config(ADVICE)
+    now = strip(rows[0].case)
+    given: dict[str, list[Value]] = {"model": [now.model]}
+    images = config["datasets"]["cifar10"]["train_images"]
+    findings = Findings(now, list_levers(now, given, images), given)
+    for row in rows:
+        findings.add(row.case, row)
+    _, budget = split_flags(shlex.split(config["command"])[3:])["--budget"]
+    budget_s = parse_budget("--budget", budget)
+    resume = propose(config["command"], budget_s, 0)
+    answer = Answer(findings, {}, Path("results") / ADVICE.name, resume)
+    return "\n".join(answer.write()) + "\n"
+
+
+def test_the_advice_is_what_is_said_of_its_records() -> None:
+    kept = ADVICE / "answer.txt"
+    if os.environ.get("UPDATE_README"):
+        kept.write_text(write_advice())
+    assert kept.read_text() == write_advice(), "UPDATE_README=1 writes it anew"
 
 
 def quote_advice() -> str:
