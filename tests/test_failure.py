@@ -23,7 +23,6 @@ from bench.failure import (
     Fault,
     classify,
     classify_death,
-    count_oom_kills,
     find_place,
     list_kinds,
 )
@@ -256,10 +255,3 @@ def test_deaths(returncode: int, oom_kills: int, status: Status, reason: str) ->
         assert limited.reason.startswith(f"{fault.reason}, under a memory limit of 900MiB")
     else:
         assert limited == fault
-
-
-def test_the_kernel_says_how_many_it_killed(monkeypatch: Patch) -> None:
-    assert count_oom_kills() >= 0
-    for text, kills in (("oom_kill 7\nswap_ra 1\n", 7), ("swap_ra 1\n", 0)):
-        monkeypatch.setattr("pathlib.Path.read_text", Mock(return_value=text))
-        assert count_oom_kills() == kills

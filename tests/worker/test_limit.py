@@ -18,12 +18,10 @@ from hypothesis import strategies as st
 
 from bench.case import Case
 from bench.data import DatasetInfo
-from bench.environment.machine import Platform
-from bench.errors import UsageError
 from bench.executors import Settings
 from bench.executors.subprocess import SubprocessExecutor
 from bench.gpu import Depth, Device, Reading, Unreadable
-from bench.record import Environment, Status
+from bench.record import Status
 from bench.sweep import __main__ as sweep
 from bench.worker import Job
 from bench.worker.limit import (
@@ -197,16 +195,6 @@ def test_the_cap_is_set_anew_when_the_kernels_are_loaded(caps: list[float]) -> N
 
 
 # ----------------------------------------------------------------------- before and after a case
-
-
-def test_a_limit_above_the_device_is_refused() -> None:
-    card = Platform(Environment(gpu="NVIDIA Card", gpu_memory_bytes=24 * GIB))
-    card.check_limit(None)
-    card.check_limit("24GiB")
-    with pytest.raises(UsageError, match=r"24577MiB is above the 24\.0 GiB of NVIDIA Card; give"):
-        card.check_limit("24577MiB")
-    Platform(Environment()).check_limit("64MiB")
-    assert card.refuse_limit("21GiB") == ""
 
 
 def test_a_sweep_refuses_it_before_it_trains(
