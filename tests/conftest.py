@@ -106,9 +106,10 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Text is as wide as it needs, whatever terminal the tests run in."""
-    monkeypatch.delenv("COLUMNS", raising=False)
+def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text is as wide as it needs, and the fake answers ok, whatever the tests are run in."""
+    for name in ("COLUMNS", "BENCH_FAKE_ANSWERS", "BENCH_FAKE_MEMORY", "BENCH_FAKE_LANES"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture

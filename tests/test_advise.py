@@ -138,12 +138,6 @@ FEW = ["--precision", "fp32", "fp16", "--batch-size", "128", "256", "--compile",
 FIXED = ["--cuda-graphs", "off", "--channels-last", "off", "--cudnn-benchmark", "off"]
 
 
-@pytest.fixture(autouse=True)
-def _plain_fake(monkeypatch: Patch) -> None:
-    monkeypatch.delenv(fake.ANSWERS, raising=False)
-    monkeypatch.delenv(fake.MEMORY, raising=False)
-
-
 def run(out: Path, *flags: str, rc: int = 0) -> None:
     words = join_flags(FAKE, FEW, FIXED, flags, ["--out", str(out)])
     assert main(words) == rc

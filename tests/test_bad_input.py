@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import fake_executor as fake
 import pytest
 from pytest_for_tests import Capture, Patch
 
@@ -35,7 +34,6 @@ def elsewhere(tmp_path: Path, monkeypatch: Patch) -> None:
     """In an empty folder, so that whatever is created shows."""
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
-    monkeypatch.delenv(fake.ANSWERS, raising=False)
 
 
 def expect(

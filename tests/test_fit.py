@@ -38,7 +38,6 @@ LINE = "fixed=300MiB image=1MiB low=0.6"
 @pytest.fixture
 def memory(monkeypatch: Patch) -> Callable[[str], None]:
     """Tell the fake what a batch takes."""
-    monkeypatch.delenv(fake.ANSWERS, raising=False)
     return lambda model: monkeypatch.setenv(fake.MEMORY, model)
 
 

@@ -44,12 +44,6 @@ RANGE = ["--lr", "0.001..10", "--samples", "12", "--seed", "3"]
 Report = Sequence[float | None]
 
 
-@pytest.fixture(autouse=True)
-def _plain_fake(monkeypatch: Patch) -> None:
-    monkeypatch.delenv(fake.ANSWERS, raising=False)
-    monkeypatch.delenv(fake.MEMORY, raising=False)
-
-
 def run(out: Path, *flags: str, rc: int = 0) -> pd.DataFrame:
     assert search.main(join_flags(FAKE, flags, ["--out", str(out)])) == rc
     return read_records(out)

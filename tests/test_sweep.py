@@ -45,8 +45,7 @@ CASE = Case(model="dpn-small", dataset="synthetic", device="cpu", batch_size=8)
 
 
 @pytest.fixture
-def out(tmp_path: Path, monkeypatch: Patch) -> Path:
-    monkeypatch.delenv(fake.ANSWERS, raising=False)
+def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 

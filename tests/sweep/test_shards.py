@@ -30,19 +30,13 @@ from bench.validate.__main__ import main as validate
 from tests.frames_for_tests import read_steps
 from tests.planted.records import make_run
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
 GRID = [*FAKE, "--precision", "fp32", "bf16", "bf16-amp", "--batch-size", "32..128"]
 TWICE = [*GRID, "--repeats", "2"]
 COMPARED = ["precision", "batch_size", "repeat", "run_seed", "status", "reason", "inferred"]
 COMPARED += ["attempt", "epoch_time_s", "peak_device_bytes"]
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: Patch) -> None:
-    """The report of a sweep is most of its time."""
-    monkeypatch.setattr(sweep, "print_report", lambda out: None)
-    monkeypatch.delenv(fake.ANSWERS, raising=False)
-    monkeypatch.delenv(fake.MEMORY, raising=False)
 
 
 def run(out: Path, flags: Sequence[str], rc: int = 0) -> Path:
