@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +71,7 @@ SAID: dict[str, dict[str, tuple[Level, str, str]]] = {
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_a_recorded_machine(name: str, monkeypatch: Patch, capsys: Capture) -> None:
+def test_a_recorded_machine(name: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     machine = read_machine(RECORDINGS / f"{name}.json")
     found = [f for f in judge(machine) if f.level > FINE]
     assert {f.topic for f in found} == SAID[name].keys()
@@ -90,6 +89,8 @@ def test_a_recorded_machine(name: str, monkeypatch: Patch, capsys: Capture) -> N
         line = next(line for line in said.splitlines() if finding.what in line)
         assert line.startswith("WRONG " if finding.level is UNBELIEVABLE else "note  ")
         assert f"  fix: {finding.fix}" in said.splitlines()[said.splitlines().index(line) + 1]
+    (tmp_path / "again.json").write_text(write_json(machine, judge(machine)))
+    assert read_machine(tmp_path / "again.json") == machine
 
 
 @pytest.mark.parametrize(
@@ -181,31 +182,7 @@ def test_a_sweep_says_the_worst_first() -> None:
     assert all(line.startswith("note: ") for line in others)
 
 
-# ---------------------------------------------------------------------------------------- JSON
-
-
-@pytest.mark.parametrize("name", SAID)
-def test_facts_survive_json(name: str, tmp_path: Path) -> None:
-    machine = read_machine(RECORDINGS / f"{name}.json")
-    (tmp_path / "again.json").write_text(write_json(machine, judge(machine)))
-    assert read_machine(tmp_path / "again.json") == machine
-
-
 # ------------------------------------------------------------------------------- what is gathered
-
-
-def answering(uuid: str | None) -> Callable[[str], Platform]:
-    """Stands in for `describe_device`: torch on the card ``uuid``."""
-    about = Environment(torch="2.11.0+cu130", cuda="13.0")
-    if not uuid:
-        error = "device cuda: torch finds no usable GPU; check nvidia-smi"
-        return lambda device: Platform(about, error=error)
-    card = {"gpu": "NVIDIA H200", "gpu_uuid": uuid, "capability": "9.0"}
-    return lambda device: Platform(replace(about, **card))
-
-
-def gather(nvml: FakeNvml, use: Callable[[str], Platform]) -> Machine:
-    return replace(describe(["cuda"], use, nvml), cpu=Cpu(cores=2))
 
 
 def test_a_card_is_read_while_our_own_process_holds_it() -> None:
@@ -214,9 +191,9 @@ def test_a_card_is_read_while_our_own_process_holds_it() -> None:
 
     def use(device: str) -> Platform:
         nvml.compute.append((os.getpid(), 2_000))
-        return answering(GPU)(device)
+        return Platform(Environment(gpu="NVIDIA H200", gpu_uuid=GPU, capability="9.0"))
 
-    (gpu,) = gather(nvml, use).gpus
+    (gpu,) = describe(["cuda"], use, nvml).gpus
     assert gpu.lacks == {}
     assert [p.pid for p in gpu.others] == [1]
     assert gpu.card.driver_cuda == (13, 1)
