@@ -261,13 +261,10 @@ def test_a_sound_training_passes(
 # ------------------------------------------------------------------------------- users' workloads
 
 
-def own(workload: str, lr: float = 0.05, **settings: object) -> Subject:
-    name, about = f"test_check:{workload}", {"device": "cpu", "batch_size": 32, **settings}
-    return Subject(Case(name, "own", workload=name, lr=lr, **about), "", STEPS)  # type: ignore[arg-type]
-
-
 def test_targets_that_do_not_follow_from_the_inputs_are_caught() -> None:
-    assert failing(own("Deaf"), "baseline", "overfit") == {"baseline"}
+    name = "test_check:Deaf"
+    case = Case(name, "own", workload=name, lr=0.05, device="cpu", batch_size=32)
+    assert failing(Subject(case, "", STEPS), "baseline", "overfit") == {"baseline"}
 
 
 # ------------------------------------------------------------------------ what is planted is caught
