@@ -33,20 +33,11 @@ def pack(files: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def integrity(archive: bytes) -> str:
-    return "sha512-" + base64.b64encode(hashlib.sha512(archive).digest()).decode()
-
-
-def test_a_package_is_verified_before_it_is_read() -> None:
-    archive = pack({"dist/a.min.js": b"a()"})
-    pinned = {"integrity": integrity(archive), "files": {"a.js": "dist/a.min.js"}}
+def test_a_package_is_verified_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    archive, forged = pack({"a.js": b"a()"}), pack({"a.js": b"evil()"})
+    sha = base64.b64encode(hashlib.sha512(archive).digest()).decode()
+    pinned = {"integrity": f"sha512-{sha}", "files": {"a.js": "a.js"}}
     assert asv_site.unpack("a@1.0.0", archive, pinned) == {"a.js": b"a()"}
-    with pytest.raises(UsageError, match=r"a@1\.0\.0 is not the one pinned"):
-        asv_site.unpack("a@1.0.0", archive + b"\0", pinned)
-
-
-def test_npm_s_answer_is_verified_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    forged = pack({"a.js": b"evil()"})
 
     def run(command: list[str], cwd: str, **_: Any) -> subprocess.CompletedProcess[str]:
         (Path(cwd) / "a.tgz").write_bytes(forged)
@@ -55,46 +46,20 @@ def test_npm_s_answer_is_verified_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(shutil, "which", lambda name: name)
     monkeypatch.setattr(subprocess, "run", run)
-    pinned = {"integrity": integrity(pack({"a.js": b"a()"})), "files": {"a.js": "a.js"}}
     with pytest.raises(UsageError, match="not the one pinned"):
         asv_site.fetch_assets({"a@1.0.0": pinned})
 
 
-def test_without_npm_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(UsageError, match="npm is not installed"):
-        asv_site.fetch_assets({})
-
-
-def asv_page() -> Path:
-    import importlib.util
-
-    spec = importlib.util.find_spec("asv")
-    if spec is None or spec.origin is None:
-        pytest.skip("asv is not installed (the 'asv' extra)")
-    return Path(spec.origin).parent / "www"
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
+def test_the_mended_site_stands_alone(tmp_path: Path) -> None:
     """asv's own page, as `asv publish` lays it out for one benchmark without a result."""
-    out = tmp_path / "asv"
-    shutil.copytree(asv_page(), out)
-    (out / "graphs").mkdir()
-    (out / "graphs" / "summary").mkdir()
+    asv = pytest.importorskip("asv", reason="asv is not installed (the 'asv' extra)")
+    site = shutil.copytree(Path(asv.__file__).parent / "www", tmp_path / "asv")
+    (site / "graphs" / "summary").mkdir(parents=True)
     rows = [{"name": "a", "last_value": 1.5}, {"name": "a", "last_value": None}]
-    (out / "graphs" / "summary.json").write_text(json.dumps(rows))
-    (out / "index.json").write_text(json.dumps({"benchmarks": {"a": {}}}))
-    return out
-
-
-@pytest.fixture
-def assets() -> dict[str, bytes]:
+    (site / "graphs" / "summary.json").write_text(json.dumps(rows))
+    (site / "index.json").write_text(json.dumps({"benchmarks": {"a": {}}}))
     packages = json.loads(asv_site.ASSETS.read_text())
-    return {name: b"//" for package in packages.values() for name in package["files"]}
-
-
-def test_the_mended_site_stands_alone(site: Path, assets: dict[str, bytes]) -> None:
+    assets = {name: b"//" for package in packages.values() for name in package["files"]}
     # fails where asv renames the variable: then look for what limits the lines now
     assert "max_curves = 8;" in (site / "graphdisplay.js").read_text()
     asv_site.stand_alone(site, assets)
