@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 from bench.cards.__main__ import main
 from bench.cards.document import Cards, build
 from bench.case import Case
-from bench.compare.__main__ import main as compare
 from bench.record import Record, Status
 from bench.render.documents import table_lines
 from bench.study.sweeps import REFERENCE, read_sweeps
@@ -175,31 +173,6 @@ def test_cards_without_a_precision_or_the_setting_are_judged_by_what_they_have(
         ("fp16", "AB"), ("fp32", "AB"), ("fp32", "AC"), ("fp32", "BC"),
         ("tf32", "AB"), ("tf32", "AC"), ("tf32", "BC"),
     ]  # fmt: skip
-
-
-def test_a_verdict_on_two_cards_is_that_of_compare(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One case of each precision, each with a noise of its own: both judge one family of three."""
-    folders = []
-    for card, spreads in (("NVIDIA A", (0.3, 0.02, 0.1)), ("NVIDIA B", (0.15, 0.04, 0.1))):
-        rows = [*list_rows(card, CARDS[card], [(128, "off")])]
-        for row in (row for row in rows if row.status is Status.OK):
-            spread = spreads[[*SPEEDS].index(row.case.precision)]
-            row.measurement.epoch_time_s *= 1 + spread * (row.repeat - 2)
-        folders.append(write_sweep(tmp_path / card[-1], rows))
-    a, b = folders
-    (group,) = build(read_sweeps([a, b]), Path()).groups
-    compare([str(b), str(a), "--metric", "epoch_time_s", "--format", "json"])
-    judged = {
-        row["case"]["precision"]: row
-        for row in json.loads(capsys.readouterr().out)["metrics"]["epoch_time_s"]
-    }
-    assert len(group.pairs) == len(judged) == 3
-    assert len({row["p_adjusted"] for row in judged.values()}) > 1
-    for pair in group.pairs:
-        for name in ("low", "high", "p", "p_adjusted"):
-            assert getattr(pair.speed, name) == pytest.approx(judged[pair.precision][name]), name
 
 
 def plant_oddities(root: Path) -> list[Path]:

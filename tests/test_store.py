@@ -29,7 +29,6 @@ from bench.record import (
     Environment,
     EpochRow,
     Measurement,
-    Record,
     Status,
     Step,
     WorkRow,
@@ -38,8 +37,6 @@ from bench.record import (
 from bench.store import writer
 from bench.store.reader import read_beside, read_records, read_rows
 from bench.store.rows import (
-    Row,
-    keep_latest,
     latest,
     read_history,
 )
@@ -185,12 +182,6 @@ UNKNOWN: dict[str, Any] = dict.fromkeys(
 )
 
 
-def rows_of(*records: Record) -> list[Row]:
-    """Records as rows that were read, as far as matters here."""
-    rows = [flatten(replace(row, record_id=f"row {i}")) for i, row in enumerate(records)]
-    return [Row({n: "" if cell is None else cell for n, cell in row.items()}) for row in rows]
-
-
 def test_all_who_read_a_mixed_folder_agree_on_the_attempts_that_count(tmp_path: Path) -> None:
     """Resume, report and compare."""
     mixed = (
@@ -215,18 +206,6 @@ def test_all_who_read_a_mixed_folder_agree_on_the_attempts_that_count(tmp_path: 
         past = read_history(row for row in read_rows(folder) if row.gpu == gpu)
         assert {run[1]: p.attempt for run, p in past.items() if not run[2]} == runs
         assert {p.status for p in past.values()} == {Status.OK}
-
-
-@pytest.mark.parametrize("known_first", [True, False])
-def test_what_a_run_did_not_get_to_know_is_no_environment(known_first: bool) -> None:
-    known = make_run(CASE, attempt=2 - known_first, model_source="abc", variables="X=1")
-    lost = make_run(CASE, attempt=1 + known_first, status=Status.KILLED, **UNKNOWN)
-    kept = keep_latest(rows_of(known, lost))
-    assert [row.status for row in kept] == ["killed" if known_first else "ok"]
-    unread = make_run(CASE, attempt=1 + known_first, variables="X=1")  # knows all but the model
-    assert len(keep_latest(rows_of(known, unread))) == 1
-    none_set = make_run(CASE, attempt=1 + known_first, model_source="abc")
-    assert len(keep_latest(rows_of(known, none_set))) == 2, "which is an answer"
 
 
 def test_attempts_of_another_card_are_counted_on_from(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.kernels import LONGEST, Vocabulary, label_kernel, shorten_kernel
+from bench.kernels import Vocabulary, label_kernel
 from bench.timeline import (
     STEPS,
     Timeline,
@@ -271,27 +271,6 @@ def test_a_fused_kernel_is_of_the_operations_in_its_name(
     assert label_kernel(name, words) == Label(kind, operation)
 
 
-def test_a_fused_kernel_is_not_of_what_called_the_compiled_code(words: Vocabulary) -> None:
-    trace = Recorder(100)
-    trace.operator("Torch-Compiled Region: 0/0", 0, 50)
-    call = trace.operator("CompiledFunction", 1, 49)
-    trace.kernel("triton_poi_fused_add_relu_3", 20, 30, call)
-    trace.kernel("triton_poi_fused_add_relu_3", 30, 40, call)
-    line = trace.read(words)
-    assert seconds(line) == {Kind.ELEMENTWISE: 20}
-    assert [timed.calls for timed in line.work.values()] == [2]
-
-
-def test_a_kernel_without_an_operation_is_of_its_name(words: Vocabulary) -> None:
-    trace = Recorder(100)
-    trace.kernel("ampere_fp16_s16816gemm_fp16", 30, 40, correlation=5)
-    trace.kernel("void mystery_kernel<float>(float*)", 50, 60)
-    assert list(trace.read(words).work) == [
-        Label(Kind.MATMUL, "ampere_fp16_s16816gemm_fp16"),
-        Label(Kind.OTHER, "mystery_kernel"),
-    ]
-
-
 def test_operators_of_a_cpu_take_what_they_call_with_them(words: Vocabulary) -> None:
     trace = Recorder(100)
     trace.part(Kind.INPUT, 0, 30)  # 10 of work, 20 asleep
@@ -311,22 +290,6 @@ def test_operators_of_a_cpu_take_what_they_call_with_them(words: Vocabulary) -> 
     assert all(one.exclusive_s == one.time_s for one in line.work.values())
     assert not any(one.kernels for one in line.work.values())
     assert (us(line.step_s), us(line.busy_s), us(line.input_wait_s)) == (100, 52, 20)
-
-
-@pytest.mark.parametrize(
-    ("name", "short"),
-    [
-        (
-            "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<at::"
-            "native::direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3}::operator()() "
-            "const::{lambda(c10::Half)#1}>(at::TensorIteratorBase&)::{lambda(int)#1}>(int, at::x)",
-            "at::native::elementwise_kernel<direct_copy_kernel_cuda>",
-        ),
-        ("nobody" * 100, ("nobody" * 100)[:LONGEST]),
-    ],
-)
-def test_a_kernel_keeps_of_its_name_what_tells_it(name: str, short: str) -> None:
-    assert shorten_kernel(name) == short
 
 
 def test_what_is_no_trace_is_refused(tmp_path: Path, words: Vocabulary) -> None:

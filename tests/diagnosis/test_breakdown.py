@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.case import Case
 from bench.diagnosis.step import Profile, Rates, Step, Wait, find_rate
 from bench.record import WorkRow
-from bench.why import main as why
 from bench.work import Kind
-from tests.planted.steps import RATES, divided, make_row, write_profiled
-
-Printed = pytest.CaptureFixture[str]
+from tests.planted.steps import RATES, divided, make_row
 
 H100 = "NVIDIA H100 80GB HBM3"
 PEAKS = Rates({"float32": 67e12, "float16": 989.5e12}, 3.35e12)
@@ -102,19 +97,6 @@ def test_no_rate_above_the_data_sheet_is_told() -> None:
     assert rows["addmm"].traffic == pytest.approx(3.3e12)
     # nothing is known of another card, or of a CPU
     assert divided(make_step(4.0, [cached], 3.0, peaks=Rates())).rows[0].traffic == 3.42e12
-
-
-def test_a_yardstick_above_the_data_sheet_bounds_nothing(tmp_path: Path, capsys: Printed) -> None:
-    """Copies of 5 TB/s on an H100 were believed: fp16 could gain 10.7 times at most."""
-    runs = [
-        (Case(precision=name, profile=True), make_step(ms, [NORM], 20.0))
-        for name, ms in (("fp32", 44.0), ("fp16", 22.0))
-    ]
-    for name, copy in (("sound", 3e12), ("wrong", 5e12)):
-        write_profiled(tmp_path / name, runs, gpu=H100, rate_copy=copy)
-        assert why([str(tmp_path / name)]) == 0
-        said = capsys.readouterr().out
-        assert ("At most" in said) is (name == "sound")
 
 
 def test_a_product_runs_at_the_rate_of_its_arithmetic() -> None:
