@@ -1,15 +1,17 @@
-"""Text on a terminal: no line is too wide, and what is on a first screen."""
+"""Text on a terminal, of which no line is too wide; cells of Markdown and LaTeX."""
 
 from __future__ import annotations
 
+import re
 import shlex
-from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from bench.render import documents as markdown
 from bench.render.table import (
     Answer,
     Cell,
@@ -23,24 +25,10 @@ from bench.render.table import (
 from bench.render.text import WIDTH, draw, make_plain
 
 
-@dataclass(frozen=True)
-class Made:
+def make(**parts: Any) -> Document:
     """A document of parts that are given."""
-
-    title: str
-    subject: str
-    constants: tuple[str, ...]
-    origin: tuple[str, ...]
-    answers: tuple[Answer, ...]
-    warnings: tuple[Notice, ...]
-    tables: tuple[Table, ...]
-    notes: tuple[str, ...]
-    outcomes: str
-    next_step: NextStep | None
-
-    @property
-    def opening(self) -> tuple[Table, ...]:
-        return tuple(table for table in self.tables if table.level is not Level.DETAIL)
+    opening = tuple(table for table in parts["tables"] if table.level is not Level.DETAIL)
+    return cast(Document, SimpleNamespace(constants=(), opening=opening, **parts))
 
 
 def screen_of(report: Document, width: int = WIDTH) -> str:
@@ -80,17 +68,16 @@ def documents(draw_from: st.DrawFn) -> Document:
     notices = st.builds(Notice, st.text(min_size=1, max_size=50), WORDS, WORDS, WORDS)
     answers = st.builds(Answer, WORDS, st.lists(WORDS, max_size=6).map(tuple))
     commands = st.lists(WORDS, min_size=1, max_size=30).map(shlex.join)
-    return Made(
-        draw_from(WORDS),
-        draw_from(WORDS),
-        (),
-        tuple(take(1)),
-        tuple(take(9, answers)),
-        tuple(take(9, notices)),
-        tuple(make_table() for _ in range(draw_from(st.integers(0, 3)))),
-        tuple(take(3)),
-        draw_from(WORDS),
-        draw_from(st.none() | st.builds(NextStep, WORDS, commands)),
+    return make(
+        title=draw_from(WORDS),
+        subject=draw_from(WORDS),
+        origin=tuple(take(1)),
+        answers=tuple(take(9, answers)),
+        warnings=tuple(take(9, notices)),
+        tables=tuple(make_table() for _ in range(draw_from(st.integers(0, 3)))),
+        notes=tuple(take(3)),
+        outcomes=draw_from(WORDS),
+        next_step=draw_from(st.none() | st.builds(NextStep, WORDS, commands)),
     )
 
 
@@ -109,8 +96,8 @@ def make_document(**parts: Any) -> Document:
         "tables": (table, Table("b", "Beside", table.heads, table.rows, (), level=Level.TABLE)),
         "next_step": None,
     }
-    given |= parts
-    return Made("t", "t: A card", (), notes=(), outcomes="1 case in 1 run: 1 ok.", **given)
+    given |= {"title": "t", "subject": "t: A card", "notes": (), "outcomes": "1 run: 1 ok."}
+    return make(**given | parts)
 
 
 def test_doubts_with_one_remedy_are_one_line_and_three_are_shown() -> None:
@@ -134,3 +121,18 @@ def test_a_command_is_whole_so_that_it_can_be_pasted() -> None:
     words = ["python", "-m", "bench.sweep", "--out", "a folder/--b", "--data-dir", "d" * 90]
     said = screen_of(make_document(next_step=NextStep("do it", shlex.join(words))))
     assert f"Next: do it.\n  {shlex.join(words)}\n" in said
+
+
+@given(st.text())
+def test_markdown_cells_stay_one_cell(text: str) -> None:
+    line = markdown._row(iter([text, "next"]))
+    assert "\n" not in line
+    assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) == 3
+
+
+@given(st.text())
+def test_latex_leaves_no_special_character_bare(text: str) -> None:
+    escaped = markdown.escape_latex(text)
+    bare = re.sub(r"\\(?:[&%$#_{}]|text\w+\{\})|\$\\\w+\$|\$\^\\circ\$|\{\[\}|\{\]\}", "", escaped)
+    assert not set(bare) & set("&%$#_{}~^\\<>|[]")
+    assert "\n" not in escaped
