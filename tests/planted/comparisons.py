@@ -172,12 +172,6 @@ COMPARISONS = {
         a=[record(CASE, 1, 20.0, attempt=2), *runs(CASE, BASE)[1:],
            record(CASE, 2, 99.0, sentinel=True), record(CASE, 1, None, status=Status.ERROR)],
     ),
-    "Of a zero there is no ratio; one of A's values is missing": plant(
-        "a b",
-        "energy_j: no verdict (3:3)",
-        a=rows(CASE, energy_j=[5, 6, 7, None]),
-        b=rows(CASE, energy_j=[5, 0, 7]),
-    ),
     "conditions": plant(
         "a b",
         "epoch_time_s: same 1 (5:5); spoilt: throttled in B, shared in B, noisy in B, trend "
