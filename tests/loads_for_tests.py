@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from bench.workloads import Loss, Network, Workload
+from bench.workloads import Workload
 
-STEP_S, ITEM_S = 0.15, 0.075
-"""How long a training step sleeps, and how long an item of the slow dataset does."""
+ITEM_S = 0.075
+"""How long an item of the slow dataset sleeps."""
 
 PIDS = "LOADS_FOR_TESTS_PIDS"
 """Environment variable: a file in which each worker that loads writes its process id."""
@@ -74,17 +74,6 @@ class Bare(Loads):
 
 def sleep(number: int) -> None:
     time.sleep(ITEM_S)
-
-
-class Slow(Loads):
-    """Without workers a batch of four takes twice as long to load as to train."""
-
-    def build_dataset(self) -> Any:
-        return Rows(self.samples, sleep)
-
-    def compute_loss(self, network: Network, batch: Any) -> torch.Tensor | Loss:
-        time.sleep(STEP_S)
-        return super().compute_loss(network, batch)
 
 
 def in_worker() -> bool:

@@ -5,8 +5,6 @@ UPDATE_SNAPSHOTS=1 writes it anew; read the diff.
 
 from __future__ import annotations
 
-import html
-import json
 import os
 import re
 from collections.abc import Callable
@@ -23,12 +21,11 @@ from bench.render.documents import render_latex, render_markdown
 from bench.render.table import outcome
 from bench.render.text import WIDTH, render
 from bench.report.__main__ import build_parser as build_report
-from bench.report.document import SECTIONS, Report, build
-from bench.report.files import write_json
+from bench.report.document import Report, build
 from bench.study.doubts import DOUBTS
-from bench.study.sweeps import REFERENCE, read_sweep, read_sweeps
+from bench.study.sweeps import REFERENCE, read_sweeps
 from bench.sweep.options import build_parser as build_sweep
-from bench.text import capitalize, clean
+from bench.text import capitalize
 from bench.why import main as explain
 from tests.planted.comparisons import COMPARISONS
 from tests.planted.records import ROOT, list_committed
@@ -89,7 +86,6 @@ REPORTS: dict[str, tuple[tuple[str, ...], str]] = {
     "quick": (("quick",), "screen md latex"),
     "reference": ((), "text screen"),
     "h200-lab": ((), "screen"),
-    "networks": (("networks",), "text screen"),
     "fit": (("fit",), "text screen"),
     "fit-and-scaling": (("fit", "scaling"), "screen"),
     "profiled": (("profiled",), "text screen"),
@@ -132,13 +128,6 @@ def test_report(name: str, reports: Callable[[str], Report]) -> None:
         keep(f"reports/{name}.{format}", FORMATS[format](reports(name)))
 
 
-def test_a_screen_lays_out_no_more_than_it_shows() -> None:
-    report = build([read_sweep(REFERENCE)])
-    render(report)
-    assert [table.name for table in report.opening] == ["times", "costs"]
-    assert not {"tables", "notes"} & {*vars(report)}
-
-
 @pytest.mark.parametrize("name", REPORTS)
 def test_every_screen_fits(name: str, reports: Callable[[str], Report], monkeypatch: Patch) -> None:
     for width in ("40", ""):
@@ -148,26 +137,6 @@ def test_every_screen_fits(name: str, reports: Callable[[str], Report], monkeypa
         assert max(map(cell_len, lines)) <= int(width or WIDTH)
         assert not JARGON.search(said)
         assert "--full" in said
-
-
-def split_row(line: str) -> list[str]:
-    """The cells of a line of a Markdown table, as a reader sees them."""
-    cells = re.split(r"(?<!\\)\|", line)[1:-1]
-    return [re.sub(r"\\(.)", r"\1", html.unescape(cell)).strip() for cell in cells]
-
-
-@pytest.mark.parametrize("name", ["tuned", "doubted", "profiled"])
-def test_every_format_has_the_cells(name: str, reports: Callable[[str], Report]) -> None:
-    """Markdown says each row as the report has it, and LaTeX and JSON have as many."""
-    report = reports(name)
-    said = [split_row(line) for line in render_markdown(report).splitlines() if line[:1] == "|"]
-    rows = [[clean(cell.text) for cell in row] for table in report.tables for row in table.rows]
-    assert [row for row in rows if row not in said] == []
-    assert render_latex(report).count(r" \\" + "\n") >= len(rows)
-    tables = json.loads(write_json(report))["tables"]
-    assert [[cell["text"] for cell in row] for table in tables for row in table["rows"]] == [
-        [cell.text for cell in row] for table in report.tables for row in table.rows
-    ]
 
 
 # ------------------------------------------------------------------------------ all of it is shown
@@ -200,35 +169,6 @@ def test_every_doubt_and_notice_is_shown() -> None:
 def test_every_outcome_is_shown() -> None:
     said = read_kept("reports/doubted.text").rpartition(" cases in ")[2]
     assert [outcome(status) for status in Status if f"1 {outcome(status)}" not in said] == ["ok"]
-
-
-ELSEWHERE = {"search": "tests/test_search.py"}
-"""Sections whose text is held beside what makes it."""
-
-
-def test_every_section_is_shown(reports: Callable[[str], Report]) -> None:
-    shown = {
-        section.name
-        for name, (_, formats) in REPORTS.items()
-        if "text" in formats.split()
-        for section in SECTIONS
-        for _ in section.tabulate(reports(name))
-    }
-    assert {section.name for section in SECTIONS} - shown == ELSEWHERE.keys()
-
-
-SENTENCES = (
-    "Train ", "against ", "times as fast", "As fast ", "slower ",
-    "Batch size", "Over 3 seeds", "After the epoch", "Medians of", "One run each", "Not tried: ",
-    "Largest batch size that fits", "ms longer", "Every case has a warning",
-    "Ratios of a CPU", "The first table has",
-)  # fmt: skip
-"""How the sentences of a recommendation begin; tests/questions has the rules of each."""
-
-
-def test_every_kind_of_recommendation_is_shown() -> None:
-    said = read_kept("reports/*.screen") + read_kept("reports/*.text")
-    assert [text for text in SENTENCES if text not in said] == []
 
 
 PARSERS = (build_sweep, build_report, build_compare)

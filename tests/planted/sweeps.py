@@ -71,22 +71,6 @@ def list_quick() -> Iterator[Row]:
             yield make_record(case, **values), make_steps(case, time_s, 0.25)[:8]
 
 
-def list_networks() -> Iterator[Row]:
-    """Four networks on a card, each in two precisions, and compiled or not."""
-    for model, time_s in {
-        "dpn92": 40.0,
-        "dpn26": 20.0,
-        "dpn-small": 4.0,
-        "my.net:make": 9.0,
-    }.items():
-        for precision, compile in product(("fp32", "bf16-amp"), ("off", "default")):
-            case = Case(model=model, precision=precision, compile=compile)
-            factor = (1 if precision == "fp32" else 0.625) * (1 if compile == "off" else 0.8)
-            for repeat, wobble in enumerate((0.998, 1.0, 1.002), 1):
-                values = measured(time_s * factor * wobble, 4 * GIB * time_s / 40)
-                yield make_record(case, repeat=repeat, **{**make_card("NVIDIA H200"), **values})
-
-
 SPEEDS = {
     "fp32": {32: 400, 64: 700, 128: 975, 256: 1000, 257: 800, 512: 1010, 1024: 1005},
     "fp16": {32: 500, 64: 950, 128: 1700, 256: 2400, 512: 3000, 1024: 3500, 2048: 4000},
@@ -352,10 +336,8 @@ SWEEP = "python -m bench.sweep"
 SWEEPS: dict[str, tuple[Callable[[], Iterable[Row]], str | None]] = {
     "foreign": (partial(list_foreign, "NVIDIA RTX 6000 Ada", 1.0), f"{SWEEP} --executor x"),
     "hostile": (partial(list_foreign, HOSTILE, 1.7), f"{SWEEP} --executor x"),
-    "networks": (list_networks, f"{SWEEP} --preset mine"),
     "quick": (list_quick, f"{SWEEP} --preset quick --out results/quick"),
     "scaling": (list_scaling, SWEEP),
-    "probed": (lambda: [*list_scaling(), *PROBES], SWEEP),
     "fit": (lambda: PROBES[:-1], None),
     "profiled": (list_profiled, f"{SWEEP} --profile"),
     "gpus": (list_gpus, f"{SWEEP} --parallel none ddp"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -12,8 +11,6 @@ from statistics import fmean, variance
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pytest_for_tests import Capture
 from scipy import stats
 
@@ -22,29 +19,17 @@ from bench.compare.__main__ import main as compare_main
 from bench.questions.effects import Effect
 from bench.record import Record, Status
 from bench.report.document import Report
-from bench.verdict import adjust
-from bench.workloads import OWN
 from tests.planted.records import FP16, FP32, at, learn, ran, some_steps
 from tests.planted.results import read_report, tell
 
 WIDE32, WIDE16 = at(256, FP32, FP16)
-AMP = Case(precision="fp16-amp", loss_scale="dynamic")
 THREE, HALF = (100, 101, 99), (50, 51, 49)
 FEW, SEEDS = {"train_loss": 2.2}, (1.0, 1.1, 1.2, 1.3)
-OWN_DATA = {"dataset": OWN, "workload": "m:f", "model": "m:f"}
-BY_TORCH = replace(FP16, loader="torch", workers=2)
 
 
 def runs(*cases: tuple[Case, float], **values: Any) -> list[Record]:
     """A run of each case, with its time."""
     return [row for case, time in cases for row in ran(case, (time,), **values)]
-
-
-def texts(parts: int) -> list[Record]:
-    """A run of an epoch of a user's texts, by micro-batches."""
-    return ran(
-        Case(batch_size=256, accumulate=parts, **OWN_DATA), (50 + parts,), unit="tokens", **FEW
-    )
 
 
 PAIRED: dict[str, tuple[list[Record], list[str]]] = {
@@ -69,11 +54,6 @@ PAIRED: dict[str, tuple[list[Record], list[str]]] = {
          *runs((FP32, 100), gpu="B card")],
         [],
     ),
-    "published figures in no mean with measured ones": (
-        [*runs((FP32, 100), (FP16, 50)),
-         *runs((WIDE32, 200), (WIDE16, 150), executor="published", gpu="Old card")],
-        ["precision: fp32 → fp16 | 2.00× | 1"],
-    ),
     "a way on as many GPUs": (
         runs((FP32, 100), (replace(FP32, parallel="ddp"), 101),
              (replace(FP32, parallel="ddp", world_size=8), 20)),
@@ -91,11 +71,6 @@ PAIRED: dict[str, tuple[list[Record], list[str]]] = {
         [*some_steps(FP32, 20, 400, 100), *some_steps(WIDE32, 20, 200, 50),
          *some_steps(WIDE32, 10, 200, 40)],
         ["batch size: 128 → 256 | ≈2.50× | 1"],
-    ),
-    "whole epochs before steps": (
-        [*runs((FP32, 100), (FP16, 50)), *some_steps(FP32, 20, 400, 90),
-         *some_steps(FP16, 20, 400, 44)],
-        ["precision: fp32 → fp16 | 2.00× | 1"],
     ),
 }  # fmt: skip
 """Rows, and of each change its speed, verdict, pairs and remarks."""
@@ -121,21 +96,11 @@ LEARNT: dict[str, tuple[list[Record], list[str]]] = {
          *ran(FP16, (50,), status=Status.DIVERGED, train_loss=9.0)],
         ["precision: fp32 → fp16"],
     ),
-    "repeats of one seed": (
-        [*learn(FP32, (2.0, 2.1, 2.2), run_seed=0), *learn(FP16, (2.1, 2.21, 2.29), run_seed=0)],
-        ["precision: fp32 → fp16 | +4.8 %"],
-    ),
     "each pair with a seed of its own": (
         [*learn(FP32, {0: 2.0, 1: 9.0}), *learn(FP16, {0: 2.1}),
          *learn(WIDE32, {7: 2.5, 1: 8.0}), *learn(WIDE16, {7: 2.7})],
         ["precision: fp32 → fp16", "batch size: 128 → 256"],
     ),
-    "a user's own data by two loaders": (
-        [row for case in (FP16, BY_TORCH, replace(FP16, **OWN_DATA), replace(BY_TORCH, **OWN_DATA))
-         for row in learn(case, [2 + n / 9 for n in range(3)])],
-        ["loader: device → torch | 0.0 %"],
-    ),
-    "micro-batches of texts": ([*texts(1), *texts(4)], ["accumulate: 1 → 4"]),
     "worse at one batch size and better at the other": (
         [*learn(FP32, SEEDS), *learn(WIDE32, SEEDS),
          *learn(FP16, [1.1 * x for x in SEEDS]), *learn(WIDE16, [x / 1.1 for x in SEEDS])],
@@ -143,15 +108,6 @@ LEARNT: dict[str, tuple[list[Record], list[str]]] = {
             "precision: fp32 → fp16 | 0.0 % | training loss: cannot tell",
             "batch size: 128 → 256 | -9.1 %",
         ],
-    ),
-    "guessing": (
-        [row for case in (FP32, FP16) for row in learn(case, (2.309, 2.304, 2.311))],
-        ["precision: fp32 → fp16 | 0.0 % | training loss: cannot tell"],
-    ),
-    "a workload's loss of any kind": (
-        [row for case in (FP32, FP16)
-         for row in learn(replace(case, workload="mine:made"), (6.0, 6.01, 5.99))],
-        ["precision: fp32 → fp16 | 0.0 % | training loss: equivalent"],
     ),
 }  # fmt: skip
 """Rows, and of each change the difference of the losses, and whether it learns as well."""
@@ -175,12 +131,6 @@ def pick(report: Report, axis: str, after: str) -> Effect:
     return found
 
 
-def speed(effect: Effect) -> float:
-    assert effect.time is not None
-    assert effect.time.ratio.value is not None
-    return 1 / effect.time.ratio.value
-
-
 def test_the_energy_of_a_part_is_that_of_a_whole_epoch(tmp_path: Path) -> None:
     """A tenth of an epoch takes a tenth of the energy; memory that repeats is exact."""
     rows = [
@@ -191,10 +141,6 @@ def test_the_energy_of_a_part_is_that_of_a_whole_epoch(tmp_path: Path) -> None:
     assert tell(report, "effects", "speed verdict interval memory energy") == [
         "≈2.00× | faster | 1.92–2.09 | -50.0 % | ≈-50.0 %"
     ]
-    (effect,) = report.effects
-    assert effect.estimates["memory_bytes"].ratio.exact
-    lack = effect.estimates["energy_per_epoch_j"].ratio.lack
-    assert "equal to the last digit" in lack  # the meter was not read again
 
 
 def test_report_and_compare_say_the_same(tmp_path: Path, capsys: Capture) -> None:
@@ -209,65 +155,6 @@ def test_report_and_compare_say_the_same(tmp_path: Path, capsys: Capture) -> Non
     assert (1 / (ratio.value or 0), 1 / (ratio.high or 0), ratio.p) == pytest.approx(
         (compared["speed"], compared["low"], compared["p"])
     )
-
-
-def test_p_values_are_adjusted_over_all_changes(tmp_path: Path) -> None:
-    cases = [replace(FP32, batch_size=64 * 2**i) for i in range(4)]
-    times = [(100 - i, 101 - i, 102 - i) for i, _ in enumerate(cases)]
-    rows = [row for case, each in zip(cases, times, strict=True) for row in ran(case, each)]
-    report = read_report(tmp_path, rows)
-    ratios = [effect.time.ratio for effect in report.effects if effect.time]
-    assert len(ratios) == 3
-    expected = adjust([ratio.p for ratio in ratios if ratio.p is not None])
-    assert [ratio.p_adjusted for ratio in ratios] == pytest.approx(expected)
-    assert ratios[0].p_adjusted != ratios[0].p
-
-
-@settings(max_examples=5, deadline=None)  # each makes a report
-@given(
-    base=st.floats(1e-3, 1e5),
-    factors=st.lists(st.floats(0.1, 10), min_size=1, max_size=4, unique=True),
-    wobble=st.lists(st.floats(0.9, 1.1), min_size=3, max_size=5),
-)
-def test_an_axis_without_effect_shows_one(
-    base: float, factors: list[float], wobble: list[float]
-) -> None:
-    """Whatever the batch size does, a switch that changes nothing shows 1.00× and no loss."""
-    rows = [
-        row
-        for i, factor in enumerate(factors)
-        for last in (False, True)
-        for row in ran(
-            Case(batch_size=64 * 2**i, channels_last=last),
-            [base * factor * w for w in wobble],
-            train_loss=2.0,
-        )
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        report = read_report(Path(folder), rows)
-    effect = pick(report, "channels_last", "on")
-    assert speed(effect) == pytest.approx(1, abs=1e-9)
-    assert effect.time is not None
-    assert not effect.time.mixed
-    assert effect.loss is not None
-    assert effect.loss.ratio.value == 1
-    if effect.time.ratio.low is not None and effect.time.ratio.high is not None:
-        assert effect.time.ratio.low <= 1 <= effect.time.ratio.high
-    assert "channels last: off → on | 1.00×" in tell(report, "effects", "change speed")
-
-
-def test_a_case_with_a_loss_of_zero_is_judged_by_its_difference(tmp_path: Path) -> None:
-    """And of all its repeats: what would be left out is the best of them."""
-    rows = [ran(case, (100, 101, 102)) for case in (FP32, FP16)]
-    for part in rows:
-        for row, loss in zip(part, (2.0, 2.1, 2.2), strict=True):
-            row.measurement.train_loss = loss
-    rows[1][0].measurement.train_loss = 0.0
-    effect = pick(read_report(tmp_path, [*chain(*rows)]), "precision", "fp16")
-    assert effect.time is not None
-    assert effect.loss is not None
-    assert effect.loss.ratio.difference is not None
-    assert effect.loss.ratio.difference[0] == pytest.approx(-2.0 / 3)
 
 
 def test_the_mean_over_two_pairs_by_hand(tmp_path: Path) -> None:

@@ -40,14 +40,6 @@ def search_limits() -> Iterator[Record]:
             yield from once(case) if size <= fits else [make_record(case, **OOM)]
 
 
-def train_steps(precision: str, fits: int) -> list[Record]:
-    """Twenty steps at batch sizes up to what fits."""
-    cases = [Case(precision=precision, batch_size=size, steps=20) for size in (128, 256, 512, 1024)]
-    counts = {"measured_steps": 20, "steps_per_epoch": 200, "train_loss": 2.0}
-    ended = [row for case in cases if case.batch_size <= fits for row in once(case, **counts)]
-    return [*ended, make_record(replace(cases[0], batch_size=2 * fits), **OOM)]
-
-
 ANSWERS: dict[str, tuple[Sequence[Record], list[str]]] = {
     "none can be trusted": (
         once(BF16, 50, 6, **SHARED),
@@ -55,11 +47,6 @@ ANSWERS: dict[str, tuple[Sequence[Record], list[str]]] = {
          "50.00 s: shared."],
     ),
     "no time": ([cut(FP32, Status.ERROR)], ["No case was timed."]),
-    # of two equal cases both runs of one are below both of the other one time in three
-    "two runs": (
-        [*ran(FP32, (200, 201)), *ran(FP16, (100, 100.5))],
-        ["(2.00 times as fast).", "Medians of 2 runs, so small differences may be chance"],
-    ),
     "single runs on a busy CPU": (
         [*once(replace(FP32, device="cpu"), 200, other_cores=1.0),
          *once(replace(BF16, device="cpu"), 66, other_cores=0.0)],
@@ -88,10 +75,6 @@ ANSWERS: dict[str, tuple[Sequence[Record], list[str]]] = {
         [*once(FP32, 100), *once(replace(FP32, fraction=0.1), 70)],
         ["in fp32 at batch size 128: 100.0 s an epoch."],
     ),
-    # of one run the spread is that of the fastest
-    "a single rival": (
-        [*ran(FP16, (100, 101, 98)), *once(BF16, 101.5)], ["As fast is bf16 (101.5 s)."],
-    ),
     "rows that may be anything": (
         [row for size in (64, 128) for row in once(at(size, FP16)[0], size, executor="x")],
         ["Nothing here is known to be measured: these rows came from the x executor, which this "
@@ -104,10 +87,6 @@ ANSWERS: dict[str, tuple[Sequence[Record], list[str]]] = {
          *once(at(128, BF16)[0], 60), cut(at(256, BF16)[0], Status.INTERRUPTED),
          cut(replace(BF16, precision="fp8"), Status.UNSUPPORTED)],
         ["Largest batch size that fits: fp32 256 (512 does not), bf16 at least 128."],
-    ),
-    "in steps": (
-        [*train_steps("fp32", 256), *train_steps("bf16", 512)],
-        ["Largest batch size that fits: fp32 256 (512 does not), bf16 512 (1024 does not)."],
     ),
     "limits": (
         [*search_limits()],

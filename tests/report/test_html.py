@@ -10,41 +10,35 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
+from xml.etree import ElementTree
 
 import pytest
+from PIL import Image
 
 from bench.case import Case
 from bench.report.__main__ import main as write
-from tests.planted.records import make_record, measured, write_sweep
+from bench.report.document import build
+from bench.report.html import HELD, list_panels
+from bench.study.sweeps import read_sweeps
+from tests.planted.records import ROOT, ran
+from tests.planted.results import read_report
 from tests.planted.sweeps import Folders
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-EACH = pytest.mark.parametrize("name", ["quick", "profiled", "cards", "long"])
+EACH = pytest.mark.parametrize("name", ["quick", "profiled", "cards"])
 MOST_BYTES = 3_000_000
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory, planted: Folders) -> dict[str, Path]:
-    """A page of each: a quick sweep, two cards, many records, profiles."""
+    """A page of each: a quick sweep, two cards, profiles."""
     folder = tmp_path_factory.mktemp("pages")
-    rows = [
-        make_record(
-            Case(precision=precision, batch_size=2 + 2 * i), repeat=repeat, executor="x",
-            **{"gpu": "A card", "torch": "2.13", **measured(10 + i + repeat / 100, 2**30 + i)},
-        )
-        for repeat in range(1, 11)
-        for i in range(20)
-        for precision in ("fp32", "tf32")
-    ]  # fmt: skip
-    command = "python -m bench.sweep --model mine"
-    long = write_sweep(folder / "400 records", rows, f"{command}\n{command} --compile on off")
     sweeps = {
         "quick": [planted["quick"]],
         "cards": [planted["foreign"], planted["hostile"]],
         "profiled": [planted["profiled"]],
-        "long": [long],
     }
     made = {name: folder / f"{name}.html" for name in sweeps}
     for name, page in made.items():
@@ -260,8 +254,41 @@ def test_the_page_is_read_by_keyboard_and_its_links_open_what_they_lead_to(
     page.context.close()
 
 
-def test_commands_are_pasted_line_by_line(show: Show) -> None:
-    assert show("long").locator("pre code").last.inner_text().split("\n") == [
-        "python -m bench.sweep --model mine",
-        "python -m bench.sweep --model mine --compile on off",
-    ]
+def test_what_diverged_is_drawn_and_what_is_invalid_is_not(planted: Folders) -> None:
+    ((_, cases),) = list_panels(build(read_sweeps([planted["foreign"]])))
+    assert {case.batch_size for case in cases} & {129, 130} == {129}
+
+
+def test_a_line_holds_cases_that_differ_only_in_batch_size(planted: Folders) -> None:
+    ((title, cases),) = list_panels(build(read_sweeps([planted["tuned"]])))
+    assert "compile off · channels last off" in title
+    for name in (*HELD, "model", "dataset", "device"):
+        assert len({getattr(case, name) for case in cases}) == 1, name
+    places = [(case.precision, case.batch_size) for case in cases]
+    assert len({*places}) == len(places)
+
+
+def test_the_baseline_is_what_most_cases_have() -> None:
+    """The H200's cases mostly have cuDNN's autotuning on, which is not the default."""
+    report = build(read_sweeps([ROOT / "results" / "reference" / "h200-lab.csv"]))
+    ((title, cases),) = list_panels(report)
+    assert "cudnn benchmark on · compile off · channels last off" in title
+    speeds = {c.batch_size: round(c.images_per_s, 1) for c in cases if c.precision == "fp16"}
+    assert speeds == {128: 2482.0, 512: 4544.0}
+
+
+def test_the_baseline_is_whole_batches(tmp_path: Path) -> None:
+    """Though there are fewer of them."""
+    cases = [Case(batch_size=size) for size in (64, 128)]
+    cases += [Case(batch_size=size, accumulate=2) for size in (64, 128, 256)]
+    rows = [row for case in cases for row in ran(case, (30,))]
+    ((_, held),) = list_panels(read_report(tmp_path, rows))
+    assert {case.accumulate for case in held} == {1}
+
+
+def test_files_are_written(planted: Folders, tmp_path: Path) -> None:
+    asked = ("--figures", tmp_path / "f", "-o", tmp_path / "r.txt")
+    assert write([*map(str, (planted["quick"], *asked))]) == 0
+    ElementTree.parse(tmp_path / "f" / "images-per-s.svg")
+    with Image.open(tmp_path / "f" / "images-per-s.png") as picture:
+        assert picture.width > 600

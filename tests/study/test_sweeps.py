@@ -35,9 +35,6 @@ def test_what_was_planned_and_did_not_run_is_named(tmp_path: Path) -> None:
         "· batch size 16, repeat 2; fp32 · batch size 8, sentinel). Run the last "
         "command of the sweep again, unless it still runs."
     )
-    # what was refused without a try has a row that says why
-    file.write_text("".join([head, *lines[:-2], lines[-2].replace(",ok,", ",oom,")]))
-    assert "1 of the 9 runs that its last command planned (fp32" in say_gaps(out)
     # a sentinel that was stopped shows no drift
     cut = lines[-1].replace(",ok,", ",interrupted,")
     file.write_text("".join([head, *lines[:-1], cut]))
@@ -66,17 +63,14 @@ def test_a_missing_case_is_named_by_what_tells_it_from_the_rows(tmp_path: Path) 
 @pytest.mark.parametrize(
     "config",
     [
-        *({"cases": cases} for cases in (None, "abc", [3], [{}], [{"precision": 7}])),
-        {"settings": {"batch_size": "many"}, "cases": [{}]},
-        *({"cases": [{"seed": "1"}], "repeats": n} for n in (10**9, 0, "2")),
+        *({"cases": cases} for cases in (None, "abc", [3], [{"precision": 7}])),
+        *({"cases": [{"seed": "1"}], "repeats": n} for n in (10**9, "2")),
         {"cases": [{"seed": "1"}], "shard": "3/2"},
     ],
 )
 def test_a_plan_that_somebody_edited_is_not_known(config: Any, tmp_path: Path) -> None:
     out = write_sweep(tmp_path / "sweep", [*ran(FP32, (1,))])
     (out / "config.json").write_text(json.dumps(config))
-    assert say_gaps(out) == ""
-    (out / "merged.json").write_text(json.dumps({"folders": {"a": config}}))
     assert say_gaps(out) == ""
 
 

@@ -1,4 +1,4 @@
-"""Scaling over GPUs: what is the base of what, how efficient it is, and what is not noise."""
+"""Scaling over GPUs, and probes of batch sizes, which say nothing of speed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,21 @@ from typing import Any
 
 import pytest
 
-from tests.planted.records import Row
+from bench.case import Case
+from tests.planted.records import GIB, Row, make_record, measured
 from tests.planted.results import read_report, tell
 from tests.planted.sweeps import make_gpus_records
+
+
+def test_a_probe_of_the_very_same_case_is_no_run_and_no_drift(tmp_path: Path) -> None:
+    case = Case(batch_size=64, device="cpu")
+    rows = [make_record(case, repeat=n, **measured(40 + n / 10, GIB)) for n in (1, 2, 3)]
+    rows.append(make_record(case, sentinel=True, **measured(40.2, GIB)))
+    rows.append(make_record(case, probe=True, attempt=7, **measured(1.0, GIB)))
+    report = read_report(tmp_path, rows)
+    assert tell(report, "overview", "epoch_time_s") == ["40.20 (40.10–40.30)"]
+    assert not report.warnings
+
 
 run = make_gpus_records
 DDP = {"parallel": "ddp"}
@@ -38,13 +50,9 @@ def exchange(rows: list[Any], added: Sequence[float], error: float) -> list[Any]
     return rows
 
 
-LINES: dict[str, tuple[Sequence[Row], list[str]]] = {
+SCALED: dict[str, tuple[Sequence[Row], list[str]]] = {
     "without --parallel none, DDP on one": (
         [*run("fp32", 64, 1, **DDP), *run("fp32", 64, 4)],
-        ["1", "4 | 4.00 | 100.0 | 99.5 to 100.5"],
-    ),
-    "one that ran alone before one that did not": (
-        [*beside(run("fp32", 64, 1)), *run("fp32", 64, 1, **DDP), *run("fp32", 64, 4)],
         ["1", "4 | 4.00 | 100.0 | 99.5 to 100.5"],
     ),
     "one beside others where there is no other": (
@@ -76,9 +84,9 @@ EXCHANGED: dict[str, tuple[Sequence[Row], list[str]]] = {
 """Rows, and of each what exchange is exposed, and remarks."""
 
 
-@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize("name", SCALED)
 def test_what_several_are_compared_with(name: str, tmp_path: Path) -> None:
-    rows, expected = LINES[name]
+    rows, expected = SCALED[name]
     columns = "world_size gpu_speedup gpu_efficiency gpu_interval remarks"
     assert tell(read_report(tmp_path, rows), "scaling", columns) == expected
 
@@ -88,13 +96,6 @@ def test_what_is_exchanged_beside_the_step(name: str, tmp_path: Path) -> None:
     rows, expected = EXCHANGED[name]
     columns = "world_size exposed_s exposed_share remarks"
     assert tell(read_report(tmp_path, rows), "scaling", columns) == expected
-
-
-def test_on_a_cpu_they_are_processes(tmp_path: Path) -> None:
-    rows = [*run("fp32", 64, 1, device="cpu"), *run("fp32", 64, 2, late=0.5, device="cpu")]
-    report = read_report(tmp_path, rows)
-    titles = {table.title for table in report.tables}
-    assert "Scaling over processes" in titles
 
 
 def test_floating_point_work_is_that_of_each_gpu(tmp_path: Path) -> None:
