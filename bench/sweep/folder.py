@@ -1,25 +1,45 @@
-"""The results folder of a sweep: where it is, whether its rows can be compared with new ones, and
-the folders of its checkpoints."""
+"""The results folder of a sweep: where it is, whether its rows can be compared with new ones, the
+folders of its checkpoints, and what its cases share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.axis import Trait
-from bench.case import AXES, Case, format_value, list_affecting, spell_cases
+from bench.case import (
+    AXES,
+    Case,
+    count_probed,
+    format_value,
+    list_affecting,
+    micro_batch,
+    spell_cases,
+)
 from bench.environment.machine import Platform
 from bench.errors import UsageError
-from bench.record import COMPARABLE, MEASURED, Environment, Record
+from bench.precision import PRECISIONS
+from bench.record import (
+    COMPARABLE,
+    MEASURED,
+    PROVEN,
+    Environment,
+    KnownResults,
+    Record,
+    Status,
+    WorkRow,
+    read_missing,
+)
 from bench.store.reader import read_config, read_rows
 from bench.store.rows import SHARD, Row, Shard
 from bench.store.table import BEST, LAST
 from bench.sweep.preflight import list_described
 from bench.text import clean, replace_file
+from bench.work import add_items
 
 if TYPE_CHECKING:
     from bench.sweep.loop import Loop
@@ -149,3 +169,74 @@ class KeptRun:
                 replace_file(self.folder / ENDED, record.record_id + "\n")
         with suppress(OSError):
             self.folder.parent.rmdir()  # if no run keeps anything
+
+
+# ----------------------------------------------------------------------------- what cases share
+
+
+SHARED: dict[str, tuple[str, ...]] = {
+    str(Trait.PROOF): (*PROVEN, "proof_notes", "flags"),
+    str(Trait.FLOP): ("flop_per_image",),
+    str(Trait.WORK): (),
+}
+"""What later cases take from a row instead of finding it again, with the columns of each part: the
+proof of a precision, FLOP per image, and the work of a step, which is linear in the items of a
+micro-batch."""
+
+_FOUND = {"arithmetic", "conv_error", "matmul_error", "flop_per_image"}
+"""Columns of these parts that are not empty in a record that found them."""
+
+_MACHINE = (*COMPARABLE, "gpu_uuid", "torch_threads", "train_images")
+"""Columns of an environment that every part is assumed to depend on."""
+
+
+class Known:
+    """What the cases of a command found so far, which later ones need not find again."""
+
+    def __init__(self) -> None:
+        # the first record with a part, by all that the part depends on, and the work of its step
+        self._found: dict[tuple[Any, ...], tuple[Record, Sequence[WorkRow]]] = {}
+
+    def recall(self, case: Case, environment: Environment) -> KnownResults:
+        """Return what earlier cases found that this one need not find again."""
+        known, items = KnownResults(), micro_batch(case)
+        for part, names in SHARED.items():
+            first = self._found.get(_make_key(part, case, environment))
+            # a model that was not examined may be another one; one item is not counted
+            if not (first and environment.model_parameters) or (part == Trait.WORK and items == 1):
+                continue
+            record, work = first
+            missing = read_missing(record.measurement.missing or "")
+            known.sources[part] = record.record_id
+            known.values.update((name, getattr(record.measurement, name)) for name in names)
+            known.missing.update((name, missing[name]) for name in names if name in missing)
+            untimed = (replace(row, time_s=None, exclusive_s=None, kernels="") for row in work)
+            known.work.extend(add_items(row, items - micro_batch(record.case)) for row in untimed)
+        return known
+
+    def learn(self, record: Record, work: Sequence[WorkRow]) -> None:
+        """Keep the parts that a case found itself; the first record with a key counts."""
+        m = record.measurement
+        if record.status is not Status.OK:
+            return
+        for part, names in SHARED.items():
+            key = _make_key(part, record.case, record.environment)
+            lacks = any(getattr(m, name) is None for name in _FOUND & {*names})
+            if part in read_missing(m.shared or "", SHARED) or key in self._found or lacks:
+                continue
+            # rows without bytes were only timed
+            rows = [row for row in work if row.bytes is not None] if part == Trait.WORK else []
+            if part != Trait.WORK or (rows and all(row.bytes_per_item is not None for row in rows)):
+                self._found[key] = record, rows
+
+
+def _make_key(part: str, case: Case, machine: Environment) -> tuple[Any, ...]:
+    axes = {name: getattr(case, name) for name in list_affecting(Trait(part))}
+    if part == Trait.PROOF:
+        axes["images"] = count_probed(case)
+    if part == Trait.WORK and isinstance(case.loss_scale, float):
+        axes["loss_scale"] = "static"
+    if part != Trait.FLOP and PRECISIONS[case.precision].float8:
+        # which of its layers are converted depends on the sizes of all micro-batches
+        axes |= {"batch_size": case.batch_size, "accumulate": case.accumulate}
+    return (part, *axes.values(), *(getattr(machine, name) for name in _MACHINE))

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -36,8 +36,7 @@ from bench.store.rows import Run
 from bench.store.table import CHECKPOINTS, LOGS, RECORDS, TRACES
 from bench.store.writer import Store
 from bench.sweep.display import Display
-from bench.sweep.folder import KeptRun, default_out
-from bench.sweep.known import Known
+from bench.sweep.folder import KeptRun, Known, default_out
 from bench.sweep.options import Options, Plan
 from bench.sweep.preflight import (
     Inputs,
@@ -109,6 +108,7 @@ class Loop:
     _rated: set[tuple[str, str]] = field(default_factory=set)  # lane and device
     _idle: deque[Lane] = field(init=False)
     _running: dict[Lane, _Running] = field(default_factory=dict)
+    _known: Known = field(default_factory=Known)
     _waiting: tuple[Lane, Job] | None = None  # it needs GPUs that others use
     _said: SimpleQueue[tuple[Lane, Event | Outcome | BaseException]] = field(
         default_factory=SimpleQueue
@@ -139,10 +139,6 @@ class Loop:
         self.notes += [*self.inputs.warnings, *self.store.set_aside]
         self._stopped = self.held.enter_context(stop_signals(self.executor.kill))
         self._idle = deque(self.lanes)
-
-    @cached_property
-    def known(self) -> Known:
-        return Known(self.store.folder)
 
     # ------------------------------------------------------------------------- what is shown
 
@@ -278,7 +274,7 @@ class Loop:
         )
         # a retry finds everything itself; and so does a case whose GPU is not known yet
         if job.attempt == 1 and self.options.here:
-            placed = replace(placed, known=self.known.recall(case, inputs.describe(case)))
+            placed = replace(placed, known=self._known.recall(case, inputs.describe(case)))
         if case.checkpoint and not job.probe:
             kept = self._keep_run(job)
             kept.open()
@@ -334,7 +330,7 @@ class Loop:
             row = {name: v for name, v in flatten(record).items() if v not in (None, "")}
             self.display.say(f"not written: {row}")
             raise
-        self.known.learn(record, outcome.work)
+        self._known.learn(record, outcome.work)
         if case.checkpoint and not job.probe:
             self._keep_run(job).finish(record)
         self.display.end(record, lane.name)

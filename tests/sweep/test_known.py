@@ -1,4 +1,4 @@
-"""What rows of a folder share: the proof, FLOP and the work of a step, by all they depend on."""
+"""What the cases of a sweep share: proof, FLOP and the work of a step, by all they depend on."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from bench.case import Case
 from bench.flags import join_flags
 from bench.record import PROVEN, KnownResults, Record, Status, WorkRow, read_missing
 from bench.store.reader import read_beside, read_records
-from bench.store.writer import Store
 from bench.sweep.__main__ import main as sweep
-from bench.sweep.known import SHARED, Known
+from bench.sweep.folder import SHARED, Known
 from tests.planted.records import make_run
 
 CASE = Case("dpn-small", "synthetic", batch_size=32, device="cpu")
@@ -46,28 +45,17 @@ def ask(known: Known, case: Case = CASE, **environment: Any) -> KnownResults:
     return known.recall(case, found(case, **environment).environment)
 
 
-@pytest.fixture(params=["in one sweep", "in a sweep that is resumed"])
-def learn(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """Have a sweep, or an earlier one in its folder, write records."""
-
-    def write(*records: Record, work: list[WorkRow] = TIMED) -> Known:
-        known = Known(tmp_path)
-        if request.param == "in one sweep":
-            for record in records:
-                known.learn(record, work)
-        else:
-            with Store(tmp_path) as store:
-                for record in records:
-                    store.append(record, work=work)
-        return known
-
-    return write
+def learn(*records: Record, work: list[WorkRow] = TIMED) -> Known:
+    known = Known()
+    for record in records:
+        known.learn(record, work)
+    return known
 
 
 PARTS = {"proof": "first", "flop": "first", "work": "first"}
 
 
-def test_all_that_was_found_is_known_to_the_next_case(learn: Any) -> None:
+def test_all_that_was_found_is_known_to_the_next_case() -> None:
     known = ask(learn(found(), found(record_id="second")))
     assert known.sources == PARTS
     columns = (*PROVEN, "proof_notes", "flags", "flop_per_image")
@@ -76,7 +64,7 @@ def test_all_that_was_found_is_known_to_the_next_case(learn: Any) -> None:
     assert known.work == [LINE], "its time is not that of another case"
 
 
-def test_the_work_of_another_batch_size_is_further_along_the_line(learn: Any) -> None:
+def test_the_work_of_another_batch_size_is_further_along_the_line() -> None:
     rows = learn(found())
     known = ask(rows, replace(CASE, batch_size=96))
     assert known.sources == PARTS
@@ -86,7 +74,7 @@ def test_the_work_of_another_batch_size_is_further_along_the_line(learn: Any) ->
     assert "proof" not in ask(rows, replace(CASE, batch_size=8)).sources, "of eight images"
 
 
-def test_of_anything_else_it_is_found_anew(learn: Any) -> None:
+def test_of_anything_else_it_is_found_anew() -> None:
     known = learn(found())
     names = ("parameters", "structure", "source")
     changes: dict[str, Any] = {f"model_{name}": "4567" for name in names}
@@ -119,19 +107,16 @@ HALF, EIGHT = (replace(CASE, precision=name) for name in ("fp16", "fp8"))
         (EIGHT, {"batch_size": 64}, "flop"),  # which layers run in fp8 depends on it
     ],
 )
-def test_each_part_depends_on_some_axes(
-    tmp_path: Path, case: Case, change: dict[str, Any], parts: str
-) -> None:
-    known = Known(tmp_path)
-    known.learn(found(case), TIMED)
+def test_each_part_depends_on_some_axes(case: Case, change: dict[str, Any], parts: str) -> None:
+    known = learn(found(case))
     assert [*ask(known, replace(case, **change)).sources] == parts.split()
 
 
-def test_a_row_that_is_not_ok_is_no_source(learn: Any) -> None:
+def test_a_row_that_is_not_ok_is_no_source() -> None:
     assert ask(learn(*(found(status=s) for s in Status if s is not Status.OK))) == KnownResults()
 
 
-def test_neither_is_what_a_row_has_from_another_nor_what_failed_there(learn: Any) -> None:
+def test_neither_is_what_a_row_has_from_another_nor_what_failed_there() -> None:
     known = learn(
         found(shared="proof: a; flop: a; work: a"),
         found(arithmetic=None, record_id="unproven"),
@@ -154,8 +139,8 @@ def run(out: Path, *more: str) -> pd.DataFrame:
 
 @pytest.mark.usefixtures("unreported")
 def test_a_sweep_proves_and_counts_once(tmp_path: Path) -> None:
-    """And the rows say the same as one that found all itself, as a case does that is tried again;
-    so they do where the sweep is resumed."""
+    """And the rows say the same as one that found all itself, as a case does that is tried again,
+    and the first of a sweep that is resumed."""
     run(tmp_path, "--batch-size", "16", "18")
     file = tmp_path / "records.csv"
     *above, last = file.read_text().splitlines()
@@ -165,7 +150,7 @@ def test_a_sweep_proves_and_counts_once(tmp_path: Path) -> None:
     first, shared, _, alone = rows["record_id"]
     given = dict.fromkeys(("proof", "flop", "work"), first)
     told = [read_missing(cell, SHARED) for cell in rows["shared"]]
-    assert told == [{}, given, given, {}]
+    assert told == [{}, given, {}, {}]
     columns = [*PROVEN, "proof_notes", "flags", "flop_per_image", "step_bytes"]
     taken, own = (rows[rows["record_id"] == name][columns] for name in (shared, alone))
     pd.testing.assert_frame_equal(taken.reset_index(drop=True), own.reset_index(drop=True))
