@@ -6,14 +6,17 @@ where these end with return code 2.
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +24,6 @@ from bench.axis import axis_flag
 from bench.case import spell_value
 from bench.errors import UsageError
 from bench.processes import provide_home
-from bench.source import write_module
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from bench.report.document import Report
 
 MARGIN = 0.02  # the smallest difference that matters, as of bench.compare
+
+_SAVED = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)  # of a notebook
 
 Value = str | int | float | bool | None
 
@@ -117,6 +121,27 @@ def _name_factory(kind: str, factory: Callable[[], Any], folder: Path) -> str:
     given = filter(None, [os.environ.get("PYTHONPATH")])
     os.environ["PYTHONPATH"] = os.pathsep.join([str(folder.absolute()), *given])
     return f"{file.stem}:{name}"
+
+
+def write_module(function: Callable[..., Any]) -> tuple[str, str]:
+    """Return a module with the imports, functions, classes and constants of the notebook up to the
+    cell that defines ``function``, or of the script that does, and a hash of it. What else the
+    function uses, such as a tensor, is missed when it is called."""
+    main, nodes = vars(sys.modules["__main__"]), list[ast.stmt]()
+    cells = [*dict.fromkeys(main.get("In") or [Path(main["__file__"]).read_text(encoding="utf-8")])]
+    starts = f"def {function.__name__}(", f"class {function.__name__}"
+    last = max(n for n, cell in enumerate(cells) if any(start in cell for start in starts))
+    for cell in cells[: last + 1]:
+        with suppress(SyntaxError):  # a magic command
+            nodes += ast.parse(cell).body
+    parts = [
+        ast.unparse(node)
+        for node in nodes
+        if isinstance(node, _SAVED)
+        or (isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant))
+    ]
+    text = "\n\n\n".join(parts) + "\n"
+    return text, sha256(text.encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pytest
 from pytest_for_tests import Capture, Patch
 
 from bench.advise.__main__ import main, parse_budget
-from bench.advise.answer import Answer
+from bench.advise.advisor import Answer
 from bench.advise.findings import Findings, change, list_changes, list_levers
 from bench.case import Case, format_value
 from bench.errors import UsageError

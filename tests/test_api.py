@@ -96,7 +96,7 @@ def build():
     return nn.Sequential(OrderedDict(a=nn.Flatten(), b=nn.LazyLinear(WIDTH), c=Block(WIDTH)))
 def with_a_tensor():
     return nn.Linear(3, int(weights.sum()))
-from bench.source import write_module
+from bench.api import write_module
 """
 
 

@@ -42,26 +42,6 @@ def test_plain_lines_where_there_is_no_terminal(capsys: Capture, monkeypatch: Pa
     ]
 
 
-def test_a_line_says_what_speaks_against_it(capsys: Capture) -> None:
-    with Display(Path("x"), 4, 0) as display:
-        for found in (
-            {"warmup_steady": False},
-            {"other_cores": 0.9},
-            {"missing": "eval_time_s: ValueError: no\n  luck; energy_j: no sensor"},
-            {"other_cores": 0.1},
-        ):
-            row = record()
-            for name, value in found.items():
-                setattr(row.measurement, name, value)
-            display.begin(CASE, 1, False)
-            display.end(row)
-    unsteady, shared, unmet, fine = capsys.readouterr().err.splitlines()[1:]
-    assert unsteady.endswith(", step times not steady")
-    assert shared.endswith(", shared with others")
-    assert unmet.endswith(", --evaluate failed: ValueError: no luck")
-    assert fine.endswith("accuracy 29.0 %")
-
-
 def test_a_terminal_gets_a_live_line(monkeypatch: Patch) -> None:
     """Through a real terminal: case, phase, step and memory stand in one line."""
     import os

@@ -31,7 +31,7 @@ from pytest_for_tests import Capture, Patch
 
 from bench.__main__ import COMMANDS as PROGRAMS
 from bench.advise.__main__ import parse_budget
-from bench.advise.answer import Answer, propose
+from bench.advise.advisor import Answer, propose
 from bench.advise.findings import Findings, list_levers, strip
 from bench.axis import Value, axis_flag
 from bench.case import AXES, Case, format_value

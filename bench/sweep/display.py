@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.case import Case
 from bench.executors import Event
-from bench.limits import is_shared
-from bench.record import MEASURED, Record, Status, describe_unmet
+from bench.record import MEASURED, Record, Status
 from bench.text import GIB, clean, write_number, write_seconds
 from bench.worker import PhaseEntered
 
@@ -170,12 +169,6 @@ def _describe(record: Record) -> str:
         words.append(f"accuracy {100 * m.train_accuracy:.1f} %")
     if m.truncated_after is not None:
         words.append(f"ended after {m.truncated_after} of {case.epochs} epochs")
-    if unmet := describe_unmet(m.missing or ""):
-        words.append(unmet)
-    if m.warmup_steady is False and not record.probe:
-        words.append("step times not steady")
-    if is_shared(m.neighbours_computing or 0, m.other_cores or 0.0):
-        words.append("shared with others")
     if record.status is not Status.OK:
         words.append(f"{record.status}: {record.reason}")
     return ", ".join(words)
