@@ -419,7 +419,7 @@ def test_stopped_once_it_ends_cleanly_and_goes_on_later(out: Path, capsys: Captu
     process = start(out, *MANY, BENCH_TEST_DELAY_S="0.05")
     wait_until_begun(process)
     run(out, "8", rc=2)
-    holder = f"in use by pid {process.pid} on {socket.gethostname()}; wait for it with --wait"
+    holder = f"in use by pid {process.pid} on {socket.gethostname()}; wait until that ends"
     assert holder in capsys.readouterr().err
     process.send_signal(signal.SIGTERM)
     said, errors = process.communicate(timeout=200)
@@ -447,32 +447,6 @@ def test_handlers_are_restored() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         assert stopped() == signal.SIGTERM
     assert before == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
-
-
-# ---------------------------------------------------------------------------------- two at once
-
-
-@pytest.mark.slow
-def test_two_sweeps_at_once_lose_and_double_nothing(out: Path) -> None:
-    """The second waits for the first, and finds what that has done."""
-    flags = ["8", "--seed", *map(str, range(60)), "--wait", "200"]
-    first = start(out, *flags, BENCH_TEST_DELAY_S="0.01")
-    wait_until_begun(first)
-    first.send_signal(signal.SIGSTOP)  # until the second waits, however late it comes
-    second = start(out, *flags)
-    said = ""
-    while "waiting for " not in said:
-        said += (line := second.stderr.readline())
-        assert line, said
-    assert f"waiting for pid {first.pid} on {socket.gethostname()}" in said
-    first.send_signal(signal.SIGCONT)
-    first.communicate(timeout=200)
-    said += second.communicate(timeout=200)[1]
-    assert (first.returncode, second.returncode) == (0, 0), said
-    frame = read_records(out)
-    assert sorted(frame["seed"]) == list(range(60))
-    assert set(frame["attempt"]) == {1}
-    assert "0 to run, 60 already there" in said
 
 
 # ----------------------------------------------------------------------------------- a full disk

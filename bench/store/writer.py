@@ -25,7 +25,7 @@ import mmap
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -57,14 +57,11 @@ and takes 5 ms a file on a slow disk."""
 class Store:
     """The only writer of a sweep's folder, made if absent; a context manager that holds its lock.
 
-    It waits ``wait_s`` for another writer to finish, and ``on_wait`` is called with who that is.
     Raises UsageError: another sweep holds the folder, it cannot be written, or its records are not
     of this version of the harness.
     """
 
-    def __init__(
-        self, folder: Path, wait_s: float = 0, on_wait: Callable[[str], None] = lambda who: None
-    ) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.set_aside: list[str] = []
         self._holder = folder / ".holder"
@@ -76,7 +73,7 @@ class Store:
         self._synced = -math.inf  # by time.monotonic()
         try:
             (folder / LOGS).mkdir(parents=True, exist_ok=True)
-            self._acquire(wait_s, on_wait)
+            self._acquire()
             self._holder.write_text(f"pid {os.getpid()} on {socket.gethostname()}")
             for name in TABLES:
                 if name in (RECORDS, STEPS) or (folder / name).exists():
@@ -136,20 +133,15 @@ class Store:
         except OSError as error:
             raise StoreError(f"{self.folder / CONFIG}: {error.strerror}") from error
 
-    def _acquire(self, wait_s: float, on_wait: Callable[[str], None]) -> None:
+    def _acquire(self) -> None:
         from filelock import Timeout
 
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
-            if wait_s:
-                on_wait(self._read_holder())
-                with suppress(Timeout):
-                    self._lock.acquire(timeout=wait_s)
-                    return
             raise UsageError(
                 f"--out {self.folder}: in use by {self._read_holder()}; "
-                "wait for it with --wait, or choose another --out"
+                "wait until that ends, or choose another --out"
             ) from None
 
     def _read_holder(self) -> str:

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -134,8 +133,7 @@ class Loop:
         folders of shards, whose rows a report would no longer read beside its own."""
         if shards := find_shards(self.out):
             raise UsageError(f"--out {self.out}: holds {shards[0].name}; choose another folder")
-        say = partial(print, "waiting for", file=sys.stderr, flush=True)
-        self.store = self.held.enter_context(Store(self.out, self.options.wait_s, say))
+        self.store = self.held.enter_context(Store(self.out))
         self.notes += [*self.inputs.warnings, *self.store.set_aside]
         self._stopped = self.held.enter_context(stop_signals(self.executor.kill))
         self._idle = deque(self.lanes)

@@ -53,7 +53,6 @@ class Options:
     data_dir: Path | None = None
     retry: list[Status] = field(default_factory=list)
     timeout_s: float = 3600.0
-    wait_s: float = 0.0
     mix: bool = False
     allow_shared: bool = False
     cold: bool = False
@@ -145,9 +144,7 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
         help="run cases with these outcomes again, such as oom",
     )
     phase = AdvancedHelp("seconds a phase of a case may take (3600)")
-    add("--timeout", "S", phase, partial(_parse_seconds, least=0.001), 3600.0, "timeout_s")
-    other = AdvancedHelp("seconds to wait for another sweep on --out (0)")
-    add("--wait", "S", other, partial(_parse_seconds, least=0.0), 0.0, "wait_s")
+    add("--timeout", "S", phase, _parse_seconds, 3600.0, "timeout_s")
     _add_switch(how, "--mix", AdvancedHelp("add to rows of another GPU, version or model"))
     _add_switch(how, "--allow-shared", "measure on a GPU that other processes use")
     _add_switch(
@@ -249,9 +246,9 @@ def _read_path(flag: str, text: str) -> Path:
     return Path(text)
 
 
-def _parse_seconds(flag: str, text: str, least: float) -> float:
-    right = f"a number of seconds, at least {least:g}"
-    return parse_number(flag, text, right, lambda seconds: least <= seconds < 1e9)
+def _parse_seconds(flag: str, text: str) -> float:
+    right = "a number of seconds, at least 0.001"
+    return parse_number(flag, text, right, lambda seconds: 0.001 <= seconds < 1e9)
 
 
 @dataclass
