@@ -161,8 +161,7 @@ class Sweep:
     @property
     def answer(self) -> str:
         """What is recommended, beside what else was tried, and how sure that is; as text."""
-        said = (" ".join(answer.sentences) for answer in self.report.answers)
-        return "\n\n".join([*self.report.origin, *said])
+        return "\n\n".join(" ".join(answer.sentences) for answer in self.report.answers)
 
     def frame(self) -> pd.DataFrame:
         """Return one row a case: its settings, how it ended, and each quantity as the median of its

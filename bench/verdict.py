@@ -495,17 +495,12 @@ def judge_equivalences(family: Sequence[Seeded], margin: float) -> list[Equivale
             continue
         within, beyond = next(tests) if ratio.p is not None else (None, 1.0)
         sure = ratio.exact or (within is not None and min(within, beyond) < ERROR)
-        claim = _place(case.shift, limit) if sure else Claim.UNCLEAR
+        claim = Claim.WORSE if case.shift > 0 else Claim.BETTER
+        if not sure or abs(case.shift) <= limit:
+            claim = Claim.EQUIVALENT if sure else Claim.UNCLEAR
         ends, seeds = (ratio.low, ratio.high), min(case.counts)
         results.append(Equivalence(claim, ratio.value, *ends, within, seeds, ratio.lack, unit))
     return results
-
-
-def _place(shift: float, limit: float) -> Claim:
-    """Return the claim for the region in which a difference of logarithms lies."""
-    if abs(shift) <= limit:
-        return Claim.EQUIVALENT
-    return Claim.WORSE if shift > 0 else Claim.BETTER
 
 
 def _test_equivalence(cases: Sequence[Difference], limit: float) -> list[tuple[float, float]]:

@@ -71,7 +71,6 @@ def documents(draw_from: st.DrawFn) -> Document:
     return make(
         title=draw_from(WORDS),
         subject=draw_from(WORDS),
-        origin=tuple(take(1)),
         answers=tuple(take(9, answers)),
         warnings=tuple(take(9, notices)),
         tables=tuple(make_table() for _ in range(draw_from(st.integers(0, 3)))),
@@ -90,7 +89,6 @@ def test_no_line_of_any_document_is_wider_than_the_terminal(document: Document, 
 def make_document(**parts: Any) -> Document:
     table = Table("overview", "Overview", (Head("a", "case"),), ((Cell("fp32"),),), ())
     given: dict[str, Any] = {
-        "origin": (),
         "answers": (Answer("", ("It is fast.",)),),
         "warnings": (),
         "tables": (table, Table("b", "Beside", table.heads, table.rows, (), level=Level.TABLE)),

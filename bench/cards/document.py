@@ -45,6 +45,7 @@ from bench.render.table import (
 from bench.report.document import Report
 from bench.store.rows import group
 from bench.study.axes import find_default, list_main, name_axis, name_setting, name_value
+from bench.study.doubts import SAID_BELOW
 from bench.study.estimate import TIME
 from bench.study.quantities import QUANTITIES
 from bench.study.runs import Result
@@ -305,7 +306,7 @@ def _tabulate_cards(found: Cards) -> Iterator[Sheet]:
 
     def say_doubts(entry: Entry) -> str:
         of = [row for row in (entry.equal, entry.best) if row is not None]
-        return "; ".join(dict.fromkeys(filter(None, (remarks(row, found.below) for row in of))))
+        return "; ".join(dict.fromkeys(filter(None, (remarks(row, SAID_BELOW) for row in of))))
 
     of = partial(quantity_column, spread=False)
     columns: list[Column[Entry]] = [

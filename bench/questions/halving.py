@@ -25,7 +25,7 @@ from bench.text import count
 from bench.workloads import IMAGES
 
 if TYPE_CHECKING:
-    from bench.questions.report_data import ReportData
+    pass
 
 CONFIRMED = 3
 """Trials that are worth repeating: the best, and those that may be better with another seed."""
@@ -159,14 +159,6 @@ def tabulate_trials(
     )
 
 
-def _of_each(tabulate: Callable[..., Iterator[Sheet]]) -> Callable[[ReportData], Iterator[Sheet]]:
-    return lambda found: chain.from_iterable(
-        tabulate(sweep.rows, read_beside(sweep.path, EpochRow), sweep.halving)
-        for sweep in found.sweeps
-        if sweep.halving
-    )
-
-
 def confirm(rows: Iterable[Row], epochs: Epochs, halving: Halving, out: Path) -> list[str]:
     """Return the commands that run the best trials again with other seeds, as the result of the
     seed that chose one is biased in its favour, and report on them."""
@@ -199,4 +191,13 @@ def spell_case(case: Case) -> list[str]:
     return words
 
 
-SEARCH = Section("search", "Which settings are the best?", _of_each(tabulate_trials), Level.ANSWER)
+SEARCH = Section(
+    "search",
+    "Which settings are the best?",
+    lambda found: chain.from_iterable(
+        tabulate_trials(sweep.rows, read_beside(sweep.path, EpochRow), sweep.halving)
+        for sweep in found.sweeps
+        if sweep.halving
+    ),
+    Level.ANSWER,
+)

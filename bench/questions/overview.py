@@ -40,6 +40,7 @@ from bench.study.axes import (
     sort_cases,
     take_value,
 )
+from bench.study.doubts import SAID_BELOW
 from bench.study.quantities import QUANTITIES, is_number
 from bench.study.runs import Result
 from bench.text import GIB, count, write_number
@@ -215,10 +216,6 @@ def _tabulate_places(found: ReportData) -> Iterator[Sheet]:
 # --------------------------------------------------------------------------------------- all cases
 
 
-def _tabulate_cases(found: ReportData) -> Iterator[Sheet]:
-    yield _lay_out_cases(found, found.results, f"Overview: {count(len(found.results), 'case')}")
-
-
 def _lay_out_cases(found: ReportData, cases: Sequence[Result], title: str) -> Sheet:
     """Return the table of some cases, a row each, with all that was measured of it: under the axis
     that they are grouped by, or else under machines, networks and files."""
@@ -249,7 +246,7 @@ def _lay_out_cases(found: ReportData, cases: Sequence[Result], title: str) -> Sh
                    "set-up, and the slowest first steps of all repeats",
                    lambda row: row.start_time_s, write=write_number, better="lower", keep=3),
             Column("remarks", "remarks", "what to know before believing the row",
-                   lambda row: remarks(row, found.below), wrap=True),
+                   lambda row: remarks(row, SAID_BELOW), wrap=True),
         ],
         rows,
         _explain_precisions(found),
@@ -291,5 +288,11 @@ TIMES = Section("times", "How long does each setting take?", _tabulate_times, Le
 COSTS = Section(
     "costs", "What memory does each take, and what did it learn?", _tabulate_costs, Level.TABLE
 )
-OVERVIEW = Section("overview", "How did each case do?", _tabulate_cases)
+OVERVIEW = Section(
+    "overview",
+    "How did each case do?",
+    lambda found: [
+        _lay_out_cases(found, found.results, f"Overview: {count(len(found.results), 'case')}")
+    ],
+)
 REACHED = Section("hardware", "How much of the hardware does each setting use?", _tabulate_reached)

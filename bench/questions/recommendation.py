@@ -58,21 +58,18 @@ _NOT_FATAL = tuple(name for name, doubt in DOUBTS.items() if not doubt.fatal and
 
 
 def recommend(found: ReportData) -> Iterator[Answer]:
-    """Yield the answer for each machine and workload, the origin of the rows before the first if
-    they were not measured; of many a table has it."""
+    """Yield the answer for each machine and workload; of many a table has it."""
     places = list_places(found)
     if len(places) > MOST_PLACES:
         said = f"The first table has what to train each of {len(places):,} networks with."
-        yield Answer("Overall", (*found.origin, said))
+        yield Answer("Overall", (said,))
         return
     several = len({place.key[2:] for place in places}) > 1
-    before = found.origin
     for place in places:
         about = found.machines[place.machine]
         about += f", {place.key[2]}{name_data(place.key[3])}" * several
         if told := tuple(filter(None, place.tell(len(places) > 1))):
-            yield Answer(about, (*before, *told))
-            before = ()
+            yield Answer(about, told)
 
 
 def name_data(dataset: str) -> str:

@@ -9,7 +9,6 @@ from operator import attrgetter
 from typing import TypeVar
 
 from bench.case import SAME_QUESTION
-from bench.origin import describe_origin
 from bench.questions.effects import Effect, find_effects
 from bench.questions.scaling import Line, Search, find_lines, find_searches
 from bench.questions.settings import Setting, list_settings
@@ -24,7 +23,6 @@ from bench.study.axes import (
     select,
     sort_cases,
 )
-from bench.study.doubts import SAID_BELOW
 from bench.study.estimate import take_times
 from bench.study.runs import SOURCE, Result, Run, make_results, read_runs
 from bench.study.sweeps import Sweep
@@ -47,19 +45,9 @@ class ReportData:
     steps: Mapping[int, Profiled]  # of `read_steps`, for ``tried``
 
     @cached_property
-    def origin(self) -> tuple[str, ...]:
-        """The opening sentences if nothing was measured."""
-        return tuple(describe_origin(run.executor for run in self.runs))
-
-    @cached_property
     def named(self) -> list[str]:
         """The axes by which a sentence names a case."""
         return list_naming_axes(self.varying)
-
-    @cached_property
-    def below(self) -> Sequence[str]:
-        """Doubts that are stated once, and not beside each row."""
-        return SAID_BELOW
 
     @cached_property
     def settings(self) -> list[Setting]:

@@ -37,6 +37,7 @@ from bench.render.table import (
 )
 from bench.store.rows import group
 from bench.study.axes import Machines, find_varying, name_value
+from bench.study.doubts import SAID_BELOW
 from bench.study.quantities import QUANTITIES, is_number
 from bench.study.runs import SOURCE, Result, Run, tell_but
 from bench.study.sweeps import Sweep
@@ -274,7 +275,7 @@ def _tabulate_scaling(found: ReportData) -> Iterator[Sheet]:
         quantity("wire_bytes", keep=6),
         quantity("wire_rate", keep=6),
         Column("remarks", "remarks", "what to know before believing the row",
-               lambda point: remarks(point.row, found.below), wrap=True),
+               lambda point: remarks(point.row, SAID_BELOW), wrap=True),
     ]  # fmt: skip
     rows, groups = join(
         (name_line(line, found.named, found.machines), line.points) for line in found.lines

@@ -57,17 +57,14 @@ class Setting:
         ends = (float(getattr(row, name)) for row in self.cases if row.learnt_whole)
         return next((end for end in ends if is_number(end)), None)
 
-    def list_unlike(self, other: Setting) -> list[str]:
-        """Return the axes in which the two differ."""
-        return [name for name in _TOLD if getattr(self.best, name) != getattr(other.best, name)]
-
     def differs_in(self, other: Setting, free: Collection[str]) -> bool:
         """Return whether the two, of one machine and environment, differ in some of the axes
         ``free`` and in nothing else."""
-        unlike = self.list_unlike(other)
+        a, b = self.best, other.best
+        unlike = {name for name in _TOLD if getattr(a, name) != getattr(b, name)}
         place = ("environment", "kind", *SOURCE)
-        alike = all(getattr(self.best, name) == getattr(other.best, name) for name in place)
-        return alike and bool(unlike) and {*unlike} <= {*free}
+        alike = all(getattr(a, name) == getattr(b, name) for name in place)
+        return alike and bool(unlike) and unlike <= {*free}
 
 
 def list_settings(results: Sequence[Result]) -> list[Setting]:

@@ -83,17 +83,6 @@ class Table:
             rows=tuple(tuple(row[i] for i in kept) for row in self.rows),
         )
 
-    def drop_empty(
-        self, empty: Collection[str] = ("", NOTHING), but: Collection[str] = ()
-    ) -> Table:
-        """Return the same table without the columns whose cells are all in ``empty``, except the
-        columns named in ``but``."""
-        return self.take(
-            i
-            for i, head in enumerate(self.heads)
-            if head.name in but or any(row[i].text not in empty for row in self.rows)
-        )
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -135,7 +124,7 @@ class NextStep:
 Document = Any
 """What is written in a format: an object with the parts of a document, each may be computed on
 demand: texts ``title``, ``subject`` (what was measured) and ``outcomes`` (how cases ended);
-sentences ``constants``, ``origin`` (what comes first if nothing was measured) and ``notes``;
+sentences ``constants`` and ``notes``;
 ``answers``, the ``next_step`` or None, ``warnings`` (most serious first), all ``tables``, and the
 ``opening`` ones, which a first screen shows in part."""
 
@@ -197,8 +186,6 @@ def remarks(row: Row, but: Iterable[str] = ()) -> str:
     said = [d.remark for d in DOUBTS.values() if d.name not in but and getattr(row, d.name)]
     if row.runs > row.repeats:
         said.append(f"{row.repeats} of {row.runs} runs")
-    if row.apart:
-        said.append(row.apart)
     return ", ".join(said)
 
 
@@ -362,8 +349,13 @@ class Section:
             level=self.level,
             question=self.question,
         )
-        always = [column.name for column in sheet.columns if column.always]
-        return table.drop_empty(sheet.empty, always) if sheet.empty else table
+        if not sheet.empty:
+            return table
+        return table.take(
+            i
+            for i, column in enumerate(sheet.columns)
+            if column.always or any(row[i].text not in sheet.empty for row in table.rows)
+        )
 
 
 def join(parts: Iterable[tuple[str, Iterable[R]]]) -> tuple[list[R], dict[int, str]]:
@@ -450,7 +442,7 @@ def quantity_cell(quantity: Quantity, row: Row, *, spread: bool = True) -> Cell:
         low, high = (getattr(row, f"{quantity.name}_{end}", math.nan) for end in ("low", "high"))
         if is_number(low) and is_number(high) and (ends := quantity.write_ends(low, high, value)):
             text += f" [{ends}]" if row.spread == Spread.WITHIN.value else f" ({ends})"
-    other = row.base_fraction if quantity.name == "speedup" else 1.0
+    other = row.base.part if quantity.name == "speedup" and row.base else 1.0
     estimated = bool(quantity.whole and min(row.part, other) < 1)
     return Cell(f"{ESTIMATE * estimated}{text}", value, estimated)
 

@@ -55,15 +55,14 @@ def draw(report: Document, console: Console, full: bool = False) -> None:
     the answer, the tables of `Level.TABLE`, and three doubts."""
     say = partial(draw_text, console=console)
     say(report.title if full else report.subject, style="bold")
-    for sentence in report.constants if full else report.origin:
+    for sentence in report.constants if full else ():
         say(sentence)
     console.print()
     for answer in report.answers:
         if len(report.answers) > 1:
             say(answer.about, style="bold")
         for sentence in answer.sentences:
-            if full or sentence not in report.origin:
-                say(sentence)
+            say(sentence)
     for table in report.opening:
         if table.level is Level.ANSWER and not full:
             say(" ".join(table.words))

@@ -235,7 +235,7 @@ def render(report: Report) -> str:
         doubts=list_doubts(report.warnings),
         tables=list(zip(anchors, report.tables, strict=True)),
         links=[
-            (sweep.name, _link(file, report.home))
+            (sweep.name, quote(Path(os.path.relpath(file.resolve(), report.home)).as_posix()))
             for sweep in report.sweeps
             for file in find_records(sweep.path)
         ],
@@ -248,7 +248,3 @@ def keep_whole(text: str) -> Markup:
     reads as a dash, and ``%`` at the start of one as nothing."""
     marked = re.sub(r"(?<!\S)--[a-z][a-z-]*|[\d.]+ %", r"<span>\g<0></span>", str(escape(text)))
     return Markup(marked)
-
-
-def _link(file: Path, home: Path) -> str:
-    return quote(Path(os.path.relpath(file.resolve(), home)).as_posix())

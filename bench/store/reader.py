@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
@@ -77,19 +76,14 @@ def read_rows(path: Path) -> list[Row]:
     ]
 
 
-def read_beside(
-    path: Path, kind: type[Part], most_bytes: float = math.inf
-) -> dict[str, list[Part]]:
+def read_beside(path: Path, kind: type[Part]) -> dict[str, list[Part]]:
     """Read the rows of one ``kind`` that belong to a sweep's records, by record. Empty if there are
-    none, or if their files are larger than ``most_bytes``. Raises UsageError: as `read_rows`."""
+    none. Raises UsageError: as `read_rows`."""
     found: dict[str, list[Part]] = defaultdict(list)
     make: Callable[..., Part] = kind
     names = [field.name for field in fields(kind)]
     files = [_find_beside(file, _FILES[kind]) for file in find_records(path)]
-    files = [file for file in files if file.is_file()]
-    if sum(file.stat().st_size for file in files) > most_bytes:
-        return {}
-    for file in files:
+    for file in (file for file in files if file.is_file()):
         columns = read_columns(file, TABLES[_FILES[kind]])
         told = ([None if cell != cell else cell for cell in columns[name]] for name in names)
         for record, *part in zip(columns["record_id"], *told, strict=True):

@@ -74,7 +74,9 @@ def estimate(
         return [Estimate(next(ratios), cells) if cells else None for cells in every]
 
     def fits(pair: Pair) -> bool:
-        return pair.same_memory if metric is MEMORY else pair.a.settled or not metric.timed
+        if metric is MEMORY:
+            return bool(pair.a.memory_measure == pair.b.memory_measure)
+        return pair.a.settled or not metric.timed
 
     readings = take_readings(metric, results)
     sure = {cell for cell, values in readings.items() if len(values) >= MIN_REPEATS}

@@ -49,11 +49,6 @@ class Pair(NamedTuple):
         return self.a.cell, self.b.cell
 
     @property
-    def same_memory(self) -> bool:
-        """Whether their memory was measured in the same way."""
-        return bool(self.a.memory_measure == self.b.memory_measure)
-
-    @property
     def estimated(self) -> bool:
         """Whether either measured only a part of an epoch."""
         return bool(min(self.a.part, self.b.part) < 1)

@@ -101,12 +101,6 @@ def over(a: float, b: float) -> float:
     return a / b if b > 0 else math.nan
 
 
-def _measure_exposed(run: Run) -> float:
-    """Return the time that the exchange of gradients adds to a step, in s; noise may make it
-    negative. NaN for one process, which exchanges nothing."""
-    return float(run.sync_step_s - run.no_sync_step_s) if run.world_size > 1 else math.nan
-
-
 def _find_wire_rate(run: Run) -> float:
     """Return the bytes/s that a ring all-reduce sends from each GPU, over the time of a step.
 
@@ -189,7 +183,9 @@ _ALL = (
     Quantity("setup_time_s", "set-up", "s", "lower", "process start to the first step"),
     Quantity("warmup_time_s", "warm-up", "s", "lower", "steps thrown away before the epoch"),
     Quantity("exposed_s", "exposed communication", "ms", "lower",
-             "what the exchange of gradients adds to a step", _measure_exposed, decimals=2),
+             "what the exchange of gradients adds to a step; noise may make it negative",
+             lambda r: r.sync_step_s - r.no_sync_step_s if r.world_size > 1 else math.nan,
+             decimals=2),
     Quantity("exposed_error_s", "exposed communication, ±", "ms", "lower",
              "half of the 95 % interval of exposed communication, within a run", decimals=2),
     Quantity("exposed_share", "exposed share", "%", "lower",

@@ -267,11 +267,9 @@ class Result:
         every: all its runs, of which there are ``runs``; ``repeats`` count, with ``seeds`` seeds.
         wide: whether repeats spread by more than ±`STEADY` (half the width of the spread).
         base: the case in fp32 that this one is compared with.
-        apart: what tells it from the same case in other environments.
     """
 
     base: Result | None = None
-    apart = ""
 
     def __init__(self, every: Sequence[Run]) -> None:
         best = min(map(_rank, every))
@@ -324,10 +322,6 @@ class Result:
         return not self.unsettled or self.repeats >= MIN_REPEATS
 
     @property
-    def base_fraction(self) -> float:
-        return self.base.part if self.base else 1.0
-
-    @property
     def speedup(self) -> float:
         if not (self.base and self.base.settled):
             return math.nan
@@ -363,17 +357,7 @@ def make_results(runs: Sequence[Run]) -> list[Result]:
         plain.sort(key=lambda r: (not r.settled, -r.part))
         for other in (r for r in alike if plain and r.precision != "fp32"):
             other.base = next((r for r in plain if r.profile == other.profile), plain[0])
-    for alike in group(results, lambda r: (r.sweep, r.machine, r.asked, r.kind)):
-        _tell_apart(alike)
     return results
-
-
-def _tell_apart(results: Sequence[Result]) -> None:
-    """Set what tells results of one case apart: columns of `COMPARABLE` in which they differ."""
-    names = [n for n in COMPARABLE if len({getattr(result, n) for result in results}) > 1]
-    for result in results if names else ():
-        told = (f"{name.replace('_', ' ')} {str(getattr(result, name))[:16]}" for name in names)
-        result.apart = ", ".join(told)
 
 
 class Spread(StrEnum):

@@ -77,9 +77,7 @@ ANSWERS: dict[str, tuple[Sequence[Record], list[str]]] = {
     ),
     "rows that may be anything": (
         [row for size in (64, 128) for row in once(at(size, FP16)[0], size, executor="x")],
-        ["Nothing here is known to be measured: these rows came from the x executor, which this "
-         "version does not know.",
-         "none is recommended. Lowest time: fp16 at batch size 64, 64.00 s: not measured by this"],
+        ["none is recommended. Lowest time: fp16 at batch size 64, 64.00 s: not measured by this"],
     ),
     # what was cut off at its largest batch is not known to fit; what cannot run has no batch size
     "cut off": (
