@@ -270,7 +270,8 @@ class Place:
             if is_number(memory := over(one.memory_bytes, row.memory_bytes)):
                 said += f" with {memory:.1f} times the memory"
             if learnt is not None:
-                said += f", and reaches {100 * learnt:.0f} % test accuracy"
+                what = "" if any("reaches" in one for one in told) else " test accuracy"
+                said += f", and reaches {100 * learnt:.0f} %{what}"
             told.append(said)
         return f"Batch size {'; '.join(told)}." if told else ""
 

@@ -14,7 +14,7 @@ from training_for_tests import CPU, run_case
 
 from bench.case import Case
 from bench.data.batches import MadeBatches
-from bench.fingerprint import examine
+from bench.fingerprint import examine_model
 from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.training.building import make_training
@@ -223,7 +223,7 @@ def looks() -> nn.Module:
 
 
 def test_a_network_that_looks_at_values_has_no_sketch() -> None:
-    assert examine(f"{__name__}:looks").work == ()
+    assert examine_model(f"{__name__}:looks").work == ()
 
 
 def test_a_row_has_the_traffic_of_its_step() -> None:
