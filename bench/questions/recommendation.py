@@ -257,7 +257,7 @@ class Place:
 
     def _tell_batch_sizes(self, chosen: Setting) -> str:
         """Say what the nearest smaller and larger batches take."""
-        row, told = chosen.best, []
+        row, told = chosen.best, list[str]()
         others = [s for s in self.settings if s.timed and s.differs_in(chosen, ("batch_size",))]
         others = [s for s in others if s.best.trusted or s.best.epoch_time_s > row.epoch_time_s]
         others.sort(key=lambda setting: setting.best.batch_size)
