@@ -21,7 +21,6 @@ from bench.case import AXES, FOLLOWS, SAME_QUESTION, UNTIMED, format_value, list
 from bench.limits import STEADY
 from bench.origin import LABELS
 from bench.precision import PRECISIONS
-from bench.questions.notices import warn
 from bench.questions.report_data import ReportData, gather
 from bench.questions.settings import Setting, choose, judge_speeds
 from bench.record import MODEL_PARTS, RELIABLE
@@ -31,7 +30,6 @@ from bench.render.table import (
     Column,
     Level,
     NextStep,
-    Notice,
     Section,
     Sheet,
     join,
@@ -408,11 +406,6 @@ class Cards(Report):
             Answer(f"{number}. {name_first(one.cards, 1)}", (self._describe_group(one),))
             for number, one in enumerate(self.groups, 1)
         )
-
-    @cached_property
-    def _notices(self) -> list[Notice]:
-        # headings say what ran a card
-        return warn(self.runs, self.results, self.everything)
 
     @cached_property
     def next_step(self) -> NextStep | None:
