@@ -134,7 +134,8 @@ class LearningEffect(NamedTuple):
 
 
 def judge_learning(found: ReportData) -> Iterator[LearningEffect]:
-    losses, cells = take_seeds(LOSS, found.results), found.by_cell
+    losses = take_seeds(LOSS, found.results)
+    cells = {result.cell: result for result in found.results}
     for metric in LEARNT:
         seeds = losses if metric is LOSS else take_seeds(metric, found.results)
         concerned = []

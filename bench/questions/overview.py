@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from bench.limits import MIN_REPEATS
 from bench.precision import OWN, PRECISIONS
-from bench.questions.recommendation import MOST_PLACES, Place, list_places, name_data
-from bench.questions.report_data import ReportData
+from bench.questions.recommendation import MOST_PLACES, describe_setting
+from bench.questions.report_data import Place, ReportData
 from bench.questions.settings import Setting
 from bench.render.table import (
     NOTHING,
@@ -68,7 +68,7 @@ class _Pivot(NamedTuple):
 def _pivot(found: ReportData) -> _Pivot | None:
     """Return the settings as a pivot; None if no axis has few values, a cell would hold two
     settings, or the rows are to be grouped by an axis."""
-    settings = [] if found.by or len(list_places(found)) > MOST_PLACES else found.settings
+    settings = [] if found.by or len(found.places) > MOST_PLACES else found.settings
     for across in ("batch_size", "precision"):
         values = {getattr(setting.best, across) for setting in settings}
         down = [axis for axis in found.order if axis in found.varying and axis != across]
@@ -87,7 +87,7 @@ def _place(case: Result, axes: Sequence[str]) -> tuple[Any, ...]:
 
 def _tabulate_times(found: ReportData) -> Iterator[Sheet]:
     if (pivot := _pivot(found)) is None:
-        if len(list_places(found)) <= MOST_PLACES:
+        if len(found.places) <= MOST_PLACES:
             cases = [setting.best for setting in found.settings]
             yield _lay_out_cases(found, cases, f"Results: {count(len(cases), 'setting')}")
         return
@@ -181,16 +181,14 @@ def _name_values(found: ReportData, row: Result, axes: Sequence[str]) -> str:
 
 
 def _tabulate_places(found: ReportData) -> Iterator[Sheet]:
-    places = list_places(found)
-    if len(places) <= MOST_PLACES:
+    if len(found.places) <= MOST_PLACES:
         return
-    chosen = [(place, place.chosen or place.lowest) for place in places]
+    chosen = [(place, place.chosen or place.lowest) for place in found.places]
     rows = [(place, setting) for place, setting in chosen if setting is not None]
 
     def name(pair: tuple[Place, Setting]) -> str:
-        key = pair[0].key
-        where = f" · {found.machines[pair[0].machine]}" if len(found.machines) > 1 else ""
-        return f"{key[2]}{name_data(key[3])}{where}"
+        where = f" · {pair[0].machine}" if len(found.machines) > 1 else ""
+        return f"{pair[0].name}{where}"
 
     def take(pair: tuple[Place, Setting]) -> Result:
         return pair[1].best
@@ -200,7 +198,7 @@ def _tabulate_places(found: ReportData) -> Iterator[Sheet]:
         [
             Column("place", "network", "what is trained", name, wrap=True),
             Column("setting", "train it in", "the smallest batch within a tenth of the lowest time",
-                   lambda pair: pair[0].name(pair[1])
+                   lambda pair: describe_setting(found, pair[1])
                    + ("" if pair[0].chosen else f" ({remarks(pair[1].best)})"),
                    wrap=True),
             quantity_column("epoch_time_s", take, spread=False, always=True),

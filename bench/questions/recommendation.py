@@ -5,18 +5,15 @@ The rule of choice is that of `bench.questions.settings.choose`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from operator import attrgetter
+from collections.abc import Iterator, Sequence
 
 from bench.case import Case, free_axes
 from bench.diagnosis.explanation import list_changes, name_part, write_ms
 from bench.limits import MIN_REPEATS, STEADY
 from bench.questions.effects import judge_learning
-from bench.questions.report_data import ReportData
+from bench.questions.report_data import Place, ReportData
 from bench.questions.scaling import find_bounds
-from bench.questions.settings import NEUTRAL, Setting, choose, find_noise, judge_speeds
+from bench.questions.settings import NEUTRAL, Setting, judge_speeds
 from bench.questions.step_time import make_side
 from bench.record import REFUSED
 from bench.render.table import (
@@ -28,20 +25,13 @@ from bench.render.table import (
     write_quantity,
     write_ratio,
 )
-from bench.store.rows import group
-from bench.study.axes import MACHINE, order_values
+from bench.study.axes import MACHINE, list_naming_axes, order_values
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number, over
-from bench.study.runs import SOURCE, Result, Run
+from bench.study.runs import Result, Run
 from bench.text import GIB, capitalize, count, join_words
 from bench.verdict import Claim, Verdict
 from bench.workloads import OWN
-
-PLACE = (*SOURCE, "model", "dataset")
-"""What a recommendation is for: a network on its data, on one machine."""
-
-Key = tuple[str, str, str, str]  # of `PLACE`
-_PLACE: Callable[[Row], Key] = attrgetter(*PLACE)
 
 MOST_PLACES = 3  # with more of them, a table has a row of each in place of sentences
 MOST_NAMED = 4  # settings that a sentence names
@@ -59,301 +49,268 @@ _NOT_FATAL = tuple(name for name, doubt in DOUBTS.items() if not doubt.fatal and
 
 def recommend(found: ReportData) -> Iterator[Answer]:
     """Yield the answer for each machine and workload; of many a table has it."""
-    places = list_places(found)
-    if len(places) > MOST_PLACES:
-        said = f"The first table has what to train each of {len(places):,} networks with."
+    if len(found.places) > MOST_PLACES:
+        said = f"The first table has what to train each of {len(found.places):,} networks with."
         yield Answer("Overall", (said,))
         return
-    several = len({place.key[2:] for place in places}) > 1
-    for place in places:
-        about = found.machines[place.machine]
-        about += f", {place.key[2]}{name_data(place.key[3])}" * several
-        if told := tuple(filter(None, place.tell(len(places) > 1))):
+    several = len({place.name for place in found.places}) > 1
+    for place in found.places:
+        about = place.machine + f", {place.name}" * several
+        if told := tuple(filter(None, _tell(found, place))):
             yield Answer(about, told)
 
 
-def name_data(dataset: str) -> str:
-    return "" if dataset == OWN else f" on {dataset}"
+def _tell(found: ReportData, place: Place) -> Iterator[str]:
+    """Yield the sentences on a place; of several only those on time and memory."""
+    timed = [s.best for s in place.settings if s.timed and s.best.kind == "measured"]
+    # on two cores single runs made bf16-amp 3.05 times as fast as fp32, later 0.64 times, and
+    # three each on idle ones 1.49
+    unsteady = all(row.device == "cpu" and row.repeats < MIN_REPEATS for row in timed)
+    chosen = place.chosen
+    if place.searched:
+        pass  # a search is for what learns best, which its own section says
+    elif chosen is None:
+        yield _tell_unchosen(found, place)
+    elif len(timed) > 1 and unsteady:
+        yield (
+            f"Lowest time: {describe_setting(found, chosen)}, {_write_time(chosen)} an epoch. "
+            "Single runs on a CPU, whose times other programs change, are not ranked; use "
+            f"--repeats {MIN_REPEATS}."
+        )
+    else:
+        bases = [*_find_baselines(place, chosen)]
+        yield _tell_chosen(found, place, chosen, bases)
+        yield _tell_rivals(found, place, chosen)
+        yield _tell_batch_sizes(place, chosen)
+        if len(found.places) == 1:
+            yield _tell_learning(found, chosen, bases)
+            yield _tell_certainty(place, chosen)
+    yield _tell_largest(place)
 
 
-def list_places(found: ReportData) -> list[Place]:
-    """Return the places of a report with their settings, machine by machine."""
-    settings, tried = (
-        {_PLACE(alike[0].best): alike for alike in group(held, lambda one: _PLACE(one.best))}
-        for held in (found.settings, found.tried_settings)
+def _tell_unchosen(found: ReportData, place: Place) -> str:
+    lowest = place.lowest
+    if lowest is None:
+        return "No case was timed." if place.settings else ""
+    if found.aim and any(setting.best.trusted for setting in place.settings):
+        return f"No case that can be trusted has a value for --for {found.aim}."
+    doubts = remarks(lowest.best, _NOT_FATAL)
+    return (
+        "Every case has a warning, so none is recommended. Lowest time: "
+        f"{describe_setting(found, lowest)}, {_write_time(lowest)}: {doubts}."
     )
-    probes = {_PLACE(alike[0]): alike for alike in group(found.probes, _PLACE)}
-    return [
-        Place(found, key, settings.get(key, []), tried.get(key, []), probes.get(key, []))
-        for pair in found.machines
-        for key in dict.fromkeys([*settings, *probes])
-        if key[:2] == pair
-    ]
 
 
-@dataclass(frozen=True)
-class Place:
-    """The settings of a network and its data on one machine, and what is said of them."""
-
-    found: ReportData
-    key: Key
-    settings: Sequence[Setting]
-    tried: Sequence[Setting]  # the same, and those that a filter leaves out
-    probes: Sequence[Run]
-
-    @property
-    def machine(self) -> tuple[str, str]:
-        return self.key[:2]
-
-    @property
-    def lowest(self) -> Setting | None:
-        """The setting of the lowest time, whatever its warnings; None if none was timed."""
-        timed = [setting for setting in self.settings if setting.timed]
-        return min(timed, key=lambda setting: setting.best.epoch_time_s, default=None)
-
-    @cached_property
-    def chosen(self) -> Setting | None:
-        return choose(self.settings, self.found.aim)
-
-    def tell(self, brief: bool) -> Iterator[str]:
-        """Yield the sentences; only those on time and memory if they are to be ``brief``."""
-        chosen = self.chosen
-        if any(s.name == self.key[0] and s.halving is not None for s in self.found.sweeps):
-            pass  # a search is for what learns best, which its own section says
-        elif chosen is None:
-            yield self._tell_unchosen()
-        elif self._is_unsteady():
-            yield (
-                f"Lowest time: {self.name(chosen)}, {_time(chosen)} an epoch. "
-                "Single runs on a CPU, whose times other programs change, are not ranked; use "
-                f"--repeats {MIN_REPEATS}."
-            )
-        else:
-            yield self._recommend(chosen)
-            yield self._tell_rivals(chosen)
-            yield self._tell_batch_sizes(chosen)
-            if not brief:
-                yield self._tell_learning(chosen)
-                yield self._tell_certainty(chosen)
-        yield self._tell_largest()
-
-    def name(self, setting: Setting) -> str:
-        """Name a setting in a sentence: ``fp16 at batch size 256 (loss scale 128)``."""
-        said = ("precision", "batch_size", "model", "dataset", MACHINE, *NEUTRAL)
-        others = [axis for axis in self.found.named if axis not in said]
-        more = ", ".join(filter(None, (name_case(setting.best, [axis]) for axis in others)))
-        row = setting.best
-        told = [row.precision] if row.precision != OWN else []
-        told += [f"at batch size {row.batch_size}"] if row.batch_size else []
-        if not told:  # a command that chooses both
-            return more or row.model
-        return " ".join(told) + (f" ({more})" if more else "")
-
-    def _recommend(self, chosen: Setting) -> str:
-        """Say what to train with, how long it takes, and what it saves over the baselines."""
-        row, name = chosen.best, self.name(chosen)
-        how = "" if name == row.model else " with " if row.precision == OWN else " in "
-        told = f"Train {self.key[2]} on {self.found.machines[self.machine]}"
-        told += f"{how}{name if how else ''}: {_time(chosen)} an epoch"
-        bases = [*self._find_baselines(chosen)]
-        if bases:
-            told += f", against {join_words([self._write_base(chosen, base) for base in bases])}"
-        saved = [*_list_saved(row, bases[-1].best)] if bases else []
-        return told + (f", with {join_words(saved)}" if saved else "") + "."
-
-    def _find_baselines(self, chosen: Setting) -> Iterator[Setting]:
-        """Yield a tf32 and a fp32 setting that differ from it in nothing but the precision, or else
-        the fastest of another batch size."""
-        size = chosen.best.batch_size
-        for name in BASELINES:
-            held = [s for s in self.tried if s.timed and s.best.precision == name]
-            held = [s for s in held if s.differs_in(chosen, (*_PRECISION, "batch_size"))]
-            if held and name != chosen.best.precision:
-                yield min(held, key=lambda s: (s.best.batch_size != size, s.best.epoch_time_s))
-
-    def _write_base(self, chosen: Setting, base: Setting) -> str:
-        row, size = base.best, base.best.batch_size
-        note = BASELINES[row.precision] if row.device == "cuda" else ""
-        where = f" at batch size {size}" * (size != chosen.best.batch_size)
-        told = f"{_time(base)} in {row.precision}{where}"
-        if not row.settled:
-            return f"{told} ({note}which waits for the host and does not settle)"
-        (speed,) = judge_speeds([(chosen.best, row)])
-        assert speed.value is not None
-        said = f"{write_ratio(speed.value)} times as fast"
-        if ends := write_ends((speed.low, speed.high), write_ratio, " to "):
-            said += f"; 95 %: {ends}"
-        said += ", not certain" * (speed.judge(STEADY) is Verdict.AMBIGUOUS)
-        return f"{told} ({note}{said}{'; a time with a warning' * (not row.trusted)})"
-
-    def _tell_unchosen(self) -> str:
-        lowest = self.lowest
-        if lowest is None:
-            return "No case was timed." if self.settings else ""
-        if self.found.aim and any(setting.best.trusted for setting in self.settings):
-            return f"No case that can be trusted has a value for --for {self.found.aim}."
-        doubt = f"{self.name(lowest)}, {_time(lowest)}: {remarks(lowest.best, _NOT_FATAL)}"
-        return f"Every case has a warning, so none is recommended. Lowest time: {doubt}."
-
-    def _is_unsteady(self) -> bool:
-        """Whether times differ by what else a CPU does: single runs of several settings on it. On
-        two cores such runs made bf16-amp 3.05 times as fast as fp32, later 0.64 times, and three
-        each on idle ones 1.49."""
-        timed = [s.best for s in self.settings if s.timed and s.best.kind == "measured"]
-        return len(timed) > 1 and all(
-            row.device == "cpu" and row.repeats < MIN_REPEATS for row in timed
-        )
-
-    def _tell_rivals(self, chosen: Setting) -> str:
-        """Say which other precisions are as fast and which slower, with the largest part of what
-        one of these loses."""
-        rivals = [
-            setting
-            for setting in self.settings
-            if setting.timed and setting.best.trusted and setting.differs_in(chosen, _PRECISION)
-            if setting.best.precision not in BASELINES
-        ]
-        rivals.sort(key=lambda setting: setting.best.epoch_time_s)
-        alike, slower = list[Setting](), list[Setting]()
-        for setting in rivals:
-            (speed,) = judge_speeds([(chosen.best, setting.best)])
-            near = speed.value is not None and speed.value < 1 + STEADY
-            unclear = speed.judge(STEADY) in (Verdict.SAME, Verdict.AMBIGUOUS)
-            (alike if near or unclear else slower).append(setting)
-        parts = []
-        for those, word in ((alike, "as fast"), (slower, "slower")):
-            names = [f"{self._name_precision(one)} ({_time(one)})" for one in those[:MOST_NAMED]]
-            if those:
-                parts.append(f"{word} {'is' if len(names) == 1 else 'are'} {join_words(names)}")
-        loss = next(filter(None, (self._find_loss(chosen, one) for one in slower)), "")
-        return f"{capitalize('; '.join(parts))}{loss}." if parts else ""
-
-    def _find_loss(self, chosen: Setting, slower: Setting) -> str:
-        """Return what most of a slower setting's time is lost by, where both were profiled."""
-        steps = (
-            [one for row in setting.cases if (one := self.found.steps.get(row.cell))]
-            for setting in (chosen, slower)
-        )
-        known = [[one for one in held if one.profiled] for held in steps]
-        sides = [make_side("precision", held[0]) for held in known if held]
-        if len(sides) < 2:
-            return ""
-        a, b = sides
-        lost = b.step.step_s - a.step.step_s
-        most = max(list_changes(a, b), key=lambda change: change.change_s)
-        if lost <= STEADY * a.step.step_s or most.change_s <= lost / 2:
-            return ""
-        return (
-            f": a step of {self._name_precision(slower)} takes {write_ms(lost)} ms longer, "
-            f"{write_ms(most.change_s)} of them in {name_part(most.name)}"
-        )
-
-    def _name_precision(self, setting: Setting) -> str:
-        """Name a setting by its precision, with what follows from that if there were several."""
-        row = setting.best
-        same = [s.best for s in self.settings if s.best.precision == row.precision]
-        vary = [a for a in _PRECISION if len({getattr(other, a) for other in same}) > 1]
-        return name_case(row, ["precision", *vary])
-
-    def _tell_batch_sizes(self, chosen: Setting) -> str:
-        """Say what the nearest smaller and larger batches take."""
-        row, told = chosen.best, list[str]()
-        others = [s for s in self.settings if s.timed and s.differs_in(chosen, ("batch_size",))]
-        others = [s for s in others if s.best.trusted or s.best.epoch_time_s > row.epoch_time_s]
-        others.sort(key=lambda setting: setting.best.batch_size)
-        smaller = [s for s in others if s.best.batch_size < row.batch_size]
-        for setting in (*smaller[-2:], *others[len(smaller) :][:2]):
-            one, learnt = setting.best, setting.find_learnt("test_accuracy")
-            said = f"{one.batch_size} takes {_time(setting)}"
-            if one.host_bound:
-                said += ", because the GPU waits for the program,"
-            if is_number(memory := over(one.memory_bytes, row.memory_bytes)):
-                said += f" with {memory:.1f} times the memory"
-            if learnt is not None:
-                what = "" if any("reaches" in one for one in told) else " test accuracy"
-                said += f", and reaches {100 * learnt:.0f} %{what}"
-            told.append(said)
-        return f"Batch size {'; '.join(told)}." if told else ""
-
-    def _tell_learning(self, chosen: Setting) -> str:
-        """Say whether it learns as the baseline does, as far as seeds show."""
-        for one in judge_learning(self.found):
-            if one.effect.after == chosen.best.precision and one.found.seeds >= MIN_REPEATS:
-                words = {
-                    Claim.EQUIVALENT: "is equivalent to",
-                    Claim.BETTER: "is better than",
-                    Claim.WORSE: "is worse than",
-                    Claim.UNCLEAR: "cannot be told from",
-                }[one.found.verdict]
-                ends = write_ends((one.found.low, one.found.high), one.found.write, " to ")
-                return (
-                    f"Over {one.found.seeds} seeds its {one.metric.label} {words} that of "
-                    f"{one.effect.before}{f' (90 %: {ends})' if ends else ''}."
-                )
-        bases = [s for s in self._find_baselines(chosen) if s.best.precision == "fp32"]
-        for name, unit in (("test_accuracy", " %"), ("train_loss", "")):
-            values = [setting.find_learnt(name) for setting in (chosen, *bases)]
-            known = [f"{QUANTITIES[name].write(v)}{unit}" for v in values if v is not None]
-            if len(known) == 2 and chosen.best.dataset != "synthetic":
-                return (
-                    f"After the epoch its {QUANTITIES[name].label} is {known[0]}, and fp32's "
-                    f"{known[1]}: too few seeds to tell them apart; use --repeats {MIN_REPEATS} "
-                    "--evaluate."
-                )
-        return ""
-
-    def _tell_certainty(self, chosen: Setting) -> str:
-        """Say how often it was measured, how far its repeats agree, and what was off."""
-        row = chosen.best
-        number, noise = find_noise(self.settings)
-        said = "One run each" if row.repeats == 1 else f"Medians of {row.repeats} runs"
-        if row.repeats == 1 and number:
-            within = f"within {100 * max(noise, 0.001):.1f} %"
-            said += f"; {count(number, 'setting')} measured more than once agreed {within}"
-        elif row.repeats < MIN_REPEATS:
-            said += f", so small differences may be chance; use --repeats {MIN_REPEATS}"
-        off = [
-            flag
-            for axis, flag in GAINFUL.items()
-            if row.device == "cuda" and row.kind == "measured"
-            if all(getattr(s.best, axis) == getattr(Case, axis) for s in self.settings)
-        ]
-        said += f". Not tried: {join_words(off)}" if off else ""
-        several = row.device == "cpu" and len(self.settings) > 1
-        return said + ". Ratios of a CPU say nothing of a GPU" * several + "."
-
-    def _tell_largest(self) -> str:
-        """Name the largest batch that fits each precision, if any ran out of memory. Only cases
-        with the fewest micro-batches count, as these take less memory."""
-        rows: list[Result | Run] = [*self.probes]
-        rows += [row for setting in self.settings for row in setting.cases]
-        least = min(row.accumulate for row in rows)
-        ended = [row for row in rows if row.accumulate == least]
-        if not any(row.status in REFUSED for row in ended):
-            return ""
-        said = []
-        for limit in order_values("memory_limit", (row.memory_limit for row in ended)):
-            for precision in order_values("precision", (row.precision for row in ended)):
-                alike = [r for r in ended if (r.memory_limit, r.precision) == (limit, precision)]
-                fits, fails = find_bounds(alike)
-                where = f"{precision} under {limit}" if limit else precision
-                if fails:
-                    said.append(f"{where} {fits or 'none'} ({fails} does not)")
-                elif fits:
-                    said.append(f"{where} at least {fits}")
-        return f"Largest batch size that fits: {', '.join(said)}."
+def describe_setting(found: ReportData, setting: Setting) -> str:
+    """Name a setting in a sentence: ``fp16 at batch size 256 (loss scale 128)``."""
+    said = ("precision", "batch_size", "model", "dataset", MACHINE, *NEUTRAL)
+    others = [axis for axis in list_naming_axes(found.varying) if axis not in said]
+    more = ", ".join(filter(None, (name_case(setting.best, [axis]) for axis in others)))
+    row = setting.best
+    told = [row.precision] if row.precision != OWN else []
+    told += [f"at batch size {row.batch_size}"] if row.batch_size else []
+    if not told:  # a command that chooses both
+        return more or row.model
+    return " ".join(told) + (f" ({more})" if more else "")
 
 
-def _time(setting: Setting) -> str:
-    return write_quantity(QUANTITIES["epoch_time_s"], setting.best, spread=False)
+def _find_baselines(place: Place, chosen: Setting) -> Iterator[Setting]:
+    """Yield a tf32 and a fp32 setting that differ from it in nothing but the precision, or else
+    the fastest of another batch size."""
+    size = chosen.best.batch_size
+    for name in BASELINES:
+        held = [s for s in place.tried if s.timed and s.best.precision == name]
+        held = [s for s in held if s.differs_in(chosen, (*_PRECISION, "batch_size"))]
+        if held and name != chosen.best.precision:
+            yield min(held, key=lambda s: (s.best.batch_size != size, s.best.epoch_time_s))
 
 
-def _list_saved(row: Row, base: Row) -> Iterator[str]:
-    """Yield the memory and the energy beside those of the baseline, if they differ."""
+def _tell_chosen(found: ReportData, place: Place, chosen: Setting, bases: Sequence[Setting]) -> str:
+    """Say what to train with, how long it takes, and what it saves over the baselines."""
+    row, name = chosen.best, describe_setting(found, chosen)
+    how = "" if name == row.model else " with " if row.precision == OWN else " in "
+    told = f"Train {place.model} on {place.machine}"
+    told += f"{how}{name if how else ''}: {_write_time(chosen)} an epoch"
+    if bases:
+        told += f", against {join_words([_write_base(chosen, base) for base in bases])}"
+    saved = _list_saved(row, bases[-1].best) if bases else []
+    return told + (f", with {join_words(saved)}" if saved else "") + "."
+
+
+def _write_base(chosen: Setting, base: Setting) -> str:
+    row, size = base.best, base.best.batch_size
+    note = BASELINES[row.precision] if row.device == "cuda" else ""
+    where = f" at batch size {size}" * (size != chosen.best.batch_size)
+    told = f"{_write_time(base)} in {row.precision}{where}"
+    if not row.settled:
+        return f"{told} ({note}which waits for the host and does not settle)"
+    (speed,) = judge_speeds([(chosen.best, row)])
+    assert speed.value is not None
+    said = f"{write_ratio(speed.value)} times as fast"
+    if ends := write_ends((speed.low, speed.high), write_ratio, " to "):
+        said += f"; 95 %: {ends}"
+    said += ", not certain" * (speed.judge(STEADY) is Verdict.AMBIGUOUS)
+    return f"{told} ({note}{said}{'; a time with a warning' * (not row.trusted)})"
+
+
+def _list_saved(row: Row, base: Row) -> list[str]:
+    """Return the memory and the energy beside those of the baseline, if they differ."""
+    said = []
     ours, theirs = row.memory_bytes, base.memory_bytes
     if row.memory_measure == base.memory_measure and abs(over(ours, theirs) - 1) > STEADY:
-        yield f"{ours / GIB:#.3g} instead of {theirs / GIB:#.3g} GiB"
-    ours, theirs = row.energy_per_epoch_j, base.energy_per_epoch_j
-    known = is_number(ours) and is_number(theirs) and theirs > 0 and base.settled
-    if known and not (row.energy or base.energy):
-        yield f"{100 * ours / theirs:.0f} % of {base.precision}'s energy"
+        said.append(f"{ours / GIB:#.3g} instead of {theirs / GIB:#.3g} GiB")
+    share = over(row.energy_per_epoch_j, base.energy_per_epoch_j)
+    if is_number(share) and base.settled and not (row.energy or base.energy):
+        said.append(f"{100 * share:.0f} % of {base.precision}'s energy")
+    return said
+
+
+def _tell_rivals(found: ReportData, place: Place, chosen: Setting) -> str:
+    """Say which other precisions are as fast and which slower, with the largest part of what
+    one of these loses."""
+    rivals = [
+        setting
+        for setting in place.settings
+        if setting.timed and setting.best.trusted and setting.differs_in(chosen, _PRECISION)
+        if setting.best.precision not in BASELINES
+    ]
+    rivals.sort(key=lambda setting: setting.best.epoch_time_s)
+    alike, slower = list[Setting](), list[Setting]()
+    for setting in rivals:
+        (speed,) = judge_speeds([(chosen.best, setting.best)])
+        near = speed.value is not None and speed.value < 1 + STEADY
+        unclear = speed.judge(STEADY) in (Verdict.SAME, Verdict.AMBIGUOUS)
+        (alike if near or unclear else slower).append(setting)
+    parts = []
+    for those, word in ((alike, "as fast"), (slower, "slower")):
+        names = [f"{_name_precision(place, s)} ({_write_time(s)})" for s in those[:MOST_NAMED]]
+        if those:
+            parts.append(f"{word} {'is' if len(names) == 1 else 'are'} {join_words(names)}")
+    loss = next(filter(None, (_find_loss(found, place, chosen, one) for one in slower)), "")
+    return f"{capitalize('; '.join(parts))}{loss}." if parts else ""
+
+
+def _find_loss(found: ReportData, place: Place, chosen: Setting, slower: Setting) -> str:
+    """Return what most of a slower setting's time is lost by, where both were profiled."""
+    sides = []
+    for setting in (chosen, slower):
+        steps = (found.steps.get(row.cell) for row in setting.cases)
+        if (profiled := next((s for s in steps if s and s.profiled), None)) is None:
+            return ""
+        sides.append(make_side("precision", profiled))
+    a, b = sides
+    lost = b.step.step_s - a.step.step_s
+    most = max(list_changes(a, b), key=lambda change: change.change_s)
+    if lost <= STEADY * a.step.step_s or most.change_s <= lost / 2:
+        return ""
+    return (
+        f": a step of {_name_precision(place, slower)} takes {write_ms(lost)} ms longer, "
+        f"{write_ms(most.change_s)} of them in {name_part(most.name)}"
+    )
+
+
+def _name_precision(place: Place, setting: Setting) -> str:
+    """Name a setting by its precision, with what follows from that if there were several."""
+    row = setting.best
+    same = [s.best for s in place.settings if s.best.precision == row.precision]
+    vary = [a for a in _PRECISION if len({getattr(other, a) for other in same}) > 1]
+    return name_case(row, ["precision", *vary])
+
+
+def _tell_batch_sizes(place: Place, chosen: Setting) -> str:
+    """Say what the nearest smaller and larger batches take."""
+    row, told = chosen.best, list[str]()
+    others = [s for s in place.settings if s.timed and s.differs_in(chosen, ("batch_size",))]
+    others = [s for s in others if s.best.trusted or s.best.epoch_time_s > row.epoch_time_s]
+    others.sort(key=lambda setting: setting.best.batch_size)
+    smaller = [s for s in others if s.best.batch_size < row.batch_size]
+    for setting in (*smaller[-2:], *others[len(smaller) :][:2]):
+        one, learnt = setting.best, setting.find_learnt("test_accuracy")
+        said = f"{one.batch_size} takes {_write_time(setting)}"
+        if one.host_bound:
+            said += ", because the GPU waits for the program,"
+        if is_number(memory := over(one.memory_bytes, row.memory_bytes)):
+            said += f" with {memory:.1f} times the memory"
+        if learnt is not None:
+            what = "" if any("reaches" in one for one in told) else " test accuracy"
+            said += f", and reaches {100 * learnt:.0f} %{what}"
+        told.append(said)
+    return f"Batch size {'; '.join(told)}." if told else ""
+
+
+def _tell_learning(found: ReportData, chosen: Setting, bases: Sequence[Setting]) -> str:
+    """Say whether it learns as the baseline does, as far as seeds show."""
+    several = len({run.run_seed for run in found.runs}) >= MIN_REPEATS
+    for one in judge_learning(found) if several else ():
+        if one.effect.after == chosen.best.precision and one.found.seeds >= MIN_REPEATS:
+            words = {
+                Claim.EQUIVALENT: "is equivalent to",
+                Claim.BETTER: "is better than",
+                Claim.WORSE: "is worse than",
+                Claim.UNCLEAR: "cannot be told from",
+            }[one.found.verdict]
+            ends = write_ends((one.found.low, one.found.high), one.found.write, " to ")
+            return (
+                f"Over {one.found.seeds} seeds its {one.metric.label} {words} that of "
+                f"{one.effect.before}{f' (90 %: {ends})' if ends else ''}."
+            )
+    fp32 = [setting for setting in bases if setting.best.precision == "fp32"]
+    for name, unit in (("test_accuracy", " %"), ("train_loss", "")):
+        values = [setting.find_learnt(name) for setting in (chosen, *fp32)]
+        known = [f"{QUANTITIES[name].write(v)}{unit}" for v in values if v is not None]
+        if len(known) == 2 and chosen.best.dataset != "synthetic":
+            return (
+                f"After the epoch its {QUANTITIES[name].label} is {known[0]}, and fp32's "
+                f"{known[1]}: too few seeds to tell them apart; use --repeats {MIN_REPEATS} "
+                "--evaluate."
+            )
+    return ""
+
+
+def _tell_certainty(place: Place, chosen: Setting) -> str:
+    """Say how often it was measured, how far its repeats agree, and what was off."""
+    row = chosen.best
+    # where none was repeated, settings measured in several ways tell the noise of a single run
+    times = ([one.epoch_time_s for one in s.cases if one.trusted] for s in place.settings)
+    apart = [max(held) / min(held) - 1 for held in times if len(held) > 1]
+    said = "One run each" if row.repeats == 1 else f"Medians of {row.repeats} runs"
+    if row.repeats == 1 and apart:
+        within = f"within {100 * max(0.001, *apart):.1f} %"
+        said += f"; {count(len(apart), 'setting')} measured more than once agreed {within}"
+    elif row.repeats < MIN_REPEATS:
+        said += f", so small differences may be chance; use --repeats {MIN_REPEATS}"
+    off = [
+        flag
+        for axis, flag in GAINFUL.items()
+        if row.device == "cuda" and row.kind == "measured"
+        if all(getattr(s.best, axis) == getattr(Case, axis) for s in place.settings)
+    ]
+    said += f". Not tried: {join_words(off)}" if off else ""
+    several = row.device == "cpu" and len(place.settings) > 1
+    return said + ". Ratios of a CPU say nothing of a GPU" * several + "."
+
+
+def _tell_largest(place: Place) -> str:
+    """Name the largest batch that fits each precision, if any ran out of memory. Only cases
+    with the fewest micro-batches count, as these take less memory."""
+    rows: list[Result | Run] = [*place.probes]
+    rows += [row for setting in place.settings for row in setting.cases]
+    least = min(row.accumulate for row in rows)
+    ended = [row for row in rows if row.accumulate == least]
+    if not any(row.status in REFUSED for row in ended):
+        return ""
+    said = []
+    for limit in order_values("memory_limit", (row.memory_limit for row in ended)):
+        for precision in order_values("precision", (row.precision for row in ended)):
+            alike = [r for r in ended if (r.memory_limit, r.precision) == (limit, precision)]
+            fits, fails = find_bounds(alike)
+            where = f"{precision} under {limit}" if limit else precision
+            if fails:
+                said.append(f"{where} {fits or 'none'} ({fails} does not)")
+            elif fits:
+                said.append(f"{where} at least {fits}")
+    return f"Largest batch size that fits: {', '.join(said)}."
+
+
+def _write_time(setting: Setting) -> str:
+    return write_quantity(QUANTITIES["epoch_time_s"], setting.best, spread=False)

@@ -10,8 +10,7 @@ from typing import TypeVar
 
 from bench.case import SAME_QUESTION
 from bench.questions.effects import Effect, find_effects
-from bench.questions.scaling import Line, Search, find_lines, find_searches
-from bench.questions.settings import Setting, list_settings
+from bench.questions.settings import Setting, choose, list_settings
 from bench.questions.step_time import Profiled, read_steps
 from bench.store.rows import group, latest
 from bench.study.axes import (
@@ -19,13 +18,35 @@ from bench.study.axes import (
     Filter,
     Machines,
     find_varying,
-    list_naming_axes,
     select,
     sort_cases,
 )
-from bench.study.estimate import take_times
 from bench.study.runs import SOURCE, Result, Run, make_results, read_runs
 from bench.study.sweeps import Sweep
+from bench.workloads import OWN
+
+PLACE = (*SOURCE, "model", "dataset")
+"""What a recommendation is for: a network on its data, on one machine."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A network and its data on one machine, and what is known of them."""
+
+    machine: str  # its display name
+    model: str
+    name: str  # the model, with its data unless it brings its own
+    settings: Sequence[Setting]
+    tried: Sequence[Setting]  # the same, and those that a filter leaves out
+    probes: Sequence[Run]
+    chosen: Setting | None  # by `choose`
+    searched: bool  # whether its cases are trials of a search for what learns best
+
+    @property
+    def lowest(self) -> Setting | None:
+        """The setting of the lowest time, whatever its warnings; None if none was timed."""
+        timed = [setting for setting in self.settings if setting.timed]
+        return min(timed, key=lambda setting: setting.best.epoch_time_s, default=None)
 
 
 @dataclass(frozen=True)
@@ -45,43 +66,39 @@ class ReportData:
     steps: Mapping[int, Profiled]  # of `read_steps`, for ``tried``
 
     @cached_property
-    def named(self) -> list[str]:
-        """The axes by which a sentence names a case."""
-        return list_naming_axes(self.varying)
-
-    @cached_property
     def settings(self) -> list[Setting]:
         """What the cases answer, in the order of the overview."""
         return list_settings(self.results)
 
     @cached_property
-    def tried_settings(self) -> list[Setting]:
-        """The same of ``tried``."""
-        return list_settings(self.tried)
-
-    @cached_property
-    def by_cell(self) -> dict[int, Result]:
-        return {result.cell: result for result in self.results}
-
-    @cached_property
-    def probes(self) -> list[Run]:
-        return [run for run in self.runs if run.probe]
-
-    @cached_property
-    def times(self) -> Mapping[int, Sequence[float]]:
-        return take_times(self.results)
+    def places(self) -> list[Place]:
+        """The networks, each on its data and a machine, machine by machine."""
+        tell = attrgetter(*PLACE)
+        tried = list_settings(self.tried)
+        probes = [run for run in self.runs if run.probe]
+        searched = {sweep.name for sweep in self.sweeps if sweep.halving is not None}
+        keys = dict.fromkeys(map(tell, (*(one.best for one in self.settings), *probes)))
+        order = [*self.machines]
+        found = []
+        for key in sorted(keys, key=lambda key: order.index(key[:2])):
+            sweep, machine, model, dataset = key
+            mine = [one for one in self.settings if tell(one.best) == key]
+            place = Place(
+                self.machines[sweep, machine],
+                model,
+                model if dataset == OWN else f"{model} on {dataset}",
+                mine,
+                [one for one in tried if tell(one.best) == key],
+                [run for run in probes if tell(run) == key],
+                choose(mine, self.aim),
+                sweep in searched,
+            )
+            found.append(place)
+        return found
 
     @cached_property
     def effects(self) -> tuple[Effect, ...]:
         return tuple(find_effects(self))
-
-    @cached_property
-    def searches(self) -> list[Search]:
-        return find_searches(self.runs, self.sweeps)
-
-    @cached_property
-    def lines(self) -> list[Line]:
-        return find_lines(self.results, self.times)
 
 
 M = TypeVar("M", bound=ReportData)

@@ -7,7 +7,7 @@ either is a case on one GPU, and the cases on several that differ from it in not
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -36,8 +36,9 @@ from bench.render.table import (
     write_tenths,
 )
 from bench.store.rows import group
-from bench.study.axes import Machines, find_varying, name_value
+from bench.study.axes import Machines, find_varying, list_naming_axes, name_value
 from bench.study.doubts import SAID_BELOW
+from bench.study.estimate import take_times
 from bench.study.quantities import QUANTITIES, is_number
 from bench.study.runs import SOURCE, Result, Run, tell_but
 from bench.study.sweeps import Sweep
@@ -100,7 +101,10 @@ def list_keys(
 
 
 def _tabulate_walls(found: ReportData) -> Iterator[Sheet]:
-    rows = [(_describe_search(search), search.wall) for search in found.searches]
+    rows = [
+        (_describe_search(search), search.wall)
+        for search in find_searches(found.runs, found.sweeps)
+    ]
     fine = all(wall.ending is Ending.FOUND for _, wall in rows)
     columns: list[Column[tuple[Row, Wall]]] = [
         *list_keys([row for row, _ in rows], found.machines, lambda row: row[0]),
@@ -174,7 +178,7 @@ class Line:
     points: tuple[Point, ...]
 
 
-def find_lines(results: Sequence[Result], times: Mapping[int, Sequence[float]]) -> list[Line]:
+def find_lines(results: Sequence[Result]) -> list[Line]:
     """Return the lines of weak scaling, then of strong scaling, in the order of the overview. The
     base is a case of ``--parallel none``, or of the same kind as the others on one GPU, preferably
     one that ran alone, as cases on several GPUs do, not beside other lanes. A case that is on no
@@ -183,6 +187,7 @@ def find_lines(results: Sequence[Result], times: Mapping[int, Sequence[float]]) 
     if not any(row.world_size > 1 for row in timed):
         return []
     timed = [setting.best for setting in list_settings(timed)]
+    times = take_times(results)
 
     def read(row: Result, base: Result | None) -> Point:
         if base is None or row is base:
@@ -235,7 +240,8 @@ def name_line(line: Line, named: Sequence[str], machines: Machines) -> str:
 
 def _tabulate_scaling(found: ReportData) -> Iterator[Sheet]:
     exposed = QUANTITIES["exposed_s"]
-    on_cards = any(point.row.device == "cuda" for line in found.lines for point in line.points)
+    lines, named = find_lines(found.results), list_naming_axes(found.varying)
+    on_cards = any(point.row.device == "cuda" for line in lines for point in line.points)
     what = "GPUs" if on_cards else "processes"
 
     def write(point: Point, value: float, write: Callable[[float], str]) -> Cell | None:
@@ -277,9 +283,7 @@ def _tabulate_scaling(found: ReportData) -> Iterator[Sheet]:
         Column("remarks", "remarks", "what to know before believing the row",
                lambda point: remarks(point.row, SAID_BELOW), wrap=True),
     ]  # fmt: skip
-    rows, groups = join(
-        (name_line(line, found.named, found.machines), line.points) for line in found.lines
-    )
+    rows, groups = join((name_line(line, named, found.machines), line.points) for line in lines)
     notes = [
         f"Weak scaling keeps the batch of each, strong scaling the global batch; efficiency is "
         f"the speed-up over the number of {what}, of which several share the cores on a CPU.",

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import TypeVar
 
 from bench.case import AXES, SAME_QUESTION, UNTIMED
 from bench.limits import NEAR
-from bench.record import MEASURED
 from bench.store.rows import group
 from bench.study.estimate import take_times
 from bench.study.quantities import is_number
@@ -37,20 +35,14 @@ _T = TypeVar("_T")
 _TOLD = tuple(name for name in AXES if name not in SAME_QUESTION)
 
 
-@dataclass(frozen=True)
 class Setting:
     """A question, and the cases that answer it, best evidence first: those without a fatal doubt,
     of these the largest part of an epoch, then the most repeats."""
 
-    cases: tuple[Result, ...]
-
-    @cached_property
-    def best(self) -> Result:
-        return self.cases[0]
-
-    @property
-    def timed(self) -> bool:
-        return self.best.status in MEASURED and is_number(self.best.epoch_time_s)
+    def __init__(self, cases: Sequence[Result]) -> None:
+        self.cases = cases
+        self.best = cases[0]
+        self.timed = is_number(self.best.epoch_time_s)
 
     def find_learnt(self, name: str) -> float | None:
         """Return what a whole epoch ended with, of the case of best evidence that has it."""
@@ -69,13 +61,13 @@ class Setting:
 
 def list_settings(results: Sequence[Result]) -> list[Setting]:
     """Return the settings of some results, in their order."""
-
-    def rank(row: Result) -> tuple[bool, bool, float, int]:
-        timed = row.status in MEASURED and is_number(row.epoch_time_s)
-        return (not row.trusted, not timed, -row.part, -row.repeats)
-
-    parts = group(results, tell_but(SAME_QUESTION))
-    return [Setting(tuple(sorted(alike, key=rank))) for alike in parts]
+    settings = []
+    for alike in group(results, tell_but(SAME_QUESTION)):
+        alike.sort(key=lambda row: (
+            not row.trusted, not is_number(row.epoch_time_s), -row.part, -row.repeats
+        ))  # fmt: skip
+        settings.append(Setting(alike))
+    return settings
 
 
 def list_near(
@@ -93,14 +85,10 @@ def list_near(
 def choose(settings: Sequence[Setting], aim: str = "") -> Setting | None:
     """Return the setting to recommend, by the rule of `list_near`; with an ``aim``, the least of
     that. None if no time can be trusted, or nothing is known of the aim."""
-
-    def counts(result: Result) -> bool:
-        # a noisy time says nothing against the memory or the energy of a run that ended well
-        return result.trusted if aim in ("", "time") else result.sound
-
-    known = [setting for setting in settings if setting.timed and counts(setting.best)]
+    # a noisy time says nothing against the memory or the energy of a run that ended well
+    sound = "trusted" if aim in ("", "time") else "sound"
     take = AIMS[aim or "time"]
-    known = [setting for setting in known if is_number(take(setting.best))]
+    known = [s for s in settings if s.timed and getattr(s.best, sound) and is_number(take(s.best))]
     if not known:
         return None
     if aim:
@@ -109,14 +97,6 @@ def choose(settings: Sequence[Setting], aim: str = "") -> Setting | None:
         known, lambda one: one.best.epoch_time_s, lambda one: one.best.batch_size
     )
     return fastest
-
-
-def find_noise(settings: Sequence[Setting]) -> tuple[int, float]:
-    """Return how many settings were measured in several ways that can be trusted, and the largest
-    relative difference of their times: the noise of a single run, where none was repeated."""
-    timed = [[row.epoch_time_s for row in one.cases if row.trusted] for one in settings]
-    apart = [max(times) / min(times) - 1 for times in timed if len(times) > 1]
-    return len(apart), max(apart, default=0.0)
 
 
 def judge_speeds(pairs: Sequence[tuple[Result, Result]]) -> list[Ratio]:

@@ -38,7 +38,7 @@ from bench.render.table import (
     write_ratio,
     write_tenths,
 )
-from bench.study.axes import MACHINE, Machines, find_varying, name_setting
+from bench.study.axes import MACHINE, Machines, find_varying, list_naming_axes, name_setting
 from bench.study.pairs import find_changes
 from bench.study.runs import Result, Run
 from bench.text import ESTIMATE, capitalize
@@ -67,7 +67,7 @@ def _tabulate_breakdowns(found: ReportData) -> Iterator[Sheet]:
         return number_cell(sum(shares.get(name, 0.0) for name in names), write_tenths)
 
     columns: list[Column[Divided]] = [
-        case_column(found.named, found.machines, lambda step: step[0]),
+        case_column(list_naming_axes(found.varying), found.machines, lambda step: step[0]),
         Column("step", "step (ms)", "a median step, not profiled",
                lambda step: step[1].step_s, write=write_ms, better="lower"),
         Column("verdict", "limited by", "what limits most of the step",

@@ -19,9 +19,9 @@ from bench.questions.notices import (
     write_notes,
 )
 from bench.questions.overview import COSTS, OVERVIEW, PLACES, REACHED, TIMES
-from bench.questions.recommendation import list_places, recommend
+from bench.questions.recommendation import recommend
 from bench.questions.report_data import ReportData, gather
-from bench.questions.scaling import SCALING, WALLS
+from bench.questions.scaling import SCALING, WALLS, find_searches
 from bench.questions.step_time import BREAKDOWNS
 from bench.record import Status
 from bench.render.table import (
@@ -91,7 +91,7 @@ class Report(ReportData):
 
     @cached_property
     def warnings(self) -> tuple[Notice, ...]:
-        chosen = [place.chosen for place in list_places(self)]
+        chosen = [place.chosen for place in self.places]
         spoken = {
             True: {setting.best.cell for setting in self.settings},
             False: {setting.best.cell for setting in chosen if setting is not None},
@@ -126,7 +126,8 @@ class Report(ReportData):
 
     @cached_property
     def next_step(self) -> NextStep | None:
-        return choose_next(self.sweeps, self.results, () if self.results else self.searches)
+        searches = () if self.results else find_searches(self.runs, self.sweeps)
+        return choose_next(self.sweeps, self.results, searches)
 
     @property
     def _told(self) -> Iterable[Section]:
