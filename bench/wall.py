@@ -11,6 +11,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, reduce
 from operator import itemgetter
@@ -60,10 +61,9 @@ class MemoryLine:
     fixed_bytes: float
     bytes_per_image: float
 
-    def find_largest(self, available_bytes: float, step: int = 1) -> int:
-        """Return the largest multiple of ``step`` predicted to fit; 0 if none is."""
-        images = (available_bytes - self.fixed_bytes) / self.bytes_per_image
-        return max(0, math.floor(images / step) * step)
+    def find_largest(self, available_bytes: float) -> int:
+        """Return the largest batch size predicted to fit; 0 if none is."""
+        return max(0, math.floor((available_bytes - self.fixed_bytes) / self.bytes_per_image))
 
 
 def fit_line(points: Sequence[tuple[int, float]]) -> MemoryLine | None:
@@ -83,7 +83,7 @@ class Probe:
     batch_size: int
     status: Status
     used_bytes: float | None = None
-    alloc_retries: int | None = None
+    alloc_retries: int = 0
     long: bool = False
     room_bytes: float | None = None
 
@@ -137,16 +137,14 @@ def list_sizes(
     ``batchnorm``, those that give a batch or micro-batch of one image.
     """
 
-    def fits(size: int) -> bool:
-        try:
+    sizes = []
+    first = -(-case.accumulate // step) * step
+    for size in range(first, images + 1, step):
+        with suppress(UsageError):
             check(sized := replace(case, batch_size=size))
             check_batches(sized, images, batchnorm)
-        except UsageError:
-            return False
-        return True
-
-    first = -(-case.accumulate // step) * step
-    return tuple(size for size in range(first, images + 1, step) if fits(size))
+            sizes.append(size)
+    return tuple(sizes)
 
 
 class SearchState:
@@ -157,7 +155,7 @@ class SearchState:
     """
 
     def __init__(self, probes: Sequence[Probe], goal: Goal) -> None:
-        self._goal, self._sizes = goal, goal.sizes
+        self._probes, self._goal, self._sizes = probes, goal, goal.sizes
         suspected = Counter(p.batch_size for p in probes if p.status is Status.OOM_SUSPECTED)
         refused = {p.batch_size for p in probes if p.status is Status.OOM}
         refused |= {size for size, times in suspected.items() if times > 1}
@@ -165,8 +163,8 @@ class SearchState:
         longer = {p.batch_size for p in trained if p.long}
         self.confirmed = max(longer, default=None)  # trained in a longer run
         above = refused & {p.batch_size for p in probes if p.long and not p.trained}
-        self.long_only = max(above, default=0) > (self.confirmed or 0)
-        self._trained = longer if self.long_only else {p.batch_size for p in trained}
+        self._long_only = max(above, default=0) > (self.confirmed or 0)
+        self._trained = longer if self._long_only else {p.batch_size for p in trained}
         self.largest = max(self._trained, default=None)  # that trains, as far as known
         self._refused = {size for size in refused if size > (self.largest or 0)}
         self.smallest_refused = min(self._refused, default=None)
@@ -179,19 +177,26 @@ class SearchState:
         below = max((size for size in points if size <= _NEAR * top), default=0)
         self.line = fit_line([(n, used) for n, used in points.items() if n >= below])
 
-    def ask(self) -> Ask | Ending:
+    def decide(self) -> Ask | Ending:
         """Return the batch size to try next, or how the search ended."""
+        if not self._sizes:
+            return Ending.NOTHING_FITS
+        if any(probe.status is Status.UNSUPPORTED for probe in self._probes):
+            return Ending.UNSUPPORTED
         refused = self.smallest_refused
         low = -1 if self.largest is None else bisect_left(self._sizes, self.largest)
         high = len(self._sizes) if refused is None else bisect_left(self._sizes, refused)
         if high - low > 1:
             index = min(max(self._choose(low, high), low + 1), high - 1)
-            return Ask(self._sizes[index], self.long_only)
-        if self.largest is None:
+            asked = Ask(self._sizes[index], self._long_only)
+        elif self.largest is None:
             return Ending.NOTHING_FITS
-        if self.largest != self.confirmed:
-            return Ask(self.largest, long=True)
-        return Ending.NO_WALL if refused is None else Ending.FOUND
+        elif self.largest != self.confirmed:
+            asked = Ask(self.largest, long=True)
+        else:
+            return Ending.NO_WALL if refused is None else Ending.FOUND
+        silent = [p for p in self._probes if (p.batch_size, p.long) == asked and not p.trained]
+        return asked if len(silent) < ATTEMPTS else Ending.GAVE_UP
 
     def _choose(self, low: int, high: int) -> int:
         """Return the index to try between two; the caller clamps it to lie between them.
@@ -204,18 +209,18 @@ class SearchState:
         if self.largest is None and open_above:
             return bisect_left(self._sizes, self._goal.start)
         if self.largest is None:
-            return back if self.long_only else middle
-        available, twice = self._goal.available_bytes, self._at_most(2 * self.largest)
-        if self.line is None or available is None:
-            return twice if open_above else min(twice, middle)
-        wall = self.line.find_largest(available)
-        at = self._at_most(wall)
-        if at >= high:
-            return back
-        if at <= low:
+            return back if self._long_only else middle
+        ahead, available = self._at_most(2 * self.largest), self._goal.available_bytes
+        if self.line and available is not None:
+            wall = self.line.find_largest(available)
+            at = self._at_most(wall)
+            if at >= high:
+                return back
+            if at > low:
+                far = open_above and self.largest * _FAR < wall
+                return self._at_most(wall / 2) if far else at
             ahead = low + (1 << sum(size > wall for size in self._trained))
-            return ahead if open_above else min(ahead, middle)
-        return self._at_most(wall / 2) if open_above and self.largest * _FAR < wall else at
+        return ahead if open_above else min(ahead, middle)
 
     def _at_most(self, size: float) -> int:
         return bisect_right(self._sizes, size) - 1
@@ -228,15 +233,7 @@ def decide(probes: Sequence[Probe], goal: Goal) -> Ask | Ending:
     logarithm of that of `Goal.sizes`; each may take two more runs that neither train nor run out of
     memory.
     """
-    if not goal.sizes:
-        return Ending.NOTHING_FITS
-    if any(probe.status is Status.UNSUPPORTED for probe in probes):
-        return Ending.UNSUPPORTED
-    asked = SearchState(probes, goal).ask()
-    if isinstance(asked, Ending):
-        return asked
-    silent = [p for p in probes if (p.batch_size, p.long) == asked and not p.trained]
-    return asked if len(silent) < ATTEMPTS else Ending.GAVE_UP
+    return SearchState(probes, goal).decide()
 
 
 # ------------------------------------------------------------------------------------------- answer
@@ -272,17 +269,17 @@ class Wall:
 
 def conclude(probes: Sequence[Probe], goal: Goal, margin: float = MARGIN) -> Wall:
     """Derive the wall from the probes, in the order they were made."""
-    standing, asked = SearchState(probes, goal), decide(probes, goal)
+    state = SearchState(probes, goal)
+    asked, line, available = state.decide(), state.line, goal.available_bytes
     retried = [p.batch_size for p in probes if p.trained and p.alloc_retries]
-    thrashes_from = min(retried, default=None)
-    confirmed, line, available = standing.confirmed or 0, standing.line, goal.available_bytes
+    thrashes_from, confirmed = min(retried, default=None), state.confirmed or 0
     most = (1 - margin) * confirmed
     if line and available:
         most = min(confirmed, line.find_largest((1 - margin) * available))
     fitting = [n for n in goal.sizes if n <= most and n < (thrashes_from or n + 1)]
     return Wall(
-        largest=standing.largest,
-        smallest_failing=standing.smallest_refused,
+        largest=state.largest,
+        smallest_failing=state.smallest_refused,
         thrashes_from=thrashes_from,
         recommended=max(fitting, default=None),
         line=line,
@@ -328,17 +325,21 @@ class Trial:
         if row.status in (Status.INTERRUPTED, Status.LOST):
             return
         # a peak that was clipped in warm-up would not be on the line either
-        counts = [row.number(name) for name in ("warmup_alloc_retries", "alloc_retries")]
-        retries = [int(count) for count in counts if count is not None]
-        limit, card = self.family.memory_limit, row.number("gpu_memory_bytes")
+        retries = sum(row.number(name) or 0 for name in ("warmup_alloc_retries", "alloc_retries"))
+        limit, card = row.memory_limit, row.number("gpu_memory_bytes")
         left = card - (row.number("baseline_device_bytes") or 0) if card else None
+        # an allocator that is short of memory frees its cache, and the context grows after that, by
+        # some 150 MB on an H100: the two peaks are not simultaneous
+        held = _peak(row, "reserved") if retries else _read_reserved(row)
+        # on Windows and in WSL a driver moves to the host what the card has no room for
+        spilled = row.status in MEASURED and not limit and left and held and held > left
         known = [*([parse_bytes(limit)] if limit else []), *([left] if left else [])]
         self.rows.append(
             Probe(
                 batch_size=row.batch_size,
-                status=Status.OOM if _is_spilled(row, left, sum(retries)) else row.status,
+                status=Status.OOM if spilled else row.status,
                 used_bytes=read_peak(row),
-                alloc_retries=sum(retries) if retries else None,
+                alloc_retries=int(retries),
                 long=(row.number("steps") or math.inf) > SHORT_STEPS,
                 room_bytes=min(known, default=None),
             )
@@ -365,15 +366,6 @@ class Trial:
         told = [p for p in self.probes if p.trained or p.status in REFUSED]
         available = min((p.room_bytes for p in told if p.room_bytes), default=None)
         return Goal(sorted(sizes), available, START * self.family.accumulate)
-
-
-def _is_spilled(row: Row, left: float | None, retries: int) -> bool:
-    """Return whether a driver moved to the host what the card had no room for, as on Windows and in
-    WSL: such a batch does not fit."""
-    # an allocator that is short of memory frees its cache, and the context grows after that, by
-    # some 150 MB on an H100: the two peaks are not simultaneous
-    held = _peak(row, "reserved") if retries else _read_reserved(row)
-    return row.status in MEASURED and not row.memory_limit and bool(left and held and held > left)
 
 
 def read_peak(row: Row) -> float | None:

@@ -28,7 +28,7 @@ from bench.sweep.display import Display
 from bench.sweep.folder import read_past, refuse_other_part, write_config
 from bench.sweep.loop import MOST_LOST, Loop, open_loop
 from bench.sweep.options import Options, Plan, plan_cases
-from bench.sweep.probing import Searches, describe_wall, find_walls
+from bench.sweep.probing import Searches, describe_wall
 from bench.text import count
 from bench.wall import STEP, Ending, Wall, read_goal
 from bench.worker import Job, Lane
@@ -224,7 +224,7 @@ def _run(loop: Loop, asked: Plan) -> Conclusion:
         step, margin = read_goal(config.get("search"))
         told["search"] = {"step": step or STEP, "margin": margin}
         write_config(loop, cases, **told)
-        walls = find_walls(Searches(loop, asked.families, comparable, step or STEP, margin))
+        walls = Searches(loop, asked.families, comparable, step or STEP, margin).find_walls()
         cases = plan_cases(options, walls, loop.inputs.settle).cases
         for case in cases:  # whose batch sizes were just found
             loop.inputs.check_batches(case)

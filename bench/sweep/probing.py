@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from bench.case import Case, list_varying
 from bench.grid import AUTO
@@ -49,58 +48,48 @@ class Searches:
     ) -> None:
         self.loop = loop
         self.walls: dict[Case, Wall] = {}
-        self.known = 0
         self._step, self._margin = step, margin
         # rows to be retried no longer count, but attempt numbers go on from theirs
         known = [row for row in rows if row.status not in loop.options.retry]
         trials = {trial.family: trial for trial in read_trials(known)}
         self._attempts = Counter(row.case for row in rows if row.probe)
-        self._families = families
         self.axes = list_varying(families, but="batch_size")
-        self._left: dict[Case, _Search] = {}
+        # the searches that have not ended, and the families of the probes that run
+        self._left = {family: trials.get(family) or Trial(family) for family in families}
+        self._running: dict[Case, Case] = {}
         self._losses = Counter[Case]()
-        for family in families:
-            trial = trials.get(family) or Trial(family)
-            self.known += len(trial.rows)
-            self._left[family] = _Search(trial)
+        self.known = sum(len(trial.rows) for trial in self._left.values())
 
     @property
     def left(self) -> bool:
         """Whether any unfinished search has no running probe."""
-        return any(search.probe is None for search in self._left.values())
+        return len(self._running) < len(self._left)
 
     def take(self, lane: Lane, idle: Sequence[Lane]) -> Job | None:
         """Return the next probe of the first family that has none running."""
-        for family in [f for f, search in self._left.items() if search.probe is None]:
-            search = self._left[family]
-            asked = decide(search.trial.probes, self._aim(search.trial))
+        for family in [f for f in self._left if f not in self._running.values()]:
+            trial = self._left[family]
+            asked = decide(trial.probes, self._aim(trial))
             if isinstance(asked, Ending):
                 self.conclude(family)
                 continue
-            search.probe = make_probe(family, asked.batch_size, asked.long)
-            self._attempts[search.probe] += 1
-            return Job(search.probe, probe=True, attempt=self._attempts[search.probe])
+            probe = make_probe(family, asked.batch_size, asked.long)
+            self._running[probe] = family
+            self._attempts[probe] += 1
+            return Job(probe, probe=True, attempt=self._attempts[probe])
         return None
 
     def settle(self, job: Job, record: Record, outcome: Outcome) -> None:
         """Learn from a probe. A family whose probe is lost again and again is given up."""
-        family = next(f for f, search in self._left.items() if search.probe == record.case)
-        search = self._left[family]
-        search.probe = None
-        search.trial.add(Row(flatten(record)))
-        self._losses[record.case] += record.status is Status.LOST
-        if self._losses[record.case] >= MOST_LOST:
+        family = self._running.pop(job.case)
+        self._left[family].add(Row(flatten(record)))
+        self._losses[job.case] += record.status is Status.LOST
+        if self._losses[job.case] >= MOST_LOST:
             self.conclude(family)
-
-    def finish(self) -> dict[Case, Wall]:
-        """End all searches. Return their walls by family, incomplete if they were stopped."""
-        for family in list(self._left):
-            self.conclude(family)
-        return {family: self.walls[family] for family in self._families}
 
     def conclude(self, family: Case) -> None:
-        """End a search, and say what it found."""
-        trial = self._left.pop(family).trial
+        """End a search, and say what it found; its wall is incomplete if it was stopped."""
+        trial = self._left.pop(family)
         wall = conclude(trial.probes, self._aim(trial), self._margin)
         self.walls[family] = wall
         name = family.label(self.axes) if self.axes else family.precision
@@ -111,20 +100,16 @@ class Searches:
         images = inputs.data(trial.family).train_images
         return trial.aim(images, self._step, inputs.has_batchnorm(trial.family))
 
-
-@dataclass(eq=False)
-class _Search:
-    trial: Trial
-    probe: Case | None = None  # the running one
-
-
-def find_walls(searches: Searches) -> dict[Case, Wall]:
-    """Find the largest batch of each family, until stopped."""
-    axes = [*searches.axes, "batch_size", "steps"]
-    with Display(searches.loop.out, None, searches.known, axes) as display:
-        searches.loop.show_on(display)
-        searches.loop.work(searches)
-        return searches.finish()
+    def find_walls(self) -> dict[Case, Wall]:
+        """Find the largest batch of each family, until stopped."""
+        families, loop = [*self._left], self.loop
+        axes = [*self.axes, "batch_size", "steps"]
+        with Display(loop.out, None, self.known, axes) as display:
+            loop.show_on(display)
+            loop.work(self)
+            for family in [*self._left]:
+                self.conclude(family)
+        return {family: self.walls[family] for family in families}
 
 
 def find_largest(options: Options, step: int, margin: float) -> tuple[dict[Case, Wall], Loop]:
@@ -136,7 +121,7 @@ def find_largest(options: Options, step: int, margin: float) -> tuple[dict[Case,
         loop.lock()
         comparable, _ = read_past(loop, families)
         write_config(loop, search={"step": step, "margin": margin})
-        walls = find_walls(Searches(loop, families, comparable, step, margin))
+        walls = Searches(loop, families, comparable, step, margin).find_walls()
     return walls, loop
 
 
