@@ -14,7 +14,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from bench.advise.advisor import Question, find_advice
+from bench.advise.advisor import find_advice
 from bench.advise.findings import LEVERS, strip
 from bench.axis import Value
 from bench.case import FOLLOWS, SAME_QUESTION, Case, parse_value
@@ -24,7 +24,7 @@ from bench.flags import OF_SWEEPS, Parser, add_axes, add_flag, command, describe
 from bench.grid import grid
 from bench.preset import Preset
 from bench.processes import leave
-from bench.sweep.options import add_running, choose_dataset, read_running
+from bench.sweep.options import Options, add_running, choose_dataset, read_running
 
 BUDGET = "10m"
 
@@ -59,14 +59,15 @@ def build_parser() -> Parser:
     return parser
 
 
-def parse_arguments(argv: Sequence[str]) -> Question:
+def parse_arguments(argv: Sequence[str]) -> tuple[Case, Options, float]:
+    """Return the setting that is used now, the options, and the budget in s."""
     given = build_parser().parse(argv)
     axes = read_axes(given)
     now = _read_now(given, axes)
     options = read_running(given, axes, Preset("advise", "", ({},)))
     if options.lanes not in (None, 1):
         raise UsageError("--lanes: bench.advise measures one case at a time; leave it out")
-    return Question(now, options, given.budget)
+    return now, options, given.budget
 
 
 def parse_budget(flag: str, text: str) -> float:
@@ -81,10 +82,11 @@ def parse_budget(flag: str, text: str) -> float:
 def _read_now(given: argparse.Namespace, axes: Mapping[str, Sequence[Value]]) -> Case:
     """Return the present setting, from ``--now`` and the values that flags give. Raises UsageError:
     an axis is unknown, a value is invalid, or settings cannot be combined."""
-    present: dict[str, Any] = {name: values[0] for name, values in axes.items()}
-    # if a flag gives several values, the present one is the default, if it is among them
-    usual = {name: getattr(Case, name) for name, values in axes.items() if len(values) > 1}
-    present |= {name: value for name, value in usual.items() if value in axes[name]}
+    present: dict[str, Any] = {}
+    for name, values in axes.items():
+        # of several values, the present one is the default, if it is among them
+        usual = getattr(Case, name)
+        present[name] = usual if usual in values else values[0]
     for size in axes.get("batch_size", []):
         if isinstance(size, str):
             raise UsageError(f"--batch-size {size}: give numbers; what does not fit is not tried")
@@ -108,8 +110,8 @@ def main(argv: Sequence[str]) -> int:
     if it was stopped by a signal.
     """
     began = monotonic()
-    asked = parse_arguments(argv)
-    answer = find_advice(asked, began + asked.budget_s)
+    now, options, budget_s = parse_arguments(argv)
+    answer = find_advice(now, options, budget_s, began + budget_s)
     print(*answer.write(), sep="\n")
     if answer.stopped:
         return 128 + answer.stopped

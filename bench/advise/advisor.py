@@ -51,31 +51,24 @@ SEEDS = 5
 """Seeds by which to compare what two settings learn."""
 
 
-@dataclass(frozen=True)
-class Question:
-    """A command line, parsed and checked."""
-
-    now: Case  # the setting that is used now
-    options: Options
-    budget_s: float
-
-
-def find_advice(asked: Question, until: float) -> Answer:
-    """Search until ``until``, by `time.monotonic`, and return what was found."""
-    with open_loop(asked.options, Plan([asked.now])) as loop:
-        now, given = strip(loop.inputs.plan.cases[0]), asked.options.axes
+def find_advice(now: Case, options: Options, budget_s: float, until: float) -> Answer:
+    """Search from the setting that is used ``now``, until ``until`` by `time.monotonic`, and return
+    what was found."""
+    with open_loop(options, Plan([now])) as loop:
+        now, given = strip(loop.inputs.plan.cases[0]), options.axes
         levers = list_levers(now, given, loop.inputs.data(now).train_images)
         loop.lock()
         comparable, _ = read_past(loop, [now])
         write_config(loop)
-        advisor = Advisor(loop, Findings(now, levers, given), comparable, asked.budget_s, until)
-        known = sum(map(len, advisor.findings.runs.values()))
+        findings = Findings(now, levers, given)
+        advisor = Advisor(loop, findings, comparable, budget_s, until)
+        known = sum(map(len, findings.runs.values()))
         with Display(loop.out, None, known, [*levers], "the best setting") as display:
             loop.show_on(display)
             loop.work(advisor)
         pending = advisor.choose(math.inf) is not None
-    resume = propose(loop.resume, asked.budget_s, loop.stopped) if pending else ""
-    return Answer(advisor.findings, advisor.left_out, loop.out, resume, loop.stopped)
+    resume = propose(loop.resume, budget_s, loop.stopped) if pending else ""
+    return Answer(findings, advisor.left_out, loop.out, resume, loop.stopped)
 
 
 class Advisor(Grid):
@@ -91,25 +84,20 @@ class Advisor(Grid):
     ) -> None:
         super().__init__(loop, [], read_history(rows), OomSkips({}), {})
         self.findings, self._budget_s, self._until = findings, budget_s, until
-        self.left_out = self._refuse_precisions()
+        self.left_out: dict[str, str] = {}  # precisions that cannot be tried here, and why
+        for precision in map(str, findings.levers["precision"]):
+            reason = loop.refuse(replace(findings.now, precision=precision))
+            if reason and precision != findings.now.precision:
+                self.left_out[precision] = reason
         again = REPEATED | set(loop.options.retry)
         for row in keep_latest(row for row in rows if row.is_repeat):
             if row.status not in again:
                 findings.add(row.case, row)
 
-    def _refuse_precisions(self) -> dict[str, str]:
-        """Return why precisions are not tried on this machine."""
-        now = self.findings.now
-        names = [str(name) for name in self.findings.levers["precision"]]
-        why = {name: self.loop.refuse(replace(now, precision=name)) for name in names}
-        return {name: reason for name, reason in why.items() if reason and name != now.precision}
-
     @property
     def left(self) -> bool:
-        return not self.running and (super().left or self._choose_now() is not None)
-
-    def _choose_now(self) -> Case | None:
-        return self.choose(self._until - monotonic())
+        left_s = self._until - monotonic()
+        return not self.running and (super().left or self.choose(left_s) is not None)
 
     def choose(self, left_s: float) -> Case | None:
         """Return the next setting to run, with so much time left; None if no run fits in it, or
@@ -126,7 +114,9 @@ class Advisor(Grid):
         return next((s for s in again if self._predict_s(s) <= left_s), None)
 
     def _may_run(self, setting: Case) -> bool:
-        """Return whether a setting can run, and should fit: a CPU's system kills what does not."""
+        """Return whether a setting can run, and should fit: a CPU's system kills what does not, so
+        that a batch is to fit in the limit, or in half of what is available, as by the runs so
+        far."""
         if setting.precision in self.left_out:
             return False
         try:
@@ -137,8 +127,13 @@ class Advisor(Grid):
         if any(r.status is Status.OOM and r.batch_size <= setting.batch_size for r in alike):
             return False
         each = [used / row.batch_size for row in alike if (used := read_peak(row))]
-        room = _find_room(setting) if setting.device == "cpu" and each else math.inf
-        return min(each, default=0.0) * setting.batch_size <= room
+        if setting.device != "cpu" or not each:
+            return True
+        import psutil
+
+        limit = setting.memory_limit
+        room = parse_bytes(limit) if limit else psutil.virtual_memory().available / 2
+        return bool(min(each) * setting.batch_size <= room)
 
     def _predict_s(self, setting: Case) -> float:
         """Return the seconds that a run takes, like those so far that were compiled alike."""
@@ -153,38 +148,29 @@ class Advisor(Grid):
         self.loop.rate(lane, self.findings.now.device)
         if self.running:
             return None
-        if not self._runs and (setting := self._choose_now()):
+        if not self._runs and (setting := self.choose(self._until - monotonic())):
             case = self.findings.cases.get(setting) or self._size(setting)
             self._runs.append((case, len(self.findings.runs.get(setting, ())) + 1, False))
         return super().take(lane, idle)
 
     def _size(self, setting: Case) -> Case:
         """Return the case that measures a setting for `MOST_S`, and at least `LEAST_STEPS`."""
-        times = [median(of) for of in self.findings.times.values()]
-        epoch_s = median(times) if times else 0.0  # not known before the first run
         items = max(1, self.loop.inputs.data(setting).train_images)
         part = LEAST_STEPS * setting.batch_size / items
-        if epoch_s:
-            part = max(part, min(MOST_PART, MOST_S / epoch_s))
+        if times := [median(of) for of in self.findings.times.values()]:  # none at first
+            part = max(part, min(MOST_PART, MOST_S / median(times)))
         return replace(setting, until=UNTIL, fraction=float(f"{min(1.0, part):.2g}"))
 
     def settle(self, job: Job, record: Record, outcome: Outcome) -> None:
+        """Learn from a run, and say what would be advised and what is left of the budget."""
         super().settle(job, record, outcome)
-        if record.status not in REPEATED:
-            self.findings.add(job.case, Row(flatten(record)))
-            left_s = self._until - monotonic()
-            self.loop.display.say(f"    {describe_progress(self.findings, left_s)}")
-
-
-def _find_room(setting: Case) -> float:
-    """Return the bytes that training may use: a limit, or half of what the CPU has available, as
-    other programs need some."""
-    import psutil
-
-    if setting.memory_limit:
-        return parse_bytes(setting.memory_limit)
-    half: float = psutil.virtual_memory().available / 2
-    return half
+        if record.status in REPEATED:
+            return
+        self.findings.add(job.case, Row(flatten(record)))
+        advised, left_s = self.findings.advised, self._until - monotonic()
+        so_far = f"so far: {name(advised, self.findings.now)}; " if advised else ""
+        left = f"{write_seconds(left_s)} left" if left_s > 0 else "nothing left of the budget"
+        self.loop.display.say(f"    {so_far}{left}")
 
 
 # --------------------------------------------------------------------------------------- the answer
@@ -195,13 +181,6 @@ def name(setting: Case, now: Case) -> str:
     axes = dict.fromkeys(["precision", "batch_size", *list_changes(setting, now)])
     values = {axis: format_value(getattr(setting, axis)) or "none" for axis in axes}
     return ", ".join(name_setting(axis, text) for axis, text in values.items())
-
-
-def describe_progress(findings: Findings, left_s: float) -> str:
-    """Return a line for after a run: what would be advised, and what is left of the budget."""
-    advised = findings.advised
-    said = f"so far: {name(advised, findings.now)}; " if advised else ""
-    return said + (f"{write_seconds(left_s)} left" if left_s > 0 else "nothing left of the budget")
 
 
 def propose(command: str, budget_s: float, stopped: int) -> str:
@@ -228,7 +207,7 @@ class Answer:
 
     def write(self) -> Iterator[str]:
         """Yield the lines of the answer, the most important first."""
-        findings, advised = self.findings, self.advised
+        findings, advised, now = self.findings, self.advised, self.findings.now
         if advised is None:
             yield (
                 f"No advice: {len(findings.times)} settings were measured, and it takes two; "
@@ -236,20 +215,30 @@ class Answer:
             )
         else:
             yield self._recommend(advised)
-            lowest = min(findings.times, key=lambda setting: median(findings.times[setting]))
+            lowest = min(findings.times, key=findings.find_time)
             if lowest != advised:
                 yield (
-                    f"The lowest time is that of {name(lowest, findings.now)}, "
+                    f"The lowest time is that of {name(lowest, now)}, "
                     f"{self._compare(lowest, advised)} it: the smallest batch within "
                     f"{write_percent(NEAR)} is advised, and of equals what changes least."
                 )
-        if failed := "; ".join(self._list_failed()):
-            yield f"Did not train: {failed}."
+        last = {name(setting, now): rows[-1] for setting, rows in findings.runs.items()}
+        failed = [
+            f"{which} ({row.status}: {row.reason})"
+            for which, row in last.items()
+            if row.status is not Status.OK
+        ]
+        if failed:
+            yield f"Did not train: {name_first(failed, 3, '; ')}."
         if untried := "; ".join(self._list_untried()):
             yield f"Not tried: {untried}."
-        if advised not in (None, findings.now):
+        if advised not in (None, now):
             yield "Does it learn as well? Train both whole, over several seeds, and see:"
-            yield from (f"  {command}" for command in self._list_commands(advised))
+            folder = str(self.folder.with_name(f"{self.folder.name}-whole"))
+            how = ["--evaluate", "--repeats", str(SEEDS), "--out", folder]
+            for setting in (now, advised):
+                yield "  " + shlex.join(["python", "-m", "bench.sweep", *spell_case(setting), *how])
+            yield "  " + shlex.join(["python", "-m", "bench.report", folder])
         if self.resume:
             yield f"Next: {self.resume}"
 
@@ -270,26 +259,16 @@ class Answer:
     def _compare(self, setting: Case, other: Case) -> str:
         """Return ``3.10× (2.90 to 3.31) as fast as``; without an interval if there are too few
         repeats."""
-        times = self.findings.times
+        findings, times = self.findings, self.findings.times
         (ratio,) = compare([(times[setting], times[other])])
         ends = ""
         if ratio.low is not None and ratio.high is not None:
-            chance = ", which may be chance," * (ratio.low < 1 < ratio.high)
-            ends = f" ({ratio.low:.2f} to {ratio.high:.2f}{chance})".replace(",)", ")")
-        return f"{median(times[other]) / median(times[setting]):.2f}×{ends} as fast as"
+            chance = ", which may be chance" if ratio.low < 1 < ratio.high else ""
+            ends = f" ({ratio.low:.2f} to {ratio.high:.2f}{chance})"
+        return f"{findings.find_time(other) / findings.find_time(setting):.2f}×{ends} as fast as"
 
-    def _find_memory(self, setting: Case) -> float | None:
-        peaks = [read_peak(row) for row in self.findings.runs[setting]]
-        return max((peak for peak in peaks if peak), default=None)
-
-    def _list_failed(self) -> Iterator[str]:
-        """Yield the settings that did not train, by how they ended."""
-        found: dict[str, list[str]] = {}
-        for setting, rows in self.findings.runs.items():
-            if rows[-1].status is not Status.OK:
-                why = f"{rows[-1].status}: {rows[-1].reason}"
-                found.setdefault(why, []).append(name(setting, self.findings.now))
-        yield from (f"{name_first(names, 3, '; ')} ({why})" for why, names in found.items())
+    def _find_memory(self, setting: Case) -> float:
+        return max(read_peak(row) or 0.0 for row in self.findings.runs[setting])
 
     def _list_untried(self) -> Iterator[str]:
         """Yield what could not be tried, with the reason, and values of levers that no run had."""
@@ -298,10 +277,3 @@ class Answer:
             seen = {str(getattr(setting, axis)) for setting in self.findings.runs}
             left = [v for v in values if str(v) not in {*seen, *self.left_out}]
             yield from (name_setting(axis, format_value(value)) for value in left)
-
-    def _list_commands(self, advised: Case) -> Iterator[str]:
-        folder = str(self.folder.with_name(f"{self.folder.name}-whole"))
-        for setting in (self.findings.now, advised):
-            how = ["--evaluate", "--repeats", str(SEEDS), "--out", folder]
-            yield shlex.join(["python", "-m", "bench.sweep", *spell_case(setting), *how])
-        yield shlex.join(["python", "-m", "bench.report", folder])

@@ -5,7 +5,8 @@ Nothing here runs anything, so a search can continue wherever its records end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from statistics import median
@@ -115,50 +116,44 @@ class Findings:
     ) -> None:
         self.now, self.levers, self.given = now, levers, given
         self.runs: dict[Case, list[Row]] = {}  # of each setting
+        self.times: dict[Case, list[float]] = {}  # the epoch times of those that trained, in s
         self.cases: dict[Case, Case] = {}  # by which each was measured first
 
-    def covers(self, setting: Case) -> bool:
-        """Return whether a setting is the present one but for values of levers."""
-        changed = list_changes(setting, self.now)
-        return all(getattr(setting, name) in self.levers.get(name, ()) for name in changed)
-
     def add(self, case: Case, row: Row) -> None:
+        """Add a run, if its setting is the present one but for values of levers."""
         setting = strip(case)
-        if self.covers(setting):
-            self.runs.setdefault(setting, []).append(row)
-            self.cases.setdefault(setting, case)
+        for name in list_changes(setting, self.now):
+            if getattr(setting, name) not in self.levers.get(name, ()):
+                return
+        self.runs.setdefault(setting, []).append(row)
+        self.cases.setdefault(setting, case)
+        if (time := row.number("epoch_time_s")) and row.status is Status.OK:
+            self.times.setdefault(setting, []).append(time)
 
     @property
     def rows(self) -> list[Row]:
         return [row for of in self.runs.values() for row in of]
 
-    @property
-    def times(self) -> dict[Case, list[float]]:
-        """The epoch times of each setting that trained, in s."""
-        times: dict[Case, list[float]] = {}
-        for setting, rows in self.runs.items():
-            known = [row.number("epoch_time_s") for row in rows if row.status is Status.OK]
-            if timed := [time for time in known if time]:
-                times[setting] = timed
-        return times
+    def find_time(self, setting: Case) -> float:
+        """Return the median epoch time, in s; inf if it is not known."""
+        return median(self.times.get(setting, [math.inf]))
 
-    def rank(self, among: Sequence[Case]) -> list[Case]:
+    def rank(self, among: Iterable[Case]) -> list[Case]:
         """List the settings of the smallest batch within `NEAR` of the lowest time, the fastest
         first; empty if none was measured."""
-        times = {s: median(of) for s, of in self.times.items() if s in among}
-        return list_near(times, times.__getitem__, attrgetter("batch_size")) if times else []
+        timed = [setting for setting in among if setting in self.times]
+        return list_near(timed, self.find_time, attrgetter("batch_size")) if timed else []
 
-    def advise(self, among: Sequence[Case]) -> Case | None:
+    def advise(self, among: Iterable[Case]) -> Case | None:
         """Return the setting to train with: of those that `rank` leaves, and that are as fast as
         the first but for `STEADY`, the one that changes least; None if none was measured."""
         near = self.rank(among)
-        lead = {s: median(self.times[s]) / median(self.times[near[0]]) - 1 for s in near}
-        alike = [s for s in near if lead[s] <= STEADY]
+        alike = [s for s in near if self.find_time(s) / self.find_time(near[0]) - 1 <= STEADY]
         return min(alike, key=lambda s: len(list_changes(s, self.now)), default=None)
 
     @property
     def advised(self) -> Case | None:
-        return self.advise([*self.runs])
+        return self.advise(self.times)
 
     def explore(self) -> Iterator[Case]:
         """Yield the settings to try in turn, each once it was measured, as the next ones follow
@@ -182,31 +177,22 @@ class Findings:
         """Yield larger batch sizes as long as each is faster than the one before by more than
         `STEADY`, then smaller ones as long as they are within `NEAR` of the lowest time."""
         sizes = sorted(int(str(value)) for value in self.levers["batch_size"])
-        last = lowest = self._find_time(best)
-        for size in (n for n in sizes if n > best.batch_size):
-            if not last:
-                break
+        lowest = self.find_time(best)
+        for size in (n for n in sizes if n > best.batch_size and best in self.times):
             yield size
-            time = self._find_time(replace(best, batch_size=size))
-            if not time or time > (1 - STEADY) * last:
+            time = self.find_time(replace(best, batch_size=size))
+            if time > (1 - STEADY) * lowest:
                 break
-            last = lowest = time
+            lowest = time
         for size in (n for n in reversed(sizes) if n < best.batch_size):
             yield size
-            time = self._find_time(replace(best, batch_size=size))
-            if time and lowest and time > (1 + NEAR) * lowest:
+            if (1 + NEAR) * lowest < self.find_time(replace(best, batch_size=size)) < math.inf:
                 return
-
-    def _find_time(self, setting: Case) -> float | None:
-        times = self.times.get(setting)
-        return median(times) if times else None
 
     def list_unrepeated(self) -> list[Case]:
         """List the present and the best settings that ran less often than `MIN_REPEATS`, those that
         ran least first."""
-        times = self.times
-        best = sorted(self.rank([*times]), key=lambda s: median(times[s]))[:CONTENDERS]
-        lowest = sorted(times, key=lambda s: median(times[s]))[:1]
-        wanted = [s for s in dict.fromkeys([self.now, *best, *lowest]) if s in times]
-        few = [s for s in wanted if len(times[s]) < MIN_REPEATS]
-        return sorted(few, key=lambda s: len(times[s]))
+        lowest = sorted(self.times, key=self.find_time)[:1]
+        wanted = dict.fromkeys([self.now, *self.rank(self.times)[:CONTENDERS], *lowest])
+        few = [s for s in wanted if 0 < len(self.times.get(s, ())) < MIN_REPEATS]
+        return sorted(few, key=lambda s: len(self.times[s]))
