@@ -8,7 +8,7 @@ many, repeatedly. The epochs at which it decides are its rungs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 
 from bench.plain import read_value
 
@@ -20,9 +20,6 @@ METRICS = {
 }
 """The columns of an epoch by which trials may be compared, and which direction is better."""
 
-Settings = Mapping[str, str]
-"""The axes that distinguish the trials of a search, each with its value as in records."""
-
 
 @dataclass(frozen=True)
 class Halving:
@@ -33,14 +30,15 @@ class Halving:
         epochs: length of a whole trial.
         grace: epochs before which no trial is ended.
         reduction: about one in this many trials at a rung continues.
-        trials: the settings of each trial, in the order in which they run.
+        trials: the axes that distinguish each trial, with their values as in records, in the
+            order in which they run.
     """
 
     metric: str
     epochs: int
     grace: int
     reduction: int
-    trials: Sequence[Settings] = field(default=())
+    trials: Sequence[Mapping[str, str]] = ()
 
     @property
     def higher(self) -> bool:
@@ -58,11 +56,6 @@ class Halving:
             rungs.append(epochs)
             epochs *= self.reduction
         return rungs
-
-    @property
-    def rules(self) -> tuple[str, int, int, int]:
-        """Return what trials must agree on to be compared with each other."""
-        return self.metric, self.epochs, self.grace, self.reduction
 
 
 def read_halving(told: object) -> Halving | None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from bench.axis import Value, axis_flag
+from bench.axis import Value
 from bench.case import AXES, FOLLOWS, PARTS, Case, default_lr, format_value, parse_value
 from bench.environment.host import list_devices
 from bench.errors import UsageError, choose
@@ -49,15 +49,14 @@ _MOST_SAMPLES = 10_000
 
 @dataclass(frozen=True)
 class Search:
-    """The command line, parsed and checked. Learning rates are drawn from the range ``rates``, or
-    ``around`` each optimizer's own, or taken from a list like the other values."""
+    """The command line, parsed and checked. Without values of ``lr`` in the options, learning rates
+    are drawn from the range ``rates``, or from around each optimizer's own if that is None."""
 
     options: Options  # as of a sweep over the lists of values
     halving: Halving  # the rules, without the trials
     samples: int  # the number of trials
     seed: int
-    rates: tuple[float, float] | None
-    around: bool
+    rates: tuple[float, float] | None = None
 
     def plan(
         self, settle: Callable[[Case], Case] = lambda case: case
@@ -68,11 +67,11 @@ class Search:
         or there is only one trial."""
         grid = plan_cases(self.options, settle=settle).cases
         axes = {name for name in AXES if len({getattr(case, name) for case in grid}) > 1}
-        if self.rates or self.around:
+        if "lr" in self.options.axes:
+            trials = random.Random(self.seed).sample(grid, len(grid))[: self.samples]
+        else:
             axes.add("lr")
             trials = list(_draw(grid, self.samples, self.seed, self.rates))
-        else:
-            trials = random.Random(self.seed).sample(grid, len(grid))[: self.samples]
         if len(trials) < 2:
             raise UsageError(
                 "there is one trial, and a search compares several; give --lr a range such as "
@@ -161,13 +160,19 @@ def parse_arguments(argv: Sequence[str], docstring: str | None = None) -> Search
             f"--executor {given.executor}: bench.search decides while trials run, which it does on "
             "this machine alone; leave it out"
         )
+    choose("--metric", given.metric, METRICS)
     rates = _take_range(given)
-    axes = read_axes(given)
-    halving = _read_halving(given, axes)
+    axes: dict[str, list[Value]] = {"epochs": [EPOCHS], "seed": [Case.seed], **read_axes(given)}
+    for name in ("epochs", "seed"):
+        if len(axes[name]) > 1:
+            raise UsageError(f"--{name} takes one value here, for all trials")
+    epochs, seed = (int(str(axes[name][0])) for name in ("epochs", "seed"))
+    if epochs < 2:
+        raise UsageError("--epochs 1 leaves nothing to end early; give at least 2, or bench.sweep")
+    grace = parse_whole("--grace", given.grace, 1, epochs - 1)
     for size in axes.get("batch_size", []):
         if isinstance(size, str):
             refuse_auto(Case(), size)
-    axes["epochs"] = [halving.epochs]
     if given.metric.startswith("test"):
         if False in axes.get("evaluate", []):
             raise UsageError(
@@ -175,59 +180,24 @@ def parse_arguments(argv: Sequence[str], docstring: str | None = None) -> Search
                 "--metric train_loss"
             )
         axes["evaluate"] = [True]
-    seeds = axes.setdefault("seed", [Case.seed])
-    if len(seeds) > 1:
-        raise UsageError(
-            "--seed takes one value here; bench.sweep --repeats 5 compares the best over seeds"
-        )
-    return Search(
-        options=read_running(given, axes, _build_defaults(axes)),
-        halving=halving,
-        samples=given.samples,
-        seed=int(seeds[0] or 0),
-        rates=rates,
-        around=rates is None and "lr" not in axes,
-    )
-
-
-def _build_defaults(axes: dict[str, list[Value]]) -> Preset:
-    """Return what is searched by default, beside the axes given."""
-    grid: dict[str, Sequence[Value]] = {"batch_size": BATCHES}
     # loss scales are for fp16, which a CPU computes too slowly
-    device = list_devices(axes)
-    grid["precision"] = ["fp16" if device == ["cuda"] else "fp32"]
-    if any(PRECISIONS[str(p)].scales_loss for p in axes.get("precision", grid["precision"])):
-        grid["loss_scale"] = LOSS_SCALES
-    return Preset("search", "", (grid,))
+    usual = "fp16" if list_devices(axes) == ["cuda"] else "fp32"
+    searched: dict[str, Sequence[Value]] = {"batch_size": BATCHES, "precision": [usual]}
+    if any(PRECISIONS[str(name)].scales_loss for name in axes.get("precision", [usual])):
+        searched["loss_scale"] = LOSS_SCALES
+    options = read_running(given, axes, Preset("search", "", (searched,)))
+    halving = Halving(given.metric, epochs, grace, given.reduction)
+    return Search(options, halving, given.samples, seed, rates)
 
 
 def _take_range(given: argparse.Namespace) -> tuple[float, float] | None:
     """Take a range out of ``--lr`` and return it; None if its values are numbers."""
-    if not given.lr or not any(".." in text for text in given.lr):
+    if not any(".." in text for text in given.lr or ()):
         return None
-    flag = axis_flag("lr")
-    if len(given.lr) > 1:
-        raise UsageError(f"{flag} {' '.join(given.lr)}: give one range, or numbers")
-    (text,), given.lr = given.lr, None
+    text, given.lr = " ".join(given.lr), None
     with suppress(UsageError, ValueError):
-        low, high = (float(str(parse_value("lr", end, flag))) for end in text.split(".."))
+        low, high = (float(str(parse_value("lr", end, "--lr"))) for end in text.split(".."))
         if low < high:
             return low, high
     right = "a range is of two numbers above 0 and goes upwards, such as 0.001..0.1"
-    raise UsageError(f"{flag} {text[:40]!r}: {right}")
-
-
-def _read_halving(given: argparse.Namespace, axes: dict[str, list[Value]]) -> Halving:
-    choose("--metric", given.metric, METRICS)
-    epochs = axes.get("epochs", [EPOCHS])
-    if len(epochs) > 1:
-        raise UsageError("--epochs takes one value here: that of a whole trial")
-    number = int(str(epochs[0]))
-    if number < 2:
-        raise UsageError("--epochs 1 leaves nothing to end early; give at least 2, or bench.sweep")
-    return Halving(
-        given.metric,
-        number,
-        grace=parse_whole("--grace", given.grace, 1, number - 1),
-        reduction=given.reduction,
-    )
+    raise UsageError(f"--lr {text[:40]!r}: {right}")

@@ -100,7 +100,7 @@ def run_search(asked: Search) -> tuple[Trials, Loop]:
         earlier = read_halving(read_config(loop.out).get("halving"))
         if earlier:
             alike = all(map(eq, earlier.trials, halving.trials))
-            if not alike or earlier.rules != halving.rules:
+            if not alike or replace(earlier, trials=halving.trials) != halving:
                 raise UsageError(
                     f"--out {loop.out}: has a search by another --metric, --epochs, --grace, "
                     "--reduction or --seed, or of other settings; give the same, or choose another "
