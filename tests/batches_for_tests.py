@@ -3,9 +3,9 @@ numpy, in double precision."""
 
 import numpy as np
 import torch
-from training_for_tests import list_batches
 
 from bench.data.batches import Batches
+from tests.training_for_tests import list_batches
 
 
 def reference(image, top, left, flip):

@@ -52,7 +52,7 @@ with suppress(ImportError):  # the tests for a card need pytest alone
 
 # `--executor fake` is one of the tests' own
 with suppress(ImportError):  # the tests for a card need pytest alone
-    from fake_executor import register
+    from tests.fake_executor import register
 
     register()
 

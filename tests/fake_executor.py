@@ -19,8 +19,9 @@ from bench.axis import Value
 from bench.case import Case, parse_value
 from bench.data import SYNTHETIC, DatasetInfo, find_layout
 from bench.data.sources import CLASSES, IMAGES
+from bench.doctor.judgement import write_warnings
 from bench.environment.host import describe_host
-from bench.environment.machine import Machine, Platform
+from bench.environment.machine import Machine, Platform, examine
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import Executor, Images, Listener, Settings, Stopping
 from bench.fingerprint import Fingerprint, Request
@@ -214,10 +215,7 @@ def _parse_rule(rule: str) -> tuple[str, Value, Status]:
 
 
 def register() -> None:
-    EXECUTORS["fake"] = Kind("fake_executor:FakeExecutor", "answers without training")
-
-
-_examine, _warn = preflight.examine, preflight.write_warnings
+    EXECUTORS["fake"] = Kind("tests.fake_executor:FakeExecutor", "answers without training")
 
 
 def _pass_by(
@@ -228,8 +226,10 @@ def _pass_by(
     if ask and isinstance(ask.func.__self__, FakeExecutor):
         starts = {name: hash_weights(name) for asked in models for name in asked.starts}
         return replace(ask(devices, models, known["timeout_s"]), starts=starts)
-    return _examine(devices, models, ask=ask, **known)
+    return examine(devices, models, ask=ask, **known)
 
 
-preflight.examine = _pass_by  # type: ignore[assignment]
-preflight.write_warnings = lambda machine: _warn(machine) if machine.results else []
+vars(preflight)["examine"] = _pass_by
+vars(preflight)["write_warnings"] = lambda machine: (
+    write_warnings(machine) if machine.results else []
+)

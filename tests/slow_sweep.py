@@ -14,14 +14,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fake_executor import FakeExecutor
-
 from bench.executors import Event
 from bench.origin import EXECUTORS, Kind
 from bench.record import Outcome, Step
-from bench.store import writer
 from bench.sweep import __main__ as sweep
 from bench.worker import Job
+from tests.fake_executor import FakeExecutor
 
 DELAY_S = float(os.environ.get("BENCH_TEST_DELAY_S", "0.005"))
 STEPS = 5
@@ -53,5 +51,5 @@ class SlowFile(io.FileIO):
 
 if __name__ == "__main__":
     EXECUTORS["fake"] = Kind("__main__:SlowFake")
-    writer.io.FileIO = SlowFile  # type: ignore[misc]
+    io.FileIO = SlowFile  # type: ignore[misc]
     sys.exit(sweep.main())

@@ -9,9 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import fake_executor as fake
 import pytest
-from pytest_for_tests import Capture, Patch
 
 from bench.advise.__main__ import main, parse_budget
 from bench.advise.advisor import Answer
@@ -24,7 +22,9 @@ from bench.record import Status, flatten
 from bench.store.reader import read_records
 from bench.store.rows import Row
 from bench.sweep import __main__ as sweep
+from tests import fake_executor as fake
 from tests.planted.records import ROOT, make_run
+from tests.pytest_for_tests import Capture, Patch
 
 NOW = Case(batch_size=128)
 LEVERS = list_levers(NOW, {"cuda_graphs": [False]}, 50_000)

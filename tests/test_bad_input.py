@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from pytest_for_tests import Capture, Patch
 
 from bench import card, fit
 from bench.advise.__main__ import main as advise
@@ -25,6 +24,7 @@ from bench.search.__main__ import main as search
 from bench.store.table import RECORDS
 from bench.sweep.__main__ import main as sweep
 from tests.planted.records import make_run, write_sweep
+from tests.pytest_for_tests import Capture, Patch
 
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--precision", "fp32"]
 

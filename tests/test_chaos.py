@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 
 import pytest
-from slow_sweep import STEPS
 
 from bench.store.reader import read_records
 from tests.frames_for_tests import read_steps
+from tests.slow_sweep import STEPS
 
 KILLS = int(os.environ.get("BENCH_THOROUGH", "5"))
 CASES = 40 * KILLS

@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from asked_for_tests import ask_once
-from pytest_for_tests import Capture, Patch
 from torch import Tensor, nn
 
 from bench.case import Case
@@ -32,8 +30,9 @@ from bench.sweep.options import parse_arguments as parse_sweep
 from bench.sweep.options import plan_cases as plan_sweep
 from bench.training.loop import Training
 from bench.workloads import Network, Workload
+from tests.asked_for_tests import ask_once
+from tests.pytest_for_tests import Capture, Patch
 
-Device, Random = torch.device, torch.Generator
 Run = Callable[..., int]
 
 ALL = set(CHECKS)
@@ -171,7 +170,9 @@ class Summing(Workload):
     def build_model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 1))
 
-    def make_batch(self, size: int, device: Device, generator: Random) -> dict[str, Tensor]:
+    def make_batch(
+        self, size: int, device: torch.device, generator: torch.Generator
+    ) -> dict[str, Tensor]:
         numbers = torch.randn(size, 5, device=device, generator=generator)
         return {"numbers": numbers, "sum": numbers.sum(1, keepdim=True)}
 
@@ -182,7 +183,9 @@ class Summing(Workload):
 class Deaf(Summing):
     """Its targets do not follow from what the network is given."""
 
-    def make_batch(self, size: int, device: Device, generator: Random) -> dict[str, Tensor]:
+    def make_batch(
+        self, size: int, device: torch.device, generator: torch.Generator
+    ) -> dict[str, Tensor]:
         batch = super().make_batch(size, device, generator)
         return {**batch, "sum": torch.randn(size, 1, device=device, generator=generator)}
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workers_for_tests import gone
 
 from bench.case import Case
 from bench.compare.__main__ import main as compare
@@ -21,6 +20,7 @@ from bench.validate.__main__ import main as validate
 from bench.work import Kind, Label, Work
 from bench.worker.command import judge_label
 from tests.frames_for_tests import read_steps, read_work
+from tests.workers_for_tests import gone
 
 SCRIPT = Path(__file__).parent / "scripts_for_tests.py"
 RUN = f"{shlex.quote(sys.executable)} {shlex.quote(str(SCRIPT))}"

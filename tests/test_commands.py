@@ -11,9 +11,9 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from pytest_for_tests import Capture, Patch
 
 from bench import __main__ as listing
+from tests.pytest_for_tests import Capture, Patch
 
 ROOT = Path(__file__).parents[1]
 INTERNAL = {

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_for_tests import Capture, Patch
-
 from bench.case import Case
 from bench.record import Record, Status
 from bench.sweep.display import Display
 from bench.worker import PhaseEntered, StepTaken
 from tests.planted.records import make_record
+from tests.pytest_for_tests import Capture, Patch
 
 CASE = Case(precision="fp16", loss_scale=128.0, batch_size=512, fraction=0.2, dataset="synthetic")
 

@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from machines_for_tests import RECORDINGS, read_machine
-from pytest_for_tests import Capture, Patch
-from test_gpu import GPU, FakeNvml
 
 from bench.doctor import __main__ as doctor
 from bench.doctor.__main__ import main, write_json
@@ -24,6 +21,9 @@ from bench.gpu.nvml import NvmlProblem
 from bench.precision import Apex, find_apex
 from bench.processes import Quota
 from bench.record import Environment
+from tests.machines_for_tests import RECORDINGS, read_machine
+from tests.pytest_for_tests import Capture, Patch
+from tests.test_gpu import GPU, FakeNvml
 
 FINE, NOTE, UNBELIEVABLE = Level
 

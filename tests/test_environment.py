@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from pytest_for_tests import Patch
 
 from bench.environment import host
 from bench.environment.host import (
@@ -31,6 +30,7 @@ from bench.gpu.nvml import Card, Link
 from bench.precision import PRECISIONS, Arithmetic
 from bench.record import Environment
 from bench.training.yardstick import list_arithmetics
+from tests.pytest_for_tests import Patch
 
 ROOT = Path(__file__).parents[1]
 

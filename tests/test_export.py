@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pytest_for_tests import Capture, Patch
 
 from bench import export as command
 from bench.case import AXES, Case
@@ -24,6 +23,7 @@ from bench.store.table import RECORDS
 from bench.store.writer import Store
 from bench.study.sweeps import Sweep, read_sweep
 from tests.planted.records import make_run
+from tests.pytest_for_tests import Capture, Patch
 
 EXTRAPOLATED = Case(fraction=0.5, dataset="synthetic", model="dpn-small", device="cpu")
 STEP_COUNT = 4

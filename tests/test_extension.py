@@ -20,7 +20,7 @@ TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 RUN_ALL = """
 import contextlib, importlib.util, io, json, sys
-import fake_executor
+from tests import fake_executor
 fake_executor.register()
 told = []
 for command in sys.argv[1:]:

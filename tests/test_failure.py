@@ -15,7 +15,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pytest_for_tests import Patch
 
 from bench.case import Case
 from bench.failure import (
@@ -28,6 +27,7 @@ from bench.failure import (
 )
 from bench.record import Status
 from bench.worker import read_free_share
+from tests.pytest_for_tests import Patch
 
 FULL, ROOMY = NEARLY_FULL / 2, 0.5
 

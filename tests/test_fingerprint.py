@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from workers_for_tests import gone
 
 from bench import fingerprint
 from bench.case import Case
@@ -20,6 +19,7 @@ from bench.fingerprint import Fingerprint, Request, try_model
 from bench.flags import join_flags
 from bench.store.reader import read_records
 from bench.sweep import __main__ as sweep
+from tests.workers_for_tests import gone
 
 BLOCKS = """
 from torch import nn

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fake_executor as fake
 import pandas as pd
 import pytest
 
@@ -26,6 +25,7 @@ from bench.study.runs import read_runs
 from bench.study.sweeps import read_sweeps
 from bench.sweep import __main__ as sweep
 from bench.wall import read_walls
+from tests import fake_executor as fake
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch

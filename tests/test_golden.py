@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pytest_for_tests import Capture, Patch
 from rich.cells import cell_len
 
 from bench.compare.__main__ import build_parser as build_compare
@@ -30,6 +29,7 @@ from bench.why import main as explain
 from tests.planted.comparisons import COMPARISONS
 from tests.planted.records import ROOT, list_committed
 from tests.planted.sweeps import Folders
+from tests.pytest_for_tests import Capture, Patch
 
 GOLDEN = Path(__file__).with_name("golden")
 RESULTS = {folder.name: folder for folder in list_committed("records.csv")}

@@ -11,7 +11,6 @@ from unittest.mock import Mock
 import psutil
 import pynvml
 import pytest
-from readings_for_tests import Replay
 
 from bench.environment.machine import Platform
 from bench.errors import UsageError
@@ -35,6 +34,7 @@ from bench.gpu.peaks import list_peaks
 from bench.processes import list_children, read_cpu_time
 from bench.record import Environment
 from bench.sweep.preflight import refuse_places
+from tests.readings_for_tests import Replay
 
 GPU = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 OTHER = "GPU-11112222-d72c-4106-c12f-20bd9faed9f6"

@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pytest_for_tests import Capture
 from torch import Tensor, nn
-from training_for_tests import CPU, list_batches, run_case
 
 from bench.case import Case
 from bench.data import Dataset, load, prepare
@@ -32,6 +30,8 @@ from bench.sweep.__main__ import main as sweep
 from bench.training.counting import count_flop
 from bench.wall import Probe, Trial, name_family
 from bench.workloads import Images, Network, Workload
+from tests.pytest_for_tests import Capture
+from tests.training_for_tests import CPU, list_batches, run_case
 
 
 def pooled() -> nn.Module:

@@ -5,10 +5,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from readings_for_tests import Replay
 
 from bench.gpu import Depth, Reading, Unreadable
 from bench.gpu.monitor import MONITORED, Monitor
+from tests.readings_for_tests import Replay
 
 READINGS = Path(__file__).parent / "readings"
 GB = 10**9

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
-from training_for_tests import batch, training
 
 from bench.errors import UsageError
 from bench.grid import grid
 from bench.precision import PRECISIONS, cast, read_flags, set_flags
 from bench.training.optimizers import build_optimizer
+from tests.training_for_tests import batch, training
 
 
 def network() -> nn.Sequential:
@@ -19,7 +21,8 @@ def network() -> nn.Sequential:
 
 @pytest.mark.parametrize("name", [name for name, p in PRECISIONS.items() if not p.apex])
 def test_a_cast_keeps_affine_batchnorm_in_fp32(name: str) -> None:
-    conv, affine, plain = cast(network(), PRECISIONS[name])  # type: ignore[misc]
+    layers: Any = cast(network(), PRECISIONS[name])
+    conv, affine, plain = layers
     kind = getattr(torch, PRECISIONS[name].weights)
     assert (kind == torch.float32) is (name not in ("fp16", "bf16", "fp16-pure", "bf16-pure"))
     assert conv.weight.dtype == plain.running_mean.dtype == kind

@@ -11,7 +11,6 @@ from typing import Any
 
 import psutil
 import pytest
-from pytest_for_tests import Patch
 
 from bench import processes as cores
 from bench.environment.host import describe_host
@@ -22,6 +21,7 @@ from bench.processes import (
     read_cpu_time,
     read_quota,
 )
+from tests.pytest_for_tests import Patch
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,8 @@ def test_the_cores_were_busy_for_what_is_neither_idle_nor_a_guest_s(monkeypatch:
     """Linux counts a guest's time in user and nice too; other systems tell of less."""
     times = {"user": 5.0, "nice": 1.0, "system": 2.0, "idle": 90.0, "iowait": 7.0, "irq": 0.5}
     times |= {"softirq": 0.25, "steal": 3.0, "guest": 2.0, "guest_nice": 0.5}
-    core, other = namedtuple("core", times), namedtuple("other", ["user", "idle"])
+    core: Any = namedtuple("core", times)  # type: ignore[misc]
+    other: Any = namedtuple("other", ["user", "idle"])
     told = [other(1000.0, 0.0), core(**times), other(4.0, 9.0)]
     monkeypatch.setattr(psutil, "cpu_times", lambda percpu: told)
     monkeypatch.setattr(cores, "usable_cpus", lambda: [1, 2, 7])

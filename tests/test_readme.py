@@ -27,7 +27,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from pytest_for_tests import Capture, Patch
 
 from bench.__main__ import COMMANDS as PROGRAMS
 from bench.advise.__main__ import parse_budget
@@ -44,6 +43,7 @@ from bench.store.reader import read_config, read_records, read_rows
 from bench.store.rows import keep_latest
 from bench.sweep import options
 from tests.planted.records import ran, write_sweep
+from tests.pytest_for_tests import Capture, Patch
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

@@ -12,10 +12,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import models_for_tests
 import psutil
 import pytest
-from workers_for_tests import find_workers, gone, is_server
 
 from bench.case import Case
 from bench.data import DatasetInfo
@@ -25,6 +23,8 @@ from bench.fingerprint import Request
 from bench.record import Measurement, Status
 from bench.run import EndedError, MessageError, Process, call
 from bench.worker import Job, Lane, PhaseEntered
+from tests import models_for_tests
+from tests.workers_for_tests import find_workers, gone, is_server
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
 

@@ -12,11 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from asked_for_tests import ask_once
 from hypothesis import given
 from hypothesis import strategies as st
-from pytest_for_tests import Capture, Patch
-from scales_for_tests import BATCH, answer, dataset, network
 from torch import Tensor, nn
 
 from bench.questions.loss_scales import (
@@ -41,6 +38,9 @@ from bench.scale_map import (
 )
 from bench.scales.__main__ import main
 from bench.scales.gradients import KINDS, LIMITS, Counter, Site, attach, list_kept, round_gradients
+from tests.asked_for_tests import ask_once
+from tests.pytest_for_tests import Capture, Patch
+from tests.scales_for_tests import BATCH, answer, dataset, network
 
 FORMATS = {"fp16": (torch.float16, 11, -14), "bf16": (torch.bfloat16, 8, -126)}
 """Significant bits with the leading one, and the exponent of the smallest normal number."""

@@ -10,7 +10,6 @@ from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
-import fake_executor as fake
 import pandas as pd
 import pytest
 import torch
@@ -33,6 +32,7 @@ from bench.store.rows import keep_cases, read_history
 from bench.sweep import __main__ as sweep
 from bench.worker import END, GO_ON, Channel, EpochEnded, Job, Message
 from bench.worker.measurement import measure
+from tests import fake_executor as fake
 from tests.frames_for_tests import read_epochs, read_steps
 
 Capture = pytest.CaptureFixture[str]

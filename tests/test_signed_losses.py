@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from pytest_for_tests import Capture
 
 from bench.case import Case
 from bench.compare.__main__ import main as compare
@@ -16,6 +15,7 @@ from bench.sweep.__main__ import main as sweep
 from bench.verdict import Claim, Verdict, compare_seeds, judge_equivalences
 from tests.frames_for_tests import read_steps
 from tests.planted.records import learn, write_sweep
+from tests.pytest_for_tests import Capture
 
 FP32, BF16 = Case(), Case(precision="bf16-amp")
 

@@ -16,7 +16,6 @@ import filelock
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pytest_for_tests import Patch
 
 from bench.case import Case
 from bench.compare.comparison import read_side
@@ -33,7 +32,6 @@ from bench.record import (
     WorkRow,
     flatten,
 )
-from bench.store import writer
 from bench.store.reader import read_beside, read_records, read_rows
 from bench.store.rows import (
     latest,
@@ -46,6 +44,7 @@ from bench.study.sweeps import read_sweep
 from bench.text import clean
 from tests.frames_for_tests import read_epochs, read_steps, read_work
 from tests.planted.records import make_run, write_sweep
+from tests.pytest_for_tests import Patch
 
 ONE_FOLDER = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -310,7 +309,7 @@ class Disk(io.FileIO):
 
 @pytest.fixture
 def disk(monkeypatch: Patch) -> type[Disk]:
-    monkeypatch.setattr(writer.io, "FileIO", Disk)
+    monkeypatch.setattr(io, "FileIO", Disk)
     Disk.room = 10**9
     return Disk
 
@@ -416,7 +415,7 @@ def test_a_wrong_cell_is_named_by_file_line_and_column(tmp_path: Path) -> None:
     for (name, right), texts in WRONG_CELLS.items():
         for text in texts.split(" "):
             file.write_bytes(good)
-            edit(file, lambda rows, cell=(name, text): rows[1].update([cell]))
+            edit(file, lambda rows, cell=(name, text): rows[1].update([cell]))  # type: ignore[misc]
             expect(tmp_path, f"{file}:3: column '{name}': {text!r}"[:60], right)
 
 

@@ -18,11 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import fake_executor as fake
 import pandas as pd
 import pytest
-from fake_executor import FakeExecutor
-from pytest_for_tests import Capture, Patch
 
 from bench.case import Case
 from bench.environment import machine
@@ -30,13 +27,16 @@ from bench.environment.host import describe_host
 from bench.executors import Images
 from bench.flags import join_flags
 from bench.gpu.nvml import Card
-from bench.processes import stop_signals
+from bench.processes import OtherWork, stop_signals
 from bench.record import Environment, Outcome, Status
 from bench.store.reader import read_records
 from bench.store.table import RECORDS
 from bench.sweep import __main__ as sweep
 from bench.sweep import loop, preflight
+from tests import fake_executor as fake
+from tests.fake_executor import FakeExecutor
 from tests.planted.records import ROOT
+from tests.pytest_for_tests import Capture, Patch
 
 HERE = Path(__file__).parent
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
@@ -487,7 +487,7 @@ def test_a_folder_s_cases_take_the_threads_of_free_cores(
     monkeypatch.setattr(loop, "usable_cpus", lambda: range(4))
     monkeypatch.setattr(loop, "count_cores", lambda: 4.0)
     busy = [1.3]
-    monkeypatch.setattr(loop.OtherWork, "cores", lambda self, guests=True: busy[0])
+    monkeypatch.setattr(OtherWork, "cores", lambda self, guests=True: busy[0])
     flags = ["--model", "tests.models_for_tests:good", "--device", "cpu", "--precision", "fp32"]
     flags += ["--dataset", "synthetic", "--batch-size", "8", "--steps", "2", "--no-report"]
     assert sweep.main([*flags, "--repeats", "1", "--out", str(out)]) == 0

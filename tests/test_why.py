@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pytest_for_tests import Capture
 
 from bench.case import Case, format_value
 from bench.diagnosis.explanation import describe
@@ -30,6 +29,7 @@ from tests.frames_for_tests import read_work
 from tests.planted.records import list_committed, make_run, write_sweep
 from tests.planted.results import read_results
 from tests.planted.steps import make_profiled, make_row, make_step, write_profiled
+from tests.pytest_for_tests import Capture
 
 
 def make_network(precision: str, times: float = 1.0, idle: float = 2.0) -> Step:

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from pytest_for_tests import Capture
 from torch import Tensor, nn
-from training_for_tests import CPU, run_case
 
 from bench.case import list_varying, parse_value
 from bench.data.batches import MadeBatches
@@ -27,6 +25,8 @@ from bench.training.loop import Training
 from bench.training.trial import attempt, check_network, try_workload
 from bench.workloads import IMAGES, OWN, Loss, Network, Workload, WorkloadFacts, load_workload
 from examples import transformer
+from tests.pytest_for_tests import Capture
+from tests.training_for_tests import CPU, run_case
 
 TRANSFORMER, TWO = "examples.transformer:tiny", "examples.two_losses:tiny"
 RESNET = "examples.resnet:tiny"
@@ -55,6 +55,8 @@ def normalised() -> Workload:
 
 
 class Counting(nn.Linear):
+    calls: Tensor
+
     def __init__(self, persistent: bool) -> None:
         super().__init__(3, 2)
         self.register_buffer("calls", torch.tensor(0), persistent=persistent)
@@ -212,7 +214,7 @@ def plain_transformer(steps: int) -> list[float]:
     losses = []
     for batch in batches.divide(0, steps=steps):
         optimizer.zero_grad()
-        found = workload.compute_loss(model, next(batch.parts))
+        found: Any = workload.compute_loss(model, next(batch.parts))
         found.loss.backward()
         optimizer.step()
         losses.append(float(found.loss.detach()))

@@ -15,8 +15,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from machines_for_tests import RECORDINGS, read_machine
-from pytest_for_tests import Capture, Patch
 
 from bench.diagnosis.step import CALL
 from bench.diagnosis.step import RATES as RATE_NAMES
@@ -51,6 +49,8 @@ from bench.training.yardstick import (
     measure,
 )
 from bench.yardstick import Tries, Yardstick, read_tries
+from tests.machines_for_tests import RECORDINGS, read_machine
+from tests.pytest_for_tests import Capture, Patch
 
 CPU = torch.device("cpu")
 FORMATS = list_arithmetics(CPU)

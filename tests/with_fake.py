@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from fake_executor import register
+from tests.fake_executor import register
 
 if __name__ == "__main__":
     register()

@@ -36,8 +36,8 @@ class Python2Pickler(pickle._Pickler):
     dispatch: ClassVar = dict(pickle._Pickler.dispatch)
 
     def save_bytes(self, obj: bytes) -> None:
-        self.write(pickle.BINSTRING + struct.pack("<i", len(obj)) + obj)
-        self.memoize(obj)
+        self.write(pickle.BINSTRING + struct.pack("<i", len(obj)) + obj)  # type: ignore[attr-defined]
+        self.memoize(obj)  # type: ignore[attr-defined]
 
     dispatch[bytes] = save_bytes
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from batches_for_tests import assert_each_is_one_augmentation, make, reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training_for_tests import list_batches
 
 from bench.data.batches import Batches
+from tests.batches_for_tests import assert_each_is_one_augmentation, make, reference
+from tests.training_for_tests import list_batches
 
 
 @given(

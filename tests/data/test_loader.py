@@ -12,15 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import loads_for_tests
 import numpy as np
 import pytest
 import torch
-from loads_for_tests import ITEM_S, PIDS, Loads, Rows
-from pytest_for_tests import Patch
 from torch import nn
-from training_for_tests import CPU
-from workers_for_tests import gone
 
 from bench.case import Case
 from bench.data import DatasetInfo
@@ -32,6 +27,11 @@ from bench.record import Status
 from bench.training.trial import try_workload
 from bench.worker.preparation import set_up, start_over, warm_up_shapes
 from bench.workloads import Workload
+from tests import loads_for_tests
+from tests.loads_for_tests import ITEM_S, PIDS, Loads, Rows
+from tests.pytest_for_tests import Patch
+from tests.training_for_tests import CPU
+from tests.workers_for_tests import gone
 
 IMAGES = 61  # batches of 22, 22 and 17, of micro-batches of 8
 

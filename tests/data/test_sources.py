@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from layouts_for_tests import draw, encode, pack, write_batches, write_parquet
 
 from bench import data
 from bench.data import count_images, find_cache, find_layout, load, prepare, sources
 from bench.data.sources import ARCHIVE, FOLDER
 from bench.errors import UsageError
 from bench.models.weights import parse_start
+from tests.data.layouts_for_tests import draw, encode, pack, write_batches, write_parquet
 
 
 def read(tmp_path):
@@ -54,7 +54,7 @@ def parts():
 
 
 def test_canonical_batches(tmp_path, parts, monkeypatch):
-    write_batches(tmp_path / "data/other-name", *parts, monkeypatch)
+    write_batches(tmp_path / "data/other-name", parts[0], parts[1], monkeypatch)
     dataset = read(tmp_path)
     assert same(dataset, *parts)
     info = dataset.info
@@ -62,7 +62,7 @@ def test_canonical_batches(tmp_path, parts, monkeypatch):
 
 
 def test_a_damaged_batch_or_archive_is_named_and_not_unpickled(tmp_path, parts, monkeypatch):
-    write_batches(tmp_path / "data", *parts, monkeypatch)
+    write_batches(tmp_path / "data", parts[0], parts[1], monkeypatch)
     path = tmp_path / "data" / "data_batch_2"
     whole = path.read_bytes()
     path.write_bytes(b"cos\nsystem\n" + whole)
@@ -136,7 +136,7 @@ def server(tmp_path, monkeypatch, parts):
     """The folder of what is downloaded, which is the archive."""
     served = tmp_path / "served"
     served.mkdir()
-    write_batches(tmp_path / FOLDER, *parts, monkeypatch)
+    write_batches(tmp_path / FOLDER, parts[0], parts[1], monkeypatch)
     (served / ARCHIVE).write_bytes(pack(tmp_path / FOLDER, monkeypatch))
     monkeypatch.setattr(sources, "URL", (served / ARCHIVE).as_uri())
     return served

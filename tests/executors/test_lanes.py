@@ -13,24 +13,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fake_executor as fake
 import psutil
 import pytest
-from fake_executor import FakeExecutor
-from pytest_for_tests import Capture, Patch
-from test_sweep import rows, run
-from workers_for_tests import find_workers
 
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, Settings
 from bench.executors import subprocess as room
 from bench.executors.subprocess import SubprocessExecutor
 from bench.gpu.nvml import Card
+from bench.processes import usable_cpus
 from bench.record import Outcome, Status
 from bench.store.reader import read_records
 from bench.sweep import __main__ as sweep
 from bench.sweep import loop, preflight
 from bench.worker import Job, Lane
+from tests import fake_executor as fake
+from tests.fake_executor import FakeExecutor
+from tests.pytest_for_tests import Capture, Patch
+from tests.test_sweep import rows, run
+from tests.workers_for_tests import find_workers
 
 Watch = Callable[[Callable[[Job], Outcome | None]], None]
 
@@ -244,7 +245,7 @@ def test_a_case_of_several_gpus_takes_some_of_one_kind() -> None:
 # ------------------------------------------------------------------------------- real processes
 
 needs_cores = pytest.mark.skipif(
-    len(room.usable_cpus()) < 2, reason="one CPU core: no two lanes of different cores"
+    len(usable_cpus()) < 2, reason="one CPU core: no two lanes of different cores"
 )
 REAL = ["--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small", "--precision", "fp32"]
 

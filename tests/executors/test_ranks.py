@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pytest_for_tests import Patch
-from workers_for_tests import find_workers
 
 from bench.case import Case
 from bench.data import DatasetInfo
@@ -23,6 +21,8 @@ from bench.executors.subprocess import Ranks, SubprocessExecutor
 from bench.record import Measurement, Outcome, RankRow, Status
 from bench.run import EndedError
 from bench.worker import GO_ON, Job, Lane, Message, PhaseEntered, StepTaken
+from tests.pytest_for_tests import Patch
+from tests.workers_for_tests import find_workers
 
 DDP = Case(device="cpu", parallel="ddp", world_size=2, dataset="synthetic")
 

@@ -19,8 +19,6 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
-from pytest_for_tests import Patch
-from workers_for_tests import gone, is_worker
 
 from bench.case import Case
 from bench.environment.host import hash_code
@@ -31,6 +29,8 @@ from bench.executors.ray import Errand, RayExecutor
 from bench.executors.subprocess import SubprocessExecutor
 from bench.record import Outcome, Status
 from bench.worker import Job, Lane
+from tests.pytest_for_tests import Patch
+from tests.workers_for_tests import gone, is_worker
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow

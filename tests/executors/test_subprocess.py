@@ -13,23 +13,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import models_for_tests
 import pandas as pd
 import psutil
 import pytest
-from pytest_for_tests import Patch
-from workers_for_tests import find_workers, gone
 
 from bench.case import Case
 from bench.data import DatasetInfo
 from bench.executors import Event, Settings
 from bench.executors import subprocess as room
 from bench.executors.subprocess import SubprocessExecutor
-from bench.gpu.monitor import Observation
+from bench.gpu.monitor import Monitor, Observation
 from bench.record import EpochRow, Measurement, Outcome, Status, read_missing
 from bench.store.reader import read_records
 from bench.sweep import __main__ as sweep
 from bench.worker import Job, Message, PhaseEntered, StepTaken
+from tests import models_for_tests
+from tests.pytest_for_tests import Patch
+from tests.workers_for_tests import find_workers, gone
 
 FLAGS = (
     "--device cpu --dataset synthetic --precision fp32 --fraction 0.001 --batch-size 32 --repeats 1"
@@ -266,7 +266,7 @@ def test_what_passes_is_tried_three_times_at_most_and_nothing_else(
     reason: str,
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(room.time, "sleep", slept.append)
+    monkeypatch.setattr(time, "sleep", slept.append)
     outcome = scripted(*scripts)
     assert (outcome.status, outcome.retries, Script.started) == (status, retries, retries + 1)
     assert reason in outcome.reason
@@ -310,7 +310,7 @@ def test_what_was_measured_is_not_lost_with_what_follows(
 def test_each_epoch_has_the_time_limit_for_itself(scripted: Scripted, monkeypatch: Patch) -> None:
     """Of 3600 s: phases of 2000 s each go on; 4000 s within the second epoch do not."""
     now = 0.0
-    monkeypatch.setattr(room.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
 
     def pass_time(message: Message, seconds: float) -> Iterator[Message]:
         nonlocal now
@@ -320,7 +320,7 @@ def test_each_epoch_has_the_time_limit_for_itself(scripted: Scripted, monkeypatc
     def script(last_s: float) -> Any:
         for message in EPOCHS:
             yield from pass_time(message, 2000)
-        yield from pass_time(*says(Status.OK), last_s)
+        yield from pass_time(says(Status.OK)[0], last_s)
 
     assert scripted(script(2000), epochs=2).status is Status.OK
     now = 0.0
@@ -342,7 +342,7 @@ def test_what_speaks_against_the_card_is_kept(
     scripted: Scripted, monkeypatch: Patch, status: Status, wanted: Status
 ) -> None:
     seen = Observation(verdict="throttled: too hot", notes=["and shared"])
-    monkeypatch.setattr(room.Monitor, "close", lambda self, *arguments: seen)
+    monkeypatch.setattr(Monitor, "close", lambda self, *arguments: seen)
     outcome = scripted(says(status, epoch_time_s=1.0, notes="mine"))
     assert outcome.status is wanted
     assert "throttled: too hot" in f"{outcome.reason} {outcome.measurement.notes}"
@@ -353,7 +353,7 @@ def test_energy_of_some_epochs_is_not_that_of_all(scripted: Scripted, monkeypatc
     """The counter was read by the process that resumed; the row's steps are of both."""
     read = {"energy_j": 900.0, "mean_power_w": 300.0}
     seen = Observation(values={**read, "temperature_c": 50.0})
-    monkeypatch.setattr(room.Monitor, "close", lambda self, *arguments: seen)
+    monkeypatch.setattr(Monitor, "close", lambda self, *arguments: seen)
     whole, m = (scripted(says(Status.OK, resumed_epochs=n)).measurement for n in (0, 2))
     assert (whole.energy_j, whole.mean_power_w, whole.missing) == (900.0, 300.0, None)
     assert (m.energy_j, m.mean_power_w, m.temperature_c) == (None, None, 50.0)
@@ -372,7 +372,7 @@ def test_a_lack_of_memory_beside_others_is_an_error_unless_they_are_allowed(
     scripted: Scripted, monkeypatch: Patch, computing: int, allowed: bool
 ) -> None:
     seen = Observation(values={"neighbours_computing": computing})
-    monkeypatch.setattr(room.Monitor, "close", lambda self, *arguments: seen)
+    monkeypatch.setattr(Monitor, "close", lambda self, *arguments: seen)
     outcome = scripted(says(Status.OOM), settings=Settings(allow_shared=allowed))
     believed = allowed or not computing
     assert outcome.status is (Status.OOM if believed else Status.ERROR)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from scales_for_tests import answer
 
 from bench.scale_map import find_window
+from tests.scales_for_tests import answer
 
 pytestmark = pytest.mark.gpu
 

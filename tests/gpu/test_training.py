@@ -11,15 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_for_tests import (
-    OURS,
-    batch,
-    differing_masters,
-    list_batches,
-    step_bound,
-    step_error,
-    training,
-)
 
 from bench.axis import Value
 from bench.case import Case
@@ -49,6 +40,15 @@ from bench.training.timing import StepClock
 from bench.worker import Channel, Job
 from bench.worker.epochs import read_reserved
 from bench.worker.preparation import set_up, start_over, warm_up_shapes
+from tests.training_for_tests import (
+    OURS,
+    batch,
+    differing_masters,
+    list_batches,
+    step_bound,
+    step_error,
+    training,
+)
 
 pytestmark = pytest.mark.gpu
 

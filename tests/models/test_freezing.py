@@ -11,17 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from training_for_tests import (
-    CPU,
-    LR,
-    MOMENTUM,
-    WEIGHT_DECAY,
-    batch,
-    in_parts,
-    run_case,
-    small,
-    training,
-)
 
 from bench.case import Case
 from bench.errors import UsageError
@@ -35,6 +24,17 @@ from bench.training.counting import count_flop
 from bench.training.loop import Training
 from bench.worker.epochs import evaluate
 from bench.workloads import Workload, load_workload
+from tests.training_for_tests import (
+    CPU,
+    LR,
+    MOMENTUM,
+    WEIGHT_DECAY,
+    batch,
+    in_parts,
+    run_case,
+    small,
+    training,
+)
 
 TWO, TRANSFORMER = "examples.two_losses:tiny", "examples.transformer:tiny"
 find_head = Workload().find_head

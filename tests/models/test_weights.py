@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from training_for_tests import CPU, batch, in_parts, small, training
 
 from bench.case import Case, parse_value
 from bench.errors import UsageError
@@ -21,6 +20,7 @@ from bench.sweep.__main__ import main as sweep
 from bench.training.building import build_training
 from bench.training.checkpoint import save_checkpoint
 from bench.workloads import Workload
+from tests.training_for_tests import CPU, batch, in_parts, small, training
 
 find_head = Workload().find_head
 

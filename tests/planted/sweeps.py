@@ -236,7 +236,7 @@ def make_gpus_records(
         **axes,
     )
     card = make_card("NVIDIA H200")
-    made = []
+    made: list[tuple[Any, ...]] = []
     for repeat in range(1, repeats + 1):
         wobble = 1 + 0.002 * (repeat - (repeats + 1) / 2)
         sync, alone = (time * wobble for time in time_step(precision, batch, gpus))

@@ -11,7 +11,6 @@ from statistics import fmean, variance
 from typing import Any
 
 import pytest
-from pytest_for_tests import Capture
 from scipy import stats
 
 from bench.case import Case
@@ -21,6 +20,7 @@ from bench.record import Record, Status
 from bench.report.document import Report
 from tests.planted.records import FP16, FP32, at, learn, ran, some_steps
 from tests.planted.results import read_report, tell
+from tests.pytest_for_tests import Capture
 
 WIDE32, WIDE16 = at(256, FP32, FP16)
 THREE, HALF = (100, 101, 99), (50, 51, 49)

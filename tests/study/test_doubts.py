@@ -19,7 +19,6 @@ from tests.planted.records import (
     FP16,
     FP32,
     GIB,
-    at,
     list_committed,
     make_record,
     measured,
@@ -91,7 +90,7 @@ def test_a_whole_epoch_waits_for_the_host_by_the_profile_of_its_part(tmp_path: P
     others = [
         ran(FP16, 20, **steps),
         ran(FP16, 12, **{**steps, "step_time_median_s": 0.03}, repeat=2),
-        ran(*at(256, FP16), 20, **steps),
+        ran(replace(FP16, batch_size=256), 20, **steps),
         ran(FP16, 20, **{**steps, "torch": "2.14"}, repeat=3),
     ]
     elsewhere = [ran(FP16, 20, **steps)]

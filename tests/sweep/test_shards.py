@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import fake_executor as fake
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pytest_for_tests import Capture, Patch
 
 from bench.case import Case
 from bench.compare.__main__ import main as compare
@@ -27,8 +25,10 @@ from bench.study.sweeps import list_results
 from bench.sweep import __main__ as sweep
 from bench.sweep.options import choose_part, parse_arguments
 from bench.validate.__main__ import main as validate
+from tests import fake_executor as fake
 from tests.frames_for_tests import read_steps
 from tests.planted.records import make_run
+from tests.pytest_for_tests import Capture, Patch
 
 pytestmark = pytest.mark.usefixtures("unreported")
 

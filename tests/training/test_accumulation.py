@@ -7,7 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from training_for_tests import (
+
+from bench.case import Case, micro_batch
+from bench.data.batches import Batches
+from bench.precision import PRECISIONS
+from bench.training.loop import Training
+from tests.training_for_tests import (
     CPU,
     LR,
     batch,
@@ -18,11 +23,6 @@ from training_for_tests import (
     pass_through,
     training,
 )
-
-from bench.case import Case, micro_batch
-from bench.data.batches import Batches
-from bench.precision import PRECISIONS
-from bench.training.loop import Training
 
 IMAGES, BATCH = 61, 22  # batches of 22, 22 and 17
 HALF_STEPS = [("fp16", 128.0), ("fp16", "dynamic"), ("fp16-amp", 128.0)]

@@ -12,9 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from apex_for_tests import install
-from pytest_for_tests import Patch
-from training_for_tests import CPU, LR, batch, in_parts, pass_through, small, training
 
 from bench.case import Case
 from bench.data import DatasetInfo
@@ -28,6 +25,9 @@ from bench.training.building import make_training
 from bench.training.loop import Training
 from bench.work import Kind
 from bench.worker import Job
+from tests.apex_for_tests import install
+from tests.pytest_for_tests import Patch
+from tests.training_for_tests import CPU, LR, batch, in_parts, pass_through, small, training
 
 Start = Callable[..., Training]
 LEVELS = ("O1", "O2")

@@ -13,13 +13,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import models_for_tests
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from training_for_tests import CPU, OURS, batch, in_parts, training
 
 from bench.case import Case
 from bench.grid import grid
@@ -41,8 +39,10 @@ from bench.worker import Channel, Job
 from bench.worker.checkpoints import Checkpoints, find_best
 from bench.worker.measurement import measure
 from bench.workloads import Loss, Network
+from tests import models_for_tests
 from tests.frames_for_tests import read_steps
 from tests.planted.records import make_run
+from tests.training_for_tests import CPU, OURS, batch, in_parts, training
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -283,10 +283,11 @@ def test_an_interrupted_case_ends_as_if_it_had_not_been(
 def test_the_last_and_the_best_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By test accuracy, of which the second epoch has the highest here."""
     from bench.worker import measurement
+    from bench.worker.epochs import evaluate
 
-    scores, evaluated = iter([0.5, 0.75, 0.625]), measurement.evaluate
+    scores = iter([0.5, 0.75, 0.625])
     monkeypatch.setattr(
-        measurement, "evaluate", lambda *args: replace(evaluated(*args), accuracy=next(scores))
+        measurement, "evaluate", lambda *args: replace(evaluate(*args), accuracy=next(scores))
     )
     found = run(WHOLE, tmp_path)
     last, best = (load_checkpoint(tmp_path / name) for name in (LAST, BEST))

@@ -9,7 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from training_for_tests import (
+
+from bench.case import Case
+from bench.data import DatasetInfo
+from bench.workloads import Workload
+from tests.training_for_tests import (
     MOMENTUM,
     OURS,
     WEIGHT_DECAY,
@@ -19,10 +23,6 @@ from training_for_tests import (
     step_bound,
     training,
 )
-
-from bench.case import Case
-from bench.data import DatasetInfo
-from bench.workloads import Workload
 
 MOST = 0.5
 """Half of the norm of the first steps."""

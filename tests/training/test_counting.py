@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from training_for_tests import CPU, run_case
 
 from bench.case import Case
 from bench.data.batches import MadeBatches
@@ -31,6 +30,7 @@ from bench.training.counting import (
 from bench.training.loop import Training
 from bench.work import Kind, Work, sum_kinds
 from bench.workloads import Images, Workload
+from tests.training_for_tests import CPU, run_case
 
 
 def count(run: Callable[[], Any]) -> dict[Kind, Work]:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from training_for_tests import CPU
 
 from bench.optimization import OPTIMIZERS
 from bench.precision import POLICIES, PRECISIONS
 from bench.training.loop import Training
 from bench.training.loss_scale import build_loss_scale
 from bench.workloads import Images
+from tests.training_for_tests import CPU
 
 OURS = [n for n, precision in PRECISIONS.items() if not precision.apex and not precision.float8]
 """The steps of apex wait for the GPU, and on a CPU torchao's kernels are others."""

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from training_for_tests import CPU, run_case
 
 from bench.case import Case
 from bench.data import DatasetInfo
@@ -31,6 +30,7 @@ from bench.training.loop import Training
 from bench.training.proof import Proof, Setting, prove
 from bench.workloads import Workload
 from examples import transformer
+from tests.training_for_tests import CPU, run_case
 
 pytestmark = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
 

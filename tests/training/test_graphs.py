@@ -11,7 +11,6 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from torch import Tensor
-from training_for_tests import batch, pass_through, run_case, training
 
 from bench.axis import Value
 from bench.case import Case
@@ -21,6 +20,7 @@ from bench.grid import grid
 from bench.training import graphs
 from bench.training.graphs import WARMUP_STEPS
 from bench.training.loop import Epoch, Training
+from tests.training_for_tests import batch, pass_through, run_case, training
 
 
 class Played:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pytest_for_tests import Capture
 
 from bench.report.__main__ import main as report
 from bench.store.reader import read_records
 from bench.sweep.__main__ import main as sweep
+from tests.pytest_for_tests import Capture
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ from math import cos, pi
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from training_for_tests import CPU, batch, training
 
 from bench.case import Case
 from bench.errors import UsageError
@@ -17,6 +16,7 @@ from bench.training.building import make_training
 from bench.training.loop import train_epoch
 from bench.training.optimizers import learning_rates
 from bench.training.timing import StepClock
+from tests.training_for_tests import CPU, batch, training
 
 AFTER = {
     "constant": lambda j, steps: 1.0,

@@ -8,9 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from pytest_for_tests import Patch
 from torch import Tensor, nn
-from training_for_tests import (
+
+from bench.precision import POLICIES, PRECISIONS
+from bench.training.loop import Training
+from bench.training.loss_scale import DynamicScale
+from tests.pytest_for_tests import Patch
+from tests.training_for_tests import (
     CPU,
     LR,
     MOMENTUM,
@@ -24,10 +28,6 @@ from training_for_tests import (
     step_error,
     training,
 )
-
-from bench.precision import POLICIES, PRECISIONS
-from bench.training.loop import Training
-from bench.training.loss_scale import DynamicScale
 
 
 class Awkward(nn.Module):

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from pytest_for_tests import Capture
 from torch import Tensor
-from training_for_tests import LR, batch, training
 
 from bench.errors import UsageError
 from bench.grid import grid
 from bench.optimization import OPTIMIZERS
 from bench.sweep.__main__ import main as sweep
+from tests.pytest_for_tests import Capture
+from tests.training_for_tests import LR, batch, training
 
 ROOT = Path(__file__).parents[2]
 Formula = Callable[[Tensor, Tensor, dict[str, Tensor], int, float], Tensor]

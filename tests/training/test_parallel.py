@@ -12,11 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ranks_for_tests
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks_for_tests import SLEEP_S
 
 from bench.case import Case, divide_items, whole_batch
 from bench.data.batches import MadeBatches, Share, plan_steps
@@ -25,6 +23,8 @@ from bench.rules import check_batches
 from bench.training.loop import Epoch, merge
 from bench.training.parallel import Exposed, find_slowest
 from bench.worker.epochs import TimedEpoch, join_epochs
+from tests import ranks_for_tests
+from tests.ranks_for_tests import SLEEP_S
 
 SIZES = (2, 3)
 CPU = torch.device("cpu")

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from pytest_for_tests import Capture, Patch
 from torch import Tensor, nn
-from training_for_tests import CPU, run_case
 
 from bench.case import Case
 from bench.grid import grid
@@ -26,6 +24,8 @@ from bench.work import Kind, Label, Work
 from bench.worker import measurement
 from bench.worker.preparation import open_supply
 from bench.workloads import Workload
+from tests.pytest_for_tests import Capture, Patch
+from tests.training_for_tests import CPU, run_case
 
 WIDTH, LAYERS, ITEMS = 512, 6, 512
 TRIES = 5  # a busy machine may stop a step anywhere

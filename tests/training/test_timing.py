@@ -319,7 +319,7 @@ def test_a_training_asks_its_accelerator(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(Channel, "reporter", lambda *_: lambda *_: None)
     planted = Planted()
     monkeypatch.setitem(timing.ACCELERATORS, "cpu", planted)
-    clock = worker_epochs.time.perf_counter
+    clock = perf_counter
     stand_in = SimpleNamespace(perf_counter=lambda: planted.did.append("clock") or clock())
     monkeypatch.setattr(worker_epochs, "time", stand_in)
     case = Case(

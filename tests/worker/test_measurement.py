@@ -13,9 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from pytest_for_tests import Patch
 from torch import nn
-from training_for_tests import list_batches
 
 from bench.case import Case
 from bench.data import DatasetInfo, load, prepare
@@ -34,6 +32,8 @@ from bench.worker import (
 )
 from bench.worker.measurement import conclude, measure
 from bench.worker.preparation import set_up, start_over, warm_up_shapes
+from tests.pytest_for_tests import Patch
+from tests.training_for_tests import list_batches
 
 TINY = f"{__name__}:tiny"
 CASE = Case(model=TINY, dataset="synthetic", device="cpu", batch_size=50, fraction=0.1)
