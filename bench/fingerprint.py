@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from multiprocessing.connection import Connection
@@ -26,11 +25,8 @@ from bench.failure import is_library
 from bench.models import MODELS, build_model, load_factory, split_model
 from bench.models.freezing import normalises_batches
 from bench.processes import name_signal
-from bench.record import WorkRow
 from bench.run import EndedError, MessageError, Process
 from bench.workloads import IMAGES, Workload, WorkloadFacts, check_workload
-
-_SKETCH_S = 10.0  # limit for a user's code on the meta device; DPN-92 takes 0.4 s
 
 
 @dataclass(frozen=True)
@@ -41,9 +37,8 @@ class Fingerprint:
     printed module without memory addresses, ``source`` the files that build it. ``outputs`` is the
     number of classes; None for a built-in network, which is not run, and for a workload, which need
     not have any. ``products`` is the number of layers that fp8 can convert, ``batchnorm`` whether
-    the model has BatchNorm, and ``still`` the requested freezes that leave no layer normalising by
-    the batch. ``work`` is what one item computes and moves in float32, by
-    `bench.training.counting.sketch_work`; empty if that fails.
+    the model has BatchNorm, ``convolves`` whether it has convolution layers, and ``still`` the
+    requested freezes that leave no layer normalising by the batch.
     """
 
     parameters: str
@@ -53,8 +48,8 @@ class Fingerprint:
     workload: WorkloadFacts | None = None
     products: int = 0
     batchnorm: bool = True
+    convolves: bool = True
     still: tuple[str, ...] = ()
-    work: tuple[WorkRow, ...] = ()
 
 
 Examined = Fingerprint | str
@@ -112,7 +107,6 @@ def examine_model(
     classes: int = CLASSES,
     freezes: Sequence[str] = (),
     starts: Sequence[str] = (),
-    report: Callable[[Fingerprint], object] = lambda found: None,
 ) -> Fingerprint:
     """Import and build ``name``, a ``model`` or ``workload`` by its kind, run a user's own once,
     and return its fingerprint.
@@ -120,16 +114,15 @@ def examine_model(
     The fingerprint does not depend on ``freezes`` and ``starts``; they are only checked. ``shape``
     is that of the images that a model is tried on; a built-in network is built for this
     number of ``classes``. A built-in network is built without memory (torch's meta device) and
-    not run: DPN-92 would take 2 s. Its work is sketched last, after ``report`` got everything else:
-    a user's code may crash on torch's meta device, or never end.
+    not run: DPN-92 would take 2 s.
 
     Call it in a process that has imported torch, and no model before. Raises UsageError, one line:
     the model cannot be imported, built or run, or is no network for images; or ``freezes`` or
     ``starts`` do not fit it.
     """
     import torch
+    from torch.nn.modules.conv import _ConvNd
 
-    from bench.training.counting import sketch_work
     from bench.training.float8 import find_products
     from bench.training.switches import keep_switches
     from bench.training.trial import (
@@ -171,7 +164,7 @@ def examine_model(
         texts += [other.encode(), Path(file).read_bytes() if file else b""]
     products = attempt(f"{what}: find_head fails", partial(find_products, model, workload))
     tensors = [*model.named_parameters(), *model.named_buffers()]
-    found = Fingerprint(
+    return Fingerprint(
         _hash(f"{key} {tuple(t.shape)} {t.dtype}".encode() for key, t in tensors),
         _hash([re.sub(r"0x[0-9a-fA-F]+", "", repr(model)).encode()]),
         _hash(texts),
@@ -179,12 +172,9 @@ def examine_model(
         facts,
         len(products),
         normalises_batches(model),
+        any(isinstance(module, _ConvNd) for module in model.modules()),
         still,
     )
-    report(found)
-    with suppress(BaseException):  # user code may look at values, or exit
-        return replace(found, work=sketch_work(model, workload))
-    return found
 
 
 def _hash(parts: Iterable[bytes]) -> str:
@@ -201,8 +191,6 @@ def try_model(asked: Request, timeout_s: float, **settings: Any) -> Examined:
     with Process("bench.fingerprint:answer", asked, **settings) as process:
         try:
             found: Examined = process.receive(timeout_s)
-            with suppress(TimeoutError, EndedError):
-                found = process.receive(_SKETCH_S)  # it may be sketching forever
         except MessageError as error:
             return f"{asked.what} cannot be examined: {error}"
         except EndedError:
@@ -213,13 +201,13 @@ def try_model(asked: Request, timeout_s: float, **settings: Any) -> Examined:
 
 
 def answer(told: Connection, asked: Request) -> None:
-    """Send what `examine_model` finds, first without the work of one item, or what is wrong."""
+    """Send what `examine_model` finds, or what is wrong."""
     case = asked.case
     kind = "model" if case.workload == IMAGES else "workload"
     shape = SHAPE if case.input is None else parse_shape(case.input)
     about = (shape, case.classes or CLASSES, asked.freezes, asked.starts)
     try:
-        told.send(examine_model(case.model, kind, *about, report=told.send))
+        told.send(examine_model(case.model, kind, *about))
     except UsageError as error:
         told.send(str(error))
     except BaseException as error:

@@ -86,13 +86,6 @@ def add_items(work: T, items: int) -> T:
     return more
 
 
-def sum_kinds(work: Mapping[Label, Work]) -> dict[Kind, Work]:
-    kinds: dict[Kind, Work] = {}
-    for label, one in work.items():
-        kinds.setdefault(label.kind, Work()).add(one)
-    return kinds
-
-
 CONVOLUTIONS = frozenset(
     [
         "convolution",

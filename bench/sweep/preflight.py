@@ -15,7 +15,7 @@ from bench.case import AXES, Case, fill_command, format_value, list_varying
 from bench.command import hash_files, refuse_program
 from bench.data import SYNTHETIC, DatasetInfo
 from bench.data.sources import CLASSES
-from bench.diagnosis.step import CONVOLUTIONS, find_emulated, find_halves
+from bench.diagnosis.step import find_emulated, find_halves
 from bench.doctor.judgement import write_warnings
 from bench.environment.host import has_cuda
 from bench.environment.machine import Machine, Platform, examine, guess_devices
@@ -387,10 +387,9 @@ def warn_of_emulation(
         if platform is None or platform.refuse(precision):
             continue
         rates, model = vars(platform.environment), (models or {}).get(name_subject(case))
-        kinds = {row.kind for row in model.work} if model else set()
         native = find_halves(rates).get(precision.arithmetic)
         reason = "" if native else platform.find_emulation(precision)
-        convolves = not kinds or not kinds.isdisjoint(CONVOLUTIONS)
+        convolves = model is None or model.convolves
         if reason := reason or find_emulated(precision.arithmetic, rates, convolves):
             emulated.setdefault(reason, {})[case.precision] = None
     return [

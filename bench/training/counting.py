@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
@@ -22,7 +22,7 @@ from bench.case import Case, micro_batch
 from bench.data.batches import Divided, Supply
 from bench.kernels import Vocabulary
 from bench.models.freezing import NONE, freeze
-from bench.precision import LEAST_LABELLED, Arithmetic, Precision, list_formats, read_flags
+from bench.precision import LEAST_LABELLED, Precision, list_formats, read_flags
 from bench.record import KernelTime, WorkRow, write_kernels
 from bench.timeline import Timed
 from bench.training.switches import keep_switches
@@ -39,7 +39,6 @@ from bench.work import (
     place_kind,
     read_groups,
     share_formats,
-    sum_kinds,
 )
 from bench.workloads import Loss, Workload
 
@@ -432,42 +431,19 @@ def count_flop(workload: Workload, frozen: str = NONE) -> float:
         with keep_switches({}):
             network = workload.build_model()
         freeze(network, frozen, workload.find_head)
-        work = _sketch(network, workload, 2)
+        batch = sketch_batch(workload, 2)
+        counter = Counter()
+        with counter:
+            found = workload.compute_loss(network, batch)
+            (found.loss if isinstance(found, Loss) else found).backward()
+    work = counter.work
     return sum(one.flop for one in work.values()) / workload.count_units(2)
-
-
-def _sketch(network: nn.Module, workload: Workload, items: int) -> dict[Label, Work]:
-    """Return the work of some items, forward and backward, of a network on torch's meta device."""
-    batch = sketch_batch(workload, items)
-    counter = Counter()
-    with counter:
-        found = workload.compute_loss(network, batch)
-        (found.loss if isinstance(found, Loss) else found).backward()
-    return counter.work
 
 
 def sketch_batch(workload: Workload, items: int) -> Any:
     """Return a batch of the workload, moved to torch's meta device: shapes without data."""
     made = workload.make_batch(items, torch.device("cpu"), torch.Generator().manual_seed(0))
     return tree_map_only(torch.Tensor, lambda t: t.to("meta"), made)
-
-
-_SKETCHED = 64  # items: enough for the weights that every step reads to be a small part
-
-
-def sketch_work(network: nn.Module, workload: Workload) -> tuple[WorkRow, ...]:
-    """Return the work of one item, forward and backward in float32, one row per kind, from shapes.
-
-    The network is left on torch's meta device. Whatever a network or loss that reads values raises
-    is raised.
-    """
-    items = min(_SKETCHED, workload.samples)
-    return tuple(
-        WorkRow(
-            str(kind), "", Arithmetic.FLOAT32, work.calls, work.flop / items, work.bytes / items
-        )
-        for kind, work in sum_kinds(_sketch(network.to("meta"), workload, items)).items()
-    )
 
 
 def join_work(counted: Mapping[Label, Work], timed: Mapping[Label, Timed]) -> list[WorkRow]:
