@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import median
-from typing import Any
 
 STEADY = 0.02
 """Times that differ by at most this share count as equal: the steps at the end of warm-up, and
@@ -40,12 +39,6 @@ def find_ends(times: Sequence[float]) -> tuple[float, float] | None:
 
 BUSY_CORES = 0.15
 """CPU cores that others may use during an epoch on a CPU; idle daemons use fewer."""
-
-
-def is_shared(computing: Any, cores: Any) -> Any:
-    """Return whether other processes computed during the measurement: ``computing`` is their number
-    on the card, ``cores`` the CPU cores they used; both are numbers or columns."""
-    return (computing > 0) | (cores > BUSY_CORES)
 
 
 MIN_REPEATS = 3

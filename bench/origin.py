@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -22,9 +21,7 @@ EXECUTORS: dict[str, Kind] = {
     "ray": Kind("bench.executors.ray:RayExecutor", "on the nodes of a Ray cluster", here=False),
 }
 
-Origin = Literal["measured", "published", "unknown"]
-
-OF_OTHERS: dict[str, Origin] = {"published": "published", "bare loop": "measured"}
+OF_OTHERS = {"published": "published", "bare loop": "measured"}
 """Executors named by rows of results/reference, not used by sweeps, and their origins."""
 
 LABELS: dict[str, str] = {
@@ -34,15 +31,10 @@ LABELS: dict[str, str] = {
 """Labels of rows that were not measured."""
 
 
-def find_origin(executor: str) -> Origin:
-    """Return the origin of rows by their column ``executor``."""
-    return "measured" if executor in EXECUTORS else OF_OTHERS.get(executor, "unknown")
-
-
 def describe_origin(executors: Iterable[str]) -> Iterator[str]:
     """Yield a sentence if this version knows none of the executors of the rows."""
     names = [*dict.fromkeys(executors)]
-    if names and all(find_origin(name) == "unknown" for name in names):
+    if names and not {*names} & {*EXECUTORS, *OF_OTHERS}:
         yield (
             f"Nothing here is known to be measured: these rows came from the {', '.join(names)} "
             "executor, which this version does not know."

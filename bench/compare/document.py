@@ -11,7 +11,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from bench.compare.comparison import Comparison, MetricPair, Result, write_change
-from bench.origin import describe_origin, find_origin
+from bench.origin import describe_origin
 from bench.record import Status
 from bench.render.table import NOTHING, Cell, Head, Table, find_period, say_period, write_ends
 from bench.render.text import draw_table, draw_text, make_plain
@@ -209,7 +209,7 @@ def render_text(comparison: Comparison, results: Sequence[Result]) -> str:
 def render_json(comparison: Comparison, results: Sequence[Result]) -> str:
     """Render JSON with all raw values, in SI units."""
     a, b = comparison.sides
-    origins = {find_origin(run.executor): None for side in (a, b) for run in side.runs}
+    origins = dict.fromkeys(run.kind for side in (a, b) for run in side.runs)
     document = {
         "axis": comparison.axis,
         "a": str(a.path),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from bench.case import Case
 from bench.data.loader import PREFETCH
 from bench.gpu.nvml import EFFECTS
-from bench.limits import MIN_REPEATS, STEADY, is_shared
+from bench.limits import BUSY_CORES, MIN_REPEATS, STEADY
 from bench.precision import EMULATE_FP8, MOSTLY_LABELLED, PRECISIONS, Arithmetic, is_dynamic
 from bench.record import Status, describe_unmet
 from bench.study.quantities import over
@@ -67,11 +67,12 @@ def _is_unknown(run: Run) -> bool:
     """Return whether the epoch time is less certain than ``--until`` asks or than `LEAST_KNOWN`, or
     is of too few steps to tell, or of batches that the DataLoader's workers may have prepared
     before: an epoch may wait longer for it."""
+    missed = run.until != "" and run.epoch_time_error > float(run.until)
     error = over((run.epoch_time_high_s - run.epoch_time_low_s) / 2, run.epoch_time_s)
-    short = run.measured_steps < FEW_STEPS and run.part < 1 and not run.ended
+    short = run.measured_steps < FEW_STEPS and run.part < 1 and run.until == ""
     ahead = 2 * run.workers * PREFETCH / run.accumulate
     prepared = run.measured_steps < min(run.steps_per_epoch, ahead)
-    return bool(run.missed or error > LEAST_KNOWN or short or prepared)
+    return bool(missed or error > LEAST_KNOWN or short or prepared)
 
 
 def _meets(effect: str) -> Callable[[Run], bool]:
@@ -129,7 +130,7 @@ _ALL = (
     Doubt("contended", "shared",
           "Another program used the device or the cores of the run",
           QUIETER,
-          lambda r: is_shared(r.neighbours_computing, r.other_cores),
+          lambda r: r.neighbours_computing > 0 or r.other_cores > BUSY_CORES,
           detail=lambda r: r.neighbours),
     Doubt("beside", "beside other lanes",
           "Cases ran beside other lanes, with which they share power, cooling and the CPU: alone "

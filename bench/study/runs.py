@@ -7,7 +7,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from functools import cached_property
 from operator import attrgetter
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from bench.case import AXES, SAME_QUESTION, Case, free_axes
 from bench.diagnosis.step import COPY, RATES
 from bench.gpu.peaks import list_peaks
 from bench.limits import MIN_REPEATS, STEADY
-from bench.origin import Origin, find_origin
+from bench.origin import EXECUTORS, OF_OTHERS
 from bench.precision import OPT_LEVELS, PRECISIONS, Arithmetic
 from bench.record import COMPARABLE, MEASURED, RELIABLE, Status
 from bench.store.rows import Row, group
@@ -44,6 +43,9 @@ class Run(Row):
 
     Attributes:
         sweep: the name of its sweep.
+        timed: whether it has an epoch time.
+        kind: measured, published or unknown.
+        machine: the GPU, or the CPU.
         asked: a number for its case; ``environment`` for rows that agree on `COMPARABLE`, and
             ``cell`` for runs of one case on one machine that agree on both.
         part: the share of an epoch that was measured, equal in all runs of a case: its fraction,
@@ -56,6 +58,9 @@ class Run(Row):
     """
 
     sweep: str
+    timed: bool
+    kind: str
+    machine: str
     asked: int
     environment: int
     cell: int
@@ -67,42 +72,25 @@ class Run(Row):
 
     def __init__(self, cells: Mapping[str, Any], **beside: Any) -> None:
         super().__init__(cells, **beside)
+        self.timed = bool(self.epoch_time_s == self.epoch_time_s)
+        known = "measured" if self.executor in EXECUTORS else "unknown"
+        self.kind = OF_OTHERS.get(self.executor, known)
+        self.machine = self.cpu or "CPU" if self.device == "cpu" else self.gpu or "unknown GPU"
         if math.isnan(self.images_per_s):
             self.images_per_s = over(self.train_images, self.epoch_time_s)
 
     def __getattr__(self, name: str) -> Any:
-        """Derive a quantity or a doubt, once."""
+        """Derive a quantity, a doubt or one of `REACHED`, once."""
         if name in DOUBTS:
             value: Any = DOUBTS[name].find(self)
         elif name in QUANTITIES and (derive := QUANTITIES[name].derive):
             value = derive(self)
+        elif name in REACHED:
+            value = dict(zip(REACHED, reach(self), strict=True))[name]
         else:
             raise AttributeError(name)
         vars(self)[name] = value
         return value
-
-    @property
-    def timed(self) -> bool:
-        return bool(self.epoch_time_s == self.epoch_time_s)
-
-    @cached_property
-    def machine(self) -> str:
-        """The GPU, or the CPU."""
-        return (self.gpu or "unknown GPU") if self.device != "cpu" else (self.cpu or "CPU")
-
-    @cached_property
-    def kind(self) -> Origin:
-        return find_origin(self.executor)
-
-    @cached_property
-    def missed(self) -> bool:
-        """Whether the error of the epoch time is larger than ``--until`` asked."""
-        return bool(self.epoch_time_error > float(self.until or "nan"))
-
-    @property
-    def ended(self) -> bool:
-        """Whether ``--until`` ended the run before its epoch was over."""
-        return self.until != "" and self.part < 1 and not self.missed
 
     @property
     def learnt_whole(self) -> bool:
@@ -110,99 +98,80 @@ class Run(Row):
         told = self.command == "" or self.steps_per_epoch == self.steps_per_epoch
         return self.part >= 1 and told
 
-    @property
-    def flops(self) -> float:
-        """FLOP/s: FLOP of an image, forward and backward, times the images/s of each GPU."""
-        return float(self.flop_per_image * self.images_per_s / self.world_size)
 
-    @property
-    def moved(self) -> float:
-        """Memory traffic in bytes/s: of a step, as if nothing were fused, over the median step."""
-        return over(self.step_bytes, self.step_time_median_s)
+REACHED = ("flops", "moved", "of_peaks", "of_bandwidth", "of_measured", "of_copy")
+"""What `reach` returns of a run."""
 
-    @cached_property
-    def of_peaks(self) -> float:
-        """`flops` over the peak in the card's data sheet; impossible shares above 1 are kept."""
-        return self._share(lambda name: self._look_up(list_peaks(self.gpu).get(f"rate_{name}")))
 
-    @cached_property
-    def of_bandwidth(self) -> float:
-        """`moved` over the bandwidth in the data sheet; impossible shares above 1 are kept."""
-        return self.moved / self._look_up(list_peaks(self.gpu).get("rate_copy"))
+def reach(run: Run) -> tuple[float, ...]:
+    """Return how fast a run computed and moved data; NaN for each that is not known.
 
-    @property
-    def of_measured(self) -> float:
-        """`flops` over the rate of a large matrix product or convolution measured on this device,
-        whichever is higher."""
+    - flops: FLOP/s, of an image, forward and backward, times the images/s of each GPU;
+    - moved: memory traffic in bytes/s, of a step as if nothing were fused, over the median step;
+    - of_peaks, of_bandwidth: these over the card's data sheet; impossible shares above 1 are kept;
+    - of_measured: flops over the rate of a large matrix product or convolution, whichever is
+      higher, measured on this device. A rate above the data sheet is left out;
+    - of_copy: moved over the bytes/s that a large copy reads and writes on this device. Compiled
+      code has none: it moves less than is counted, so that its share may exceed 1.
 
-        def find_rate(name: str) -> float:
-            both = (f"rate_{name}", f"rate_conv_{name}")
-            rates = [self._take_rate(column) for column in both if column in RATES]
-            return max((rate for rate in rates if rate == rate), default=math.nan)
-
-        return self._share(find_rate)
-
-    @property
-    def of_copy(self) -> float:
-        """`moved` over the bytes/s that a large copy reads and writes on this device. NaN for
-        compiled code, which moves less than is counted, so that its share may exceed 1."""
-        return over(self.moved, self._take_rate(COPY)) if self.compile == Case.compile else math.nan
-
-    def _take_rate(self, column: str) -> float:
-        """Return a measured rate of the machine; NaN where it is above the data sheet."""
-        rate: float = getattr(self, column)
-        return math.nan if rate > self._look_up(list_peaks(self.gpu).get(column)) else rate
-
-    def _look_up(self, peak: float | None) -> float:
-        return (peak if self.device == "cuda" else None) or math.nan
-
-    def _share(self, find_rate: Callable[[str], float]) -> float:
-        """Return `flops` over the rate of the arithmetic that ran; NaN where no rate is known.
-
-        If several arithmetics were found (``tfloat32/float32``), the first one counts: that of the
-        forward pass of the network's most expensive layer. If a share of the FLOP ran in fp8 and
-        the rest in bf16, the combined rate is 1 / (share / fp8 + (1 - share) / bf16).
-        """
-        level = OPT_LEVELS[self.opt_level].arithmetic if self.opt_level else ""
-        label = level or PRECISIONS[self.precision].arithmetic
-        ran = self.arithmetic.partition("/")[0] or label
-        rate = find_rate(ran)
+    If several arithmetics were found (``tfloat32/float32``), the first one counts: that of the
+    forward pass of the network's most expensive layer. If a share of the FLOP ran in fp8 and the
+    rest in bf16, the combined rate is 1 / (share / fp8 + (1 - share) / bf16).
+    """
+    flops = float(run.flop_per_image * run.images_per_s / run.world_size)
+    moved = over(run.step_bytes, run.step_time_median_s)
+    sheet = list_peaks(run.gpu) if run.device == "cuda" else {}
+    measured: dict[str, float] = {}
+    for column in RATES:
+        rate = getattr(run, column)
+        if rate == rate and rate <= sheet.get(column, math.inf):
+            name = column.replace("rate_conv_", "rate_")
+            measured[name] = max(rate, measured.get(name, 0.0))
+    level = OPT_LEVELS[run.opt_level].arithmetic if run.opt_level else ""
+    label = level or PRECISIONS[run.precision].arithmetic
+    ran = run.arithmetic.partition("/")[0] or label
+    shares = []
+    for rates in (sheet, measured):
+        rate = rates.get(f"rate_{ran}", math.nan)
         if ran == Arithmetic.FLOAT8:
-            share = self.fp8_flop_share
-            parts = over(share, rate) + over(1 - share, find_rate(Arithmetic.BFLOAT16))
-            rate = over(1, parts)
-        return over(self.flops, rate)
+            rest = over(1 - run.fp8_flop_share, rates.get("rate_bfloat16", math.nan))
+            rate = over(1, over(run.fp8_flop_share, rate) + rest)
+        shares.append(over(flops, rate))
+    copy = measured.get(COPY, math.nan) if run.compile == Case.compile else math.nan
+    bandwidth = sheet.get(COPY, math.nan)
+    return flops, moved, shares[0], over(moved, bandwidth), shares[1], over(moved, copy)
 
 
 def read_runs(sweeps: Sequence[Sweep]) -> list[Run]:
     """Read the runs of sweeps, a run a record, with all that is derived of them."""
     runs: list[Run] = []
     for sweep in sweeps:
-        mine = list_runs(sweep.rows, sweep.name)
-        _fill_environment(mine)
-        runs += mine
+        cells = [dict(vars(row)) for row in sweep.rows]
+        _fill_environment(cells)
+        runs += [Run(row, sweep=sweep.name) for row in cells]
     return link_runs(runs)
 
 
-def list_runs(rows: Iterable[Row], sweep: str = "") -> list[Run]:
+def list_runs(rows: Iterable[Row]) -> list[Run]:
     """Return rows as runs, without what only several of them together tell."""
-    return [Run(vars(row), sweep=sweep) for row in rows]
+    return [Run(vars(row), sweep="") for row in rows]
 
 
-def _fill_environment(runs: Sequence[Run]) -> None:
+def _fill_environment(rows: Sequence[dict[str, Any]]) -> None:
     """Fill in what runs that ended too early lack of their environment, if unique in the sweep."""
     also = {"gpu_memory_bytes": ("device",), "cpu": ("device",), "train_images": ("dataset",)}
-    lost, whole = ([run for run in runs if (run.torch == "") is lacks] for lacks in (True, False))
+    lost, whole = (
+        [row for row in rows if (row["torch"] == "") is lacks] for lacks in (True, False)
+    )
     for name, axes in {**COMPARABLE, **also}.items() if lost else ():
         found: dict[tuple[Any, ...], set[Any]] = defaultdict(set)
-        for run in whole:
-            if (value := getattr(run, name)) == value:
-                found[tuple(getattr(run, axis) for axis in axes)].add(value)
-        for run in lost:
-            held = getattr(run, name)
-            values = found[tuple(getattr(run, axis) for axis in axes)]
-            if (held == "" or held != held) and len(values) == 1:
-                setattr(run, name, *values)
+        for row in whole:
+            if row[name] == row[name]:
+                found[tuple(row[axis] for axis in axes)].add(row[name])
+        for row in lost:
+            values = found[tuple(row[axis] for axis in axes)]
+            if (row[name] == "" or row[name] != row[name]) and len(values) == 1:
+                (row[name],) = values
 
 
 def link_runs(runs: list[Run]) -> list[Run]:
@@ -247,12 +216,8 @@ def _measure_part(run: Run) -> float:
 # ------------------------------------------------------------------------------------------ results
 
 
-# a case has the best-ranked status of its repeats: the one that tells most about its time
-_RANK = [Status.OK, Status.DIVERGED, Status.INVALID, Status.OOM, Status.OOM_SUSPECTED]
-
-
-def _rank(run: Run) -> int:
-    return _RANK.index(run.status) if run.status in _RANK else len(_RANK)
+# a case has the first of these that its repeats have: the one that tells most about its time
+_RANKED = (Status.OK, Status.DIVERGED, Status.INVALID, Status.OOM, Status.OOM_SUSPECTED)
 
 
 class Result:
@@ -266,14 +231,21 @@ class Result:
     Attributes:
         every: all its runs, of which there are ``runs``; ``repeats`` count, with ``seeds`` seeds.
         wide: whether repeats spread by more than ±`STEADY` (half the width of the spread).
-        base: the case in fp32 that this one is compared with.
+        sound: whether it ended well, by an executor that is known.
+        trusted: whether it is sound, has an epoch time, and raises no fatal doubt.
+        settled: whether others may be compared with its time: that of steps which wait for the
+            host, and do not settle, is known by repeats alone.
+        base: the case in fp32 that this one is compared with, by ``speedup`` and ``memory_saved``.
     """
 
     base: Result | None = None
+    speedup = math.nan
+    memory_saved = math.nan
 
     def __init__(self, every: Sequence[Run]) -> None:
-        best = min(map(_rank, every))
-        counted = [run for run in every if _rank(run) == best]
+        statuses = {run.status for run in every}
+        best = next(({status} for status in _RANKED if status in statuses), statuses)
+        counted = [run for run in every if run.status in best]
         self.every, self.first = every, counted[0]
         self.repeats, self.runs = len(counted), len(every)
         self.seeds = len({run.run_seed for run in counted})
@@ -299,37 +271,14 @@ class Result:
         # a run that diverged is reported
         found |= {name: any(getattr(run, name) for run in every) for name in DOUBTS}
         vars(self).update(found, noisy=found["noisy"] or self.wide)
+        self.sound = bool(self.status == Status.OK and self.kind != "unknown")
+        doubted = any(doubt.fatal and getattr(self, name) for name, doubt in DOUBTS.items())
+        self.trusted = bool(self.sound and not doubted and self.epoch_time_s == self.epoch_time_s)
+        self.settled = not self.unsettled or self.repeats >= MIN_REPEATS
 
     def __getattr__(self, name: str) -> Any:
         vars(self)[name] = value = getattr(self.first, name)
         return value
-
-    @property
-    def sound(self) -> bool:
-        """Whether it ended well, by an executor that is known."""
-        return bool(self.status == Status.OK and self.kind != "unknown")
-
-    @cached_property
-    def trusted(self) -> bool:
-        """Whether it is sound, has an epoch time, and raises no fatal doubt."""
-        doubted = any(doubt.fatal and getattr(self, doubt.name) for doubt in DOUBTS.values())
-        return bool(self.sound and not doubted and self.epoch_time_s == self.epoch_time_s)
-
-    @property
-    def settled(self) -> bool:
-        """Whether others may be compared with its time: that of steps which wait for the host, and
-        do not settle, is known by repeats alone."""
-        return not self.unsettled or self.repeats >= MIN_REPEATS
-
-    @property
-    def speedup(self) -> float:
-        if not (self.base and self.base.settled):
-            return math.nan
-        return over(self.base.epoch_time_s, self.epoch_time_s)
-
-    @property
-    def memory_saved(self) -> float:
-        return 1 - over(self.memory_bytes, self.base.memory_bytes) if self.base else math.nan
 
     @property
     def start_time_s(self) -> float:
@@ -356,7 +305,11 @@ def make_results(runs: Sequence[Run]) -> list[Result]:
         plain = [r for r in alike if r.precision == "fp32"]
         plain.sort(key=lambda r: (not r.settled, -r.part))
         for other in (r for r in alike if plain and r.precision != "fp32"):
-            other.base = next((r for r in plain if r.profile == other.profile), plain[0])
+            base = next((r for r in plain if r.profile == other.profile), plain[0])
+            other.base = base
+            if base.settled:
+                other.speedup = over(base.epoch_time_s, other.epoch_time_s)
+            other.memory_saved = 1 - over(other.memory_bytes, base.memory_bytes)
     return results
 
 
