@@ -45,7 +45,6 @@ from bench.store.rows import group
 from bench.study.axes import find_default, list_main, name_axis, name_setting, name_value
 from bench.study.doubts import SAID_BELOW
 from bench.study.estimate import TIME
-from bench.study.quantities import QUANTITIES
 from bench.study.runs import Result
 from bench.study.sweeps import Sweep
 from bench.text import count, name_first
@@ -415,7 +414,7 @@ class Cards(Report):
         """Say what a group's fastest card is best trained in, how much faster it is than other
         cards there, and why it is apart from the first group."""
         entry = max(one.entries, key=rate_card)
-        time = write_quantity(QUANTITIES["epoch_time_s"], entry.best, spread=False)
+        time = write_quantity("epoch_time_s", entry.best)
         told = f"{entry.card}: {time} an epoch, in {entry.precision} ({_name_setup(entry.best)})"
         told += "" if entry.best.trusted else ", but every case has a warning"
         said = [

@@ -26,9 +26,9 @@ from bench.render.table import (
     join,
     name_case,
     name_spread,
+    quantity_cell,
     quantity_column,
     remarks,
-    time_cell,
     write_ratio,
 )
 from bench.store.rows import group
@@ -94,7 +94,7 @@ def _tabulate_times(found: ReportData) -> Iterator[Sheet]:
 
     def write(setting: Setting) -> Cell:
         row = setting.best
-        time = time_cell(row, spread=False)
+        time = quantity_cell("epoch_time_s", row, spread=False)
         text = time.text + WARNED * (setting.timed and not row.trusted)
         # one run on a CPU says no ratio: what else it does changes the time
         alone = row.device == "cpu" and row.repeats < MIN_REPEATS

@@ -313,4 +313,4 @@ def _tell_largest(place: Place) -> str:
 
 
 def _write_time(setting: Setting) -> str:
-    return write_quantity(QUANTITIES["epoch_time_s"], setting.best, spread=False)
+    return write_quantity("epoch_time_s", setting.best)

@@ -249,7 +249,7 @@ def _tabulate_scaling(found: ReportData) -> Iterator[Sheet]:
         return None if math.isnan(value) else Cell(mark + write(value), value)
 
     def write_exposed(point: Point) -> Cell:
-        row, cell = point.row, quantity_cell(exposed, point.row, spread=False)
+        row, cell = point.row, quantity_cell("exposed_s", point.row, spread=False)
         # within a run, or between the runs where that is wider
         halves = (row.exposed_error_s, (row.exposed_s_high - row.exposed_s_low) / 2)
         error = max(filter(is_number, halves), default=math.nan)

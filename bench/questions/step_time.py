@@ -32,9 +32,8 @@ from bench.render.table import (
     Column,
     Section,
     Sheet,
-    case_column,
     name_case,
-    number_cell,
+    name_place,
     write_ratio,
     write_tenths,
 )
@@ -62,12 +61,14 @@ def _tabulate_breakdowns(found: ReportData) -> Iterator[Sheet]:
             largest[name] = max(largest.get(name, 0.0), abs(share))
     parts = sorted(largest, key=lambda name: -largest[name])
 
-    def write_share(names: Sequence[str], step: Divided) -> Cell:
+    def add_shares(names: Sequence[str], step: Divided) -> float:
         shares = _share(step[1])
-        return number_cell(sum(shares.get(name, 0.0) for name in names), write_tenths)
+        return sum(shares.get(name, 0.0) for name in names)
 
+    named = list_naming_axes(found.varying)
     columns: list[Column[Divided]] = [
-        case_column(list_naming_axes(found.varying), found.machines, lambda step: step[0]),
+        Column("case", "case", "the settings that tell it apart",
+               lambda step: name_place(step[0], named, found.machines), wrap=True),
         Column("step", "step (ms)", "a median step, not profiled",
                lambda step: step[1].step_s, write=write_ms, better="lower"),
         Column("verdict", "limited by", "what limits most of the step",
@@ -75,11 +76,11 @@ def _tabulate_breakdowns(found: ReportData) -> Iterator[Sheet]:
                always=True),
         *(
             Column(name, f"{name_part(name)} (%)", "share of the step",
-                   partial(write_share, [name]), keep=8 - place)
+                   partial(add_shares, [name]), keep=8 - place, write=write_tenths)
             for place, name in enumerate(parts[:MOST_PARTS])
         ),
         Column("others", "others (%)", "all other parts together",
-               partial(write_share, parts[MOST_PARTS:]), keep=1),
+               partial(add_shares, parts[MOST_PARTS:]), keep=1, write=write_tenths),
     ]  # fmt: skip
     note = (
         "A step is the median step without the profiler; a profile of a few steps after the epoch "
@@ -130,18 +131,14 @@ def tabulate_reasons(why: Explanation) -> Sheet:
     ]
     if any(abs(left) >= LEAST_S for left in why.unexplained_s):
         rows.append((Cell("not explained", ""), Change("", *why.unexplained_s)))
-
-    def write_share(row: Part) -> Cell:
-        part_s = row[1].change_s if lost else row[1].after_s
-        return number_cell(part_s / whole, lambda share: f"{100 * share:.0f}")
-
     before, after, change = _end_columns(why)
     columns: list[Column[Part]] = [
         Column("reason", "what it lost by" if lost else "what the time goes to", "a cause",
                lambda row: row[0], number=False),
         *((before, after, change) if lost else (after,)),
         Column("share", f"of {'the loss' if lost else 'the step'} (%)", "a share of it",
-               write_share),
+               lambda row: (row[1].change_s if lost else row[1].after_s) / whole,
+               write=lambda share: f"{100 * share:.0f}"),
     ]  # fmt: skip
     notes = [
         f"{capitalize(reason.cause.meaning)}: {reason.evidence}"
@@ -159,11 +156,11 @@ def _end_columns(why: Explanation) -> list[Column[Part]]:
 
     return [
         Column("before", f"{why.a.name} (ms)", "time in a step",
-               lambda row: number_cell(row[1].before_s, write_ms)),
+               lambda row: row[1].before_s, write=write_ms),
         Column("after", f"{why.b.name} (ms)", "time in a step",
-               lambda row: number_cell(row[1].after_s, write_ms)),
+               lambda row: row[1].after_s, write=write_ms),
         Column("change", "change (ms)", "what it adds to the step",
-               lambda row: number_cell(row[1].change_s, write_change)),
+               lambda row: row[1].change_s, write=write_change),
     ]  # fmt: skip
 
 
@@ -176,15 +173,15 @@ def tabulate_changes(why: Explanation) -> Sheet:
     ]
     rows.append((Cell("the whole step"), Change("", why.a.step.step_s, why.b.step.step_s)))
 
-    def write_speedup(row: Part) -> Cell | None:
+    def find_speedup(row: Part) -> float | None:
         before_s, after_s = row[1].before_s, row[1].after_s
-        known = min(before_s, after_s) > 0
-        return number_cell(before_s / after_s, write_ratio) if known else None
+        return before_s / after_s if min(before_s, after_s) > 0 else None
 
     columns: list[Column[Part]] = [
         Column("part", "part of the step", "", lambda row: row[0], wrap=True),
         *_end_columns(why),
-        Column("speedup", "speed-up (×)", "of this part alone", write_speedup, keep=8),
+        Column("speedup", "speed-up (×)", "of this part alone", find_speedup, keep=8,
+               write=write_ratio),
     ]  # fmt: skip
     return Sheet("By part of the step", columns, rows, name="changes", empty=())
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from bench.axis import Value
@@ -16,9 +15,9 @@ from bench.precision import PRECISIONS
 from bench.record import MEASURED, Status
 from bench.study.axes import MACHINE, NUMBERS, Machines, name_axis, name_value
 from bench.study.doubts import DOUBTS
-from bench.study.quantities import QUANTITIES, Quantity, is_number
+from bench.study.quantities import QUANTITIES, is_number
 from bench.study.runs import Spread
-from bench.text import ESTIMATE, capitalize, write_number
+from bench.text import ESTIMATE, capitalize
 from bench.workloads import IMAGES
 
 NOTHING = "–"
@@ -73,15 +72,6 @@ class Table:
     words: tuple[str, ...] = ()
     level: Level = Level.DETAIL
     question: str = ""
-
-    def take(self, columns: Iterable[int]) -> Table:
-        """Return the same table with these of its columns."""
-        kept = list(columns)
-        return replace(
-            self,
-            heads=tuple(self.heads[i] for i in kept),
-            rows=tuple(tuple(row[i] for i in kept) for row in self.rows),
-        )
 
 
 @dataclass(frozen=True)
@@ -138,16 +128,6 @@ Row = Any  # a run or a result, its cells and quantities as attributes
 def mark_part(*rows: Row) -> str:
     """Return the mark of an estimate if one of these cases measured less than an epoch."""
     return ESTIMATE if any(row.part < 1 for row in rows) else ""
-
-
-def number_cell(
-    value: float | None, write: Callable[[float], str] = write_number, estimated: bool = False
-) -> Cell:
-    """Return the cell of a number that is not a quantity of a case, with the mark of an estimate;
-    `NOTHING` if there is no number."""
-    if value is None or not is_number(value):
-        return Cell(NOTHING)
-    return Cell(f"{ESTIMATE * estimated}{write(value)}", value, estimated)
 
 
 def write_tenths(share: float) -> str:
@@ -327,35 +307,30 @@ class Section:
     list_sheets: Callable[[Any], Iterable[Sheet]]  # from a `bench.questions.report_data.ReportData`
     level: Level = Level.DETAIL  # of its tables
 
-    def tabulate(self, found: Any) -> Iterator[Table]:
-        """Return its tables, without those that have no rows."""
-        return self.lay_out(self.list_sheets(found))
-
     def lay_out(self, sheets: Iterable[Sheet]) -> Iterator[Table]:
-        """Return its tables from sheets that were made elsewhere, as `tabulate` does."""
-        return (self.fill(sheet) for sheet in sheets if sheet.rows)
-
-    def fill(self, sheet: Sheet) -> Table:
-        """Return one table, even without rows."""
-        table = Table(
-            sheet.name or self.name,
-            sheet.title,
-            tuple(column.head for column in sheet.columns),
-            tuple(tuple(column.fill(row) for column in sheet.columns) for row in sheet.rows),
-            tuple(sheet.notes),
-            # no line before the first row, only a heading if there is one
-            {at: said for at, said in sheet.groups.items() if at or said},
-            tuple(sheet.words),
-            level=self.level,
-            question=self.question,
-        )
-        if not sheet.empty:
-            return table
-        return table.take(
-            i
-            for i, column in enumerate(sheet.columns)
-            if column.always or any(row[i].text not in sheet.empty for row in table.rows)
-        )
+        """Fill the sheets that have rows, without the columns in which all cells are empty."""
+        for sheet in (sheet for sheet in sheets if sheet.rows):
+            columns = list(sheet.columns)
+            rows = [[column.fill(row) for column in columns] for row in sheet.rows]
+            shown = [
+                place
+                for place, column in enumerate(columns)
+                if column.always
+                or not sheet.empty
+                or any(row[place].text not in sheet.empty for row in rows)
+            ]
+            yield Table(
+                sheet.name or self.name,
+                sheet.title,
+                tuple(columns[place].head for place in shown),
+                tuple(tuple(row[place] for place in shown) for row in rows),
+                tuple(sheet.notes),
+                # no line before the first row, only a heading if there is one
+                {at: said for at, said in sheet.groups.items() if at or said},
+                tuple(sheet.words),
+                self.level,
+                self.question,
+            )
 
 
 def join(parts: Iterable[tuple[str, Iterable[R]]]) -> tuple[list[R], dict[int, str]]:
@@ -381,13 +356,12 @@ def quantity_column(
     its unit; ``head`` replaces further fields of the `Column`."""
     quantity = QUANTITIES[name]
     unit = f" ({quantity.unit})" if quantity.unit not in ("", "×") else ""
-    write = time_cell if name == "epoch_time_s" else partial(quantity_cell, quantity)
-    shown = {
-        "help": quantity.help,
-        "say": lambda one: write(row, spread=spread) if (row := take(one)) is not None else None,
-        "better": quantity.better,
-        **head,
-    }
+
+    def say(one: Any) -> Cell | None:
+        row = take(one)
+        return None if row is None else quantity_cell(name, row, spread=spread)
+
+    shown = {"help": quantity.help, "say": say, "better": quantity.better, **head}
     return Column(name, label + unit if label else quantity.title, **shown)
 
 
@@ -422,38 +396,26 @@ def axis_column(
     )
 
 
-def case_column(
-    axes: Collection[str], machines: Machines, take: Callable[[Any], Row] = lambda row: row
-) -> Column[Any]:
-    """Return the column that names a case by some axes; ``take`` finds the case in a row."""
-    return Column("case", "case", "the settings that tell it apart",
-                  lambda one: name_place(take(one), axes, machines), wrap=True)  # fmt: skip
-
-
-def quantity_cell(quantity: Quantity, row: Row, *, spread: bool = True) -> Cell:
-    """Return the cell of a quantity of a case, with the ends of its spread and the mark of an
-    estimate, without unit. A case of less than an epoch shows nothing that was learnt. Ends over
-    repeats are in parentheses, within one run in brackets."""
-    value = getattr(row, quantity.name)
+def quantity_cell(name: str, row: Row, *, spread: bool = True) -> Cell:
+    """Return the cell of one of `QUANTITIES` of a case, with the ends of its spread and the mark of
+    an estimate, without unit. A case of less than an epoch shows nothing that was learnt; one
+    without a time shows how it ended in place of the epoch time. Ends over repeats are in
+    parentheses, within one run in brackets."""
+    if name == "epoch_time_s" and row.status not in MEASURED:
+        return Cell(outcome(row.status, bool(row.inferred)), row.status)
+    quantity, value = QUANTITIES[name], getattr(row, name)
     if not is_number(value) or (quantity.learnt and not row.learnt_whole):
         return Cell(NOTHING)
     text = quantity.write(value)
     if spread and quantity.spread:
-        low, high = (getattr(row, f"{quantity.name}_{end}", math.nan) for end in ("low", "high"))
+        low, high = (getattr(row, f"{name}_{end}", math.nan) for end in ("low", "high"))
         if is_number(low) and is_number(high) and (ends := quantity.write_ends(low, high, value)):
             text += f" [{ends}]" if row.spread == Spread.WITHIN.value else f" ({ends})"
-    other = row.base.part if quantity.name == "speedup" and row.base else 1.0
+    other = row.base.part if name == "speedup" and row.base else 1.0
     estimated = bool(quantity.whole and min(row.part, other) < 1)
     return Cell(f"{ESTIMATE * estimated}{text}", value, estimated)
 
 
-def write_quantity(quantity: Quantity, row: Row, *, spread: bool = True) -> str:
-    """Write one number of a case as `quantity_cell` does, with its unit."""
-    return quantity.add_unit(quantity_cell(quantity, row, spread=spread).text)
-
-
-def time_cell(row: Row, *, spread: bool = True) -> Cell:
-    """Return the cell of a case's epoch time, or of the outcome that left it without one."""
-    if row.status not in MEASURED:
-        return Cell(outcome(row.status, bool(row.inferred)), row.status)
-    return quantity_cell(QUANTITIES["epoch_time_s"], row, spread=spread)
+def write_quantity(name: str, row: Row) -> str:
+    """Write one number of a case as `quantity_cell` does, with its unit and without its spread."""
+    return QUANTITIES[name].add_unit(quantity_cell(name, row, spread=False).text)

@@ -103,7 +103,10 @@ def draw_table(table: Table, console: Console, brief: bool = False) -> None:
     shown = table
     while _need_whole(shown) > console.width and min(head.keep for head in shown.heads) < 9:
         least = min(reversed(shown.heads), key=lambda head: head.keep)
-        shown = shown.take(i for i, head in enumerate(shown.heads) if head is not least)
+        kept = [i for i, head in enumerate(shown.heads) if head is not least]
+        heads = tuple(shown.heads[i] for i in kept)
+        rows = tuple(tuple(row[i] for i in kept) for row in shown.rows)
+        shown = replace(shown, heads=heads, rows=rows)
     draw_text(table.title, console, "bold")
     if table.words:
         draw_text(" ".join(table.words), console)

@@ -151,7 +151,7 @@ class Report(ReportData):
                 notes=tuple(map(say, table.notes)),
             )
             for section in sections
-            for table in section.tabulate(self)
+            for table in section.lay_out(section.list_sheets(self))
         )
 
 

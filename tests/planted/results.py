@@ -28,7 +28,7 @@ def tell(report: Report, section: str, columns: str) -> list[str]:
     """What some columns of a section's tables hold, a line a row, without empty cells."""
     (asked,) = (one for one in SECTIONS if one.name == section)
     lines = []
-    for table in asked.tabulate(report):
+    for table in asked.lay_out(asked.list_sheets(report)):
         places = {head.name: place for place, head in enumerate(table.heads)}
         for row in table.rows:
             texts = [row[places[name]].text for name in columns.split() if name in places]
