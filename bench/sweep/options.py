@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.axis import Value
 from bench.case import Case
 from bench.data import SYNTHETIC, find_layout
-from bench.environment.host import has_cuda
+from bench.environment.host import has_cuda, list_devices
 from bench.errors import UsageError, choose, nearest
 from bench.executors import ALL, Settings
 from bench.flags import (
@@ -94,11 +94,14 @@ def build_parser() -> Parser:
     what = parser.add_argument_group("what to measure")
     add_flag(what, "--preset", "NAME", "a named grid of cases, see --list")
     add_flag(what, "--config", "FILE", "your own grid of cases, a TOML file", _read_path)
-    repeats = (
+    add_flag(
+        what,
+        "--repeats",
+        "N",
         f"fresh processes per case (default: 1; {CHEAP_REPEATS} with a --fraction up to "
-        f"{CHEAP_FRACTION:g} or --steps up to {CHEAP_STEPS})"
+        f"{CHEAP_FRACTION:g} or --steps up to {CHEAP_STEPS})",
+        partial(parse_whole, least=1),
     )
-    add_flag(what, "--repeats", "N", repeats, partial(parse_whole, least=1))
     _add_switch(
         what,
         "--same-seed",
@@ -118,12 +121,21 @@ def build_parser() -> Parser:
         "--trace",
         AdvancedHelp("profile, and keep each trace in the folder's traces/, for ui.perfetto.dev"),
     )
-    part = AdvancedHelp(
-        "run only part K of N, for job arrays; a folder that holds all parts is read as one sweep"
+    how.add_argument(
+        "--shard",
+        metavar="K/N",
+        type=parse_shard,
+        help=AdvancedHelp(
+            "run only part K of N, for job arrays; a folder that holds all parts is read as one "
+            "sweep"
+        ),
     )
-    how.add_argument("--shard", metavar="K/N", type=parse_shard, help=part)
-    none = AdvancedHelp("print no report when all is measured")
-    how.add_argument("--no-report", dest="report", action="store_false", help=none)
+    how.add_argument(
+        "--no-report",
+        dest="report",
+        action="store_false",
+        help=AdvancedHelp("print no report when all is measured"),
+    )
     _add_switch(how, "--dry-run", "print the plan and check it, but train nothing")
     _add_switch(how, "--list", "print presets, precisions, models, …")
     return parser
@@ -143,8 +155,14 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
         default=[],
         help="run cases with these outcomes again, such as oom",
     )
-    phase = AdvancedHelp("seconds a phase of a case may take (3600)")
-    add("--timeout", "S", phase, _parse_seconds, 3600.0, "timeout_s")
+    add(
+        "--timeout",
+        "S",
+        AdvancedHelp("seconds a phase of a case may take (3600)"),
+        _parse_seconds,
+        3600.0,
+        "timeout_s",
+    )
     _add_switch(how, "--mix", AdvancedHelp("add to rows of another GPU, version or model"))
     _add_switch(how, "--allow-shared", "measure on a GPU that other processes use")
     _add_switch(
@@ -155,17 +173,21 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
             "imported torch, which takes seconds less)"
         ),
     )
-    lanes = (
+    add(
+        "--lanes",
+        "N",
         "cases to run at once, each on a GPU or share of the CPU cores: a number, or all; the GPUs "
-        "must be of one kind (default: 1)"
+        "must be of one kind (default: 1)",
     )
-    add("--lanes", "N", lanes)
     by = "; ".join(f"{name}: {kind.about}" for name, kind in EXECUTORS.items())
     add("--executor", "NAME", AdvancedHelp(f"{by} (subprocess)"), default="subprocess")
-    join = AdvancedHelp(
-        "the Ray cluster to join (default: $RAY_ADDRESS, or a new one of this machine)"
+    add(
+        "--address",
+        "HOST:PORT",
+        AdvancedHelp(
+            "the Ray cluster to join (default: $RAY_ADDRESS, or a new one of this machine)"
+        ),
     )
-    add("--address", "HOST:PORT", join)
     return how
 
 
@@ -186,19 +208,21 @@ def parse_arguments(argv: Sequence[str]) -> Options:
     axes = read_axes(given)
     if given.trace and not any(axes.setdefault("profile", [True])):
         raise UsageError("--trace keeps the traces of profiles; leave out --profile off")
-    devices = axes.get("device") or ["cuda" if has_cuda() else "cpu"]
     if "command" in axes and given.preset:
         raise UsageError("--preset is a grid of the harness's own training; leave it out")
-    name = given.preset or default_preset("cuda" if "cuda" in devices else "cpu")
-    if "command" in axes and not given.config:
+    if given.config:
+        preset = load_config(given.config)
+    elif "command" in axes:
         preset = Preset("command", "a command of one's own", ({},))
     else:
-        preset = load_config(given.config) if given.config else load_preset(name)
+        device = "cuda" if "cuda" in list_devices(axes) else "cpu"
+        preset = load_preset(given.preset or default_preset(device))
     # what a preset measures is cheap for its own settings, such as its network
     changed = any(axes.keys() & block.keys() for block in preset.grids)
     given.repeats = given.repeats or default_repeats([axes] if changed else preset.override(axes))
-    if given.shard and given.out is None:
-        given.out = default_folder(given.shard, preset.name)
+    if (shard := given.shard) and given.out is None:  # the same at every start
+        folder = f"shard-{shard.number}-of-{shard.of}"
+        given.out = Path("results", Path(preset.name).stem, folder)
     return read_running(given, axes, preset)
 
 
@@ -330,12 +354,9 @@ def choose_part(
         searched.append(case)
         return ()
 
-    cases = expand(find)
-
-    def name_part(case: Case) -> Case:
-        return name_family(case) if searched else replace(case, batch_size=0)
-
-    families = list(dict.fromkeys(map(name_part, [*cases, *searched])))
+    cases = [*expand(find), *searched]
+    name_part = name_family if searched else partial(replace, batch_size=0)
+    families = list(dict.fromkeys(map(name_part, cases)))
     if shard.of > len(families):
         raise UsageError(
             f"--shard {shard}: the sweep has {count(len(families), 'case')} apart from their batch "
@@ -343,8 +364,3 @@ def choose_part(
         )
     mine = {*families[shard.number - 1 :: shard.of]}
     return lambda case: name_part(case) in mine
-
-
-def default_folder(shard: Shard, preset: str) -> Path:
-    """Return the default folder of a shard, without ``--out``: the same at every start."""
-    return Path("results") / Path(preset).stem / f"shard-{shard.number}-of-{shard.of}"
