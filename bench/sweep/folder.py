@@ -37,7 +37,7 @@ from bench.record import (
 from bench.store.reader import read_config, read_rows
 from bench.store.rows import SHARD, Row, Shard
 from bench.store.table import BEST, LAST
-from bench.sweep.preflight import list_described
+from bench.sweep.preflight import name_data
 from bench.text import clean, replace_file
 from bench.work import add_items
 
@@ -64,7 +64,8 @@ def read_past(loop: Loop, cases: Sequence[Case]) -> tuple[list[Row], list[Row]]:
     out, inputs = loop.store.folder, loop.inputs
     rows = read_rows(out)
     unlike, differing = set[int](), dict[str, None]()
-    for case in list_described(cases):
+    # one case of each environment
+    for case in {(name_data(c), c.device, c.model, c.start): c for c in cases}.values():
         environment = inputs.describe(case)
         for name, axes in COMPARABLE.items():
             now = clean(getattr(environment, name) or "")
@@ -97,26 +98,22 @@ def refuse_other_part(out: Path, config: Mapping[str, Any], shard: Shard | None)
 
 
 def write_config(loop: Loop, cases: Sequence[Case] | None = None, **told: Any) -> None:
-    """Write the configuration of a loop's folder. Without ``cases``, because a command chooses them
-    as it goes, the cases already there stay; so do the keys of `_KEPT` that are not ``told``."""
-    before = read_config(loop.store.folder)
-    config = describe_config(cases or [], loop, before | told)
+    """Write the configuration of a loop's folder: commands, cases, environments, datasets, and the
+    keys of `_KEPT` that are ``told`` or were there. Without ``cases``, because a command chooses
+    them as it goes, the cases already there stay."""
+    options, inputs, before = loop.options, loop.inputs, read_config(loop.store.folder)
+    earlier = str(before.get("command", "")).splitlines()
+    commands = [command for command in earlier if command != options.invocation]
+    planned = {"repeats": options.repeats, **spell_cases(cases or [])}
     if cases is None:
-        config |= {name: before[name] for name in (*spell_cases([]), "repeats") if name in before}
-    if config != before:
-        loop.store.write_config(config)
-
-
-def describe_config(cases: Sequence[Case], loop: Loop, before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the resolved configuration: cases, commands, environments and datasets."""
-    options, inputs = loop.options, loop.inputs
-    before_it = (c for c in str(before.get("command", "")).splitlines() if c != options.invocation)
-    kept = {**before, **({SHARD: str(options.shard)} if options.shard else {})}
-    return {
-        "command": "\n".join([*before_it, options.invocation]),
+        planned |= {name: before[name] for name in planned if name in before}
+    kept = before | told
+    if options.shard:
+        kept[SHARD] = str(options.shard)
+    config = {
+        "command": "\n".join([*commands, options.invocation]),
         "preset": options.preset.name,
-        "repeats": options.repeats,
-        **spell_cases(cases),
+        **planned,
         "environment": {
             device: {
                 name: one for name, one in asdict(platform.environment).items() if one is not None
@@ -129,6 +126,8 @@ def describe_config(cases: Sequence[Case], loop: Loop, before: Mapping[str, Any]
         },
         **{name: kept[name] for name in _KEPT if kept.get(name)},
     }
+    if config != before:
+        loop.store.write_config(config)
 
 
 # -------------------------------------------------------------------------------------- checkpoints
@@ -219,15 +218,14 @@ class Known:
         m = record.measurement
         if record.status is not Status.OK:
             return
+        taken = read_missing(m.shared or "", SHARED)
+        counted = [row for row in work if row.bytes is not None]  # the others were only timed
+        whole = bool(counted) and all(row.bytes_per_item is not None for row in counted)
         for part, names in SHARED.items():
-            key = _make_key(part, record.case, record.environment)
             lacks = any(getattr(m, name) is None for name in _FOUND & {*names})
-            if part in read_missing(m.shared or "", SHARED) or key in self._found or lacks:
-                continue
-            # rows without bytes were only timed
-            rows = [row for row in work if row.bytes is not None] if part == Trait.WORK else []
-            if part != Trait.WORK or (rows and all(row.bytes_per_item is not None for row in rows)):
-                self._found[key] = record, rows
+            if part not in taken and not lacks and (part != Trait.WORK or whole):
+                key = _make_key(part, record.case, record.environment)
+                self._found.setdefault(key, (record, counted if part == Trait.WORK else []))
 
 
 def _make_key(part: str, case: Case, machine: Environment) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from bench.axis import axis_flag
 from bench.case import AXES, Case, fill_command, format_value, list_varying
@@ -32,7 +33,7 @@ from bench.store.rows import plan_runs
 from bench.sweep.options import Options, Plan
 from bench.text import GIB, count, name_first
 from bench.worker import Lane
-from bench.workloads import IMAGES, NO_DATASET, OWN, Workload
+from bench.workloads import IMAGES, NO_DATASET, OWN, Workload, WorkloadFacts
 from bench.yardstick import Yardstick
 
 _SHOWN = 12  # lines of cases in a dry run
@@ -75,17 +76,20 @@ class Inputs:
         """Return the network or workload of the case; None if it was not examined."""
         return self.models.get(name_subject(case))
 
+    def _find_facts(self, case: Case) -> WorkloadFacts | None:
+        model = self.find_model(case)
+        return model.workload if model else None
+
     def data(self, case: Case) -> DatasetInfo:
         """Return the images that the case trains on, or what is known of a workload's data."""
         if case.workload == IMAGES:
             return self.datasets[name_data(case)]
+        samples, classes = Workload.samples, 0  # if it was not examined
         if case.command is not None:
-            return DatasetInfo(OWN, "", 0, 0, 0, "", "")
-        model = self.find_model(case)
-        facts = model.workload if model else None
-        samples = facts.samples if facts else Workload.samples  # if it was not examined
-        classes = facts.classes if facts else None
-        return DatasetInfo(OWN, "", samples, 0, classes or 0, "", "")
+            samples = 0
+        elif facts := self._find_facts(case):
+            samples, classes = facts.samples, facts.classes or 0
+        return DatasetInfo(OWN, "", samples, 0, classes, "", "")
 
     def check_batches(self, case: Case) -> None:
         check_batches(case, self.data(case).train_images, self.has_batchnorm(case))
@@ -99,8 +103,7 @@ class Inputs:
     def settle(self, case: Case) -> Case:
         """Return the case with what its workload sets, such as `OWN`. Raises UsageError: it
         cannot."""
-        model = self.find_model(case)
-        facts = model.workload if model else None
+        facts = self._find_facts(case)
         if not (facts and facts.optimizer):
             return case
         check_case(case := replace(case, optimizer=OWN))
@@ -124,38 +127,29 @@ class Inputs:
 
     def describe(self, case: Case) -> Environment:
         """Return the environment of the case: machine, images, model and initial weights."""
-        data, model = self.data(case), self.find_model(case)
-        environment = replace(
-            self.platforms[case.device].environment,
-            dataset_fingerprint=data.fingerprint,
-            dataset_source=data.source,
-            train_images=data.train_images,
-            test_images=data.test_images,
-            dataset_classes=data.classes or None,
-            start_fingerprint=self.starts.get(case.start or ""),
-        )
-        if model is not None:
-            environment.model_parameters = model.parameters
-            environment.model_structure = model.structure
-            environment.model_source = model.source
-            if model.workload is not None:
-                environment.train_images = model.workload.units
-                environment.test_images = model.workload.test_units
-                environment.unit = model.workload.unit
+        data, model, facts = self.data(case), self.find_model(case), self._find_facts(case)
+        told: dict[str, Any] = {
+            "dataset_fingerprint": data.fingerprint,
+            "dataset_source": data.source,
+            "train_images": facts.units if facts else data.train_images,
+            "test_images": facts.test_units if facts else data.test_images,
+            "dataset_classes": data.classes or None,
+            "start_fingerprint": self.starts.get(case.start or ""),
+        }
+        if model:
+            hashes = ("parameters", "structure", "source")
+            told |= {f"model_{name}": getattr(model, name) for name in hashes}
+        if facts:
+            told["unit"] = facts.unit
         if case.command is not None:
-            environment.train_images = environment.test_images = None
-            environment.model_source = hash_files(case.command)
-        return environment
+            told |= {"train_images": None, "test_images": None}
+            told["model_source"] = hash_files(case.command)
+        return replace(self.platforms[case.device].environment, **told)
 
 
 def name_data(case: Case) -> str:
     """Return the key of a case's images: the dataset, and their shape and classes if given."""
     return " ".join(filter(None, [case.dataset, case.input, format_value(case.classes)]))
-
-
-def list_described(cases: Sequence[Case]) -> list[Case]:
-    """Return one of ``cases`` for each distinct result of `Inputs.describe`."""
-    return list({(name_data(c), c.device, c.model, c.start): c for c in cases}.values())
 
 
 # ---------------------------------------------------------------------------------------- the check
@@ -175,15 +169,15 @@ def check(
     plan: Plan,
     machine: Machine,
     options: Options,
-    prepare: Callable[[Images], DatasetInfo | None],
+    prepare: Callable[[Images], DatasetInfo],
     *,
     every: bool = False,
 ) -> Inputs:
     """Check the cases of a plan against the machine, and return what they train with, and warnings.
 
-    What ``machine`` does not have, and images that ``prepare`` returns None for, are not known, as
-    in a dry run, and so not checked. With ``every`` each case must be able to run; else one of a
-    precision that no flag gives gets a row that says why it cannot.
+    What ``machine`` does not have is not known, as in a dry run, and so not checked. With ``every``
+    each case must be able to run; else one of a precision that no flag gives gets a row that says
+    why it cannot.
 
     Raises UsageError: torch cannot use a device, or it has less memory than a memory limit; a
     precision cannot run there; others use the card and --allow-shared is not given; a model,
@@ -199,35 +193,25 @@ def check(
     for command in dict.fromkeys(fill_command(case) for case in cases if case.command is not None):
         if why := refuse_program(command):
             raise UsageError(f"--command: {why}")
-    models = _take_models(cases, machine, options)
-    inputs = Inputs(platforms, models, {}, plan, (), machine.apex, machine.starts)
+    models, datasets = _take_models(cases, machine, options), dict[str, DatasetInfo]()
+    inputs = Inputs(platforms, models, datasets, plan, (), machine.apex, machine.starts)
     plan = plan.settle(inputs.settle)
     cases = [*plan.cases, *plan.unsized]
     for case in cases if every else ():
         if why := inputs.refuse(case):
             raise UsageError(f"--precision {case.precision}: {why}; leave it out")
-    datasets = {}
     for name, case in {name_data(c): c for c in cases if c.workload == IMAGES}.items():
         asked = Images(case.dataset, options.data_dir, case.input, case.classes)
-        if info := prepare(asked):
-            datasets[name] = info
-    inputs = replace(inputs, plan=plan, datasets=datasets)
+        datasets[name] = prepare(asked)
     for case in plan.cases:
-        if case.workload != IMAGES or name_data(case) in datasets:
-            inputs.check_batches(case)
+        inputs.check_batches(case)
     warnings = []
     if options.data_dir is not None and all(case.dataset == SYNTHETIC for case in cases):
         warnings.append(
             f"note: --data-dir {options.data_dir} is not used, because the images are synthetic; "
             f"give --dataset {Case.dataset} to train on it"
         )
-    tested = [datasets.get(name_data(case)) for case in cases if case.evaluate]
-    if any(info and info.folder and not info.test_images for info in tested):
-        warnings.append(
-            "warning: there are no test images, so that --evaluate measures nothing; download them "
-            "too, or leave out --evaluate"
-        )
-    return replace(inputs, warnings=warnings)
+    return replace(inputs, plan=plan, warnings=warnings)
 
 
 def refuse_places(
@@ -258,12 +242,8 @@ def _take_models(
     """Return the models of ``cases``. Raises UsageError: some cannot be trained, each of which has
     a line."""
     models, broken = dict[str, Fingerprint](), dict[str, str]()
-    trained = [case for case in cases if case.command is None]
-    for case in {
-        (name_data(c), name_subject(c), c.optimizer, c.loader): c for c in trained
-    }.values():
-        subject = name_subject(case)
-        found = machine.models.get(subject)
+    for case in (case for case in cases if case.command is None):
+        found = machine.models.get(subject := name_subject(case))
         if isinstance(found, Fingerprint):
             models[subject] = found
             found = _refuse_model(case, found, options)
@@ -276,26 +256,22 @@ def _take_models(
 
 def _refuse_model(case: Case, found: Fingerprint, options: Options) -> str:
     """Return why a model cannot be trained by the case; empty if it can."""
+    facts, workload = found.workload, f"--workload {case.model}"
     if case.workload == IMAGES:
         classes = case.classes or CLASSES
-        if found.outputs in (None, classes):
-            return ""
-        return (
-            f"model {case.model!r} gives {(2, found.outputs)} for 2 images; it must give "
-            f"{(2, classes)}, one logit for each class; bench.sweep --classes {found.outputs} has "
-            "synthetic images of as many"
-        )
-    facts = found.workload
-    if case.loader != Case.loader and facts and not facts.dataset:
+        if found.outputs not in (None, classes):
+            return (
+                f"model {case.model!r} gives {(2, found.outputs)} for 2 images; it must give "
+                f"{(2, classes)}, one logit for each class; bench.sweep --classes {found.outputs} "
+                "has synthetic images of as many"
+            )
+    elif case.loader != Case.loader and facts and not facts.dataset:
         return f"workload {case.model!r}: {NO_DATASET}"
-    own = facts.optimizer if facts else ""
-    if own and "optimizer" in options.axes and case.optimizer != OWN:
-        why = f"brings its own optimizer, {own}; leave out --optimizer"
-    elif case.optimizer == OWN and not own:
-        why = f"brings no optimizer of its own; leave out --optimizer {OWN}"
-    else:
-        return ""
-    return f"--workload {case.model} {why}"
+    elif facts and facts.optimizer and "optimizer" in options.axes and case.optimizer != OWN:
+        return f"{workload} brings its own optimizer, {facts.optimizer}; leave out --optimizer"
+    elif case.optimizer == OWN and not (facts and facts.optimizer):
+        return f"{workload} brings no optimizer of its own; leave out --optimizer {OWN}"
+    return ""
 
 
 # ---------------------------------------------------------------------------------------- the lanes
@@ -408,12 +384,10 @@ def describe_plan(plan: Plan, options: Options) -> Iterator[str]:
         runs = len(plan_runs(plan.cases, options.repeats))
         cases_named = count(len(plan.cases), "case")
         yield f"runs: {runs:,}, of {cases_named} with --repeats {options.repeats}"
-    varies = list_varying(cases)
+    varies, others = list_varying(cases), list_varying(cases, but="batch_size")
     labels = [case.label(varies) for case in plan.cases]
-    others = [name for name in varies if name != "batch_size"] if plan.searched else []
     for case, text in plan.searched:
-        label = [case.label(others)] if others else []
-        labels.append(" · ".join([*label, f"batch size {text}, found by a search first"]))
+        labels.append(f"{case.label(others)} · batch size {text}, found by a search first")
     yield from (f"{index:>4}  {label}" for index, label in enumerate(labels[:_SHOWN], 1))
     if (more := len(labels) - _SHOWN) > 0:
         yield f"      and {more:,} more"
@@ -421,7 +395,7 @@ def describe_plan(plan: Plan, options: Options) -> Iterator[str]:
         f"{axis_flag(name)} {format_value(getattr(cases[0], name))}"
         for name, axis in AXES.items()
         if len({getattr(case, name) for case in cases} - {axis.default, None}) == 1
-        and name not in (*varies, *["batch_size"] * bool(plan.searched))
+        and name not in varies
     ]
     if common:
         yield f"all with {' '.join(common)}"
