@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from bench.case import Case
 from bench.executors import Event
@@ -15,26 +15,23 @@ from bench.record import MEASURED, Record, Status
 from bench.text import GIB, clean, write_number, write_seconds
 from bench.worker import PhaseEntered
 
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
 _PLAIN_EVERY_S = 30.0
 
 
 @dataclass
 class _Lane:
-    name: str = ""
-    phase: str = ""
-    due: float = 0.0
-    task: Any = None  # of rich's progress
+    name: str  # of the lane and its case
+    phase: str = "set-up"
+    due: float = 0.0  # when it is next told of, where there is no terminal
 
 
 class Display:
-    """The running cases with phase, step and memory, and the overall progress.
+    """The running cases with phase, step and memory, and how each ended.
 
-    Each lane has a line of its own; the only lane of a sweep has no name. ``runs`` is the number of
-    runs to make, ``done`` that of runs already there; ``runs`` is None if each run decides on the
-    next, as in a ``search``. ``axes`` name each case, see `bench.case.list_varying`.
+    On a terminal the last line is that of the lane that was heard of last; the only lane of a sweep
+    has no name. ``runs`` is the number of runs to make, ``done`` that of runs already there;
+    ``runs`` is None if each run decides on the next, as in a ``search``. ``axes`` name each case,
+    see `bench.case.list_varying`.
     """
 
     def __init__(
@@ -49,66 +46,52 @@ class Display:
         self._search = search
         self._index, self._began = 0, time.monotonic()
         self._lanes: dict[str, _Lane] = {}
-        self._live: Progress | None = None
+        self._live = sys.stderr.isatty()
 
     def __enter__(self) -> Display:
         kept = f", {self._done} already there" if self._done else ""
         what = f"looking for {self._search}" if self._runs is None else f"{self._runs} to run"
         self.say(f"{what}{kept}, into {self._out}")
-        if sys.stderr.isatty() and self._runs != 0:
-            self._live = _build_progress()
-            self._live.start()
-            self._all = self._live.add_task("all", total=self._runs, phase="", now="")
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._live:
-            self._live.stop()
+        self._show("")
 
     def leave_out(self, runs: int) -> None:
         if self._runs is not None:
             self._runs -= runs
-            if self._live:
-                self._live.update(self._all, total=self._runs)
 
     def say(self, line: str) -> None:
-        """Print a line above whatever is live."""
-        text = clean(line)
-        if self._live:
-            self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        else:
-            print(text, file=sys.stderr, flush=True)
+        """Print a line above the live one."""
+        self._show("")
+        print(clean(line), file=sys.stderr, flush=True)
 
     def begin(self, case: Case, repeat: int, sentinel: bool, lane: str = "") -> None:
         again = "sentinel" if sentinel else f"repeat {repeat}" if repeat > 1 else ""
-        here = self._lanes.setdefault(lane, _Lane())
-        here.name = " · ".join(filter(None, [lane, case.label(self._axes), again]))
-        here.phase, here.due = "set-up", time.monotonic() + _PLAIN_EVERY_S
-        self._show(here)
+        here = _Lane(" · ".join(filter(None, [lane, case.label(self._axes), again])))
+        self._lanes[lane], here.due = here, time.monotonic() + _PLAIN_EVERY_S
+        self._show(f"{here.name}: {here.phase}")
 
     def show(self, event: Event, lane: str = "") -> None:
         here = self._lanes[lane]
         if isinstance(event, PhaseEntered):
             here.phase = f"{event.phase} {event.epoch + 1}" if event.epoch else event.phase
-            self._show(here)
+            self._show(f"{here.name}: {here.phase}")
             return
-        now = f"{event.memory_bytes / GIB:.2f} GiB"
-        self._show(here, event.total or None, event.step + 1, now)
-        if self._live is None and time.monotonic() >= here.due:
+        of = f" of {event.total}" if event.total else ""
+        now = f"{here.phase} step {event.step + 1}{of}, {event.memory_bytes / GIB:.2f} GiB"
+        self._show(f"{here.name}: {now}")
+        if not self._live and time.monotonic() >= here.due:
             here.due = time.monotonic() + _PLAIN_EVERY_S
-            of = f" of {event.total}" if event.total else ""
-            self.say(f"  {here.name}: {here.phase} step {event.step + 1}{of}, {now}")
+            self.say(f"  {here.name}: {now}")
 
     def end(self, record: Record, lane: str = "") -> None:
-        here, place = self._lanes[lane], ""
+        place = ""
         if record.status is not Status.LOST:  # it counts when it is run again
             self._index += 1
             place = f"[{self._index}] " if self._runs is None else f"[{self._index}/{self._runs}] "
-            if self._live:
-                self._live.update(self._all, advance=1)
-        self.say(f"{place}{here.name}: {_describe(record)}{self._estimate_left()}")
-        here.name, here.phase = lane, ""  # its line must not look as if its case ran on
-        self._show(here)
+        name = self._lanes[lane].name
+        self.say(f"{place}{name}: {_describe(record)}{self._estimate_left()}")
 
     def _estimate_left(self) -> str:
         """Say how long the other runs take if they take as long as those so far."""
@@ -116,35 +99,11 @@ class Display:
         left_s = took_s * ((self._runs or 0) - self._index) / max(1, self._index)
         return f"; about {write_seconds(left_s)} left" if left_s > _PLAIN_EVERY_S else ""
 
-    def _show(self, here: _Lane, total: int | None = None, done: int = 0, now: str = "") -> None:
-        if self._live is None:
-            return
-        if here.task is None:
-            here.task = self._live.add_task("", total=None, phase="", now="")
-        told: dict[str, Any] = {"description": here.name, "phase": here.phase, "now": now}
-        self._live.update(here.task, total=total, completed=done, **told)
-
-
-def _build_progress() -> Progress:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        TextColumn("{task.fields[phase]}", style="cyan", markup=False),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[now]}", markup=False),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
+    def _show(self, line: str) -> None:
+        """Write a line over the live one, on a terminal."""
+        if self._live:
+            width = shutil.get_terminal_size().columns
+            print(f"\r\x1b[K{clean(line)[: width - 1]}", end="", file=sys.stderr, flush=True)
 
 
 def _describe(record: Record) -> str:
@@ -155,11 +114,9 @@ def _describe(record: Record) -> str:
         words.append("trains")
     elif m.epoch_time_s is not None:
         cut = case.fraction < 1 or case.steps is not None or m.epoch_time_error is not None
-        what = "an epoch"
         if case.command is not None:  # which need not tell of epochs
             cut |= (m.measured_images or 0) < (record.environment.train_images or 0)
-            what = f"for {record.environment.train_images or 0:,} {record.environment.unit}"
-        words.append(f"{'≈' if cut else ''}{write_number(m.epoch_time_s)} s {what}")
+        words.append(f"{'≈' if cut else ''}{write_number(m.epoch_time_s)} s an epoch")
     memory = m.peak_device_bytes if m.peak_device_bytes is not None else m.peak_process_bytes
     if memory is not None:
         words.append(f"{memory / GIB:.2f} GiB")
