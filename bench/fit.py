@@ -38,6 +38,12 @@ from bench.wall import ANSWERED, APART, MARGIN, STEP
 PRECISIONS = {"cuda": ["fp32", "fp16", "bf16-amp"], "cpu": ["fp32", "bf16-amp"]}
 """The default precisions, by device."""
 
+TOLD = (
+    *("largest", "smallest_failing", "thrashes_from", "recommended"),
+    *("line", "available_bytes", "margin", "probes", "ending"),
+)
+"""Attributes of a `bench.wall.Wall` in the JSON."""
+
 
 def build_parser() -> Parser:
     parser = Parser(
@@ -48,18 +54,28 @@ def build_parser() -> Parser:
         description=describe(__doc__),
     )
     group = parser.add_argument_group("what to find")
-    add, whole = partial(add_flag, group), partial(parse_whole, least=1, most=10_000)
-    largest = "look for it in steps of N images, or items of a --workload"
-    add("--step", "N", f"{largest} ({STEP})", whole, STEP)
-    free = "recommend a batch size that leaves this share of memory free"
-    add("--margin", "P%", f"{free} ({100 * MARGIN:g}%%)", _parse_margin, MARGIN)
+    add_flag(
+        group,
+        "--step",
+        "N",
+        f"look for it in steps of N images, or items of a --workload ({STEP})",
+        partial(parse_whole, least=1, most=10_000),
+        STEP,
+    )
+    add_flag(
+        group,
+        "--margin",
+        "P%",
+        f"recommend a batch size that leaves this share of memory free ({100 * MARGIN:g}%%)",
+        _parse_margin,
+        MARGIN,
+    )
     group.add_argument("--json", action="store_true", help="print JSON on standard output")
-    names = {device: " ".join(known) for device, known in PRECISIONS.items()}
     add_axes(
         parser,
         "each takes one value or several, and each combination is searched; default precisions: "
-        f"{names['cuda']} on a GPU, {names['cpu']} on a CPU; without images in --data-dir, "
-        "synthetic ones, which take as much memory",
+        f"{' '.join(PRECISIONS['cuda'])} on a GPU, {' '.join(PRECISIONS['cpu'])} on a CPU; without "
+        "images in --data-dir, synthetic ones, which take as much memory",
     )
     add_running(parser)
     return parser
@@ -79,11 +95,11 @@ def main(argv: Sequence[str]) -> int:
     if given.json:
         told = [
             {name: text for name in axes if (text := format_value(getattr(family, name)))}
-            | asdict(wall)
+            | {name: getattr(wall, name) for name in TOLD}
             | {"step": given.step}
             for family, wall in walls.items()
         ]
-        print(json.dumps(told, indent=2))
+        print(json.dumps(told, indent=2, default=asdict))
     else:
         print(*(f"{f.label(axes)}: {describe_wall(wall)}" for f, wall in walls.items()), sep="\n")
     if loop.stopped or any(wall.ending is None for wall in walls.values()):

@@ -38,15 +38,13 @@ ATTEMPTS = 3
 START = 32
 """Images of a first micro-batch."""
 
+# The largest factor by which a line is extrapolated beyond its last probe: from a third of the
+# wall, an error of 1 % in the readings moves the wall by up to 4 %.
 _FAR = 3.0
-"""Largest factor by which a line is extrapolated beyond its last probe: from a third of the wall,
-an error of 1 % in the readings moves the wall by up to 4 %."""
 
-_NEAR = 0.8
-"""Ratio of batch sizes above which a line through them would follow their noise."""
+_NEAR = 0.8  # ratio of batch sizes above which a line through them would follow their noise
 
-_LESS = 0.05
-"""Share of a card's memory by which the memory left by others may differ between probes."""
+_LESS = 0.05  # share of memory by which what others leave may differ between probes
 
 SHORT_STEPS, LONG_STEPS = 4, 16
 """Steps of a probe after its warm-up, and of the longer run that confirms the result. An allocator
@@ -147,27 +145,45 @@ def list_sizes(
     return tuple(sizes)
 
 
-class SearchState:
-    """What the probes so far show.
+class Wall:
+    """What probes of cases that differ only in the batch size show: the largest one, and what to
+    try next.
 
     A batch whose longer run was refused does not train, even if a short run did; from then on only
-    longer runs count as trained. A suspected lack of memory counts once it was seen twice.
+    longer runs count as trained. A suspected lack of memory counts once it was seen twice. If
+    memory is linear, a search takes about 7 probes. For any memory, their number grows with the
+    logarithm of that of `Goal.sizes`; each may take two more runs that neither train nor run out of
+    memory.
+
+    Attributes:
+        largest: the largest batch size that trained.
+        smallest_failing: the smallest above it that did not; sizes between the two are not known.
+        thrashes_from: from this size on a batch trains only by freeing the allocator's cache.
+        recommended: predicted to leave ``margin`` of the memory free; at most the size that a
+            longer run confirmed, and below ``thrashes_from``.
+        line: the memory of batches near the wall.
+        available_bytes: as in `Goal`.
+        margin: as a share.
+        probes: the number of runs, including failed ones.
+        ending: how the search ended; None while it has not.
+        asked: what to try next; None once it has ended.
     """
 
-    def __init__(self, probes: Sequence[Probe], goal: Goal) -> None:
-        self._probes, self._goal, self._sizes = probes, goal, goal.sizes
+    def __init__(self, probes: Sequence[Probe], goal: Goal, margin: float = MARGIN) -> None:
+        self._goal, self._sizes, self.available_bytes = goal, goal.sizes, goal.available_bytes
+        self.probes, self.margin = len(probes), margin
         suspected = Counter(p.batch_size for p in probes if p.status is Status.OOM_SUSPECTED)
         refused = {p.batch_size for p in probes if p.status is Status.OOM}
         refused |= {size for size, times in suspected.items() if times > 1}
         trained = [p for p in probes if p.trained]
         longer = {p.batch_size for p in trained if p.long}
-        self.confirmed = max(longer, default=None)  # trained in a longer run
+        self._proven = max(longer, default=0)  # trained in a longer run
         above = refused & {p.batch_size for p in probes if p.long and not p.trained}
-        self._long_only = max(above, default=0) > (self.confirmed or 0)
+        self._long_only = max(above, default=0) > self._proven
         self._trained = longer if self._long_only else {p.batch_size for p in trained}
-        self.largest = max(self._trained, default=None)  # that trains, as far as known
+        self.largest = max(self._trained, default=None)
         self._refused = {size for size in refused if size > (self.largest or 0)}
-        self.smallest_refused = min(self._refused, default=None)
+        self.smallest_failing = min(self._refused, default=None)
         # memory near the largest: of it, sizes within a fifth of it, and the next one below; what
         # an allocator that retries holds is on no line
         points = {
@@ -176,14 +192,29 @@ class SearchState:
         top = max(points, default=0)
         below = max((size for size in points if size <= _NEAR * top), default=0)
         self.line = fit_line([(n, used) for n, used in points.items() if n >= below])
+        thrashing = [p.batch_size for p in trained if p.alloc_retries]
+        self.thrashes_from = min(thrashing, default=None)
+        most = (1 - margin) * self._proven
+        if self.line and self.available_bytes:
+            predicted = self.line.find_largest((1 - margin) * self.available_bytes)
+            most = min(self._proven, predicted)
+        fitting = [n for n in self._sizes if n <= most and n < min(thrashing, default=n + 1)]
+        self.recommended = max(fitting, default=None)
+        asked = self._decide(probes)
+        self.asked = asked if isinstance(asked, Ask) else None
+        self.ending = asked if isinstance(asked, Ending) else None
 
-    def decide(self) -> Ask | Ending:
-        """Return the batch size to try next, or how the search ended."""
+    @property
+    def confirmed(self) -> bool:
+        """Whether the search ended with a longer run that confirmed the largest batch."""
+        return self.ending in (Ending.FOUND, Ending.NO_WALL)
+
+    def _decide(self, probes: Sequence[Probe]) -> Ask | Ending:
         if not self._sizes:
             return Ending.NOTHING_FITS
-        if any(probe.status is Status.UNSUPPORTED for probe in self._probes):
+        if any(probe.status is Status.UNSUPPORTED for probe in probes):
             return Ending.UNSUPPORTED
-        refused = self.smallest_refused
+        refused = self.smallest_failing
         low = -1 if self.largest is None else bisect_left(self._sizes, self.largest)
         high = len(self._sizes) if refused is None else bisect_left(self._sizes, refused)
         if high - low > 1:
@@ -191,11 +222,11 @@ class SearchState:
             asked = Ask(self._sizes[index], self._long_only)
         elif self.largest is None:
             return Ending.NOTHING_FITS
-        elif self.largest != self.confirmed:
+        elif self.largest != self._proven:
             asked = Ask(self.largest, long=True)
         else:
             return Ending.NO_WALL if refused is None else Ending.FOUND
-        silent = [p for p in self._probes if (p.batch_size, p.long) == asked and not p.trained]
+        silent = [p for p in probes if (p.batch_size, p.long) == asked and not p.trained]
         return asked if len(silent) < ATTEMPTS else Ending.GAVE_UP
 
     def _choose(self, low: int, high: int) -> int:
@@ -204,15 +235,15 @@ class SearchState:
         The line says where the wall is. From where it is refuted, steps double up to the middle, or
         if nothing was refused, without an end.
         """
-        middle, open_above = (low + high) // 2, self.smallest_refused is None
+        middle, open_above = (low + high) // 2, self.smallest_failing is None
         back = max(high - (1 << max(0, len(self._refused) - 1)), middle)
         if self.largest is None and open_above:
             return bisect_left(self._sizes, self._goal.start)
         if self.largest is None:
             return back if self._long_only else middle
-        ahead, available = self._at_most(2 * self.largest), self._goal.available_bytes
-        if self.line and available is not None:
-            wall = self.line.find_largest(available)
+        ahead = self._at_most(2 * self.largest)
+        if self.line and self.available_bytes is not None:
+            wall = self.line.find_largest(self.available_bytes)
             at = self._at_most(wall)
             if at >= high:
                 return back
@@ -224,70 +255,6 @@ class SearchState:
 
     def _at_most(self, size: float) -> int:
         return bisect_right(self._sizes, size) - 1
-
-
-def decide(probes: Sequence[Probe], goal: Goal) -> Ask | Ending:
-    """Return the batch size to try next, or how the search ended.
-
-    If memory is linear, a search takes about 7 probes. For any memory, their number grows with the
-    logarithm of that of `Goal.sizes`; each may take two more runs that neither train nor run out of
-    memory.
-    """
-    return SearchState(probes, goal).decide()
-
-
-# ------------------------------------------------------------------------------------------- answer
-
-
-@dataclass(frozen=True)
-class Wall:
-    """The result for cases that differ only in the batch size; memory in bytes, margin as a share.
-
-    ``largest`` is the largest batch size that trained, ``smallest_failing`` the smallest above it
-    that did not; sizes between the two are not known. From ``thrashes_from``, a batch trains only
-    by freeing the allocator's cache. ``recommended`` is predicted to leave ``margin`` of the memory
-    free; it is at most the size that a longer run confirmed, and below ``thrashes_from``. ``line``
-    is the memory of batches near the wall. ``probes`` counts runs, including failed ones;
-    ``ending`` is None while the search has not ended.
-    """
-
-    largest: int | None
-    smallest_failing: int | None
-    thrashes_from: int | None
-    recommended: int | None
-    line: MemoryLine | None
-    available_bytes: float | None
-    margin: float
-    probes: int
-    ending: Ending | None
-
-    @property
-    def confirmed(self) -> bool:
-        """Whether the search ended with a longer run that confirmed the largest batch."""
-        return self.ending in (Ending.FOUND, Ending.NO_WALL)
-
-
-def conclude(probes: Sequence[Probe], goal: Goal, margin: float = MARGIN) -> Wall:
-    """Derive the wall from the probes, in the order they were made."""
-    state = SearchState(probes, goal)
-    asked, line, available = state.decide(), state.line, goal.available_bytes
-    retried = [p.batch_size for p in probes if p.trained and p.alloc_retries]
-    thrashes_from, confirmed = min(retried, default=None), state.confirmed or 0
-    most = (1 - margin) * confirmed
-    if line and available:
-        most = min(confirmed, line.find_largest((1 - margin) * available))
-    fitting = [n for n in goal.sizes if n <= most and n < (thrashes_from or n + 1)]
-    return Wall(
-        largest=state.largest,
-        smallest_failing=state.smallest_refused,
-        thrashes_from=thrashes_from,
-        recommended=max(fitting, default=None),
-        line=line,
-        available_bytes=available,
-        margin=margin,
-        probes=len(probes),
-        ending=asked if isinstance(asked, Ending) else None,
-    )
 
 
 # ------------------------------------------------------------------------------------------ records
@@ -423,5 +390,5 @@ def read_walls(
         tried = [probe.batch_size for probe in trial.rows]
         common = step or reduce(math.gcd, tried, 0) or STEP
         goal = trial.aim(trial.train_images or max(tried, default=common), common)
-        found.append((trial.family, conclude(trial.probes, goal, margin)))
+        found.append((trial.family, Wall(trial.probes, goal, margin)))
     return found

@@ -22,8 +22,6 @@ from bench.wall import (
     Probe,
     Trial,
     Wall,
-    conclude,
-    decide,
     list_sizes,
     make_probe,
     name_family,
@@ -38,11 +36,11 @@ Answer = Callable[[Ask], Probe]
 def search(answer: Answer, goal: Goal, most: int = 120) -> tuple[list[Probe], Wall]:
     """Ask until the search ends; the probes and what they show."""
     probes: list[Probe] = []
-    while isinstance(asked := decide(probes, goal), Ask):
+    while asked := Wall(probes, goal).asked:
         assert asked.batch_size in goal.sizes
         probes.append(answer(asked))
         assert len(probes) <= most
-    return probes, conclude(probes, goal)
+    return probes, Wall(probes, goal)
 
 
 def remember(
@@ -185,9 +183,9 @@ def test_the_recommended_batch_leaves_the_margin() -> None:
     assert found.line.fixed_bytes == pytest.approx(1000)
     assert found.line.bytes_per_image == pytest.approx(1)
     assert found.probes == len(probes)
-    assert conclude(probes, Goal(SIZES, 2000), margin=0.2).recommended == 600
-    assert conclude(probes, Goal(SIZES, 2000), margin=0.0).recommended == 1000
-    assert conclude(probes[:-1], Goal(SIZES, 2000)).recommended is None, "not confirmed yet"
+    assert Wall(probes, Goal(SIZES, 2000), margin=0.2).recommended == 600
+    assert Wall(probes, Goal(SIZES, 2000), margin=0.0).recommended == 1000
+    assert Wall(probes[:-1], Goal(SIZES, 2000)).recommended is None, "not confirmed yet"
 
 
 def test_the_recommended_batch_is_below_where_the_allocator_retries() -> None:
@@ -248,7 +246,7 @@ def test_a_refusal_beside_more_of_others_is_none(status: Status) -> None:
 
     def find(*rows: dict[str, Any]) -> Wall:
         trial = add_rows(CARD, *rows)
-        return conclude(trial.probes, trial.aim(50_000, 8))
+        return Wall(trial.probes, trial.aim(50_000, 8))
 
     for count in (1, 2):
         wall = find(fits, *(full for _ in range(count)))

@@ -14,18 +14,7 @@ from bench.sweep.folder import read_past, write_config
 from bench.sweep.loop import MOST_LOST, Loop, open_loop
 from bench.sweep.options import Options, Plan, plan_cases
 from bench.text import count
-from bench.wall import (
-    MARGIN,
-    STEP,
-    Ending,
-    Goal,
-    Trial,
-    Wall,
-    conclude,
-    decide,
-    make_probe,
-    read_trials,
-)
+from bench.wall import MARGIN, STEP, Trial, Wall, make_probe, read_trials
 from bench.worker import Job, Lane
 
 
@@ -68,15 +57,12 @@ class Searches:
     def take(self, lane: Lane, idle: Sequence[Lane]) -> Job | None:
         """Return the next probe of the first family that has none running."""
         for family in [f for f in self._left if f not in self._running.values()]:
-            trial = self._left[family]
-            asked = decide(trial.probes, self._aim(trial))
-            if isinstance(asked, Ending):
-                self.conclude(family)
-                continue
-            probe = make_probe(family, asked.batch_size, asked.long)
-            self._running[probe] = family
-            self._attempts[probe] += 1
-            return Job(probe, probe=True, attempt=self._attempts[probe])
+            if asked := self._build(self._left[family]).asked:
+                probe = make_probe(family, asked.batch_size, asked.long)
+                self._running[probe] = family
+                self._attempts[probe] += 1
+                return Job(probe, probe=True, attempt=self._attempts[probe])
+            self.conclude(family)
         return None
 
     def settle(self, job: Job, record: Record, outcome: Outcome) -> None:
@@ -89,16 +75,14 @@ class Searches:
 
     def conclude(self, family: Case) -> None:
         """End a search, and say what it found; its wall is incomplete if it was stopped."""
-        trial = self._left.pop(family)
-        wall = conclude(trial.probes, self._aim(trial), self._margin)
-        self.walls[family] = wall
-        name = family.label(self.axes) if self.axes else family.precision
-        self.loop.display.say(f"{name}: {describe_wall(wall)}")
+        wall = self.walls[family] = self._build(self._left.pop(family))
+        self.loop.display.say(f"{family.label(self.axes)}: {describe_wall(wall)}")
 
-    def _aim(self, trial: Trial) -> Goal:
+    def _build(self, trial: Trial) -> Wall:
         inputs = self.loop.inputs
-        images = inputs.data(trial.family).train_images
-        return trial.aim(images, self._step, inputs.has_batchnorm(trial.family))
+        images, batchnorm = inputs.data(trial.family).train_images, inputs.has_batchnorm
+        goal = trial.aim(images, self._step, batchnorm(trial.family))
+        return Wall(trial.probes, goal, self._margin)
 
     def find_walls(self) -> dict[Case, Wall]:
         """Find the largest batch of each family, until stopped."""
