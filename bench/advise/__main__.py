@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -45,11 +44,23 @@ def build_parser() -> Parser:
         description=describe(__doc__),
         epilog="Return code: 0 with an answer, 3 without one, 2 for a usage error.",
     )
-    add = partial(add_flag, parser.add_argument_group("what to find"))
-    wall = "wall time, such as 90s, 10m or 1h; a run that has begun is not cut off"
-    add("--budget", "TIME", f"{wall} ({BUDGET})", parse_budget, BUDGET)
-    usual = "default: precision=fp32,batch_size=128, where flags allow them"
-    add("--now", "AXIS=VALUE,…", f"the setting that you use now ({usual})", default="")
+    group = parser.add_argument_group("what to find")
+    add_flag(
+        group,
+        "--budget",
+        "TIME",
+        f"wall time, such as 90s, 10m or 1h; a run that has begun is not cut off ({BUDGET})",
+        parse_budget,
+        BUDGET,
+    )
+    add_flag(
+        group,
+        "--now",
+        "AXIS=VALUE,…",
+        "the setting that you use now (default: precision=fp32,batch_size=128, where flags allow "
+        "them)",
+        default="",
+    )
     add_axes(
         parser,
         "one value fixes a setting, several are tried; without a flag, "

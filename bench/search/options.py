@@ -132,22 +132,35 @@ def build_parser(docstring: str | None) -> Parser:
     )
     group = parser.add_argument_group("how to search")
     add = partial(add_flag, group)
-    several = partial(parse_whole, least=2, most=_MOST_SAMPLES)
-    add("--samples", "N", f"trials to make ({SAMPLES})", several, SAMPLES)
-    by = f"what trials are compared by: {', '.join(METRICS)} ({METRIC})"
-    add("--metric", "NAME", by, default=METRIC)
+    add(
+        "--samples",
+        "N",
+        f"trials to make ({SAMPLES})",
+        partial(parse_whole, least=2, most=_MOST_SAMPLES),
+        SAMPLES,
+    )
+    add(
+        "--metric",
+        "NAME",
+        f"what trials are compared by: {', '.join(METRICS)} ({METRIC})",
+        default=METRIC,
+    )
     add("--grace", "E", f"epochs that every trial trains ({GRACE})", default=str(GRACE))
-    share = f"about one in R of the compared trials continues, R times as long ({REDUCTION})"
-    add("--reduction", "R", share, partial(parse_whole, least=2, most=1000), REDUCTION)
+    add(
+        "--reduction",
+        "R",
+        f"about one in R of the compared trials continues, R times as long ({REDUCTION})",
+        partial(parse_whole, least=2, most=1000),
+        REDUCTION,
+    )
     group.add_argument("--dry-run", action="store_true", help="print the trials and their epochs")
-    names = " ".join(map(str, BATCHES))
-    scales = " ".join(map(format_value, LOSS_SCALES))
     add_axes(
         parser,
         "each takes one value or several, and --lr a range such as 0.001..0.1, from which rates "
-        f"are drawn log-uniformly; defaults: --epochs {EPOCHS}, --batch-size {names}, "
-        f"--loss-scale {scales} for the precisions that scale a loss, and --lr from a tenth to ten "
-        "times the optimizer's own; --seed is also that of the draw",
+        f"are drawn log-uniformly; defaults: --epochs {EPOCHS}, --batch-size "
+        f"{' '.join(map(str, BATCHES))}, --loss-scale {' '.join(map(format_value, LOSS_SCALES))} "
+        "for the precisions that scale a loss, and --lr from a tenth to ten times the optimizer's "
+        "own; --seed is also that of the draw",
     )
     add_running(parser)
     return parser

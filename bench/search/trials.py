@@ -34,26 +34,21 @@ from bench.worker import Job, Lane
 
 INSTALL = "bench.search needs Ray Tune: pip install -e '.[search]'"
 
-Curve = Sequence[float | None]
-"""The metric of each epoch of a trial so far; None if it is unknown, inf or NaN."""
-
-
-_EPOCH = "epoch"
-
 
 class Ladder:
     """The scheduler of one search; lanes may judge trials in several threads. It is built anew from
     the curves of the trials that have ended, in the order in which they did, so that a search can
-    resume from its records. Raises UsageError: Ray Tune is not installed."""
+    resume from its records: the metric of each epoch, None if it is unknown, inf or NaN. Raises
+    UsageError: Ray Tune is not installed."""
 
-    def __init__(self, halving: Halving, curves: Iterable[Curve] = ()) -> None:
+    def __init__(self, halving: Halving, curves: Iterable[Sequence[float | None]] = ()) -> None:
         try:
             from ray.tune.schedulers import AsyncHyperBandScheduler
         except ImportError as error:
             raise UsageError(f"{INSTALL} ({str(error).splitlines()[0]})") from None
         self._halving = halving
         self._scheduler = AsyncHyperBandScheduler(
-            time_attr=_EPOCH,
+            time_attr="epoch",
             metric=halving.metric,
             mode="max" if halving.higher else "min",
             max_t=halving.epochs,
@@ -80,7 +75,7 @@ class Ladder:
     def _judge(self, trial: SimpleNamespace, epoch: int, value: float | None) -> bool:
         if value is None or epoch >= self._halving.epochs:
             return True
-        result = {_EPOCH: epoch, self._halving.metric: value}
+        result = {"epoch": epoch, self._halving.metric: value}
         with self._lock:
             answer: str = self._scheduler.on_trial_result(None, trial, result)
         return answer == self._scheduler.STOP  # type: ignore[no-any-return]
@@ -128,7 +123,7 @@ class Trials(Grid):
         self, loop: Loop, halving: Halving, cases: Sequence[Case], rows: Sequence[Row]
     ) -> None:
         self.halving = halving
-        self._curves: list[Curve] = []  # in the order in which trials ended
+        self._curves: list[list[float | None]] = []  # in the order in which trials ended
         self._ladder: Ladder | None = None
         epochs = read_beside(loop.store.folder, EpochRow)
         before: dict[Run, LatestAttempt] = {}

@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from bench.sweep.loop import Loop
 
 
+# Keys that stay whatever is measured next: the ``step`` and ``margin`` of the last search for the
+# largest batch, the shard, the rules and trials of a search for the best settings.
 _KEPT = ("search", SHARD, "halving")
-"""Keys that stay whatever is measured next: the ``step`` and ``margin`` of the last search for the
-largest batch, the shard, the rules and trials of a search for the best settings."""
 
 
 def default_out(platforms: Mapping[str, Platform]) -> Path:
@@ -163,10 +163,9 @@ class KeptRun:
 
     def finish(self, record: Record) -> None:
         """Mark the run as ended if its record has a measurement."""
-        if record.status in MEASURED and self.folder.is_dir():
-            with suppress(OSError):
-                replace_file(self.folder / ENDED, record.record_id + "\n")
         with suppress(OSError):
+            if record.status in MEASURED and self.folder.is_dir():
+                replace_file(self.folder / ENDED, record.record_id + "\n")
             self.folder.parent.rmdir()  # if no run keeps anything
 
 
@@ -182,11 +181,11 @@ SHARED: dict[str, tuple[str, ...]] = {
 proof of a precision, FLOP per image, and the work of a step, which is linear in the items of a
 micro-batch."""
 
+# Columns of these parts that are not empty in a record that found them.
 _FOUND = {"arithmetic", "conv_error", "matmul_error", "flop_per_image"}
-"""Columns of these parts that are not empty in a record that found them."""
 
+# Columns of an environment that every part is assumed to depend on.
 _MACHINE = (*COMPARABLE, "gpu_uuid", "torch_threads", "train_images")
-"""Columns of an environment that every part is assumed to depend on."""
 
 
 class Known:

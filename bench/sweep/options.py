@@ -283,18 +283,14 @@ class Plan:
     # cases whose largest batch is to be found, with ``auto`` or ``32..auto`` as given
     searched: list[tuple[Case, str]] = field(default_factory=list)
 
-    def settle(self, settle: Callable[[Case], Case]) -> Plan:
-        """Return a copy with what workloads decide, once they were examined."""
-        searched = [(settle(case), text) for case, text in self.searched]
-        return Plan(list(dict.fromkeys(map(settle, self.cases))), searched)
-
     @property
     def families(self) -> list[Case]:
+        """The families to search."""
         return list(dict.fromkeys(name_family(case) for case, _ in self.searched))
 
     @property
     def unsized(self) -> list[Case]:
-        """The families to search, and the cases to measure then, without their batch sizes."""
+        """The families, and the cases to measure then, without their batch sizes."""
         return [*self.families, *(case for case, _ in self.searched)]
 
 

@@ -195,7 +195,9 @@ def check(
             raise UsageError(f"--command: {why}")
     models, datasets = _take_models(cases, machine, options), dict[str, DatasetInfo]()
     inputs = Inputs(platforms, models, datasets, plan, (), machine.apex, machine.starts)
-    plan = plan.settle(inputs.settle)
+    settle = inputs.settle
+    searched = [(settle(case), text) for case, text in plan.searched]
+    plan = Plan(list(dict.fromkeys(map(settle, plan.cases))), searched)
     cases = [*plan.cases, *plan.unsized]
     for case in cases if every else ():
         if why := inputs.refuse(case):
