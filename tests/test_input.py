@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bench.case import Case
 from bench.data import Dataset, load, prepare
-from bench.data.batches import Batches, Counted, Divided, Supply
+from bench.data.batches import Batches, Divided, Supply
 from bench.data.synthetic import count_images
 from bench.errors import UsageError
 from bench.fingerprint import examine_model
@@ -187,8 +187,8 @@ class Given:
         return iter([torch.zeros(batch_size or 4, 2)])
 
 
-class Undivided(Workload):
-    """Whose batches are never divided; of sequences of numbers."""
+class Sequences(Workload):
+    """Of sequences of numbers, in batches of its own, whose last has too few items."""
 
     samples = 8
 
@@ -202,37 +202,20 @@ class Undivided(Workload):
         loss: Tensor = network(batch)[0].mean()
         return loss
 
-    def open_batches(self, **settings: Any) -> Supply:
-        supply = Given((4, 4), (4, 4))
+    def open_batches(self, *, micro_batch: int, **settings: Any) -> Supply:
+        supply = Given((4, 2, 2), (4, 2, 2)) if micro_batch == 2 else Given((4, 4), (4, 3))
         supply.samples = self.samples
         return supply
 
 
-def test_a_supply_that_does_not_divide_its_batches_is_refused() -> None:
+def test_a_supply_of_ones_own_that_lacks_items_is_refused() -> None:
     def run(**settings: Any) -> Measurement:
-        name = f"{__name__}:Undivided"
+        name = f"{__name__}:Sequences"
         (case,) = grid({"workload": [name], "device": ["cpu"], "batch_size": [4]} | settings)
         return run_case(case).measurement
 
-    whole = run()
+    whole = run(accumulate=[2])
     assert whole.measured_images == 8
     assert whole.proof_notes == "recurrent layers were not probed for their arithmetic"
-    with pytest.raises(UsageError, match="a batch of 4 items where 2 were asked for"):
-        run(accumulate=[2])
-
-
-@pytest.mark.parametrize(
-    ("batches", "message"),
-    [
-        ([(4, 2, 1)], "a batch of 1 items where 2 were asked for"),
-        ([(4, 2)], "left out 2 items of a batch"),
-        ([(4, 2, 2), (4, 3)], "a batch of 3 items where 2 were asked for"),
-    ],
-)
-def test_a_users_batches_are_counted(batches: list[tuple[int, ...]], message: str) -> None:
-    def count(*batches: tuple[int, ...]) -> list[list[int]]:
-        return [[len(p) for p in batch.parts] for batch in Counted(Given(*batches), 2).divide()]
-
-    assert count((4, 2, 2), (2, 2)) == [[2, 2], [2]]
-    with pytest.raises(UsageError, match=message):
-        count(*batches)
+    with pytest.raises(UsageError, match="open_batches: a batch of 4 items has 3 in its parts"):
+        run()

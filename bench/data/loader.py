@@ -70,7 +70,7 @@ class LoadedBatches(Planned):
     random numbers would depend on earlier epochs, so that no checkpoint could resume them. An epoch
     that is not read to its end is ended by `close` or by the next epoch.
     ``draw`` returns the keys of the items of an epoch, in order; there are ``samples`` of them, by
-    default the number of items. ``in_order`` are the keys of all items, for `evaluation`.
+    default the number of items. For `evaluation` the keys are the items' numbers.
     """
 
     def __init__(
@@ -78,7 +78,6 @@ class LoadedBatches(Planned):
         dataset: Dataset,
         *,
         draw: Callable[[int], Sequence[Key]],
-        in_order: Sequence[Key],
         workers: int = 0,
         samples: int | None = None,
         **making: Unpack[BatchArguments],
@@ -86,12 +85,10 @@ class LoadedBatches(Planned):
         self.batch_size, self.samples = making["batch_size"], samples or len(dataset)
         # seconds from the start of the latest epoch to its first batch; None until then
         self.first_batch_s: float | None = None
-        self._dataset, self._draw, self._in_order = dataset, draw, in_order
+        self._dataset, self._draw = dataset, draw
         self.micro_batch, self._seed = making["micro_batch"], making["seed"]
         self._device, self._workers = making["device"], workers
-        self._batches: Iterator[Any] | None = None
-        self._epoch = 0
-        self._begun = 0.0
+        self._batches: Iterator[Any] = iter(())
 
     def divide(
         self, index: int = 0, steps: int | None = None, size: int | None = None
@@ -102,63 +99,56 @@ class LoadedBatches(Planned):
         The workers make the whole epoch even if only some steps are taken, so that they are as busy
         as in a whole epoch. Each batch must be taken before the next epoch begins.
         """
-        self._begun, self.first_batch_s = perf_counter(), None
+        begun, self.first_batch_s = perf_counter(), None
         self.close()
-        self._batches = iter(self._build(index, size))
-        epoch = self._epoch
+        batches = self._batches = iter(self._build(index, size))
+
+        def take(parts: int) -> Iterator[Any]:
+            for _ in range(parts):
+                if batches is not self._batches:
+                    raise RuntimeError("a batch is taken after its epoch")
+                batch = self._move(self._load(batches))
+                if self.first_batch_s is None:
+                    self.first_batch_s = perf_counter() - begun
+                yield batch
+
         for own, whole in self.plan(steps, size):
-            yield Divided(len(own), self._take(-(-len(own) // self.micro_batch), epoch), whole)
-        ended = steps is None or steps >= len(self)
-        if ended and epoch == self._epoch and self._batches is not None:
-            next(self._batches, None)  # its workers end, as at the end of a script's epoch
+            yield Divided(len(own), take(-(-len(own) // self.micro_batch)), whole)
+        if (steps is None or steps >= len(self)) and batches is self._batches:
+            next(batches, None)  # its workers end, as at the end of a script's epoch
 
     def evaluation(self, batch_size: int | None = None) -> Iterator[Any]:
         from torch.utils.data import default_collate
 
         size = batch_size or self.batch_size
-        for start in range(0, len(self._in_order), size):
-            keys = self._in_order[start : start + size]
-            yield self._move(default_collate([self._dataset[key] for key in keys]))
+        every = range(len(self._dataset))
+        for start in every[::size]:
+            items = [self._dataset[number] for number in every[start : start + size]]
+            yield self._move(default_collate(items))
 
     def close(self) -> None:
         # torch ends the workers with the last reference, but an exception raised by one keeps one
         getattr(self._batches, "_shutdown_workers", lambda: None)()
-        self._batches = None
-        self._epoch += 1
-
-    def _list_batches(self, keys: Sequence[Key], size: int | None) -> Iterator[list[Key]]:
-        for own, _ in self.plan(None, size):
-            for start in range(own.start, own.stop, self.micro_batch):
-                yield list(keys[start : min(start + self.micro_batch, own.stop)])
+        self._batches = iter(())
 
     def _build(self, index: int, size: int | None) -> DataLoader[Any]:
         from torch import Generator
         from torch.utils.data import DataLoader
 
-        given: dict[str, Any] = {}
-        if self._workers:
-            given = {
-                "prefetch_factor": PREFETCH,
-                # a worker that hangs when the process is killed would never end
-                "worker_init_fn": partial(_start_worker, os.getpid()),
-            }
+        keys, batches = self._draw(index), list[Sequence[Key]]()
+        for own, _ in self.plan(None, size):
+            for start in own[:: self.micro_batch]:
+                batches.append(keys[start : min(start + self.micro_batch, own.stop)])
         return DataLoader(
             self._dataset,  # type: ignore[arg-type]  # any object with these two methods
-            batch_sampler=[*self._list_batches(self._draw(index), size)],
+            batch_sampler=batches,
             num_workers=self._workers,
+            prefetch_factor=PREFETCH if self._workers else None,
+            # a worker that hangs when the process is killed would never end
+            worker_init_fn=partial(_start_worker, os.getpid()),
             # of its own: torch's global one, which the network uses, does not change
             generator=Generator().manual_seed(mix(self._seed, index)),
-            **given,
         )
-
-    def _take(self, parts: int, epoch: int) -> Iterator[Any]:
-        for _ in range(parts):
-            if epoch != self._epoch or self._batches is None:
-                raise RuntimeError("a batch is taken after its epoch")
-            batch = self._move(self._load(self._batches))
-            if self.first_batch_s is None:
-                self.first_batch_s = perf_counter() - self._begun
-            yield batch
 
     @staticmethod
     def _load(batches: Iterator[Any]) -> Any:
@@ -205,7 +195,8 @@ class Crops:
 
     Items are made one by one, as by the transforms of a user's dataset, and batches by torch's
     ``default_collate``, which in a worker writes directly into shared memory. The key of an item is
-    its number, the row and column of its crop in the padded image, and whether it is flipped.
+    its number or, if augmented, that with the row and column of its crop in the padded image, and
+    whether it is flipped.
     """
 
     def __init__(self, images: NDArray[np.uint8], labels: NDArray[np.integer]) -> None:
@@ -219,10 +210,10 @@ class Crops:
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, key: tuple[int, int, int, bool]) -> tuple[torch.Tensor, int]:
+    def __getitem__(self, key: int | tuple[int, int, int, bool]) -> tuple[torch.Tensor, int]:
         from torch.nn.functional import pad
 
-        number, top, left, flip = key
+        number, top, left, flip = (key, PADDING, PADDING, False) if isinstance(key, int) else key
         image = self.images[number]
         if (top, left) != (PADDING, PADDING):
             height, width = image.shape[1:]
@@ -246,22 +237,10 @@ def load_images(
     def list_keys(index: int) -> Sequence[Key]:
         drawn = draw(samples or n, n, making["seed"], index, making["device"])
         order, corners, flips = (part.tolist() for part in drawn)
-        if not augment:
-            return [_as_it_is(number) for number in order]
-        return list(zip(order, *corners, flips, strict=True))
+        return list(zip(order, *corners, flips, strict=True)) if augment else order
 
-    return LoadedBatches(
-        Crops(images, labels),
-        draw=list_keys,
-        in_order=[_as_it_is(number) for number in range(n)],
-        workers=workers,
-        samples=samples,
-        **making,
-    )
-
-
-def _as_it_is(number: int) -> Key:
-    return number, PADDING, PADDING, False
+    crops = Crops(images, labels)
+    return LoadedBatches(crops, draw=list_keys, workers=workers, samples=samples, **making)
 
 
 def load_items(
@@ -276,8 +255,7 @@ def load_items(
         order: list[int] = torch.randperm(len(dataset), generator=generator).tolist()
         return order
 
-    every = range(len(dataset))
-    return LoadedBatches(dataset, draw=list_keys, in_order=every, workers=workers, **making)
+    return LoadedBatches(dataset, draw=list_keys, workers=workers, **making)
 
 
 # --------------------------------------------------------------------------------- the loader alone

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
 from bench.case import Case, whole_batch
-from bench.data.batches import Supply, count_items, count_whole
+from bench.data.batches import Supply, count_items
 from bench.limits import find_half_width
 from bench.training.loop import Exchange, Training
 from bench.training.timing import StepClock, synchronize
@@ -136,7 +136,8 @@ class GradientExchange(Exchange):
     def begin(self, batch: Any) -> float:
         if self.exchanging:
             self._clock.tick()
-        return count_items(batch) * self._size / count_whole(batch)
+        size = count_items(batch)
+        return size * self._size / (getattr(batch, "whole", None) or size)
 
     def run(self, compute: Callable[[], Loss], last: bool) -> Loss:
         assert self._parts is not None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bench.case import Case, micro_batch, whole_batch
-from bench.data.batches import Batches, Counted, Divided, MadeBatches, Share, Supply
+from bench.data.batches import Batches, Divided, MadeBatches, Share, Supply
 from bench.data.loader import LoadedBatches
 from bench.errors import UsageError
 from bench.training.building import build_training, open_workload, seed_all
@@ -62,13 +62,12 @@ def open_supply(
     batches = workload.open_batches(**about)
     if isinstance(batches, Batches | MadeBatches):
         batches.share = share
-        return batches
-    if share.of > 1:
+    elif share.of > 1:
         raise UsageError(
             "the workload's open_batches makes batches of its own, which cannot be shared by "
             "processes; leave out --parallel, or give it make_batch or --loader torch"
         )
-    return Counted(batches, micro_batch(case))
+    return batches
 
 
 def end_workers(batches: Supply) -> None:
