@@ -333,6 +333,9 @@ def parse_value(name: str, value: object, where: str) -> Value:
     """Parse a value of axis ``name`` from a flag, preset or CSV cell. Raises UsageError: it is
     wrong; the message starts with ``where``, such as ``--batch-size``."""
     text = format_value(value) if isinstance(value, (bool, int, float)) else str(value)
+    default: Value = AXES[name].default
+    if text and text == format_value(default):
+        return default  # as most cells of records and plans
     try:
         return AXES[name].parse(text)
     except ValueError as error:

@@ -17,6 +17,7 @@ from bench.case import (
     Case,
     format_value,
     list_varying,
+    make_case,
     micro_batch,
     parse_value,
     spell_cases,
@@ -25,7 +26,7 @@ from bench.errors import UsageError
 from bench.grid import grid
 from bench.precision import OPT_LEVELS, POLICIES, PRECISIONS
 from bench.rules import check, check_batches
-from bench.store.rows import parse_cases
+from bench.store.rows import parse_axis
 
 POSITIVE = st.floats(min_value=5e-324, max_value=1.7e308)
 
@@ -79,7 +80,8 @@ def test_cases_are_spelled_as_each_of_their_values_is(cases: list[Case]) -> None
     assert not any(told["settings"].keys() & {*own, *NAMED} for own in told["cases"])
     for name in {*AXES} - told["settings"].keys() - {*NAMED}:
         assert len({own[name] for own in told["cases"]}) > 1 or not cases
-    assert parse_cases({name: [texts[name] for texts in spelled] for name in AXES}) == cases
+    read = [make_case(*(parse_axis(name, texts[name]) for name in AXES)) for texts in spelled]
+    assert read == cases
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.axis import axis_flag
-from bench.case import AXES, Case, format_value
+from bench.case import AXES, Case, format_value, make_case
 from bench.errors import UsageError
 from bench.flags import read_axes
 from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.rules import check, fill_value, settle
-from bench.store.rows import parse_cases
+from bench.store.rows import parse_axis
 from bench.sweep.options import build_parser
 
 TEXTS = {
@@ -95,4 +95,5 @@ def test_what_flags_ask_for_is_asked_for_again_or_told_how(given: dict[str, str]
         check(case)
         assert settle(asdict(case)) == case
         assert expand(spell(case)) == [case]
-    assert parse_cases({n: [format_value(getattr(c, n)) for c in found] for n in AXES}) == found
+    for case in found:
+        assert make_case(*(parse_axis(n, format_value(getattr(case, n))) for n in AXES)) == case

@@ -82,19 +82,17 @@ def read_beside(path: Path, kind: type[Part]) -> dict[str, list[Part]]:
     found: dict[str, list[Part]] = defaultdict(list)
     make: Callable[..., Part] = kind
     names = [field.name for field in fields(kind)]
-    files = [_find_beside(file, _FILES[kind]) for file in find_records(path)]
-    for file in (file for file in files if file.is_file()):
+    for records in find_records(path):
+        # results/reference/NAME.csv has its steps in NAME-curve.csv
+        curve = kind is Step and records.name != RECORDS
+        file = records.with_name(f"{records.stem}-curve.csv" if curve else _FILES[kind])
+        if not file.is_file():
+            continue
         columns = read_columns(file, TABLES[_FILES[kind]])
         told = ([None if cell != cell else cell for cell in columns[name]] for name in names)
         for record, *part in zip(columns["record_id"], *told, strict=True):
             found[record].append(make(*part))
     return dict(found)
-
-
-def _find_beside(records: Path, name: str) -> Path:
-    # results/reference/NAME.csv has its steps in NAME-curve.csv
-    curve = name == STEPS and records.name != RECORDS
-    return records.with_name(f"{records.stem}-curve.csv" if curve else name)
 
 
 def read_records(path: Path) -> pd.DataFrame:

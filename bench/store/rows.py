@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from operator import attrgetter
@@ -143,7 +143,8 @@ Run = tuple[Case, int, bool]
 def read_history(rows: Iterable[Row]) -> dict[Run, LatestAttempt]:
     """Return each run's latest attempt in a records table: no probe or truncated trial.
 
-    A profiled run also stands for the runs of `list_served` that have no attempt of their own.
+    A profiled run also stands for the same run without that, if it has no attempt of its own: the
+    profiler starts after everything else is measured.
     """
     history: dict[Run, LatestAttempt] = {}
     for row in keep_latest(row for row in rows if not (row.probe or row.truncated)):
@@ -152,28 +153,10 @@ def read_history(rows: Iterable[Row]) -> dict[Run, LatestAttempt]:
         if run not in history or history[run].attempt <= row.attempt:
             told = (row.status, row.attempt, row.inferred, row.lane)
             history[run] = LatestAttempt(*told, row.number("epoch_time_s"))
-    for run, past in [*history.items()]:
-        for served in list_served(run):
-            history.setdefault(served, past)
+    for (case, repeat, sentinel), past in [*history.items()]:
+        if case.profile:
+            history.setdefault((replace(case, profile=False), repeat, sentinel), past)
     return history
-
-
-def list_served(run: Run) -> Iterator[Run]:
-    """Yield the runs that ``run`` measures: itself, and if it was profiled, itself without that.
-
-    The profiler starts after everything else is measured.
-    """
-    yield run
-    case, repeat, sentinel = run
-    if case.profile:
-        yield replace(case, profile=False), repeat, sentinel
-
-
-def parse_cases(cells: Mapping[str, Sequence[Any]]) -> list[Case]:
-    """Parse cases from the cells of each axis, as in configurations. Raises UsageError: a cell is
-    not a value of its axis."""
-    values = (map(parse_axis, [name] * len(cells[name]), cells[name]) for name in AXES)
-    return [make_case(*axes) for axes in zip(*values, strict=True)]
 
 
 @cache
@@ -264,16 +247,15 @@ class Plan:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Plan:
         """Read the plan in a folder's configuration. If somebody edited it, nothing is known."""
-        cases, shared = config.get("cases"), config.get("settings", {})
+        told, shared = config.get("cases") or (), config.get("settings", {})
+        defaults = dict(zip(AXES, map(format_value, list_values(Case())), strict=True))
         try:
             shard = parse_shard(str(config[SHARD])) if SHARD in config else None
-            cells = {
-                name: [case.get(name, shared.get(name, default)) for case in cases or ()]
-                for name, default in zip(AXES, map(format_value, list_values(Case())), strict=True)
-            }
             repeats = config.get("repeats", 1)
-            if not 1 <= repeats <= _MOST_RUNS / max(1, len(cases or ())):
+            if not 1 <= repeats <= _MOST_RUNS / max(1, len(told)):
                 raise ValueError(f"{repeats} repeats")
-            return cls(shard, plan_runs(parse_cases(cells), repeats))
+            cells = [{**defaults, **shared, **own} for own in told]
+            cases = [make_case(*(parse_axis(name, cell[name]) for name in AXES)) for cell in cells]
+            return cls(shard, plan_runs(cases, repeats))
         except (AttributeError, TypeError, ValueError, UsageError):
             return cls()

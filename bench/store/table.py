@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +72,13 @@ def read_columns(path: Path, columns: Mapping[str, Column]) -> dict[str, list[An
     file, line and column.
     """
     typed = {}
-    for name, cells in _read_cells(path, columns).items():
+    axes = AXES if "schema" in columns else {}  # a column of steps named so holds readings
+    for name, cells in _read_cells(path, columns, axes).items():
         known = dict[str, Any]()
         # most columns hold few distinct cells
         for text in dict.fromkeys(cells):
             try:
-                known[text] = _parse(columns[name], text)
+                known[text] = _parse(columns[name], name in axes, text)
             except ValueError as error:
                 where = f"{path}:{cells.index(text) + 2}: column {name!r}"
                 raise UsageError(f"{where}: {clean(text)[:40]!r}: {error}") from error
@@ -85,8 +86,10 @@ def read_columns(path: Path, columns: Mapping[str, Column]) -> dict[str, list[An
     return typed
 
 
-def _read_cells(path: Path, columns: Mapping[str, Column]) -> dict[str, list[str]]:
-    """Read every cell as text, in the order of ``columns``."""
+def _read_cells(
+    path: Path, columns: Mapping[str, Column], axes: Collection[str]
+) -> dict[str, list[str]]:
+    """Read every cell as text, in the order of ``columns``, of which some are ``axes``."""
     strange = "not written by `bench.sweep`; give a sweep's folder or its records.csv"
     rows: list[list[str]] = []
     try:
@@ -111,43 +114,41 @@ def _read_cells(path: Path, columns: Mapping[str, Column]) -> dict[str, list[str
         if len(row) != len(header):
             raise UsageError(f"{path}:{number}: {len(row)} cells, and {len(header)} in the header")
     cells = dict(zip(header, map(list, zip(*rows, strict=True)), strict=False))
-    if "schema" in columns:
-        _check_schema(path, cells.get("schema", []))
-    known = columns.keys() | GONE
-    if odd := [name for name in header if name not in known or header.count(name) > 1]:
-        raise UsageError(f"{path}:1: column {clean(odd[0])[:40]!r} is unknown or twice; remove it")
-    for name in columns.keys() - {*header}:
-        if not (columns[name].optional or _is_axis(columns[name])):
-            raise UsageError(f"{path}:1: column {name!r} is missing; restore it")
-        default = format_value(getattr(Case, name)) if _is_axis(columns[name]) else ""
-        cells[name] = [default] * len(rows)
-    return {name: cells.get(name, []) for name in columns}
-
-
-def _check_schema(path: Path, cells: Iterable[str]) -> None:
-    for text in {*cells} - {str(SCHEMA)}:
+    for text in {*cells.get("schema", [])} - {str(SCHEMA)} if "schema" in columns else ():
         older = text.isdecimal() and int(text[:6]) < SCHEMA
         says = f"schema {clean(text)[:40]} is {'older' if older else 'newer'} than the {SCHEMA}"
         mend = f"commit {READER} of this project reads it" if older else "update it"
         raise UsageError(f"{path}: {says} this harness reads; {mend}")
+    known = columns.keys() | GONE
+    if odd := [name for name in header if name not in known or header.count(name) > 1]:
+        raise UsageError(f"{path}:1: column {clean(odd[0])[:40]!r} is unknown or twice; remove it")
+    for name in columns.keys() - {*header}:
+        if not (columns[name].optional or name in axes):
+            raise UsageError(f"{path}:1: column {name!r} is missing; restore it")
+        default = format_value(getattr(Case, name)) if name in axes else ""
+        cells[name] = [default] * len(rows)
+    return {name: cells.get(name, []) for name in columns}
 
 
-def _is_axis(column: Column) -> bool:
-    """Return whether a column holds an axis's values; a column of steps named so holds readings."""
-    return column.name in AXES and COLUMNS.get(column.name) is column
-
-
-def _parse(column: Column, text: str) -> Any:
+def _parse(column: Column, is_axis: bool, text: str) -> Any:
     """Return the value of a cell. Raises ValueError: it is none of the column; says what is."""
-    if _is_axis(column):
-        return _parse_axis(column, text)
+    if column.type is str:
+        text = text.removeprefix("'")
+    if is_axis:
+        if text == "" and AXES[column.name].default is None:
+            return text  # empty where it does not apply
+        try:
+            value = parse_value(column.name, text, "")
+        except UsageError as error:
+            raise ValueError(str(error).partition(": ")[2]) from error
+        return text if column.type is str else value
     words = _STATUS if column.name == "status" else _SWITCH if column.type is bool else {}
     if words:
         if text not in words:
             raise ValueError(f"one of {', '.join(words)}")
         return words[text]
     if column.type is str:
-        return text.removeprefix("'")
+        return text
     if text == "" and column.optional:
         return math.nan
     try:
@@ -158,14 +159,3 @@ def _parse(column: Column, text: str) -> Any:
         kind = "whole number" if column.type is int else "finite number"
         raise ValueError(f"a {kind}" + ", or empty" * column.optional)
     return column.type(number)
-
-
-def _parse_axis(column: Column, text: str) -> Any:
-    text = text.removeprefix("'")
-    if text == "" and column.type is str and AXES[column.name].default is None:
-        return text  # empty where it does not apply
-    try:
-        value = parse_value(column.name, text, "")
-    except UsageError as error:
-        raise ValueError(str(error).partition(": ")[2]) from error
-    return text if column.type is str else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,13 +13,15 @@ from bench.errors import UsageError
 from bench.halving import Halving, read_halving
 from bench.record import REPEATED, WorkRow
 from bench.store.reader import find_records, read_beside, read_config, read_rows
-from bench.store.rows import SHARD, Plan, Row, Shard, leave_out_known, read_history
+from bench.store.rows import SHARD, Plan, Row, leave_out_known, read_history
 from bench.store.table import RECORDS
 from bench.text import count, name_first
 from bench.wall import MARGIN, read_goal
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "rtx-titan-2019.csv"
 """The published figures; only a checkout has them, not an installed package."""
+
+_NAMED = 4  # missing runs or shards named in a message
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,45 @@ class Sweep:
 
     @cached_property
     def gaps(self) -> list[tuple[str, str]]:
-        """Sentences on planned runs without a row, each with a fix; computed once."""
-        return [*describe_gaps(self.name, self.rows, self.plans)]
+        """What is missing, each with a sentence on how to fix it: shards of the sweep, and planned
+        runs without a row. A row of any environment counts; only the sweep itself reruns those of
+        another environment."""
+        gaps = []
+        shards = [plan.shard for plan in self.plans if plan.shard]
+        of = shards[0].of if shards else 0
+        if lost := [f"shard {n}/{of}" for n in range(1, of + 1) if (n, of) not in shards]:
+            gaps.append(
+                (
+                    f"{self.name} is without {name_first(lost, _NAMED, '; ')}.",
+                    "Run what is missing with --out beside the others, and give the folder that "
+                    "holds all.",
+                )
+            )
+        planned = [*dict.fromkeys(run for plan in self.plans for run in plan.runs)]
+        history = read_history(self.rows)
+        poor = {(row.case, row.repeat, row.sentinel) for row in self.rows if row.truncated}
+        left = [
+            run
+            for run in leave_out_known(planned, history)
+            # the notice "No result" reports other runs that did not end
+            if run not in poor
+            and (run not in history or (run[2] and history[run].status in REPEATED))
+        ]
+        if left:
+            axes = list_varying({case for case, _, _ in [*planned, *history]})
+            told = [
+                f"{case.label(axes)}, {'sentinel' if sentinel else f'repeat {repeat}'}"
+                for case, repeat, sentinel in left
+            ]
+            gaps.append(
+                (
+                    f"{self.name} has no row of {len(left):,} of the "
+                    f"{count(len(planned), 'run')} that its last command planned "
+                    f"({name_first(told, _NAMED, '; ')}).",
+                    "Run the last command of the sweep again, unless it still runs.",
+                )
+            )
+        return gaps
 
     @cached_property
     def work(self) -> dict[str, list[WorkRow]]:
@@ -59,14 +98,17 @@ def read_sweep(path: Path, name: str = "") -> Sweep:
     UsageError: there are no records, or they cannot be read."""
     files = find_records(path)
     configs = [read_config(file.parent) if file.name == RECORDS else {} for file in files]
-    command = configs[0].get("command")
+    config = configs[0]
+    command = config.get("command")
+    step, margin = read_goal(config["search"]) if "search" in config else (None, MARGIN)
     return Sweep(
         name or _name(path),
         path.parent if path.name == RECORDS else path,
         read_rows(path),
         command if isinstance(command, str) else "",
-        *read_goal(configs[0].get("search")),
-        read_halving(configs[0].get("halving")),
+        step,
+        margin,
+        read_halving(config["halving"]) if "halving" in config else None,
         [*map(Plan.of, configs)],
     )
 
@@ -112,50 +154,3 @@ def list_results(folder: Path) -> list[Path]:
 def _name(path: Path) -> str:
     path = path.resolve()
     return (path.parent if path.name == RECORDS else path).name.removesuffix(".csv")
-
-
-_NAMED = 4  # missing runs or shards named in a message
-
-
-def describe_gaps(
-    name: str, rows: Sequence[Row], plans: Sequence[Plan]
-) -> Iterator[tuple[str, str]]:
-    """Describe missing shards of a sweep, and planned runs without a row. Each gap is a sentence on
-    what is missing and one on how to fix it.
-
-    A row of any environment counts; only the sweep itself reruns those of another environment.
-    ``rows`` are the records of the sweep, ``plans`` its plan or those of its shards.
-    """
-    shards = [plan.shard for plan in plans if plan.shard]
-    if lost := [
-        f"shard {n}/{of}"
-        for _, of in shards[:1]
-        for n in range(1, of + 1)
-        if Shard(n, of) not in shards
-    ]:
-        names = name_first(lost, _NAMED, "; ")
-        yield (
-            f"{name} is without {names}.",
-            "Run what is missing with --out beside the others, and give the folder that holds all.",
-        )
-    planned = [*dict.fromkeys(run for plan in plans for run in plan.runs)]
-    history = read_history(rows)
-    poor = {(row.case, row.repeat, row.sentinel) for row in rows if row.truncated}
-    left = [
-        run
-        for run in leave_out_known(planned, history)
-        # the notice "No result" reports other runs that did not end
-        if run not in poor and (run not in history or (run[2] and history[run].status in REPEATED))
-    ]
-    if not left:
-        return
-    axes = list_varying({case for case, _, _ in [*planned, *history]})
-    told = [
-        f"{case.label(axes)}, {'sentinel' if sentinel else f'repeat {repeat}'}"
-        for case, repeat, sentinel in left
-    ]
-    yield (
-        f"{name} has no row of {len(left):,} of the {count(len(planned), 'run')} that its last "
-        f"command planned ({name_first(told, _NAMED, '; ')}).",
-        "Run the last command of the sweep again, unless it still runs.",
-    )
