@@ -6,8 +6,9 @@ Of many networks there is one row each, with what is recommended for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from bench.limits import MIN_REPEATS
@@ -92,7 +93,8 @@ def _tabulate_times(found: ReportData) -> Iterator[Sheet]:
             yield _lay_out_cases(found, cases, f"Results: {count(len(cases), 'setting')}")
         return
 
-    def write(setting: Setting) -> Cell:
+    cells = {}
+    for setting in found.settings:
         row = setting.best
         time = quantity_cell("epoch_time_s", row, spread=False)
         text = time.text + WARNED * (setting.timed and not row.trusted)
@@ -100,12 +102,11 @@ def _tabulate_times(found: ReportData) -> Iterator[Sheet]:
         alone = row.device == "cpu" and row.repeats < MIN_REPEATS
         if setting.timed and is_number(row.speedup) and not alone:
             text += f" · {write_ratio(row.speedup)}×"
-        return Cell(text, time.value, time.estimated)
-
-    texts = "".join(write(setting).text for setting in found.settings)
+        cells[row.cell] = Cell(text, time.value, time.estimated)
+    texts = "".join(cell.text for cell in cells.values())
     title = "Epoch time (s)" + " · speed-up over fp32" * ("×" in texts)
     title += f" ({WARNED} has a warning)" * (WARNED in texts)
-    yield replace(_lay_out(found, pivot, title, write), notes=_explain_precisions(found))
+    yield replace(_lay_out(found, pivot, title, cells), notes=_explain_precisions(found))
 
 
 def _explain_precisions(found: ReportData) -> list[str]:
@@ -120,55 +121,53 @@ def _tabulate_costs(found: ReportData) -> Iterator[Sheet]:
         return
     real = any(setting.best.dataset != "synthetic" for setting in found.settings)
     ends = ("test_accuracy", "train_loss") if real else ()
-    known = (n for n in ends if any(s.find_learnt(n) is not None for s in found.settings))
-    learnt = next(known, "")
-
-    def write(setting: Setting) -> Cell:
+    told = (n for n in ends if any(s.find_learnt(n) is not None for s in found.settings))
+    learnt = next(told, "")
+    cells = {}
+    for setting in found.settings:
         memory, end = setting.best.memory_bytes, setting.find_learnt(learnt) if learnt else None
-        if not is_number(memory):
-            return Cell(NOTHING)
         text = f" · {QUANTITIES[learnt].write(end)}" if end is not None else ""
-        return Cell(f"{memory / GIB:#.3g}{text}", memory)
-
+        known = Cell(f"{memory / GIB:#.3g}{text}", memory) if is_number(memory) else Cell(NOTHING)
+        cells[setting.best.cell] = known
     more = f" · {QUANTITIES[learnt].title} after the epoch" if learnt else ""
-    yield _lay_out(found, pivot, f"Peak memory (GiB){more}", write)
+    yield _lay_out(found, pivot, f"Peak memory (GiB){more}", cells)
 
 
-def _lay_out(
-    found: ReportData, pivot: _Pivot, title: str, write: Callable[[Setting], Cell]
-) -> Sheet:
-    """Return a pivot as a table, without the rows in which nothing is written."""
+def _lay_out(found: ReportData, pivot: _Pivot, title: str, cells: dict[int, Cell]) -> Sheet:
+    """Return a pivot as a table of ``cells``, by the cell of a setting's best case, without the
+    rows in which nothing is written."""
     across, down, lines = pivot
     headings = [axis for axis in down if axis in HEADINGS]
-    values = order_values(across, (value for line in lines for value in line))
-
-    def take(line: dict[Any, Setting]) -> Result:
-        return next(iter(line.values())).best
-
-    def say(value: Any) -> Callable[[dict[Any, Setting]], Cell]:
-        return lambda line: write(line[value]) if value in line else Cell(NOTHING)
-
     own = [axis for axis in down if axis not in headings]
     others = [axis for axis in own if axis not in ("precision", "loss_scale")]
     others = others if len(others) > MOST_DOWN else []
-    beside: Column[dict[Any, Setting]] = Column(
-        "with", "with", "what else is set; empty where nothing is",
-        lambda line: name_case(take(line), others), wrap=True,
-    )  # fmt: skip
-    told = [line for line in lines if any(write(one).text != NOTHING for one in line.values())]
-    rows, groups = join(
-        (_name_values(found, take(part[0]), headings), part)
-        for part in group(told, lambda line: _place(take(line), headings))
-    )
+    rows: list[_Line] = []
+    for line in lines:
+        filled = {value: cells[setting.best.cell] for value, setting in line.items()}
+        if any(cell.text != NOTHING for cell in filled.values()):
+            rows.append((next(iter(line.values())).best, filled))
     first = "batch size " if across == "batch_size" else ""
-    columns = [
-        *(axis_column(axis, found.machines, take) for axis in own if axis not in others),
-        *([beside] if others else []),
-        *(Column(f"{across}_{value}", f"{first}{value}", f"{across.replace('_', ' ')} {value}",
-                 say(value), number=False)
-          for value in values),
-    ]  # fmt: skip
+    columns: list[Column[_Line]] = [
+        axis_column(axis, found.machines, itemgetter(0)) for axis in own if axis not in others
+    ]
+    if others:
+        columns.append(Column("with", "with", "what else is set; empty where nothing is",
+                              lambda line: name_case(line[0], others), wrap=True))  # fmt: skip
+    for value in order_values(across, (value for line in lines for value in line)):
+        column: Column[_Line] = Column(
+            f"{across}_{value}", f"{first}{value}", f"{across.replace('_', ' ')} {value}",
+            lambda line, value=value: line[1].get(value), number=False,
+        )  # fmt: skip
+        columns.append(column)
+    rows, groups = join(
+        (_name_values(found, part[0][0], headings), part)
+        for part in group(rows, lambda line: _place(line[0], headings))
+    )
     return Sheet(title, columns, rows, groups=groups)
+
+
+_Line = tuple[Result, dict[Any, Cell]]
+"""A row of a pivot: one of its cases, and a cell for each value of the axis across."""
 
 
 def _name_values(found: ReportData, row: Result, axes: Sequence[str]) -> str:
