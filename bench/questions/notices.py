@@ -71,16 +71,12 @@ def describe_subject(
     versions = name_values(cases, "torch", 2)
     said = (
         name_first(list(dict.fromkeys(machines.values())), 2),
-        *_name_kinds(cases),
+        *dict.fromkeys(LABELS[case.kind] for case in cases if case.kind in LABELS),
         part and f"{whole}{ESTIMATE} from {part} % of an epoch",
         *_list_same(cases, varying),
         versions and f"torch {versions}",
     )
     return f"{title}: {' · '.join(filter(None, said))}"
-
-
-def _name_kinds(cases: Results) -> list[str]:
-    return [LABELS[kind] for kind in dict.fromkeys(c.kind for c in cases) if kind in LABELS]
 
 
 def describe_constants(cases: Results, varying: Collection[str]) -> Iterator[str]:
@@ -91,7 +87,8 @@ def describe_constants(cases: Results, varying: Collection[str]) -> Iterator[str
         told = [part[0].machine]
         values = {name: name_values(part, name, 4) for name in ENVIRONMENT}
         told += [f"{ENVIRONMENT[name]} {value}" for name, value in values.items() if value]
-        yield ", ".join([*told, *_name_kinds(part)]) + "."
+        told += dict.fromkeys(LABELS[case.kind] for case in part if case.kind in LABELS)
+        yield ", ".join(told) + "."
 
 
 def _list_same(cases: Results, varying: Collection[str]) -> list[str]:
@@ -157,11 +154,17 @@ def warn(
             level = Level.TABLE if told and doubt.name not in SAID_BELOW else Level.DETAIL
             said = doubt.warn(hit), doubt.fix, _count(hit, runs)
             doubted[doubt.fatal].append(Notice(capitalize(doubt.remark), *said, level=level))
+    spread = []
+    if wide := sum(result.wide for result in results):
+        several = sum(result.repeats > 1 for result in results)
+        found = f"The times of {wide:,} of the {several:,} cases with repeats spread by more than"
+        found += f" ±{100 * STEADY:.0f} %; they are marked noisy."
+        spread.append(Notice("Spread", found, QUIETER))
     return [
         *(Notice("Incomplete", *gap) for sweep in sweeps for gap in sweep.gaps),
         *_describe_failures(runs),
         *doubted[True],
-        *_describe_spread(results),
+        *spread,
         *_describe_drift(everything or every),
         *_describe_mixtures(runs),
         *doubted[False],
@@ -191,13 +194,6 @@ def list_asked(runs: Iterable[Run | Result]) -> list[str]:
     """Return the outcomes that are run again only by ``--retry``."""
     ends = dict.fromkeys(run.status for run in runs)
     return [status for status in ends if status not in _ENDED | REPEATED]
-
-
-def _describe_spread(results: Sequence[Result]) -> Iterator[Notice]:
-    if wide := sum(result.wide for result in results):
-        several = sum(result.repeats > 1 for result in results)
-        found = f"The times of {wide:,} of the {several:,} cases with repeats spread by more than"
-        yield Notice("Spread", f"{found} ±{100 * STEADY:.0f} %; they are marked noisy.", QUIETER)
 
 
 def _describe_drift(every: Sequence[Run]) -> Iterator[Notice]:
@@ -249,45 +245,40 @@ def choose_next(
 ) -> NextStep | None:
     """Return the step that would help most, by the cases that are shown or, without any, by the
     searches for the largest batch; None if nothing has been recorded or planned."""
-    return next(_suggest(sweeps, results, searches), None)
-
-
-def _suggest(
-    sweeps: Sequence[Sweep], results: Sequence[Result], searches: Sequence[Search]
-) -> Iterator[NextStep]:
     gaps = any(sweep.gaps and not any(plan.shard for plan in sweep.plans) for sweep in sweeps)
     gaps |= any(search.wall.ending is None for search in searches)
     if gaps or any(result.status in REPEATED for result in results):
-        yield NextStep("run the same command again, which runs what is missing")
+        return NextStep("run the same command again, which runs what is missing")
     if any(search.wall.recommended for search in searches):
-        yield NextStep(
+        return NextStep(
             "bench.sweep with the same flags and --batch-size auto times training at the batch "
             "sizes that were found"
         )
     if asked := list_asked(results):
         flag = f"--retry {' '.join(asked)}"
-        yield NextStep(f"the same command with {flag} runs again what failed")
-    for sweep in (sweep for sweep in sweeps if sweep.halving is not None):
-        epochs, folder = read_beside(sweep.path, EpochRow), Path(name_folder(sweep))
-        assert sweep.halving is not None
-        best = confirm(sweep.rows, epochs, sweep.halving, folder)
-        yield from (NextStep("run the best trial again, with other seeds", b) for b in best[:1])
-    folders = shlex.join(map(name_folder, sweeps))
+        return NextStep(f"the same command with {flag} runs again what failed")
+    for sweep in sweeps:
+        epochs = read_beside(sweep.path, EpochRow) if sweep.halving else {}
+        folder = Path(_name_folder(sweep))
+        if sweep.halving and (best := confirm(sweep.rows, epochs, sweep.halving, folder)):
+            return NextStep("run the best trial again, with other seeds", best[0])
+    folders = shlex.join(map(_name_folder, sweeps))
     if len(sweeps) == 2:
-        yield NextStep("compare the two case by case", f"python -m bench.compare {folders}")
+        return NextStep("compare the two case by case", f"python -m bench.compare {folders}")
     timed = [result for result in results if is_number(result.epoch_time_s)]
     if any(result.repeats < MIN_REPEATS for result in timed):
-        yield NextStep(
+        return NextStep(
             f"the same command with --repeats {MIN_REPEATS} shows which differences are real"
         )
     if {"fp32"} < {r.precision for r in results if is_number(r.profiled_step_s)}:
-        yield NextStep("see where the time goes", f"python -m bench.why {folders}")
+        return NextStep("see where the time goes", f"python -m bench.why {folders}")
     if any(sweep.rows for sweep in sweeps):
         page = f"python -m bench.report {folders} --format html -o report.html"
-        yield NextStep("see all of it as a page with a figure", page)
+        return NextStep("see all of it as a page with a figure", page)
+    return None
 
 
-def name_folder(sweep: Sweep) -> str:
+def _name_folder(sweep: Sweep) -> str:
     """Return the folder or file of a sweep, relative to the working directory if it lies in it."""
     near = os.path.relpath(sweep.path)
     return str(sweep.path.resolve()) if near.startswith(os.pardir) else near

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -101,11 +101,11 @@ class Report(ReportData):
 
     @cached_property
     def opening(self) -> tuple[Table, ...]:
-        return self._lay_out(s for s in self._told if s.level is not Level.DETAIL)
+        return self._lay_out(opening=True)
 
     @cached_property
     def tables(self) -> tuple[Table, ...]:
-        return self._lay_out(self._told)
+        return self._lay_out(opening=False)
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
@@ -129,15 +129,13 @@ class Report(ReportData):
         searches = () if self.results else find_searches(self.runs, self.sweeps)
         return choose_next(self.sweeps, self.results, searches)
 
-    @property
-    def _told(self) -> Iterable[Section]:
-        """The sections; what probes found is on a first screen if nothing else would be."""
-        if self.results:
-            return self.sections
-        return (replace(s, level=Level.TABLE) if s is WALLS else s for s in self.sections)
-
-    def _lay_out(self, sections: Iterable[Section]) -> tuple[Table, ...]:
+    def _lay_out(self, opening: bool) -> tuple[Table, ...]:
+        """Return the tables of all sections, or those that a first screen shows; what probes found
+        is on it if nothing else would be."""
         units = find_units(self.results)
+        sections = self.sections
+        if not self.results:
+            sections = tuple(replace(s, level=Level.TABLE) if s is WALLS else s for s in sections)
 
         def say(text: str) -> str:
             return say_period(count_in(text, units), self.period)
@@ -151,6 +149,7 @@ class Report(ReportData):
                 notes=tuple(map(say, table.notes)),
             )
             for section in sections
+            if not opening or section.level is not Level.DETAIL
             for table in section.lay_out(section.list_sheets(self))
         )
 
