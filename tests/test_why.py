@@ -184,7 +184,7 @@ def test_no_bound_of_a_committed_sweep_is_below_what_it_measured(folder: Path) -
     steps, machines = read_steps(results, sweeps), label_machines(results)
     held = 0
     for axis in find_varying(results):
-        values = {format_value(getattr(one.case, axis)) for one in steps.values()}
+        values = {format_value(getattr(one.run.case, axis)) for one in steps.values()}
         for before, after in itertools.permutations(sorted(values), 2):
             for why in explain_pairs(steps, results, machines, axis, (before, after)):
                 assert why.reasons, describe(why)

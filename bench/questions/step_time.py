@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING
 
-from bench.case import Case, format_value, free_axes, spell_value
+from bench.case import format_value, free_axes, spell_value
 from bench.diagnosis.breakdown import Breakdown, divide
 from bench.diagnosis.explanation import (
     LEFT_OVER,
@@ -192,9 +192,6 @@ CAUSES = Section("causes", "Why is it not faster, and what changed in a step?", 
 # ------------------------------------------------------------------ profiled cases, and their pairs
 
 
-STEP = "step_time_median_s"
-
-
 @dataclass(frozen=True, eq=False)
 class Profiled:
     """A case whose work was counted; its step is made when it is first asked for."""
@@ -207,14 +204,10 @@ class Profiled:
     sm_clock_mhz: float | None  # the mean over the repeats; None if unknown
     alloc_retries: int  # the maximum over the repeats
 
-    @property
-    def case(self) -> Case:
-        return self.run.case
-
     @cached_property
     def step(self) -> Step:
         """The step, which takes the geometric mean of the repeats' median steps."""
-        run, case = self.run, self.case
+        run, case = self.run, self.run.case
         peaks = list_peaks(run.gpu) if case.device == "cuda" else {}
         # products of float32 were rounded as the probe found, else as asked
         asked = find_formats(case.precision, case.opt_level).arithmetic
@@ -241,32 +234,31 @@ def read_steps(results: Iterable[Result], sweeps: Sequence[Sweep]) -> dict[int, 
     steps = {}
     for result in results if work else ():
         stepped = (run for run in result.every if run.status in RELIABLE)
-        repeats = [run for run in stepped if not math.isnan(getattr(run, STEP))]
-        step = choose_repeat([(run, work.get((run.sweep, run.record_id), ())) for run in repeats])
-        if step:
-            steps[result.cell] = step
+        repeats = [run for run in stepped if not math.isnan(run.step_time_median_s)]
+        counted = [run for run in repeats if (run.sweep, run.record_id) in work]
+        if not counted:
+            continue
+        profiled = [
+            run
+            for run in counted
+            if run.profiled_step_s > 0
+            and any(row.time_s is not None for row in work[run.sweep, run.record_id])
+        ]
+        ranked = sorted(profiled, key=lambda run: run.profiled_step_s) or counted[:1]
+        run = ranked[(len(ranked) - 1) // 2]
+        clocks, retries = (
+            [value for run in repeats if (value := run.number(name)) is not None]
+            for name in ("sm_clock_mhz", "alloc_retries")
+        )
+        steps[result.cell] = Profiled(
+            run,
+            work[run.sweep, run.record_id],
+            bool(profiled),
+            tuple(float(run.step_time_median_s) for run in repeats),
+            fmean(clocks) if clocks else None,
+            int(max(retries, default=0)),
+        )
     return steps
-
-
-def choose_repeat(repeats: Sequence[tuple[Run, Sequence[WorkRow]]]) -> Profiled | None:
-    """Return a case by its runs with a time, each with its work; None if no work was counted."""
-    known = [(run, work) for run, work in repeats if work]
-    if not known:
-        return None
-    profiled = [
-        (run, work)
-        for run, work in known
-        if run.profiled_step_s > 0 and any(row.time_s is not None for row in work)
-    ]
-    ranked = sorted(profiled, key=lambda repeat: repeat[0].profiled_step_s) or known[:1]
-    run, work = ranked[(len(ranked) - 1) // 2]
-    times = tuple(float(getattr(run, STEP)) for run, _ in repeats)
-    clocks, retries = (
-        [value for run, _ in repeats if (value := run.number(name)) is not None]
-        for name in ("sm_clock_mhz", "alloc_retries")
-    )
-    clock = fmean(clocks) if clocks else None
-    return Profiled(run, work, bool(profiled), times, clock, int(max(retries, default=0)))
 
 
 def explain_pairs(
@@ -285,7 +277,7 @@ def explain_pairs(
     pairs = list(_find_pairs(profiled, axis, ends, machines))
     sides = []
     for a, b in ((steps[one], steps[two]) for one, two in pairs):
-        factor = b.case.batch_size / a.case.batch_size
+        factor = b.run.case.batch_size / a.run.case.batch_size
         sides.append((make_side(axis, a, factor), make_side(axis, b)))
     ratios = compare([(b.times, a.times) for a, b in sides])
     return [
@@ -311,16 +303,18 @@ def _find_pairs(
 def make_side(axis: str, one: Profiled, factor: float = 1.0) -> Side:
     """Return a profiled case as a side of a pair, scaled to ``factor`` times its items. Raises
     ValueError: it has no profile."""
-    step = scale_step(one.step, factor)
-    breakdown = one.breakdown if step is one.step else divide(step)
+    case, step, breakdown = one.run.case, one.step, one.breakdown
+    if factor != 1:
+        step = scale_step(step, factor)
+        breakdown = divide(step)
     if breakdown is None:
-        raise ValueError(f"{one.case.label()} has no profile")
+        raise ValueError(f"{case.label()} has no profile")
     return Side(
-        name_setting(axis, spell_value(getattr(one.case, axis))),
-        one.case,
+        name_setting(axis, spell_value(getattr(case, axis))),
+        case,
         step,
         breakdown,
-        find_formats(one.case.precision, one.case.opt_level).arithmetic,
+        find_formats(case.precision, case.opt_level).arithmetic,
         tuple(time * factor for time in one.times),
         one.sm_clock_mhz,
         one.alloc_retries,
@@ -329,8 +323,6 @@ def make_side(axis: str, one: Profiled, factor: float = 1.0) -> Side:
 
 def scale_step(step: Step, factor: float) -> Step:
     """Return a step with ``factor`` times the work, as several steps have."""
-    if factor == 1:
-        return step
 
     def scale(row: WorkRow) -> WorkRow:
         amounts = {name: getattr(row, name) for name in ("flop", "bytes", "time_s", "exclusive_s")}
