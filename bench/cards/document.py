@@ -37,8 +37,8 @@ from bench.render.table import (
     quantity_column,
     remarks,
     write_ends,
-    write_quantity,
     write_ratio,
+    write_time,
 )
 from bench.report.document import Report
 from bench.store.rows import group
@@ -414,7 +414,7 @@ class Cards(Report):
         """Say what a group's fastest card is best trained in, how much faster it is than other
         cards there, and why it is apart from the first group."""
         entry = max(one.entries, key=rate_card)
-        time = write_quantity("epoch_time_s", entry.best)
+        time = write_time(entry.best)
         told = f"{entry.card}: {time} an epoch, in {entry.precision} ({_name_setup(entry.best)})"
         told += "" if entry.best.trusted else ", but every case has a warning"
         said = [

@@ -22,8 +22,8 @@ from bench.render.table import (
     name_case,
     remarks,
     write_ends,
-    write_quantity,
     write_ratio,
+    write_time,
 )
 from bench.study.axes import MACHINE, list_naming_axes, order_values
 from bench.study.doubts import DOUBTS
@@ -73,7 +73,7 @@ def _tell(found: ReportData, place: Place) -> Iterator[str]:
         yield _tell_unchosen(found, place)
     elif len(timed) > 1 and unsteady:
         yield (
-            f"Lowest time: {describe_setting(found, chosen)}, {_write_time(chosen)} an epoch. "
+            f"Lowest time: {describe_setting(found, chosen)}, {write_time(chosen.best)} an epoch. "
             "Single runs on a CPU, whose times other programs change, are not ranked; use "
             f"--repeats {MIN_REPEATS}."
         )
@@ -97,7 +97,7 @@ def _tell_unchosen(found: ReportData, place: Place) -> str:
     doubts = remarks(lowest.best, _NOT_FATAL)
     return (
         "Every case has a warning, so none is recommended. Lowest time: "
-        f"{describe_setting(found, lowest)}, {_write_time(lowest)}: {doubts}."
+        f"{describe_setting(found, lowest)}, {write_time(lowest.best)}: {doubts}."
     )
 
 
@@ -130,7 +130,7 @@ def _tell_chosen(found: ReportData, place: Place, chosen: Setting, bases: Sequen
     row, name = chosen.best, describe_setting(found, chosen)
     how = "" if name == row.model else " with " if row.precision == OWN else " in "
     told = f"Train {place.model} on {place.machine}"
-    told += f"{how}{name if how else ''}: {_write_time(chosen)} an epoch"
+    told += f"{how}{name if how else ''}: {write_time(chosen.best)} an epoch"
     if bases:
         told += f", against {join_words([_write_base(chosen, base) for base in bases])}"
     saved = _list_saved(row, bases[-1].best) if bases else []
@@ -141,7 +141,7 @@ def _write_base(chosen: Setting, base: Setting) -> str:
     row, size = base.best, base.best.batch_size
     note = BASELINES[row.precision] if row.device == "cuda" else ""
     where = f" at batch size {size}" * (size != chosen.best.batch_size)
-    told = f"{_write_time(base)} in {row.precision}{where}"
+    told = f"{write_time(base.best)} in {row.precision}{where}"
     if not row.settled:
         return f"{told} ({note}which waits for the host and does not settle)"
     (speed,) = judge_speeds([(chosen.best, row)])
@@ -183,7 +183,7 @@ def _tell_rivals(found: ReportData, place: Place, chosen: Setting) -> str:
         (alike if near or unclear else slower).append(setting)
     parts = []
     for those, word in ((alike, "as fast"), (slower, "slower")):
-        names = [f"{_name_precision(place, s)} ({_write_time(s)})" for s in those[:MOST_NAMED]]
+        names = [f"{_name_precision(place, s)} ({write_time(s.best)})" for s in those[:MOST_NAMED]]
         if those:
             parts.append(f"{word} {'is' if len(names) == 1 else 'are'} {join_words(names)}")
     loss = next(filter(None, (_find_loss(found, place, chosen, one) for one in slower)), "")
@@ -226,7 +226,7 @@ def _tell_batch_sizes(place: Place, chosen: Setting) -> str:
     smaller = [s for s in others if s.best.batch_size < row.batch_size]
     for setting in (*smaller[-2:], *others[len(smaller) :][:2]):
         one, learnt = setting.best, setting.find_learnt("test_accuracy")
-        said = f"{one.batch_size} takes {_write_time(setting)}"
+        said = f"{one.batch_size} takes {write_time(setting.best)}"
         if one.host_bound:
             said += ", because the GPU waits for the program,"
         if is_number(memory := over(one.memory_bytes, row.memory_bytes)):
@@ -310,7 +310,3 @@ def _tell_largest(place: Place) -> str:
             elif fits:
                 said.append(f"{where} at least {fits}")
     return f"Largest batch size that fits: {', '.join(said)}."
-
-
-def _write_time(setting: Setting) -> str:
-    return write_quantity("epoch_time_s", setting.best)

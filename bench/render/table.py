@@ -416,6 +416,7 @@ def quantity_cell(name: str, row: Row, *, spread: bool = True) -> Cell:
     return Cell(f"{ESTIMATE * estimated}{text}", value, estimated)
 
 
-def write_quantity(name: str, row: Row) -> str:
-    """Write one number of a case as `quantity_cell` does, with its unit and without its spread."""
-    return QUANTITIES[name].add_unit(quantity_cell(name, row, spread=False).text)
+def write_time(row: Row) -> str:
+    """Write the epoch time of a case with its unit, or how it ended without one."""
+    cell = quantity_cell("epoch_time_s", row, spread=False)
+    return QUANTITIES["epoch_time_s"].add_unit(cell.text)

@@ -7,16 +7,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench.errors import choose
 from bench.flags import Parser, add_filters, add_output, command, writable, write_document
 from bench.processes import leave
 from bench.questions.settings import AIMS
 from bench.report import show
-
-if TYPE_CHECKING:
-    from bench.report.document import Report
 
 FORMATS = {
     "text": (
@@ -58,7 +54,16 @@ def main(argv: Sequence[str]) -> int:
     """Show the results; returns 0, or 2 for a usage error."""
     options = build_parser().parse(argv)
     place, _ = choose("--format", options.format, FORMATS)
-    report = _read_report(options)
+    if options.aim:
+        choose("--for", options.aim, AIMS)
+    from bench.report.document import build
+    from bench.study.axes import ORDER, parse_filter, parse_name
+    from bench.study.sweeps import read_sweeps
+
+    home = (options.output or Path("report")).resolve().parent
+    where = [parse_filter(text) for text in options.where]
+    by = parse_name("--by", options.by, ORDER) if options.by else ""
+    report = build(read_sweeps(options.sweeps), home, where, by, options.aim)
     if options.figures:
         from bench.report.html import write_figures
 
@@ -73,19 +78,6 @@ def main(argv: Sequence[str]) -> int:
         render = partial(render, full=options.full)
     write_document(render(report), options.output)
     return 0
-
-
-def _read_report(options: argparse.Namespace) -> Report:
-    from bench.report.document import build
-    from bench.study.axes import ORDER, parse_filter, parse_name
-    from bench.study.sweeps import read_sweeps
-
-    home = (options.output or Path("report")).resolve().parent
-    where = [parse_filter(text) for text in options.where]
-    by = parse_name("--by", options.by, ORDER) if options.by else ""
-    if options.aim:
-        choose("--for", options.aim, AIMS)
-    return build(read_sweeps(options.sweeps), home, where, by, options.aim)
 
 
 if __name__ == "__main__":
