@@ -324,7 +324,7 @@ Seeded = tuple[Mapping[int, Sequence[float]], Mapping[int, Sequence[float]]]
 """The repeats of one case by seed: A's and B's."""
 
 
-def compare_seeds(family: Sequence[Seeded]) -> list[Ratio]:
+def compare_seeds(family: Sequence[Seeded], confidence: float = CONFIDENCE) -> list[Ratio]:
     """Return the ratio B/A of a loss or an error over seeds, for each case of a family, in order;
     of sides that are not all positive their difference, see `Ratio.difference`.
 
@@ -333,12 +333,7 @@ def compare_seeds(family: Sequence[Seeded]) -> list[Ratio]:
     the last digit, it is exact. Fewer than `MIN_SEEDS` pairs, or seeds per side if there are no
     pairs, give no verdict.
     """
-    return _estimate_seeds([*map(subtract_seeds, family)])
-
-
-def _estimate_seeds(
-    cases: Sequence[tuple[Difference | str, float]], confidence: float = CONFIDENCE
-) -> list[Ratio]:
+    cases = [*map(subtract_seeds, family)]
     ratios = estimate([case for case, _ in cases], confidence=confidence, what="seeds")
     return [replace(ratio, unit=unit) for ratio, (_, unit) in zip(ratios, cases, strict=True)]
 
@@ -482,7 +477,7 @@ def judge_equivalences(family: Sequence[Seeded], margin: float) -> list[Equivale
     ``margin`` is a fraction: 0.02 is a ratio from 1/1.02 to 1.02. Seeds are averaged, paired and
     counted as in `compare_seeds`."""
     cases = [*map(subtract_seeds, family)]
-    ratios = _estimate_seeds(cases, 1 - 2 * ERROR)
+    ratios = compare_seeds(family, 1 - 2 * ERROR)
     limit, both = math.log1p(margin), [*zip(cases, ratios, strict=True)]
     tested = [
         case for (case, _), ratio in both if isinstance(case, Difference) and ratio.p is not None

@@ -29,12 +29,13 @@ from bench.case import (
 )
 from bench.errors import UsageError, nearest
 from bench.flags import parse_percent
-from bench.record import COMPARABLE, MODEL_PARTS, RELIABLE, REPEATED, Status
+from bench.record import COMPARABLE, MODEL_PARTS, REPEATED, Status
 from bench.rules import applies
 from bench.store.reader import read_rows
 from bench.store.rows import fill_unknown, group, keep_cases, keep_latest
 from bench.study.axes import name_axis, name_setting, parse_name
 from bench.study.doubts import DOUBTS
+from bench.study.estimate import list_readings
 from bench.study.pairs import EnvironmentKey, Match, Matches
 from bench.study.pairs import match as match_cases
 from bench.study.quantities import MEMORY, METRICS, Metric
@@ -70,12 +71,7 @@ class SideCase:
 
     def readings(self, metric: Metric) -> Readings:
         """Return seed and value of each usable repeat that has a value."""
-        counted = RELIABLE if metric.diverged else {Status.OK}
-        return [
-            (int(run.run_seed), metric.read(value))
-            for run in self.runs
-            if run.status in counted and (value := getattr(run, metric.column)) == value
-        ]
+        return list_readings(metric, self.runs)
 
     @property
     def classes(self) -> int | None:
@@ -170,7 +166,7 @@ def choose_metrics(a: Side, b: Side) -> list[Metric]:
 
     memory = next(filter(have, MEMORY), next(iter(MEMORY)))
     error = METRICS["test_top1_error"]
-    errors = [error] if have(error.column) else []
+    errors = [error] if have(error.error_of) else []
     return [METRICS[c] for c in ("epoch_time_s", memory, "train_loss", "energy_j")] + errors
 
 

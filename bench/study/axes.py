@@ -74,12 +74,12 @@ def find_varying(cases: Sequence[Any], among: Iterable[str] = ORDER) -> tuple[st
     such as the loss scale, must differ within one precision; a learning rate also varies if each
     optimizer has its own. A subset of cases varies only in axes in which all of them do."""
     rivals = group(cases, lambda case: case.precision)
-
-    def varies(name: str) -> bool:
+    varying = []
+    for name in among:
         parts = rivals if name in FOLLOWS["precision"] else [cases]
-        return any(len({take_value(case, name) for case in part}) > 1 for part in parts)
-
-    return tuple(filter(varies, among))
+        if any(len({take_value(case, name) for case in part}) > 1 for part in parts):
+            varying.append(name)
+    return tuple(varying)
 
 
 def list_naming_axes(varying: Collection[str]) -> list[str]:
@@ -132,40 +132,27 @@ def sort_cases(cases: Sequence[C], axes: Sequence[str]) -> list[C]:
     return sorted(cases, key=lambda c: [places[axis][take_value(c, axis)] for axis in axes])
 
 
-def main_loss_scale(precision: str, scales: Iterable[str]) -> str:
-    """Return the loss scale that represents a precision: its default, or the commonest one.
-
-    Ties go to the lowest of ``scales``, as spelled by `format_value`; dynamic ones come last.
-
-    >>> main_loss_scale("fp16", ["64", "128", "64"]), main_loss_scale("fp16", ["64", "256", "64"])
-    ('128', '64')
-    """
-    counts = Counter(scales)
-    default = format_value(PRECISIONS[precision].default_loss_scale)
-    if default in counts:
-        return default
-    return min(counts, key=lambda text: (-counts[text], _order_scale(text)))
-
-
 def list_main(cases: Sequence[Any], equal: Sequence[Hashable]) -> list[int]:
     """Return the places of cases that represent their precision where precisions are compared.
 
-    These have its main loss scale, and the defaults of all other axes that follow from a precision,
-    if any such case ran. ``equal`` tells the groups of cases that are equal in all other axes: if
+    These have its main loss scale, which is its default or else the commonest one (of several the
+    lowest, dynamic ones last), and the defaults of all other axes that follow from a precision, if
+    any such case ran. ``equal`` tells the groups of cases that are equal in all other axes: if
     no case of a group has the main loss scale of the whole sweep, those at the lowest scale
     represent the precision there.
     """
-    scales = {
-        some[0].precision: [case.loss_scale for case in some]
-        for some in group(cases, lambda case: case.precision)
-    }
+    scales: dict[str, str] = {}
+    for some in group(cases, lambda case: case.precision):
+        precision = some[0].precision
+        counts = Counter(case.loss_scale for case in some)
+        default = format_value(PRECISIONS[precision].default_loss_scale)
+        commonest = min(counts, key=lambda text: (-counts[text], _order_scale(text)))
+        scales[precision] = default if default in counts else commonest
     kept: list[int] = []
     for alike in group(range(len(cases)), lambda at: (equal[at], cases[at].precision)):
         for name in FOLLOWS["precision"]:
             precision = cases[alike[0]].precision
-            main = find_default(name)
-            if name == "loss_scale":
-                main = main_loss_scale(precision, scales[precision])
+            main = scales[precision] if name == "loss_scale" else find_default(name)
             there = [getattr(cases[at], name) for at in alike]
             best = main if main in there else order_values(name, there)[0]
             alike = [at for at, value in zip(alike, there, strict=True) if value == best]

@@ -25,7 +25,7 @@ from bench.store.rows import group
 from bench.study import quantities
 from bench.study.pairs import Changed, Pair, select_common
 from bench.study.quantities import METRICS
-from bench.study.runs import Result
+from bench.study.runs import Result, Run
 from bench.verdict import Difference, Ratio, Verdict, compare_seeds, find_unit, pool, subtract
 from bench.verdict import estimate as judge
 
@@ -66,76 +66,64 @@ def estimate(
     metric: Metric, changes: Sequence[Changed], results: Iterable[Result]
 ) -> list[Estimate | None]:
     """Estimate the effect of each change on a metric; None where no pair has it on both sides."""
-    if metric.seeded:
-        seeds = take_seeds(metric, results)
-        every = select_common(changes, lambda pair: pair.same_loss, seeds.keys(), seeds.keys())
-        means = (list_means(*map(average_seeds, share_seeds(c, seeds))) for c in every if c)
-        ratios = iter(compare_seeds([(before, after) for before, after in means]))
-        return [Estimate(next(ratios), cells) if cells else None for cells in every]
 
     def fits(pair: Pair) -> bool:
         if metric is MEMORY:
             return bool(pair.a.memory_measure == pair.b.memory_measure)
-        return pair.a.settled or not metric.timed
+        return pair.same_loss if metric.seeded else pair.a.settled or not metric.timed
 
-    readings = take_readings(metric, results)
+    if metric.seeded:
+        seeds = take_seeds(metric, results)
+        every = select_common(changes, fits, seeds.keys(), seeds.keys())
+        means = (list_means(*map(average_seeds, share_seeds(c, seeds))) for c in every if c)
+        ratios = iter(compare_seeds([(before, after) for before, after in means]))
+        return [Estimate(next(ratios), cells) if cells else None for cells in every]
+    held = {r.cell: [value for _, value in list_readings(metric, r.every)] for r in results}
+    # of a cell with a reading that is not above zero none has a ratio
+    readings = {c: v for c, v in held.items() if v and 0 < min(v) <= max(v) < math.inf}
     sure = {cell for cell, values in readings.items() if len(values) >= MIN_REPEATS}
     every = select_common(changes, fits, readings.keys(), sure)
-    differences = [[subtract(readings[a], readings[b]) for a, b in cells] for cells in every]
-    known = [[one for one in some if isinstance(one, Difference)] for some in differences]
-    ratios = iter(judge([pool(some) for some in known if some], metric.deterministic))
-    return [
-        Estimate(next(ratios), cells, _is_mixed(some)) if cells else None
-        for cells, some in zip(every, known, strict=True)
-    ]
-
-
-def _is_mixed(pairs: Sequence[Difference]) -> bool:
-    verdicts = {ratio.judge(STEADY) for ratio in judge(pairs)} if len(pairs) > 1 else set()
-    return len(verdicts - {Verdict.AMBIGUOUS, Verdict.NONE}) > 1
+    pooled, mixed = [], []
+    for cells in filter(None, every):
+        pairs = [subtract(readings[a], readings[b]) for a, b in cells]
+        known = [pair for pair in pairs if isinstance(pair, Difference)]
+        verdicts = {ratio.judge(STEADY) for ratio in judge(known)} if len(known) > 1 else set()
+        mixed.append(len(verdicts - {Verdict.AMBIGUOUS, Verdict.NONE}) > 1)
+        pooled.append(pool(known))
+    ratios = iter(judge(pooled, metric.deterministic))
+    unlike = iter(mixed)
+    return [Estimate(next(ratios), cells, next(unlike)) if cells else None for cells in every]
 
 
 def take_times(results: Iterable[Result]) -> dict[int, list[float]]:
     """Return by cell the epoch times of its usable repeats, in s."""
-    times = {result.cell: list_readings(TIME, result) for result in results}
+    times = {result.cell: list_readings(TIME, result.every) for result in results}
     return {cell: [time for _, time in held] for cell, held in times.items() if held}
 
 
-def list_readings(metric: Metric, result: Result) -> list[tuple[int, float]]:
-    """Return the seed of each usable run that has a value, and that value."""
+def list_readings(metric: Metric, runs: Iterable[Run]) -> list[tuple[int, float]]:
+    """Return the seed of each usable run that has a value, and that value; of an accuracy 1 minus
+    it."""
     counted = RELIABLE if metric.diverged else {Status.OK}
-    usable = (run for run in result.every if run.status in counted)
-    told = ((run.run_seed, getattr(run, metric.column)) for run in usable)
-    return [(seed, metric.read(value)) for seed, value in told if value == value]
+    usable = (run for run in runs if run.status in counted)
+    told = [(run.run_seed, getattr(run, metric.error_of or metric.name)) for run in usable]
+    return [(seed, 1 - v if metric.error_of else float(v)) for seed, v in told if v == v]
 
 
-def take_readings(metric: Metric, results: Iterable[Result]) -> dict[int, list[float]]:
-    """Return the readings of each cell's runs; none of a cell with one that is not above zero."""
-    held = {r.cell: [value for _, value in list_readings(metric, r)] for r in results}
-    return {
-        c: values
-        for c, values in held.items()
-        if values and 0 < min(values) <= max(values) < math.inf
-    }
-
-
-def take_seeds(metric: Metric, results: Iterable[Result]) -> dict[int, Seeds]:
+def take_seeds(metric: Metric, results: Iterable[Result]) -> Mapping[int, Seeds]:
     """Return by cell and seed the mean over the repeats of a value and of its logarithm, which is
     NaN for one that is not above zero."""
-    seeds: dict[int, Seeds] = {}
+    seeds: dict[int, dict[int, tuple[float, float]]] = {}
     for result in results:
-        readings = list_readings(metric, result)
-        if readings and not any(math.isinf(value) for _, value in readings):
-            by_seed = sorted(group(readings, lambda reading: reading[0]))
-            seeds[result.cell] = {
-                same[0][0]: _average_repeats([value for _, value in same]) for same in by_seed
-            }
+        readings = list_readings(metric, result.every)
+        if any(math.isinf(value) for _, value in readings):
+            continue
+        for same in sorted(group(readings, lambda reading: reading[0])):
+            values = [value for _, value in same]
+            logs = [math.log(value) for value in values if value > 0]
+            average = fmean(values), fmean(logs) if logs else math.nan
+            seeds.setdefault(result.cell, {})[same[0][0]] = average
     return seeds
-
-
-def _average_repeats(values: Sequence[float]) -> tuple[float, float]:
-    logs = [math.log(value) for value in values if value > 0]
-    return fmean(values), fmean(logs) if logs else math.nan
 
 
 Seeds = Mapping[int, tuple[float, float]]
@@ -180,13 +168,12 @@ def list_means(*sides: Seeds) -> list[dict[int, list[float]]]:
 def list_shifts(a: Sequence[Seeds], b: Sequence[Seeds]) -> list[float]:
     """Return for each pair of `share_seeds` the mean logarithm after minus the one before; of
     losses that are not all above zero the difference, in the unit of `find_unit`."""
-    shifts = [_average(y, 1) - _average(x, 1) for x, y in zip(a, b, strict=True)]
-    if not any(map(math.isnan, shifts)):
-        return shifts
-    before, after = ([_average(seeds, 0) for seeds in side] for side in (a, b))
-    unit = find_unit(before, after) or 1.0
-    return [(y - x) / unit for x, y in zip(before, after, strict=True)]
-
-
-def _average(seeds: Seeds, what: int) -> float:
-    return fmean([reading[what] for reading in seeds.values()])
+    logs, values = (
+        [[fmean([reading[at] for reading in seeds.values()]) for seeds in side] for side in (a, b)]
+        for at in (1, 0)
+    )
+    shifts = [after - before for before, after in zip(*logs, strict=True)]
+    if any(map(math.isnan, shifts)):
+        unit = find_unit(*values) or 1.0
+        shifts = [(after - before) / unit for before, after in zip(*values, strict=True)]
+    return shifts

@@ -84,7 +84,9 @@ def find_changes(axis: str, results: Sequence[Result], machines: Machines) -> It
     the baseline. Of cases that differ only in how much of an epoch was measured, those with equal
     parts are compared, else those that measured most.
     """
-    equal = [name for name in AXES if name not in list_free(axis)]
+    # as many GPUs take part in both
+    free = {*free_axes(axis), *SAME_QUESTION} - {"world_size"} | {axis}
+    equal = [name for name in AXES if name not in free]
     told_by = "device" if axis == MACHINE else axis
     equal += [column for column, of in COMPARABLE.items() if told_by not in of]
     if axis == MACHINE:
@@ -125,12 +127,6 @@ def _describe_data(result: Result) -> tuple[Any, ...]:
     """Return what must be equal in two cases for their losses to be compared."""
     names = SAME_LOSS if result.workload == IMAGES else (*SAME_LOSS, *OWN_DRAWS)
     return tuple(getattr(result, name) for name in names)
-
-
-def list_free(axis: str) -> set[str]:
-    """Return the axes in which cases that are compared by ``axis`` may differ. As many GPUs take
-    part in both."""
-    return {axis, *(set(free_axes(axis)) - {"world_size"}), *SAME_QUESTION}
 
 
 OWN_DRAWS = list_affecting(Trait.DRAWS)

@@ -243,14 +243,6 @@ class Metric:
     diverged: bool = False
     error_of: str = ""
 
-    @property
-    def column(self) -> str:
-        return self.error_of or self.name
-
-    def read(self, cell: float) -> float:
-        """Return the compared value of a cell of `column`."""
-        return 1 - cell if self.error_of else float(cell)
-
     def show(self, ratio: Ratio) -> Ratio:
         """Return a ratio after / before as displayed: for a time, the speed."""
         return ratio.invert() if self.speed else ratio
