@@ -11,10 +11,10 @@ this is subtracted from the kinds that can overlap, and the result is an estimat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from bench.diagnosis.step import Bound, Part, Step, Wait, find_bound, find_limit, find_rate
+from bench.diagnosis.step import Bound, Part, Step, Wait, find_limit, find_rate
 from bench.kernels import CONVERSIONS
 from bench.limits import STEADY
 from bench.record import WorkRow, read_kernels
@@ -109,20 +109,33 @@ def divide(step: Step) -> Breakdown | None:
         (Wait.SYNCHRONISATION, Bound.SYNCHRONISATION, profile.sync_wait_s * scale),
         (Wait.IDLE, Bound.LAUNCH, idle_s - known * scale),
     )
-    found = []
-    for kind in dict.fromkeys(timed.row.kind for timed in rows):
-        own_rows = [timed for timed in rows if timed.row.kind == kind]
-        limits = _sum(pair for timed in own_rows for pair in _list_bounds(timed))
-        found.append(Part(kind, sum(timed.time_s for timed in own_rows), limits))
+    limits: dict[str, dict[Bound, float]] = {timed.row.kind: {} for timed in rows}
+    for timed in rows:
+        if timed.bound is not None:
+            held = limits[timed.row.kind]
+            held[timed.bound] = held.get(timed.bound, 0.0) + (timed.time_s - timed.layout_s)
+            if timed.layout_s:  # a change of layout only moves bytes
+                held[Bound.MEMORY] = held.get(Bound.MEMORY, 0.0) + timed.layout_s
+    found = [
+        Part(
+            kind,
+            sum(timed.time_s for timed in rows if timed.row.kind == kind),
+            dict(sorted(held.items(), key=lambda item: -item[1])),
+        )
+        for kind, held in limits.items()
+    ]
     found += [Part(wait, time_s, {bound: time_s}) for wait, bound, time_s in waits if time_s > 0]
     parts = tuple(sorted(found, key=lambda part: -part.time_s))
-    bounds = _sum((bound, time) for part in parts for bound, time in part.bounds.items())
+    bounds: dict[Bound, float] = {}
+    for part in parts:
+        for bound, time_s in part.bounds.items():
+            bounds[bound] = bounds.get(bound, 0.0) + time_s
     return Breakdown(
         step.step_s,
         tuple(rows),
         parts,
         step.step_s - sum(part.time_s for part in parts),
-        {bound: time / step.step_s for bound, time in bounds.items()},
+        {b: bounds[b] / step.step_s for b in sorted(bounds, key=lambda bound: -bounds[bound])},
         # on an H100 kernels of one stream overlap by up to 0.035 % of the time of a kind
         any(share < 1 - 5e-4 for share in shares.values()),
     )
@@ -150,33 +163,13 @@ def _time(row: WorkRow, time_s: float, step: Step) -> Timed:
         None if rate is None or (limit is not None and rate > limit) else rate
         for rate, limit in zip(reached, limits, strict=True)
     )
-    layout_s = time_s * _find_conversions(row)
+    layout_s = 0.0
+    if row.kind in COMPUTING and row.time_s:  # its kernels in `CONVERSIONS`, as far as named
+        named = read_kernels(row.kernels)
+        spent = sum(k.time_s for k in named if any(part in k.name for part in CONVERSIONS))
+        layout_s = time_s * min(spent / row.time_s, 1.0)
     bound = _find_bound(row, time_s - layout_s, step)
     return Timed(row, time_s, bound, flops, traffic, 0.0 if bound is Bound.LAUNCH else layout_s)
-
-
-def _find_conversions(row: WorkRow) -> float:
-    """Return the share of a product's time in `CONVERSIONS`, as far as its kernels are named."""
-    if row.kind not in COMPUTING or not row.time_s:
-        return 0.0
-    named = read_kernels(row.kernels)
-    found = sum(k.time_s for k in named if any(part in k.name for part in CONVERSIONS))
-    return min(found / row.time_s, 1.0)
-
-
-def _list_bounds(timed: Timed) -> Iterator[tuple[Bound, float]]:
-    """Yield what limits an operation, with its time; a change of layout only moves bytes."""
-    if timed.bound is not None:
-        yield timed.bound, timed.time_s - timed.layout_s
-        if timed.layout_s:
-            yield Bound.MEMORY, timed.layout_s
-
-
-def _sum(times: Iterable[tuple[Bound, float]]) -> dict[Bound, float]:
-    sums: dict[Bound, float] = {}
-    for bound, time_s in times:
-        sums[bound] = sums.get(bound, 0.0) + time_s
-    return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
 def _find_bound(row: WorkRow, time_s: float, step: Step) -> Bound | None:
@@ -189,18 +182,21 @@ def _find_bound(row: WorkRow, time_s: float, step: Step) -> Bound | None:
         return Bound.LOADER
     if row.kind == Kind.RECURRENT and not row.flop:
         return None
+    computes, start_s = row.kind in COMPUTING, step.rates.call_s
+    start_s = None if start_s is None else row.calls * start_s
     if row.bytes is not None:
-        bound = find_bound(row, step.rates, step.arithmetic)
         found = find_limit(row, step.rates, step.arithmetic)
-        if row.kind not in COMPUTING or found is None:
-            return bound
-        least = max(found[0], row.calls * (step.rates.call_s or 0.0))
-        return Bound.COMPUTE if time_s > 2 * least else bound
-    if step.rates.call_s is None or row.kind == Kind.OTHER:
+        if found is None:
+            return None
+        least_s, bound = found
+        if start_s is not None and least_s < start_s:
+            least_s, bound = start_s, Bound.LAUNCH
+        return Bound.COMPUTE if computes and time_s > 2 * least_s else bound
+    if start_s is None or row.kind == Kind.OTHER:
         return None
-    if time_s < row.calls * step.rates.call_s:
+    if time_s < start_s:
         return Bound.LAUNCH
-    return Bound.COMPUTE if row.kind in COMPUTING else Bound.MEMORY
+    return Bound.COMPUTE if computes else Bound.MEMORY
 
 
 # ------------------------------------------------------------------------------------------ ceiling

@@ -128,18 +128,18 @@ CONVOLUTIONS = (Kind.CONVOLUTION_1X1, Kind.CONVOLUTION, Kind.GROUPED)
 def take_rates(columns: Mapping[str, Any], peaks: Mapping[str, float] | None = None) -> Rates:
     """Return the rates in the columns of a record, its environment or of
     `bench.gpu.peaks.list_peaks`. Rates above ``peaks`` were measured wrongly, and are left out."""
-
-    def take(name: str) -> float | None:
-        value = columns.get(name)
-        if value is None or math.isnan(value) or value > (peaks or {}).get(name, math.inf):
-            return None
-        return float(value)
-
+    known = {
+        name: float(value)
+        for name in (*RATES, CALL)
+        if (value := columns.get(name)) is not None
+        and value == value
+        and not value > (peaks or {}).get(name, math.inf)
+    }
     products, convolutions = (
-        {str(format): rate for format, name in columns_of.items() if (rate := take(name))}
-        for columns_of in (RATE_COLUMNS, CONVOLUTION_COLUMNS)
+        {str(format): known[name] for format, name in names.items() if known.get(name)}
+        for names in (RATE_COLUMNS, CONVOLUTION_COLUMNS)
     )
-    return Rates(products, take("rate_copy"), take("call_time_s"), convolutions)
+    return Rates(products, known.get(COPY), known.get(CALL), convolutions)
 
 
 def write_rate(column: str, value: float) -> str:
@@ -209,11 +209,3 @@ def find_limit(row: WorkRow, rates: Rates, arithmetic: str) -> tuple[float, Boun
         return None
     times = row.flop / rate if rate else 0.0, row.bytes / rates.copy
     return max(times), Bound.COMPUTE if times[0] >= times[1] else Bound.MEMORY
-
-
-def find_bound(row: WorkRow, rates: Rates, arithmetic: str) -> Bound | None:
-    """Return what limits a row: launch if its work takes less time than starting its calls."""
-    found = find_limit(row, rates, arithmetic)
-    if found and rates.call_s is not None and found[0] < row.calls * rates.call_s:
-        return Bound.LAUNCH
-    return found and found[1]
