@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench.axis import axis_flag
 from bench.case import AXES, Case, format_value, spell_value
@@ -23,9 +22,6 @@ from bench.study.axes import name_axis
 from bench.study.quantities import QUANTITIES
 from bench.text import count
 from bench.workloads import IMAGES
-
-if TYPE_CHECKING:
-    pass
 
 CONFIRMED = 3
 """Trials that are worth repeating: the best, and those that may be better with another seed."""
@@ -41,10 +37,7 @@ class Trial:
     """One trial, as recorded."""
 
     number: int  # from 1, in the order in which trials were drawn
-    case: Case
-    status: Status
-    inferred: bool
-    truncated: bool
+    row: Row
     curve: tuple[float, ...]  # the metric by epoch, NaN where it was no number
 
     @property
@@ -54,46 +47,36 @@ class Trial:
     @property
     def whole(self) -> bool:
         """Whether it trained all its epochs and learnt something."""
-        return bool(self.curve) and not self.truncated and math.isfinite(self.last)
+        return not self.row.truncated and math.isfinite(self.last)
 
 
 def find_trials(rows: Iterable[Row], epochs: Epochs, halving: Halving) -> list[Trial]:
     """Return the trials in the rows of a folder, with the epochs of each record: those that trained
-    longest first, and the best of these first."""
+    longest first, and the best of these first; those without a number last."""
     numbers = {frozenset(settings.items()): i for i, settings in enumerate(halving.trials, 1)}
     names = [name for name in halving.trials[0] if name in AXES] if halving.trials else []
-    tell: Callable[[EpochRow], float | None] = attrgetter(halving.metric)
     mine = (r for r in rows if r.is_repeat and r.repeat == 1 and r.epochs == halving.epochs)
     trials: dict[int, Trial] = {}
     for row in keep_latest(mine):
         settings = frozenset((name, format_value(getattr(row.case, name))) for name in names)
         if (number := numbers.get(settings)) is not None:
-            trials[number] = Trial(
-                number,
-                row.case,
-                row.status,
-                row.inferred,
-                row.truncated,
-                tuple(
-                    math.nan if (value := tell(epoch)) is None else value
-                    for epoch in sorted(epochs.get(row.record_id, ()), key=attrgetter("epoch"))
-                ),
-            )
-    sign = -1 if halving.higher else 1
-
-    def place(trial: Trial) -> tuple[float, float, int]:
-        if not math.isfinite(trial.last):
-            return 1, 0.0, trial.number
-        return -len(trial.curve), sign * trial.last, trial.number
-
-    return sorted(trials.values(), key=place)
+            trained = sorted(epochs.get(row.record_id, ()), key=attrgetter("epoch"))
+            told = (getattr(epoch, halving.metric) for epoch in trained)
+            curve = tuple(math.nan if value is None else value for value in told)
+            trials[number] = Trial(number, row, curve)
+    found = [trials[number] for number in sorted(trials)]
+    learnt = [trial for trial in found if math.isfinite(trial.last)]
+    learnt.sort(key=attrgetter("last"), reverse=halving.higher)
+    learnt.sort(key=lambda trial: -len(trial.curve))
+    return [*learnt, *(trial for trial in found if not math.isfinite(trial.last))]
 
 
 def _describe(trial: Trial) -> str:
-    if trial.status not in MEASURED:
-        return outcome(trial.status.value, trial.inferred)
-    words = [] if trial.status is Status.OK else [trial.status.value]
-    words += [f"ended after {count(len(trial.curve), 'epoch')}"] if trial.truncated else []
+    row = trial.row
+    if row.status not in MEASURED:
+        return outcome(row.status.value, row.inferred)
+    words = [] if row.status is Status.OK else [row.status.value]
+    words += [f"ended after {count(len(trial.curve), 'epoch')}"] if row.truncated else []
     return ", ".join(words) or "whole"
 
 
@@ -101,7 +84,7 @@ def _summarize(trials: Sequence[Trial], halving: Halving) -> Iterator[str]:
     quantity = QUANTITIES[halving.metric]
     if best := next((trial for trial in trials if trial.whole), None):
         value = quantity.add_unit(quantity.write(best.last))
-        named = best.case.label(halving.trials[0])
+        named = best.row.case.label(halving.trials[0])
         yield f"Best: {named}, {quantity.label} {value} after {count(halving.epochs, 'epoch')}."
     else:
         yield "No trial has trained all its epochs yet."
@@ -125,7 +108,7 @@ def tabulate_trials(
     axes = [name for name in AXES if trials and name in halving.trials[0]]
 
     def write_axis(name: str, trial: Trial) -> str | None:
-        return format_value(getattr(trial.case, name)) or None
+        return format_value(getattr(trial.row.case, name)) or None
 
     def take_metric(n: int, trial: Trial) -> float | None:
         known = len(trial.curve) >= n and math.isfinite(trial.curve[n - 1])
@@ -167,7 +150,8 @@ def confirm(rows: Iterable[Row], epochs: Epochs, halving: Halving, out: Path) ->
         return []
     folder = out.with_name(f"{out.name}-best")
     ends = ["--repeats", str(REPEATS), "--out", str(folder)]
-    again = [replace(trial.case, seed=(trial.case.seed + 1) % 2**31) for trial in best]
+    cases = [trial.row.case for trial in best]
+    again = [replace(case, seed=(case.seed + 1) % 2**31) for case in cases]
     commands = [["bench.sweep", *spell_case(case), *ends] for case in again]
     commands.append(["bench.report", str(folder)])
     return [shlex.join(["python", "-m", *words]) for words in commands]
