@@ -177,15 +177,6 @@ class ScaleCase:
     def lost(self, scale: float) -> float:
         return max(self.share(Fate.FLUSHED, scale, kind) for kind in Kind)
 
-    def by_layer(self, fate: Fate, kind: Kind) -> Mapping[tuple[str, float], float]:
-        """Return each layer's share by layer and scale, at the step where it is largest."""
-        shares: dict[tuple[str, float], float] = {}
-        for row in self.gradients:
-            if row.kind is kind:
-                key = row.layer, row.scale
-                shares[key] = max(shares.get(key, 0.0), row.tally.share(fate))
-        return shares
-
     def training(self, setting: str) -> ScaledTraining | None:
         return next((t for t in self.trainings if t.setting == setting), None)
 
@@ -267,17 +258,19 @@ def find_window(case: ScaleCase, tolerance: float = TOLERANCE) -> Window:
 
 def _find_starved(case: ScaleCase, held: Sequence[float]) -> dict[float, str]:
     """Return, for each scale that starves a layer, the one losing most beyond its best scale."""
+    lost: dict[tuple[str, Kind], dict[float, float]] = {}
+    for row in case.gradients:
+        # by the step that loses most; what is not counted at a scale is not lost there
+        shares = lost.setdefault((row.layer, row.kind), dict.fromkeys(held, 0.0))
+        if row.scale in shares:
+            shares[row.scale] = max(shares[row.scale], row.tally.share(Fate.FLUSHED))
     starved: dict[float, str] = {}
     most = dict.fromkeys(held, LAYER_TOLERANCE)
-    for kind in Kind:
-        lost = case.by_layer(Fate.FLUSHED, kind)
-        for layer in case.layers:
-            # the weight gradients of some layers stay in fp32
-            shares = {s: lost.get((layer, s), 0.0) for s in held}
-            best = min(shares.values(), default=0.0)
-            for scale, share in shares.items():
-                if share - best > most[scale]:
-                    most[scale], starved[scale] = share - best, layer
+    for (layer, _), shares in lost.items():
+        best = min(shares.values(), default=0.0)
+        for scale, share in shares.items():
+            if share - best > most[scale]:
+                most[scale], starved[scale] = share - best, layer
     return starved
 
 
