@@ -26,10 +26,8 @@ from bench.record import (
     COMPARABLE,
     EPOCH_COLUMNS,
     MEASURED,
-    Environment,
     EpochRow,
     Measurement,
-    Record,
     Status,
     Step,
 )
@@ -44,21 +42,12 @@ OUT = Path("trackers")
 EXPORTED = "exported.txt"
 """The ids of the records that are in a tracker's folder, each added once it is complete."""
 
-Fact = str | int | bool
-
 _LONGEST_NAME = 128  # characters; Weights & Biases takes no more
 _LONGEST_TEXT = 5000  # characters; MLflow's tags hold 8000, its older ones 5000
 
-_MEASURED = [f.name for f in fields(Measurement)]
-_NUMBERS = [name for name in _MEASURED if COLUMNS[name].type in (int, float)]
-_TEXTS = [name for name in _MEASURED if COLUMNS[name].type in (str, bool)]
-_FACTS = [
-    *(f.name for f in fields(Record) if f.name not in ("case", "measurement", "environment")),
-    *_TEXTS,
-    *(f.name for f in fields(Environment)),
-]
-_STEP = ("loss", "time_s", "loss_scale", "lr")
-_EPOCH = [name for name in EPOCH_COLUMNS if name not in ("record_id", "epoch")]
+_NUMBERS = [f.name for f in fields(Measurement) if COLUMNS[f.name].type in (int, float)]
+_OF_STEP = ("loss", "time_s", "loss_scale", "lr")
+_OF_EPOCH = [name for name in EPOCH_COLUMNS if name not in ("record_id", "epoch")]
 
 
 @dataclass(frozen=True)
@@ -85,7 +74,7 @@ class Run:
     name: str
     measured: bool
     axes: dict[str, Value]
-    facts: dict[str, Fact]
+    facts: dict[str, Value]
     points: list[Point]
     started_s: float
 
@@ -93,8 +82,7 @@ class Run:
 def read_runs(sweep: Sweep, known: Collection[str]) -> Iterator[Run]:
     """Yield the runs of a sweep's records, in order, except those whose ids are ``known``. Raises
     UsageError: a file cannot be read."""
-    new = {row.record_id: row for row in sweep.rows if row.record_id not in known}
-    rows = [*new.values()]
+    rows = [*{r.record_id: r for r in sweep.rows if r.record_id not in known}.values()]
     if not rows:
         return
     # read after the records: a sweep writes the steps first, so that these are complete
@@ -105,21 +93,22 @@ def read_runs(sweep: Sweep, known: Collection[str]) -> Iterator[Run]:
         row: dict[Any, Any] = vars(raw)
         doubts = [doubt for doubt in DOUBTS.values() if doubt.find(run)]
         remarks = [doubt.remark for doubt in doubts]
-        started = read_time(row["started_at"])
         warnings = " ".join(f"{clean(d.warn([run]))} {d.fix}" for d in doubts)
-        results = {f"result/{name}": value for name, value in _list_numbers(row, _NUMBERS)}
-        facts = dict(_list_facts(row)) | {"sweep": sweep.name}
-        facts |= {"doubts": "; ".join(remarks), "warnings": warnings[:_LONGEST_TEXT]}
+        facts = _read_facts(row) | {"sweep": sweep.name}
+        if doubts:
+            facts |= {"doubts": "; ".join(remarks), "warnings": warnings[:_LONGEST_TEXT]}
+        started = read_time(row["started_at"])
+        ended = max(read_time(row["finished_at"]), started)
         yield Run(
             record_id=row["record_id"],
             name=_name(raw.case, row, remarks),
             measured=Status(row["status"]) in MEASURED,
             axes={name: getattr(raw.case, name) for name in AXES},
-            facts={name: fact for name, fact in facts.items() if fact != ""},
+            facts=facts,
             points=[
                 *_list_points("step", steps.get(row["record_id"], ()), started),
                 *_list_points("epoch", epochs.get(row["record_id"], ()), started),
-                Point("result", 0, max(read_time(row["finished_at"]), started), results),
+                Point("result", 0, ended, _read_numbers(row, "result", _NUMBERS)),
             ],
             started_s=started,
         )
@@ -134,20 +123,21 @@ def _name(case: Case, row: Mapping[Any, Any], remarks: Iterable[str]) -> str:
     return f"{label} · {ending}"[:_LONGEST_NAME]
 
 
-def _list_facts(row: Mapping[Any, Any]) -> Iterator[tuple[str, Fact]]:
-    for name in _FACTS:
-        value, kind = row[name], COLUMNS[name].type
-        if kind is str:
-            yield name, clean(value)[:_LONGEST_TEXT]
-        # an empty switch is read as off, so only on is certain
-        elif isfinite(value) and (value or name not in _TEXTS):
-            yield name, kind(value)
+def _read_facts(row: Mapping[Any, Any]) -> dict[str, Value]:
+    """Return what a record has besides axes and numbers. A switch that was not read is off in its
+    row, so only those that are on are certain."""
+    facts: dict[str, Value] = {}
+    for name, column in COLUMNS.items():
+        value = row[name]
+        if name in AXES or name in _NUMBERS or value == "" or value is False or value != value:
+            continue
+        facts[name] = clean(value)[:_LONGEST_TEXT] if column.type is str else column.type(value)
+    return facts
 
 
-def _list_numbers(row: Mapping[Any, Any], names: Iterable[str]) -> Iterator[tuple[str, float]]:
-    for name in names:
-        if (value := row[name]) is not None and isfinite(value):
-            yield name, float(value)
+def _read_numbers(row: Mapping[Any, Any], of: str, names: Iterable[str]) -> dict[str, float]:
+    known = {name: row[name] for name in names if row[name] is not None}
+    return {f"{of}/{name}": float(value) for name, value in known.items() if isfinite(value)}
 
 
 def _list_points(
@@ -157,10 +147,10 @@ def _list_points(
     at = started_s
     for row in map(vars, rows):
         at += row["time_s"] or 0.0
-        values = dict(_list_numbers(row, _STEP if of == "step" else _EPOCH))
+        values = _read_numbers(row, of, _OF_STEP if of == "step" else _OF_EPOCH)
         if of == "step" and row["images"] and row["correct"] is not None:
-            values["accuracy"] = row["correct"] / row["images"]
-        yield Point(of, row[of], at, {f"{of}/{name}": value for name, value in values.items()})
+            values["step/accuracy"] = row["correct"] / row["images"]
+        yield Point(of, row[of], at, values)
 
 
 def write_tensorboard(folder: Path, run: Run) -> None:
