@@ -37,7 +37,7 @@ from bench.scale_map import (
     write_map,
 )
 from bench.scales.__main__ import main
-from bench.scales.gradients import KINDS, LIMITS, Counter, Site, attach, list_kept, round_gradients
+from bench.scales.gradients import KINDS, LIMITS, Counter, attach, list_kept, round_gradients
 from tests.asked_for_tests import ask_once
 from tests.pytest_for_tests import Capture, Patch
 from tests.scales_for_tests import BATCH, answer, dataset, network
@@ -69,7 +69,7 @@ def count(values: Tensor, format: str, scale: float) -> Tally:
     """The fates of ``values``, as the map counts them."""
     counter = Counter(1, FORMATS[format][0], [scale], 1, [1], torch.device("cpu"))
     counter.step = 1
-    counter(Site(0, Kind.OUTPUT), values)
+    counter(0, Kind.OUTPUT, values)
     return Tally(*counter.fates[0, 0, 0, 0].tolist())
 
 
@@ -183,8 +183,8 @@ def test_what_a_workload_keeps_in_fp32_is_not_rounded() -> None:
     for keeps in (lambda m: isinstance(m, nn.LayerNorm), lambda m: m is model[0]):
         assert list_kept(model, "fp16", keeps) == [True, False]
     look, value = round_gradients([True, False], torch.float16), torch.tensor([1 + 2.0**-20])
-    assert look(Site(0, Kind.WEIGHT), value) is None
-    assert look(Site(1, Kind.WEIGHT), value) == 1.0
+    assert look(0, Kind.WEIGHT, value) is None
+    assert look(1, Kind.WEIGHT, value) == 1.0
 
 
 def test_the_trace_of_a_dynamic_scale() -> None:
@@ -200,20 +200,18 @@ def test_the_trace_of_a_dynamic_scale() -> None:
 # ---------------------------------------------------------------------------------- on the device
 
 
-def test_hooks_change_nothing_and_end() -> None:
+def test_hooks_change_nothing() -> None:
     torch.manual_seed(0)
     model, x = network(), torch.randn(BATCH, 3, 32, 32)
-    seen: list[Site] = []
+    seen: list[int] = []
 
     def find_gradients() -> list[Tensor]:
         return [*torch.autograd.grad(model(x).sum(), model.parameters(), materialize_grads=True)]
 
     before = find_gradients()
-    end = attach(model, lambda site, _: seen.append(site))  # type: ignore[func-returns-value]
+    attach(model, lambda layer, *_: seen.append(layer))  # type: ignore[func-returns-value]
     assert all(map(torch.equal, before, find_gradients()))
-    end()
-    find_gradients()
-    assert {site.layer for site in seen} == {0, 1, 2}
+    assert {*seen} == {0, 1, 2}
     assert len(seen) == 3 + 6, "one pass: three outputs, six parameters"
 
 

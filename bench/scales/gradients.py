@@ -7,8 +7,6 @@ each of its parameters. Nothing is read back here: counts stay on the device unt
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,17 +16,9 @@ from torch import Tensor, nn
 from bench.precision import PRECISIONS, is_affine_batchnorm
 from bench.scale_map import Kind
 
-
-@dataclass(frozen=True)
-class Site:
-    """The place of a gradient: the layer's index, and whether it is of its output or a weight."""
-
-    layer: int
-    kind: Kind
-
-
-Look = Callable[[Site, Tensor], Tensor | None]
-"""Called with each gradient; returns what replaces it, or None to leave it."""
+Look = Callable[[int, Kind, Tensor], Tensor | None]
+"""Called with the index of a layer, whether a gradient is of its output or of a weight, and the
+gradient; returns what replaces it, or None to leave it."""
 
 KINDS = tuple(Kind)
 
@@ -48,13 +38,6 @@ in torch's ATen/autocast_mode.h that have a module."""
 
 _CHUNK = 1 << 24
 """Values counted at a time: a cell's index takes 8 bytes, and some gradients have 10^8 values."""
-
-
-def choose_format(precision: str) -> torch.dtype:
-    """Return the format of the gradients of a precision in 16 bits."""
-    known = PRECISIONS[precision]
-    format: torch.dtype = getattr(torch, known.autocast or known.weights)
-    return format
 
 
 def find_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -84,23 +67,20 @@ def list_kept(
     return [layer in kept for layer in layers]
 
 
-def attach(model: nn.Module, look: Look) -> Callable[[], None]:
-    """Call ``look`` with every gradient of each layer. Return a function that ends this. The hook
-    of a tensor sees the gradient before an in-place operation, such as an in-place ReLU after the
-    layer, for which a module's backward hook raises."""
-    hooks = ExitStack()
+def attach(model: nn.Module, look: Look) -> None:
+    """Call ``look`` with every gradient of each layer from now on. The hook of a tensor sees the
+    gradient before an in-place operation, such as an in-place ReLU after the layer, for which a
+    module's backward hook raises."""
 
     def watch(module: nn.Module, inputs: Any, output: Any, index: int) -> None:
         if isinstance(output, Tensor) and output.requires_grad:
-            output.register_hook(partial(look, Site(index, Kind.OUTPUT)))
+            output.register_hook(partial(look, index, Kind.OUTPUT))
 
     for index, module in enumerate(find_layers(model).values()):
-        hooks.enter_context(module.register_forward_hook(partial(watch, index=index)))
+        module.register_forward_hook(partial(watch, index=index))
         for parameter in module.parameters(recurse=False):
             if parameter.requires_grad:
-                hook = partial(look, Site(index, Kind.WEIGHT))
-                hooks.enter_context(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
-    return hooks.close
+                parameter.register_hook(partial(look, index, Kind.WEIGHT))  # type: ignore[no-untyped-call]
 
 
 def find_bounds(format: torch.dtype, scales: Sequence[float]) -> Tensor:
@@ -142,10 +122,10 @@ class Counter:
         self.step = 0
         """The step that gradients belong to, from 1; to be set before each step."""
 
-    def __call__(self, site: Site, gradient: Tensor) -> None:
+    def __call__(self, layer: int, kind: Kind, gradient: Tensor) -> None:
         if not gradient.numel():
             return
-        place = site.layer, KINDS.index(site.kind)
+        place = layer, KINDS.index(kind)
         values = gradient.detach().float().abs().flatten()
         peak = self.peaks[self.step - 1][place]
         torch.maximum(peak, values.amax(), out=peak)
@@ -170,8 +150,8 @@ def round_gradients(kept: Sequence[bool], format: torch.dtype) -> Look:
     """Return a `Look` that rounds gradients to a format, and keeps their dtype. Those of weights of
     the layers ``kept`` stay as they are."""
 
-    def look(site: Site, gradient: Tensor) -> Tensor | None:
-        if site.kind is Kind.WEIGHT and kept[site.layer]:
+    def look(layer: int, kind: Kind, gradient: Tensor) -> Tensor | None:
+        if kind is Kind.WEIGHT and kept[layer]:
             return None
         return gradient.to(format).to(gradient.dtype)
 

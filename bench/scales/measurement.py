@@ -16,14 +16,13 @@ from bench.axis import Value
 from bench.case import Case, format_value, parse_value
 from bench.data import Dataset
 from bench.data.batches import stream
-from bench.precision import is_dynamic
+from bench.precision import PRECISIONS, is_dynamic
 from bench.scale_map import Gradients, Kind, ScaleCase, ScaledTraining, Tally, find_window
 from bench.scales.gradients import (
     KINDS,
     LIMITS,
     Counter,
     attach,
-    choose_format,
     find_layers,
     list_kept,
     round_gradients,
@@ -74,7 +73,8 @@ class Session:
     def __init__(self, case: Case, data: Dataset | None, steps: int) -> None:
         self.case, self.steps, self.device = case, steps, torch.device(case.device)
         self.real = self.device.type == "cuda"
-        self._format = choose_format(case.precision)
+        known = PRECISIONS[case.precision]
+        self._format: torch.dtype = getattr(torch, known.autocast or known.weights)
         own = case.workload != IMAGES
         with keep_switches({}):
             self._workload = load_workload(case.workload) if own else Images(case.model, data)
