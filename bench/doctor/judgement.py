@@ -83,13 +83,12 @@ def _judge_torch(m: Machine) -> Iterator[Remark]:
         yield _wrong("torch", what, fix)
     elif cuda and not cuda.error:
         about = cuda.environment
-        what = f"{about.torch}, built for CUDA {about.cuda}, driver {about.driver}"
-        yield _fine("torch", f"{what}, computes on {about.gpu}")
+        built = f"built for CUDA {about.cuda}, driver {about.driver}"
+        yield _fine("torch", f"{about.torch}, {built}, computes on {about.gpu}")
     elif cpu:
         about = cpu.environment
-        yield _fine(
-            "torch", f"{about.torch}, computes on the CPU with {about.torch_threads} threads"
-        )
+        how = f"computes on the CPU with {about.torch_threads} threads"
+        yield _fine("torch", f"{about.torch}, {how}")
 
 
 _READINGS = {
@@ -124,40 +123,53 @@ def _judge_card(gpu: Gpu) -> Iterator[Remark]:
     size = f", {card.memory_bytes / GB:.0f} GB" if card.memory_bytes else ""
     yield _fine("card", f"{card.name}{size}; can be read: {', '.join(read)}")
     if card.mig:
-        what = "MIG divides the card: nothing can be read of one of its instances"
-        yield _note("MIG", what, f"{smi} -mig 0")
+        yield _note(
+            "MIG",
+            "MIG divides the card: nothing can be read of one of its instances",
+            f"{smi} -mig 0",
+        )
     if card.persistence_mode is False:
-        what = "persistence mode is off: the driver starts again for each case and loses settings"
-        yield _note("persistence", what, f"{smi} -pm 1")
+        yield _note(
+            "persistence",
+            "persistence mode is off: the driver starts again for each case and loses settings",
+            f"{smi} -pm 1",
+        )
     if computing := [process for process in gpu.others or () if not process.display]:
-        who = "; ".join(
-            f"pid {p.pid} ({p.name or '?'}), {(p.bytes or 0) / GB:.1f} GB" for p in computing
+        who = [f"pid {p.pid} ({p.name or '?'}), {(p.bytes or 0) / GB:.1f} GB" for p in computing]
+        yield _wrong(
+            "neighbours",
+            f"other processes compute on the card: {'; '.join(who)}",
+            "end them or wait (nvidia-smi lists them); --allow-shared measures anyway",
         )
-        fix = "end them or wait (nvidia-smi lists them); --allow-shared measures anyway"
-        yield _wrong("neighbours", f"other processes compute on the card: {who}", fix)
-    known = {name: why for name, why in gpu.lacks.items() if name in _READINGS}
-    if lacks := [f"{_READINGS[name]} ({why})" for name, why in known.items()]:
-        fix = (
+    if lacks := [f"{_READINGS[n]} ({why})" for n, why in gpu.lacks.items() if n in _READINGS]:
+        yield _note(
+            "readings",
+            f"these cannot be read: {', '.join(lacks)}",
             "run as root; in a container: docker run --gpus all --pid=host -e "
-            "NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+            "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
         )
-        yield _note("readings", f"these cannot be read: {', '.join(lacks)}", fix)
     if limit is not None and usual is not None and abs(limit / usual - 1) > 0.01:
-        what = f"{limit:.0f} W, where this card's default is {usual:.0f} W"
-        yield _note("power limit", what, f"{smi} -pl {usual:.0f}")
+        yield _note(
+            "power limit",
+            f"{limit:.0f} W, where this card's default is {usual:.0f} W",
+            f"{smi} -pl {usual:.0f}",
+        )
     if slowed := [name for name in gpu.throttle or () if EFFECTS.get(name) == "slowed"]:
-        what = f"the card is throttled before it has any work: {', '.join(slowed)}"
-        fix = "check cooling and power supply: nvidia-smi -q -d PERFORMANCE,TEMPERATURE"
-        yield _wrong("clocks", what, fix)
+        yield _wrong(
+            "clocks",
+            f"the card is throttled before it has any work: {', '.join(slowed)}",
+            "check cooling and power supply: nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
+        )
     held = [name for name in gpu.throttle or () if EFFECTS.get(name) == "set"]
     clock, default = card.application_clock_mhz, card.default_application_clock_mhz
     if clock is not None and default is not None and clock != default:
         held.append(f"application clock {clock} MHz, default {default} MHz")
     if held:
-        what = (
-            f"clocks are fixed ({'; '.join(held)}): steadier, but not comparable with the default"
+        yield _note(
+            "clocks",
+            f"clocks are fixed ({'; '.join(held)}): steadier, but not comparable with the default",
+            f"{smi} -rgc; {smi} -rac",
         )
-        yield _note("clocks", what, f"{smi} -rgc; {smi} -rac")
 
 
 OTHERS_NOTED, OTHERS_HEAVY = 0.1, 0.25
@@ -172,10 +184,13 @@ def _judge_cpu(m: Machine) -> Iterator[Remark]:
     of, cores = count(cpu.cores, "core"), float(cpu.cores)
     if cpu.quota is not None and cpu.quota.cores < cpu.cores:
         cores = cpu.quota.cores
-        what = f"{cpu.quota.file} allows {cores:.3g} of {of}: that is what is measured"
         # less than a core stops even one thread, for 70 of every 100 ms at 0.3
         remark = _wrong if cores < 1 else _note
-        yield remark("CPU quota", what, f"raise it: {RAISE_QUOTA}")
+        yield remark(
+            "CPU quota",
+            f"{cpu.quota.file} allows {cores:.3g} of {of}: that is what is measured",
+            f"raise it: {RAISE_QUOTA}",
+        )
         of = f"{cores:.3g} cores"
     share, used = cpu.others / cores, f"other processes used {cpu.others:.2g} of {of}"
     if share > OTHERS_NOTED:
@@ -185,27 +200,36 @@ def _judge_cpu(m: Machine) -> Iterator[Remark]:
         yield _fine("CPU", f"{cpu.name}; {used}")
     if cpu.steal > STEAL_NOTED:
         remark = _wrong if cpu.steal > STEAL_HEAVY else _note
-        what = f"the hypervisor gave {100 * cpu.steal:.0f} % of this machine's CPU time to others"
-        yield remark("CPU", what, "measure at another time, or on a machine with dedicated cores")
+        yield remark(
+            "CPU",
+            f"the hypervisor gave {100 * cpu.steal:.0f} % of this machine's CPU time to others",
+            "measure at another time, or on a machine with dedicated cores",
+        )
     if cpu.governor not in (None, "performance"):
-        what = f"CPU frequency governor {cpu.governor}: clocks rise and fall with the load"
-        yield _note("governor", what, "sudo cpupower frequency-set -g performance")
+        yield _note(
+            "governor",
+            f"CPU frequency governor {cpu.governor}: clocks rise and fall with the load",
+            "sudo cpupower frequency-set -g performance",
+        )
 
 
 def _judge_places(m: Machine) -> Iterator[Remark]:
-    for topic, free, least, place, fix in (
-        ("disk", m.results_free_bytes, 1 * GB, m.results, "free some, or give another --out"),
-        ("shared memory", m.shm_free_bytes, 0.5 * GB, "/dev/shm", "docker run --shm-size=1g"),
-    ):
-        if free is not None and free < least:
-            yield _note(topic, f"{free / GB:.1f} GB free for {place}", fix, topic == "disk")
+    disk, shared = m.results_free_bytes, m.shm_free_bytes
+    if disk is not None and disk < GB:
+        fix = "free some, or give another --out"
+        yield _note("disk", f"{disk / GB:.1f} GB free for {m.results}", fix)
+    if shared is not None and shared < GB / 2:
+        what, fix = f"{shared / GB:.1f} GB free for /dev/shm", "docker run --shm-size=1g"
+        yield _note("shared memory", what, fix, numbers=False)
     if m.data_layout:
-        what = f"CIFAR-10 found in {m.data_dir} ({m.data_layout})"
-        yield _fine("images", what)
+        yield _fine("images", f"CIFAR-10 found in {m.data_dir} ({m.data_layout})")
     else:
-        what = f"CIFAR-10 is not in {m.data_dir}: a sweep would download 170 MB to there"
-        fix = "give its folder with --data-dir, or use --dataset synthetic"
-        yield _note("images", what, fix, numbers=False)
+        yield _note(
+            "images",
+            f"CIFAR-10 is not in {m.data_dir}: a sweep would download 170 MB to there",
+            "give its folder with --data-dir, or use --dataset synthetic",
+            numbers=False,
+        )
 
 
 def _judge_software(m: Machine) -> Iterator[Remark]:
@@ -213,8 +237,8 @@ def _judge_software(m: Machine) -> Iterator[Remark]:
         if not platform.error:
             yield _fine("precisions", _tell_precisions(m, device, platform))
     if m.missing:
-        what = f"not installed: {', '.join(m.missing)}"
-        yield _wrong("packages", what, describe_install(m.missing), numbers=False)
+        names, fix = ", ".join(m.missing), describe_install(m.missing)
+        yield _wrong("packages", f"not installed: {names}", fix, numbers=False)
     for name, value in m.variables.items():
         if name not in THREADS:
             does = next(text for known, text in VARIABLES.items() if fnmatchcase(name, known))
