@@ -136,13 +136,11 @@ def test_a_dry_run_says_how_many_runs_there_are_to_make(out: Path, capsys: Captu
         assert capsys.readouterr().out.splitlines()[0] == f"runs: {said}"
 
 
-def test_a_dry_run_names_what_is_emulated(capsys: Capture, monkeypatch: Patch) -> None:
-    flags = ["--precision", "fp32", "bf16", "bf16-amp", "--device", "cpu", "--model", "dpn-small"]
-    said = "warning: bf16, bf16-amp are emulated: this CPU has no bf16 arith"
-    for has in ("avx2", "avx512_bf16"):
-        monkeypatch.setattr(machine, "read_cpu_flags", lambda has=has: frozenset({has}))
-        assert sweep.main([*flags, "--dry-run"]) == 0
-        assert (said in capsys.readouterr().out) == (has == "avx2")
+def test_a_dry_run_names_what_is_emulated(capsys: Capture) -> None:
+    flags = ["--precision", "fp32", "fp16", "fp16-amp", "--device", "cpu", "--model", "dpn-small"]
+    assert sweep.main([*flags, "--dry-run"]) == 0
+    said = "warning: fp16, fp16-amp are emulated: a CPU has no float16 arithmetic"
+    assert said in capsys.readouterr().out
 
 
 def test_a_dry_run_names_what_differs_and_what_all_have_in_common(capsys: Capture) -> None:

@@ -169,12 +169,10 @@ def quick(monkeypatch: Patch, unreported: None) -> None:
     answer = Outcome(Status.OK, measurement=Measurement(**times), work=work)
     monkeypatch.setattr(SubprocessExecutor, "examine", examine)
     monkeypatch.setattr(SubprocessExecutor, "run", lambda *_: deepcopy(answer))
-    # what the CPU is said to have, its rates may contradict
-    monkeypatch.setattr("bench.environment.machine.read_cpu_flags", frozenset)
 
 
-def describe(halves: bool = True, **values: Any) -> Platform:
-    return Platform(replace(describe_host(), **values), bf16_native=halves)
+def describe(**values: Any) -> Platform:
+    return Platform(replace(describe_host(), **values))
 
 
 class _Alike(dict[str, Fingerprint]):
@@ -245,14 +243,12 @@ def test_what_could_not_be_measured_is_told_and_not_tried_again_in_its_folder(
 def test_a_sweep_says_what_its_device_emulates(
     tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
-    """Before its first case, unless its rates say otherwise: no flag tells of some instructions."""
-    answer = Machine(devices={"cpu": describe(halves=False)}, models=_Alike())
-    monkeypatch.setattr(SubprocessExecutor, "examine", lambda *_, **__: answer)
-    for bfloat16, told in ((1e9, True), (2e11, False)):
-        answer_rates(monkeypatch, Yardstick({"rate_float32": 1e11, "rate_bfloat16": bfloat16}))
-        run_sweep(tmp_path / str(told), "--precision", "fp32", "bf16", "bf16-amp")
+    """Before its first case, unless its rates say otherwise."""
+    for float16, told in ((1e9, True), (2e11, False)):
+        answer_rates(monkeypatch, Yardstick({"rate_float32": 1e11, "rate_float16": float16}))
+        run_sweep(tmp_path / str(told), "--precision", "fp32", "fp16", "fp16-amp")
         said = capsys.readouterr().err
-        warning = "warning: bf16, bf16-amp are emulated: this CPU has no bf16 arithmetic; leave out"
+        warning = "warning: fp16, fp16-amp are emulated: a CPU has no float16 arithmetic; leave out"
         assert said.count(warning) == told
         assert said.count("emulated") == told
         assert not told or said.index(warning) < said.index("[1/3]")

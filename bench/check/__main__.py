@@ -94,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
     inputs = check(Plan(cases), machine, asked, Images.prepare, every=True)
     cases = inputs.plan.cases
     for case in cases:
-        if why := inputs.platforms[case.device].discourage(PRECISIONS[case.precision]):
+        if why := inputs.platforms[case.device].find_emulation(PRECISIONS[case.precision]):
             print(f"warning: {case.precision}: {why}, so it will be slow", file=sys.stderr)
     from bench.check.subject import Subject
 

@@ -22,11 +22,9 @@ from typing import Any
 
 from bench.errors import UsageError
 from bench.gpu.nvml import find_card, find_cards
-from bench.precision import EMULATE_FP8, Arithmetic
+from bench.precision import EMULATE_FP8
 from bench.processes import count_cores, read_governor, spell_cpu
 from bench.record import Environment
-
-_CPU = Path("/proc/cpuinfo")
 
 
 def describe_card(uuid: str) -> dict[str, Any]:
@@ -56,30 +54,12 @@ def describe_host() -> Environment:
 
 def name_cpu() -> str:
     """Return the name of the CPU, with the cores that this process may use."""
-    cpu = _look_up_cpu("model name")
-    cpu = platform.processor() if cpu is None else cpu or platform.machine()
+    cpu = platform.processor()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
+        names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        cpu = next(names, platform.machine())
     return spell_cpu(cpu, count_cores())
-
-
-CPU_FLAGS: dict[Arithmetic, frozenset[str]] = {
-    Arithmetic.FLOAT16: frozenset({"avx512_fp16", "amx_fp16", "asimdhp"}),
-    Arithmetic.BFLOAT16: frozenset({"avx512_bf16", "amx_bf16", "bf16"}),
-}
-"""Linux's names of the CPU instructions that multiply in half precision, on x86 and Arm."""
-
-
-def read_cpu_flags(file: Path = _CPU) -> frozenset[str]:
-    """Return Linux's names of the CPU's instruction sets; empty if unknown."""
-    return frozenset((_look_up_cpu("flags", "Features", file=file) or "").split())
-
-
-def _look_up_cpu(*names: str, file: Path = _CPU) -> str | None:
-    """Return the first CPU's value under one of these names; empty if none, None without Linux."""
-    try:
-        lines = file.read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return None
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(names)), "")
 
 
 @cache

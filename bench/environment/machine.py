@@ -23,14 +23,12 @@ from typing import Any
 from bench.case import DEVICES
 from bench.data import find_layout
 from bench.environment.host import (
-    CPU_FLAGS,
     describe_card,
     describe_host,
     find_missing,
     find_variables,
     has_cuda,
     name_cpu,
-    read_cpu_flags,
 )
 from bench.errors import UsageError
 from bench.fingerprint import Examined, Request, try_model
@@ -44,7 +42,7 @@ from bench.gpu.nvml import (
     open_device,
 )
 from bench.models.weights import hash_weights
-from bench.precision import Apex, Arithmetic, Precision, emulates_fp8, find_apex, find_torchao
+from bench.precision import Apex, Precision, emulates_fp8, find_apex, find_torchao
 from bench.processes import OtherWork, Quota, read_governor, usable_cpus
 from bench.record import Environment
 from bench.run import EndedError, MessageError, call
@@ -54,12 +52,10 @@ from bench.yardstick import Yardstick
 
 @dataclass(frozen=True)
 class Platform:
-    """A device as torch sees it: its description for a record, the halves it has natively, and why
-    it cannot be used, empty if it can."""
+    """A device as torch sees it: its description for a record, and why it cannot be used, empty if
+    it can."""
 
     environment: Environment
-    fp16_native: bool = True
-    bf16_native: bool = True
     error: str = ""
 
     def refuse(self, precision: Precision) -> str:
@@ -73,43 +69,28 @@ class Platform:
         return needs if least else ""
 
     def find_emulation(self, precision: Precision) -> str:
-        """Return why ``precision`` would run only as an emulation; empty if it would not."""
-        if self._capability is not None:
-            old = self._capability < precision.min_capability
-            return f"{self.name} has no {precision.arithmetic} arithmetic" if old else ""
-        halves = {"float16": ("fp16", self.fp16_native), "bfloat16": ("bf16", self.bf16_native)}
-        half, native = halves.get(precision.arithmetic, ("", True))
-        if not native:
-            return f"{self.environment.gpu or 'this CPU'} has no {half} arithmetic"
-        if self.environment.gpu is None and precision.float8:
-            return f"{precision.name} is emulated on a CPU"
-        return ""
+        """Return why ``precision`` would run only as an emulation, and is measured only if it is
+        asked for by name; empty if it would not.
 
-    def discourage(self, precision: Precision) -> str:
-        """Return why ``precision`` is measured only if it is asked for by name; else empty.
-
-        On a CPU that emulates both halves, a step of DPN takes about 100 times as long in fp16 as
-        in fp32. In bf16 it takes 3 times as long if oneDNN computes the convolutions.
+        Few CPUs have instructions for fp16: without them, a step of DPN takes about 100 times as
+        long as in fp32. In bf16 it takes 3 times as long if oneDNN computes the convolutions.
         """
-        if self.environment.gpu is None and precision.arithmetic == "bfloat16":
-            return ""
-        return self.find_emulation(precision)
-
-    def refuse_limit(self, limit: str | None) -> str:
-        """Return why no memory limit can be set here; empty if it can, or ``limit`` is None."""
-        if limit is None or self.environment.gpu is not None or sys.platform == "linux":
-            return ""
-        return "a memory limit on a CPU needs Linux; leave out --memory-limit"
+        lacks = self.environment.gpu is None and precision.arithmetic in ("float16", "float8")
+        if self._capability is not None:
+            lacks = self._capability < precision.min_capability
+        return f"{self.name} has no {precision.arithmetic} arithmetic" if lacks else ""
 
     def check_limit(self, limit: str | None) -> None:
-        """Raise UsageError if a memory limit is above the memory of the device, if that is known,
-        as it would limit nothing; it says how much there is."""
+        """Raise UsageError if no memory limit can be set here, or if this one is above the memory
+        of the device, if that is known, and would limit nothing."""
         if limit is None:
             return
-        import psutil
-
         total = self.environment.gpu_memory_bytes
         if self.environment.gpu is None:
+            if sys.platform != "linux":
+                raise UsageError(f"--memory-limit {limit}: on a CPU it needs Linux; leave it out")
+            import psutil
+
             total = psutil.virtual_memory().total
         if total and parse_bytes(limit) > total:
             raise UsageError(
@@ -301,12 +282,10 @@ def probe(device: str) -> Platform:
 
 def guess_devices() -> dict[str, Platform]:
     """Describe the CPU, and the GPU that torch would use, as far as they are known without it."""
-    flags = read_cpu_flags()
-    fp16, bf16 = (not flags or bool(flags & having) for having in CPU_FLAGS.values())
-    known = {"cpu": Platform(Environment(), fp16, bf16)}
+    known = {"cpu": Platform(Environment())}
     for card in find_cards()[0][:1] if has_cuda() else ():
-        about = Environment(card.name, gpu_memory_bytes=card.memory_bytes)
-        about.capability = ".".join(map(str, card.capability or ()))
+        capability = ".".join(map(str, card.capability or ()))
+        about = Environment(card.name, capability=capability, gpu_memory_bytes=card.memory_bytes)
         known["cuda"] = Platform(about)
     return known
 
@@ -354,16 +333,7 @@ def describe_device(device: str, host: Environment) -> Platform:
         torch_threads=torch.get_num_threads(),
         torch_interop_threads=torch.get_num_interop_threads(),
     )
-    if device == "cuda":
-        error = _use_card(about)
-        return Platform(about, error=error)
-    try:
-        fp16_native = bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
-    except (AttributeError, RuntimeError):
-        fp16_native = False
-    # torch itself only checks whether oneDNN can: with AVX-512 alone it does so via float32
-    flags = read_cpu_flags()
-    return Platform(about, fp16_native, not flags or bool(flags & CPU_FLAGS[Arithmetic.BFLOAT16]))
+    return Platform(about, _use_card(about) if device == "cuda" else "")
 
 
 def _use_card(about: Environment) -> str:
@@ -382,13 +352,15 @@ def _use_card(about: Environment) -> str:
         why = next((f" ({str(w.message).partition('. ')[0]})" for w in warned), "")
         return lack(f"finds no usable GPU{why}", "check nvidia-smi and CUDA_VISIBLE_DEVICES")
     card = torch.cuda.get_device_properties(0)
-    about.gpu = card.name
-    uuid, about.gpu_memory_bytes = f"GPU-{card.uuid}", card.total_memory
-    # that of a ROCm build means another architecture
-    about.capability = f"{card.major}.{card.minor}" if torch.version.cuda else None
-    about.cudnn = str(torch.backends.cudnn.version())
-    for name, value in {"gpu_uuid": uuid, **describe_card(uuid)}.items():
-        setattr(about, name, value)
+    vars(about).update(
+        gpu=card.name,
+        gpu_uuid=f"GPU-{card.uuid}",
+        gpu_memory_bytes=card.total_memory,
+        # that of a ROCm build means another architecture
+        capability=f"{card.major}.{card.minor}" if torch.version.cuda else None,
+        cudnn=str(torch.backends.cudnn.version()),
+        **describe_card(f"GPU-{card.uuid}"),
+    )
     try:
         torch.ones(2, device="cuda").sum().item()
     except RuntimeError as error:  # no kernels for this GPU, or another process has it alone

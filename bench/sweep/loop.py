@@ -245,7 +245,7 @@ class Loop:
         """Return why a case is not to be run on these lanes; empty if it is."""
         if (reason := self.inputs.refuse(case)) or "precision" in self.options.axes:
             return reason
-        reason = self.inputs.platforms[case.device].discourage(PRECISIONS[case.precision])
+        reason = self.inputs.platforms[case.device].find_emulation(PRECISIONS[case.precision])
         return f"{reason}; --precision {case.precision} measures it anyway" if reason else ""
 
     def _place(self, job: Job, lane: Lane) -> Job | Outcome:

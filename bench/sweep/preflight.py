@@ -63,7 +63,7 @@ class Inputs:
         platform = self.platforms[case.device]
         if case.command is not None:
             return ""
-        if reason := platform.refuse(precision) or platform.refuse_limit(case.memory_limit):
+        if reason := platform.refuse(precision):
             return reason
         if precision.float8:
             model = self.find_model(case)

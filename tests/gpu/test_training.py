@@ -74,7 +74,7 @@ def run(platform: Platform, data: DatasetInfo):
 
 def skip_unless_native(platform: Platform, name: str) -> None:
     precision = PRECISIONS[name]
-    reason = platform.refuse(precision) or platform.discourage(precision)
+    reason = platform.refuse(precision) or platform.find_emulation(precision)
     if precision.apex:
         reason = reason or refuse_apex(find_apex(), "cuda")
     if precision.float8 and find_torchao() is None:

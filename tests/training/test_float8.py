@@ -207,12 +207,12 @@ def gpu(capability: str) -> Platform:
 
 
 def test_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert gpu("8.9").refuse(FP8) == gpu("12.0").refuse(FP8) == gpu("9.0").discourage(FP8) == ""
+    assert gpu("8.9").refuse(FP8) == gpu("12.0").refuse(FP8) == gpu("9.0").find_emulation(FP8) == ""
     needs = "fp8 needs an NVIDIA GPU of compute capability 8.9 or later; this is "
     assert gpu("8.6").refuse(FP8) == needs + "NVIDIA L4"
     cpu = Platform(Environment())
     assert cpu.refuse(FP8) == ""
-    assert cpu.discourage(FP8) == "fp8 is emulated on a CPU"
+    assert cpu.find_emulation(FP8) == "a CPU has no float8 arithmetic"
     monkeypatch.delenv(EMULATE_FP8)
     assert cpu.refuse(FP8) == needs + "a CPU"
     with pytest.raises(UnsupportedError, match="fp8 needs an NVIDIA GPU; this is a CPU"):
