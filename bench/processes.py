@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -103,21 +103,6 @@ def provide_home() -> None:
         with suppress(OSError):
             home.mkdir(mode=0o700, exist_ok=True)
             os.environ["HOME"] = str(home)
-
-
-@contextmanager
-def keep_output() -> Iterator[None]:
-    """Send to standard error what is printed in the block, by a user's code or what it starts, so
-    that standard output has the answer alone."""
-    sys.stdout.flush()
-    own = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
-        os.dup2(own, 1)
-        os.close(own)
 
 
 def name_signal(number: int) -> str:

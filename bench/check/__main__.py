@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
 
 from bench.axis import Value
-from bench.case import AXES, SAME_QUESTION, Case, format_value
-from bench.check.checks import CHECKS, Result, head, run_checks, spell
+from bench.case import SAME_QUESTION, Case
+from bench.check.checks import CHECKS, head, run_checks
 from bench.environment.host import choose_device, refuse_missing
 from bench.environment.machine import examine
 from bench.errors import UsageError, choose
@@ -29,7 +26,7 @@ from bench.flags import (
 from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.preset import default_preset, load_preset
-from bench.processes import keep_output, leave
+from bench.processes import leave
 from bench.sweep.options import Options, Plan
 from bench.sweep.preflight import check
 
@@ -71,7 +68,6 @@ def build_parser() -> Parser:
     )
     add("--skip", nargs="+", default=[], metavar="CHECK", help="leave these checks out")
     add("--data-dir", metavar="DIR", type=Path, help="where CIFAR-10 is (./data)")
-    add("--json", action="store_true", help="print JSON on standard output")
     add_axes(
         parser,
         "one value or several; defaults: as in a sweep (on a CPU: dpn-small, synthetic images, "
@@ -96,21 +92,13 @@ def main(argv: Sequence[str]) -> int:
     for case in cases:
         if why := inputs.platforms[case.device].find_emulation(PRECISIONS[case.precision]):
             print(f"warning: {case.precision}: {why}, so it will be slow", file=sys.stderr)
-    from bench.check.subject import Subject
+    from bench.check.findings import Subject
 
-    said, failed = [], False
-    with keep_output() if given.json else nullcontext():
-        for case in cases:
-            print(head(case, cases), flush=True)
-            subject = Subject(case, inputs.data(case).folder, given.steps)
-            answers = run_checks(subject, given.skip)
-            failed |= any(one.result is Result.FAIL for one in answers)
-            about = {name: format_value(getattr(case, name)) for name in AXES}
-            where = asdict(inputs.describe(case))
-            said.append({"case": about, "environment": where, "checks": [*map(spell, answers)]})
-    if given.json:
-        content = {"command": given.invocation, "steps": given.steps, "cases": said}
-        print(json.dumps(content, indent=2))
+    failed = False
+    for case in cases:
+        print(head(case, cases), flush=True)
+        subject = Subject(case, inputs.data(case).folder, given.steps)
+        failed |= not run_checks(subject, given.skip)
     return int(failed)
 
 

@@ -1,5 +1,4 @@
-"""The list of checks: what each one shows, and what to do if it fails; and their answers as lines,
-and as JSON.
+"""The list of checks: what each one shows, and what to do if it fails; and their answers as lines.
 
 Importing this module is cheap; torch is imported by `bench.check.findings`.
 """
@@ -10,17 +9,16 @@ import math
 import textwrap
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from enum import StrEnum
+from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bench.case import Case, list_varying
 from bench.text import clean, name_first
 from bench.workloads import IMAGES
 
 if TYPE_CHECKING:
-    from bench.check.subject import Subject
+    from bench.check.findings import Subject
 
 
 @dataclass(frozen=True)
@@ -39,12 +37,6 @@ class Finding:
         return self.low <= self.value <= self.high
 
 
-class Result(StrEnum):
-    PASS = "pass"
-    FAIL = "FAIL"
-    SKIPPED = "skipped"
-
-
 @dataclass(frozen=True)
 class Check:
     """A check: ``shows`` is what holds if it passes; ``fix`` says what a failure means."""
@@ -60,10 +52,11 @@ class InapplicableError(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a check found; without a finding ``why`` says why it does not apply or could not run."""
+    """What a check found, ``pass``, ``FAIL`` or ``skipped``; without a finding ``why`` says why it
+    does not apply or could not run."""
 
     check: Check
-    result: Result
+    result: str
     finding: Finding | None = None
     why: str = ""
 
@@ -74,11 +67,11 @@ def answer(check: Check, subject: Subject) -> Answer:
     try:
         finding = getattr(findings, f"check_{check.name.replace('-', '_')}")(subject)
     except InapplicableError as error:
-        return Answer(check, Result.SKIPPED, why=str(error))
+        return Answer(check, "skipped", why=str(error))
     except Exception as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        return Answer(check, Result.FAIL, why=why)
-    return Answer(check, Result.PASS if finding.passed else Result.FAIL, finding)
+        return Answer(check, "FAIL", why=why)
+    return Answer(check, "pass" if finding.passed else "FAIL", finding)
 
 
 CHECKS: dict[str, Check] = {
@@ -136,50 +129,30 @@ CHECKS: dict[str, Check] = {
             "requires_grad to False for weights that are frozen on purpose.",
         ),
         Check(
-            "batchnorm",
-            "every BatchNorm's running statistics move in training",
-            "These layers are in evaluation mode during training, or not used. If they are frozen "
-            "on purpose, set requires_grad of their weight and bias to False too.",
-        ),
-        Check(
-            "activations",
-            "no layer is dead or infinite after the first steps",
-            "Most channels of these layers have one value whatever the image: a smaller --lr, or "
-            "another initialisation, keeps them alive.",
-        ),
-        Check(
             "memory",
             "nothing is retained from step to step",
             "Something keeps tensors of every step: a list of outputs, or a graph that backward "
             "did not free (retain_graph).",
         ),
-        Check(
-            "graphs",
-            "no step's graph is kept",
-            "Something keeps a result of every step with its graph, often the loss: keep "
-            "loss.detach() or loss.item() instead.",
-        ),
     )
 }
 
-_WIDTH, _MOST_NAMED = 80, 8
 
-
-def run_checks(subject: Subject, skip: Sequence[str]) -> list[Answer]:
-    """Run the checks of a case except those in ``skip``. Print a line as
-    each check ends, then an explanation of each failure, and how many passed."""
+def run_checks(subject: Subject, skip: Sequence[str]) -> bool:
+    """Run the checks of a case except those in ``skip``, and return whether none failed. Print a
+    line as each check ends, then an explanation of each failure, and how many passed."""
     start, answers = time.perf_counter(), list[Answer]()
     for one in CHECKS.values():
         if one.name not in skip:
             answers.append(answer(one, subject))
             print(describe(answers[-1]), flush=True)
-    for found in answers:
-        if found.result is Result.FAIL:
-            print(explain(found))
-    results = [found.result for found in answers if found.result is not Result.SKIPPED]
-    passed = f"{results.count(Result.PASS)} of {len(results)} checks passed"
-    print(f"{passed}, in {time.perf_counter() - start:.0f} s\n", flush=True)
-    return answers
+    failed = [found for found in answers if found.result == "FAIL"]
+    for found in failed:
+        print(explain(found))
+    ran = sum(found.result != "skipped" for found in answers)
+    took = f"in {time.perf_counter() - start:.0f} s"
+    print(f"{ran - len(failed)} of {ran} checks passed, {took}\n", flush=True)
+    return not failed
 
 
 def head(case: Case, cases: Iterable[Case]) -> str:
@@ -195,36 +168,26 @@ def _row(name: str, result: str, figure: str, bounds: str) -> str:
 
 
 def describe(found: Answer) -> str:
-    figure, bounds = found.why if found.result is Result.SKIPPED else "could not be run", ""
-    if finding := found.finding:
-        figure, bounds = f"{finding.value:.4g} {finding.unit}", write_bounds(finding)
-    return _row(found.check.name, found.result, figure, bounds)
+    """Return the line of a check, with the range in which it passes.
 
-
-def write_bounds(finding: Finding) -> str:
-    """Describe the range in which a check passes.
-
-    >>> write_bounds(Finding(1, "", high=0)), write_bounds(Finding(1, "", low=0.5, high=2))
-    ('at most 0', '0.5 to 2')
+    >>> described = describe(Answer(CHECKS["seed"], "pass", Finding(0.5, "apart", high=1)))
+    >>> described.split()
+    ['seed', 'pass', '0.5', 'apart', 'at', 'most', '1']
     """
-    low, high = f"{finding.low:.4g}", f"{finding.high:.4g}"
+    if found.finding is None:
+        figure = found.why if found.result == "skipped" else "could not be run"
+        return _row(found.check.name, found.result, figure, "")
+    finding = found.finding
+    bounds = f"{finding.low:.4g} to {finding.high:.4g}"
     if math.isinf(finding.low):
-        return f"at most {high}"
-    return f"at least {low}" if math.isinf(finding.high) else f"{low} to {high}"
+        bounds = f"at most {finding.high:.4g}"
+    elif math.isinf(finding.high):
+        bounds = f"at least {finding.low:.4g}"
+    return _row(found.check.name, found.result, f"{finding.value:.4g} {finding.unit}", bounds)
 
 
 def explain(found: Answer) -> str:
-    named = name_first(found.finding.named if found.finding else [], _MOST_NAMED, "; ")
+    named = name_first(found.finding.named if found.finding else [], 8, "; ")
     said = f"{found.check.name} failed. Expected: {found.check.shows}. {found.check.fix}"
     lines = [said, *(f"  {text}" for text in (found.why, named) if text)]
-    return "\n".join(textwrap.fill(clean(text), _WIDTH, subsequent_indent="    ") for text in lines)
-
-
-def spell(found: Answer) -> dict[str, Any]:
-    """Return an answer as JSON can hold it, with null for inf and NaN."""
-    finding = found.finding and {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in asdict(found.finding).items()
-    }
-    about = {"name": found.check.name, "result": found.result, "shows": found.check.shows}
-    return {**about, **(finding or {}), "why": found.why}
+    return "\n".join(textwrap.fill(clean(text), 80, subsequent_indent="    ") for text in lines)
