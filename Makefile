@@ -33,12 +33,13 @@ test-gpu:
 	$(GPU) -m pytest -s -m "gpu and not slow" tests/gpu $(ARGS)
 
 # everything a GPU must show, by the same python3, into results/<gpu>-<date>/; the same command goes
-# on where time cut it: make card, or CARD_MINUTES=3 make card ARGS='--data-dir /data'
+# on where time cut it: make card, or CARD_MINUTES=3 make card ARGS='--data-dir /data'. Without a
+# GPU it rehearses all of it on the CPU
 card:
 	$(GPU) -m bench.card $(ARGS)
 
-# before a release: every slow test, those too that make test skips: the sweep killed a
-# hundred times in place of five
+# before a release: every slow test, those too that make test skips: all of make card rehearsed, and
+# the sweep killed a hundred times in place of five
 thorough: $(VENV)/ready
 	BENCH_THOROUGH=100 $(BIN) -m pytest $(SPREAD) --timeout 3600 -m slow $(ARGS)
 

@@ -1,6 +1,7 @@
 """`python -m bench.card`: run every measurement of a new GPU, nine minutes at a time.
 
-What a reader gains most by comes first; the same command goes on.
+What a reader gains most by comes first; the same command goes on. Without a GPU it rehearses: every
+command runs on the CPU with small inputs, and the figures are none.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from typing import Any
 from bench.data import find_layout
 from bench.environment.host import has_cuda
 from bench.environment.machine import probe
-from bench.errors import UsageError
 from bench.flags import Parser, command, describe, parse_number
 from bench.gpu.nvml import find_cards
 from bench.precision import find_apex, find_torchao
@@ -39,24 +39,24 @@ doctor     12 -           bench.doctor --out {out} {data}
 rtx-titan  30 -           {nine} {part} --repeats 1
 precisions 5  -           {sweep} {part} {six}
 plain      5  -           {sweep} {part} {all} --profile
-autotuned  60 -           {sweep} {part} {all} --cudnn-benchmark
+autotuned  60 GPU         {sweep} {part} {all} --cudnn-benchmark
 compiled   60 -           {sweep} {part} {all} --compile
-both       60 -           {sweep} {part} {all} --compile --cudnn-benchmark
+both       60 GPU         {sweep} {part} {all} --compile --cudnn-benchmark
 epochs     60 -           {sweep} --evaluate {whole}
-as-2019    60 -           {run} --preset rtx-titan --repeats 1 {part}
+as-2019    60 GPU         {run} --preset rtx-titan --repeats 1 {part}
 repeats    20 -           {headline} {part} --repeats 3
 tests      30 checkout    pytest -v -p no:cacheprovider -m gpu tests/gpu
 scales     60 -           bench.scales {into} {images} {map}
 wall-21GiB 30 -           {fit} {limit}
-wall       30 -           {fit}
-graphs     20 -           {sweep} {part} --precision fp16 --batch-size 128 --cuda-graphs
+wall       30 GPU         {fit}
+graphs     20 GPU         {sweep} {part} --precision fp16 --batch-size 128 --cuda-graphs
 apex       30 apex        {sweep} {part} --precision fp16-apex fp16 --batch-size 256 --optimizer sgd
 fp8        60 fp8         {fp8} {part} --precision bf16-amp fp8 --batch-size 16 --compile
 loader     30 -           {sweep} {part} {fp16} --loader torch --workers 0 4
 checkpoint 30 -           {sweep} --steps 20 {fp16} --checkpoint
 ddp        30 -           {sweep} --steps 20 {fp16} --parallel ddp --world-size 1
 ddp-2      30 2-GPUs      {sweep} --steps 20 {fp16} --parallel ddp --world-size 2
-bare-loop  60 checkout    benchmarks.overhead --device cuda
+bare-loop  60 checkout    benchmarks.overhead --device {device}
 report     20 -           bench.report {out} --format html -o {out}/report.html
 """
 """Name, the least seconds that are worth starting it with, what it needs, and the command."""
@@ -76,12 +76,25 @@ CARD = {
     "map": "--precision fp16 fp16-amp",
     "limit": "--memory-limit 21GiB",
 }
-"""What the words in `STEPS` stand for."""
+_SMALL = "--model dpn-small --precision fp32 --batch-size 8"
+REHEARSAL = CARD | {
+    "nine": f"{{run}} {_SMALL}",
+    "headline": f"{{run}} {_SMALL}",
+    "six": _SMALL,
+    "fp16": _SMALL,
+    "all": f"{_SMALL} 16",
+    "whole": f"{_SMALL} --steps 2",
+    "part": "--steps 2",
+    "map": "--batch-size 8 --steps 1 --scales 1 128",
+    "limit": "--memory-limit 560MiB --model dpn-small --precision fp32 --step 48",
+}
+"""What the words in `STEPS` stand for, on a GPU and on a CPU."""
 
 ABSENT: dict[str, Callable[[], bool]] = {
     "-": lambda: False,
-    "apex": lambda: find_apex() is None,
-    "fp8": lambda: find_torchao() is None,
+    "GPU": lambda: not has_cuda(),
+    "apex": lambda: not (has_cuda() and find_apex()),
+    "fp8": lambda: not (has_cuda() and find_torchao()),
     "2-GPUs": lambda: len(find_cards()[0]) < 2,
     "checkout": lambda: not ((ROOT / "tests").is_dir() and find_spec("pytest")),
 }
@@ -121,20 +134,25 @@ def main(argv: Sequence[str]) -> int:
     given = parser.parse(argv)
     minutes = parse_number("--minutes", given.minutes, "a number above 0")
     deadline = begun + 60 * minutes - GRACE_S
-    if not has_cuda():
-        raise UsageError("there is no GPU, or torch finds none; python -m bench.doctor says why")
+    rehearsal = not has_cuda()
+    device = "cpu" if rehearsal else "cuda"
     data = (given.data_dir or Path("data")).absolute()
-    real = given.data_dir or find_layout(data)
+    real = not rehearsal and (given.data_dir or find_layout(data))
     dataset = "cifar10" if real else "synthetic"
     images = f"--data-dir {shlex.quote(str(data))}" if real else ""
-    platform = probe("cuda")
+    platform = probe(device)
     # a folder for each card and day
-    name = default_out({"": platform}).name.rpartition("-")[0]
+    name = "rehearsal-" * rehearsal + default_out({"": platform}).name.rpartition("-")[0]
     folder = given.out.absolute() / name
     folder.mkdir(parents=True, exist_ok=True)
     out = shlex.quote(str(folder).removeprefix(f"{ROOT}{os.sep}"))
-    words = CARD | {"out": out, "data": images, "images": f"--dataset {dataset} {images}"}
-    words["into"] = f"--out {out} --device cuda" + " --allow-shared" * given.allow_shared
+    words = (REHEARSAL if rehearsal else CARD) | {"out": out, "data": images, "device": device}
+    words["images"] = f"--dataset {dataset} {images}"
+    words["into"] = f"--out {out} --device {device}" + " --allow-shared" * given.allow_shared
+    if rehearsal:
+        print("A rehearsal: there is no GPU, and what follows on a CPU are no figures.")
+        # a compiler takes half a minute a case, and threads of small steps wait for each other
+        os.environ |= {"TORCH_COMPILE_DISABLE": "1", "OMP_NUM_THREADS": "1"}
     print(f"{platform.name}; {dataset} images; {folder}", flush=True)
     file, log = folder / STATE, folder / "log.txt"
     identity = {name: getattr(platform.environment, name) for name in COMPARABLE}

@@ -130,18 +130,15 @@ TRAINING = [
         *((main, IMAGES.split(), words, said) for main, words, said in TRAINING),
         *((main, [], "--workload no_such:work", "cannot be imported") for main in (check, scales)),
         (card.main, [], "--minutes 0", "--minutes '0': give a number above 0"),
-        (card.main, [], "", "there is no GPU, or torch finds none; python -m bench.doctor says"),
     ],
 )
 def test_flags_of_other_commands(
     capsys: Capture,
-    monkeypatch: Patch,
     main: Callable[[Sequence[str]], int],
     given: Sequence[str],
     words: str,
     said: str,
 ) -> None:
-    monkeypatch.setattr(card, "has_cuda", lambda: False)
     expect(capsys, main, join_flags(given, words.split()), said)
 
 

@@ -13,9 +13,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bench import card
 from bench.fit import build_parser as build_fit
+from bench.scale_map import MAP
 from bench.scales.__main__ import build_parser as build_scales
+from bench.store.reader import read_records
 from bench.sweep.options import parse_arguments, plan_cases
 
 ROOT = Path(__file__).parents[1]
@@ -138,7 +142,7 @@ def test_an_interruption_ends_the_step_and_names_the_rest(tmp_path: Path) -> Non
 
 def test_every_command_is_one_that_there_is() -> None:
     words = card.CARD | {"out": "out", "data": "", "images": "--dataset synthetic"}
-    words |= {"into": "--out out --device cuda"}
+    words |= {"into": "--out out --device cuda", "device": "cuda"}
     cases = {}
     for line in card.STEPS.splitlines():
         name, _, need, text = line.split(maxsplit=3)
@@ -154,3 +158,26 @@ def test_every_command_is_one_that_there_is() -> None:
             build_fit().parse(flags)
     assert {*cases["repeats"]} < {*cases["rtx-titan"]}
     assert [case.precision for case in cases["epochs"]] == ["fp16", "tf32", "fp32"]
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(3000)
+def test_a_cpu_rehearses_every_command(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "bench.card", "--minutes", "40", "--out", str(tmp_path)]
+    hidden = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(words, env=hidden, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("A rehearsal: ")
+    folder, state = read(tmp_path)
+    assert folder.name.startswith("rehearsal-cpu-")
+    assert state["complete"]
+    lines = [line.split(maxsplit=3) for line in card.STEPS.splitlines()]
+    assert tell(state) == {
+        name: "done" if need in ("-", "checkout") else "absent" for name, _, need, _ in lines
+    }
+    rows = read_records(folder)
+    assert {"ok"} == set(rows[~rows["probe"]]["status"])
+    assert {"off", "default"} == set(rows["compile"])
+    assert {"none", "ddp"} == set(rows["parallel"])
+    assert (folder / MAP).is_file()
+    assert "fp32" in (folder / "report.html").read_text()
