@@ -13,7 +13,7 @@ computes on the CPU, and torch gives each worker one thread for it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from multiprocessing.connection import wait
@@ -77,7 +77,7 @@ class LoadedBatches(Planned):
         self,
         dataset: Dataset,
         *,
-        draw: Callable[[int], Sequence[Key]],
+        draw: Callable[[int], list[Key]],
         workers: int = 0,
         samples: int | None = None,
         **making: Unpack[BatchArguments],
@@ -135,7 +135,7 @@ class LoadedBatches(Planned):
         from torch import Generator
         from torch.utils.data import DataLoader
 
-        keys, batches = self._draw(index), list[Sequence[Key]]()
+        keys, batches = self._draw(index), list[list[Key]]()
         for own, _ in self.plan(None, size):
             for start in own[:: self.micro_batch]:
                 batches.append(keys[start : min(start + self.micro_batch, own.stop)])
@@ -234,7 +234,7 @@ def load_images(
     """Return the batches of `bench.data.batches.Batches`, made by a DataLoader."""
     n = len(images)
 
-    def list_keys(index: int) -> Sequence[Key]:
+    def list_keys(index: int) -> list[Key]:
         drawn = draw(samples or n, n, making["seed"], index, making["device"])
         order, corners, flips = (part.tolist() for part in drawn)
         return list(zip(order, *corners, flips, strict=True)) if augment else order
@@ -248,7 +248,7 @@ def load_items(
 ) -> LoadedBatches:
     """Return the batches of a user's dataset, each item once per epoch, in random order."""
 
-    def list_keys(index: int) -> Sequence[Key]:
+    def list_keys(index: int) -> list[Key]:
         import torch
 
         generator = torch.Generator().manual_seed(mix(making["seed"], index))
