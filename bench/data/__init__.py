@@ -22,7 +22,6 @@ from bench.data.sources import (
     IMAGES,
     SHAPE,
     Source,
-    count_train,
     detect,
     download,
 )
@@ -113,11 +112,10 @@ def prepare(
         raise UsageError(f"unknown dataset {name!r}; {nearest(name, list(DATASETS))}")
     if name == SYNTHETIC:
         shape = synthetic.parse_shape(input) if input else SHAPE
-        source: Source | None = synthetic.source(shape, classes or CLASSES)
-    elif (source := _look(data_dir)) is None:
-        download(data_dir or Path("data"))
-        source = _look(data_dir)
-    assert source is not None
+        source = synthetic.source(shape, classes or CLASSES)
+    else:
+        place = data_dir or Path("data")
+        source = detect(place) or download(place)
     folder = (cache_dir or find_cache()).absolute() / f"{name}-{_key(source)}"
     try:
         return load(folder).info
@@ -128,19 +126,8 @@ def prepare(
 def find_layout(data_dir: Path | None) -> str | None:
     """Return the layout of the images in ``data_dir`` (``./data`` when None), or None if there are
     none. Nothing is decoded. Raises UsageError: it is a file."""
-    source = _look(data_dir)
-    return None if source is None else source.layout
-
-
-def count_images(name: str, data_dir: Path | None) -> int:
-    """Return the training images per epoch of dataset ``name``, without decoding them. Raises
-    UsageError: they cannot be read."""
-    source = None if name == SYNTHETIC else _look(data_dir)
-    return IMAGES["train"] if source is None else count_train(source)
-
-
-def _look(data_dir: Path | None) -> Source | None:
-    return detect(data_dir or Path("data"))
+    source = detect(data_dir or Path("data"))
+    return source.layout if source else None
 
 
 def load(folder: str | Path) -> Dataset:

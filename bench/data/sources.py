@@ -102,39 +102,27 @@ def detect(folder: Path) -> Source | None:
     return None
 
 
-def count_train(source: Source) -> int:
-    """Return the number of training images, without decoding them."""
-    if source.layout != PARQUET:
-        return IMAGES["train"]
-    from pyarrow.parquet import read_metadata
-
-    train = (path for path in source.files if "train" in path.name)
-    try:
-        return sum(read_metadata(path).num_rows for path in train)
-    except Exception as error:
-        raise _refuse(source.files[0].parent, error) from error
-
-
-def download(folder: Path) -> None:
+def download(folder: Path) -> Source:
     """Download the archive into ``folder``, where it appears once it is whole. Raises UsageError:
     it cannot be downloaded, or is truncated or altered."""
     from http.client import HTTPException
     from urllib.request import urlopen
 
-    part = folder / f"{ARCHIVE}.{os.getpid()}.part"
+    part, packed = folder / f"{ARCHIVE}.{os.getpid()}.part", folder / ARCHIVE
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with urlopen(URL, timeout=_TIMEOUT_S) as response, part.open("wb") as file:
             copyfileobj(response, file)
         with part.open("rb") as file:
             _check_sum(file, ARCHIVE_MD5)
-        part.replace(folder / ARCHIVE)
+        part.replace(packed)
     except (OSError, HTTPException, ValueError) as error:
         raise UsageError(
             f"cannot download CIFAR-10 from {URL} to {folder} ({first_line(error)}); {_REMEDIES}"
         ) from error
     finally:
         part.unlink(missing_ok=True)
+    return Source(ARCHIVE, (packed,), partial(_read_archive, packed))
 
 
 def _check_sum(file: IO[bytes], md5: str) -> None:
