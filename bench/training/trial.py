@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from io import BytesIO
 from typing import Any
 
 import torch
@@ -86,8 +85,8 @@ def try_step(
     """Train a step on ``batch``, and reset. Raises UsageError: the step fails, or changes what a
     reset cannot bring back; the message begins with ``what``."""
     where = f"{precision} with --freeze {frozen}" if frozen != NONE else precision
-    about: dict[str, Any] = {"lr": 1e-3, "frozen": frozen, "workload": workload}
-    make = partial(Training, model, PRECISIONS[precision], _CPU, **about)
+    kind = PRECISIONS[precision]
+    make = partial(Training, model, kind, _CPU, lr=1e-3, frozen=frozen, workload=workload)
     training = attempt(f"{what}: a training in {where} fails", make)
     before = _list_state(training.model)
     attempt(f"{what}: a training step in {where} fails", partial(training.step, batch))
@@ -161,7 +160,8 @@ def try_workload(
     def make_batch() -> Any:
         return workload.make_batch(_TRIED, _CPU, torch.Generator().manual_seed(0))
 
-    def list_tensors(method: str, batch: Any) -> list[Tensor]:
+    def make(method: str, action: Callable[[], Any]) -> tuple[Any, list[Tensor]]:
+        batch = run(method, action)
         tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
         items = run(method, partial(count_items, batch))
         require(
@@ -169,25 +169,25 @@ def try_workload(
             f"{method} made {_name_kinds(tensors)}; it makes as many items as it is asked for, "
             f"{_TRIED}, on the device that it is given, without gradients",
         )
-        return tensors
+        return batch, tensors
 
     units = run("count_units", lambda: workload.count_units(_TRIED))
-    numbers = {"samples": 2, "test_samples": 0, "count_units(2)": 1}
-    found = workload.samples, workload.test_samples, units
-    for (name, least), number in zip(numbers.items(), found, strict=True):
+    for name, number, least in (
+        ("samples", workload.samples, 2),
+        ("test_samples", workload.test_samples, 0),
+        ("count_units(2)", units, 1),
+    ):
         right = type(number) is int and number >= least
         require(right, f"{name} is {number!r}; it must be a whole number of at least {least}")
-    batch = run("make_batch", make_batch)
-    tensors = list_tensors("make_batch", batch)
-    again = list_tensors("make_batch", run("make_batch", make_batch))
+    batch, tensors = make("make_batch", make_batch)
+    _, again = make("make_batch", make_batch)
     require(
-        list(map(read_bits, tensors)) == list(map(read_bits, again)),
+        all(map(torch.equal, tensors, again)),
         "make_batch made two different batches from one seed; draw random numbers only from the "
         "generator that it is given",
     )
     if workload.test_samples >= _TRIED:
-        tests = partial(workload.make_test_batch, 0, _TRIED, _CPU)
-        list_tensors("make_test_batch", run("make_test_batch", tests))
+        make("make_test_batch", partial(workload.make_test_batch, 0, _TRIED, _CPU))
     model.train()
     calls: list[object] = []
 
@@ -258,12 +258,6 @@ def try_workload(
         dataset is not None,
         count_classes(workload),
     )
-
-
-def read_bits(tensor: Tensor) -> bytes:
-    """Return the exact content of a tensor of any dtype and layout, as torch saves it."""
-    torch.save(tensor.detach().clone(), file := BytesIO())
-    return file.getvalue()
 
 
 def _name_kinds(values: Sequence[object]) -> str:

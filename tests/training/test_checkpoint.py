@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,6 @@ from bench.training.checkpoint import (
     save_checkpoint,
 )
 from bench.training.loop import Training
-from bench.training.trial import read_bits
 from bench.worker import Channel, Job
 from bench.worker.checkpoints import Checkpoints, find_best
 from bench.worker.measurement import measure
@@ -69,6 +69,11 @@ WAYS: list[tuple[str, dict[str, Any]]] = [
     ("fp16", {"loss_scale": "dynamic-apex"}),
     ("bf16", {"channels_last": True, "optimizer": "adamw"}),
 ]
+
+
+def read_bits(tensor: Tensor) -> bytes:
+    torch.save(tensor.detach().clone(), file := BytesIO())
+    return file.getvalue()
 
 
 def trace(ours: Training, batches: Iterator[Any]) -> list[object]:
