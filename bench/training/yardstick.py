@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from multiprocessing.connection import Connection
@@ -67,24 +67,16 @@ class Rate:
         """Return the task of the largest size that fits into a try, and its repeats. Raises
         RuntimeError, NotImplementedError or AttributeError: the device or the torch build does not
         support it."""
-        first, *larger = self.sizes
-        task = self.make(first)
-        once_s = _estimate(task, device, try_s)
-        for size in larger:
-            if once_s * self.growth > try_s:
-                break
+        for size in self.sizes:
             task = self.make(size)
-            once_s = _estimate(task, device, try_s)
-        return task, max(1, int(try_s / once_s))
-
-
-def _estimate(task: Task, device: torch.device, try_s: float) -> float:
-    """Return the minimum of a few times, in s: on a busy machine one was 300 times longer."""
-    time_task(task, device, 1)  # the first call chooses an algorithm and allocates memory
-    times = [time_task(task, device, 1)[0]]
-    while len(times) < 3 and sum(times) < try_s:
-        times.append(time_task(task, device, 1)[0])
-    return min(times)
+            time_task(task, device, 1)  # the first call chooses an algorithm and allocates memory
+            times = [time_task(task, device, 1)[0]]
+            # the best of a few: on a busy machine one was 300 times longer
+            while len(times) < 3 and sum(times) < try_s:
+                times.append(time_task(task, device, 1)[0])
+            if min(times) * self.growth > try_s:
+                break
+        return task, max(1, int(try_s / min(times)))
 
 
 def measure(device: torch.device, seconds: float, card: Device | None = None) -> Yardstick:
@@ -105,10 +97,11 @@ def measure(device: torch.device, seconds: float, card: Device | None = None) ->
                 continue
             time_s, clock_mhz = time_task(task, device, repeats, card)
             spent[index] += time_s * repeats
-            before = found.tries.get(column, Tries(0))
-            better = task.amount / time_s > found.rates.get(column, 0.0)
-            found.rates[column] = max(task.amount / time_s, found.rates.get(column, 0.0))
-            found.tries[column] = Tries(turn + 1, clock_mhz if better else before.clock_mhz)
+            best = found.tries.get(column)
+            if best is None or task.amount / time_s > found.rates[column]:
+                found.rates[column] = task.amount / time_s
+                best = Tries(0, clock_mhz)
+            found.tries[column] = replace(best, number=turn + 1)
             time.sleep(0.0 if device.type == "cpu" else try_s)
     if CALL in found.rates:
         found.rates[CALL] = 1 / found.rates[CALL]
@@ -126,8 +119,11 @@ def list_rates(device: torch.device) -> list[Rate]:
         if device.type == "cpu":
             make = partial(make_convolution, arithmetic, device, window, channels)
             rates.append(Rate(f"rate_conv_{arithmetic}", make, IMAGES, 2))
-    copy, call = (partial(make, device) for make in (make_copy, make_call))
-    return [*rates, Rate("rate_copy", copy), Rate(CALL, call)]
+    return [
+        *rates,
+        Rate("rate_copy", partial(make_copy, device)),
+        Rate(CALL, partial(make_call, device)),
+    ]
 
 
 def list_arithmetics(device: torch.device) -> list[Arithmetic]:
