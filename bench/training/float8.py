@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import warnings
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ def find_products(model: nn.Module, workload: Workload) -> dict[str, nn.Linear]:
     }
 
 
-@dataclass(frozen=True)
+@dataclass
 class Product:
     """A converted layer, and its work for a batch of two items.
 
@@ -145,9 +146,11 @@ def convert(
     float8.convert_to_float8_training(
         model, module_filter_fn=lambda module, _: module in chosen, config=config
     )
-    now: list[Any] = [model.get_submodule(product.name) for product in products]
+    for product in products:
+        now: Any = model.get_submodule(product.name)
+        product.layer = now
     return Conversion(
-        tuple(replace(p, layer=layer) for p, layer in zip(products, now, strict=True)),
+        tuple(products),
         linear,
         sum(p.flop for p in products) / workload.count_units(TRIED),
         FP8_RECIPES[recipe].gradient_bits,
@@ -159,18 +162,15 @@ def _follow(model: nn.Module, workload: Workload, layers: dict[str, nn.Linear]) 
     """Return those of ``layers`` that a training step calls, and their work, from shapes alone. It
     would be useless to convert a layer that is not called although its weight is used, as in
     `torch.nn.MultiheadAttention`."""
-    found = {name: Product(name, layer) for name, layer in layers.items()}
+    products = [Product(name, layer) for name, layer in layers.items()]
 
-    def watch(name: str, layer: nn.Linear) -> Any:
-        def after(_: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
-            x, one = inputs[0], found[name]
-            n = x.numel() // layer.in_features
-            passes = 1 + x.requires_grad + layer.weight.requires_grad
-            flop = one.flop + passes * 2 * n * layer.weight.numel()
-            needed = one.input_grad or x.requires_grad
-            found[name] = replace(one, rows=one.rows + n, flop=flop, input_grad=needed)
-
-        return layer.register_forward_hook(after)
+    def note(one: Product, layer: nn.Linear, inputs: tuple[Tensor, ...], out: Tensor) -> None:
+        x = inputs[0]
+        rows = x.numel() // layer.in_features
+        passes = 1 + x.requires_grad + layer.weight.requires_grad
+        one.rows += rows
+        one.flop += passes * 2 * rows * layer.weight.numel()
+        one.input_grad |= x.requires_grad
 
     batch = sketch_batch(workload, TRIED)
     state: dict[str, Tensor] = {name: b.to("meta") for name, b in model.named_buffers()}
@@ -180,14 +180,14 @@ def _follow(model: nn.Module, workload: Workload, layers: dict[str, nn.Linear]) 
     def network(*inputs: Any, **named: Any) -> Any:
         return functional_call(model, state, inputs, named)
 
-    handles = [watch(name, layer) for name, layer in layers.items()]
+    handles = [one.layer.register_forward_hook(partial(note, one)) for one in products]
     try:
         with torch.device("meta"):
             workload.compute_loss(network, batch)
     finally:
         for handle in handles:
             handle.remove()
-    return [product for product in found.values() if product.rows]
+    return [product for product in products if product.rows]
 
 
 def _import_torchao() -> Any:
