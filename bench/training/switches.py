@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
 import torch
 
-
-@dataclass(frozen=True)
-class Switch:
-    read: Callable[[], Any]
-    set: Callable[[Any], object]
+Switch = tuple[Callable[[], Any], Callable[[Any], object]]
+"""What reads a switch, and what sets it."""
 
 
 def _backend(name: str) -> Switch:
     *owners, last = name.split(".")
     owner = reduce(getattr, owners, torch.backends)
-    return Switch(partial(getattr, owner, last), partial(setattr, owner, last))
+    return partial(getattr, owner, last), partial(setattr, owner, last)
 
 
 def _flushes() -> bool:
@@ -48,22 +44,24 @@ _sdp = torch.backends.cuda
 
 SWITCHES: dict[str, Switch] = {
     **{name: _backend(name) for name in _BACKENDS},
-    "flash_sdp": Switch(_sdp.flash_sdp_enabled, _sdp.enable_flash_sdp),
-    "mem_efficient_sdp": Switch(_sdp.mem_efficient_sdp_enabled, _sdp.enable_mem_efficient_sdp),
-    "math_sdp": Switch(_sdp.math_sdp_enabled, _sdp.enable_math_sdp),
-    "cudnn_sdp": Switch(_sdp.cudnn_sdp_enabled, _sdp.enable_cudnn_sdp),
-    "deterministic_algorithms": Switch(
-        torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
+    "flash_sdp": (_sdp.flash_sdp_enabled, _sdp.enable_flash_sdp),
+    "mem_efficient_sdp": (_sdp.mem_efficient_sdp_enabled, _sdp.enable_mem_efficient_sdp),
+    "math_sdp": (_sdp.math_sdp_enabled, _sdp.enable_math_sdp),
+    "cudnn_sdp": (_sdp.cudnn_sdp_enabled, _sdp.enable_cudnn_sdp),
+    "deterministic_algorithms": (
+        torch.get_deterministic_debug_mode,
+        torch.set_deterministic_debug_mode,
     ),
-    "default_dtype": Switch(torch.get_default_dtype, torch.set_default_dtype),
-    "default_device": Switch(torch.get_default_device, _place),
-    "num_threads": Switch(torch.get_num_threads, torch.set_num_threads),
-    "flush_denormal": Switch(_flushes, torch.set_flush_denormal),
-    "anomaly_mode": Switch(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
-    "grad_mode": Switch(torch.is_grad_enabled, torch.set_grad_enabled),
+    "default_dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "default_device": (torch.get_default_device, _place),
+    "num_threads": (torch.get_num_threads, torch.set_num_threads),
+    "flush_denormal": (_flushes, torch.set_flush_denormal),
+    "anomaly_mode": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    "grad_mode": (torch.is_grad_enabled, torch.set_grad_enabled),
     **{
-        f"autocast_{device}": Switch(
-            partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)
+        f"autocast_{device}": (
+            partial(torch.is_autocast_enabled, device),
+            partial(torch.set_autocast_enabled, device),
         )
         for device in ("cpu", "cuda")
     },
@@ -71,7 +69,7 @@ SWITCHES: dict[str, Switch] = {
 
 
 def read_switches() -> dict[str, Any]:
-    return {name: switch.read() for name, switch in SWITCHES.items()}
+    return {name: read() for name, (read, _) in SWITCHES.items()}
 
 
 def find_changes(before: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,9 +85,9 @@ def keep_switches(changed: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         found = find_changes(before)
-        for name in SWITCHES:
-            if name in found:
-                SWITCHES[name].set(before[name])
+        for name in found:  # in the order of `SWITCHES`
+            _, set_back = SWITCHES[name]
+            set_back(before[name])
         changed |= found
 
 
