@@ -145,11 +145,3 @@ def fit_weights(
         raise UsageError(f"--start {path} does not fit the network: {why}")
     note = name_first([said[name] for name in in_head], _SHOWN)
     return fitting, f"the head starts as it was built: {note}" if in_head else ""
-
-
-def load_weights(model: nn.Module, path: str, find_head: Callable[[nn.Module], nn.Module]) -> str:
-    """Load the weights that `fit_weights` selects into ``model``, which is on the CPU; return its
-    note. Raises UsageError: as `fit_weights`."""
-    fitting, note = fit_weights(model, path, find_head)
-    model.load_state_dict(fitting, strict=False)
-    return note

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from bench.case import Case, list_micro_batches, whole_batch
-from bench.models.weights import load_weights
+from bench.models.weights import fit_weights
 from bench.optimization import scale_lr
 from bench.precision import PRECISIONS, find_formats, set_flags
 from bench.training.loop import Training
@@ -48,7 +48,8 @@ def build_training(
             model = workload.build_model()
         set_flags(PRECISIONS[case.precision])  # torch's older flags with them
         if case.start is not None:
-            note = load_weights(model, case.start, workload.find_head)
+            fitting, note = fit_weights(model, case.start, workload.find_head)
+            model.load_state_dict(fitting, strict=False)
     if case.sync_bn:
         # over all processes of a group, if any; otherwise it is ordinary BatchNorm
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bench.case import Case, parse_value
 from bench.errors import UsageError
-from bench.models.weights import fit_weights, hash_weights, load_weights, read_weights
+from bench.models.weights import fit_weights, hash_weights, read_weights
 from bench.store.reader import read_records
 from bench.sweep.__main__ import main as sweep
 from bench.training.building import build_training
@@ -156,9 +156,9 @@ def test_older_batchnorm_fits(tmp_path: Path) -> None:
     state = small(1).state_dict()
     del state["1.num_batches_tracked"]
     model = small()
-    note = load_weights(model, save(tmp_path / "w.pt", state), find_head)
+    fitting, note = fit_weights(model, save(tmp_path / "w.pt", state), find_head)
     assert note == ""
-    assert all(torch.equal(model.state_dict()[name], value) for name, value in state.items())
+    assert all(torch.equal(fitting[name], value) for name, value in state.items())
 
 
 def test_a_training_starts_from_them_and_comes_back_to_them(tmp_path: Path) -> None:
