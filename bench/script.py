@@ -12,7 +12,6 @@ import operator
 import os
 import sys
 from collections import deque
-from importlib.util import find_spec
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -31,12 +30,12 @@ class _Mark(NamedTuple):
 
 
 class _Teller:
-    """Writes a line a step, once its time and loss are known, without waiting for the device.
+    """Writes a line of JSON a step, once its time and loss are known, without waiting for the
+    device: of processes that train together the first one, and of others the one that was first.
 
-    ``s MOMENT SECONDS ITEMS LOSS`` is a step: time.monotonic() when the script had taken it, its
-    duration, its items, and its loss; ``-`` for what is not known. ``e`` is the end of an epoch and
-    ``w`` the work of a step, both with JSON. ``o`` says that another process has steps too: of
-    those that train together the first one speaks, and of others the one that was first.
+    ``["step", moment, seconds, items, loss]``: time.monotonic() when the script had taken it, and
+    null for what is not known. ``["epoch", {…}]`` is the end of an epoch with what was found then,
+    and ``["work", {…}]`` the work of a step.
     """
 
     def __init__(self, path: str) -> None:
@@ -49,9 +48,9 @@ class _Teller:
         self._sample: Any = None
 
     def step(self, items: int | None, loss: Any) -> None:
-        if self._file is None:
+        if self._file is None and not self._silent:
             self._open()
-        if self._silent:
+        if self._file is None:
             return
         # what each process counts is of as many as train together
         count = None if items is None else _read_items(items) * self._processes
@@ -78,10 +77,10 @@ class _Teller:
             raise ValueError(
                 f"bench.epoch(accuracy=…) takes a fraction from 0 to 1, and this is {share:g}"
             )
-        if self._file is None or self._silent:
+        if self._file is None:
             return
         self._tell(wait=True)
-        self._write(f"e {json.dumps(values)}")
+        self._write("epoch", values)
         self._began = _mark()
 
     def _open(self) -> None:
@@ -91,14 +90,13 @@ class _Teller:
         if distributed and distributed.is_available() and distributed.is_initialized():
             rank, self._processes = distributed.get_rank(), distributed.get_world_size()
         self._silent = rank != 0
-        flags = os.O_WRONLY | os.O_APPEND
+        if self._silent:
+            return
         try:
-            new = 0 if self._silent else os.O_CREAT | os.O_EXCL
-            self._file = os.open(os.devnull if self._silent else self._path, flags | new, 0o600)
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             atexit.register(self._tell, wait=True)
         except FileExistsError:
-            self._file, self._silent = os.open(self._path, flags), True
-            self._write("o")
+            self._silent = True
 
     def _tell(self, wait: bool = False) -> None:
         """Write the steps that the device has finished, or all, for which it waits."""
@@ -109,24 +107,17 @@ class _Teller:
             elif now.event is not None and not now.event.query():
                 return
             self._waiting.popleft()
-            took: float | None = None
+            took = None if began is None else now.moment - began.moment
             if began is not None and began.event is not None and now.event is not None:
                 took = float(began.event.elapsed_time(now.event)) / 1e3
-            elif began is not None:
-                took = now.moment - began.moment
-            number = None if loss is None else float(loss)
-            told = ("-" if one is None else one for one in (took, items, number))
-            self._write(f"s {now.moment} {' '.join(map(str, told))}")
+            self._write("step", now.moment, took, items, None if loss is None else float(loss))
 
-    def _write(self, line: str) -> None:
+    def _write(self, *told: Any) -> None:
         assert self._file is not None
-        os.write(self._file, f"{line}\n".encode())
+        os.write(self._file, f"{json.dumps(told)}\n".encode())
 
     def _begin_sample(self) -> None:
         try:
-            found = find_spec("bench")
-            if found is None or found.origin != __file__.replace("script.py", "__init__.py"):
-                raise ImportError("a bench.py of the script's own hides the harness")
             from bench.training.counting import Sample
 
             sample = Sample()
@@ -138,13 +129,13 @@ class _Teller:
     def _end_sample(self) -> None:
         sample, self._sample = self._sample, None
         try:
-            self._write(f"w {json.dumps(sample.end() | {'processes': self._processes})}")
+            self._write("work", sample.end() | {"processes": self._processes})
         except Exception as error:  # such as that of a step that another thread ends
             self._fail_sample(error)
 
     def _fail_sample(self, error: Exception) -> None:
         why = f"no operations were counted: {type(error).__name__}: {error}"
-        self._write(f"w {json.dumps({'failure': why})}")
+        self._write("work", {"failure": why})
 
 
 def _mark() -> _Mark:

@@ -83,7 +83,7 @@ class _Run:
         self._path, self._read = folder / "steps", 0
         self.report = channel.reporter("warmup", 0, self.held)
         self.steps: list[_Taken] = []
-        self.epochs: list[tuple[int, dict[str, float | None]]] = []  # steps so far, and its values
+        self.epochs: dict[int, dict[str, float]] = {}  # what was found after as many steps
         self.work: dict[str, Any] = {}
         self.counted = True  # whether it said how many items each of its steps has
         self.clock_s, self.follow = 0.0, self._follow()
@@ -128,46 +128,37 @@ class _Run:
         """Return the items of steps, or their number if it does not say."""
         return sum(step.items for step in steps) if self.counted else len(steps)
 
-    def _update(self) -> None:
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as file:
+    def _update(self) -> list[_Taken]:
+        """Read what it has told since the last time; return the new steps."""
+        before = len(self.steps)
+        with suppress(FileNotFoundError), self._path.open("rb") as file:
             file.seek(self._read)
             data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._read += len(whole)
-        for line in whole.decode(errors="replace").splitlines():
-            kind, _, rest = line.partition(" ")
-            if kind == "s":
-                moment, took, items, loss = rest.split()
-                self.counted &= items != "-"
-                known = [None if text == "-" else float(text) for text in (took, loss)]
-                number = 1 if items == "-" else int(items)
-                taken = _Taken(len(self.steps), float(moment), known[0], number, known[1])
-                self.steps.append(taken)
-            elif kind == "w":
-                self.work = json.loads(rest)
-            elif kind == "e" and self.steps:
-                self._end_epoch(json.loads(rest))
+            whole = data[: data.rfind(b"\n") + 1]
+            self._read += len(whole)
+            for line in whole.splitlines():
+                self._take(*json.loads(line))
+        return self.steps[before:]
 
-    def _end_epoch(self, found: dict[str, float | None]) -> None:
-        """Note an end of an epoch, or what was found after it, before another step."""
-        if self.epochs and self.epochs[-1][0] == len(self.steps):
-            known = {name: value for name, value in found.items() if value is not None}
-            self.epochs[-1][1].update(known)
-        else:
-            self.epochs.append((len(self.steps), found))
+    def _take(self, kind: str, *told: Any) -> None:
+        if kind == "step":
+            moment, time_s, items, loss = told
+            self.counted &= items is not None
+            self.steps.append(_Taken(len(self.steps), moment, time_s, items or 1, loss))
+        elif kind == "work":
+            (self.work,) = told
+        elif self.steps:
+            known = {name: value for name, value in told[0].items() if value is not None}
+            self.epochs.setdefault(len(self.steps), {}).update(known)
 
     def _follow(self) -> Iterator[_Taken]:
-        taken, ended = 0, False
+        ended = False
         while not ended:
             ended = self._ended.wait(_POLL_S)
-            self._update()
-            for step in self.steps[taken:]:
+            for step in self._update():
                 self.clock_s += max(step.time_s or 0.0, _LEAST_S)
                 self.report(step.number, step)
                 yield step
-            taken = len(self.steps)
 
     def held(self) -> int:
         with suppress(OSError):  # it has ended
@@ -266,7 +257,7 @@ def _describe(
         m.warmup_steps, m.warmup_time_s = warm.steps, warm.time_s
         m.warmup_steady = warm.steady
     found.unit = "items" if run.counted else "steps"
-    whole = steps[: run.epochs[0][0]] if run.epochs else ()
+    whole = steps[: next(iter(run.epochs), 0)]
     found.epoch_items = run.count(whole) or ITEMS
     m.measured_steps, m.measured_images = len(measured), run.count(measured)
     m.measured_time_s, m.steps_per_epoch = sum(times), len(whole) or None
@@ -293,10 +284,10 @@ def _describe_losses(found: Outcome, run: _Run, case: Case, measured: Sequence[_
         m.first_bad_step = max(0, bad[0] - first)
     # how many steps the warm-up takes is chance, and the loss is to be the same without it
     m.train_loss, begin = _average(run.steps[: case.steps]), 0
-    for number, (end, told) in enumerate(run.epochs):
+    for number, (end, told) in enumerate(run.epochs.items()):
         own, begin = run.steps[begin:end], end
         took, m.train_loss = sum(step.time_s or 0.0 for step in own), _average(own)
-        m.test_loss, m.test_accuracy = told["loss"], told["accuracy"]
+        m.test_loss, m.test_accuracy = told.get("loss"), told.get("accuracy")
         row = EpochRow(number, took, m.train_loss, None, m.test_loss, m.test_accuracy)
         found.epochs.append(row)
     if any(step.loss is None for step in measured):
