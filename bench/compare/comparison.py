@@ -153,7 +153,7 @@ def read_side(name: str, path: Path) -> Side:
 # --------------------------------------------------------------------------------------- comparison
 
 
-SPOILING = ("throttled", "contended", "unsettled", "noisy", "trend")
+SPOILING = ("throttled", "contended", "unsettled", "noisy")
 """Doubts with which times are not relied on."""
 
 

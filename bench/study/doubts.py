@@ -12,7 +12,7 @@ from bench.case import Case
 from bench.data.loader import PREFETCH
 from bench.gpu.nvml import EFFECTS
 from bench.limits import BUSY_CORES, MIN_REPEATS, STEADY
-from bench.precision import EMULATE_FP8, MOSTLY_LABELLED, PRECISIONS, Arithmetic, is_dynamic
+from bench.precision import EMULATE_FP8, MOSTLY_LABELLED, PRECISIONS, Arithmetic
 from bench.record import Status, describe_unmet
 from bench.study.quantities import over
 from bench.text import name_first
@@ -25,10 +25,6 @@ NOISY_STEPS = 0.05
 
 FEW_STEPS = 4
 """With fewer measured steps than this, their spread says nothing."""
-
-MOST_SKIPPED = 0.1
-"""Skipping more than this share of the steps is reported: a dynamic scale that has settled skips
-one in two thousand."""
 
 SHORT_ENERGY_S = 2.0
 """An energy measured over fewer seconds is doubted: NVML's readings are 0.1 s apart, the first and
@@ -49,7 +45,7 @@ QUIETER = "Close other programs, or use --repeats 5 or more."
 """The remedy for noise: the range of five runs holds the median of five more in 83 % of sweeps."""
 
 
-def _has_trend(run: Run) -> bool:
+def has_trend(run: Run) -> bool:
     """Return whether steps or the SM clock changed from the first quarter of an epoch to the last,
     by more than `STEADY` and the noise of the steps.
 
@@ -138,16 +134,12 @@ _ALL = (
           "Use --lanes 1 with another --out: it runs one case at a time.",
           lambda r: r.lanes_beside > 0, fatal=False),
     Doubt("noisy", "noisy",
-          "Step times did not settle during warm-up, or vary by more than "
-          f"{100 * NOISY_STEPS:.0f} % around their median",
+          "Step times did not settle during warm-up, vary by more than "
+          f"{100 * NOISY_STEPS:.0f} % around their median, or changed, or the SM clock fell, by "
+          f"more than {100 * STEADY:.0f} % from the first to the last quarter of those measured",
           QUIETER,
           lambda r: (not r.warmup_steady and r.warmup_steps == r.warmup_steps)
-          or r.step_noise > NOISY_STEPS),
-    Doubt("trend", "trend",
-          "Step times changed, or the SM clock fell, from the first to the last quarter of the "
-          f"measured steps, by more than {100 * STEADY:.0f} %",
-          "Use a larger --fraction or --steps, or --repeats 5 or more.",
-          _has_trend),
+          or r.step_noise > NOISY_STEPS or has_trend(r)),
     Doubt("unknown", "epoch not known",
           "The measured steps are too few, vary too much, or used batches that a loader had "
           "prepared before, to know the time of an epoch as well as --until asks, or within "
@@ -163,7 +155,7 @@ _ALL = (
           "Steps waited for the host and did not settle: another run may take another time, and "
           f"with fewer than {MIN_REPEATS} runs nothing is compared with it",
           f"Use {SPARE_HOST}.",
-          lambda r: r.host_bound and (r.noisy or r.trend or r.unknown)),
+          lambda r: r.host_bound and (r.noisy or r.unknown)),
     Doubt("unclear", "unclear arithmetic",
           "Which arithmetic ran is not certain: the numeric probe failed, or found a rounding "
           "error between those of two number formats, or the network ran a part of its FLOP in "
@@ -181,12 +173,6 @@ _ALL = (
           "--retry ok.",
           lambda r: describe_unmet(r.missing) != "", fatal=False,
           detail=lambda r: describe_unmet(r.missing)),
-    Doubt("skipped", "steps skipped",
-          f"More than {100 * MOST_SKIPPED:.0f} % of the steps were skipped because their "
-          "gradients overflowed, so that less was learnt",
-          "Use a smaller static --loss-scale, or measure longer: a dynamic scale settles.",
-          lambda r: is_dynamic(r.loss_scale)
-          and over(r.overflow_steps, r.measured_steps) > MOST_SKIPPED, fatal=False),
     Doubt("beyond", "beyond the data sheet",
           "More FLOP or bytes a second than the data sheet of the card allows, which are left "
           "out: the data come from a cache, or the times are wrong",

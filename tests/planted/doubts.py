@@ -38,12 +38,12 @@ DOUBTED = {
     "warmup": Planted("noisy", {"warmup_steady": False}),
     "no_warmup": Planted("", {"warmup_steps": None, "warmup_steady": None}),
     "steps": Planted("noisy", {"step_time_median_s": 0.1, "step_time_mad_s": 0.006}),
-    "slower": Planted("trend", {"step_time_first_s": 0.100, "step_time_last_s": 0.103}),
-    "faster": Planted("trend", {"step_time_first_s": 0.103, "step_time_last_s": 0.100}),
+    "slower": Planted("noisy", {"step_time_first_s": 0.100, "step_time_last_s": 0.103}),
+    "faster": Planted("noisy", {"step_time_first_s": 0.103, "step_time_last_s": 0.100}),
     "steady": Planted("", {"step_time_first_s": 0.100, "step_time_last_s": 0.1015}),
     # forty noisy steps: the means of ten differ by as much without any trend
     "noise": Planted("", {"step_time_first_s": 0.100, "step_time_last_s": 0.103, **HALF_WAY}),
-    "clock_down": Planted("trend", {"sm_clock_first_mhz": 1980, "sm_clock_last_mhz": 1900}),
+    "clock_down": Planted("noisy", {"sm_clock_first_mhz": 1980, "sm_clock_last_mhz": 1900}),
     "clock_up": Planted("", {"sm_clock_first_mhz": 1900, "sm_clock_last_mhz": 1980}),
     # four workers prepare eight micro-batches ahead
     "prepared": Planted("unknown", {"measured_steps": 15, "steps_per_epoch": 100}, AHEAD),
@@ -60,8 +60,6 @@ DOUBTED = {
         "missing": "eval_time_s: ValueError: no luck; energy_j: the case ran on a CPU"}),
     "nothing_asked": Planted("", {
         "missing": "energy_j: the case ran on a CPU; test_loss: it is inf or NaN"}),
-    "skips": Planted("skipped", {"overflow_steps": 80, "measured_steps": 390},
-                     {"precision": "fp16-amp", "loss_scale": "dynamic"}),
     "beyond": Planted("beyond", {"flop_per_image": 1e12}),
     "short": Planted("energy", {"energy_j": 900.0, "measured_time_s": 1.9}),
     # the sensor is read at both ends of each epoch
@@ -72,8 +70,6 @@ DOUBTED = {
                         {"precision": "fp8", "device": "cpu"}),
     "words": Planted("", {"notes": "the card was shared; steps rose; throttled; unclear; noisy",
                           "reason": "throttled: the card was shared"}),
-    "static": Planted("", {"overflow_steps": 80, "measured_steps": 390},
-                      {"precision": "fp16", "loss_scale": 128.0}),
 }  # fmt: skip
 """By what is wrong, or only looks so: a run that has its place as its seed."""
 

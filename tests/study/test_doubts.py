@@ -57,7 +57,7 @@ def test_every_doubt_is_found_where_it_is_planted_and_only_there(tmp_path: Path)
 def test_isolated_spikes_of_a_card_are_no_trend_and_its_drifts_are() -> None:
     """As recorded: half precision at batch size 128 drifts, 43 → 56 ms; others have spikes."""
     folders = [f for f in list_committed("records.csv") if f.name.startswith("nvidia-h100-")]
-    drifts = [run for run in read_results(*map(read_sweep, folders))[0] if run.trend]
+    drifts = [run for run in read_results(*map(read_sweep, folders))[0] if doubts.has_trend(run)]
     assert {run.batch_size for run in drifts} == {128}
     assert {"fp16"} <= {run.precision for run in drifts} <= {"fp16", "bf16-amp"}
 
