@@ -35,11 +35,10 @@ from bench.store.reader import read_rows
 from bench.store.rows import fill_unknown, group, keep_cases, keep_latest
 from bench.study.axes import name_axis, name_setting, parse_name
 from bench.study.doubts import DOUBTS
-from bench.study.estimate import list_readings
 from bench.study.pairs import EnvironmentKey, Match, Matches
 from bench.study.pairs import match as match_cases
 from bench.study.quantities import MEMORY, METRICS, Metric
-from bench.study.runs import Run, link_runs, list_runs
+from bench.study.runs import Run, link_runs, list_readings, list_runs
 from bench.text import make_printable, write_number
 from bench.verdict import (
     GUESSING,

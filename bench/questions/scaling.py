@@ -38,9 +38,8 @@ from bench.render.table import (
 from bench.store.rows import group
 from bench.study.axes import Machines, find_varying, list_naming_axes, name_value
 from bench.study.doubts import SAID_BELOW
-from bench.study.estimate import take_times
 from bench.study.quantities import QUANTITIES, is_number
-from bench.study.runs import SOURCE, Result, Run, tell_but
+from bench.study.runs import SOURCE, Result, Run, take_times, tell_but
 from bench.study.sweeps import Sweep
 from bench.verdict import Ratio, compare
 from bench.wall import Ending, Wall, read_walls

@@ -15,9 +15,8 @@ from typing import TypeVar
 from bench.case import AXES, SAME_QUESTION, UNTIMED
 from bench.limits import NEAR
 from bench.store.rows import group
-from bench.study.estimate import take_times
 from bench.study.quantities import is_number
-from bench.study.runs import SOURCE, Result, tell_but
+from bench.study.runs import SOURCE, Result, take_times, tell_but
 from bench.verdict import Ratio, compare
 
 NEUTRAL = tuple(axis for axis in UNTIMED if axis != "optimizer")

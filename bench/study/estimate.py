@@ -20,12 +20,11 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from bench.limits import MIN_REPEATS, STEADY
-from bench.record import RELIABLE, Status
 from bench.store.rows import group
 from bench.study import quantities
 from bench.study.pairs import Changed, Pair, select_common
 from bench.study.quantities import METRICS
-from bench.study.runs import Result, Run
+from bench.study.runs import Result, list_readings
 from bench.verdict import Difference, Ratio, Verdict, compare_seeds, find_unit, pool, subtract
 from bench.verdict import estimate as judge
 
@@ -93,21 +92,6 @@ def estimate(
     ratios = iter(judge(pooled, metric.deterministic))
     unlike = iter(mixed)
     return [Estimate(next(ratios), cells, next(unlike)) if cells else None for cells in every]
-
-
-def take_times(results: Iterable[Result]) -> dict[int, list[float]]:
-    """Return by cell the epoch times of its usable repeats, in s."""
-    times = {result.cell: list_readings(TIME, result.every) for result in results}
-    return {cell: [time for _, time in held] for cell, held in times.items() if held}
-
-
-def list_readings(metric: Metric, runs: Iterable[Run]) -> list[tuple[int, float]]:
-    """Return the seed of each usable run that has a value, and that value; of an accuracy 1 minus
-    it."""
-    counted = RELIABLE if metric.diverged else {Status.OK}
-    usable = (run for run in runs if run.status in counted)
-    told = [(run.run_seed, getattr(run, metric.error_of or metric.name)) for run in usable]
-    return [(seed, 1 - v if metric.error_of else float(v)) for seed, v in told if v == v]
 
 
 def take_seeds(metric: Metric, results: Iterable[Result]) -> Mapping[int, Seeds]:

@@ -20,7 +20,7 @@ from bench.precision import OPT_LEVELS, PRECISIONS, Arithmetic
 from bench.record import COMPARABLE, MEASURED, RELIABLE, Status
 from bench.store.rows import Row, group
 from bench.study.doubts import DOUBTS, LEAST_KNOWN
-from bench.study.quantities import MEMORY, QUANTITIES, STORED, over
+from bench.study.quantities import MEMORY, METRICS, QUANTITIES, STORED, Metric, over
 
 if TYPE_CHECKING:
     from bench.study.sweeps import Sweep
@@ -86,7 +86,8 @@ class Run(Row):
         elif name in QUANTITIES and (derive := QUANTITIES[name].derive):
             value = derive(self)
         elif name in REACHED:
-            value = dict(zip(REACHED, reach(self), strict=True))[name]
+            vars(self).update(zip(REACHED, reach(self), strict=True))
+            value = vars(self)[name]
         else:
             raise AttributeError(name)
         vars(self)[name] = value
@@ -327,3 +328,20 @@ def find_middle(values: Iterable[float]) -> tuple[float, float, float]:
     if len(known) < 2:
         return (known[0] if known else math.nan), math.nan, math.nan
     return median(known), known[0], known[-1]
+
+
+def take_times(results: Iterable[Result]) -> dict[int, list[float]]:
+    """Return by cell the epoch times of its usable repeats, in s."""
+    times = {
+        result.cell: list_readings(METRICS["epoch_time_s"], result.every) for result in results
+    }
+    return {cell: [time for _, time in held] for cell, held in times.items() if held}
+
+
+def list_readings(metric: Metric, runs: Iterable[Run]) -> list[tuple[int, float]]:
+    """Return the seed of each usable run that has a value, and that value; of an accuracy 1 minus
+    it."""
+    counted = RELIABLE if metric.diverged else {Status.OK}
+    usable = (run for run in runs if run.status in counted)
+    told = [(run.run_seed, getattr(run, metric.error_of or metric.name)) for run in usable]
+    return [(seed, 1 - v if metric.error_of else float(v)) for seed, v in told if v == v]
