@@ -11,7 +11,7 @@ this is subtracted from the kinds that can overlap, and the result is an estimat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from bench.diagnosis.step import Bound, Part, Step, Wait, find_limit, find_rate
@@ -197,6 +197,40 @@ def _find_bound(row: WorkRow, time_s: float, step: Step) -> Bound | None:
     if time_s < start_s:
         return Bound.LAUNCH
     return Bound.COMPUTE if computes else Bound.MEMORY
+
+
+# ------------------------------------------------------------------------------------------ changes
+
+
+@dataclass(frozen=True)
+class Change:
+    """The time of one part in A's step and in B's."""
+
+    name: str  # a `bench.work.Kind`, a `Wait`, or `LEFT_OVER`
+    before_s: float
+    after_s: float
+
+    @property
+    def change_s(self) -> float:
+        return self.after_s - self.before_s
+
+
+LEFT_OVER = "left_over"  # the name of the change that no kind of work or wait explains
+
+
+def list_changes(a: Breakdown, b: Breakdown) -> Iterator[Change]:
+    """Yield the kinds of work and waits, those that changed most first, then what is left over."""
+    names = dict.fromkeys(part.name for part in (*a.parts, *b.parts))
+    found = [Change(name, a.find_time(name), b.find_time(name)) for name in names]
+    yield from sorted(found, key=lambda change: -abs(change.change_s))
+    yield Change(LEFT_OVER, a.left_over_s, b.left_over_s)
+
+
+def name_part(name: str) -> str:
+    """Name a kind of work, a wait or what is left over."""
+    if name == LEFT_OVER:
+        return "left over"
+    return Wait(name).meaning if name in list(Wait) else Kind(name).meaning
 
 
 # ------------------------------------------------------------------------------------------ ceiling

@@ -8,7 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.case import AXES, Case
-from bench.diagnosis.breakdown import Breakdown, Ceiling, Timed, find_ceiling
+from bench.diagnosis.breakdown import (
+    Breakdown,
+    Ceiling,
+    Change,
+    Timed,
+    find_ceiling,
+    list_changes,
+    name_part,
+)
 from bench.diagnosis.step import (
     CONVOLUTIONS,
     COPY,
@@ -19,6 +27,7 @@ from bench.diagnosis.step import (
     find_limit,
     find_rate,
     name_arithmetic,
+    write_ms,
     write_rate,
 )
 from bench.limits import STEADY
@@ -60,22 +69,6 @@ class Side:
     times: tuple[float, ...] = ()  # the median step of each repeat, in s
     sm_clock_mhz: float | None = None  # the median; None if not known
     alloc_retries: int = 0  # allocations retried after freeing the cache
-
-
-@dataclass(frozen=True)
-class Change:
-    """The time of one part in A's step and in B's."""
-
-    name: str  # a `bench.work.Kind`, a `bench.diagnosis.step.Wait`, or `LEFT_OVER`
-    before_s: float
-    after_s: float
-
-    @property
-    def change_s(self) -> float:
-        return self.after_s - self.before_s
-
-
-LEFT_OVER = "left_over"  # the name of the change that no kind of work or wait explains
 
 
 @dataclass(frozen=True)
@@ -302,16 +295,6 @@ WORTH = 0.1  # share of the answer from which a reason after the first is named
 BUSY = 0.9  # a GPU that is busy for less than this share of a step waits for its program
 
 
-def write_ms(time_s: float) -> str:
-    """Write a time of a step in ms, to three digits.
-
-    >>> write_ms(0.3124), write_ms(0.0052), write_ms(1.5)
-    ('312', '5.2', '1,500')
-    """
-    value = time_s * 1e3
-    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
-
-
 def name_operation(row: WorkRow) -> str:
     """Name an operation; a convolution with its kind, a cast with its format."""
     if row.kind in CONVOLUTIONS:
@@ -422,13 +405,6 @@ def _list_sentences(found: Explanation) -> Iterator[str]:
         yield f"What may help: {', '.join(cures)}."
 
 
-def name_part(name: str) -> str:
-    """Name a kind of work, a wait or what is left over."""
-    if name == LEFT_OVER:
-        return "left over"
-    return Wait(name).meaning if name in list(Wait) else Kind(name).meaning
-
-
 def write_host(side: Side) -> str:
     """Say that a GPU was idle for much of a step; empty if it was not."""
     step_s = side.step.step_s
@@ -479,7 +455,7 @@ def explain(a: Side, b: Side, items: int, speedup: Ratio, about: str = "") -> Ex
         subtract(before, sum(reason.before_s for reason in reasons)),
         subtract(after, sum(reason.after_s for reason in reasons)),
     )
-    changes = tuple(list_changes(a, b))
+    changes = tuple(list_changes(a.breakdown, b.breakdown))
     return Explanation(a, b, items, speedup, ceiling, changes, tuple(reasons), unexplained, about)
 
 
@@ -492,12 +468,3 @@ def _list_reasons(a: Side, b: Side) -> Iterator[Reason]:
         if max(before, after) * 1e3 >= FEWEST_MS:
             cures = list_cures(cause, b.case) if here else ()
             yield Reason(cause, before, after, show(cause, here, b, a), cures)
-
-
-def list_changes(a: Side, b: Side) -> Iterator[Change]:
-    """Yield the kinds of work and waits, those that changed most first, then what is left over."""
-    names = dict.fromkeys(part.name for side in (a, b) for part in side.breakdown.parts)
-    one, two = a.breakdown, b.breakdown
-    found = [Change(name, one.find_time(name), two.find_time(name)) for name in names]
-    yield from sorted(found, key=lambda change: -abs(change.change_s))
-    yield Change(LEFT_OVER, one.left_over_s, two.left_over_s)

@@ -155,6 +155,16 @@ def write_rate(column: str, value: float) -> str:
     return f"{shown} {prefix}{UNITS[column]}"
 
 
+def write_ms(time_s: float) -> str:
+    """Write a time of a step in ms, to three digits.
+
+    >>> write_ms(0.3124), write_ms(0.0052), write_ms(1.5)
+    ('312', '5.2', '1,500')
+    """
+    value = time_s * 1e3
+    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
+
+
 def find_halves(row: Mapping[Any, Any]) -> dict[str, bool]:
     """Return whether a CPU has instructions for each 16-bit format, as far as the rates of its row
     tell; empty for a GPU, whose name tells it."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from bench.case import Case, free_axes
-from bench.diagnosis.explanation import list_changes, name_part, write_ms
+from bench.diagnosis.breakdown import list_changes, name_part
+from bench.diagnosis.step import write_ms
 from bench.limits import MIN_REPEATS, STEADY
 from bench.questions.effects import judge_learning
 from bench.questions.report_data import Place, ReportData
@@ -200,7 +201,7 @@ def _find_loss(found: ReportData, place: Place, chosen: Setting, slower: Setting
         sides.append(make_side("precision", profiled))
     a, b = sides
     lost = b.step.step_s - a.step.step_s
-    most = max(list_changes(a, b), key=lambda change: change.change_s)
+    most = max(list_changes(a.breakdown, b.breakdown), key=lambda change: change.change_s)
     if lost <= STEADY * a.step.step_s or most.change_s <= lost / 2:
         return ""
     return (

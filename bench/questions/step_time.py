@@ -11,18 +11,9 @@ from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING
 
 from bench.case import format_value, free_axes, spell_value
-from bench.diagnosis.breakdown import Breakdown, divide
-from bench.diagnosis.explanation import (
-    LEFT_OVER,
-    Change,
-    Explanation,
-    Side,
-    describe,
-    explain,
-    name_part,
-    write_ms,
-)
-from bench.diagnosis.step import PROFILED, Profile, Step, take_rates
+from bench.diagnosis.breakdown import LEFT_OVER, Breakdown, Change, divide, name_part
+from bench.diagnosis.explanation import Explanation, Side, describe, explain
+from bench.diagnosis.step import PROFILED, Profile, Step, take_rates, write_ms
 from bench.gpu.peaks import list_peaks
 from bench.precision import Arithmetic, find_formats
 from bench.record import RELIABLE, WorkRow, read_kernels, write_kernels

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.case import Case
-from bench.diagnosis.breakdown import Ceiling
+from bench.diagnosis.breakdown import LEFT_OVER, Ceiling
 from bench.diagnosis.explanation import (
     CURES,
-    LEFT_OVER,
     Cause,
     Explanation,
     Side,
