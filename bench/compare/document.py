@@ -13,7 +13,7 @@ from typing import Any
 from bench.compare.comparison import Comparison, MetricPair, Result, write_change
 from bench.origin import describe_origin
 from bench.record import Status
-from bench.render.table import NOTHING, Cell, Head, Table, find_period, say_period, write_ends
+from bench.render.table import NOTHING, Cell, Head, Table, find_wording, write_ends
 from bench.render.text import draw_table, draw_text, make_plain
 from bench.study.axes import name_axis
 from bench.study.pairs import Match
@@ -79,7 +79,7 @@ def _tabulate_metric(
             "verdict": metric.word(finding.ratio.judge(comparison.margin)),
             "remarks": "; ".join(remark(comparison, metric, finding)),
         })  # fmt: skip
-    period = find_period([*comparison.a.runs, *comparison.b.runs])
+    wording = find_wording([*comparison.a.runs, *comparison.b.runs])
     unit = f" in {metric.unit}" if metric.unit else ""
     counts = Counter(row["verdict"] for row in rows)
     found = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
@@ -90,7 +90,7 @@ def _tabulate_metric(
     )
     notes = [note] if metric.speed else []
     notes += [DIFFERENCE] if any(one.ratio.unit for one in findings) else []
-    title = f"{say_period(capitalize(metric.label), period)}{unit}: {found}"
+    title = f"{wording.say_period(capitalize(metric.label))}{unit}: {found}"
     return _tabulate(title, rows, notes)
 
 

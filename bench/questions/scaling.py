@@ -50,18 +50,12 @@ if TYPE_CHECKING:
 _OTHERS = ("batch_size", *SAME_QUESTION)
 
 
-class Bounds(NamedTuple):
-    """The largest batch size that was trained, and the smallest above it that ran out of memory."""
-
-    fits: int | None
-    fails: int | None
-
-
-def find_bounds(rows: Sequence[Row]) -> Bounds:
-    """Return the largest batch that fits and the smallest that does not, by cases and probes."""
+def find_bounds(rows: Sequence[Row]) -> tuple[int | None, int | None]:
+    """Return the largest batch size that was trained, and the smallest above it that ran out of
+    memory, by cases and probes."""
     fits = max((int(row.batch_size) for row in rows if row.status in MEASURED), default=None)
     failed = (int(row.batch_size) for row in rows if row.status in REFUSED)
-    return Bounds(fits, min((size for size in failed if size > (fits or 0)), default=None))
+    return fits, min((size for size in failed if size > (fits or 0)), default=None)
 
 
 class Search(NamedTuple):

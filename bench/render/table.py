@@ -185,7 +185,7 @@ def name_case(row: Row, axes: Iterable[str]) -> str:
     return Case(**values).label(values)  # type: ignore[arg-type]
 
 
-# -------------------------------------------------------------------------------------------- units
+# ------------------------------------------------------------------------------------------ wording
 
 
 EPOCH = "epoch"
@@ -194,53 +194,57 @@ EPOCH = "epoch"
 SEVERAL = "items"  # the word for several kinds at once; the notes say which model has which
 
 
-def find_units(cases: Iterable[Row]) -> str:
-    """Return the word for what ``cases`` count."""
-    found = {case.unit or IMAGES for case in cases}
-    return found.pop() if len(found) == 1 else SEVERAL if found else IMAGES
+@dataclass(frozen=True)
+class Wording:
+    """The words for what some cases count, and for what their times are of: an epoch, or where all
+    are of commands that tell of none, a run or as many items."""
+
+    units: str = IMAGES
+    period: str = EPOCH
+
+    def say_period(self, text: str) -> str:
+        """Replace the epoch in a text of the harness by what times are of.
+
+        >>> Wording(period="run").say_period("Epoch time (s)")
+        'Run time (s)'
+        >>> Wording(period="10,000 items").say_period("12 s an epoch")
+        '12 s for 10,000 items'
+        """
+        words = {"an epoch": "a run", "epoch": "run"}
+        if self.period != "run":
+            words = {"of an epoch": f"of {self.period}", "an epoch": f"for {self.period}"}
+            words |= {"epoch time": f"time of {self.period}", "the epoch": self.period}
+            words |= {"epoch": self.period}
+        for old, new in words.items() if self.period != EPOCH else ():
+            text = text.replace(old, new).replace(capitalize(old), capitalize(new))
+        return text
+
+    def say(self, text: str) -> str:
+        """Replace images by the units too, in a label, a help or a caption.
+
+        A batch consists of items, each of which may have several units. A text of the harness says
+        items where it means them; they are called images if images are counted.
+
+        >>> Wording("tokens").say("images/s"), Wording("tokens").say("Images per second")
+        ('tokens/s', 'Tokens per second')
+        >>> Wording("tokens").say("items per step"), Wording("images").say("items per step")
+        ('items per step', 'images per step')
+        """
+        said = "items" if self.units == IMAGES else "images"
+        for old, new in ((said, self.units), (said[:-1], self.units.removesuffix("s"))):
+            text = text.replace(old, new).replace(old.capitalize(), new.capitalize())
+        return self.say_period(text)
 
 
-def count_in(text: str, units: str) -> str:
-    """Replace images by ``units`` in a label, a help or a caption of the harness.
-
-    A batch consists of items, each of which may have several units. A text of the harness says
-    items where it means them; they are called images if images are counted.
-
-    >>> count_in("images/s", "tokens"), count_in("Images per second", "tokens")
-    ('tokens/s', 'Tokens per second')
-    >>> count_in("items per step", "tokens"), count_in("items per step", "images")
-    ('items per step', 'images per step')
-    """
-    said = "items" if units == IMAGES else "images"
-    for old, new in ((said, units), (said[:-1], units.removesuffix("s"))):
-        text = text.replace(old, new).replace(old.capitalize(), new.capitalize())
-    return text
-
-
-def find_period(cases: Iterable[Row]) -> str:
-    """Return what the times of ``cases`` are of: an epoch, or where all are of commands that tell
-    of none, a run or as many items."""
-    timed = [case for case in cases if is_number(case.epoch_time_s)]
-    told = any(case.command == "" or is_number(case.steps_per_epoch) for case in timed)
-    if told or not timed:
-        return EPOCH
+def find_wording(cases: Iterable[Row]) -> Wording:
+    every = list(cases)
+    units = {case.unit or IMAGES for case in every} or {IMAGES}
+    unit = units.pop() if len(units) == 1 else SEVERAL
+    timed = [case for case in every if is_number(case.epoch_time_s)]
+    if not timed or any(c.command == "" or is_number(c.steps_per_epoch) for c in timed):
+        return Wording(unit)
     known = [int(c.train_images) for c in timed if is_number(c.train_images) and c.unit != "runs"]
-    return f"{max(known):,} items" if known else "run"
-
-
-def say_period(text: str, period: str) -> str:
-    """Replace the epoch in a text of the harness by what times are of.
-
-    >>> say_period("Epoch time (s)", "run"), say_period("12 s an epoch", "10,000 items")
-    ('Run time (s)', '12 s for 10,000 items')
-    """
-    words = {"an epoch": "a run", "epoch": "run"}
-    if period not in (EPOCH, "run"):
-        words = {"of an epoch": f"of {period}", "an epoch": f"for {period}"}
-        words |= {"epoch time": f"time of {period}", "the epoch": period, "epoch": period}
-    for old, new in words.items() if period != EPOCH else ():
-        text = text.replace(old, new).replace(capitalize(old), capitalize(new))
-    return text
+    return Wording(unit, f"{max(known):,} items" if known else "run")
 
 
 # ----------------------------------------------------------------------------------------- sections

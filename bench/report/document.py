@@ -31,11 +31,9 @@ from bench.render.table import (
     Notice,
     Section,
     Table,
-    count_in,
-    find_period,
-    find_units,
+    Wording,
+    find_wording,
     outcome,
-    say_period,
 )
 from bench.study.axes import Filter
 from bench.study.sweeps import Sweep
@@ -69,14 +67,13 @@ class Report(ReportData):
         return name_first([sweep.name for sweep in self.sweeps], 3)
 
     @cached_property
-    def period(self) -> str:
-        """What its times are of: an epoch, or what a command's are."""
-        return find_period(self.results)
+    def wording(self) -> Wording:
+        return find_wording(self.results)
 
     @cached_property
     def subject(self) -> str:
         said = describe_subject(self.title, self.results, self.varying, self.machines)
-        return say_period(said, self.period)
+        return self.wording.say_period(said)
 
     @cached_property
     def constants(self) -> tuple[str, ...]:
@@ -85,7 +82,7 @@ class Report(ReportData):
     @cached_property
     def answers(self) -> tuple[Answer, ...]:
         return tuple(
-            replace(told, sentences=tuple(say_period(s, self.period) for s in told.sentences))
+            replace(told, sentences=tuple(self.wording.say_period(s) for s in told.sentences))
             for told in recommend(self)
         )
 
@@ -97,7 +94,7 @@ class Report(ReportData):
             False: {setting.best.cell for setting in chosen if setting is not None},
         }
         known = warn(self.runs, self.results, self.everything, self.sweeps, spoken=spoken)
-        return tuple(replace(one, found=say_period(one.found, self.period)) for one in known)
+        return tuple(replace(one, found=self.wording.say_period(one.found)) for one in known)
 
     @cached_property
     def opening(self) -> tuple[Table, ...]:
@@ -110,7 +107,7 @@ class Report(ReportData):
     @cached_property
     def notes(self) -> tuple[str, ...]:
         told = write_notes(self.results, self.varying)
-        return tuple(say_period(text, self.period) for text in told)
+        return tuple(self.wording.say_period(text) for text in told)
 
     @cached_property
     def outcomes(self) -> str:
@@ -132,18 +129,15 @@ class Report(ReportData):
     def _lay_out(self, opening: bool) -> tuple[Table, ...]:
         """Return the tables of all sections, or those that a first screen shows; what probes found
         is on it if nothing else would be."""
-        units = find_units(self.results)
+        say = self.wording.say
         sections = self.sections
         if not self.results:
             sections = tuple(replace(s, level=Level.TABLE) if s is WALLS else s for s in sections)
 
-        def say(text: str) -> str:
-            return say_period(count_in(text, units), self.period)
-
         return tuple(
             replace(
                 table,
-                title=say_period(table.title, self.period),
+                title=self.wording.say_period(table.title),
                 heads=tuple(replace(h, label=say(h.label), help=say(h.help)) for h in table.heads),
                 words=tuple(map(say, table.words)),
                 notes=tuple(map(say, table.notes)),

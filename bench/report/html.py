@@ -33,7 +33,6 @@ from bench.origin import LABELS
 from bench.precision import PRECISIONS
 from bench.questions.settings import list_settings
 from bench.record import MEASURED, Status
-from bench.render.table import count_in, find_units
 from bench.render.text import list_doubts
 from bench.report.document import Report
 from bench.store.reader import find_records
@@ -175,7 +174,7 @@ def write_figures(report: Report, folder: Path) -> None:
     Raises OSError: the folder cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
     if panels := list_panels(report):
-        canvas = _draw(panels, 3, count_in("images/s", find_units(report.results)))
+        canvas = _draw(panels, 3, report.wording.say("images/s"))
         path = folder / f"{NAME}.svg"
         path.write_text(_save(canvas), encoding="utf-8")
         canvas.savefig(path.with_suffix(".png"), dpi=160, facecolor="white")
@@ -223,7 +222,7 @@ def render(report: Report) -> str:
         lstrip_blocks=True,
     )
     templates.filters |= {"clean": clean, "keep_whole": keep_whole}
-    panels, label = list_panels(report), count_in("images/s", find_units(report.results))
+    panels, label = list_panels(report), report.wording.say("images/s")
     names = [table.name for table in report.tables]
     anchors = (f"table-{name}" + f"-{i}" * (name in names[:i]) for i, name in enumerate(names))
     return templates.get_template("page.html").render(
