@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -156,7 +157,7 @@ def _lay_out(found: ReportData, pivot: _Pivot, title: str, cells: dict[int, Cell
     for value in order_values(across, (value for line in lines for value in line)):
         column: Column[_Line] = Column(
             f"{across}_{value}", f"{first}{value}", f"{across.replace('_', ' ')} {value}",
-            lambda line, value=value: line[1].get(value), number=False,
+            partial(_take_cell, value), number=False,
         )  # fmt: skip
         columns.append(column)
     rows, groups = join(
@@ -168,6 +169,10 @@ def _lay_out(found: ReportData, pivot: _Pivot, title: str, cells: dict[int, Cell
 
 _Line = tuple[Result, dict[Any, Cell]]
 """A row of a pivot: one of its cases, and a cell for each value of the axis across."""
+
+
+def _take_cell(value: Any, line: _Line) -> Cell | None:
+    return line[1].get(value)
 
 
 def _name_values(found: ReportData, row: Result, axes: Sequence[str]) -> str:
