@@ -429,4 +429,4 @@ class Cards(Report):
 
 
 def build(sweeps: Sequence[Sweep], home: Path) -> Cards:
-    return gather(sweeps, make=partial(Cards, home=home))
+    return gather(partial(Cards, home=home), sweeps)

@@ -105,11 +105,11 @@ M = TypeVar("M", bound=ReportData)
 
 
 def gather(
+    make: Callable[..., M],
     sweeps: Sequence[Sweep],
     where: Sequence[Filter] = (),
     by: str = "",
     aim: str = "",
-    make: Callable[..., M] = ReportData,  # type: ignore[assignment]
 ) -> M:
     """Read the cases of some sweeps that ``where`` selects, with the overview grouped ``by`` an
     axis; ``make`` takes the fields of `ReportData`. Raises UsageError: ``where`` leaves nothing."""

@@ -156,4 +156,4 @@ def build(
     aim: str = "",
 ) -> Report:
     """Build a report as `gather` does. Raises UsageError: ``where`` leaves nothing."""
-    return gather(sweeps, where, by, aim, partial(Report, home=home or Path.cwd()))
+    return gather(partial(Report, home=home or Path.cwd()), sweeps, where, by, aim)

@@ -7,7 +7,6 @@ Numbers are in SI units, as the column names say; every row names its hardware a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -36,14 +35,8 @@ def column_names() -> list[str]:
 
 def write_csv(report: Report) -> str:
     names = column_names()
-    rows = ([keep_known(cells[name]) for name in names] for cells in list_cells(report))
+    rows = ([keep_known(getattr(row, name)) for name in names] for row in report.results)
     return write_lines([names, *rows]).decode()
-
-
-def list_cells(report: Report) -> Iterator[dict[str, Any]]:
-    """Yield the cells of each case by column."""
-    for row in report.results:
-        yield {name: getattr(row, name) for name in column_names()}
 
 
 def keep_known(value: Any) -> Any:
@@ -78,7 +71,7 @@ def write_json(report: Report) -> str:
         "notes": report.notes,
         "outcomes": report.outcomes,
         "columns": {name: described[name] for name in names if name in described},
-        "cases": [{name: _value(cells[name]) for name in names} for cells in list_cells(report)],
+        "cases": [{name: _value(getattr(row, name)) for name in names} for row in report.results],
     }
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
