@@ -141,7 +141,7 @@ def test_without_ray_tune_one_line_says_what_to_install(
 
 
 def draw(*flags: str) -> list[Case]:
-    return parse_arguments(join_flags(FAKE, flags)).plan()[0]
+    return [*parse_arguments(join_flags(FAKE, flags)).cases]
 
 
 RATES = [f"{n / 50:g}" for n in range(1, 51)]
@@ -153,13 +153,13 @@ def test_a_longer_search_begins_with_the_same_trials(
     one: int, other: int, seed: int, rates: list[str]
 ) -> None:
     few, many = (
-        parse_arguments([*FAKE, "--seed", str(seed), "--samples", str(n), "--lr", *rates]).plan()
+        parse_arguments([*FAKE, "--seed", str(seed), "--samples", str(n), "--lr", *rates])
         for n in sorted((one, other))
     )
-    assert many[0][: len(few[0])] == few[0]
-    assert list(many[1].trials)[: len(few[0])] == list(few[1].trials)
-    assert len(set(many[0])) == max(one, other)
-    assert all(0.01 <= case.lr <= 1 for case in many[0])
+    assert many.cases[: len(few.cases)] == few.cases
+    assert many.halving.trials[: len(few.cases)] == few.halving.trials
+    assert len(set(many.cases)) == max(one, other)
+    assert all(0.01 <= case.lr <= 1 for case in many.cases)
 
 
 def test_without_a_learning_rate_each_optimizer_has_its_own_range() -> None:

@@ -23,7 +23,7 @@ from bench.flags import OF_SWEEPS, Parser, add_axes, add_flag, command, describe
 from bench.grid import grid
 from bench.preset import Preset
 from bench.processes import leave
-from bench.sweep.options import Options, add_running, choose_dataset, read_running
+from bench.sweep.options import add_running, choose_dataset, read_running
 
 BUDGET = "10m"
 
@@ -70,17 +70,6 @@ def build_parser() -> Parser:
     return parser
 
 
-def parse_arguments(argv: Sequence[str]) -> tuple[Case, Options, float]:
-    """Return the setting that is used now, the options, and the budget in s."""
-    given = build_parser().parse(argv)
-    axes = read_axes(given)
-    now = _read_now(given, axes)
-    options = read_running(given, axes, Preset("advise", "", ({},)))
-    if options.lanes not in (None, 1):
-        raise UsageError("--lanes: bench.advise measures one case at a time; leave it out")
-    return now, options, given.budget
-
-
 def parse_budget(flag: str, text: str) -> float:
     """Parse ``90s``, ``10m`` or ``1h`` as s. Raises UsageError: it is not a time above 0."""
     found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)\s*(s|m|min|h)", text.strip())
@@ -121,8 +110,13 @@ def main(argv: Sequence[str]) -> int:
     if it was stopped by a signal.
     """
     began = monotonic()
-    now, options, budget_s = parse_arguments(argv)
-    answer = find_advice(now, options, budget_s, began + budget_s)
+    given = build_parser().parse(argv)
+    axes = read_axes(given)
+    now = _read_now(given, axes)
+    options = read_running(given, axes, Preset("advise", "", ({},)))
+    if options.lanes not in (None, 1):
+        raise UsageError("--lanes: bench.advise measures one case at a time; leave it out")
+    answer = find_advice(now, options, given.budget, began + given.budget)
     print(*answer.write(), sep="\n")
     if answer.stopped:
         return 128 + answer.stopped

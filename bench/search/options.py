@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -49,43 +49,41 @@ _MOST_SAMPLES = 10_000
 
 @dataclass(frozen=True)
 class Search:
-    """The command line, parsed and checked. Without values of ``lr`` in the options, learning rates
-    are drawn from the range ``rates``, or from around each optimizer's own if that is None."""
+    """The command line, parsed and checked."""
 
     options: Options  # as of a sweep over the lists of values
-    halving: Halving  # the rules, without the trials
-    samples: int  # the number of trials
-    seed: int
-    rates: tuple[float, float] | None = None
+    cases: Sequence[Case]  # the trials
+    halving: Halving
 
-    def plan(
-        self, settle: Callable[[Case], Case] = lambda case: case
-    ) -> tuple[list[Case], Halving]:
-        """Draw the trials, and return them and the rules with their settings, which are of the axes
-        that vary among all possible trials: they do not depend on the number of samples. ``settle``
-        is as in `bench.sweep.options.plan_cases`. Raises UsageError: settings do not go together,
-        or there is only one trial."""
-        grid = plan_cases(self.options, settle=settle).cases
-        axes = {name for name in AXES if len({getattr(case, name) for case in grid}) > 1}
-        if "lr" in self.options.axes:
-            trials = random.Random(self.seed).sample(grid, len(grid))[: self.samples]
-        else:
-            axes.add("lr")
-            trials = list(_draw(grid, self.samples, self.seed, self.rates))
-        if len(trials) < 2:
-            raise UsageError(
-                "there is one trial, and a search compares several; give --lr a range such as "
-                "0.01..1, or another axis several values"
-            )
-        told = [{n: format_value(getattr(case, n)) for n in AXES if n in axes} for case in trials]
-        return trials, replace(self.halving, trials=tuple(told))
+
+def draw_trials(
+    options: Options, samples: int, seed: int, rates: tuple[float, float] | None
+) -> tuple[list[Case], list[dict[str, str]]]:
+    """Draw the trials, and return them and the settings of each, which are of the axes that vary
+    among all possible trials: they do not depend on the number of samples. Without values of ``lr``
+    in the options, learning rates are drawn from the range ``rates``, or from around each
+    optimizer's own. Raises UsageError: settings do not go together, or there is only one trial."""
+    grid = plan_cases(options).cases
+    axes = {name for name in AXES if len({getattr(case, name) for case in grid}) > 1}
+    if "lr" in options.axes:
+        trials = random.Random(seed).sample(grid, len(grid))[:samples]
+    else:
+        axes.add("lr")
+        trials = _draw_rates(grid, samples, seed, rates)
+    if len(trials) < 2:
+        raise UsageError(
+            "there is one trial, and a search compares several; give --lr a range such as 0.01..1, "
+            "or another axis several values"
+        )
+    named = [name for name in AXES if name in axes]
+    return trials, [{n: format_value(getattr(case, n)) for n in named} for case in trials]
 
 
 def describe_search(asked: Search) -> Iterator[str]:
     """Describe the trials and epochs that a search would run. Raises UsageError: as a start."""
-    inputs = check_without_torch(Plan(asked.plan()[0]), asked.options)
-    trials, halving = asked.plan(inputs.settle)
-    yield from describe_plan(Plan(trials), asked.options)
+    trials, halving = asked.cases, asked.halving
+    inputs = check_without_torch(Plan([*trials]), asked.options)
+    yield from describe_plan(inputs.plan, asked.options)
     rungs = " and ".join(map(str, halving.rungs))
     yield (
         f"rungs: after {rungs} of {halving.epochs} epochs, by {halving.metric}, about one in "
@@ -95,12 +93,12 @@ def describe_search(asked: Search) -> Iterator[str]:
     yield from inputs.warnings
 
 
-def _draw(
+def _draw_rates(
     grid: Sequence[Case], samples: int, seed: int, rates: tuple[float, float] | None
-) -> Iterator[Case]:
+) -> list[Case]:
     """Draw trials: each combination of the lists in turn, learning rates uniform on a log scale.
     The first trials are the same for any number of samples, so that a search can be extended."""
-    chance, drawn = random.Random(seed), set[Case]()
+    chance, drawn = random.Random(seed), dict[Case, None]()
     # a limit, because a narrow range holds few numbers of `DIGITS` digits
     for index in range(20 * samples):
         if index % len(grid) == 0:
@@ -109,12 +107,10 @@ def _draw(
         own = default_lr(case.optimizer)
         low, high = rates or (own / AROUND, own * AROUND)
         rate = math.exp(chance.uniform(math.log(low), math.log(high)))
-        trial = replace(case, lr=min(max(float(f"{rate:.{DIGITS}g}"), low), high))
-        if trial not in drawn:
-            drawn.add(trial)
-            yield trial
+        drawn[replace(case, lr=min(max(float(f"{rate:.{DIGITS}g}"), low), high))] = None
         if len(drawn) == samples:
-            return
+            break
+    return list(drawn)
 
 
 def build_parser(docstring: str | None) -> Parser:
@@ -199,8 +195,9 @@ def parse_arguments(argv: Sequence[str], docstring: str | None = None) -> Search
     if any(PRECISIONS[str(name)].scales_loss for name in axes.get("precision", [usual])):
         searched["loss_scale"] = LOSS_SCALES
     options = read_running(given, axes, Preset("search", "", (searched,)))
-    halving = Halving(given.metric, epochs, grace, given.reduction)
-    return Search(options, halving, given.samples, seed, rates)
+    cases, settings = draw_trials(options, given.samples, seed, rates)
+    halving = Halving(given.metric, epochs, grace, given.reduction, settings)
+    return Search(options, cases, halving)
 
 
 def _take_range(given: argparse.Namespace) -> tuple[float, float] | None:

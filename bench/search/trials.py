@@ -88,8 +88,8 @@ def run_search(asked: Search) -> tuple[Trials, Loop]:
     """Run the trials into --out. Return them, and the loop. Raises UsageError: Ray Tune is not
     installed, or --out has a search by other rules or of other trials."""
     Ladder(asked.halving)
-    with open_loop(asked.options, Plan(asked.plan()[0])) as loop:
-        cases, halving = asked.plan(loop.inputs.settle)
+    with open_loop(asked.options, Plan([*asked.cases])) as loop:
+        cases, halving = loop.inputs.plan.cases, asked.halving
         loop.lock()
         comparable, _ = read_past(loop, cases)
         earlier = read_halving(read_config(loop.out).get("halving"))

@@ -3,6 +3,7 @@ folders of its checkpoints, and what its cases share."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -52,9 +53,9 @@ _KEPT = ("search", SHARD, "halving")
 
 def default_out(platforms: Mapping[str, Platform]) -> Path:
     """Return a new folder in ``results``, named after the devices."""
-    names = [platform.environment.gpu or "cpu" for platform in platforms.values()]
-    words = "-".join("".join(c if c.isalnum() else " " for c in n).lower() for n in names).split()
-    return Path("results") / f"{'-'.join(words)}-{datetime.now():%Y%m%d-%H%M%S}"
+    names = "-".join(platform.environment.gpu or "cpu" for platform in platforms.values())
+    words = "-".join(re.findall(r"[^\W_]+", names.lower()))
+    return Path("results") / f"{words}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def read_past(loop: Loop, cases: Sequence[Case]) -> tuple[list[Row], list[Row]]:

@@ -78,10 +78,8 @@ class Options:
 
     def resume(self, out: Path) -> str:
         """The command that resumes this one, in a folder that was chosen by default too."""
-        given = {word.partition("=")[0] for word in shlex.split(self.invocation)}
-        if "--out" in given:
-            return self.invocation
-        return f"{self.invocation} --out {shlex.quote(str(out))}"
+        given = any(word.partition("=")[0] == "--out" for word in shlex.split(self.invocation))
+        return self.invocation if given else f"{self.invocation} --out {shlex.quote(str(out))}"
 
 
 def build_parser() -> Parser:
