@@ -6,12 +6,12 @@ of the results; see docs/batch-size.md.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import chain
 
 from bench.axis import Value
 from bench.case import format_value, list_varying
@@ -31,7 +31,7 @@ from bench.flags import (
 from bench.grid import AUTO
 from bench.preset import Preset
 from bench.processes import leave
-from bench.sweep.options import Options, add_running, choose_dataset, read_running
+from bench.sweep.options import add_running, choose_dataset, read_running
 from bench.sweep.probing import describe_wall, find_largest
 from bench.wall import ANSWERED, APART, MARGIN, STEP
 
@@ -89,19 +89,27 @@ def main(argv: Sequence[str]) -> int:
     usage error; 130 or 143 if it was stopped.
     """
     given = build_parser().parse(argv)
-    options = _read_options(given)
+    axes = read_axes(given)
+    known = (PRECISIONS[str(device)] for device in list_devices(axes))
+    # not treated as flags: settings that this machine cannot run become rows that say so
+    chosen: dict[str, list[Value]] = {
+        "precision": [*dict.fromkeys(chain.from_iterable(known))],
+        "batch_size": [AUTO],
+        "dataset": [choose_dataset(given)],
+    }
+    options = read_running(given, axes, Preset("fit", "", (chosen,)))
     walls, loop = find_largest(options, given.step, given.margin)
-    axes = list_varying(walls, but="batch_size")
+    named = list_varying(walls, but="batch_size")
     if given.json:
         told = [
-            {name: text for name in axes if (text := format_value(getattr(family, name)))}
+            {name: text for name in named if (text := format_value(getattr(family, name)))}
             | {name: getattr(wall, name) for name in TOLD}
             | {"step": given.step}
             for family, wall in walls.items()
         ]
         print(json.dumps(told, indent=2, default=asdict))
     else:
-        print(*(f"{f.label(axes)}: {describe_wall(wall)}" for f, wall in walls.items()), sep="\n")
+        print(*(f"{f.label(named)}: {describe_wall(wall)}" for f, wall in walls.items()), sep="\n")
     if loop.stopped or any(wall.ending is None for wall in walls.values()):
         print(f"not finished; to continue: {loop.resume}", file=sys.stderr)
     if loop.stopped:
@@ -115,16 +123,6 @@ def _parse_margin(flag: str, text: str) -> float:
     if margin >= 1:
         raise UsageError(f"{flag} {text!r}: nothing fits then; give less than 100%")
     return margin
-
-
-def _read_options(given: argparse.Namespace) -> Options:
-    axes = read_axes(given)
-    devices = list_devices(axes)
-    known = dict.fromkeys(name for device in devices for name in PRECISIONS[str(device)])
-    # not treated as flags: settings that this machine cannot run become rows that say so
-    chosen: dict[str, list[Value]] = {"precision": [*known], "batch_size": [AUTO]}
-    chosen["dataset"] = [choose_dataset(given)]
-    return read_running(given, axes, Preset("fit", "", (chosen,)))
 
 
 if __name__ == "__main__":

@@ -157,7 +157,11 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
         "--timeout",
         "S",
         AdvancedHelp("seconds a phase of a case may take (3600)"),
-        _parse_seconds,
+        partial(
+            parse_number,
+            right="a number of seconds, at least 0.001",
+            fits=lambda seconds: 0.001 <= seconds < 1e9,
+        ),
         3600.0,
         "timeout_s",
     )
@@ -176,6 +180,7 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
         "N",
         "cases to run at once, each on a GPU or share of the CPU cores: a number, or all; the GPUs "
         "must be of one kind (default: 1)",
+        _parse_lanes,
     )
     by = "; ".join(f"{name}: {kind.about}" for name, kind in EXECUTORS.items())
     add("--executor", "NAME", AdvancedHelp(f"{by} (subprocess)"), default="subprocess")
@@ -252,25 +257,15 @@ def read_running(
     if given.address and EXECUTORS[given.executor].here:
         raise UsageError("--address is that of a Ray cluster; give --executor ray with it")
     told = {f.name: getattr(given, f.name) for f in fields(Options) if f.name in given}
-    told |= {"lanes": _parse_lanes(given.lanes), "axes": axes, "preset": preset}
-    return Options(**told)
+    return Options(**told | {"axes": axes, "preset": preset})
 
 
-def _parse_lanes(text: str | None) -> int | None:
-    if text in (None, "all"):
-        return None if text is None else ALL
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 10_000):
-        raise UsageError(f"--lanes {text[:40]!r}: give a whole number of at least 1, or all")
-    return int(text)
+def _parse_lanes(flag: str, text: str) -> int:
+    return ALL if text == "all" else parse_whole(flag, text, 1, 10_000)
 
 
 def _read_path(flag: str, text: str) -> Path:
     return Path(text)
-
-
-def _parse_seconds(flag: str, text: str) -> float:
-    right = "a number of seconds, at least 0.001"
-    return parse_number(flag, text, right, lambda seconds: 0.001 <= seconds < 1e9)
 
 
 @dataclass
