@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -46,7 +47,7 @@ class Display:
         self._search = search
         self._index, self._began = 0, time.monotonic()
         self._lanes: dict[str, _Lane] = {}
-        self._live = sys.stderr.isatty()
+        self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
     def __enter__(self) -> Display:
         kept = f", {self._done} already there" if self._done else ""
