@@ -113,6 +113,13 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def own_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes are forked from servers of this test's own. One with other variables would end the
+    server that other tests share, and to start that again takes five seconds of a core."""
+    monkeypatch.setattr("bench.run._servers", {})
+
+
+@pytest.fixture
 def unreported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweeps of this process end without their report, which takes longer than a small one."""
     monkeypatch.setattr("bench.sweep.__main__.print_report", lambda *folders: None)

@@ -71,6 +71,7 @@ def test_a_gpu_of_a_build_for_rocm_has_no_compute_capability(monkeypatch: Patch)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_servers")
 def test_a_broken_torch_is_one_line(tmp_path: Path, monkeypatch: Patch) -> None:
     broken = tmp_path / "torch" / "__init__.py"
     broken.parent.mkdir()

@@ -479,7 +479,8 @@ def test_a_disk_that_fills(out: Path) -> None:
 def test_a_folder_s_cases_take_the_threads_of_free_cores(
     out: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
-    """They are those of the row, a resume takes the same, and the user's number holds."""
+    """They are those of the row, a resume takes the same, and the user's number holds. Cold, as the
+    server of other variables would be of no use to other tests."""
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(loop, "_WATCHED_S", 0.0)
     monkeypatch.setattr(loop, "usable_cpus", lambda: range(4))
@@ -488,7 +489,7 @@ def test_a_folder_s_cases_take_the_threads_of_free_cores(
     monkeypatch.setattr(OtherWork, "cores", lambda self, guests=True: busy[0])
     flags = ["--model", "tests.models_for_tests:good", "--device", "cpu", "--precision", "fp32"]
     flags += ["--dataset", "synthetic", "--batch-size", "8", "--steps", "2", "--no-report"]
-    assert sweep.main([*flags, "--repeats", "1", "--out", str(out)]) == 0
+    assert sweep.main([*flags, "--cold", "--repeats", "1", "--out", str(out)]) == 0
     said = capsys.readouterr().err
     assert said.startswith("note: an operation takes 2 threads, as many as cores were free when ")
     assert "OMP_NUM_THREADS=2 is set and changes results" not in said
