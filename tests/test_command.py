@@ -102,16 +102,17 @@ def test_steps_that_it_tells_are_timed_without_their_warm_up(mistakes: Path) -> 
 
 
 RANKS = """
-import sys, torch, torch.distributed as dist, torch.multiprocessing as mp
+import sys, multiprocessing as mp
 def train(rank, store):
-    import bench
+    import bench, torch, torch.distributed as dist
     dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
     for i in range(30):
         torch.ones(4, 8) @ torch.ones(8, 8)
         bench.step(items=4, loss=torch.tensor(float(rank)))
     dist.destroy_process_group()
 if __name__ == "__main__":
-    mp.spawn(train, (sys.argv[1],), nprocs=2)
+    with mp.get_context("spawn").Pool(2) as pool:
+        pool.starmap(train, [(rank, sys.argv[1]) for rank in range(2)], chunksize=1)
 """
 
 
