@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
-from itertools import count, cycle, islice
+from itertools import chain, count, cycle, islice
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from bench.errors import UsageError
@@ -96,13 +96,17 @@ class Supply(Protocol):
         """Yield every item once, in order, ``batch_size`` at a time."""
 
 
+def repeat(batches: Supply, first: int = 0, size: int | None = None) -> Iterator[Divided]:
+    """Yield full batches endlessly, epoch by epoch from epoch ``first``, or at most the first
+    ``size`` items of each."""
+    full = max(1, batches.samples // batches.batch_size)  # a batch may be larger than the data
+    epochs = (batches.divide(index, steps=full, size=size) for index in count(first))
+    return chain.from_iterable(epochs)
+
+
 def stream(batches: Supply, first: int = 0) -> Iterator[Any]:
-    """Yield full batches endlessly, each in one piece, epoch by epoch from epoch ``first``;
-    ``batches`` must not divide them into micro-batches."""
-    whole = batches.samples // batches.batch_size
-    for index in count(first):
-        for batch in batches.divide(index, steps=whole):
-            yield from batch.parts
+    """Yield the micro-batches of `repeat`."""
+    return chain.from_iterable(batch.parts for batch in repeat(batches, first))
 
 
 class Planned:

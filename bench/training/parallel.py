@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import chain, count, islice
+from itertools import islice
 from statistics import fmean, median, variance
 from time import perf_counter
 from typing import Any, TypeVar
@@ -25,8 +25,8 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
-from bench.case import Case, whole_batch
-from bench.data.batches import Supply, count_items
+from bench.case import Case
+from bench.data.batches import Supply, count_items, repeat
 from bench.limits import find_half_width
 from bench.training.loop import Exchange, Training
 from bench.training.timing import StepClock, synchronize
@@ -231,11 +231,7 @@ def measure_exchange(
     assert isinstance(exchange, GradientExchange)
     steps = math.ceil(_SECONDS / (2 * _PAIRS * group.gather(step_s)[0]))
     steps = min(max(steps, _FEWEST), _MOST)
-    whole = whole_batch(case)
-    full = max(1, batches.samples // whole)
-    stream = chain.from_iterable(
-        batches.divide(i, steps=full, size=whole) for i in count(case.epochs)
-    )
+    supply = repeat(batches, case.epochs)
     # on the CPU, so that it takes no memory from the steps
     before = tree_map_only(Tensor, lambda t: t.detach().to("cpu", copy=True), training.state())
     blocks: dict[bool, list[list[float]]] = {True: [], False: []}
@@ -246,7 +242,7 @@ def measure_exchange(
             group.wait()
             clock = StepClock(training.device)
             clock.tick()
-            for batch in islice(stream, 1 + steps):
+            for batch in islice(supply, 1 + steps):
                 training.step(batch)
                 clock.tick()
             synchronize(training.device)

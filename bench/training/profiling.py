@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import math
 from contextlib import AbstractContextManager, ExitStack
-from itertools import chain, count, islice
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from bench.case import Case
-from bench.data.batches import Supply
+from bench.data.batches import Supply, repeat
 from bench.processes import pause_collection
 from bench.timeline import STEPS, Timeline, name_region, read_trace, summarize
 from bench.training.counting import mark_input, mark_parts, read_vocabulary
@@ -50,8 +50,8 @@ def profile_step(
     """
     device = training.device
     steps = choose_steps(step_s, device.type, case.workers)
-    full = max(1, batches.samples // case.batch_size)  # a batch may be larger than the data
-    left = full - case.workers - 2  # steps of the epoch after the unprofiled ones
+    # steps of the epoch after the unprofiled ones
+    left = batches.samples // case.batch_size - case.workers - 2
     # these steps start a DataLoader's workers, whose first batches are not typical
     first = 1 + case.workers if case.workers else 0
     if case.workers and 0 < left < steps:
@@ -60,16 +60,13 @@ def profile_step(
     def mark(part: Kind | None) -> AbstractContextManager[Any]:
         return record_function(name_region(part))
 
-    stream = chain.from_iterable(
-        batches.divide(i, steps=full, size=case.batch_size) for i in count(case.epochs)
-    )
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     with TemporaryDirectory(prefix="bench-profile-") as folder, ExitStack() as reading:
         file = Path(folder) / "trace.json"
         with mark_parts(training, mark):
-            supply = mark_input(stream, mark)
+            supply = mark_input(repeat(batches, case.epochs, case.batch_size), mark)
             for batch in islice(supply, first):
                 training.step(batch)
             with profile(

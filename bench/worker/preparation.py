@@ -5,15 +5,15 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator
-from itertools import chain, count, islice
+from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bench.case import Case, micro_batch, whole_batch
-from bench.data.batches import Batches, Divided, MadeBatches, Share, Supply
+from bench.data.batches import Batches, MadeBatches, Share, Supply, repeat
 from bench.data.loader import LoadedBatches
 from bench.errors import UsageError
 from bench.training.building import build_training, open_workload, seed_all
@@ -107,12 +107,7 @@ def warm_up_shapes(
     says what that may cost. With ``--steps`` it runs only here, as often as full batches are
     measured but at most three times. ``clock`` is passed to `bench.training.timing.warm_up`.
     """
-    full = batches.samples // whole_batch(case)
-
-    def supply(size: int) -> Iterator[Divided]:
-        return chain.from_iterable(batches.divide(i, steps=full, size=size) for i in count(1))
-
-    stream = enumerate(supply(whole_batch(case)))  # making batches is warmed up too
+    stream = enumerate(repeat(batches, first=1))  # making batches is warmed up too
 
     def step() -> None:
         if case.cuda_graphs and training.captured is None:
@@ -126,7 +121,8 @@ def warm_up_shapes(
     warm = warm_up(step, training.device, measured, clock)
     smaller_steps = min(_SMALLER_STEPS, case.steps or _SMALLER_STEPS)
     for size in _measured_shapes(case, batches)[1:]:
-        smaller = [*islice(supply(size), smaller_steps)]  # which draws the epoch's order
+        # a list, since the first of them draws the epoch's order
+        smaller = list(islice(repeat(batches, 1, size), smaller_steps))
         moments = [time.perf_counter()]
         for batch in smaller:
             training.step(batch)
