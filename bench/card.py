@@ -23,7 +23,7 @@ from bench.environment.host import has_cuda
 from bench.environment.machine import probe
 from bench.flags import Parser, command, describe, parse_number
 from bench.gpu.nvml import find_cards
-from bench.precision import find_apex, find_torchao
+from bench.precision import find_apex, find_version
 from bench.processes import leave, stop_signals
 from bench.record import COMPARABLE
 from bench.scale_map import MAP
@@ -94,7 +94,7 @@ ABSENT: dict[str, Callable[[], bool]] = {
     "-": lambda: False,
     "GPU": lambda: not has_cuda(),
     "apex": lambda: not (has_cuda() and find_apex()),
-    "fp8": lambda: not (has_cuda() and find_torchao()),
+    "fp8": lambda: not (has_cuda() and find_version("torchao")),
     "2-GPUs": lambda: len(find_cards()[0]) < 2,
     "checkout": lambda: not ((ROOT / "tests").is_dir() and find_spec("pytest")),
 }

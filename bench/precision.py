@@ -55,11 +55,6 @@ class Precision:
     brief: str = ""  # what it is, below a table
 
     @property
-    def float32(self) -> Arithmetic:
-        ran = self.arithmetic
-        return ran if ran is Arithmetic.TFLOAT32 else Arithmetic.FLOAT32
-
-    @property
     def casts(self) -> bool:
         """Return whether the network's weights are rounded."""
         return self.weights != "float32"
@@ -243,9 +238,9 @@ FP8_RECIPES: dict[str, Recipe] = {
 """The values of the axis ``fp8_recipe``, by torchao's names."""
 
 
-def find_torchao() -> str | None:
+def find_version(package: str) -> str | None:
     try:
-        return version("torchao")
+        return version(package)
     except PackageNotFoundError:
         return None
 
@@ -268,19 +263,16 @@ def refuse_fp8(network: str) -> str:
     )
 
 
-@dataclass(frozen=True)
-class OptLevel:
-    help: str
-    weights: str
-    arithmetic: Arithmetic = Arithmetic.FLOAT16
-
-
-OPT_LEVELS: dict[str, OptLevel] = {
-    "O0": OptLevel("fp32 throughout", "float32", Arithmetic.FLOAT32),
-    "O1": OptLevel("fp32 weights, each function cast by apex's lists", "float32"),
-    "O2": OptLevel("fp16 network, fp32 BatchNorm and master weights", "float16"),
-    "O3": OptLevel("fp16 throughout, no master weights", "float16"),
+OPT_LEVELS: dict[str, Precision] = {
+    level: replace(PRECISIONS["fp16-apex"], help=help, weights=weights, arithmetic=arithmetic)
+    for level, help, weights, arithmetic in (
+        ("O0", "fp32 throughout", "float32", Arithmetic.FLOAT32),
+        ("O1", "fp32 weights, each function cast by apex's lists", "float32", Arithmetic.FLOAT16),
+        ("O2", "fp16 network, fp32 BatchNorm and master weights", "float16", Arithmetic.FLOAT16),
+        ("O3", "fp16 throughout, no master weights", "float16", Arithmetic.FLOAT16),
+    )
 }
+"""The number formats of fp16-apex, by the values of the axis ``opt_level``."""
 
 APEX_LEVEL = "O2"
 """The opt level of fp16-apex without another one: what `PRECISIONS` says of it."""
@@ -301,12 +293,9 @@ def find_apex() -> Apex | None:
     if spec is None or not spec.submodule_search_locations:
         return None
     folders = [Path(folder) for folder in spec.submodule_search_locations]
-    try:
-        number = version("apex")
-    except PackageNotFoundError:
-        number = ""
     # `initialize` is in this file; the amp of 2018 had none
-    return Apex(number, any((folder / "amp/frontend.py").is_file() for folder in folders))
+    amp = any((folder / "amp/frontend.py").is_file() for folder in folders)
+    return Apex(find_version("apex") or "", amp)
 
 
 _BUILD = "build a commit of NVIDIA/apex on GitHub from between March 2019 and April 2025"
@@ -325,10 +314,7 @@ def refuse_apex(apex: Apex | None, device: str) -> str:
 
 def find_formats(name: str, opt_level: str | None = None) -> Precision:
     """Return the number formats of a precision, at an opt level if it has one."""
-    if opt_level is None:
-        return PRECISIONS[name]
-    level = OPT_LEVELS[opt_level]
-    return replace(PRECISIONS[name], weights=level.weights, arithmetic=level.arithmetic)
+    return PRECISIONS[name] if opt_level is None else OPT_LEVELS[opt_level]
 
 
 LEAST_LABELLED = 0.5

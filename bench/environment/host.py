@@ -15,14 +15,13 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import cache
 from hashlib import sha256
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 from bench.errors import UsageError
 from bench.gpu.nvml import find_card, find_cards
-from bench.precision import EMULATE_FP8
+from bench.precision import EMULATE_FP8, find_version
 from bench.processes import count_cores, read_governor, spell_cpu
 from bench.record import Environment
 
@@ -106,13 +105,6 @@ PACKAGES: dict[str, str] = {
     "jinja2": "jinja2",
 }
 """The packages that this harness needs, and the module that each is imported as."""
-
-
-def find_version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def find_missing(packages: Iterable[str] = PACKAGES) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ from bench.gpu.nvml import (
     open_device,
 )
 from bench.models.weights import hash_weights
-from bench.precision import Apex, Precision, emulates_fp8, find_apex, find_torchao
+from bench.precision import Apex, Precision, emulates_fp8, find_apex, find_version
 from bench.processes import OtherWork, Quota, read_governor, usable_cpus
 from bench.record import Environment
 from bench.run import EndedError, MessageError, call
@@ -232,7 +232,7 @@ def examine(
         apex=find_apex(),
         variables=find_variables(),
         missing=find_missing(),
-        torchao=find_torchao(),
+        torchao=find_version("torchao"),
     )
 
 

@@ -25,7 +25,7 @@ from bench.executors import Executor, Images, build_executor
 from bench.fingerprint import Fingerprint, list_requests, name_subject
 from bench.gpu.nvml import find_neighbours
 from bench.models import MODELS
-from bench.precision import FP8_INSTALL, PRECISIONS, Apex, find_torchao, refuse_apex, refuse_fp8
+from bench.precision import FP8_INSTALL, PRECISIONS, Apex, find_version, refuse_apex, refuse_fp8
 from bench.record import Environment, Place
 from bench.rules import check as check_case
 from bench.rules import check_batches
@@ -69,7 +69,7 @@ class Inputs:
             model = self.find_model(case)
             if model is not None and not model.products:
                 return refuse_fp8(case.model)
-            return "" if find_torchao() else FP8_INSTALL
+            return "" if find_version("torchao") else FP8_INSTALL
         return refuse_apex(self.apex, case.device) if precision.apex else ""
 
     def find_model(self, case: Case) -> Fingerprint | None:

@@ -27,7 +27,7 @@ from bench.precision import (
     OPT_LEVELS,
     PRECISIONS,
     find_apex,
-    find_torchao,
+    find_version,
     refuse_apex,
     set_flags,
 )
@@ -77,7 +77,7 @@ def skip_unless_native(platform: Platform, name: str) -> None:
     reason = platform.refuse(precision) or platform.find_emulation(precision)
     if precision.apex:
         reason = reason or refuse_apex(find_apex(), "cuda")
-    if precision.float8 and find_torchao() is None:
+    if precision.float8 and find_version("torchao") is None:
         reason = reason or FP8_INSTALL
     if reason:
         pytest.skip(reason)

@@ -230,7 +230,7 @@ def test_a_network_without_products_is_unsupported(monkeypatch: pytest.MonkeyPat
     assert inputs.refuse(Case(precision="fp8")).startswith(said)
     ours = Case(model=TINY, workload=TINY, precision="fp8")
     assert inputs.refuse(ours) == inputs.refuse(Case()) == ""
-    monkeypatch.setattr("bench.sweep.preflight.find_torchao", lambda: None)
+    monkeypatch.setattr("bench.sweep.preflight.find_version", lambda package: None)
     assert inputs.refuse(ours) == FP8_INSTALL
     with pytest.raises(UnsupportedError, match="no layer of the network is a matrix product"):
         train(Images16(lambda: nn.Sequential(nn.Flatten(), nn.Linear(3072, 16))))
