@@ -177,8 +177,8 @@ class Measurement:
     temperature_c: float | None = quantity("highest temperature during the epoch")
     throttle_during: str | None = quantity("throttle reasons seen during the epoch")
     neighbours: str | None = quantity(
-        "other processes seen on the card until the epoch ended: pid and bytes")
-    neighbours_computing: int | None = quantity("of these, how many computed")
+        "other processes that computed on the card until the epoch ended: pid and bytes")
+    neighbours_computing: int | None = quantity("how many these are")
     other_cores: float | None = quantity(
         "CPU cores that other processes used on average in an epoch on a CPU, without those that "
         "a quota leaves them")

@@ -290,7 +290,7 @@ class TestProcesses:
         _, device = watch((os.getpid(), 2_000), (1, 5_000))
         reading = read(device)
         assert reading.process_bytes == 2_000
-        assert [(p.pid, p.bytes, p.display) for p in reading.others] == [(1, 5_000, False)]
+        assert [(p.pid, p.bytes) for p in reading.others] == [(1, 5_000)]
         assert reading.others[0].name
 
     def test_descendants_are_the_worker_too(self, request):
@@ -312,11 +312,11 @@ class TestProcesses:
         assert read(device).process_bytes is None
         assert device.why("process_bytes") == "the driver does not report the memory of the process"
 
-    def test_a_desktop_draws(self):
+    def test_a_desktop_is_no_neighbour(self):
         """On Windows it computes too, with its memory unknown."""
         nvml, device = watch((1, None), (3, 5))
         nvml.graphics = [(1, None), (2, 100)]
-        assert {p.pid: p.display for p in read(device).others} == {1: True, 2: True, 3: False}
+        assert list_others(device) == [3]
 
     def test_a_worker_under_a_host_pid_is_recognised_and_a_second_stranger_is_not(self):
         nvml = FakeNvml()

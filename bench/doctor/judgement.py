@@ -134,8 +134,8 @@ def _judge_card(gpu: Gpu) -> Iterator[Remark]:
             "persistence mode is off: the driver starts again for each case and loses settings",
             f"{smi} -pm 1",
         )
-    if computing := [process for process in gpu.others or () if not process.display]:
-        who = [f"pid {p.pid} ({p.name or '?'}), {(p.bytes or 0) / GB:.1f} GB" for p in computing]
+    if gpu.others:
+        who = [f"pid {p.pid} ({p.name or '?'}), {(p.bytes or 0) / GB:.1f} GB" for p in gpu.others]
         yield _wrong(
             "neighbours",
             f"other processes compute on the card: {'; '.join(who)}",

@@ -27,12 +27,11 @@ class Depth(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process on the card that is not the worker's; with ``display`` it draws, like a desktop."""
+    """A process that computes on the card and is not the worker's."""
 
     pid: int
     bytes: int | None = None
     name: str | None = None
-    display: bool = False
 
     def __str__(self) -> str:
         name = f" ({self.name})" if self.name else ""

@@ -272,10 +272,9 @@ class Monitor:
         for other in chain.from_iterable(known):
             largest = during.get(other.pid, other)
             during[other.pid] = max(largest, other, key=lambda p: p.bytes or 0)
-        computing = [p for p in during.values() if not p.display]
-        seen.values["neighbours"] = "; ".join(map(str, during.values()))
-        seen.values["neighbours_computing"] = len(computing)
-        shared = ["the card was shared: " + "; ".join(map(str, computing))] if computing else []
-        if allow_shared:
-            seen.notes += shared
-        return "" if allow_shared else "".join(shared)
+        who = "; ".join(map(str, during.values()))
+        seen.values |= {"neighbours": who, "neighbours_computing": len(during)}
+        shared = f"the card was shared: {who}" if who else ""
+        if shared and allow_shared:
+            seen.notes.append(shared)
+        return "" if allow_shared else shared

@@ -172,7 +172,9 @@ class Nvml(Device):
         values = {name: self._ask(name) for name, (least, _) in _CALLS.items() if least <= depth}
         display = values.pop("display", None) or {}
         if (computing := values.get("others")) is not None:
-            values["process_bytes"], values["others"] = self._attribute(computing, display)
+            # under WDDM every window is listed as computing too, with its memory unknown
+            listed = {pid: size for pid, size in computing.items() if size or pid not in display}
+            values["process_bytes"], values["others"] = self._attribute(listed)
         elif depth >= Depth.SLOW:
             self._reasons["process_bytes"] = self.why("others")
         return (Reading(now, **values),)
@@ -188,17 +190,12 @@ class Nvml(Device):
         return None
 
     def _attribute(
-        self, computing: Mapping[int, int | None], drawing: Mapping[int, int | None]
+        self, listed: Mapping[int, int | None]
     ) -> tuple[int | None, tuple[Process, ...]]:
-        """Return the memory of the worker's processes, and the other processes on the card."""
-        # under WDDM every window is listed as computing too, with its memory unknown
-        display = {pid for pid in drawing if computing.get(pid) is None}
-        listed = {**drawing, **computing}
+        """Return the memory of the worker's processes, and the others that compute on the card."""
         mine = self._own(listed.keys())
         others = tuple(
-            Process(pid, size, _name(pid), pid in display)
-            for pid, size in listed.items()
-            if pid not in mine
+            Process(pid, size, _name(pid)) for pid, size in listed.items() if pid not in mine
         )
         sizes = [size for pid in mine if (size := listed[pid]) is not None]
         if mine and len(sizes) == len(mine):

@@ -227,8 +227,7 @@ def refuse_places(
         uuid = platform.environment.gpu_uuid
         if not uuid or options.allow_shared or not options.here:
             continue
-        # processes that draw a desktop do not count; the records note them
-        if neighbours := [p for p in find_neighbours(uuid) or () if not p.display]:
+        if neighbours := find_neighbours(uuid):
             who = ", ".join(
                 f"pid {p.pid}" + (f" ({p.bytes / GIB:.1f} GiB)" if p.bytes else "")
                 for p in neighbours
