@@ -8,7 +8,7 @@ from enum import IntEnum
 from fnmatch import fnmatchcase
 from functools import partial
 
-from bench.diagnosis.step import find_emulated
+from bench.diagnosis.step import find_emulated, find_halves
 from bench.doctor.rates import check_rates, describe_rates
 from bench.environment.host import THREADS, VARIABLES, describe_install
 from bench.environment.machine import Gpu, Machine, Platform
@@ -251,7 +251,9 @@ def _tell_precisions(m: Machine, device: str, platform: Platform) -> str:
     rates = m.yardsticks[device].rates if device in m.yardsticks else {}
     ways: dict[tuple[str, str], list[str]] = {}
     for precision in map(PRECISIONS.__getitem__, TRAINED):
-        slow = find_emulated(precision.arithmetic, rates) or platform.find_emulation(precision)
+        slow = find_emulated(precision.arithmetic, rates)
+        if not find_halves(rates).get(precision.arithmetic):
+            slow = slow or platform.find_emulation(precision)
         lack = platform.refuse(precision) or _find_lack(m, device, precision)
         way = "cannot run" if lack else "emulates, slowly," if slow else "runs"
         ways.setdefault((way, lack or slow), []).append(precision.name)

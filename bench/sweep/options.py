@@ -261,7 +261,12 @@ def read_running(
 
 
 def _parse_lanes(flag: str, text: str) -> int:
-    return ALL if text == "all" else parse_whole(flag, text, 1, 10_000)
+    if text == "all":
+        return ALL
+    try:
+        return parse_whole(flag, text, 1, 10_000)
+    except UsageError as error:
+        raise UsageError(f"{error}, or all") from None
 
 
 def _read_path(flag: str, text: str) -> Path:
