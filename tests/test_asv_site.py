@@ -139,6 +139,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
         "TRAINED": str(base / "trained.log"),
         "PIP_NO_INDEX": "1",  # were anything installed, it would fail
     }
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # each of dozens of processes would compile
     project = Project(folder, environment, base / "trained.log")
     project.git("init", "--quiet")
     (folder / ".gitignore").write_text(".asv/\n/html/\n__pycache__/\n")
