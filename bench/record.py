@@ -30,7 +30,7 @@ READER = "8645d459"
 _GONE = """process_start_s imports_s device_context_s data_s building_s proof_s counting_s
 teardown_s other_s links throttle_before throttle_after temperature_first_c temperature_last_c
 neighbours_drawing neighbours_late step_time_max_index alloc_ooms
-slowest_rank energy_source"""
+slowest_rank energy_source peak_lr setup_process_bytes pcie torch_interop_threads"""
 GONE = frozenset(_GONE.split())
 """Columns that older files of this version have, and that nothing reads."""
 
@@ -125,8 +125,6 @@ class Measurement:
     loader_samples_per_s: float | None = quantity(
         "items that --loader torch supplies without training, its start left out")
 
-    setup_process_bytes: int | None = quantity(
-        "peak of the process before the first warm-up step (NVML; on a CPU what it holds)")
     warmup_allocated_bytes: int | None = quantity("peak of tensors, warm-up")
     warmup_reserved_bytes: int | None = quantity("peak of torch's allocator, warm-up")
     warmup_process_bytes: int | None = quantity("peak of the process, warm-up (NVML)")
@@ -153,7 +151,6 @@ class Measurement:
         "mean cross-entropy over the test images, after the last epoch")
     test_accuracy: float | None = quantity(
         "accuracy on the test images, after the last epoch, as a fraction")
-    peak_lr: float | None = quantity("highest learning rate of a measured step")
     first_bad_step: int | None = quantity(
         "first step whose loss was inf or NaN, from 0, counted over all epochs")
     overflow_steps: int | None = quantity("steps with inf or NaN in the scaled gradients")
@@ -289,13 +286,10 @@ class Environment:
     variables: str | None = quantity(
         "environment variables that change results, those that are set", comparable="device")
     torch_threads: int | None = quantity("threads of one torch operation on a CPU")
-    torch_interop_threads: int | None = quantity(
-        "torch operations that may run side by side on a CPU")
     cpu_governor: str | None = quantity("frequency governor of the CPU")
     persistence_mode: str | None = quantity("NVIDIA persistence mode: on or off")
     ecc: str | None = quantity("error correction of GPU memory: on or off")
     mig: str | None = quantity("MIG mode of the GPU: on or off")
-    pcie: str | None = quantity("PCIe link: generation and width in use, and at most")
     dataset_source: str | None = quantity("layout the images came from")
     train_images: int | None = quantity("training images in the dataset, or units")
     test_images: int | None = quantity("test images in the dataset, or units")

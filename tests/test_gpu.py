@@ -20,7 +20,6 @@ from bench.gpu.nvml import (
     THROTTLES,
     UNKNOWN,
     Card,
-    Link,
     Nvml,
     NvmlProblem,
     check_nvml,
@@ -77,10 +76,6 @@ ANSWERS = {  # a handle is its UUID
     "nvmlSystemGetCudaDriverVersion_v2": lambda fake: 13010,
     "nvmlDeviceGetEccMode": lambda fake, h: [1, 0],
     "nvmlDeviceGetPersistenceMode": lambda fake, h: 1,
-    "nvmlDeviceGetCurrPcieLinkGeneration": lambda fake, h: 4,
-    "nvmlDeviceGetCurrPcieLinkWidth": lambda fake, h: 16,
-    "nvmlDeviceGetMaxPcieLinkGeneration": lambda fake, h: 5,
-    "nvmlDeviceGetMaxPcieLinkWidth": lambda fake, h: 16,
     "nvmlDeviceGetPowerManagementDefaultLimit": lambda fake, h: 700_000,
     "nvmlDeviceGetApplicationsClock": lambda fake, h, kind: 1980,
     "nvmlDeviceGetDefaultApplicationsClock": lambda fake, h, kind: 1980,
@@ -354,11 +349,10 @@ class TestCards:
         (card,) = cards
         assert card == Card(
             GPU, "NVIDIA H200", 0, 140_000_000_000, (9, 0), driver="580.65", driver_cuda=(13, 1),
-            mig=False, ecc=True, persistence_mode=True, pcie=Link(4, 16, 5, 16),
+            mig=False, ecc=True, persistence_mode=True,
             power_limit_w=700.0, default_power_limit_w=700.0, application_clock_mhz=1980,
             default_application_clock_mhz=1980,
         )  # fmt: skip
-        assert str(card.pcie) == "gen 4 x16, at most gen 5 x16"
         assert why == ""
         assert nvml.open == 0
 

@@ -53,7 +53,6 @@ def test_a_healthy_epoch():
     assert seen.values == {
         "baseline_device_bytes": 300_000_000,
         "warmup_device_bytes": 8_000_000_000,
-        "setup_process_bytes": 900_000_000,
         "warmup_process_bytes": 7_900_000_000,
         "peak_device_bytes": 6_000_000_000,
         "peak_process_bytes": 5_900_000_000,
@@ -108,7 +107,7 @@ def test_process_memory_none_is_empty_with_its_reason():
     reason = "the driver does not tell a process's memory"
     about = {"why": {"process_bytes": reason}}
     seen = replay(edit=always(process_bytes=None), about=about, reserved_bytes=5 * GB)
-    phases = ("setup", "warmup", "peak")
+    phases = ("warmup", "peak")
     assert seen.missing == {f"{phase}_process_bytes": reason for phase in phases}
     assert seen.values["peak_device_bytes"] == 6 * GB
 

@@ -33,7 +33,7 @@ def describe_card(uuid: str) -> dict[str, Any]:
         return {}
     words = {None: None, True: "on", False: "off"}
     states = {name: words[getattr(card, name)] for name in ("persistence_mode", "ecc", "mig")}
-    return {"driver": card.driver, "pcie": card.pcie and str(card.pcie), **states}
+    return {"driver": card.driver, **states}
 
 
 def describe_host() -> Environment:

@@ -331,7 +331,6 @@ def describe_device(device: str, host: Environment) -> Platform:
         torch=str(torch.__version__),
         cuda=torch.version.cuda,
         torch_threads=torch.get_num_threads(),
-        torch_interop_threads=torch.get_num_interop_threads(),
     )
     return Platform(about, _use_card(about) if device == "cuda" else "")
 

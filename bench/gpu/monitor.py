@@ -30,7 +30,6 @@ _Column = tuple[str, Phase, Callable[[Any], Any], tuple[float, float]]
 
 # column: the quantity, the phase, what its values come to, and which part of the phase by time
 _COLUMNS: Mapping[str, _Column] = {
-    "setup_process_bytes": ("process_bytes", "setup", max, _WHOLE),
     "warmup_process_bytes": ("process_bytes", "warmup", max, _WHOLE),
     "warmup_device_bytes": ("device_bytes", "warmup", max, _WHOLE),
     "peak_process_bytes": ("process_bytes", "epoch", max, _WHOLE),

@@ -278,26 +278,10 @@ class Card:
     mig: bool | None = None
     ecc: bool | None = None
     persistence_mode: bool | None = None
-    pcie: Link | None = None
     power_limit_w: float | None = None
     default_power_limit_w: float | None = None
     application_clock_mhz: int | None = None
     default_application_clock_mhz: int | None = None
-
-
-@dataclass(frozen=True)
-class Link:
-    """A PCIe link, as it runs now and at most. An idle card lowers its generation."""
-
-    generation: int
-    width: int
-    max_generation: int
-    max_width: int
-
-    def __str__(self) -> str:
-        """As in the column `pcie`: ``gen 4 x16, at most gen 5 x16``."""
-        now = f"gen {self.generation} x{self.width}"
-        return f"{now}, at most gen {self.max_generation} x{self.max_width}"
 
 
 def find_card(uuid: str, cards: Iterable[Card]) -> Card | None:
@@ -344,11 +328,6 @@ def _describe(nvml: Any, index: int) -> Card | None:
     persistence = ask("nvmlDeviceGetPersistenceMode", gpu)
     limit = ask("nvmlDeviceGetEnforcedPowerLimit", gpu)
     usual = ask("nvmlDeviceGetPowerManagementDefaultLimit", gpu)
-    link = [
-        ask(f"nvmlDeviceGet{which}PcieLink{what}", gpu)
-        for which in ("Curr", "Max")
-        for what in ("Generation", "Width")
-    ]
     return Card(
         uuid,
         name if name and is_whole(name) else UNKNOWN,
@@ -360,7 +339,6 @@ def _describe(nvml: Any, index: int) -> Card | None:
         mig=mig and bool(mig[0]),
         ecc=ecc and bool(ecc[0]),
         persistence_mode=None if persistence is None else bool(persistence),
-        pcie=None if None in link else Link(*link),
         power_limit_w=limit and limit / 1e3,
         default_power_limit_w=usual and usual / 1e3,
         application_clock_mhz=ask("nvmlDeviceGetApplicationsClock", gpu, _SM),

@@ -195,7 +195,6 @@ def describe_learning(
     found: Outcome, case: Case, done: Sequence[TimedEpoch], training: Training
 ) -> None:
     m, last = found.measurement, done[-1]
-    m.peak_lr = max(rate for one in done for rate in one.rates)
     if case.loss_scale is not None:
         m.overflow_steps = sum(sum(one.epoch.overflowed) for one in done)
         m.final_loss_scale = float(training.current_scale())

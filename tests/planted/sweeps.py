@@ -122,8 +122,7 @@ def make_probe(
     fixed, image = LINES[precision]
     card = {**make_card("NVIDIA RTX 6000 Ada"), "gpu_memory_bytes": 48 * GIB}
     if status is Status.OK:
-        ended = measured(1.0, fixed + image * batch, alloc_retries=retries, **values)
-        values = {**ended, "setup_process_bytes": int(fixed)}
+        values = measured(1.0, fixed + image * batch, alloc_retries=retries, **values)
     case = make_scaled_case(precision, batch, steps=steps)
     return make_record(case, probe=True, status=status, **{**card, **values})
 
