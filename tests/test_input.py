@@ -208,6 +208,11 @@ class Sequences(Workload):
         return supply
 
 
+class Undivided(Sequences):
+    def open_batches(self, **settings: Any) -> Supply:
+        return super().open_batches(**settings | {"micro_batch": 4})
+
+
 def test_a_supply_of_ones_own_that_lacks_items_is_refused() -> None:
     def run(**settings: Any) -> Measurement:
         name = f"{__name__}:Sequences"
@@ -219,3 +224,10 @@ def test_a_supply_of_ones_own_that_lacks_items_is_refused() -> None:
     assert whole.proof_notes == "recurrent layers were not probed for their arithmetic"
     with pytest.raises(UsageError, match="open_batches: a batch of 4 items has 3 in its parts"):
         run()
+
+
+def test_a_supply_of_ones_own_that_ignores_micro_batch_is_refused() -> None:
+    name = f"{__name__}:Undivided"
+    (case,) = grid({"workload": [name], "device": ["cpu"], "batch_size": [4], "accumulate": [2]})
+    with pytest.raises(UsageError, match="--accumulate 2: open_batches gives 4 items in a part"):
+        run_case(case)
