@@ -11,7 +11,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
@@ -184,20 +184,15 @@ def read_axes(given: argparse.Namespace) -> dict[str, list[Value]]:
             axes[name] = [*chain.from_iterable(parsed)]
     if "vary" in axes and "command" not in axes:
         raise UsageError("--vary is for a placeholder in --command; give that too")
-    refuse_beside_workload(axes)
-    if axes.keys() & {*SHAPE}:
-        axes.setdefault("dataset", [SYNTHETIC])  # also where a preset names another
-    return axes
-
-
-def refuse_beside_workload(axes: Mapping[str, Collection[Value]]) -> None:
-    """Refuse axes that a user's workload decides itself. Raises UsageError."""
     if any(name != IMAGES for name in axes.get("workload", [])):
         for name in ("model", "dataset", *SHAPE):
             if name in axes:
                 raise UsageError(
                     f"--workload brings its own {name}; leave out {axis_flag(name)}, or --workload"
                 )
+    if axes.keys() & {*SHAPE}:
+        axes.setdefault("dataset", [SYNTHETIC])  # also where a preset names another
+    return axes
 
 
 def add_flag(

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from bench.case import DEVICES
 from bench.diagnosis.step import CALL, RATES, SAME_DEVICE, write_rate
 from bench.environment.machine import Machine, Platform
 from bench.errors import UsageError
@@ -63,8 +64,10 @@ def measure_rates(
 
 
 def measure_machine(machine: Machine) -> Machine:
-    """Measure the rates of the device. Raises UsageError: as `choose_seconds`."""
-    device = machine.device
+    """Measure the rates of the device that torch can use, a GPU if possible. Raises UsageError: as
+    `choose_seconds`."""
+    usable = [name for name, platform in machine.devices.items() if not platform.error]
+    device = min(usable, key=DEVICES.index, default=None)
     if device is None or not (seconds := choose_seconds(device)):
         return machine
     return replace(machine, yardsticks={device: measure_rates(device, seconds)})

@@ -169,12 +169,6 @@ class Machine:
     torchao: str | None = None
     yardsticks: dict[str, Yardstick] = field(default_factory=dict)
 
-    @property
-    def device(self) -> str | None:
-        """The device that torch can use, a GPU if possible; None if it can use none."""
-        usable = (name for name in DEVICES if name in self.devices)
-        return next((name for name in usable if not self.devices[name].error), None)
-
     def use(self, devices: Iterable[str]) -> dict[str, Platform]:
         """Return those of ``devices`` that were examined. Raises UsageError: torch is missing or
         broken, or cannot use one of them."""
