@@ -16,12 +16,11 @@ from pathlib import Path
 
 from bench.compare.comparison import (
     OUTCOME_FINDINGS,
+    check_gate,
     choose_metrics,
     compare,
-    describe_result,
+    describe_gate,
     parse_axis,
-    parse_gate,
-    pass_gate,
     read_side,
     refuse_other_models,
     take_values,
@@ -103,7 +102,6 @@ def main(argv: Sequence[str]) -> int:
     wide = options.equivalence_margin
     equal = margin if wide is None else parse_percent(f"--equivalence-margin {wide!r}", wide)
     named = [choose("--metric", text, METRICS) for text in dict.fromkeys(options.metric or [])]
-    gates = [parse_gate(text, margin) for text in dict.fromkeys(options.fail_on)]
     asked = parse_axis(options.axis) if options.axis else None
     a, b = read_side("A", options.a), read_side("B", options.b) if options.b else None
     if asked:
@@ -114,12 +112,12 @@ def main(argv: Sequence[str]) -> int:
     comparison = compare(a, b, named or choose_metrics(a, b), axis, margin, equal)
     if not options.mix:
         refuse_other_models(comparison)
-    results = [pass_gate(comparison, gate) for gate in gates]
-    write_document(render(comparison, results), options.output)
-    for result in results:
-        for line in describe_result(result):
+    gates = [check_gate(comparison, text) for text in dict.fromkeys(options.fail_on)]
+    write_document(render(comparison, gates), options.output)
+    for gate in gates:
+        for line in describe_gate(gate):
             print(line, file=sys.stderr)
-    return int(not all(result.passed for result in results))
+    return int(not all(gate.passed for gate in gates))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -35,7 +35,7 @@ from bench.store.reader import read_rows
 from bench.store.rows import fill_unknown, group, keep_cases, keep_latest
 from bench.study.axes import name_axis, name_setting, parse_name
 from bench.study.doubts import DOUBTS
-from bench.study.pairs import EnvironmentKey, Match, Matches
+from bench.study.pairs import EnvironmentKey
 from bench.study.pairs import match as match_cases
 from bench.study.quantities import MEMORY, METRICS, Metric
 from bench.study.runs import Run, link_runs, list_readings, list_runs
@@ -44,7 +44,6 @@ from bench.verdict import (
     GUESSING,
     Equivalence,
     Ratio,
-    Seeded,
     Verdict,
     average_seeds,
     compare_seeds,
@@ -55,7 +54,9 @@ from bench.verdict import (
 )
 from bench.verdict import compare as compare_repeats
 
-Readings = list[tuple[int, float]]  # seed and value of each repeat
+# ------------------------------------------------------------------------------------------- sides
+
+Readings = dict[int, list[float]]  # the values of each seed
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,9 +69,12 @@ class SideCase:
     def case(self) -> Case:
         return self.runs[0].case
 
-    def readings(self, metric: Metric) -> Readings:
-        """Return seed and value of each usable repeat that has a value."""
-        return list_readings(metric, self.runs)
+    def read(self, metric: Metric) -> Readings:
+        """Return the values of the usable repeats of each seed."""
+        found: Readings = {}
+        for seed, value in list_readings(metric, self.runs):
+            found.setdefault(seed, []).append(value)
+        return found
 
     @property
     def classes(self) -> int | None:
@@ -78,14 +82,11 @@ class SideCase:
         run, case = self.runs[0], self.case
         return find_classes(case.workload, case.classes, run.dataset_classes)
 
-    @cached_property
-    def outcomes(self) -> dict[str, int]:
-        return dict(Counter(run.status + " (inferred)" * run.inferred for run in self.runs))
-
     @property
     def ended(self) -> str:
         """The outcomes of its runs: ``ok ×4, oom``."""
-        return ", ".join(f"{name} ×{n}" if n > 1 else name for name, n in self.outcomes.items())
+        ends = Counter(run.status + " (inferred)" * run.inferred for run in self.runs)
+        return ", ".join(f"{name} ×{n}" if n > 1 else name for name, n in ends.items())
 
     @property
     def severities(self) -> tuple[int, ...]:
@@ -109,11 +110,6 @@ class Side:
     @cached_property
     def ran(self) -> dict[int, SideCase]:
         return {runs[0].cell: SideCase(runs) for runs in group(self.runs, attrgetter("cell"))}
-
-    @property
-    def cells(self) -> list[Run]:
-        """A run of each cell, as `bench.study.pairs.match` takes it."""
-        return [one.runs[0] for one in self.ran.values()]
 
     def list_values(self, axis: str) -> list[Value]:
         """Return the values of an axis, in order, from cases to which it applies."""
@@ -149,237 +145,6 @@ def read_side(name: str, path: Path) -> Side:
     return Side(name, name, path, runs)
 
 
-# --------------------------------------------------------------------------------------- comparison
-
-
-SPOILING = ("throttled", "contended", "unsettled", "noisy")
-"""Doubts with which times are not relied on."""
-
-
-def choose_metrics(a: Side, b: Side) -> list[Metric]:
-    """Return time, loss, energy, and the first measure of memory and test error of both sides."""
-
-    def have(column: str) -> bool:
-        told = ([getattr(run, column) for run in side.runs] for side in (a, b))
-        return all(any(value == value for value in values) for values in told)
-
-    memory = next(filter(have, MEMORY), next(iter(MEMORY)))
-    error = METRICS["test_top1_error"]
-    errors = [error] if have(error.error_of) else []
-    return [METRICS[c] for c in ("epoch_time_s", memory, "train_loss", "energy_j")] + errors
-
-
-@dataclass(frozen=True)
-class MetricPair:
-    """One metric of one match: the seed and value of each repeat of both sides, and their ratio."""
-
-    match: Match
-    a: Readings
-    b: Readings
-    ratio: Ratio
-
-    @property
-    def seeded(self) -> Seeded:
-        return group_seeds(self.a), group_seeds(self.b)
-
-
-def group_seeds(readings: Readings) -> dict[int, list[float]]:
-    values: dict[int, list[float]] = {}
-    for seed, value in readings:
-        values.setdefault(seed, []).append(value)
-    return values
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The comparison of two sides. Margins are fractions: the smallest differences that matter, for
-    verdicts and for equivalence."""
-
-    a: Side
-    b: Side
-    matches: Matches
-    metrics: dict[Metric, list[MetricPair]]
-    axis: str  # the axis whose two values are the sides; empty for two sweeps
-    apart: tuple[str, ...]  # axes of `UNTIMED` of which the sides share no value
-    margin: float
-    equal: float  # the margin of equivalence
-
-    @property
-    def sides(self) -> tuple[Side, Side]:
-        return self.a, self.b
-
-    @property
-    def names(self) -> tuple[str, str]:
-        return self.a.name, self.b.name
-
-    @property
-    def matched(self) -> Sequence[Match]:
-        """Cases on both sides, in the order of A."""
-        return self.matches.pairs
-
-    def ends(self, match: Match) -> tuple[SideCase, SideCase]:
-        """Return a matched case as run by A and by B."""
-        return self.a.ran[match.a], self.b.ran[match.b]
-
-    def is_asked(self, name: str) -> bool:
-        """Return whether an environment column depends on the compared axis."""
-        return self.axis != "device" and self.axis in COMPARABLE.get(name, ())
-
-    def list_differences(self) -> Iterator[tuple[str, str, str]]:
-        """Yield the columns, of those on which rows of one sweep agree, in which the sides differ,
-        with A's and B's values."""
-        for name in (*COMPARABLE, "power_limit_w"):
-            a, b = (side.environment(name) for side in self.sides)
-            if not self.is_asked(name) and {*a} != {*b}:
-                yield name, " or ".join(a) or "none", " or ".join(b) or "none"
-
-    def spoilt(self, matches: Sequence[Match]) -> list[str]:
-        """Name the doubts that make the times of these matches unreliable: ``noisy in B``."""
-        found = []
-        for name in SPOILING:
-            for place, side in enumerate(self.sides):
-                if any(getattr(run, name) for m in matches for run in self.ends(m)[place].runs):
-                    found.append(f"{DOUBTS[name].remark} in {side.name}")
-        return found
-
-    def change(self, match: Match) -> str:
-        """Return whether a match is broken or fixed in B; empty if neither."""
-        one, two = self.ends(match)
-        both = list(zip(one.severities, two.severities, strict=False))
-        if any(after > before for before, after in both):
-            return "broken"
-        return "fixed" if any(after < before for before, after in both) else ""
-
-    def label(self, match: Match) -> str:
-        return self._name(self.a.ran[match.a].case, match.told)
-
-    def label_alone(self, place: int) -> list[str]:
-        """Name the cases that only A (0) or only B (1) has."""
-        ran, alone = self.sides[place].ran, self.matches.alone[place]
-        return [self._name(ran[cell].case, told) for cell, told in alone.items()]
-
-    def _name(self, case: Case, told: EnvironmentKey) -> str:
-        where = (f"{name} {value or 'none'}" for name, value in told)
-        return " · ".join([self._ask(case).label(self._telling), *where])
-
-    def name_common(self) -> str:
-        """Name the settings that all cases share."""
-        hidden = {*self._telling, *self._free, *SAME_QUESTION}
-        case = self._ask(self.a.ran[self.matched[0].a].case)
-        return case.label(name for name in AXES if name not in hidden)
-
-    @property
-    def _free(self) -> tuple[str, ...]:
-        return (*free_axes(self.axis), *self.apart)
-
-    def _ask(self, case: Case) -> Case:
-        neutral: dict[str, Any] = {name: AXES[name].default for name in self._free}
-        return replace(case, **neutral)
-
-    @cached_property
-    def _telling(self) -> list[str]:
-        """The axes that tell the cases apart; of B only those that A lacks. How a case was measured
-        tells it apart only if one was measured in several ways."""
-        ran = [*self.a.ran.values(), *(self.b.ran[cell] for cell in self.matches.alone[1])]
-        cases = {self._ask(one.case) for one in ran}
-        neutral: dict[str, Any] = {name: AXES[name].default for name in SAME_QUESTION}
-        whole = {replace(case, **neutral) for case in cases}
-        varying = list_varying(whole if len(whole) == len(cases) else cases)
-        return [name for name in varying if name not in self._free]
-
-    def judge_equivalence(self, metric: Metric) -> list[tuple[MetricPair, Equivalence]]:
-        """Test each case with a ratio for equivalence of B's loss or error to A's, as one family.
-        Empty for a metric that does not depend on the seed."""
-        findings = [f for f in self.metrics[metric] if metric.seeded and f.ratio.value is not None]
-        judged = judge_equivalences([f.seeded for f in findings], self.equal)
-        return [
-            (f, withdraw_if_guessing(e, self.guessing(f.match)))
-            for f, e in zip(findings, judged, strict=True)
-        ]
-
-    def guessing(self, match: Match) -> list[bool]:
-        """Return for each side with a training loss whether it is still that of guessing."""
-        return [
-            is_guessing(average_seeds(group_seeds(read)), end.classes)
-            for end in self.ends(match)
-            if (read := end.readings(METRICS["train_loss"]))
-        ]
-
-
-def compare(
-    a: Side,
-    b: Side,
-    metrics: Sequence[Metric],
-    axis: str = "",
-    margin: float = 0.02,
-    equal: float = 0.02,
-) -> Comparison:
-    """Compare two sweeps, or two values of an axis; the cases of a metric are one family. For cases
-    measured on different parts of an epoch, metrics that depend on that are not compared."""
-    held = [{name: {getattr(run, name) for run in s.runs} for name in UNTIMED} for s in (a, b)]
-    apart = tuple(name for name in UNTIMED if not axis and held[0][name].isdisjoint(held[1][name]))
-    matches = match_cases(a.cells, b.cells, axis, apart)
-    comparison = Comparison(a, b, matches, {}, axis, apart, margin, equal)
-    for metric in metrics:
-        found = []
-        for match in comparison.matched:
-            of_a, of_b = (end.readings(metric) for end in comparison.ends(match))
-            if of_a or of_b:
-                refused = Ratio(lack=_refuse(comparison, metric, match))
-                found.append(MetricPair(match, of_a, of_b, refused))
-        family = [one for one in found if not one.ratio.lack]
-        if metric.seeded:
-            ratios = compare_seeds([one.seeded for one in family])
-        else:
-            samples = [([v for _, v in one.a], [v for _, v in one.b]) for one in family]
-            ratios = compare_repeats(samples, metric.deterministic)
-        judged = iter(ratios)
-        for place, one in enumerate(found):
-            if not one.ratio.lack:
-                ratio, guessing = next(judged), metric.seeded and comparison.guessing(one.match)
-                if guessing and all(guessing) and not ratio.lack:
-                    ratio = replace(ratio, lack=GUESSING)
-                found[place] = replace(one, ratio=ratio)
-        comparison.metrics[metric] = found
-    return comparison
-
-
-def _refuse(comparison: Comparison, metric: Metric, match: Match) -> str:
-    if comparison.apart and metric.seeded:
-        return f"the sides differ in {' and '.join(map(name_axis, comparison.apart))}"
-    one, two = (end.runs[0] for end in comparison.ends(match))
-    # times are per epoch or step, memory is a peak; all other metrics are of the measured steps
-    of_part = metric.seeded or metric is METRICS["energy_j"]
-    if not (of_part and one.part_known and two.part_known):
-        return ""
-    if one.part != two.part:
-        return f"{one.part:.3g} and {two.part:.3g} of an epoch cannot be compared; use --fraction 1"
-    learnt = metric.seeded and comparison.axis in list_affecting(Trait.LEARNING)
-    if learnt and one.part < 1:
-        return "less than an epoch does not show what it does to learning; use --fraction 1"
-    return ""
-
-
-def refuse_other_models(comparison: Comparison) -> None:
-    """Refuse to compare different networks of one name. Parts that are not known, or that depend on
-    the compared axis, do not count; nor do source files between two machines, which may have two
-    versions of this harness. Raises UsageError."""
-    here, there = ({(run.gpu, run.cpu) for run in side.runs} for side in comparison.sides)
-    for match in comparison.matched:
-        one, two = (end.runs[0] for end in comparison.ends(match))
-        for name, what in MODEL_PARTS.items():
-            ours, theirs = getattr(one, name), getattr(two, name)
-            elsewhere = name == "model_source" and here.isdisjoint(there)
-            if elsewhere or comparison.is_asked(name):
-                continue
-            if ours and theirs and ours != theirs:
-                raise UsageError(
-                    f"{comparison.a.title} and {comparison.b.title} trained different networks: "
-                    f"{make_printable(one.model)} changed in {what}; to compare them anyway, add "
-                    "--mix"
-                )
-
-
 def parse_axis(texts: Sequence[str]) -> tuple[str, list[Value]]:
     """Read the name of an axis and no values or two. Raises UsageError: the axis is unknown, there
     are not two different values, or one is invalid for the axis."""
@@ -410,6 +175,230 @@ def take_values(a: Side, b: Side | None, axis: str, values: Sequence[Value]) -> 
     )
 
 
+# --------------------------------------------------------------------------------------- comparison
+
+
+SPOILING = ("throttled", "contended", "unsettled", "noisy")
+"""Doubts with which times are not relied on."""
+
+
+@dataclass(frozen=True, eq=False)
+class Match:
+    """A case as run by A and by B. ``told`` identifies the environment if a side ran it in
+    several."""
+
+    label: str
+    ran: tuple[SideCase, SideCase]
+    told: EnvironmentKey
+
+    @property
+    def ended(self) -> str:
+        """How its runs ended: ``ok ×3 → oom ×3``."""
+        return " → ".join(side.ended for side in self.ran)
+
+    @property
+    def change(self) -> str:
+        """Whether it is broken or fixed in B; empty if neither."""
+        both = list(zip(*(side.severities for side in self.ran), strict=False))
+        if any(after > before for before, after in both):
+            return "broken"
+        return "fixed" if any(after < before for before, after in both) else ""
+
+    @property
+    def guessing(self) -> list[bool]:
+        """Of each side with a training loss whether it is still that of guessing."""
+        known = ((side.read(METRICS["train_loss"]), side.classes) for side in self.ran)
+        return [is_guessing(average_seeds(losses), classes) for losses, classes in known if losses]
+
+
+@dataclass(eq=False)
+class Finding:
+    """One metric of one match: the readings of both sides, their ratio and, for a loss or an error
+    with a ratio, whether B's is equivalent to A's."""
+
+    match: Match
+    readings: tuple[Readings, Readings]
+    ratio: Ratio
+    equivalence: Equivalence | None = None
+
+    @property
+    def values(self) -> tuple[list[float], list[float]]:
+        """The value of each repeat of A and of B."""
+        a, b = ([v for values in side.values() for v in values] for side in self.readings)
+        return a, b
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The comparison of two sides. Margins are fractions: the smallest differences that matter, for
+    verdicts and for equivalence."""
+
+    sides: tuple[Side, Side]
+    axis: str  # the axis whose two values are the sides; empty for two sweeps
+    apart: tuple[str, ...]  # axes of `UNTIMED` of which the sides share no value
+    margin: float
+    equal: float  # the margin of equivalence
+    common: str  # the settings that all cases share
+    matches: list[Match]  # in the order of A
+    alone: tuple[list[str], list[str]]  # the cases that only A or only B has
+    metrics: dict[Metric, list[Finding]]
+
+    @property
+    def names(self) -> tuple[str, str]:
+        a, b = self.sides
+        return a.name, b.name
+
+    def list_differences(self) -> Iterator[tuple[str, str, str]]:
+        """Yield the columns, of those on which rows of one sweep agree, in which the sides differ,
+        with A's and B's values."""
+        for name in (*COMPARABLE, "power_limit_w"):
+            a, b = (side.environment(name) for side in self.sides)
+            if not follows(name, self.axis) and {*a} != {*b}:
+                yield name, " or ".join(a) or "none", " or ".join(b) or "none"
+
+    def list_spoilt(self, matches: Sequence[Match]) -> list[str]:
+        """Name the doubts that make the times of these matches unreliable: ``noisy in B``."""
+        found = []
+        for name in SPOILING:
+            for place, side in enumerate(self.names):
+                if any(getattr(run, name) for one in matches for run in one.ran[place].runs):
+                    found.append(f"{DOUBTS[name].remark} in {side}")
+        return found
+
+
+def follows(column: str, axis: str) -> bool:
+    """Return whether an environment column depends on the compared axis."""
+    return axis != "device" and axis in COMPARABLE.get(column, ())
+
+
+def choose_metrics(a: Side, b: Side) -> list[Metric]:
+    """Return time, loss, energy, and the first measure of memory and test error of both sides."""
+
+    def have(column: str) -> bool:
+        told = ([getattr(run, column) for run in side.runs] for side in (a, b))
+        return all(any(value == value for value in values) for values in told)
+
+    memory = next(filter(have, MEMORY), next(iter(MEMORY)))
+    error = METRICS["test_top1_error"]
+    errors = [error] if have(error.error_of) else []
+    return [METRICS[c] for c in ("epoch_time_s", memory, "train_loss", "energy_j")] + errors
+
+
+def compare(
+    a: Side,
+    b: Side,
+    metrics: Sequence[Metric],
+    axis: str = "",
+    margin: float = 0.02,
+    equal: float = 0.02,
+) -> Comparison:
+    """Compare two sweeps, or two values of an axis; the cases of a metric are one family."""
+    held = [{name: {getattr(run, name) for run in s.runs} for name in UNTIMED} for s in (a, b)]
+    apart = tuple(name for name in UNTIMED if not axis and held[0][name].isdisjoint(held[1][name]))
+    ours, theirs = ([one.runs[0] for one in side.ran.values()] for side in (a, b))
+    pairs, alone = match_cases(ours, theirs, axis, apart)
+    cases = [one.case for one in (*a.ran.values(), *(b.ran[cell] for cell in alone[1]))]
+    names, common = _name_cases(cases, (*free_axes(axis), *apart))
+
+    def label(case: Case, told: EnvironmentKey) -> str:
+        return " · ".join([names[case], *(f"{name} {value or 'none'}" for name, value in told)])
+
+    matches = []
+    for one, two, told in pairs:
+        ran = a.ran[one], b.ran[two]
+        matches.append(Match(label(ran[0].case, told), ran, told))
+    only_a, only_b = (
+        [label(side.ran[cell].case, told) for cell, told in only.items()]
+        for side, only in zip((a, b), alone, strict=True)
+    )
+    found = {metric: _judge(metric, matches, axis, apart, equal) for metric in metrics}
+    return Comparison((a, b), axis, apart, margin, equal, common, matches, (only_a, only_b), found)
+
+
+def _name_cases(cases: Sequence[Case], free: Sequence[str]) -> tuple[dict[Case, str], str]:
+    """Name each case by the axes that tell it apart from others, but those in which matched cases
+    may differ, and name what all cases share. How a case was measured tells it apart only if one
+    was measured in several ways."""
+    asked = {case: replace(case, **_list_defaults(free)) for case in cases}
+    distinct = {*asked.values()}
+    alike = {replace(case, **_list_defaults(SAME_QUESTION)) for case in distinct}
+    varying = list_varying(alike if len(alike) == len(distinct) else distinct)
+    telling = [name for name in varying if name not in free]
+    hidden = {*telling, *free, *SAME_QUESTION}
+    common = asked[cases[0]].label(name for name in AXES if name not in hidden)
+    return {case: one.label(telling) for case, one in asked.items()}, common
+
+
+def _list_defaults(axes: Sequence[str]) -> dict[str, Any]:
+    return {name: AXES[name].default for name in axes}
+
+
+def _judge(
+    metric: Metric, matches: Sequence[Match], axis: str, apart: Sequence[str], equal: float
+) -> list[Finding]:
+    """Judge one metric of all matches in which a side has it, as one family."""
+    found = []
+    for match in matches:
+        ours, theirs = (side.read(metric) for side in match.ran)
+        if ours or theirs:
+            lack = _refuse(metric, match, axis, apart)
+            found.append(Finding(match, (ours, theirs), Ratio(lack=lack)))
+    family = [one for one in found if not one.ratio.lack]
+    if not metric.seeded:
+        ratios = compare_repeats([one.values for one in family], metric.deterministic)
+        for one, ratio in zip(family, ratios, strict=True):
+            one.ratio = ratio
+        return found
+    for one, ratio in zip(family, compare_seeds([one.readings for one in family]), strict=True):
+        guessing = one.match.guessing
+        if guessing and all(guessing) and not ratio.lack:
+            ratio = replace(ratio, lack=GUESSING)
+        one.ratio = ratio
+    learnt = [one for one in family if one.ratio.value is not None]
+    judged = judge_equivalences([one.readings for one in learnt], equal)
+    for one, equivalence in zip(learnt, judged, strict=True):
+        one.equivalence = withdraw_if_guessing(equivalence, one.match.guessing)
+    return found
+
+
+def _refuse(metric: Metric, match: Match, axis: str, apart: Sequence[str]) -> str:
+    """Say why a metric of a match is not compared: it depends on how much of an epoch was measured,
+    or on a recipe that differs."""
+    if apart and metric.seeded:
+        return f"the sides differ in {' and '.join(map(name_axis, apart))}"
+    one, two = (side.runs[0] for side in match.ran)
+    # times are per epoch or step, memory is a peak; all other metrics are of the measured steps
+    of_part = metric.seeded or metric is METRICS["energy_j"]
+    if not (of_part and one.part_known and two.part_known):
+        return ""
+    if one.part != two.part:
+        return f"{one.part:.3g} and {two.part:.3g} of an epoch cannot be compared; use --fraction 1"
+    if metric.seeded and one.part < 1 and axis in list_affecting(Trait.LEARNING):
+        return "less than an epoch does not show what it does to learning; use --fraction 1"
+    return ""
+
+
+def refuse_other_models(comparison: Comparison) -> None:
+    """Refuse to compare different networks of one name. Parts that are not known, or that depend on
+    the compared axis, do not count; nor do source files between two machines, which may have two
+    versions of this harness. Raises UsageError."""
+    a, b = comparison.sides
+    here, there = ({(run.gpu, run.cpu) for run in side.runs} for side in (a, b))
+    for match in comparison.matches:
+        one, two = (side.runs[0] for side in match.ran)
+        for name, what in MODEL_PARTS.items():
+            ours, theirs = getattr(one, name), getattr(two, name)
+            elsewhere = name == "model_source" and here.isdisjoint(there)
+            if elsewhere or follows(name, comparison.axis):
+                continue
+            if ours and theirs and ours != theirs:
+                raise UsageError(
+                    f"{a.title} and {b.title} trained different networks: "
+                    f"{make_printable(one.model)} changed in {what}; to compare them anyway, add "
+                    "--mix"
+                )
+
+
 # -------------------------------------------------------------------------------------------- gates
 
 
@@ -421,57 +410,17 @@ OUTCOME_FINDINGS = {
 """Words that --fail-on accepts besides the verdicts on metrics."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Gate:
-    """A finding for which --fail-on returns 1, and how large it must be."""
+    """A finding for which --fail-on returns 1, such as ``slower:5%``: where it was found, and how
+    many verdicts were checked (one for each case and metric), or for a gate on outcomes, how many
+    cases."""
 
-    text: str
-    word: str
-    margin: float
-
-
-def parse_gate(text: str, margin: float) -> Gate:
-    """Read ``slower:5%``, or ``slower`` with the margin of the comparison. Raises UsageError: the
-    word is not a finding, or the percentage is not valid."""
-    word, colon, percent = text.partition(":")
-    verdicts = list(dict.fromkeys(w for m in METRICS.values() for w in (m.lower, m.higher)))
-    if word not in verdicts and (word not in OUTCOME_FINDINGS or colon):
-        raise UsageError(f"--fail-on {text!r}: {nearest(text, [*verdicts, *OUTCOME_FINDINGS])}")
-    return Gate(text, word, parse_percent(f"--fail-on {text!r}", percent) if colon else margin)
-
-
-def _find(comparison: Comparison, gate: Gate) -> Iterator[str]:
-    if gate.word == "broken":
-        for match in comparison.matched:
-            if comparison.change(match) == "broken":
-                yield f"{comparison.label(match)}: {write_change(comparison, match)}"
-    elif gate.word == "missing":
-        yield from comparison.label_alone(0)
-    for metric, findings in comparison.metrics.items():
-        for finding in findings:
-            judged = finding.ratio.judge(gate.margin)
-            unjudged = judged is Verdict.NONE and finding.a and finding.b
-            if metric.word(judged) == gate.word or (unjudged and gate.word == "unjudged"):
-                shown = metric.show(finding.ratio).value or 0
-                what = finding.ratio.lack or f"{'speed ' * metric.speed}{write_number(shown)}×"
-                yield f"{comparison.label(finding.match)}: {metric.label}: {what}"
-
-
-def write_change(comparison: Comparison, match: Match) -> str:
-    """Write how the runs of a match ended: ``ok ×3 → oom ×3``."""
-    return " → ".join(end.ended for end in comparison.ends(match))
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of a gate: its findings, and how many verdicts it checked (one for each case and
-    metric), or for a gate on outcomes, how many cases."""
-
-    gate: Gate
-    failures: list[str]  # one line each
-    judged: int
-    unjudged: int  # measured, without a verdict or with an interval that rules nothing out
-    why: str  # a reason for these
+    gate: str
+    failures: list[str] = field(default_factory=list)  # one line each
+    judged: int = 0
+    unjudged: int = 0  # measured, without a verdict or with an interval that rules nothing out
+    why: str = ""  # the reason of the first of these, or for nothing to judge
 
     @property
     def passed(self) -> bool:
@@ -479,35 +428,62 @@ class Result:
         return bool(self.judged) and not self.failures
 
 
-def pass_gate(comparison: Comparison, gate: Gate) -> Result:
-    """Check a gate, and count what it could judge."""
-    failures = list(_find(comparison, gate))
-    if gate.word in OUTCOME_FINDINGS:
-        checked = len(comparison.matched)
-        if gate.word == "missing":
-            checked += len(failures)
-        return Result(gate, failures, checked, 0, "no case is in both")
-    ratios = [
-        finding.ratio
-        for metric, findings in comparison.metrics.items()
-        if gate.word in (metric.lower, metric.higher)
-        for finding in findings
-    ]
-    lacks = [r.lack for r in ratios if r.judge(gate.margin) is Verdict.NONE]
-    lacks += ["its interval rules nothing out" for r in ratios if r.rules_out_nothing(gate.margin)]
-    why = next(iter(lacks), f"no metric that can be {gate.word} was measured in both")
-    return Result(gate, failures, len(ratios) - len(lacks), len(lacks), why)
+def check_gate(comparison: Comparison, text: str) -> Gate:
+    """Look for ``slower:5%``, or for ``slower`` by the margin of the comparison. Raises UsageError:
+    the word is not a finding, or the percentage is not valid."""
+    word, colon, percent = text.partition(":")
+    verdicts = list(dict.fromkeys(w for m in METRICS.values() for w in (m.lower, m.higher)))
+    if word not in verdicts and (word not in OUTCOME_FINDINGS or colon):
+        raise UsageError(f"--fail-on {text!r}: {nearest(text, [*verdicts, *OUTCOME_FINDINGS])}")
+    margin = parse_percent(f"--fail-on {text!r}", percent) if colon else comparison.margin
+    if word in verdicts:
+        return _check_verdicts(comparison, Gate(text), word, margin)
+    matches = comparison.matches
+    gate = Gate(text, judged=len(matches), why="no case is in both")
+    if word == "broken":
+        gate.failures = [f"{m.label}: {m.ended}" for m in matches if m.change == "broken"]
+    elif word == "missing":
+        gate.failures = comparison.alone[0]
+        gate.judged += len(gate.failures)
+    else:
+        for metric, findings in comparison.metrics.items():
+            for one in findings:
+                if one.ratio.judge(margin) is Verdict.NONE and all(one.readings):
+                    told = f"{one.match.label}: {metric.label}: {one.ratio.lack}"
+                    gate.failures.append(told)
+    return gate
 
 
-def describe_result(result: Result) -> Iterator[str]:
+def _check_verdicts(comparison: Comparison, gate: Gate, word: str, margin: float) -> Gate:
+    lacks = []
+    for metric, findings in comparison.metrics.items():
+        for one in findings if word in (metric.lower, metric.higher) else ():
+            judged = one.ratio.judge(margin)
+            if judged is Verdict.NONE:
+                lacks.append(one.ratio.lack)
+            elif one.ratio.rules_out_nothing(margin):
+                lacks.append("its interval rules nothing out")
+            else:
+                gate.judged += 1
+            if metric.word(judged) == word:
+                ratio = (
+                    f"{'speed ' * metric.speed}{write_number(metric.show(one.ratio).value or 0)}"
+                )
+                gate.failures.append(f"{one.match.label}: {metric.label}: {ratio}×")
+    gate.unjudged = len(lacks)
+    gate.why = lacks[0] if lacks else f"no metric that can be {word} was measured in both"
+    return gate
+
+
+def describe_gate(gate: Gate) -> Iterator[str]:
     """Yield lines on a gate that failed, or that could not judge all cases."""
-    for line in result.failures:
-        yield f"fail: {result.gate.text}: {make_printable(line)}"
-    why = make_printable(result.why)
-    if not result.judged:
-        yield f"fail: {result.gate.text}: no case could be judged: {why}"
-    elif result.unjudged:
+    for line in gate.failures:
+        yield f"fail: {gate.gate}: {make_printable(line)}"
+    why = make_printable(gate.why)
+    if not gate.judged:
+        yield f"fail: {gate.gate}: no case could be judged: {why}"
+    elif gate.unjudged:
         yield (
-            f"warning: --fail-on {result.gate.text}: {result.unjudged} of "
-            f"{result.judged + result.unjudged} cases could not be judged: {why}"
+            f"warning: --fail-on {gate.gate}: {gate.unjudged} of {gate.judged + gate.unjudged} "
+            f"cases could not be judged: {why}"
         )

@@ -10,13 +10,12 @@ from dataclasses import asdict
 from statistics import geometric_mean
 from typing import Any
 
-from bench.compare.comparison import Comparison, MetricPair, Result, write_change
+from bench.compare.comparison import Comparison, Finding, Gate, Match
 from bench.origin import describe_origin
 from bench.record import Status
 from bench.render.table import NOTHING, Cell, Head, Table, find_wording, write_ends
 from bench.render.text import draw_table, draw_text, make_plain
 from bench.study.axes import name_axis
-from bench.study.pairs import Match
 from bench.study.quantities import Metric
 from bench.text import (
     ESTIMATE,
@@ -32,18 +31,19 @@ from bench.verdict import UNCHECKED
 _KEEP = {"p": 2, "runs": 3, "95 % interval": 6}
 """Priorities of columns: the lowest is left out first if a page is too narrow; see `Head`."""
 
-_TEXTS = ("case", "verdict", "remarks")
-
 
 def _tabulate(title: str, rows: Sequence[Mapping[str, str]], notes: Sequence[str]) -> Table:
-    """Make a table of texts by column; one of remarks is left out if all are empty."""
-    labels = [label for label in rows[0] if label != "remarks" or any(row[label] for row in rows)]
-    heads = tuple(
-        Head(n, n, number=n not in _TEXTS, keep=_KEEP.get(n, 9), wrap=n in ("case", "remarks"))
-        for n in labels
-    )
+    """Make a table of texts by column. What its cases have in common to remark is said below."""
+    remarks = {row["remarks"] for row in rows}
+    labels = [label for label in rows[0] if label != "remarks" or len(remarks) > 1]
+    shared = [f"Every case: {one}." for one in remarks if one and len(remarks) == 1]
+    heads = []
+    for label in labels:
+        wrap = label in ("case", "remarks")
+        number = not wrap and label != "verdict"
+        heads.append(Head(label, label, number=number, keep=_KEEP.get(label, 9), wrap=wrap))
     cells = tuple(tuple(Cell(make_printable(row[label])) for label in labels) for row in rows)
-    return Table("comparison", title, heads, cells, tuple(notes))
+    return Table("comparison", title, tuple(heads), cells, (*notes, *map(make_printable, shared)))
 
 
 def tabulate(comparison: Comparison) -> Iterator[Table]:
@@ -51,35 +51,38 @@ def tabulate(comparison: Comparison) -> Iterator[Table]:
     for metric, findings in comparison.metrics.items():
         if findings:
             yield _tabulate_metric(comparison, metric, findings)
-        if judged := comparison.judge_equivalence(metric):
+        if judged := [one for one in findings if one.equivalence]:
             yield _tabulate_equivalence(comparison, metric, judged)
 
 
-def _tabulate_metric(
-    comparison: Comparison, metric: Metric, findings: Sequence[MetricPair]
-) -> Table:
+DIFFERENCE = (
+    "Of values that are not all above zero the difference B - A is compared, with a sign; the "
+    "margin is that share of the larger of the two means of the values without their signs."
+)
+
+
+def _tabulate_metric(comparison: Comparison, metric: Metric, findings: Sequence[Finding]) -> Table:
     a, b = comparison.names
     ratio = "speed" if metric.speed else "ratio" if comparison.axis else "B/A"
     rows = []
     for finding in findings:
         shown, apart = metric.show(finding.ratio), finding.ratio.difference
-        ends, write = (shown.low, shown.high), write_number
-        value = NOTHING if shown.value is None else write(shown.value)
+        value, ends, write = shown.value, (shown.low, shown.high), write_number
         if apart:
-            ends, write = apart[1:], "{:+.4g}".format
-            value = write(apart[0])
+            value, ends, write = apart[0], apart[1:], "{:+.4g}".format
+        of_a, of_b = finding.values
         rows.append({
-            "case": comparison.label(finding.match),
-            a: _write_mean(comparison, finding, metric, 0),
-            b: _write_mean(comparison, finding, metric, 1),
-            ratio: value,
+            "case": finding.match.label,
+            a: _write_mean(finding, metric, 0),
+            b: _write_mean(finding, metric, 1),
+            ratio: NOTHING if value is None else write(value),
             "95 % interval": "exact" if shown.exact else write_ends(ends, write, " to ") or NOTHING,
             "p": _write_p(None if shown.exact else shown.p_adjusted),
-            "runs": f"{len(finding.a)}, {len(finding.b)}",
+            "runs": f"{len(of_a)}, {len(of_b)}",
             "verdict": metric.word(finding.ratio.judge(comparison.margin)),
             "remarks": "; ".join(remark(comparison, metric, finding)),
         })  # fmt: skip
-    wording = find_wording([*comparison.a.runs, *comparison.b.runs])
+    wording = find_wording([run for side in comparison.sides for run in side.runs])
     unit = f" in {metric.unit}" if metric.unit else ""
     counts = Counter(row["verdict"] for row in rows)
     found = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
@@ -94,18 +97,12 @@ def _tabulate_metric(
     return _tabulate(title, rows, notes)
 
 
-DIFFERENCE = (
-    "Of values that are not all above zero the difference B - A is compared, with a sign; the "
-    "margin is that share of the larger of the two means of the values without their signs."
-)
-
-
-def _write_mean(comparison: Comparison, finding: MetricPair, metric: Metric, place: int) -> str:
-    values = [value for _, value in (finding.a, finding.b)[place]]
+def _write_mean(finding: Finding, metric: Metric, place: int) -> str:
+    values = finding.values[place]
     if not values:
         return NOTHING
     mean = geometric_mean(values) if min(values) > 0 else sum(values) / len(values)
-    part = comparison.ends(finding.match)[place].runs[0].part
+    part = finding.match.ran[place].runs[0].part
     return f"{ESTIMATE * (part < 1)}{write_number(mean / metric.scale)}"
 
 
@@ -114,14 +111,16 @@ def _write_p(p: float | None) -> str:
 
 
 def _tabulate_equivalence(
-    comparison: Comparison, metric: Metric, judged: Sequence[tuple[MetricPair, Any]]
+    comparison: Comparison, metric: Metric, judged: Sequence[Finding]
 ) -> Table:
     rows = []
-    for finding, found in judged:
+    for finding in judged:
+        found = finding.equivalence
+        assert found is not None
         write = found.write if found.unit else write_number
-        unknown = any(end.classes is None for end in comparison.ends(finding.match))
+        unknown = any(side.classes is None for side in finding.match.ran)
         rows.append({
-            "case": comparison.label(finding.match),
+            "case": finding.match.label,
             "ratio": write(found.ratio or 1.0),
             "90 % interval": write_ends((found.low, found.high), write, " to ") or NOTHING,
             "p": _write_p(found.p),
@@ -139,18 +138,16 @@ def _tabulate_equivalence(
     return _tabulate(title, rows, [note])
 
 
-def remark(comparison: Comparison, metric: Metric, finding: MetricPair) -> Iterator[str]:
+def remark(comparison: Comparison, metric: Metric, finding: Finding) -> Iterator[str]:
     """Yield what a reader must know about a finding before relying on it."""
-    for name, end, values in zip(
-        comparison.names, comparison.ends(finding.match), (finding.a, finding.b), strict=True
-    ):
-        if {*end.outcomes} != {Status.OK} or len(values) < len(end.runs):
-            yield f"{name} {end.ended}, {len(values)} with a value"
+    for name, side, values in zip(comparison.names, finding.match.ran, finding.values, strict=True):
+        if {run.status for run in side.runs} != {Status.OK} or len(values) < len(side.runs):
+            yield f"{name} {side.ended}, {len(values)} with a value"
     pairs = finding.ratio.pairs
-    if pairs and max(map(len, finding.seeded)) > pairs:
+    if pairs and max(map(len, finding.readings)) > pairs:
         yield f"only the {count(pairs, 'seed')} that both sides ran"
     if metric.timed:
-        yield from comparison.spoilt([finding.match])
+        yield from comparison.list_spoilt([finding.match])
     if why := finding.ratio.explain(comparison.margin):
         yield why
 
@@ -160,14 +157,14 @@ def remark(comparison: Comparison, metric: Metric, finding: MetricPair) -> Itera
 
 def describe(comparison: Comparison) -> Iterator[str]:
     """Yield what is compared, what differs, and warnings."""
-    a, b, matched = comparison.a, comparison.b, comparison.matched
+    (a, b), matches = comparison.sides, comparison.matches
     both = f"{a.title} ({a.path}) and {b.title} ({b.path})"
     if a.path == b.path:
         both = f"{a.title} and {b.title} in {a.path}"
     yield from describe_origin(run.executor for side in (a, b) for run in side.runs)
-    if matched:
+    if matches:
         where = f"with both values of {comparison.axis}" if comparison.axis else "in both"
-        yield f"{both}: {count(len(matched), 'case')} {where}, {comparison.name_common()}."
+        yield f"{both}: {count(len(matches), 'case')} {where}, {comparison.common}."
     else:
         yield f"{both}: no case in both; --axis NAME compares two values of a setting."
     told = [f"{name} ({one} and {two})" for name, one, two in comparison.list_differences()]
@@ -175,16 +172,15 @@ def describe(comparison: Comparison) -> Iterator[str]:
     if told:
         yield f"! They differ: {name_first(told, 3, '; ')}."
     for change in ("broken", "fixed"):
-        cases = [match for match in matched if comparison.change(match) == change]
-        if told := [f"{comparison.label(c)} ({write_change(comparison, c)})" for c in cases]:
+        if told := [f"{one.label} ({one.ended})" for one in matches if one.change == change]:
             yield f"{capitalize(change)}: {name_first(told, 3, '; ')}."
-    if spoilt := comparison.spoilt(matched):
+    if spoilt := comparison.list_spoilt(matches):
         yield (
             f"! Do not rely on these times: {name_first(spoilt, 3)}. Close other programs and run "
             "again, with a new --out."
         )
-    for place, side in enumerate((a, b)):
-        if alone := comparison.label_alone(place):
+    for side, alone in zip((a, b), comparison.alone, strict=True):
+        if alone:
             yield f"! Only in {side.title}, not compared: {name_first(alone, 3, '; ')}."
 
 
@@ -194,7 +190,7 @@ def describe(comparison: Comparison) -> Iterator[str]:
 UNLIMITED = 10_000  # width in characters of what goes to a file or a pipe
 
 
-def render_text(comparison: Comparison, results: Sequence[Result]) -> str:
+def render_text(comparison: Comparison, gates: Sequence[Gate]) -> str:
     """Render what is compared, and a table of each metric."""
     width = shutil.get_terminal_size((UNLIMITED, 0)).columns
     console = make_plain(width)
@@ -206,71 +202,67 @@ def render_text(comparison: Comparison, results: Sequence[Result]) -> str:
     return console.export_text()
 
 
-def render_json(comparison: Comparison, results: Sequence[Result]) -> str:
+def render_json(comparison: Comparison, gates: Sequence[Gate]) -> str:
     """Render JSON with all raw values, in SI units."""
     a, b = comparison.sides
-    origins = dict.fromkeys(run.kind for side in (a, b) for run in side.runs)
+    found: dict[str, list[Any]] = {}
+    equivalent: dict[str, list[Any]] = {}
+    for metric, findings in comparison.metrics.items():
+        found[metric.name] = [_lay_out(comparison, metric, one) for one in findings]
+        if metric.seeded:
+            equivalent[metric.name] = [
+                {**_lay_out_match(one.match), **asdict(one.equivalence),
+                 "verdict": one.equivalence.verdict.value}
+                for one in findings if one.equivalence
+            ]  # fmt: skip
     document = {
         "axis": comparison.axis,
         "a": str(a.path),
         "b": str(b.path),
-        "origins": list(origins),
+        "origins": list(dict.fromkeys(run.kind for side in (a, b) for run in side.runs)),
         "margin": comparison.margin,
         "equivalence_margin": comparison.equal,
         "differ": [*comparison.list_differences()],
         "outcomes": [
-            {
-                **_name_match(comparison, match),
-                "ended": write_change(comparison, match),
-                "change": comparison.change(match),
-            }
-            for match in comparison.matched
+            {**_lay_out_match(one), "ended": one.ended, "change": one.change}
+            for one in comparison.matches
         ],
-        "metrics": {
-            metric.name: [_lay_out(comparison, metric, finding) for finding in findings]
-            for metric, findings in comparison.metrics.items()
-        },
-        "equivalence": {
-            metric.name: [
-                {**_name_match(comparison, finding.match), **asdict(found),
-                 "verdict": found.verdict.value}
-                for finding, found in comparison.judge_equivalence(metric)
-            ]
-            for metric in comparison.metrics
-            if metric.seeded
-        },
-        "only_in_a": comparison.label_alone(0),
-        "only_in_b": comparison.label_alone(1),
+        "metrics": found,
+        "equivalence": equivalent,
+        "only_in_a": comparison.alone[0],
+        "only_in_b": comparison.alone[1],
         "gates": [
-            {"gate": result.gate.text, "passed": result.passed, "failures": result.failures,
-             "judged": result.judged, "unjudged": result.unjudged}
-            for result in results
+            {"gate": gate.gate, "passed": gate.passed, "failures": gate.failures,
+             "judged": gate.judged, "unjudged": gate.unjudged}
+            for gate in gates
         ],
     }  # fmt: skip
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
-def _lay_out(comparison: Comparison, metric: Metric, finding: MetricPair) -> dict[str, Any]:
+def _lay_out(comparison: Comparison, metric: Metric, finding: Finding) -> dict[str, Any]:
+    a, b = finding.values
+    seeds = [[seed for seed, held in side.items() for _ in held] for side in finding.readings]
     return {
-        **_name_match(comparison, finding.match),
-        "a": [value for _, value in finding.a],
-        "b": [value for _, value in finding.b],
-        "seeds_a": [seed for seed, _ in finding.a],
-        "seeds_b": [seed for seed, _ in finding.b],
+        **_lay_out_match(finding.match),
+        "a": a,
+        "b": b,
+        "seeds_a": seeds[0],
+        "seeds_b": seeds[1],
         **metric.lay_out(finding.ratio),
         "pairs": finding.ratio.pairs,
         "verdict": metric.word(finding.ratio.judge(comparison.margin)),
-        "spoilt": comparison.spoilt([finding.match]) if metric.timed else [],
+        "spoilt": comparison.list_spoilt([finding.match]) if metric.timed else [],
         "remarks": list(remark(comparison, metric, finding)),
     }
 
 
-def _name_match(comparison: Comparison, match: Match) -> dict[str, Any]:
-    one, two = (asdict(end.case) for end in comparison.ends(match))
+def _lay_out_match(match: Match) -> dict[str, Any]:
+    one, two = (asdict(side.case) for side in match.ran)
     return {"case": one, "case_b": two, "environment": dict(match.told)}
 
 
-FORMATS: dict[str, Callable[[Comparison, Sequence[Result]], str]] = {
+FORMATS: dict[str, Callable[[Comparison, Sequence[Gate]], str]] = {
     "text": render_text,
     "json": render_json,
 }
