@@ -7,7 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 from typing import Any
 
 from bench.compare.comparison import Comparison, Finding, Gate, Match
@@ -32,18 +32,28 @@ _KEEP = {"p": 2, "runs": 3, "95 % interval": 6}
 """Priorities of columns: the lowest is left out first if a page is too narrow; see `Head`."""
 
 
-def _tabulate(title: str, rows: Sequence[Mapping[str, str]], notes: Sequence[str]) -> Table:
-    """Make a table of texts by column. What its cases have in common to remark is said below."""
-    remarks = {row["remarks"] for row in rows}
-    labels = [label for label in rows[0] if label != "remarks" or len(remarks) > 1]
-    shared = [f"Every case: {one}." for one in remarks if one and len(remarks) == 1]
+def _tabulate(
+    title: str,
+    rows: Sequence[Mapping[str, str]],
+    remarks: Sequence[Sequence[str]],
+    notes: Sequence[str],
+) -> Table:
+    """Make a table of texts by column, and of the remarks of each row: those of every row are said
+    once, below it."""
+    shared = [one for one in remarks[0] if all(one in of for of in remarks)]
+    own = ["; ".join(one for one in of if one not in shared) for of in remarks]
+    labels = [*rows[0], *["remarks"] * any(own)]
     heads = []
     for label in labels:
         wrap = label in ("case", "remarks")
         number = not wrap and label != "verdict"
         heads.append(Head(label, label, number=number, keep=_KEEP.get(label, 9), wrap=wrap))
-    cells = tuple(tuple(Cell(make_printable(row[label])) for label in labels) for row in rows)
-    return Table("comparison", title, tuple(heads), cells, (*notes, *map(make_printable, shared)))
+    cells = tuple(
+        tuple(Cell(make_printable(text)) for text in (*row.values(), *[rest] * any(own)))
+        for row, rest in zip(rows, own, strict=True)
+    )
+    below = [make_printable(f"Every case: {'; '.join(shared)}.")] * bool(shared)
+    return Table("comparison", title, tuple(heads), cells, (*notes, *below))
 
 
 def tabulate(comparison: Comparison) -> Iterator[Table]:
@@ -80,7 +90,6 @@ def _tabulate_metric(comparison: Comparison, metric: Metric, findings: Sequence[
             "p": _write_p(None if shown.exact else shown.p_adjusted),
             "runs": f"{len(of_a)}, {len(of_b)}",
             "verdict": metric.word(finding.ratio.judge(comparison.margin)),
-            "remarks": "; ".join(remark(comparison, metric, finding)),
         })  # fmt: skip
     wording = find_wording([run for side in comparison.sides for run in side.runs])
     unit = f" in {metric.unit}" if metric.unit else ""
@@ -94,7 +103,8 @@ def _tabulate_metric(comparison: Comparison, metric: Metric, findings: Sequence[
     notes = [note] if metric.speed else []
     notes += [DIFFERENCE] if any(one.ratio.unit for one in findings) else []
     title = f"{wording.say_period(capitalize(metric.label))}{unit}: {found}"
-    return _tabulate(title, rows, notes)
+    remarks = [[*remark(comparison, metric, finding)] for finding in findings]
+    return _tabulate(title, rows, remarks, notes)
 
 
 def _write_mean(finding: Finding, metric: Metric, place: int) -> str:
@@ -113,7 +123,7 @@ def _write_p(p: float | None) -> str:
 def _tabulate_equivalence(
     comparison: Comparison, metric: Metric, judged: Sequence[Finding]
 ) -> Table:
-    rows = []
+    rows, remarks = [], []
     for finding in judged:
         found = finding.equivalence
         assert found is not None
@@ -126,8 +136,8 @@ def _tabulate_equivalence(
             "p": _write_p(found.p),
             "seeds": str(found.seeds),
             "verdict": found.verdict.value,
-            "remarks": "; ".join(filter(None, [UNCHECKED * unknown, found.lack])),
         })  # fmt: skip
+        remarks.append([*filter(None, [UNCHECKED * unknown, found.lack])])
     note = (
         "Two one-sided tests (TOST) at 5 %; p is adjusted for the number of cases (Holm). Worse or "
         "better: beyond the margin. One seed cannot tell: each of --repeats 5 has its own, without "
@@ -135,7 +145,7 @@ def _tabulate_equivalence(
     )
     within = write_percent(comparison.equal)
     title = f"No loss of accuracy? {metric.label} equivalent within {within}"
-    return _tabulate(title, rows, [note])
+    return _tabulate(title, rows, remarks, [note])
 
 
 def remark(comparison: Comparison, metric: Metric, finding: Finding) -> Iterator[str]:
@@ -167,6 +177,7 @@ def describe(comparison: Comparison) -> Iterator[str]:
         yield f"{both}: {count(len(matches), 'case')} {where}, {comparison.common}."
     else:
         yield f"{both}: no case in both; --axis NAME compares two values of a setting."
+    yield from _tell_speed(comparison)
     told = [f"{name} ({one} and {two})" for name, one, two in comparison.list_differences()]
     told += [f"{name_axis(axis)}, so what is learnt is not compared" for axis in comparison.apart]
     if told:
@@ -182,6 +193,18 @@ def describe(comparison: Comparison) -> Iterator[str]:
     for side, alone in zip((a, b), comparison.alone, strict=True):
         if alone:
             yield f"! Only in {side.title}, not compared: {name_first(alone, 3, '; ')}."
+
+
+def _tell_speed(comparison: Comparison) -> Iterator[str]:
+    """Yield how many times as fast the second side is, whether or not it is proven."""
+    a, b = comparison.names
+    for metric, findings in comparison.metrics.items():
+        shown = [metric.show(one.ratio).value for one in findings] if metric.speed else []
+        if speeds := sorted(speed for speed in shown if speed is not None):
+            middle, low, high = (f"{one:.3g}" for one in (median(speeds), speeds[0], speeds[-1]))
+            said = f"{b} is {'' if middle == '1' else f'{middle} times '}as fast as {a}"
+            several = f" (median of {len(speeds)} cases: {low} to {high})"
+            yield said + several * (len(speeds) > 1) + "."
 
 
 # ------------------------------------------------------------------------------------------ formats
