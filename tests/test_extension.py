@@ -67,7 +67,11 @@ class Copy:
     def run(self, *commands: str, refused: bool = False) -> list[str]:
         """Run commands of the copy, in one process; what each prints, or says where all are to
         refuse."""
-        environment = {**os.environ, "PYTHONPATH": f"{self.folder}:{TESTS}", "COLUMNS": "200"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{self.folder}:{ROOT}:{TESTS}",
+            "COLUMNS": "200",
+        }
         where = {"cwd": self.folder, "env": environment}
         command = [sys.executable, "-c", RUN_ALL, *commands]
         done = subprocess.run(command, **where, capture_output=True, text=True)

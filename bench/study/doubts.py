@@ -135,8 +135,8 @@ _ALL = (
           lambda r: r.lanes_beside > 0, fatal=False),
     Doubt("noisy", "noisy",
           "Step times did not settle during warm-up, vary by more than "
-          f"{100 * NOISY_STEPS:.0f} % around their median, or changed, or the SM clock fell, by "
-          f"more than {100 * STEADY:.0f} % from the first to the last quarter of those measured",
+          f"{100 * NOISY_STEPS:.0f} % around their median, or they or the SM clock drift by more "
+          f"than {100 * STEADY:.0f} % from the first quarter to the last",
           QUIETER,
           lambda r: (not r.warmup_steady and r.warmup_steps == r.warmup_steps)
           or r.step_noise > NOISY_STEPS or has_trend(r)),
