@@ -103,3 +103,20 @@ def test_a_step_that_overflows_is_not_counted_as_clipped() -> None:
     assert bool(overflowed)
     assert not torch.isfinite(norm)  # type: ignore[arg-type]
     assert all(map(torch.equal, ours.masters, before)), "it is skipped"
+
+
+def test_a_row_counts_no_skipped_step_as_clipped(data: DatasetInfo) -> None:
+    case = Case(
+        model="models_for_tests:good",
+        dataset="synthetic",
+        batch_size=4,
+        steps=2,
+        device="cpu",
+        precision="fp16-amp",
+        loss_scale=1e30,
+        clip_grad=1e-3,
+    )
+    row = run_case(case, data.folder).measurement
+    assert row.overflow_steps == 2
+    assert row.clipped_steps == 0
+    assert row.grad_norm_median is None
