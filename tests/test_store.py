@@ -14,7 +14,7 @@ from typing import Any
 
 import filelock
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from bench.case import Case
@@ -134,6 +134,7 @@ def test_any_text_is_read_back_and_is_no_formula(
     st.floats(),
     max_size=4,
 ))  # fmt: skip
+@example({"epoch_time_s": math.inf, "train_loss": math.nan})
 def test_any_number_is_read_back_or_left_out_with_its_reason(
     tmp_path_factory: pytest.TempPathFactory, numbers: dict[str, float]
 ) -> None:
