@@ -8,7 +8,7 @@ many, repeatedly. The epochs at which it decides are its rungs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from bench.plain import read_value
 
@@ -61,8 +61,12 @@ class Halving:
 def read_halving(told: object) -> Halving | None:
     """Read the search from a folder's configuration; None if there is no valid one, as people may
     have edited it."""
+    if not isinstance(told, dict):
+        return None
     try:
-        found: Halving = read_value(Halving, told)
+        found: Halving = read_value(
+            Halving, {one.name: told[one.name] for one in fields(Halving) if one.name in told}
+        )
     except (ValueError, TypeError):
         return None
     sound = found.epochs > found.grace >= 1 and found.reduction >= 2 and found.metric in METRICS

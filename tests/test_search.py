@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -60,6 +60,13 @@ def read_told(out: Path) -> Halving:
     halving = read_halving(json.loads((out / "config.json").read_text())["halving"])
     assert halving is not None
     return halving
+
+
+def test_rules_are_read_whatever_stands_beside_them() -> None:
+    """Else a search would go on by other rules than those that ended its earlier trials."""
+    halving = Halving("test_loss", 9, 1, 3)
+    assert read_halving(asdict(halving) | {"trials": [], "combinations": 2.5}) == halving
+    assert read_halving(["test_loss", 9, 1, 3, []]) is None
 
 
 # ------------------------------------------------------------------------------------- the rungs
