@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bench.case import Case
 from bench.data import Dataset, load, prepare
-from bench.data.batches import Batches, Divided, Supply
+from bench.data.batches import Batches, Counted, Divided, Supply
 from bench.data.synthetic import count_images
 from bench.errors import UsageError
 from bench.fingerprint import examine_model
@@ -187,8 +187,8 @@ class Given:
         return iter([torch.zeros(batch_size or 4, 2)])
 
 
-class Sequences(Workload):
-    """Of sequences of numbers, in batches of its own, whose last has too few items."""
+class Undivided(Workload):
+    """Whose batches are never divided; of sequences of numbers."""
 
     samples = 8
 
@@ -202,32 +202,37 @@ class Sequences(Workload):
         loss: Tensor = network(batch)[0].mean()
         return loss
 
-    def open_batches(self, *, micro_batch: int, **settings: Any) -> Supply:
-        supply = Given((4, 2, 2), (4, 2, 2)) if micro_batch == 2 else Given((4, 4), (4, 3))
+    def open_batches(self, **settings: Any) -> Supply:
+        supply = Given((4, 4), (4, 4))
         supply.samples = self.samples
         return supply
 
 
-class Undivided(Sequences):
-    def open_batches(self, **settings: Any) -> Supply:
-        return super().open_batches(**settings | {"micro_batch": 4})
-
-
-def test_a_supply_of_ones_own_that_lacks_items_is_refused() -> None:
+def test_a_supply_that_does_not_divide_its_batches_is_refused() -> None:
     def run(**settings: Any) -> Measurement:
-        name = f"{__name__}:Sequences"
+        name = f"{__name__}:Undivided"
         (case,) = grid({"workload": [name], "device": ["cpu"], "batch_size": [4]} | settings)
         return run_case(case).measurement
 
-    whole = run(accumulate=[2])
+    whole = run()
     assert whole.measured_images == 8
     assert whole.proof_notes == "recurrent layers were not probed for their arithmetic"
-    with pytest.raises(UsageError, match="open_batches: a batch of 4 items has 3 in its parts"):
-        run()
+    with pytest.raises(UsageError, match="a batch of 4 items where 2 were asked for"):
+        run(accumulate=[2])
 
 
-def test_a_supply_of_ones_own_that_ignores_micro_batch_is_refused() -> None:
-    name = f"{__name__}:Undivided"
-    (case,) = grid({"workload": [name], "device": ["cpu"], "batch_size": [4], "accumulate": [2]})
-    with pytest.raises(UsageError, match="--accumulate 2: open_batches gives 4 items in a part"):
-        run_case(case)
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        ([(4, 2, 1)], "a batch of 1 items where 2 were asked for"),
+        ([(4, 2)], "left out 2 items of a batch"),
+        ([(4, 2, 2), (4, 3)], "a batch of 3 items where 2 were asked for"),
+    ],
+)
+def test_a_users_batches_are_counted(batches: list[tuple[int, ...]], message: str) -> None:
+    def count(*batches: tuple[int, ...]) -> list[list[int]]:
+        return [[len(p) for p in batch.parts] for batch in Counted(Given(*batches), 2).divide()]
+
+    assert count((4, 2, 2), (2, 2)) == [[2, 2], [2]]
+    with pytest.raises(UsageError, match=message):
+        count(*batches)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,8 @@ def test_what_keeps_the_protocol_is_known() -> None:
     assert examine_model(f"{__name__}:normalised", "workload").batchnorm
 
 
+DTYPES = cycle((torch.float32, torch.float64))
+
 BROKEN: dict[str, tuple[Workload, str]] = {
     "samples": (broken(samples=1), "samples is 1; it must be a whole number of at least 2"),
     "no network": (broken(build_model=lambda self: 3), "returned int, and not a torch.nn.Module"),
@@ -112,6 +115,10 @@ BROKEN: dict[str, tuple[Workload, str]] = {
      "make_batch made float32 (3, 3); it makes as many items as it is asked for, 2"),
     "own random numbers": (broken(make_batch=lambda self, size, *_: torch.randn(size, 3)),
      "made two different batches from one seed; draw random numbers only from the generator"),
+    "another dtype": (
+        broken(make_batch=lambda self, size, *_: torch.ones(size, 3, dtype=next(DTYPES))),
+        "made two different batches from one seed",
+    ),
     "shape": (with_loss(lambda found: found.loss.expand(2)),
      "compute_loss returned float32 (2,); the loss must be a tensor, float32 of shape ()"),
     "another network": (

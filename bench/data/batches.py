@@ -298,7 +298,7 @@ class MadeBatches(Planned):
             rank = [self.share.rank] if self.share.rank else []
             seeded = self._seeded(index, step, part, *rank)
             batch = self.make(size, self.device, seeded)
-            _refuse_other(batch, size)
+            _count_exactly(batch, size)
             yield batch
 
     def evaluation(self, batch_size: int | None = None) -> Iterator[Any]:
@@ -309,7 +309,7 @@ class MadeBatches(Planned):
                 batch = self.make_in_order(items, self.device, first)
             else:
                 batch = self.make(items, self.device, self._seeded(0, step, 0))
-            _refuse_other(batch, items)
+            _count_exactly(batch, items)
             yield batch
 
     def _seeded(self, *place: int) -> torch.Generator:
@@ -318,13 +318,43 @@ class MadeBatches(Planned):
         return torch.Generator(self.device).manual_seed(mix(self.seed, *place))
 
 
-def _refuse_other(batch: Any, size: int) -> None:
+class Counted:
+    """Wraps a user's own `Supply`, and counts the items of its micro-batches. Raises UsageError: a
+    batch does not have those that are asked for, in micro-batches of their size."""
+
+    def __init__(self, supply: Supply, micro_batch: int) -> None:
+        self._supply, self._micro_batch = supply, micro_batch
+        self.batch_size, self.samples = supply.batch_size, supply.samples
+        self.evaluation = supply.evaluation
+
+    def __len__(self) -> int:
+        return len(self._supply)
+
+    def divide(
+        self, index: int = 0, steps: int | None = None, size: int | None = None
+    ) -> Iterator[Divided]:
+        given = self._supply.divide(index, steps=steps, size=size)
+        plan = plan_steps(self.samples, self.batch_size, steps, size)
+        for items, batch in zip(plan, given, strict=False):
+            yield Divided(len(items), self._count(batch.parts, len(items)))
+
+    def _count(self, parts: Iterator[Any], left: int) -> Iterator[Any]:
+        for part in parts:
+            left -= _count_exactly(part, min(self._micro_batch, left))
+            yield part
+            if not left:
+                return
+        raise UsageError(f"the workload's divide left out {left} items of a batch")
+
+
+def _count_exactly(batch: Any, size: int) -> int:
     # shapes are known on the host, so this does not wait for the device
     if (made := count_items(batch)) != size:
         raise UsageError(
-            f"the workload made a batch of {made} items where {size} were asked for; make_batch "
-            "and make_test_batch make as many as they are asked for"
+            f"the workload made a batch of {made} items where {size} were asked for; make_batch, "
+            "make_test_batch and divide make as many as they are asked for"
         )
+    return made
 
 
 def mix(*numbers: int) -> int:

@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_map_only
 from bench.axis import OWN_GRAPHS
 from bench.case import Case
 from bench.data.batches import Divided, count_items
-from bench.errors import UsageError
 from bench.models.freezing import NONE, freeze
 from bench.precision import Precision, autocast, cast
 from bench.training.float8 import Conversion, convert
@@ -255,8 +254,6 @@ class Training:
             self.backward(loss if weight == 1 else loss * weight, last=last)
             losses.append(_keep(loss))
             hits.append(found.correct)
-        if done != size:  # shapes are known on the host, so this does not wait for the device
-            raise UsageError(f"open_batches: a batch of {size} items has {done} in its parts")
         if not size:  # other processes wait for gradients from this one too
             found = self.exchange.run(self._compute_nothing, True)
             self.backward(found.loss)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bench.case import Case, micro_batch, whole_batch
-from bench.data.batches import Batches, MadeBatches, Share, Supply, count_items, repeat
+from bench.data.batches import Batches, Counted, MadeBatches, Share, Supply, repeat
 from bench.data.loader import LoadedBatches
 from bench.errors import UsageError
 from bench.training.building import build_training, open_workload, seed_all
@@ -62,20 +62,13 @@ def open_supply(
     batches = workload.open_batches(**about)
     if isinstance(batches, Batches | MadeBatches):
         batches.share = share
-    elif share.of > 1:
+        return batches
+    if share.of > 1:
         raise UsageError(
             "the workload's open_batches makes batches of its own, which cannot be shared by "
             "processes; leave out --parallel, or give it make_batch or --loader torch"
         )
-    elif case.accumulate > 1:
-        first = next(iter(batches.divide(steps=1)))
-        items, most = count_items(next(iter(first.parts))), micro_batch(case)
-        if items > most:  # else the row says micro-batches where whole batches were trained
-            raise UsageError(
-                f"--accumulate {case.accumulate}: open_batches gives {items} items in a part of a "
-                f"batch, and micro_batch is {most}; give at most micro_batch in each"
-            )
-    return batches
+    return Counted(batches, micro_batch(case))
 
 
 def end_workers(batches: Supply) -> None:
