@@ -21,6 +21,7 @@ from typing import Any
 from bench.data import find_layout
 from bench.environment.host import has_cuda
 from bench.environment.machine import probe
+from bench.errors import UsageError
 from bench.flags import Parser, command, describe, parse_number
 from bench.gpu.nvml import find_cards
 from bench.precision import find_apex, find_version
@@ -135,6 +136,8 @@ def main(argv: Sequence[str]) -> int:
     minutes = parse_number("--minutes", given.minutes, "a number above 0")
     deadline = begun + 60 * minutes - GRACE_S
     rehearsal = not has_cuda()
+    if rehearsal and find_cards()[0]:
+        raise UsageError("torch finds no GPU, though there is one; python -m bench.doctor says why")
     device = "cpu" if rehearsal else "cuda"
     data = (given.data_dir or Path("data")).absolute()
     real = not rehearsal and (given.data_dir or find_layout(data))
@@ -150,7 +153,10 @@ def main(argv: Sequence[str]) -> int:
     words["images"] = f"--dataset {dataset} {images}"
     words["into"] = f"--out {out} --device {device}" + " --allow-shared" * given.allow_shared
     if rehearsal:
-        print("A rehearsal: there is no GPU, and what follows on a CPU are no figures.")
+        print(
+            "A rehearsal on the CPU, whose figures count for nothing: there is no NVIDIA GPU here; "
+            "if there should be one, python -m bench.doctor says why it is not found."
+        )
         # a compiler takes half a minute a case, and threads of small steps wait for each other
         os.environ |= {"TORCH_COMPILE_DISABLE": "1", "OMP_NUM_THREADS": "1"}
     print(f"{platform.name}; {dataset} images; {folder}", flush=True)

@@ -45,7 +45,8 @@ EXPORTED = "exported.txt"
 _LONGEST_NAME = 128  # characters; Weights & Biases takes no more
 _LONGEST_TEXT = 5000  # characters; MLflow's tags hold 8000, its older ones 5000
 
-_NUMBERS = [f.name for f in fields(Measurement) if COLUMNS[f.name].type in (int, float)]
+_READ = [f.name for f in fields(Measurement)]
+_NUMBERS = [name for name in _READ if COLUMNS[name].type in (int, float)]
 _OF_STEP = ("loss", "time_s", "loss_scale", "lr")
 _OF_EPOCH = [name for name in EPOCH_COLUMNS if name not in ("record_id", "epoch")]
 
@@ -124,12 +125,13 @@ def _name(case: Case, row: Mapping[Any, Any], remarks: Iterable[str]) -> str:
 
 
 def _read_facts(row: Mapping[Any, Any]) -> dict[str, Value]:
-    """Return what a record has besides axes and numbers. A switch that was not read is off in its
-    row, so only those that are on are certain."""
+    """Return what a record has besides axes and numbers. A reading that is a switch is off in the
+    row also where it was not read, so only those that are on are certain."""
     facts: dict[str, Value] = {}
     for name, column in COLUMNS.items():
         value = row[name]
-        if name in AXES or name in _NUMBERS or value == "" or value is False or value != value:
+        unread = value == "" or value != value or (value is False and name in _READ)
+        if name in AXES or name in _NUMBERS or unread:
             continue
         facts[name] = clean(value)[:_LONGEST_TEXT] if column.type is str else column.type(value)
     return facts

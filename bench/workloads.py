@@ -271,7 +271,9 @@ class Images(Workload):
     def open_tests(self, *, batch_size: int, device: torch.device) -> Supply:
         """Return the test images without augmentation. Raises UsageError: the dataset has none."""
         if not self.test_samples:
-            raise UsageError("the dataset has no test images")
+            raise UsageError(
+                "the dataset has no test images; download them too, or leave out --evaluate"
+            )
         return Batches(
             self.data.test_images,
             self.data.test_labels,

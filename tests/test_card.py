@@ -20,6 +20,8 @@ from bench.fit import build_parser as build_fit
 from bench.scale_map import MAP
 from bench.scales.__main__ import build_parser as build_scales
 from bench.store.reader import read_records
+from bench.store.table import RECORDS
+from bench.study.sweeps import list_results
 from bench.sweep.options import parse_arguments, plan_cases
 
 ROOT = Path(__file__).parents[1]
@@ -160,6 +162,23 @@ def test_every_command_is_one_that_there_is() -> None:
     assert [case.precision for case in cases["epochs"]] == ["fp16", "tf32", "fp32"]
 
 
+def test_a_gpu_that_torch_does_not_find_is_not_rehearsed_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(card, "has_cuda", lambda: False)
+    monkeypatch.setattr(card, "find_cards", lambda: ([object()], ""))
+    assert card.main(["--out", str(tmp_path)]) == 2
+    assert "there is one; python -m bench.doctor says why" in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_rehearsal_is_among_no_results(tmp_path: Path) -> None:
+    for name in ("rehearsal-cpu-20261128", "cpu-20261128"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / RECORDS).touch()
+    assert list_results(tmp_path) == [tmp_path / "cpu-20261128"]
+
+
 @pytest.mark.thorough
 @pytest.mark.timeout(3000)
 def test_a_cpu_rehearses_every_command(tmp_path: Path) -> None:
@@ -167,7 +186,7 @@ def test_a_cpu_rehearses_every_command(tmp_path: Path) -> None:
     hidden = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(words, env=hidden, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("A rehearsal: ")
+    assert done.stdout.startswith("A rehearsal on the CPU, ")
     folder, state = read(tmp_path)
     assert folder.name.startswith("rehearsal-cpu-")
     assert state["complete"]

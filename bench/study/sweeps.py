@@ -139,9 +139,11 @@ def read_sweeps(
 
 def list_results(folder: Path) -> list[Path]:
     """Return the folders of the sweeps in a folder, newest first, then the records files of its
-    ``reference``."""
+    ``reference``. A rehearsal of `bench.card` has no figures."""
     found: dict[Path, float] = {}
     for path in folder.glob("*/"):
+        if path.name.startswith("rehearsal-"):
+            continue
         shards = (file for file in path.glob(f"*/{RECORDS}") if SHARD in read_config(file.parent))
         if files := [*path.glob(RECORDS)] or [*shards]:
             found[path] = max(file.stat().st_mtime for file in files)

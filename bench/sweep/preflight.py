@@ -213,6 +213,12 @@ def check(
             f"note: --data-dir {options.data_dir} is not used, because the images are synthetic; "
             f"give --dataset {Case.dataset} to train on it"
         )
+    tested = [datasets.get(name_data(case)) for case in plan.cases if case.evaluate]
+    if any(info and info.folder and not info.test_images for info in tested):
+        warnings.append(
+            "warning: there are no test images, so that --evaluate measures nothing; download them "
+            "too, or leave out --evaluate"
+        )
     return replace(inputs, plan=plan, warnings=warnings)
 
 
