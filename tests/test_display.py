@@ -35,9 +35,9 @@ def test_plain_lines_where_there_is_no_terminal(capsys: Capture, monkeypatch: Pa
     name = "fp16 · loss scale 128 · batch size 512"
     assert capsys.readouterr().err.splitlines() == [
         "2 to run, 7 already there, into results/x",
-        f"{name}: epoch step 4 of 20, 1.00 GiB",
+        f"{name}: epoch, step 4 of 20, 1.00 GiB",
         f"[1/2] {name}: ≈11.00 s an epoch, 14.00 GiB, loss 2.053, accuracy 29.0 %; about 32 s left",
-        f"[2/2] {name} · sentinel: oom: OutOfMemoryError: [2J tried to [bold]allocate",
+        f"[2/2] {name} · again, for drift: oom: OutOfMemoryError: [2J tried to [bold]allocate",
     ]
 
 
@@ -46,11 +46,12 @@ def test_a_terminal_gets_a_live_line(monkeypatch: Patch) -> None:
     import os
     import pty
     import sys
+    import termios
 
     leader, follower = pty.openpty()
     with os.fdopen(follower, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
-        monkeypatch.setenv("COLUMNS", "160")
+        termios.tcsetwinsize(terminal, (50, 160))
         monkeypatch.setenv("TERM", "xterm")
         with Display(Path("x"), 1, 0) as display:
             display.begin(CASE, 1, False)
@@ -64,3 +65,12 @@ def test_a_terminal_gets_a_live_line(monkeypatch: Patch) -> None:
     os.close(leader)
     for text in ("batch size 512", "warmup", "step 10 of 20", "3.00 GiB"):
         assert text in shown
+
+
+def test_a_command_that_tells_of_no_epochs_has_none(capsys: Capture) -> None:
+    case = Case(command="python train.py", dataset="own")
+    told = {"epoch_time_s": 35.07, "measured_images": 10_000, "train_images": 10_000}
+    with Display(Path("x"), 1, 0) as display:
+        display.begin(case, 1, False)
+        display.end(make_record(case, status=Status.OK, unit="items", **told))
+    assert capsys.readouterr().err.endswith(": 35.07 s for 10,000 items\n")

@@ -195,7 +195,7 @@ def _judge_cpu(m: Machine) -> Iterator[Remark]:
     share, used = cpu.others / cores, f"other processes used {cpu.others:.2g} of {of}"
     if share > OTHERS_NOTED:
         remark = _wrong if share > OTHERS_HEAVY else _note
-        yield remark("CPU", used, "find them with top, and end them")
+        yield remark("CPU", used, "find them with top; end those that are yours, or wait")
     else:
         yield _fine("CPU", f"{cpu.name}; {used}")
     if cpu.steal > STEAL_NOTED:

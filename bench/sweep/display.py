@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -68,7 +67,7 @@ class Display:
         print(clean(line), file=sys.stderr, flush=True)
 
     def begin(self, case: Case, repeat: int, sentinel: bool, lane: str = "") -> None:
-        again = "sentinel" if sentinel else f"repeat {repeat}" if repeat > 1 else ""
+        again = "again, for drift" if sentinel else f"repeat {repeat}" if repeat > 1 else ""
         here = _Lane(" · ".join(filter(None, [lane, case.label(self._axes), again])))
         self._lanes[lane], here.due = here, time.monotonic() + _PLAIN_EVERY_S
         self._show(f"{here.name}: {here.phase}")
@@ -80,7 +79,7 @@ class Display:
             self._show(f"{here.name}: {here.phase}")
             return
         of = f" of {event.total}" if event.total else ""
-        now = f"{here.phase} step {event.step + 1}{of}, {event.memory_bytes / GIB:.2f} GiB"
+        now = f"{here.phase}, step {event.step + 1}{of}, {event.memory_bytes / GIB:.2f} GiB"
         self._show(f"{here.name}: {now}")
         if not self._live and time.monotonic() >= here.due:
             here.due = time.monotonic() + _PLAIN_EVERY_S
@@ -103,7 +102,7 @@ class Display:
     def _show(self, line: str) -> None:
         """Write a line over the live one, on a terminal."""
         if self._live:
-            width = shutil.get_terminal_size().columns
+            width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
             print(f"\r\x1b[K{clean(line)[: width - 1]}", end="", file=sys.stderr, flush=True)
 
 
@@ -115,9 +114,11 @@ def _describe(record: Record) -> str:
         words.append("trains")
     elif m.epoch_time_s is not None:
         cut = case.fraction < 1 or case.steps is not None or m.epoch_time_error is not None
+        what = "an epoch"
         if case.command is not None:  # which need not tell of epochs
             cut |= (m.measured_images or 0) < (record.environment.train_images or 0)
-        words.append(f"{'≈' if cut else ''}{write_number(m.epoch_time_s)} s an epoch")
+            what = f"for {record.environment.train_images or 0:,} {record.environment.unit}"
+        words.append(f"{'≈' if cut else ''}{write_number(m.epoch_time_s)} s {what}")
     memory = m.peak_device_bytes if m.peak_device_bytes is not None else m.peak_process_bytes
     if memory is not None:
         words.append(f"{memory / GIB:.2f} GiB")
