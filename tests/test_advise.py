@@ -168,6 +168,7 @@ def test_the_command_says_what_to_train_with(tmp_path: Path, capsys: Capture) ->
         assert sweep.main(join_flags(words, small)) == 0
     whole = read_records(tmp_path / "out-whole")
     assert whole["batch_size"].tolist() == [128, 256]
+    assert set(whole["fraction"]) == {1.0}, "also where a preset takes a part"
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,8 @@ from bench.record import Status
 from bench.report.__main__ import main as report
 from bench.store.reader import read_config, read_records, read_rows
 from bench.store.rows import keep_latest
+from bench.study.runs import read_runs
+from bench.study.sweeps import read_sweep
 from bench.sweep import options
 from tests.planted.records import ran, write_sweep
 from tests.pytest_for_tests import Capture, Patch
@@ -183,7 +185,8 @@ def write_advice() -> str:
     _, budget = split_flags(shlex.split(config["command"])[3:])["--budget"]
     budget_s = parse_budget("--budget", budget)
     resume = propose(config["command"], budget_s, 0)
-    answer = Answer(findings, {}, Path("results") / ADVICE.name, resume)
+    runs = read_runs([read_sweep(ADVICE)])
+    answer = Answer(findings, {}, Path("results") / ADVICE.name, resume, runs=runs)
     return "\n".join(answer.write()) + "\n"
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from time import monotonic
@@ -20,6 +21,9 @@ from bench.questions.halving import spell_case
 from bench.record import REPEATED, Outcome, Record, Status, flatten
 from bench.store.rows import Row, keep_latest, read_history
 from bench.study.axes import name_setting
+from bench.study.doubts import DOUBTS
+from bench.study.runs import Run, read_runs
+from bench.study.sweeps import read_sweep
 from bench.sweep.display import Display
 from bench.sweep.execution import Grid, OomSkips
 from bench.sweep.folder import read_past, write_config
@@ -33,9 +37,8 @@ from bench.worker import Job, Lane
 UNTIL = 0.01
 """Relative error of the epoch time, within the run, at which a run may end."""
 
-MOST_PART, MOST_S = 0.1, 10.0
-"""Largest part of an epoch that a run may take, and most seconds of its steps, as far as they can
-be predicted: a tenth of an epoch of ResNet-18 at 224 pixels took two CPU cores 8 minutes."""
+MOST_S = 10.0
+"""Most seconds of a run's steps, as far as they can be predicted; `UNTIL` ends most before."""
 
 LEAST_STEPS = 8
 """Steps that a run measures however long they take: an epoch has no interval below six steps."""
@@ -68,7 +71,8 @@ def find_advice(now: Case, options: Options, budget_s: float, until: float) -> A
             loop.work(advisor)
         pending = advisor.choose(math.inf) is not None
     resume = propose(loop.resume, budget_s, loop.stopped) if pending else ""
-    return Answer(findings, advisor.left_out, loop.out, resume, loop.stopped)
+    runs = read_runs([read_sweep(loop.out)])
+    return Answer(findings, advisor.left_out, loop.out, resume, loop.stopped, runs)
 
 
 class Advisor(Grid):
@@ -158,7 +162,7 @@ class Advisor(Grid):
         items = max(1, self.loop.inputs.data(setting).train_images)
         part = LEAST_STEPS * setting.batch_size / items
         if times := [median(of) for of in self.findings.times.values()]:  # none at first
-            part = max(part, min(MOST_PART, MOST_S / median(times)))
+            part = max(part, MOST_S / median(times))
         return replace(setting, until=UNTIL, fraction=float(f"{min(1.0, part):.2g}"))
 
     def settle(self, job: Job, record: Record, outcome: Outcome) -> None:
@@ -199,6 +203,7 @@ class Answer:
     folder: Path  # where the runs are
     resume: str  # the command that continues; empty if nothing is left to run
     stopped: int = 0  # the signal that stopped it before the budget was used; 0 for none
+    runs: Sequence[Run] = ()  # all of the folder, with their doubts
 
     @property
     def advised(self) -> Case | None:
@@ -215,6 +220,7 @@ class Answer:
             )
         else:
             yield self._recommend(advised)
+            yield from self._warn({advised, now})
             lowest = min(findings.times, key=findings.find_time)
             if lowest != advised:
                 yield (
@@ -235,7 +241,7 @@ class Answer:
         if advised not in (None, now):
             yield "Does it learn as well? Train both whole, over several seeds, and see:"
             folder = str(self.folder.with_name(f"{self.folder.name}-whole"))
-            how = ["--evaluate", "--repeats", str(SEEDS), "--out", folder]
+            how = ["--fraction", "1", "--evaluate", "--repeats", str(SEEDS), "--out", folder]
             for setting in (now, advised):
                 yield "  " + shlex.join(["python", "-m", "bench.sweep", *spell_case(setting), *how])
             yield "  " + shlex.join(["python", "-m", "bench.report", folder])
@@ -255,6 +261,19 @@ class Answer:
         share = f", with {100 * here / there:.0f} % of its memory" if here and there else ""
         gain = self._compare(advised, now)
         return f"{said}: {gain} what you have now ({name(now, now)}){share}."
+
+    def _warn(self, settings: Collection[Case]) -> Iterator[str]:
+        """Yield which doubts keep a report from recommending by the runs of these settings."""
+        runs = [run for run in self.runs if run.status == Status.OK and strip(run.case) in settings]
+        fatal = {d.name: d.remark for d in DOUBTS.values() if d.fatal}
+        doubts = [[remark for name, remark in fatal.items() if getattr(run, name)] for run in runs]
+        if doubted := [of for of in doubts if of]:
+            remarks = ", ".join(dict.fromkeys(chain.from_iterable(doubted)))
+            yield (
+                f"! Do not rely on it yet: {len(doubted)} of {len(runs)} runs compared have a "
+                f"warning ({remarks}). Close other programs, and search again with a longer "
+                "--budget and another --out."
+            )
 
     def _compare(self, setting: Case, other: Case) -> str:
         """Return ``3.10× (2.90 to 3.31) as fast as``; without an interval if there are too few
