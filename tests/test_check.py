@@ -115,6 +115,25 @@ class Mixing(Net):
         return x.view(3, len(x), 32, 32).permute(1, 0, 2, 3)  # x was (N, 3, 32, 32) already
 
 
+class Blind(Net):
+    def prepare(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+
+class Offset(Net):
+    """Its outputs are near 1000; with ``leak`` they depend a little on the batch's mean."""
+
+    leak = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = super().forward(x)
+        return logits + 1000 + self.leak * logits.mean(0)
+
+
+class Leaking(Offset):
+    leak = 0.1
+
+
 def with_a_spare_layer() -> nn.Module:
     net = narrow()
     net.spare = nn.Linear(4, 4)
@@ -172,6 +191,23 @@ class Deaf(Summing):
     ) -> dict[str, Tensor]:
         batch = super().make_batch(size, device, generator)
         return {**batch, "sum": torch.randn(size, 1, device=device, generator=generator)}
+
+
+class Paired(Summing):
+    """Neighbours are equal but for their targets, which no network sees."""
+
+    alike = 2
+
+    def make_batch(
+        self, size: int, device: torch.device, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        batch = super().make_batch(size, device, generator)
+        numbers = batch["numbers"][:: self.alike].repeat_interleave(self.alike, 0)[:size]
+        return {**batch, "numbers": numbers}
+
+
+class Constant(Paired):
+    alike = 64
 
 
 # ------------------------------------------------------------------------------------ the subject
@@ -248,9 +284,22 @@ def test_a_sound_training_passes(
 
 
 def test_targets_that_do_not_follow_from_the_inputs_are_caught() -> None:
-    name = "test_check:Deaf"
-    case = Case(name, "own", workload=name, lr=0.05, device="cpu", batch_size=32)
-    assert failing(Subject(case, "", STEPS), "baseline", "overfit") == {"baseline"}
+    assert failing(own("Deaf"), "baseline", "overfit") == {"baseline"}
+
+
+def own(name: str, batch_size: int = 32) -> Subject:
+    name = f"test_check:{name}"
+    case = Case(name, "own", workload=name, lr=0.05, device="cpu", batch_size=batch_size)
+    return Subject(case, "", STEPS)
+
+
+def test_samples_that_are_equal_do_not_count_as_unused() -> None:
+    assert failing(own("Paired"), "own-pixels") == set()
+    for alone, why in ((own("Summing", 1), "one sample"), (own("Constant"), "samples are equal")):
+        found = answer(CHECKS["own-pixels"], alone)
+        assert found.result == "skipped"
+        assert why in found.why
+        assert len(found.why) <= 55
 
 
 # ------------------------------------------------------------------------ what is planted is caught
@@ -260,6 +309,9 @@ def test_targets_that_do_not_follow_from_the_inputs_are_caught() -> None:
     ("model", "checks", "caught"),
     [
         ("Mixing", ("own-pixels", "seed"), {"own-pixels"}),
+        ("Leaking", ("own-pixels",), {"own-pixels"}),
+        ("Offset", ("own-pixels",), set()),
+        ("Blind", ("own-pixels",), {"own-pixels"}),
         ("Drawing", ("seed", "own-pixels"), {"seed"}),
         ("trained", ("initial-loss", "seed"), {"initial-loss"}),
         ("Keeping", ("memory", "averaging"), {"memory"}),
@@ -270,6 +322,9 @@ def test_a_network_at_fault(
 ) -> None:
     faulty = subject(data, model)
     assert failing(faulty, *checks) == caught
+    if "own-pixels" in caught:
+        told = "does not depend on it" if model == "Blind" else "depends on sample"
+        assert all(told in named for named in find("own-pixels", faulty).named)
     if model == "Keeping":  # only the bytes tell: ten float32 logits of 32 images
         assert find("memory", faulty).value == pytest.approx(4 * 32 * 10, abs=100)
 

@@ -92,9 +92,11 @@ CHECKS: dict[str, Check] = {
         ),
         Check(
             "own-pixels",
-            "the output for a sample depends on its own pixels only (evaluation mode)",
-            "The network mixes the samples of a batch: look for a view or reshape where permute "
-            "or flatten(1) is meant, or a mean over dimension 0.",
+            "the output for a sample depends on it, and on no other (evaluation mode)",
+            "If it depends on others, the network mixes the samples of a batch: look for a view or "
+            "reshape where permute or flatten(1) is meant, or a mean over dimension 0. If it does "
+            "not depend on its own, the input is lost on its way: look for an argument that is not "
+            "used, weights that are zero, or values that a ReLU or a clamp makes constant.",
         ),
         Check(
             "overfit",

@@ -166,26 +166,34 @@ def _first_step(subject: Subject, batch: Any) -> float:
 # ----------------------------------------------------------------------------------- who sees whom
 
 _SAMPLES = 7  # rarely the length of a text, whose positions would be taken for samples
+_ROUNDING = 1e-6  # of an output; float32 has 1.2e-7
 
 
 def check_own_pixels(subject: Subject) -> Finding:
     """Check that the output for each sample depends on that sample, and on no other.
 
-    In fp32 and evaluation mode, each sample in turn is replaced by its neighbour: its own output
-    changes, and those of the others do not. A step is taken first: the outputs of a head that is
-    initialised to zero depend on nothing.
+    In fp32 and evaluation mode, each sample in turn is replaced by the one that differs most from
+    it: its own output changes, and those of the others do not. A step is taken first: the outputs
+    of a head that is initialised to zero depend on nothing.
     """
+    items = min(_SAMPLES, count_items(subject.batch))
+    if items < 2:
+        raise InapplicableError("a batch has one sample: none can replace it")
     plain = {name: getattr(Case, name) for name in ("loss_scale", "opt_level")}
     _, training = subject.start_plain(precision="fp32", **plain)
     training.step(subject.batch)
     training.model.eval()
-    items = min(_SAMPLES, count_items(subject.batch))
     batch = pick_items(subject.batch, range(items))
-    before, wrong = _read_rows(training, batch, range(items)), []
-    for i in range(items):
-        order = [(i + 1) % items if j == i else j for j in range(items)]
-        pairs = zip(before, _read_rows(training, batch, order), strict=True)
-        changed = [not torch.allclose(one, other, 1e-3, 1e-5) for one, other in pairs]
+    given, before = _read_rows(training, batch, range(items))
+    apart, wrong = torch.cdist(given, given), list[str]()
+    if not apart.any():
+        raise InapplicableError("all samples are equal: none can replace another")
+    # by the spread: an offset would hide a change if it were compared with the output itself
+    least = 1e-3 * (before.amax(0) - before.amin(0)) + _ROUNDING * before.abs().amax(0)
+    for i, other in enumerate(apart.argmax(1).tolist()):
+        order = [other if j == i else j for j in range(items)]
+        change = (_read_rows(training, batch, order)[1] - before).abs()
+        changed = (change > least).any(1).tolist()
         if others := [str(j) for j in range(items) if j != i and changed[j]]:
             wrong.append(f"the output for {', '.join(others)} depends on sample {i}")
         elif not changed[i]:
@@ -193,26 +201,35 @@ def check_own_pixels(subject: Subject) -> Finding:
     return Finding(len(wrong), f"of {items} samples at fault", high=0, named=tuple(wrong))
 
 
-def _read_rows(training: Training, batch: Any, order: Sequence[int]) -> Tensor:
-    """Return what the network gives for each sample of a batch whose samples are taken in this
-    order: float32 (samples, values)."""
-    forward, rows = training.forward, list[Tensor]()
+def _read_rows(training: Training, batch: Any, order: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return what the network is given and what it returns for each sample of a batch whose samples
+    are taken in this order: float64 (samples, values) each. If it is given no row for each sample,
+    the first is of the batch."""
+    forward = training.forward
+    rows: tuple[list[Tensor], list[Tensor]] = [], []
+    picked = pick_items(batch, order)
 
     def watched(*given: Any, **named: Any) -> Any:
         found = forward(*given, **named)
-        for t in tree_leaves(found):
-            if isinstance(t, Tensor) and t.dim() and len(t) == len(order):
-                rows.append(t.float().flatten(1) if t.dim() > 1 else t.float()[:, None])
+        for kept, values in zip(rows, ((given, named), found), strict=True):
+            kept.extend(_list_rows(values, len(order)))
         return found
 
     training.forward = watched
     torch.manual_seed(0)  # for a network that draws
     with torch.no_grad():
-        training.compute_loss(pick_items(batch, order))
+        training.compute_loss(picked)
     training.forward = forward
-    if not rows:
+    given, found = rows
+    if not found:
         raise InapplicableError("the network returns no row for each sample")
-    return torch.cat(rows, dim=1)
+    return torch.cat(given or _list_rows(picked, len(order)), dim=1), torch.cat(found, dim=1)
+
+
+def _list_rows(values: Any, items: int) -> list[Tensor]:
+    """Return the tensors with a row for each item: float64 (items, values)."""
+    tensors = [t for t in tree_leaves(values) if isinstance(t, Tensor) and t.dim()]
+    return [t.detach().double().reshape(items, -1) for t in tensors if len(t) == items]
 
 
 # --------------------------------------------------------------------------------------- learning
