@@ -13,7 +13,7 @@ from typing import Any
 from bench.compare.comparison import Comparison, Finding, Gate, Match
 from bench.origin import describe_origin
 from bench.record import Status
-from bench.render.table import NOTHING, Cell, Head, Table, find_wording, write_ends
+from bench.render.table import NOTHING, Cell, Head, Table, find_wording, write_ends, write_ratio
 from bench.render.text import draw_table, draw_text, make_plain
 from bench.study.axes import name_axis
 from bench.study.quantities import Metric
@@ -26,7 +26,7 @@ from bench.text import (
     write_number,
     write_percent,
 )
-from bench.verdict import UNCHECKED
+from bench.verdict import UNCHECKED, Verdict
 
 _KEEP = {"p": 2, "runs": 3, "95 % interval": 6}
 """Priorities of columns: the lowest is left out first if a page is too narrow; see `Head`."""
@@ -40,7 +40,8 @@ def _tabulate(
 ) -> Table:
     """Make a table of texts by column, and of the remarks of each row: those of every row are said
     once, below it."""
-    shared = [one for one in remarks[0] if all(one in of for of in remarks)]
+    several = len(rows) > 1
+    shared = [one for one in remarks[0] if several and all(one in of for of in remarks)]
     own = ["; ".join(one for one in of if one not in shared) for of in remarks]
     labels = [*rows[0], *["remarks"] * any(own)]
     heads = []
@@ -196,15 +197,23 @@ def describe(comparison: Comparison) -> Iterator[str]:
 
 
 def _tell_speed(comparison: Comparison) -> Iterator[str]:
-    """Yield how many times as fast the second side is, whether or not it is proven."""
+    """Yield how many times as fast the second side is, and whether repeats show it."""
     a, b = comparison.names
     for metric, findings in comparison.metrics.items():
-        shown = [metric.show(one.ratio).value for one in findings] if metric.speed else []
-        if speeds := sorted(speed for speed in shown if speed is not None):
-            middle, low, high = (f"{one:.3g}" for one in (median(speeds), speeds[0], speeds[-1]))
-            said = f"{b} is {'' if middle == '1' else f'{middle} times '}as fast as {a}"
-            several = f" (median of {len(speeds)} cases: {low} to {high})"
-            yield said + several * (len(speeds) > 1) + "."
+        if not metric.speed:
+            continue
+        ratios = [metric.show(finding.ratio).value for finding in findings]
+        speeds = sorted(ratio for ratio in ratios if ratio is not None)
+        if not speeds:
+            continue
+        low, middle, high = map(write_ratio, (speeds[0], median(speeds), speeds[-1]))
+        said = f"{b} is {middle} times as fast as {a}"
+        if len(speeds) > 1:
+            said += f" (median of {len(speeds)} cases: {low} to {high})"
+        judged = {finding.ratio.judge(comparison.margin) for finding in findings}
+        if judged <= {Verdict.NONE, Verdict.AMBIGUOUS}:
+            said += ", which is not proven: more --repeats on both sides would tell"
+        yield f"{said}."
 
 
 # ------------------------------------------------------------------------------------------ formats
