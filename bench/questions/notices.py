@@ -266,10 +266,11 @@ def choose_next(
     if len(sweeps) == 2:
         return NextStep("compare the two case by case", f"python -m bench.compare {folders}")
     timed = [result for result in results if is_number(result.epoch_time_s)]
+    if any("bench.advise" in sweep.command for sweep in sweeps):  # which decides on repeats itself
+        return NextStep("the same command with a longer budget measures more settings, and again")
     if any(result.repeats < MIN_REPEATS for result in timed):
-        return NextStep(
-            f"the same command with --repeats {MIN_REPEATS} shows which differences are real"
-        )
+        shown = "which differences are real" if len(timed) > 1 else "how far its time repeats"
+        return NextStep(f"the same command with --repeats {MIN_REPEATS} shows {shown}")
     if {"fp32"} < {r.precision for r in results if is_number(r.profiled_step_s)}:
         return NextStep("see where the time goes", f"python -m bench.why {folders}")
     if any(sweep.rows for sweep in sweeps):

@@ -132,6 +132,7 @@ def _tell_chosen(found: ReportData, place: Place, chosen: Setting, bases: Sequen
     how = "" if name == row.model else " with " if row.precision == OWN else " in "
     told = f"Train {place.model} on {place.machine}"
     told += f"{how}{name if how else ''}: {write_time(chosen.best)} an epoch"
+    told += " (a time with a warning)" * (not row.trusted)
     if bases:
         told += f", against {join_words([_write_base(chosen, base) for base in bases])}"
     saved = _list_saved(row, bases[-1].best) if bases else []

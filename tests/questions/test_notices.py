@@ -97,7 +97,7 @@ def steps_of(*folders: Path) -> NextStep:
 @pytest.mark.parametrize(
     ("records", "said"),
     [
-        (runs((100,)), "--repeats 3 shows which differences are real"),
+        (runs((100,)), "--repeats 3 shows how far its time repeats"),
         ([*GOOD, lose(8, Status.ERROR)], "--retry error runs again what failed"),
         ([*GOOD, lose(8, Status.INTERRUPTED)], "run the same command again"),
         (GOOD, "page with a figure"),
