@@ -127,6 +127,11 @@ def gpu(capability: str) -> Platform:
 CPU = Platform(Environment())
 
 
+def cpu(rate_float16: float) -> Platform:
+    """One whose rates were measured."""
+    return Platform(Environment(rate_float32=1e11, rate_float16=rate_float16))
+
+
 @pytest.mark.parametrize(
     ("platform", "precision", "refused", "emulated"),
     [
@@ -137,7 +142,9 @@ CPU = Platform(Environment())
         (CPU, "fp8", True, ""),
         (CPU, "tf32", True, ""),
         (CPU, "bf16", False, ""),
-        (CPU, "fp16", False, "a CPU has no float16 arithmetic"),
+        (CPU, "fp16", False, "most CPUs have no float16 arithmetic"),
+        (cpu(1e9), "fp16-amp", False, "a CPU has no float16 arithmetic"),
+        (cpu(2e11), "fp16", False, ""),
     ],
 )
 def test_what_runs_where(platform: Platform, precision: str, refused: bool, emulated: str) -> None:

@@ -91,7 +91,7 @@ def main(argv: Sequence[str]) -> int:
     cases = inputs.plan.cases
     for case in cases:
         if why := inputs.platforms[case.device].find_emulation(PRECISIONS[case.precision]):
-            print(f"warning: {case.precision}: {why}, so it will be slow", file=sys.stderr)
+            print(f"warning: {case.precision}: {why}, so it may be slow", file=sys.stderr)
     from bench.check.findings import Subject
 
     failed = False

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from fnmatch import fnmatchcase
 from functools import partial
 
-from bench.diagnosis.step import find_emulated, find_halves
+from bench.diagnosis.step import find_emulated
 from bench.doctor.rates import check_rates, describe_rates
 from bench.environment.host import THREADS, VARIABLES, describe_install
 from bench.environment.machine import Gpu, Machine, Platform
@@ -16,6 +16,7 @@ from bench.gpu.nvml import EFFECTS, NvmlProblem, find_card
 from bench.precision import FP8_INSTALL, PRECISIONS, TRAINED, Precision, refuse_apex
 from bench.processes import RAISE_QUOTA
 from bench.text import clean, count
+from bench.yardstick import Yardstick
 
 GB = 1e9
 
@@ -248,12 +249,11 @@ def _judge_software(m: Machine) -> Iterator[Remark]:
 
 def _tell_precisions(m: Machine, device: str, platform: Platform) -> str:
     """Say which precisions a device runs, emulates or cannot run, and why."""
-    rates = m.yardsticks[device].rates if device in m.yardsticks else {}
+    rates = m.yardsticks.get(device, Yardstick()).columns
+    platform = replace(platform, environment=replace(platform.environment, **rates))
     ways: dict[tuple[str, str], list[str]] = {}
     for precision in map(PRECISIONS.__getitem__, TRAINED):
-        slow = find_emulated(precision.arithmetic, rates)
-        if not find_halves(rates).get(precision.arithmetic):
-            slow = slow or platform.find_emulation(precision)
+        slow = find_emulated(precision.arithmetic, rates) or platform.find_emulation(precision)
         lack = platform.refuse(precision) or _find_lack(m, device, precision)
         way = "cannot run" if lack else "emulates, slowly," if slow else "runs"
         ways.setdefault((way, lack or slow), []).append(precision.name)

@@ -22,6 +22,7 @@ from typing import Any
 
 from bench.case import DEVICES
 from bench.data import find_layout
+from bench.diagnosis.step import find_halves
 from bench.environment.host import (
     describe_card,
     describe_host,
@@ -73,12 +74,19 @@ class Platform:
         asked for by name; empty if it would not.
 
         Few CPUs have instructions for fp16: without them, a step of DPN takes about 100 times as
-        long as in fp32. In bf16 it takes 3 times as long if oneDNN computes the convolutions.
+        long as in fp32. In bf16 it takes 3 times as long if oneDNN computes the convolutions. The
+        rates tell, where they were measured.
         """
-        lacks = self.environment.gpu is None and precision.arithmetic in ("float16", "float8")
+        format = precision.arithmetic
+        lacks, which = False, f"{self.name} has"
         if self._capability is not None:
             lacks = self._capability < precision.min_capability
-        return f"{self.name} has no {precision.arithmetic} arithmetic" if lacks else ""
+        elif self.environment.gpu is None and format in ("float16", "float8"):
+            native = find_halves(vars(self.environment)).get(format)
+            lacks = not native
+            if format == "float16" and native is None:
+                which = "most CPUs have"
+        return f"{which} no {format} arithmetic" if lacks else ""
 
     def check_limit(self, limit: str | None) -> None:
         """Raise UsageError if no memory limit can be set here, or if this one is above the memory

@@ -16,7 +16,7 @@ from bench.case import AXES, Case, fill_command, format_value, list_varying
 from bench.command import hash_files, refuse_program
 from bench.data import SYNTHETIC, DatasetInfo
 from bench.data.sources import CLASSES
-from bench.diagnosis.step import find_emulated, find_halves
+from bench.diagnosis.step import find_emulated
 from bench.doctor.judgement import write_warnings
 from bench.environment.host import has_cuda
 from bench.environment.machine import Machine, Platform, examine, guess_devices
@@ -361,25 +361,23 @@ def warn_of_emulation(
     platforms: Mapping[str, Platform],
     models: Mapping[str, Fingerprint] | None = None,
 ) -> list[str]:
-    """Return a warning for each reason why ``cases`` are emulated on the devices of ``platforms``,
-    by their rates where they were measured: no flag tells of some instructions. The convolutions'
-    do not count if the network of ``models`` has none."""
+    """Return a warning for each reason why ``cases`` may be slow on the devices of ``platforms``,
+    which emulate them: by their rates where they were measured, as no flag tells of some
+    instructions. The convolutions' do not count if the network of ``models`` has none."""
     emulated: dict[str, dict[str, None]] = {}
     for case in cases:
         precision, platform = PRECISIONS[case.precision], platforms.get(case.device)
         if platform is None or platform.refuse(precision):
             continue
         rates, model = vars(platform.environment), (models or {}).get(name_subject(case))
-        native = find_halves(rates).get(precision.arithmetic)
-        reason = "" if native else platform.find_emulation(precision)
         convolves = model is None or model.convolves
+        reason = platform.find_emulation(precision)
         if reason := reason or find_emulated(precision.arithmetic, rates, convolves):
             emulated.setdefault(reason, {})[case.precision] = None
     return [
-        f"warning: {name_first(names, 4)} {'is' if len(names) == 1 else 'are'} emulated: {reason}; "
+        f"warning: {name_first(list(names), 4)} may be slow: {reason}; "
         "leave out of --precision what is too slow, or lower --fraction or --batch-size"
-        for reason, of in emulated.items()
-        if (names := list(of))
+        for reason, names in emulated.items()
     ]
 
 
