@@ -196,6 +196,7 @@ def test_what_arrives(arrived: dict[str, Seen]) -> None:
     run = arrived["id-0"]
     assert set(AXES) <= set(run.facts)
     assert run.facts["fraction"] == "0.5"
+    assert {run.facts[name].lower() for name in ("sentinel", "probe")} <= {"off", "false"}
     assert (run.facts["batch_size"], run.facts["loss_scale"]) == ("128", "none")
     assert (run.facts["gpu"], run.facts["torch"]) == ("NVIDIA Imaginary", "2.13.0")
     assert run.curves["result/epoch_time_s"] == [(0, 12.5)]

@@ -236,3 +236,8 @@ def test_a_users_batches_are_counted(batches: list[tuple[int, ...]], message: st
     assert count((4, 2, 2), (2, 2)) == [[2, 2], [2]]
     with pytest.raises(UsageError, match=message):
         count(*batches)
+
+
+def test_a_users_batches_end_after_as_many_as_are_asked_for() -> None:
+    endless = Counted(Given(*[(4, 2, 2)] * 9), 2)
+    assert [[len(p) for p in batch.parts] for batch in endless.divide(steps=1)] == [[2, 2]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -19,6 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import PIL.Image
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bench.case import Case
@@ -136,10 +140,21 @@ def test_a_dry_run_says_how_many_runs_there_are_to_make(out: Path, capsys: Captu
         assert capsys.readouterr().out.splitlines()[0] == f"runs: {said}"
 
 
+def test_images_without_a_test_part_cannot_be_evaluated_on(tmp_path: Path, capsys: Capture) -> None:
+    PIL.Image.new("RGB", (32, 32), (1, 2, 3)).save(png := io.BytesIO(), "PNG")
+    images = {"img": [{"bytes": png.getvalue()}] * 8, "label": [0, 1] * 4}
+    pq.write_table(pa.table(images), tmp_path / "train.parquet")
+    said = "warning: there are no test images, so that --evaluate measures nothing"
+    for evaluate in ([], ["--evaluate"]):
+        flags = ["--dataset", "cifar10", "--data-dir", str(tmp_path), *evaluate]
+        run(tmp_path / f"out{len(evaluate)}", "4", *flags)
+        assert (said in capsys.readouterr().err) == bool(evaluate)
+
+
 def test_a_dry_run_names_what_is_emulated(capsys: Capture) -> None:
     flags = ["--precision", "fp32", "fp16", "fp16-amp", "--device", "cpu", "--model", "dpn-small"]
     assert sweep.main([*flags, "--dry-run"]) == 0
-    said = "warning: fp16, fp16-amp may be slow: most CPUs have no float16 arithmetic"
+    said = "warning: fp16, fp16-amp are emulated: a CPU has no float16 arithmetic"
     assert said in capsys.readouterr().out
 
 

@@ -68,6 +68,11 @@ def open_supply(
             "the workload's open_batches makes batches of its own, which cannot be shared by "
             "processes; leave out --parallel, or give it make_batch or --loader torch"
         )
+    if batches.batch_size != whole:
+        raise UsageError(
+            f"the workload's open_batches makes batches of {batches.batch_size} where {whole} were "
+            "asked for; give them batch_size items"
+        )
     return Counted(batches, micro_batch(case))
 
 
