@@ -270,6 +270,34 @@ def test_the_doctor_measures_anew(tmp_path: Path, monkeypatch: Patch) -> None:
     assert read_machine(file) == examined
 
 
+@pytest.mark.parametrize(
+    ("others", "variables", "threads", "said"),
+    [
+        (1.9, {}, "1", "measured now with 1 thread: float32 products 2 TFLOP/s; other work"),
+        (1.9, {"OMP_NUM_THREADS": "2"}, None, "measured now: float32 products 2 TFLOP/s; other"),
+        (0.1, {}, None, "measured now: float32 products 2 TFLOP/s"),
+    ],
+)
+def test_the_doctor_measures_with_the_threads_of_free_cores(
+    monkeypatch: Patch, others: float, variables: dict[str, str], threads: str | None, said: str
+) -> None:
+    """As a sweep does: two threads on two busy cores wait for each other. And it says so."""
+    asked: list[Any] = []
+
+    def measure(device: str, seconds: float, given: Any = None) -> Yardstick:
+        asked.append(given)
+        return Yardstick({"rate_float32": 2e12})
+
+    machine = read_machine(RECORDINGS / "cpu-only.json")
+    busy = replace(machine, cpu=replace(machine.cpu, others=others), variables=variables)
+    monkeypatch.setenv(SECONDS, "0.2")
+    monkeypatch.setattr("bench.doctor.rates.measure_rates", measure)
+    (rates,) = (f for f in judge(measure_machine(busy)) if f.topic == "rates")
+    assert asked == [threads and {"OMP_NUM_THREADS": threads}]
+    assert rates.what.startswith(said)
+    assert (rates.level > 0) == ("other work" in rates.what) == (others > 1)
+
+
 def test_the_doctor_tells_how_a_card_was_held_back() -> None:
     throttled = Yardstick(
         {"rate_float16": 3e14, "rate_bfloat16": 7e14},

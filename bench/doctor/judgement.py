@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 
 from bench.diagnosis.step import find_emulated
-from bench.doctor.rates import check_rates, describe_rates
+from bench.doctor.rates import check_rates, describe_rates, find_threads
 from bench.environment.host import THREADS, VARIABLES, describe_install
 from bench.environment.machine import Gpu, Machine, Platform
 from bench.gpu.nvml import EFFECTS, NvmlProblem, find_card
@@ -273,7 +273,15 @@ def _find_lack(m: Machine, device: str, precision: Precision) -> str:
 def _judge_rates(m: Machine) -> Iterator[Remark]:
     for device, yardstick in m.yardsticks.items():
         gpu = m.devices[device].environment.gpu
-        yield _fine("rates", f"measured now: {describe_rates(yardstick, gpu) or 'none'}")
+        number = find_threads(m) if device == "cpu" else None
+        how = f"measured now with {count(number, 'thread')}" if number else "measured now"
+        what = f"{how}: {describe_rates(yardstick, gpu) or 'none'}"
+        judges = _judge_cpu(m) if device == "cpu" else _judge_cards(m)
+        if any(remark.topic in ("CPU", "neighbours") and remark.level for remark in judges):
+            what += "; other work slowed this"
+            yield _note("rates", what, "measure again when that has ended: python -m bench.doctor")
+        else:
+            yield _fine("rates", what)
         for column, why in yardstick.reasons.items():
             what = f"{column} could not be measured: {why}"
             yield _note("rates", what, "try again with more memory free", numbers=False)

@@ -11,10 +11,12 @@ from pathlib import Path
 
 from bench.case import DEVICES
 from bench.diagnosis.step import CALL, RATES, SAME_DEVICE, write_rate
+from bench.environment.host import THREADS
 from bench.environment.machine import Machine, Platform
 from bench.errors import UsageError
 from bench.gpu.peaks import list_peaks
 from bench.limits import FAR
+from bench.processes import choose_threads
 from bench.record import COMPARABLE
 from bench.run import EndedError, MessageError, call
 from bench.store.reader import read_rows
@@ -64,13 +66,25 @@ def measure_rates(
 
 
 def measure_machine(machine: Machine) -> Machine:
-    """Measure the rates of the device that torch can use, a GPU if possible. Raises UsageError: as
-    `choose_seconds`."""
+    """Measure the rates of the device that torch can use, a GPU if possible; of a CPU with the
+    threads that a sweep would take now. Raises UsageError: as `choose_seconds`."""
     usable = [name for name, platform in machine.devices.items() if not platform.error]
     device = min(usable, key=DEVICES.index, default=None)
     if device is None or not (seconds := choose_seconds(device)):
         return machine
-    return replace(machine, yardsticks={device: measure_rates(device, seconds)})
+    number = find_threads(machine) if device == "cpu" else None
+    variables = {THREADS[0]: str(number)} if number else None
+    return replace(machine, yardsticks={device: measure_rates(device, seconds, variables)})
+
+
+def find_threads(machine: Machine) -> int | None:
+    """Return how many threads a sweep would choose on the CPU of a machine as it was examined; None
+    for torch's default or the user's number."""
+    if {*THREADS} & {*machine.variables}:
+        return None
+    cpu = machine.cpu
+    cores = min(cpu.cores, cpu.quota.cores) if cpu.quota else cpu.cores
+    return choose_threads(cores, cpu.others + cpu.steal * cpu.cores, cpu.cores)
 
 
 def describe_rates(yardstick: Yardstick, gpu: str | None) -> str:

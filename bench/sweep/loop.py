@@ -26,9 +26,8 @@ from bench.doctor.rates import check_rates, choose_seconds, describe_rates, read
 from bench.environment.host import PACKAGES, THREADS, refuse_missing
 from bench.errors import StoreError, UnsupportedError, UsageError
 from bench.executors import Event, Executor, build_executor
-from bench.limits import BUSY_CORES
 from bench.precision import PRECISIONS
-from bench.processes import OtherWork, count_cores, stop_signals, usable_cpus
+from bench.processes import OtherWork, choose_threads, count_cores, stop_signals, usable_cpus
 from bench.record import Outcome, Record, Status, flatten, read_missing, write_missing
 from bench.store.reader import find_shards, read_rows
 from bench.store.rows import Run
@@ -398,10 +397,8 @@ def choose_seed(run: Run, same_seed: bool) -> int:
 
 @contextmanager
 def hold_threads(out: Path | None) -> Iterator[None]:
-    """Choose the threads of the workers that are started in the block, as many as cores are free,
-    and say how many they are. The threads of an operation wait for each other by spinning: beside
-    one busy process on two cores a step of dpn-small (batch 32) took 0.5 to 0.9 s with two threads
-    and 0.18 s with one; on idle cores 0.10 s and 0.16 s.
+    """Choose the threads of the workers that are started in the block, as many as cores are free
+    (`choose_threads`), and say how many they are.
 
     A folder ``out`` with rows of a CPU keeps theirs, and a variable that the user has set holds.
     """
@@ -432,6 +429,4 @@ def _choose_threads(out: Path | None) -> int | None:
     others = OtherWork()
     with others.watch():
         time.sleep(_WATCHED_S)
-    # daemons of an idle machine use some
-    number = max(1, int(count_cores() - others.cores() + BUSY_CORES))
-    return number if number < len(usable_cpus()) else None
+    return choose_threads(count_cores(), others.cores(), len(usable_cpus()))
