@@ -219,8 +219,8 @@ def count_cores() -> float:
 
 
 def choose_threads(cores: float, others: float, usable: int) -> int | None:
-    """Return how many threads an operation takes on a CPU of which others use as many ``cores`` as
-    ``others`` says: as many as are free, at least one; None for torch's default, all ``usable``.
+    """Return how many threads an operation is to take on a CPU: as many as of its ``cores``, a
+    quota applied, ``others`` leave free, and at least one. None is torch's default: all ``usable``.
 
     The threads of an operation wait for each other by spinning: beside one busy process on two
     cores a step of dpn-small (batch 32) took 0.5 to 0.9 s with two threads and 0.18 s with one; on

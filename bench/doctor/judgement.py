@@ -277,7 +277,7 @@ def _judge_rates(m: Machine) -> Iterator[Remark]:
         how = f"measured now with {count(number, 'thread')}" if number else "measured now"
         what = f"{how}: {describe_rates(yardstick, gpu) or 'none'}"
         judges = _judge_cpu(m) if device == "cpu" else _judge_cards(m)
-        if any(remark.topic in ("CPU", "neighbours") and remark.level for remark in judges):
+        if any(r.topic in ("CPU", "neighbours") and r.level is Level.UNBELIEVABLE for r in judges):
             what += "; other work slowed this"
             yield _note("rates", what, "measure again when that has ended: python -m bench.doctor")
         else:
