@@ -40,6 +40,7 @@ from bench.sweep.preflight import (
     Inputs,
     examine_lanes,
     open_lanes,
+    refuse_programs,
     refuse_unwritable,
     warn_of_emulation,
 )
@@ -71,9 +72,10 @@ class Source(Protocol):
 @contextmanager
 def open_loop(options: Options, plan: Plan) -> Iterator[Loop]:
     """Open and examine the requested lanes for the cases of a plan, and hold them. Raises
-    UsageError: --out cannot be written, a package is missing, or as `open_lanes` and
+    UsageError: --out cannot be written, a program or package is missing, or as `open_lanes` and
     `examine_lanes`."""
     refuse_unwritable(options.out)
+    refuse_programs(plan)
     refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # only noted if missing
     with ExitStack() as held:
         alone = options.here and options.lanes in (None, 1)

@@ -165,6 +165,14 @@ def refuse_unwritable(out: Path | None) -> None:
         raise UsageError(f"--out {out}: {place} is no folder that can be written to; choose one")
 
 
+def refuse_programs(plan: Plan) -> None:
+    """Refuse commands whose program or script is not there, which takes no examination."""
+    cases = [*plan.cases, *plan.unsized]
+    for command in dict.fromkeys(fill_command(case) for case in cases if case.command is not None):
+        if why := refuse_program(command):
+            raise UsageError(f"--command: {why}")
+
+
 def check(
     plan: Plan,
     machine: Machine,
@@ -180,8 +188,8 @@ def check(
     why it cannot.
 
     Raises UsageError: torch cannot use a device, or it has less memory than a memory limit; a
-    precision cannot run there; others use the card and --allow-shared is not given; a model,
-    dataset or program is broken or missing, or they do not go together; a batch size does not fit.
+    precision cannot run there; others use the card and --allow-shared is not given; a model or
+    dataset is broken or missing, or they do not go together; a batch size does not fit.
     """
     cases = [*plan.cases, *plan.unsized]
     platforms = machine.use(dict.fromkeys(case.device for case in cases))
@@ -190,9 +198,6 @@ def check(
         if platform and (why := platform.refuse(PRECISIONS[case.precision])):
             raise UsageError(f"--precision {case.precision}: {why}; leave it out")
     refuse_places(platforms, cases, options)
-    for command in dict.fromkeys(fill_command(case) for case in cases if case.command is not None):
-        if why := refuse_program(command):
-            raise UsageError(f"--command: {why}")
     models, datasets = _take_models(cases, machine, options), dict[str, DatasetInfo]()
     inputs = Inputs(platforms, models, datasets, plan, (), machine.apex, machine.starts)
     settle = inputs.settle
@@ -340,6 +345,7 @@ def check_without_torch(plan: Plan, options: Options) -> Inputs:
     others that are frozen or start from a file, and decode no images. Raises UsageError: as
     `open_loop`."""
     refuse_unwritable(options.out)
+    refuse_programs(plan)
     cases, known = [*plan.cases, *plan.unsized], dict[str, Platform]()
     if options.here:  # a cluster is only known once it was joined
         with closing(build_executor(options.executor, options.settings)) as executor:
