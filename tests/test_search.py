@@ -231,6 +231,16 @@ def test_every_trial_is_a_record_and_ends_by_the_rule(tmp_path: Path, capsys: Ca
     assert len(diverged) == sum(case.lr > fake.LARGEST_LR for case in cases) > 0
 
 
+def test_where_every_trial_was_whole_nothing_is_said_to_be_saved(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    run(tmp_path, "--samples", "2", "--lr", "0.001", "0.1", "--batch-size", "32", "--seed", "1")
+    assert not any(row.truncated for row in read_rows(tmp_path))
+    said = capsys.readouterr().out
+    assert "Best: " in said
+    assert "epochs were trained" not in said
+
+
 def test_the_same_command_goes_on_where_it_was_stopped(
     searched: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:

@@ -90,10 +90,11 @@ def _summarize(trials: Sequence[Trial], halving: Halving) -> Iterator[str]:
         yield "No trial has trained all its epochs yet."
     spent = sum(len(trial.curve) for trial in trials)
     whole = len(trials) * halving.epochs
-    yield (
-        f"{spent:,} epochs were trained where {count(len(trials), 'whole trial')} take {whole:,} "
-        f"({100 * spent / whole:.0f} %)."
-    )
+    if spent < whole:
+        yield (
+            f"{spent:,} epochs were trained where {count(len(trials), 'whole trial')} take "
+            f"{whole:,} ({100 * spent / whole:.0f} %)."
+        )
 
 
 def tabulate_trials(
