@@ -122,6 +122,12 @@ def run(command: Sequence[str], log: Path, until: float, stopped: Callable[[], i
     return end or ("done" if fine else "failed")
 
 
+def has_card() -> bool:
+    """Return whether a GPU is there and not hidden, whether or not torch and NVML can use it."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return bool(find_cards()[0]) or (not hidden and any(Path("/dev").glob("nvidia[0-9]*")))
+
+
 @command
 def main(argv: Sequence[str]) -> int:
     """Return 0; 1 if something failed; 2 for a usage error; 130 or 143 if a signal stopped it."""
@@ -136,10 +142,7 @@ def main(argv: Sequence[str]) -> int:
     minutes = parse_number("--minutes", given.minutes, "a number above 0")
     deadline = begun + 60 * minutes - GRACE_S
     rehearsal = not has_cuda()
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    files = () if hidden else Path("/dev").glob("nvidia[0-9]*")
-    there = bool(find_cards()[0]) or any(files)
-    if rehearsal and there:
+    if rehearsal and has_card():
         raise UsageError("torch finds no GPU, though there is one; python -m bench.doctor says why")
     device = "cpu" if rehearsal else "cuda"
     data = (given.data_dir or Path("data")).absolute()
