@@ -466,10 +466,9 @@ def _check_verdicts(comparison: Comparison, gate: Gate, word: str, margin: float
             else:
                 gate.judged += 1
             if metric.word(judged) == word:
-                ratio = (
-                    f"{'speed ' * metric.speed}{write_number(metric.show(one.ratio).value or 0)}"
-                )
-                gate.failures.append(f"{one.match.label}: {metric.label}: {ratio}×")
+                ratio = write_number(metric.show(one.ratio).value or 0)
+                what = f"{'speed ' * metric.speed}{ratio}×"
+                gate.failures.append(f"{one.match.label}: {metric.label}: {what}")
     gate.unjudged = len(lacks)
     gate.why = lacks[0] if lacks else f"no metric that can be {word} was measured in both"
     return gate

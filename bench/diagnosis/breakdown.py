@@ -109,33 +109,20 @@ def divide(step: Step) -> Breakdown | None:
         (Wait.SYNCHRONISATION, Bound.SYNCHRONISATION, profile.sync_wait_s * scale),
         (Wait.IDLE, Bound.LAUNCH, idle_s - known * scale),
     )
-    limits: dict[str, dict[Bound, float]] = {timed.row.kind: {} for timed in rows}
-    for timed in rows:
-        if timed.bound is not None:
-            held = limits[timed.row.kind]
-            held[timed.bound] = held.get(timed.bound, 0.0) + (timed.time_s - timed.layout_s)
-            if timed.layout_s:  # a change of layout only moves bytes
-                held[Bound.MEMORY] = held.get(Bound.MEMORY, 0.0) + timed.layout_s
-    found = [
-        Part(
-            kind,
-            sum(timed.time_s for timed in rows if timed.row.kind == kind),
-            dict(sorted(held.items(), key=lambda item: -item[1])),
-        )
-        for kind, held in limits.items()
-    ]
+    found = []
+    for kind in dict.fromkeys(timed.row.kind for timed in rows):
+        own_rows = [timed for timed in rows if timed.row.kind == kind]
+        limits = _sum(pair for timed in own_rows for pair in _list_bounds(timed))
+        found.append(Part(kind, sum(timed.time_s for timed in own_rows), limits))
     found += [Part(wait, time_s, {bound: time_s}) for wait, bound, time_s in waits if time_s > 0]
     parts = tuple(sorted(found, key=lambda part: -part.time_s))
-    bounds: dict[Bound, float] = {}
-    for part in parts:
-        for bound, time_s in part.bounds.items():
-            bounds[bound] = bounds.get(bound, 0.0) + time_s
+    bounds = _sum((bound, time) for part in parts for bound, time in part.bounds.items())
     return Breakdown(
         step.step_s,
         tuple(rows),
         parts,
         step.step_s - sum(part.time_s for part in parts),
-        {b: bounds[b] / step.step_s for b in sorted(bounds, key=lambda bound: -bounds[bound])},
+        {bound: time / step.step_s for bound, time in bounds.items()},
         # on an H100 kernels of one stream overlap by up to 0.035 % of the time of a kind
         any(share < 1 - 5e-4 for share in shares.values()),
     )
@@ -170,6 +157,21 @@ def _time(row: WorkRow, time_s: float, step: Step) -> Timed:
         layout_s = time_s * min(spent / row.time_s, 1.0)
     bound = _find_bound(row, time_s - layout_s, step)
     return Timed(row, time_s, bound, flops, traffic, 0.0 if bound is Bound.LAUNCH else layout_s)
+
+
+def _list_bounds(timed: Timed) -> Iterator[tuple[Bound, float]]:
+    """Yield what limits an operation, with its time; a change of layout only moves bytes."""
+    if timed.bound is not None:
+        yield timed.bound, timed.time_s - timed.layout_s
+        if timed.layout_s:
+            yield Bound.MEMORY, timed.layout_s
+
+
+def _sum(times: Iterable[tuple[Bound, float]]) -> dict[Bound, float]:
+    sums: dict[Bound, float] = {}
+    for bound, time_s in times:
+        sums[bound] = sums.get(bound, 0.0) + time_s
+    return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
 def _find_bound(row: WorkRow, time_s: float, step: Step) -> Bound | None:

@@ -71,12 +71,16 @@ def describe_subject(
     versions = name_values(cases, "torch", 2)
     said = (
         name_first(list(dict.fromkeys(machines.values())), 2),
-        *dict.fromkeys(LABELS[case.kind] for case in cases if case.kind in LABELS),
+        *_name_kinds(cases),
         part and f"{whole}{ESTIMATE} from {part} % of an epoch",
         *_list_same(cases, varying),
         versions and f"torch {versions}",
     )
     return f"{title}: {' · '.join(filter(None, said))}"
+
+
+def _name_kinds(cases: Results) -> list[str]:
+    return [LABELS[kind] for kind in dict.fromkeys(c.kind for c in cases) if kind in LABELS]
 
 
 def describe_constants(cases: Results, varying: Collection[str]) -> Iterator[str]:
@@ -87,8 +91,7 @@ def describe_constants(cases: Results, varying: Collection[str]) -> Iterator[str
         told = [part[0].machine]
         values = {name: name_values(part, name, 4) for name in ENVIRONMENT}
         told += [f"{ENVIRONMENT[name]} {value}" for name, value in values.items() if value]
-        told += dict.fromkeys(LABELS[case.kind] for case in part if case.kind in LABELS)
-        yield ", ".join(told) + "."
+        yield ", ".join([*told, *_name_kinds(part)]) + "."
 
 
 def _list_same(cases: Results, varying: Collection[str]) -> list[str]:

@@ -134,6 +134,10 @@ def _tabulate_costs(found: ReportData) -> Iterator[Sheet]:
     yield _lay_out(found, pivot, f"Peak memory (GiB){more}", cells)
 
 
+_Line = tuple[Result, dict[Any, Cell]]
+"""A row of a pivot: one of its cases, and a cell for each value of the axis across."""
+
+
 def _lay_out(found: ReportData, pivot: _Pivot, title: str, cells: dict[int, Cell]) -> Sheet:
     """Return a pivot as a table of ``cells``, by the cell of a setting's best case, without the
     rows in which nothing is written."""
@@ -165,10 +169,6 @@ def _lay_out(found: ReportData, pivot: _Pivot, title: str, cells: dict[int, Cell
         for part in group(rows, lambda line: _place(line[0], headings))
     )
     return Sheet(title, columns, rows, groups=groups)
-
-
-_Line = tuple[Result, dict[Any, Cell]]
-"""A row of a pivot: one of its cases, and a cell for each value of the axis across."""
 
 
 def _take_cell(value: Any, line: _Line) -> Cell | None:

@@ -12,7 +12,7 @@ from functools import partial
 from rich.console import Console
 from rich.text import Text
 
-from bench.render.table import Document, Level, Notice, Table
+from bench.render.table import Document, Head, Level, Notice, Table
 from bench.text import make_printable
 
 WIDTH = 100
@@ -144,25 +144,33 @@ def _find_widths(table: Table, room: int) -> list[int]:
 
 def _draw_lines(table: Table, width: int) -> Iterator[tuple[str, str]]:
     """Yield the lines of the heads, then of each row, after the heading of its group if it is the
-    first, with their styles. Cells are broken to the width of their column; heads end level."""
+    first, with their styles."""
     widths = _find_widths(table, width)
-    columns = [*zip(table.heads, widths, strict=True)]
-    heads = [head.label for head in table.heads]
-    for number, cells in enumerate([heads, *([cell.text for cell in row] for row in table.rows)]):
-        if (group := table.groups.get(number - 1)) is not None:
-            yield from [("", "")] * (number > 1)
-            yield from ((f" {line}", "bold") for line in _break(group, width - 1))
-        broken = [_break(cell, room) for cell, room in zip(cells, widths, strict=True)]
-        height = max(map(len, broken), default=0)
-        for at in range(height):
-            texts = []
-            for lines, (head, room) in zip(broken, columns, strict=True):
-                place = at - (height - len(lines)) * (number == 0)
-                text = lines[place] if 0 <= place < len(lines) else ""
-                texts.append(text.rjust(room) if head.number else text.ljust(room))
-            yield f" {_GAP.join(texts)}".rstrip(), ""
-        if number == 0:
-            yield " " + "─" * (sum(widths) + len(_GAP) * (len(widths) - 1)), ""
+    labels = [head.label for head in table.heads]
+    yield from ((line, "") for line in _lay_out(labels, table.heads, widths, upwards=True))
+    yield " " + "─" * (sum(widths) + len(_GAP) * (len(widths) - 1)), ""
+    for number, row in enumerate(table.rows):
+        if number in table.groups:
+            if number:
+                yield "", ""
+            yield from ((f" {line}", "bold") for line in _break(table.groups[number], width - 1))
+        cells = [cell.text for cell in row]
+        yield from ((line, "") for line in _lay_out(cells, table.heads, widths))
+
+
+def _lay_out(
+    cells: Sequence[str], heads: Sequence[Head], widths: Sequence[int], upwards: bool = False
+) -> Iterator[str]:
+    """Yield the lines of a row, each cell broken to its width; ``upwards`` aligns the ends."""
+    broken = [_break(cell, width) for cell, width in zip(cells, widths, strict=True)]
+    height = max(map(len, broken), default=0)
+    for at in range(height):
+        line = " "
+        for lines, head, width in zip(broken, heads, widths, strict=True):
+            place = at - (height - len(lines)) * upwards
+            text = lines[place] if 0 <= place < len(lines) else ""
+            line += (text.rjust(width) if head.number else text.ljust(width)) + _GAP
+        yield line.rstrip()
 
 
 def _break(text: str, width: int) -> list[str]:

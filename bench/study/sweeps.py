@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -47,20 +47,21 @@ class Sweep:
 
     @cached_property
     def gaps(self) -> list[tuple[str, str]]:
-        """What is missing, each with a sentence on how to fix it: shards of the sweep, and planned
-        runs without a row. A row of any environment counts; only the sweep itself reruns those of
-        another environment."""
-        gaps = []
+        """What is missing, each with a sentence on how to fix it; computed once."""
+        return [*self._find_lost_shards(), *self._find_lost_runs()]
+
+    def _find_lost_shards(self) -> Iterator[tuple[str, str]]:
         shards = [plan.shard for plan in self.plans if plan.shard]
         of = shards[0].of if shards else 0
         if lost := [f"shard {n}/{of}" for n in range(1, of + 1) if (n, of) not in shards]:
-            gaps.append(
-                (
-                    f"{self.name} is without {name_first(lost, _NAMED, '; ')}.",
-                    "Run what is missing with --out beside the others, and give the folder that "
-                    "holds all.",
-                )
+            yield (
+                f"{self.name} is without {name_first(lost, _NAMED, '; ')}.",
+                "Run what is missing with --out beside the others, and give the folder that holds "
+                "all.",
             )
+
+    def _find_lost_runs(self) -> Iterator[tuple[str, str]]:
+        """A row of any environment counts; only the sweep itself reruns those of another one."""
         planned = [*dict.fromkeys(run for plan in self.plans for run in plan.runs)]
         history = read_history(self.rows)
         poor = {(row.case, row.repeat, row.sentinel) for row in self.rows if row.truncated}
@@ -71,21 +72,18 @@ class Sweep:
             if run not in poor
             and (run not in history or (run[2] and history[run].status in REPEATED))
         ]
-        if left:
-            axes = list_varying({case for case, _, _ in [*planned, *history]})
-            told = [
-                f"{case.label(axes)}, {'sentinel' if sentinel else f'repeat {repeat}'}"
-                for case, repeat, sentinel in left
-            ]
-            gaps.append(
-                (
-                    f"{self.name} has no row of {len(left):,} of the "
-                    f"{count(len(planned), 'run')} that its last command planned "
-                    f"({name_first(told, _NAMED, '; ')}).",
-                    "Run the last command of the sweep again, unless it still runs.",
-                )
-            )
-        return gaps
+        if not left:
+            return
+        axes = list_varying({case for case, _, _ in [*planned, *history]})
+        told = [
+            f"{case.label(axes)}, {'sentinel' if sentinel else f'repeat {repeat}'}"
+            for case, repeat, sentinel in left
+        ]
+        yield (
+            f"{self.name} has no row of {len(left):,} of the {count(len(planned), 'run')} that its "
+            f"last command planned ({name_first(told, _NAMED, '; ')}).",
+            "Run the last command of the sweep again, unless it still runs.",
+        )
 
     @cached_property
     def work(self) -> dict[str, list[WorkRow]]:
