@@ -27,6 +27,7 @@ from bench.executors import Executor, Images, Listener, Settings, Stopping
 from bench.fingerprint import Fingerprint, Request
 from bench.models.weights import hash_weights
 from bench.origin import EXECUTORS, Kind
+from bench.precision import find_version
 from bench.record import MEASURED, EpochRow, Measurement, Outcome, Status
 from bench.sweep import preflight
 from bench.text import parse_bytes
@@ -117,7 +118,8 @@ class FakeExecutor(Executor):
         self, lane: Lane, devices: Sequence[str], models: Sequence[Request], timeout_s: float
     ) -> Machine:
         card = {"gpu": lane.name.rpartition("-")[0], "gpu_uuid": lane.gpus[0]} if lane.gpus else {}
-        platform = Platform(replace(describe_host(), **card))
+        host = describe_host()
+        platform = Platform(replace(host, torch=host.torch or find_version("torch"), **card))
         return Machine(
             devices=dict.fromkeys(devices, platform),
             # of layers that fp8 can convert, which no network here lacks

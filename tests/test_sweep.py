@@ -33,10 +33,11 @@ from bench.flags import join_flags
 from bench.gpu.nvml import Card
 from bench.processes import OtherWork, stop_signals
 from bench.record import Environment, Outcome, Status
-from bench.store.reader import read_records
+from bench.store.reader import read_records, read_rows
 from bench.store.table import RECORDS
 from bench.sweep import __main__ as sweep
-from bench.sweep import loop, preflight
+from bench.sweep import execution, loop, preflight
+from bench.sweep.options import Options
 from tests import fake_executor as fake
 from tests.fake_executor import FakeExecutor
 from tests.planted.records import ROOT
@@ -285,6 +286,35 @@ def test_resuming_runs_what_is_left(out: Path, capsys: Capture) -> None:
     assert "1 to run, 1 already there" in capsys.readouterr().err, "of what is asked for"
 
 
+def test_with_nothing_left_torch_is_not_asked_unless_its_rows_may_be_another_s(
+    out: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    """A command that does not pass by the examination cannot run anything, nor say that all is
+    there."""
+
+    def ask(*_: object) -> None:
+        raise LookupError("what may differ")
+
+    run(out, "8", "16")
+    monkeypatch.setattr(execution, "open_loop", ask)
+    capsys.readouterr()
+    assert len(run(out, "8", "16")) == 2
+    assert capsys.readouterr().err == f"0 to run, 2 already there, into {out}\n"
+    for flags in (["8"], ["8", "16", "--retry", "ok"]):
+        with pytest.raises(LookupError):
+            run(out, *flags)
+    for place in ("machine.find_version", "host.name_cpu"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"bench.environment.{place}", lambda *_: "another")
+            with pytest.raises(LookupError):
+                run(out, "8", "16")
+    monkeypatch.setenv("CUDNN_LOGLEVEL", "1")
+    assert len(run(out, "8", "16")) == 2, "it changes nothing"
+    monkeypatch.setenv("DNNL_MAX_CPU_ISA", "AVX2")
+    with pytest.raises(LookupError):
+        run(out, "8", "16")
+
+
 def test_failures_are_not_tried_again_unasked(out: Path) -> None:
     run(out, "8", "16", rc=1, answers="batch_size=8:error batch_size=16:timeout")
     run(out, "8", "16")
@@ -510,14 +540,13 @@ def test_a_folder_s_cases_take_the_threads_of_free_cores(
     assert "OMP_NUM_THREADS=2 is set and changes results" not in said
     assert {*read_records(out)["torch_threads"]} == {2}
     assert "OMP_NUM_THREADS" not in os.environ
-    for folder, cores, busy[0], wanted in (
-        (out, 4.0, 0.0, "2"),
-        (None, 4.0, 0.1, None),
-        (None, 0.3, 0.0, "1"),
+    there = read_rows(out)
+    for rows, cores, busy[0], wanted in (
+        (there, 4.0, 0.0, 2),
+        ([], 4.0, 0.1, None),
+        ([], 0.3, 0.0, 1),
     ):
         monkeypatch.setattr(loop, "count_cores", lambda cores=cores: cores)
-        with loop.hold_threads(folder):
-            assert os.environ.get("OMP_NUM_THREADS") == wanted
+        assert loop.choose_number([CASE], Options(), rows) == wanted
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    with loop.hold_threads(out):
-        assert os.environ["OMP_NUM_THREADS"] == "3"
+    assert loop.choose_number([CASE], Options(), there) is None, "the user's own"

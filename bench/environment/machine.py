@@ -284,10 +284,16 @@ def probe(device: str) -> Platform:
 
 def guess_devices() -> dict[str, Platform]:
     """Describe the CPU, and the GPU that torch would use, as far as they are known without it."""
-    known = {"cpu": Platform(Environment())}
+    host = replace(describe_host(), torch=find_version("torch"))
+    known = {"cpu": Platform(host)}
     for card in find_cards()[0][:1] if has_cuda() else ():
-        capability = ".".join(map(str, card.capability or ()))
-        about = Environment(card.name, capability=capability, gpu_memory_bytes=card.memory_bytes)
+        about = replace(
+            host,
+            gpu=card.name,
+            driver=card.driver,
+            gpu_memory_bytes=card.memory_bytes,
+            capability=".".join(map(str, card.capability or ())),
+        )
         known["cuda"] = Platform(about)
     return known
 

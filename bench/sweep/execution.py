@@ -13,8 +13,9 @@ from typing import Any
 from bench.axis import Value
 from bench.case import AXES, Case, list_varying
 from bench.doctor.rates import choose_seconds
+from bench.executors import Images
 from bench.record import REPEATED, Outcome, Record, Status
-from bench.store.reader import read_config
+from bench.store.reader import read_config, read_rows
 from bench.store.rows import (
     LatestAttempt,
     Run,
@@ -24,10 +25,12 @@ from bench.store.rows import (
     plan_runs,
     read_history,
 )
+from bench.store.table import RECORDS
 from bench.sweep.display import Display
-from bench.sweep.folder import read_past, refuse_other_part, write_config
-from bench.sweep.loop import MOST_LOST, Loop, open_loop
+from bench.sweep.folder import find_unlike, read_past, refuse_other_part, write_config
+from bench.sweep.loop import MOST_LOST, Loop, choose_number, hold_threads, open_loop
 from bench.sweep.options import Options, Plan, plan_cases
+from bench.sweep.preflight import GUESSED, check_without_torch, is_own
 from bench.sweep.probing import Searches, describe_wall
 from bench.text import count
 from bench.wall import STEP, Ending, Wall, read_goal
@@ -206,9 +209,30 @@ def run_sweep(asked: Plan, options: Options) -> Conclusion:
     `open_loop`, `read_past`, `refuse_other_part` and `Inputs.check_batches`."""
     for device in dict.fromkeys(case.device for case in [*asked.cases, *asked.unsized]):
         choose_seconds(device)  # refuses a wrong environment variable before anything is opened
+    if options.out is not None and (there := count_known(asked, options, options.out)):
+        with Display(options.out, 0, there):
+            return Conclusion(options.out, [], "", False, 0)
     with open_loop(options, asked) as loop:
         loop.lock()
         return _run(loop, loop.inputs.plan)
+
+
+def count_known(asked: Plan, options: Options, out: Path) -> int:
+    """Return the number of runs of a sweep that is started again with nothing left to run, in the
+    environment of its rows as far as that is known without torch, which takes seconds to start. 0
+    if there may be something to do, or torch has to tell. Raises UsageError: as `open_loop`."""
+    last = str(read_config(out).get("command", "")).splitlines()[-1:]
+    if last != [options.invocation] or not (options.here and (out / RECORDS).is_file()):
+        return 0
+    if asked.searched or any(map(is_own, asked.cases)):
+        return 0
+    done, runs = read_history(rows := read_rows(out)), plan_runs(asked.cases, options.repeats)
+    if remaining_runs(leave_out_known(runs, done), done, options.retry):
+        return 0
+    with hold_threads(choose_number(asked.cases, options, rows)):
+        inputs = check_without_torch(asked, options, Images.prepare)
+    columns = (*GUESSED, "dataset_fingerprint")
+    return 0 if find_unlike(rows, inputs, asked.cases, columns)[1] else len(runs)
 
 
 def _run(loop: Loop, asked: Plan) -> Conclusion:

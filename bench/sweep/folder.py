@@ -4,7 +4,7 @@ folders of its checkpoints, and what its cases share."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -38,7 +38,7 @@ from bench.record import (
 from bench.store.reader import read_config, read_rows
 from bench.store.rows import SHARD, Row, Shard
 from bench.store.table import BEST, LAST
-from bench.sweep.preflight import name_data
+from bench.sweep.preflight import Inputs, name_data
 from bench.text import clean, replace_file
 from bench.work import add_items
 
@@ -62,13 +62,27 @@ def read_past(loop: Loop, cases: Sequence[Case]) -> tuple[list[Row], list[Row]]:
     """Return the recorded rows that those of ``cases`` can be compared with, and all rows. Raises
     UsageError: some rows are not comparable, and --mix is not given: the message says how they
     differ."""
-    out, inputs = loop.store.folder, loop.inputs
-    rows = read_rows(out)
+    rows = read_rows(out := loop.store.folder)
+    unlike, differing = find_unlike(rows, loop.inputs, cases)
+    if differing and not loop.options.mix:
+        raise UsageError(
+            f"--out {out}: has rows that would not be comparable: {'; '.join(differing)}; "
+            "choose another --out, or add to them with --mix"
+        )
+    return [row for row in rows if id(row) not in unlike], rows
+
+
+def find_unlike(
+    rows: Sequence[Row], inputs: Inputs, cases: Sequence[Case], columns: Iterable[str] = COMPARABLE
+) -> tuple[set[int], Collection[str]]:
+    """Return the ids of the rows that those of ``cases`` cannot be compared with, and how ``rows``
+    differ in these ``columns``, one line for each value."""
     unlike, differing = set[int](), dict[str, None]()
     # one case of each environment
     for case in {(name_data(c), c.device, c.model, c.start): c for c in cases}.values():
         environment = inputs.describe(case)
-        for name, axes in COMPARABLE.items():
+        for name in columns:
+            axes = COMPARABLE[name]
             now = clean(getattr(environment, name) or "")
             # a model or a file is only compared with its own rows
             same = {*axes, "device", *(list_affecting(Trait.DATA) if axes != ("device",) else ())}
@@ -81,12 +95,7 @@ def read_past(loop: Loop, cases: Sequence[Case]) -> tuple[list[Row], list[Row]]:
             unlike.update(map(id, others))
             for told in dict.fromkeys(getattr(row, name) for row in others):
                 differing[f"{name} was {told or 'none'}, now {now or 'none'}"] = None
-    if differing and not loop.options.mix:
-        raise UsageError(
-            f"--out {out}: has rows that would not be comparable: {'; '.join(differing)}; "
-            "choose another --out, or add to them with --mix"
-        )
-    return [row for row in rows if id(row) not in unlike], rows
+    return unlike, differing.keys()
 
 
 def refuse_other_part(out: Path, config: Mapping[str, Any], shard: Shard | None) -> None:

@@ -30,7 +30,7 @@ from bench.precision import PRECISIONS
 from bench.processes import OtherWork, choose_threads, count_cores, stop_signals, usable_cpus
 from bench.record import Outcome, Record, Status, flatten, read_missing, write_missing
 from bench.store.reader import find_shards, read_rows
-from bench.store.rows import Run
+from bench.store.rows import Row, Run
 from bench.store.table import CHECKPOINTS, LOGS, RECORDS, TRACES
 from bench.store.writer import Store
 from bench.sweep.display import Display
@@ -78,16 +78,22 @@ def open_loop(options: Options, plan: Plan) -> Iterator[Loop]:
     refuse_programs(plan)
     refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # only noted if missing
     with ExitStack() as held:
-        alone = options.here and options.lanes in (None, 1)
         cases = [*plan.cases, *plan.unsized]
-        if alone and all(case.device == "cpu" and case.world_size == 1 for case in cases):
-            held.enter_context(hold_threads(options.out))
+        out = options.out
+        rows = read_rows(out) if out is not None and (out / RECORDS).is_file() else []
+        if (number := choose_number(cases, options, rows)) is not None:
+            held.enter_context(hold_threads(number))
+            print(
+                f"note: an operation takes {count(number, 'thread')}, as many as cores were free "
+                f"when the folder was begun; {THREADS[0]} sets another number",
+                file=sys.stderr,
+                flush=True,
+            )
         executor = build_executor(options.executor, options.settings)
         held.enter_context(closing(executor))
         lanes = open_lanes(executor, cases, options)
         known = examine_lanes(executor, lanes, plan, options)
-        out = options.out or default_out(known[lanes[0]].platforms)
-        yield Loop(options, executor, known, out, held)
+        yield Loop(options, executor, known, out or default_out(known[lanes[0]].platforms), held)
 
 
 @dataclass(eq=False)
@@ -397,38 +403,31 @@ def choose_seed(run: Run, same_seed: bool) -> int:
     return case.seed if same_seed else case.seed + repeat - 1
 
 
-@contextmanager
-def hold_threads(out: Path | None) -> Iterator[None]:
-    """Choose the threads of the workers that are started in the block, as many as cores are free
-    (`choose_threads`), and say how many they are.
-
-    A folder ``out`` with rows of a CPU keeps theirs, and a variable that the user has set holds.
-    """
-    name = THREADS[0]
-    number = None if {*THREADS} & {*os.environ} else _choose_threads(out)
-    if number is None:
-        yield
-        return
-    print(
-        f"note: an operation takes {count(number, 'thread')}, as many as cores were free when the "
-        f"folder was begun; {name} sets another number",
-        file=sys.stderr,
-        flush=True,
-    )
-    os.environ[name] = str(number)
-    try:
-        yield
-    finally:
-        del os.environ[name]
-
-
-def _choose_threads(out: Path | None) -> int | None:
-    """Return the number of threads; None for torch's default."""
-    if out is not None and (out / RECORDS).is_file():
-        for row in (row for row in reversed(read_rows(out)) if row.device == "cpu"):
-            kept = re.search(rf"\b{THREADS[0]}=([0-9]+)", row.variables)
-            return int(kept[1]) if kept else None
+def choose_number(cases: Sequence[Case], options: Options, rows: Sequence[Row]) -> int | None:
+    """Return how many threads an operation of the workers takes that run alone on the CPU: as many
+    as cores are free (`choose_threads`), or as before if ``rows`` of the folder are of a CPU. None
+    for torch's default, or what a variable that the user has set says."""
+    alone = options.here and options.lanes in (None, 1) and not {*THREADS} & {*os.environ}
+    if not (alone and all(case.device == "cpu" and case.world_size == 1 for case in cases)):
+        return None
+    for row in (row for row in reversed(rows) if row.device == "cpu"):
+        kept = re.search(rf"\b{THREADS[0]}=([0-9]+)", row.variables)
+        return int(kept[1]) if kept else None
     others = OtherWork()
     with others.watch():
         time.sleep(_WATCHED_S)
     return choose_threads(count_cores(), others.cores(), len(usable_cpus()))
+
+
+@contextmanager
+def hold_threads(number: int | None) -> Iterator[None]:
+    """Let an operation of the workers that are started in the block take so many threads; None for
+    as many as without it."""
+    if number is None:
+        yield
+        return
+    os.environ[THREADS[0]] = str(number)
+    try:
+        yield
+    finally:
+        del os.environ[THREADS[0]]

@@ -340,10 +340,16 @@ def examine_lanes(
 # ---------------------------------------------------------------------------------------- a dry run
 
 
-def check_without_torch(plan: Plan, options: Options) -> Inputs:
+GUESSED = ("gpu", "driver", "cpu", "torch", "code", "variables")
+"""The columns of `COMPARABLE` that are known without torch."""
+
+
+def check_without_torch(
+    plan: Plan, options: Options, prepare: Callable[[Images], DatasetInfo] = Images.count
+) -> Inputs:
     """Check a plan as a start does, but ask torch only about the user's own networks, and about
-    others that are frozen or start from a file, and decode no images. Raises UsageError: as
-    `open_loop`."""
+    others that are frozen or start from a file, and decode no images unless ``prepare`` does.
+    Raises UsageError: as `open_loop`."""
     refuse_unwritable(options.out)
     refuse_programs(plan)
     cases, known = [*plan.cases, *plan.unsized], dict[str, Platform]()
@@ -351,15 +357,17 @@ def check_without_torch(plan: Plan, options: Options) -> Inputs:
         with closing(build_executor(options.executor, options.settings)) as executor:
             open_lanes(executor, cases, options)
         known = guess_devices()
-    own = list_requests(
-        case
-        for case in cases
-        if case.model not in MODELS or case.start is not None or case.freeze != Case.freeze
-    )
+    own = list_requests(filter(is_own, cases))
     machine = examine([], own, timeout_s=options.timeout_s) if own else Machine()
-    inputs = check(plan, replace(machine, devices=known), options, Images.count)
+    inputs = check(plan, replace(machine, devices=known), options, prepare)
     emulated = warn_of_emulation([*inputs.plan.cases, *inputs.plan.unsized], known)
     return replace(inputs, warnings=[*inputs.warnings, *emulated])
+
+
+def is_own(case: Case) -> bool:
+    """Return whether torch has to tell of the network: it is the user's, frozen or begun from a
+    file."""
+    return case.model not in MODELS or case.start is not None or case.freeze != Case.freeze
 
 
 def warn_of_emulation(
