@@ -164,9 +164,10 @@ def main() -> int:
     about = "faults with one of these in their file or their why"
     parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help=about)
     parser.add_argument("--from", dest="first", type=int, default=1, help="its number of the first")
+    parser.add_argument("--every", type=int, default=1, help="plant each of so many: a sample")
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # as of all tests, and before torch is imported
-    numbered = list(enumerate(read_mutations(), 1))[given.first - 1 :]
+    numbered = list(enumerate(read_mutations(), 1))[given.first - 1 :: given.every]
     asked = [(n, m) for n, m in numbered if any(t in f"{m.file}: {m.why}" for t in given.only)]
     caught = 0
     with tempfile.TemporaryDirectory(prefix="mutate-", ignore_cleanup_errors=True) as scratch:
