@@ -143,7 +143,8 @@ def refuse_program(command: str) -> str:
     variables, words = split_command(command)
     program, *rest = words
     if shutil.which(program, path=variables.get("PATH", os.environ.get("PATH"))) is None:
-        return f"{program!r} is no program that can be run here; give its path, or python SCRIPT"
+        fix = "give its path, or python SCRIPT" if program.endswith(".py") else "give its path"
+        return f"{program!r} is no program that can be run here; {fix}"
     python = Path(program).name.startswith(("python", "torchrun", "accelerate"))
     script = next((word for word in rest if word.endswith(".py")), "") if python else ""
     if script and "-m" not in rest and not Path(script).is_file():

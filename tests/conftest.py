@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -27,6 +28,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # torch finds compiled code again by what was compiled, and not by the instructions it may have
 if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{gettempdir()}/inductor-{capability}")
+
+# `python` and the commands of packages are those of this environment, be it activated or not
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 # the harness and the networks of the tests are found by what a test starts, wherever that runs
 ROOT = Path(__file__).parents[1]
