@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from io import BytesIO
@@ -158,12 +159,16 @@ def test_the_random_numbers_of_python_and_numpy_go_on_too(tmp_path: Path) -> Non
 
 
 def test_a_torn_file_is_never_read(tmp_path: Path) -> None:
-    """Cut off anywhere, or with a page of zeros."""
+    """Cut off anywhere, with a page of zeros, or with one wrong bit in the largest tensor."""
     file = tmp_path / LAST
     train_and_save(file, "fp32")
     whole = file.read_bytes()
     torn = [whole[:end] for end in range(0, len(whole), len(whole) // 40)]
-    for data in (*torn, whole[:4096] + bytes(4096) + whole[8192:]):
+    largest = max(zipfile.ZipFile(file).infolist(), key=lambda part: part.file_size)
+    inside = largest.header_offset + largest.file_size // 2 + 128  # of its header and padding
+    flipped = bytes([whole[inside] ^ 1])
+    altered = whole[:inside] + flipped + whole[inside + 1 :]
+    for data in (*torn, whole[:4096] + bytes(4096) + whole[8192:], altered):
         file.write_bytes(data)
         with pytest.raises(CheckpointError):
             load_checkpoint(file)
