@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from bench.case import Case, free_axes
 from bench.diagnosis.breakdown import list_changes, name_part
 from bench.diagnosis.step import write_ms
-from bench.limits import MIN_REPEATS, STEADY
+from bench.limits import MIN_REPEATS, NEAR, STEADY
 from bench.questions.effects import judge_learning
 from bench.questions.report_data import Place, ReportData
 from bench.questions.scaling import find_bounds
@@ -83,6 +83,9 @@ def _tell(found: ReportData, place: Place) -> Iterator[str]:
         yield _tell_chosen(found, place, chosen, bases)
         yield _tell_rivals(found, place, chosen)
         yield _tell_batch_sizes(place, chosen)
+        if place.lowest and not (one := place.lowest.best).trusted:
+            if not found.aim and (1 + NEAR) * one.epoch_time_s < chosen.best.epoch_time_s:
+                yield f"Lower, but with a warning: {_doubt(found, place.lowest)}."
         if len(found.places) == 1:
             yield _tell_learning(found, chosen, bases)
             yield _tell_certainty(place, chosen)
@@ -95,11 +98,13 @@ def _tell_unchosen(found: ReportData, place: Place) -> str:
         return "No case was timed." if place.settings else ""
     if found.aim and any(setting.best.trusted for setting in place.settings):
         return f"No case that can be trusted has a value for --for {found.aim}."
+    most = "Most cases have" if any(s.best.trusted for s in place.settings) else "Every case has"
+    return f"{most} a warning, so none is recommended. Lowest time: {_doubt(found, lowest)}."
+
+
+def _doubt(found: ReportData, lowest: Setting) -> str:
     doubts = remarks(lowest.best, _NOT_FATAL)
-    return (
-        "Every case has a warning, so none is recommended. Lowest time: "
-        f"{describe_setting(found, lowest)}, {write_time(lowest.best)}: {doubts}."
-    )
+    return f"{describe_setting(found, lowest)}, {write_time(lowest.best)}: {doubts}"
 
 
 def describe_setting(found: ReportData, setting: Setting) -> str:
