@@ -83,9 +83,13 @@ def _tell(found: ReportData, place: Place) -> Iterator[str]:
         yield _tell_chosen(found, place, chosen, bases)
         yield _tell_rivals(found, place, chosen)
         yield _tell_batch_sizes(place, chosen)
-        if place.lowest and not (one := place.lowest.best).trusted:
-            if not found.aim and (1 + NEAR) * one.epoch_time_s < chosen.best.epoch_time_s:
-                yield f"Lower, but with a warning: {_doubt(found, place.lowest)}."
+        lowest = min(
+            (s for s in place.settings if s.timed and not s.best.trusted and not found.aim),
+            key=lambda setting: setting.best.epoch_time_s,
+            default=chosen,
+        )
+        if (1 + NEAR) * lowest.best.epoch_time_s < chosen.best.epoch_time_s:
+            yield f"Lower, but with a warning: {_doubt(found, lowest)}."
         if len(found.places) == 1:
             yield _tell_learning(found, chosen, bases)
             yield _tell_certainty(place, chosen)
