@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import TypeVar
 
 from bench.case import AXES, SAME_QUESTION, UNTIMED
@@ -93,10 +94,7 @@ def choose(settings: Sequence[Setting], aim: str = "") -> Setting | None:
         return None
     if aim:
         return min(known, key=lambda setting: (take(setting.best), setting.best.epoch_time_s))
-
-    def time(setting: Setting) -> float:
-        return setting.best.epoch_time_s
-
+    time: Callable[[Setting], float] = attrgetter("best.epoch_time_s")
     timed = [s for s in settings if s.timed and s.best.sound]
     if 2 * len(known) < len(timed) and min(map(time, known)) > (1 + NEAR) * min(map(time, timed)):
         return None
