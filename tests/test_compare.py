@@ -218,7 +218,23 @@ def test_what_was_measured_until_sure_is_compared_with_its_like(
     document = machine(write("a", until_sure(30, BASE)), write("b", b))
     (finding,) = document["metrics"]["epoch_time_s"]
     assert finding["verdict"] == "slower"
-    assert len(document["only_in_b"]) == 1
+    assert document["only_in_b"] == [], "its whole epoch is of a case that was compared"
+
+
+def test_of_equal_fractions_that_ended_elsewhere_the_whole_epoch_is_not_taken(
+    write: Write, machine: Callable[..., Any]
+) -> None:
+    """One side went on until it was sure, and evaluated a whole epoch too."""
+
+    def cut(steps: int, times: Sequence[float], **axes: Any) -> list[Record]:
+        rows = trained(at(CASE, **axes), steps, 390, times)
+        return [replace(row, case=at(row.case, steps=None, fraction=0.2)) for row in rows]
+
+    whole = measured_on(replace(CASE, evaluate=True), 1.0, BASE)
+    b = [*cut(66, SLOWER, until=0.01), *whole]
+    document = machine(write("a", cut(78, BASE)), write("b", b))
+    assert verdicts(document) == ["slower"]
+    assert document["only_in_a"] == document["only_in_b"] == []
 
 
 def test_a_profile_is_no_other_case(write: Write, machine: Callable[..., Any]) -> None:

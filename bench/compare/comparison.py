@@ -404,7 +404,7 @@ def refuse_other_models(comparison: Comparison) -> None:
 
 OUTCOME_FINDINGS = {
     "broken": "a repeat fails or diverges in B where none did in A",
-    "missing": "a case is in A and not in B",
+    "missing": "B has no run of a case of A",
     "unjudged": "a case was measured on both sides and has no verdict",
 }
 """Words that --fail-on accepts besides the verdicts on metrics."""

@@ -203,7 +203,9 @@ def match(
     - the axes ``apart`` of a recipe, of which the sides share no value;
     - the axes that say how a case was measured. Cases that measured an equal part of an epoch are
       matched, first those with equal settings of these axes; then cases with equal settings that
-      ended elsewhere, as with ``--until``; else the largest part of each side.
+      ended elsewhere, as with ``--until``; else the largest part of each side, of an equal
+      ``--fraction`` if there is one. What a side measured of a matched case beside that is neither
+      compared nor alone.
 
     If a side ran a case in several environments, the columns of `COMPARABLE` that vary are matched
     like axes, where the two sides share a value. What is still ambiguous is not matched.
@@ -211,21 +213,21 @@ def match(
     Args:
         a: a run of each ``cell``; likewise ``b``.
     """
-    ours, theirs = (_list_candidates(side, axis, apart) for side in (a, b))
-    pairs = [
-        one
-        for key in ours
-        for ends in _match_parts(ours[key], theirs.get(key, []))
-        for one in _match_environments(*ends)
-    ]
+    candidates = [_list_candidates(side, axis, apart) for side in (a, b)]
+    pairs = list[Match]()
+    alone = (dict[int, EnvironmentKey](), dict[int, EnvironmentKey]())
+    tell = attrgetter(*COMPARABLE)
+    for key in dict.fromkeys([*candidates[0], *candidates[1]]):
+        ours, theirs = (side.get(key, []) for side in candidates)
+        found = [one for ends in _match_parts(ours, theirs) for one in _match_environments(*ends)]
+        pairs += found
+        for number, side in enumerate((ours, theirs)):
+            runs = [run for held in side for run in held]
+            taken = {pair[number] for pair in found}
+            compared = {tell(run) for run in runs if run.cell in taken}
+            alone[number].update({run.cell: () for run in runs if tell(run) not in compared})
     places = {run.cell: place for place, run in enumerate(a)}
-    taken = [{pair.a for pair in pairs}, {pair.b for pair in pairs}]
-    one, two = (
-        {run.cell: () for held in side.values() for runs in held for run in runs
-         if run.cell not in known}
-        for side, known in zip((ours, theirs), taken, strict=True)
-    )  # fmt: skip
-    return Matches(sorted(pairs, key=lambda pair: places[pair.a]), (one, two))
+    return Matches(sorted(pairs, key=lambda pair: places[pair.a]), alone)
 
 
 def _list_candidates(
@@ -251,7 +253,8 @@ def _match_parts(
     ours: Sequence[list[Run]], theirs: Sequence[list[Run]]
 ) -> list[tuple[list[Run], list[Run]]]:
     """Pair cases that measured equal parts of an epoch, or were set alike though one ended
-    elsewhere or failed; without any, pair the largest of each side."""
+    elsewhere or failed; without any, pair the largest of each side, of an equal fraction if there
+    is one."""
 
     def differ(pair: tuple[list[Run], list[Run]]) -> tuple[bool, bool]:
         (one, *_), (two, *_) = pair
@@ -261,10 +264,14 @@ def _match_parts(
     for one, two in sorted(product(ours, theirs), key=differ):
         if not all(differ((one, two))) and not any(one is x or two is y for x, y in pairs):
             pairs.append((one, two))
-    if pairs or not theirs:
+    if pairs or not (ours and theirs):
         return pairs
-    a, b = (max(side, key=lambda runs: runs[0].part) for side in (ours, theirs))
-    return [(a, b)]
+
+    def size(pair: tuple[list[Run], list[Run]]) -> tuple[bool, float, float]:
+        (one, *_), (two, *_) = pair
+        return one.fraction == two.fraction, one.part, two.part
+
+    return [max(product(ours, theirs), key=size)]
 
 
 def _match_environments(ours: Sequence[Run], theirs: Sequence[Run]) -> Iterator[Match]:
