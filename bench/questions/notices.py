@@ -187,6 +187,10 @@ def _describe_failures(runs: Sequence[Run]) -> Iterator[Notice]:
         mend = f"Run them again with --retry {asked}." if asked else ""
         kinds = ", ".join(f"{n:,} {end}" for end, n in ends)
         mend = mend or "The same command runs them again."
+        first = next((run for run in failed if run.reason), None)
+        if first is not None:  # a log is beside the records
+            log = f" ({first.log} in its folder)" if first.log else ""
+            mend = f"The first: {first.reason}{log}. {mend}"
         yield Notice("No result", f"{kinds}.", mend, _count(failed, runs))
 
 
@@ -277,7 +281,7 @@ def choose_next(
     if {"fp32"} < {r.precision for r in results if is_number(r.profiled_step_s)}:
         return NextStep("see where the time goes", f"python -m bench.why {folders}")
     if any(sweep.rows for sweep in sweeps):
-        page = f"python -m bench.report {folders} --format html -o report.html"
+        page = f"python -m bench.report {folders} -o report.html"
         return NextStep("see all of it as a page with a figure", page)
     return None
 

@@ -17,7 +17,7 @@ from bench.gpu.peaks import list_peaks
 from bench.limits import MIN_REPEATS, STEADY
 from bench.origin import EXECUTORS, OF_OTHERS
 from bench.precision import OPT_LEVELS, PRECISIONS, Arithmetic
-from bench.record import COMPARABLE, MEASURED, RELIABLE, Status
+from bench.record import COMPARABLE, MEASURED, REFUSED, RELIABLE, Status
 from bench.store.rows import Row, group
 from bench.study.doubts import DOUBTS, LEAST_KNOWN
 from bench.study.quantities import MEMORY, METRICS, QUANTITIES, STORED, Metric, over
@@ -251,9 +251,11 @@ class Result:
         self.repeats, self.runs = len(counted), len(every)
         self.seeds = len({run.run_seed for run in counted})
         found: dict[str, Any] = {}
-        untimed = () if self.status in MEASURED else ("epoch_time_s", "images_per_s")
+        untold = set() if self.status in MEASURED else {"epoch_time_s", "images_per_s"}
+        if self.status not in MEASURED | REFUSED:
+            untold.add("memory_bytes")  # what it held until it failed is no peak
         for q in STORED:
-            values = [] if q.name in untimed else [getattr(run, q.name) for run in counted]
+            values = [] if q.name in untold else [getattr(run, q.name) for run in counted]
             middle, low, high = find_middle(values)
             if q.rate:
                 middle = 1 / find_middle(1 / value for value in values if value > 0)[0]

@@ -140,6 +140,18 @@ def test_what_was_asked_for_and_failed_is_on_the_first_screen(tmp_path: Path, re
     assert "! Not all done (the only run): Remove the cause, of which the logs" in said
 
 
+def test_the_first_failure_is_on_the_first_screen_with_its_log(tmp_path: Path, report: Run) -> None:
+    """And what it held until then is no memory that the case takes."""
+    held = {"peak_device_bytes": 2**20, "epoch_time_s": None, "log": "logs/fp16-1.log"}
+    ends = {"status": Status.ERROR, "reason": "ValueError: no such shape (net.py, line 3)"}
+    rows = [*ran(FP32, (10,), 3), make_record(FP16, gpu="A card", **ends, **held)]
+    said = " ".join(report(write_sweep(tmp_path, rows))[1].split())
+    first = "The first: ValueError: no such shape (net.py, line 3) (logs/fp16-1.log in its folder)."
+    assert f"! No result (1 of 2 runs): {first} Run them again with --retry error." in said
+    assert "3.00" in said
+    assert " 0.00" not in said
+
+
 HOSTILE = [
     "=HYPERLINK(1) | `a` <b>x</b> [red]r[/red] @x\x1b[31m \u202e*bold* _em_ ~~del~~ \\| \\",
     "-2 $\\alpha$ & 50 % # {x} ^ ~ \\input{/etc/passwd} &lt; \"quoted\", 'n'\u2028new",
