@@ -58,7 +58,7 @@ checkpoint 30 -           {sweep} --steps 20 {fp16} --checkpoint
 ddp        30 -           {sweep} --steps 20 {fp16} --parallel ddp --world-size 1
 ddp-2      30 2-GPUs      {sweep} --steps 20 {fp16} --parallel ddp --world-size 2
 bare-loop  60 checkout    benchmarks.overhead --device {device}
-report     20 -           bench.report {out} --format html -o {out}/report.html
+report     20 -           bench.report {out} -o {out}/report.html
 """
 """Name, the least seconds that are worth starting it with, what it needs, and the command."""
 

@@ -22,7 +22,7 @@ from bench.axis import Value, axis_flag
 from bench.case import AXES, SHAPE, SWITCHES
 from bench.command import combine_vary
 from bench.data import SYNTHETIC
-from bench.errors import StoreError, UsageError, nearest
+from bench.errors import StoreError, T, UsageError, choose, nearest
 from bench.grid import parse_values
 from bench.processes import provide_home
 from bench.text import capitalize, clean
@@ -219,10 +219,22 @@ def add_filters(parser: argparse.ArgumentParser, example: str) -> None:
     )
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """Add ``-o``, for `write_document`."""
+def add_output(parser: argparse.ArgumentParser, formats: str) -> None:
+    """Add ``--format``, for `choose_format`, of which help says the ``formats``, and ``-o``, for
+    `write_document`."""
+    help = f"{formats} (default: that of the file's name, or text)"
+    parser.add_argument("--format", metavar="FORMAT", help=help)
     help = "file to write (default: -, the terminal)"
     parser.add_argument("-o", "--output", metavar="FILE", help=help, type=_parse_output)
+
+
+def choose_format(given: argparse.Namespace, formats: Mapping[str, T]) -> T:
+    """Return the value of the format that is asked for, by ``--format`` or the name of the file of
+    ``-o``, and set ``given.format`` to its name. Raises UsageError: there is no such format."""
+    suffix = given.output.suffix[1:] if given.output else ""
+    named = {"tex": "latex"}.get(suffix, suffix)
+    given.format = given.format or (named if named in formats else "text")
+    return choose("--format", given.format, formats)
 
 
 def _parse_output(text: str) -> Path | None:

@@ -14,8 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.case import AXES, format_value, parse_value
-from bench.errors import UsageError, choose
-from bench.flags import Parser, add_filters, add_output, command, write_document
+from bench.errors import UsageError
+from bench.flags import (
+    Parser,
+    add_filters,
+    add_output,
+    choose_format,
+    command,
+    write_document,
+)
 from bench.processes import leave
 
 if TYPE_CHECKING:
@@ -149,13 +156,12 @@ def main(argv: Sequence[str]) -> int:
         "fp16 bf16-amp (default: precision, each against fp32)",
     )
     add_filters(parser, "batch_size=512")
-    add("--format", default="text", metavar="FORMAT", help="text or json (default: text)")
     add("--full", action="store_true", help="print all rows and evidence")
-    add_output(parser)
+    add_output(parser, "text or json")
     options = parser.parse(argv)
     from bench.study.axes import parse_filter, parse_name
 
-    render = choose("--format", options.format, FORMATS)
+    render = choose_format(options, FORMATS)
     name, *values = options.axis
     axis = parse_name("--axis", name, list(AXES))
     parsed = [format_value(parse_value(axis, text, f"--axis {axis}")) for text in values]

@@ -14,8 +14,8 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from bench.errors import UsageError, choose
-from bench.flags import Parser, add_output, command, describe, write_document
+from bench.errors import UsageError
+from bench.flags import Parser, add_output, choose_format, command, describe, write_document
 from bench.processes import leave
 
 FORMATS = {
@@ -35,11 +35,10 @@ def main(argv: Sequence[str]) -> int:
     add = parser.add_argument
     add("folders", nargs="*", type=Path, metavar="FOLDER",
         help="sweeps' folders or records files (default: all under results/)")  # fmt: skip
-    add("--format", default="text", metavar="FORMAT", help="text, md or html (default: text)")
-    add_output(parser)
+    add_output(parser, "text, md or html")
     add("--full", action="store_true", help="print all warnings, tables and notes")
     given = parser.parse(argv)
-    module, _, name = choose("--format", given.format, FORMATS).partition(":")
+    module, _, name = choose_format(given, FORMATS).partition(":")
     from bench.cards.document import build
     from bench.study.sweeps import REFERENCE, list_results, read_sweeps
 

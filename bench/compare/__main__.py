@@ -26,7 +26,7 @@ from bench.compare.comparison import (
     take_values,
 )
 from bench.errors import UsageError, choose
-from bench.flags import Parser, add_output, command, parse_percent, write_document
+from bench.flags import Parser, add_output, choose_format, command, parse_percent, write_document
 from bench.limits import MIN_REPEATS
 from bench.processes import leave
 from bench.study.quantities import METRICS
@@ -76,8 +76,7 @@ def build_parser() -> Parser:
         help=f"what to compare: {', '.join(METRICS)} (default: time, memory, training loss, "
         "energy and test error, as far as measured)",
     )
-    add("--format", default="text", metavar="FORMAT", help="text or json (default: text)")
-    add_output(parser)
+    add_output(parser, "text or json")
     add(
         "--fail-on",
         action="append",
@@ -97,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
     options = build_parser().parse(argv)
     from bench.compare.document import FORMATS
 
-    render = choose("--format", options.format, FORMATS)
+    render = choose_format(options, FORMATS)
     margin = parse_percent(f"--margin {options.margin!r}", options.margin)
     wide = options.equivalence_margin
     equal = margin if wide is None else parse_percent(f"--equivalence-margin {wide!r}", wide)

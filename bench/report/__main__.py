@@ -9,7 +9,15 @@ from importlib import import_module
 from pathlib import Path
 
 from bench.errors import choose
-from bench.flags import Parser, add_filters, add_output, command, writable, write_document
+from bench.flags import (
+    Parser,
+    add_filters,
+    add_output,
+    choose_format,
+    command,
+    writable,
+    write_document,
+)
 from bench.processes import leave
 from bench.questions.settings import AIMS
 from bench.report import show
@@ -38,8 +46,7 @@ def build_parser() -> Parser:
     )
     add = parser.add_argument
     add("sweeps", nargs="+", type=Path, metavar="RESULTS", help="a sweep's folder or records file")
-    add("--format", default="text", metavar="FORMAT", help="see below (default: text)")
-    add_output(parser)
+    add_output(parser, "see below")
     add("--figures", type=Path, metavar="DIR", help="also write its figure there, as SVG and PNG")
     add_filters(parser, "precision=fp16,bf16 batch_size=512")
     add("--by", default="", metavar="AXIS", help="group the overview by this axis")
@@ -53,7 +60,7 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Show the results; returns 0, or 2 for a usage error."""
     options = build_parser().parse(argv)
-    place, _ = choose("--format", options.format, FORMATS)
+    place, _ = choose_format(options, FORMATS)
     if options.aim:
         choose("--for", options.aim, AIMS)
     from bench.report.document import build

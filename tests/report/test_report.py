@@ -90,6 +90,16 @@ def test_output_goes_to_the_file_and_a_dash_is_the_terminal(tmp_path: Path, repo
     assert (code, out) == (0, "")
     assert (tmp_path / "r.md").read_text(encoding="utf-8") == printed
     assert [*tmp_path.iterdir()] == [tmp_path / "r.md"]
+    # the name of the file says its format, unless --format does
+    for name, flags, begins in (
+        ("named.md", (), printed[:80]),
+        ("page.html", (), "<!doctype html>"),
+        ("table.tex", (), "%"),
+        ("page.txt", (), "rtx-titan-2019: "),
+        ("text.html", ("--format", "text"), "rtx-titan-2019"),
+    ):
+        assert report(REFERENCE, *flags, "-o", tmp_path / name)[0] == 0
+        assert (tmp_path / name).read_text(encoding="utf-8").startswith(begins), name
 
 
 def test_a_closed_pipe_is_no_error() -> None:
