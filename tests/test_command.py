@@ -248,6 +248,20 @@ def test_mistakes_are_one_line_before_anything_runs(
         assert said in error
 
 
+def test_a_dry_run_repeats_what_was_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.py").write_text("")
+    words = ["--command", "python t.py {precision}", "--precision", "fp32", "bf16"]
+    assert sweep([*words, "--device", "cpu", "--dry-run"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "   1  fp32",
+        "   2  bf16",
+        "all with --command 'python t.py {precision}' --device cpu",
+    ]
+
+
 def test_outside_a_sweep_its_lines_do_nothing_and_import_nothing() -> None:
     code = (
         "import sys, json; before = set(sys.modules); import bench; bench.step(items=1, loss=2); "

@@ -141,6 +141,23 @@ def test_a_dry_run_says_how_many_runs_there_are_to_make(out: Path, capsys: Captu
         assert capsys.readouterr().out.splitlines()[0] == f"runs: {said}"
 
 
+def test_a_dry_run_looks_at_what_is_there(out: Path, capsys: Capture) -> None:
+    run(out, "8", "16", answers="batch_size=16:interrupted")
+    there = (out / RECORDS).read_bytes()
+    capsys.readouterr()
+    flags = [*FP32, "8", "16", "32", "--out", str(out), "--dry-run"]
+    assert sweep.main(flags) == 0
+    assert f"1 of them already there, in {out}; 2 to run" in capsys.readouterr().out.splitlines()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "find_version", lambda package: "9.9")
+        assert sweep.main(flags) == 2
+        assert "torch was 2." in capsys.readouterr().err
+        assert sweep.main([*flags, "--mix"]) == 0
+    assert sweep.main([*flags, "--shard", "1/1"]) == 2
+    assert "holds a sweep that is not split into shards" in capsys.readouterr().err
+    assert (out / RECORDS).read_bytes() == there
+
+
 def test_images_without_a_test_part_cannot_be_evaluated_on(tmp_path: Path, capsys: Capture) -> None:
     PIL.Image.new("RGB", (32, 32), (1, 2, 3)).save(png := io.BytesIO(), "PNG")
     images = {"img": [{"bytes": png.getvalue()}] * 8, "label": [0, 1] * 4}

@@ -15,9 +15,8 @@ from bench.precision import FP8_RECIPES, OPT_LEVELS, POLICIES, PRECISIONS
 from bench.preset import load_preset, preset_names
 from bench.processes import leave
 from bench.report import print_report
-from bench.sweep.execution import run_sweep
+from bench.sweep.execution import rehearse, run_sweep
 from bench.sweep.options import parse_arguments, plan_cases
-from bench.sweep.preflight import check_without_torch, describe_plan
 
 
 @command
@@ -33,8 +32,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     plan = plan_cases(options)
     if options.dry_run:
-        inputs = check_without_torch(plan, options)
-        print(*describe_plan(inputs.plan, options), *inputs.warnings, sep="\n")
+        print(*rehearse(plan, options), sep="\n")
         return 0
     done = run_sweep(plan, options)
     for line in done.unsized:

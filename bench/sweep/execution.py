@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from operator import attrgetter
@@ -18,6 +18,7 @@ from bench.record import REPEATED, Outcome, Record, Status
 from bench.store.reader import read_config, read_rows
 from bench.store.rows import (
     LatestAttempt,
+    Row,
     Run,
     collect_times,
     is_known,
@@ -27,10 +28,16 @@ from bench.store.rows import (
 )
 from bench.store.table import RECORDS
 from bench.sweep.display import Display
-from bench.sweep.folder import find_unlike, read_past, refuse_other_part, write_config
+from bench.sweep.folder import (
+    find_unlike,
+    read_past,
+    refuse_mixing,
+    refuse_other_part,
+    write_config,
+)
 from bench.sweep.loop import MOST_LOST, Loop, choose_number, hold_threads, open_loop
 from bench.sweep.options import Options, Plan, plan_cases
-from bench.sweep.preflight import GUESSED, check_without_torch, is_own
+from bench.sweep.preflight import GUESSED, check_without_torch, describe_plan, is_own
 from bench.sweep.probing import Searches, describe_wall
 from bench.text import count
 from bench.wall import STEP, Ending, Wall, read_goal
@@ -226,13 +233,38 @@ def count_known(asked: Plan, options: Options, out: Path) -> int:
         return 0
     if asked.searched or any(map(is_own, asked.cases)):
         return 0
-    done, runs = read_history(rows := read_rows(out)), plan_runs(asked.cases, options.repeats)
-    if remaining_runs(leave_out_known(runs, done), done, options.retry):
+    rows, runs = read_rows(out), plan_runs(asked.cases, options.repeats)
+    if list_left(runs, rows, options):
         return 0
     with hold_threads(choose_number(asked.cases, options, rows)):
         inputs = check_without_torch(asked, options, Images.prepare)
     columns = (*GUESSED, "dataset_fingerprint")
     return 0 if find_unlike(rows, inputs, asked.cases, columns)[1] else len(runs)
+
+
+def list_left(runs: Sequence[Run], rows: Sequence[Row], options: Options) -> list[Run]:
+    """Return the runs of a plan that ``rows`` leave to do."""
+    done = read_history(rows)
+    return remaining_runs(leave_out_known(runs, done), done, options.retry)
+
+
+def rehearse(asked: Plan, options: Options) -> Iterator[str]:
+    """Yield what a start would do. Raises UsageError: as `run_sweep`, as far as torch need not be
+    asked."""
+    out, cases = options.out, [*asked.cases, *asked.unsized]
+    rows = read_rows(out) if out is not None and (out / RECORDS).is_file() else []
+    with hold_threads(choose_number(cases, options, rows) if rows else None):
+        inputs = check_without_torch(asked, options)
+    if out is not None:
+        refuse_other_part(out, read_config(out), options.shard)
+        if not options.mix:
+            refuse_mixing(out, find_unlike(rows, inputs, cases, GUESSED)[1])
+    yield from describe_plan(inputs.plan, options)
+    if rows:
+        runs = plan_runs(inputs.plan.cases, options.repeats)
+        left = len(list_left(runs, rows, options))
+        yield f"{len(runs) - left:,} of them already there, in {out}; {left:,} to run"
+    yield from inputs.warnings
 
 
 def _run(loop: Loop, asked: Plan) -> Conclusion:

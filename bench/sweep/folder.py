@@ -64,12 +64,18 @@ def read_past(loop: Loop, cases: Sequence[Case]) -> tuple[list[Row], list[Row]]:
     differ."""
     rows = read_rows(out := loop.store.folder)
     unlike, differing = find_unlike(rows, loop.inputs, cases)
-    if differing and not loop.options.mix:
+    if not loop.options.mix:
+        refuse_mixing(out, differing)
+    return [row for row in rows if id(row) not in unlike], rows
+
+
+def refuse_mixing(out: Path, differing: Collection[str]) -> None:
+    """Refuse rows that differ, see `find_unlike`."""
+    if differing:
         raise UsageError(
             f"--out {out}: has rows that would not be comparable: {'; '.join(differing)}; "
             "choose another --out, or add to them with --mix"
         )
-    return [row for row in rows if id(row) not in unlike], rows
 
 
 def find_unlike(

@@ -96,8 +96,8 @@ def build_parser() -> Parser:
         what,
         "--repeats",
         "N",
-        f"fresh processes per case (default: 1; {CHEAP_REPEATS} with a --fraction up to "
-        f"{CHEAP_FRACTION:g} or --steps up to {CHEAP_STEPS})",
+        f"fresh processes per case (default: 1; {CHEAP_REPEATS} for a short preset as it is, and "
+        f"with a --fraction up to {CHEAP_FRACTION:g} or --steps up to {CHEAP_STEPS})",
         partial(parse_whole, least=1),
     )
     _add_switch(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -410,11 +411,13 @@ def describe_plan(plan: Plan, options: Options) -> Iterator[str]:
     yield from (f"{index:>4}  {label}" for index, label in enumerate(labels[:_SHOWN], 1))
     if (more := len(labels) - _SHOWN) > 0:
         yield f"      and {more:,} more"
+    own = all(case.command is not None for case in cases)  # which has its axes from --command
     common = [
-        f"{axis_flag(name)} {format_value(getattr(cases[0], name))}"
+        f"{axis_flag(name)} {shlex.quote(format_value(getattr(cases[0], name)))}"
         for name, axis in AXES.items()
         if len({getattr(case, name) for case in cases} - {axis.default, None}) == 1
         and name not in varies
+        and (name in options.axes or not own)
     ]
     if common:
         yield f"all with {' '.join(common)}"
