@@ -102,8 +102,9 @@ def _tell_unchosen(found: ReportData, place: Place) -> str:
         return "No case was timed." if place.settings else ""
     if found.aim and any(setting.best.trusted for setting in place.settings):
         return f"No case that can be trusted has a value for --for {found.aim}."
-    most = "Most cases have" if any(s.best.trusted for s in place.settings) else "Every case has"
-    return f"{most} a warning, so none is recommended. Lowest time: {_doubt(found, lowest)}."
+    some = any(setting.best.trusted for setting in place.settings)
+    which = "Half of the cases or more have" if some else "Every case has"
+    return f"{which} a warning, so none is recommended. Lowest time: {_doubt(found, lowest)}."
 
 
 def _doubt(found: ReportData, lowest: Setting) -> str:

@@ -84,8 +84,8 @@ def list_near(
 
 def choose(settings: Sequence[Setting], aim: str = "") -> Setting | None:
     """Return the setting to recommend, by the rule of `list_near`; with an ``aim``, the least of
-    that. None if no time can be trusted, if most cannot and one of those is lower by more than
-    `NEAR`, or if nothing is known of the aim."""
+    that. None if no time can be trusted, if half of them cannot and one of those is lower by more
+    than `NEAR`, or if nothing is known of the aim."""
     # a noisy time says nothing against the memory or the energy of a run that ended well
     sound = "trusted" if aim in ("", "time") else "sound"
     take = AIMS[aim or "time"]
@@ -96,7 +96,7 @@ def choose(settings: Sequence[Setting], aim: str = "") -> Setting | None:
         return min(known, key=lambda setting: (take(setting.best), setting.best.epoch_time_s))
     time: Callable[[Setting], float] = attrgetter("best.epoch_time_s")
     timed = [s for s in settings if s.timed and s.best.sound]
-    if 2 * len(known) < len(timed) and min(map(time, known)) > (1 + NEAR) * min(map(time, timed)):
+    if 2 * len(known) <= len(timed) and min(map(time, known)) > (1 + NEAR) * min(map(time, timed)):
         return None
     fastest, *_ = list_near(known, time, lambda one: one.best.batch_size)
     return fastest
