@@ -127,7 +127,7 @@ def _lay_out_side(side: Side) -> dict[str, Any]:
         "case": asdict(side.case),
         "step_s": side.step.step_s,
         "verdict": side.breakdown.verdict,
-        "parts": {part.name: part.time_s for part in side.breakdown.parts},
+        "parts": side.breakdown.parts,
         "left_over_s": side.breakdown.left_over_s,
         "estimated": side.breakdown.estimated,
     }

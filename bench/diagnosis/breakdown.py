@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from operator import itemgetter
 
-from bench.diagnosis.step import Bound, Part, Step, Wait, find_limit, find_rate
+from bench.diagnosis.step import Bound, Step, Wait, find_limit, find_rate
 from bench.kernels import CONVERSIONS
 from bench.limits import STEADY
 from bench.record import WorkRow, read_kernels
@@ -51,16 +53,35 @@ class Timed:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """A step's time, divided; operations and parts are sorted, longest first. ``left_over_s`` is
-    the step's time less its parts: kernels that no operation launched. It is negative if kernels
-    alone took longer than the step."""
+    """A step's time, divided; operations and parts are sorted, longest first. What limits them is
+    found when it is first asked for. ``left_over_s`` is the step's time less its parts: kernels
+    that no operation launched. It is negative if kernels alone took longer than the step."""
 
-    step_s: float  # a median step, not profiled
-    rows: tuple[Timed, ...]  # its operations
-    parts: tuple[Part, ...]  # kinds of work and waits
+    step: Step
+    times: tuple[tuple[WorkRow, float], ...]  # of its operations, in s
+    parts: Mapping[str, float]  # the time of each `bench.work.Kind` and `Wait`, in s
     left_over_s: float
-    bounds: Mapping[Bound, float]  # known shares of the step, largest first
     estimated: bool  # kernels overlapped, and how they shared the time was not measured
+
+    @cached_property
+    def rows(self) -> tuple[Timed, ...]:
+        """Its operations, with what limits each."""
+        return tuple(_time(row, time_s, self.step) for row, time_s in self.times)
+
+    @cached_property
+    def bounds(self) -> dict[Bound, float]:
+        """The known shares of the step by what limits it, largest first."""
+        held: list[tuple[Bound, float]] = []
+        for timed in self.rows:
+            if timed.bound is not None:  # a change of layout only moves bytes
+                held.append((timed.bound, timed.time_s - timed.layout_s))
+                held.append((Bound.MEMORY, timed.layout_s))
+        held += [(bound, self.parts.get(wait, 0.0)) for wait, bound in _WAITS.items()]
+        sums: dict[Bound, float] = {}
+        for bound, time_s in held:
+            sums[bound] = sums.get(bound, 0.0) + time_s
+        largest = sorted(sums.items(), key=itemgetter(1), reverse=True)
+        return {bound: time_s / self.step.step_s for bound, time_s in largest if time_s > 0}
 
     @property
     def bound(self) -> Bound | None:
@@ -81,9 +102,13 @@ class Breakdown:
         shares = (f"{mark}{100 * share:.0f} % {what}" for what, share in listed)
         return f"mixed ({', '.join(shares)})"
 
-    def find_time(self, name: str) -> float:
-        """Return the time of a part in s; 0 if there is no such part."""
-        return sum(part.time_s for part in self.parts if part.name == name)
+
+_WAITS = {
+    Wait.INPUT: Bound.LOADER,
+    Wait.SYNCHRONISATION: Bound.SYNCHRONISATION,
+    Wait.IDLE: Bound.LAUNCH,
+}
+"""What limits the time of each wait."""
 
 
 def divide(step: Step) -> Breakdown | None:
@@ -94,35 +119,31 @@ def divide(step: Step) -> Breakdown | None:
     stretch = step.step_s / profile.step_s if step.device == "cpu" else 1.0
     busy = profile.busy_s * stretch
     shares = _estimate_shares(step.work, profile.busy_s)
-    rows = [
-        _time(row, stretch * own * shares.get(row.kind, 1.0), step)
+    times = [
+        (row, stretch * own * shares.get(row.kind, 1.0))
         for row in step.work
         if (own := row.time_s if row.exclusive_s is None else row.exclusive_s)
     ]
-    rows.sort(key=lambda timed: -timed.time_s)
+    times.sort(key=itemgetter(1), reverse=True)
+    parts: dict[str, float] = {}
+    for row, time_s in times:
+        parts[row.kind] = parts.get(row.kind, 0.0) + time_s
     # the time beyond the kernels is divided in proportion to the profile's gaps
     idle_s, known = max(step.step_s - busy, 0.0), profile.input_wait_s + profile.sync_wait_s
     gaps = max(profile.step_s - profile.busy_s, known)
     scale = idle_s / gaps if gaps > 0 else 0.0
-    waits = (
-        (Wait.INPUT, Bound.LOADER, profile.input_wait_s * scale),
-        (Wait.SYNCHRONISATION, Bound.SYNCHRONISATION, profile.sync_wait_s * scale),
-        (Wait.IDLE, Bound.LAUNCH, idle_s - known * scale),
-    )
-    found = []
-    for kind in dict.fromkeys(timed.row.kind for timed in rows):
-        own_rows = [timed for timed in rows if timed.row.kind == kind]
-        limits = _sum(pair for timed in own_rows for pair in _list_bounds(timed))
-        found.append(Part(kind, sum(timed.time_s for timed in own_rows), limits))
-    found += [Part(wait, time_s, {bound: time_s}) for wait, bound, time_s in waits if time_s > 0]
-    parts = tuple(sorted(found, key=lambda part: -part.time_s))
-    bounds = _sum((bound, time) for part in parts for bound, time in part.bounds.items())
+    parts |= {
+        Wait.INPUT: profile.input_wait_s * scale,
+        Wait.SYNCHRONISATION: profile.sync_wait_s * scale,
+        Wait.IDLE: idle_s - known * scale,
+    }
+    longest = sorted(parts.items(), key=itemgetter(1), reverse=True)
+    parts = {name: time_s for name, time_s in longest if time_s > 0}
     return Breakdown(
-        step.step_s,
-        tuple(rows),
+        step,
+        tuple(times),
         parts,
-        step.step_s - sum(part.time_s for part in parts),
-        {bound: time / step.step_s for bound, time in bounds.items()},
+        step.step_s - sum(parts.values()),
         # on an H100 kernels of one stream overlap by up to 0.035 % of the time of a kind
         any(share < 1 - 5e-4 for share in shares.values()),
     )
@@ -157,21 +178,6 @@ def _time(row: WorkRow, time_s: float, step: Step) -> Timed:
         layout_s = time_s * min(spent / row.time_s, 1.0)
     bound = _find_bound(row, time_s - layout_s, step)
     return Timed(row, time_s, bound, flops, traffic, 0.0 if bound is Bound.LAUNCH else layout_s)
-
-
-def _list_bounds(timed: Timed) -> Iterator[tuple[Bound, float]]:
-    """Yield what limits an operation, with its time; a change of layout only moves bytes."""
-    if timed.bound is not None:
-        yield timed.bound, timed.time_s - timed.layout_s
-        if timed.layout_s:
-            yield Bound.MEMORY, timed.layout_s
-
-
-def _sum(times: Iterable[tuple[Bound, float]]) -> dict[Bound, float]:
-    sums: dict[Bound, float] = {}
-    for bound, time_s in times:
-        sums[bound] = sums.get(bound, 0.0) + time_s
-    return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
 def _find_bound(row: WorkRow, time_s: float, step: Step) -> Bound | None:
@@ -222,8 +228,8 @@ LEFT_OVER = "left_over"  # the name of the change that no kind of work or wait e
 
 def list_changes(a: Breakdown, b: Breakdown) -> Iterator[Change]:
     """Yield the kinds of work and waits, those that changed most first, then what is left over."""
-    names = dict.fromkeys(part.name for part in (*a.parts, *b.parts))
-    found = [Change(name, a.find_time(name), b.find_time(name)) for name in names]
+    names = dict.fromkeys((*a.parts, *b.parts))
+    found = [Change(name, a.parts.get(name, 0.0), b.parts.get(name, 0.0)) for name in names]
     yield from sorted(found, key=lambda change: -abs(change.change_s))
     yield Change(LEFT_OVER, a.left_over_s, b.left_over_s)
 

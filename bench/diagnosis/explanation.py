@@ -205,7 +205,7 @@ def find_shares(side: Side, clock: float = 1.0) -> Iterator[Share]:
         (Wait.SYNCHRONISATION, limit or Cause.SYNCHRONISATION),
         (Wait.IDLE, limit or Cause.LAUNCH),
     ):
-        if time_s := side.breakdown.find_time(wait):
+        if time_s := side.breakdown.parts.get(wait, 0.0):
             yield Share(cause, time_s)
 
 
@@ -329,7 +329,7 @@ def show(cause: Cause, shares: Sequence[Share], side: Side, other: Side) -> str:
             own.append((share.time_s, share.timed))
     longest = sorted(held.items(), key=lambda item: -sum(time_s for time_s, _ in item[1]))
     said, step = [], side.step
-    wait_s = side.breakdown.find_time(_WAITED.get(cause, ""))
+    wait_s = side.breakdown.parts.get(_WAITED.get(cause, ""), 0.0)
     if wait_s * 1e3 >= FEWEST_MS:
         said.append(f"{_WAITED[cause].meaning} {write_ms(wait_s)} ms")
     if cause is Cause.MEMORY_LIMIT:
@@ -408,7 +408,7 @@ def _list_sentences(found: Explanation) -> Iterator[str]:
 def write_host(side: Side) -> str:
     """Say that a GPU was idle for much of a step; empty if it was not."""
     step_s = side.step.step_s
-    busy_s = step_s - sum(side.breakdown.find_time(wait) for wait in Wait)
+    busy_s = step_s - sum(side.breakdown.parts.get(wait, 0.0) for wait in Wait)
     if side.step.device != "cuda" or busy_s >= BUSY * step_s:
         return ""
     return f"; {side.name} keeps the GPU busy for only {write_ms(busy_s)} of {write_ms(step_s)} ms"

@@ -68,15 +68,6 @@ class Step:
     peaks: Rates = field(default_factory=Rates)  # from the card's data sheet; none for a CPU
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part of the time of a step that is not profiled: a kind of work, or a wait."""
-
-    name: str  # a `bench.work.Kind` or a `Wait`
-    time_s: float  # all parts add up to the step's time, less what is left over
-    bounds: Mapping[Bound, float]  # its time by what limits it
-
-
 # -------------------------------------------------------------------------------------------- rates
 #
 # The measured rates of a machine, their comparison, and the least time of counted work at them.

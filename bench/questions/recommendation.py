@@ -15,7 +15,6 @@ from bench.questions.effects import judge_learning
 from bench.questions.report_data import Place, ReportData
 from bench.questions.scaling import find_bounds
 from bench.questions.settings import NEUTRAL, Setting, judge_speeds
-from bench.questions.step_time import make_side
 from bench.record import REFUSED
 from bench.render.table import (
     Answer,
@@ -207,12 +206,12 @@ def _find_loss(found: ReportData, place: Place, chosen: Setting, slower: Setting
     sides = []
     for setting in (chosen, slower):
         steps = (found.steps.get(row.cell) for row in setting.cases)
-        if (profiled := next((s for s in steps if s and s.profiled), None)) is None:
-            return ""
-        sides.append(make_side("precision", profiled))
+        sides.append(next((s.breakdown for s in steps if s and s.profiled), None))
     a, b = sides
+    if a is None or b is None:
+        return ""
     lost = b.step.step_s - a.step.step_s
-    most = max(list_changes(a.breakdown, b.breakdown), key=lambda change: change.change_s)
+    most = max(list_changes(a, b), key=lambda change: change.change_s)
     if lost <= STEADY * a.step.step_s or most.change_s <= lost / 2:
         return ""
     return (

@@ -61,7 +61,7 @@ def _tabulate_breakdowns(found: ReportData) -> Iterator[Sheet]:
         Column("case", "case", "the settings that tell it apart",
                lambda step: name_place(step[0], named, found.machines), wrap=True),
         Column("step", "step (ms)", "a median step, not profiled",
-               lambda step: step[1].step_s, write=write_ms, better="lower"),
+               lambda step: step[1].step.step_s, write=write_ms, better="lower"),
         Column("verdict", "limited by", "what limits most of the step",
                lambda step: Cell(step[1].verdict or NOTHING, step[1].bound), wrap=True,
                always=True),
@@ -88,8 +88,8 @@ ESTIMATED = (
 
 
 def _share(breakdown: Breakdown) -> dict[str, float]:
-    shares = {str(part.name): part.time_s / breakdown.step_s for part in breakdown.parts}
-    return shares | {LEFT_OVER: breakdown.left_over_s / breakdown.step_s}
+    parts = {**breakdown.parts, LEFT_OVER: breakdown.left_over_s}
+    return {str(name): time_s / breakdown.step.step_s for name, time_s in parts.items()}
 
 
 BREAKDOWNS = Section("time", "Where does the time of a step go?", _tabulate_breakdowns)

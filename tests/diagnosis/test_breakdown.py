@@ -59,7 +59,7 @@ def test_what_overlaps_is_taken_from_the_likeliest_kinds(
     breakdown = divided(make_step(busy + 2, rows, busy))
     own = {timed.row.operation: 1e3 * timed.time_s for timed in breakdown.rows}
     assert [own[row.operation] for row in rows] == pytest.approx(expected)
-    parts = {part.name: 1e3 * part.time_s for part in breakdown.parts}
+    parts = {name: 1e3 * time_s for name, time_s in breakdown.parts.items()}
     kinds = [row.kind for row in rows]
     assert parts == pytest.approx({**dict(zip(kinds, expected, strict=True)), Wait.IDLE: 2})
     assert breakdown.left_over_s == pytest.approx(0)
