@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -35,6 +36,14 @@ def render(report: Document, full: bool = False) -> str:
     console = make_plain(max(int(asked), 40) if asked.isdecimal() and int(asked) else width)
     draw(report, console, full)
     return console.export_text()
+
+
+def show(report: Document, full: bool = False) -> None:
+    """Print the first screen, or the ``full`` report, on standard output."""
+    if sys.stdout.isatty():
+        draw(report, Console(), full)
+    else:
+        sys.stdout.write(render(report, full))
 
 
 def open_console(width: int = WIDTH) -> Console:

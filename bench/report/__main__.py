@@ -20,7 +20,6 @@ from bench.flags import (
 )
 from bench.processes import leave
 from bench.questions.settings import AIMS
-from bench.report import show
 
 FORMATS = {
     "text": (
@@ -77,6 +76,8 @@ def main(argv: Sequence[str]) -> int:
         with writable("--figures", options.figures):
             write_figures(report, options.figures)
     if options.format == "text" and options.output is None:
+        from bench.render.text import show
+
         show(report, options.full)
         return 0
     module, _, name = place.partition(":")
