@@ -16,7 +16,7 @@ from bench.diagnosis.step import COPY, RATES
 from bench.gpu.peaks import list_peaks
 from bench.limits import MIN_REPEATS, STEADY
 from bench.origin import EXECUTORS, OF_OTHERS
-from bench.precision import OPT_LEVELS, PRECISIONS, Arithmetic
+from bench.precision import Arithmetic, find_formats
 from bench.record import COMPARABLE, MEASURED, REFUSED, RELIABLE, Status
 from bench.store.rows import Row, group
 from bench.study.doubts import DOUBTS, LEAST_KNOWN
@@ -128,8 +128,7 @@ def reach(run: Run) -> tuple[float, ...]:
         if rate == rate and rate <= sheet.get(column, math.inf):
             name = column.replace("rate_conv_", "rate_")
             measured[name] = max(rate, measured.get(name, 0.0))
-    level = OPT_LEVELS[run.opt_level].arithmetic if run.opt_level else ""
-    label = level or PRECISIONS[run.precision].arithmetic
+    label = find_formats(run.precision, run.opt_level or None).arithmetic
     ran = run.arithmetic.partition("/")[0] or label
     shares = []
     for rates in (sheet, measured):
