@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
 from bench.data.synthetic import MOST_CLASSES, parse_shape
 from bench.errors import nearest
-from bench.precision import OPT_LEVELS, POLICIES, is_dynamic
+from bench.precision import OPT_LEVELS, POLICIES
 from bench.text import parse_bytes, write_bytes
 
 Value = str | int | float | bool | None
-T = TypeVar("T")
 
 
 class Trait(StrEnum):
@@ -104,18 +103,6 @@ GRAD_COMPRESSIONS = ("none", "fp16", "bf16")
 """Number formats in which gradients are exchanged; ``none`` keeps that of the gradients."""
 
 
-def say(right: str, parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Return ``parse`` with ``right`` as the message of its ValueError."""
-
-    def read(text: str) -> T:
-        try:
-            return parse(text)
-        except ValueError:
-            raise ValueError(right) from None
-
-    return read
-
-
 def one_of(names: Iterable[str]) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in names:
@@ -148,12 +135,17 @@ def or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     return lambda text: None if text == "none" else parse(text)
 
 
-_parse_positive = parse_number("", 0)
-parse_loss_scale = say(
-    "a loss scale is a finite number above 0, "
-    f"{', '.join(map(repr, POLICIES))}, or 'none' (a scale of 1)",
-    lambda text: text if is_dynamic(text) else 1.0 if text == "none" else _parse_positive(text),
-)
+def parse_loss_scale(text: str) -> float | str:
+    if text in POLICIES:
+        return text
+    if text == "none":
+        return 1.0
+    with suppress(ValueError):
+        if 0 < (scale := float(text)) < math.inf:
+            return scale
+    names = ", ".join(map(repr, POLICIES))
+    raise ValueError(f"a loss scale is a finite number above 0, {names}, or 'none' (a scale of 1)")
+
 
 parse_opt_level = or_none(one_of([*OPT_LEVELS, "none"]))
 
@@ -182,17 +174,22 @@ def parse_whole(what: str, least: int = 1, most: int | None = None) -> Callable[
 
 
 parse_steps = or_none(parse_whole("a number of steps"))
-parse_batch_size = say(BATCH_SIZES, parse_whole("", 0, 10**12))  # a command chooses 0
 
 
-def _parse_share(text: str) -> float:
+def parse_batch_size(text: str) -> int:
+    with suppress(ValueError):
+        return parse_whole("", 0, 10**12)(text)  # a command chooses 0
+    raise ValueError(BATCH_SIZES)
+
+
+@or_none
+def parse_until(text: str) -> float:
     number, unit = (text[:-1], 100.0) if text.endswith("%") else (text, 1.0)
-    return parse_number("", 0, 0.5 * unit)(number) / unit
+    with suppress(ValueError):
+        if 0 < (share := float(number) / unit) <= 0.5:
+            return share
+    raise ValueError("how certain a time is to be is a share such as 1%, at most 50%, or 'none'")
 
-
-parse_until = or_none(
-    say("how certain a time is to be is a share such as 1%, at most 50%, or 'none'", _parse_share)
-)
 
 LEAST_LIMIT = 64 * 2**20
 """Minimum memory limit in bytes; any process that imports torch needs more."""

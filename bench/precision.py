@@ -107,10 +107,6 @@ POLICIES: dict[str, DynamicPolicy] = {
 """The loss scales that change during training, by their names on the axis."""
 
 
-def is_dynamic(loss_scale: float | str | None) -> bool:
-    return loss_scale in POLICIES
-
-
 OWN = "own"
 """The value of the axes ``precision``, ``dataset`` and ``optimizer`` where a user's workload or
 command decides itself."""

@@ -16,7 +16,7 @@ from bench.axis import Value
 from bench.case import Case, format_value, parse_value
 from bench.data import Dataset
 from bench.data.batches import stream
-from bench.precision import PRECISIONS, is_dynamic
+from bench.precision import POLICIES, PRECISIONS
 from bench.scale_map import Gradients, Kind, ScaleCase, ScaledTraining, Tally, find_window
 from bench.scales.gradients import (
     KINDS,
@@ -56,7 +56,7 @@ def measure(
         say(f"{steps} steps at loss scale {setting}")
         training = session.train(setting)
         found = replace(found, trainings=(*found.trainings, training))
-        if session.real and not is_dynamic(setting) and any(training.overflowed):
+        if session.real and setting not in POLICIES and any(training.overflowed):
             scale, first = training.scales[0], training.overflowed.index(True) + 1
             first = min(first, found.overflows.get(scale, first))
             found = replace(found, overflows={**found.overflows, scale: first})

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bench.errors import UnsupportedError, UsageError
 from bench.optimization import OPTIMIZERS
-from bench.precision import APEX_LEVEL, find_apex, is_dynamic, refuse_apex
+from bench.precision import APEX_LEVEL, POLICIES, find_apex, refuse_apex
 from bench.training.loop import Training
 from bench.training.loss_scale import clip, find_norm
 
@@ -32,7 +32,7 @@ class ApexTraining(Training):
         refusal = refuse_apex(installed, "cuda")
         if self.workload.build_optimizer(self.parameters, self.lr) is not None:
             refusal = "NVIDIA apex trains with SGD only, and the workload brings its own optimizer"
-        if is_dynamic(setting) and setting != "dynamic":
+        if setting in POLICIES and setting != "dynamic":
             refusal = f"NVIDIA apex cannot follow {setting}: give --loss-scale dynamic"
         if refusal or not installed:
             raise UnsupportedError(refusal)
