@@ -28,7 +28,7 @@ from bench.search import __main__ as search
 from bench.search.options import AROUND, parse_arguments
 from bench.search.trials import INSTALL, Ladder
 from bench.store.reader import read_beside, read_records, read_rows
-from bench.store.rows import keep_cases, read_history
+from bench.store.rows import latest, read_history
 from bench.sweep import __main__ as sweep
 from bench.worker import END, GO_ON, Channel, EpochEnded, Job, Message
 from bench.worker.measurement import measure
@@ -213,7 +213,7 @@ def test_every_trial_is_a_record_and_ends_by_the_rule(tmp_path: Path, capsys: Ca
     assert {1, 9} <= set(trained), "some end early, and some do not"
     ended = frame["truncated_after"].fillna(9).tolist()
     assert ended == trained
-    assert [row.record_id for row in keep_cases(read_rows(tmp_path))] == [
+    assert [row.record_id for row in latest(read_rows(tmp_path))] == [
         record for record, n in zip(frame["record_id"], trained, strict=True) if n == 9
     ]
     said = capsys.readouterr()

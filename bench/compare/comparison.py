@@ -32,7 +32,7 @@ from bench.flags import parse_percent
 from bench.record import COMPARABLE, MODEL_PARTS, REPEATED, Status
 from bench.rules import applies
 from bench.store.reader import read_rows
-from bench.store.rows import fill_unknown, group, keep_cases, keep_latest
+from bench.store.rows import fill_unknown, group, latest
 from bench.study.axes import name_axis, name_setting, parse_name
 from bench.study.doubts import DOUBTS
 from bench.study.pairs import EnvironmentKey
@@ -131,10 +131,9 @@ class Side:
 
 def read_side(name: str, path: Path) -> Side:
     """Read one side. Raises UsageError: it has no records of sweeps, or they cannot be read."""
-    kept = keep_cases(link_runs(list_runs(read_rows(path))))
-    if not kept:
+    runs = link_runs(latest(list_runs(read_rows(path))))
+    if not runs:
         raise UsageError(f"{path}: no records of a sweep yet; compare sweeps that have run")
-    runs = link_runs(keep_latest(kept))
     # a run that ended before reading its environment takes that of its case
     for part in group(runs, lambda run: run.asked):
         for run, told in zip(part, fill_unknown(part), strict=True):

@@ -77,11 +77,6 @@ class Row:
         return None if value in ("", None) or value != value else float(value)
 
 
-def keep_cases(rows: Iterable[R]) -> list[R]:
-    """Return the rows that measure a whole case: no sentinels, probes or truncated trials."""
-    return [row for row in rows if row.is_repeat and not row.truncated]
-
-
 def keep_latest(rows: Iterable[R]) -> list[R]:
     """Return the rows that count, in their order: each run's last attempt under each environment.
 
@@ -101,8 +96,9 @@ def keep_latest(rows: Iterable[R]) -> list[R]:
 
 
 def latest(rows: Iterable[R]) -> list[R]:
-    """Return the last attempt at each run of a whole case."""
-    return keep_latest(keep_cases(rows))
+    """Return the last attempt at each run of a whole case: no sentinels, probes or truncated
+    trials."""
+    return keep_latest(row for row in rows if row.is_repeat and not row.truncated)
 
 
 def fill_unknown(rows: Sequence[Row]) -> list[tuple[str, ...]]:
