@@ -162,24 +162,23 @@ def parse_compile(text: str) -> str:
     return one_of(COMPILES)(also.get(text.lower(), text))
 
 
-def parse_whole(what: str, least: int = 1, most: int | None = None) -> Callable[[str], int]:
+def parse_whole(
+    what: str, least: int = 1, most: int | None = None, right: str = ""
+) -> Callable[[str], int]:
+    """Return a parser of whole numbers; ``right`` replaces the message of its ValueError."""
+
     def parse(text: str) -> int:
         whole = text.isascii() and text.isdigit() and len(text) <= max(9, len(str(most)))
         if not (whole and int(text) >= least and (most is None or int(text) <= most)):
             bound = f"of at least {least}" if most is None else f"from {least} to {most}"
-            raise ValueError(f"{what} is a whole number {bound}")
+            raise ValueError(right or f"{what} is a whole number {bound}")
         return int(text)
 
     return parse
 
 
 parse_steps = or_none(parse_whole("a number of steps"))
-
-
-def parse_batch_size(text: str) -> int:
-    with suppress(ValueError):
-        return parse_whole("", 0, 10**12)(text)  # a command chooses 0
-    raise ValueError(BATCH_SIZES)
+parse_batch_size = parse_whole("", 0, 10**12, BATCH_SIZES)  # a command chooses 0
 
 
 @or_none

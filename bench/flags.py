@@ -101,8 +101,12 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse ``argv``; ``invocation`` is the whole command line. Raises UsageError: a flag is
-        unknown (the message names the nearest), or lacks its value."""
-        self._refuse_absent(argv)
+        unknown (the message names the nearest), ``absent``, or lacks its value."""
+        words, command = {word.partition("=")[0] for word in argv}, self.prog.split()[-1]
+        for flag, why in ((axis_flag(name), why) for name, why in self.absent.items()):
+            # bench.check has its own --steps
+            if flag in words and flag not in self._option_string_actions:
+                raise UsageError(f"{flag}: {command} does not take it, because {why}; leave it out")
         given, unknown = self.parse_known_args(argv)
         if unknown:
             shown = (action for action in self._actions if action.help != argparse.SUPPRESS)
@@ -115,13 +119,6 @@ class Parser(argparse.ArgumentParser):
     @property
     def _whole_help(self) -> str:
         return _ALL if _ALL in self._option_string_actions else "--help"
-
-    def _refuse_absent(self, argv: Sequence[str]) -> None:
-        given, command = {word.partition("=")[0] for word in argv}, self.prog.split()[-1]
-        for flag, why in ((axis_flag(name), why) for name, why in self.absent.items()):
-            # bench.check has its own --steps
-            if flag in given and flag not in self._option_string_actions:
-                raise UsageError(f"{flag}: {command} does not take it, because {why}; leave it out")
 
 
 def join_flags(*parts: Sequence[str]) -> list[str]:
