@@ -16,11 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from bench.questions.loss_scales import (
-    SCALES,
-    summarize_scale_map,
-    tabulate_scale_map,
-)
 from bench.render.table import Table
 from bench.scale_map import (
     HEADROOM,
@@ -37,6 +32,11 @@ from bench.scale_map import (
     write_map,
 )
 from bench.scales.__main__ import main
+from bench.scales.document import (
+    SCALES,
+    summarize_scale_map,
+    tabulate_scale_map,
+)
 from bench.scales.gradients import KINDS, LIMITS, Counter, attach, list_kept, round_gradients
 from tests.asked_for_tests import ask_once
 from tests.pytest_for_tests import Capture, Patch

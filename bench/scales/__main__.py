@@ -28,7 +28,6 @@ from bench.flags import (
 )
 from bench.grid import grid
 from bench.processes import leave
-from bench.questions.loss_scales import SCALES, tabulate_scale_map
 from bench.scale_map import (
     MAP,
     TOLERANCE,
@@ -36,6 +35,7 @@ from bench.scale_map import (
     read_scale_map,
     write_map,
 )
+from bench.scales.document import SCALES, tabulate_scale_map
 from bench.sweep.options import Options, Plan
 from bench.sweep.preflight import check, refuse_unwritable
 from bench.text import read_clock
