@@ -15,7 +15,7 @@ from bench.axis import axis_flag
 from bench.case import AXES, Case, format_value, spell_value
 from bench.halving import Halving
 from bench.record import MEASURED, EpochRow, Status
-from bench.render.table import Column, Level, Section, Sheet, outcome
+from bench.render.table import Column, Level, Section, Sheet, name_outcome
 from bench.store.reader import read_beside
 from bench.store.rows import Row, keep_latest
 from bench.study.axes import name_axis
@@ -74,7 +74,7 @@ def find_trials(rows: Iterable[Row], epochs: Epochs, halving: Halving) -> list[T
 def _describe(trial: Trial) -> str:
     row = trial.row
     if row.status not in MEASURED:
-        return outcome(row.status.value, row.inferred)
+        return name_outcome(row)
     words = [] if row.status is Status.OK else [row.status.value]
     words += [f"ended after {count(len(trial.curve), 'epoch')}"] if row.truncated else []
     return ", ".join(words) or "whole"
@@ -83,7 +83,7 @@ def _describe(trial: Trial) -> str:
 def _summarize(trials: Sequence[Trial], halving: Halving) -> Iterator[str]:
     quantity = QUANTITIES[halving.metric]
     if best := next((trial for trial in trials if trial.whole), None):
-        value = quantity.add_unit(quantity.write(best.last))
+        value = f"{quantity.write(best.last)} {quantity.unit}".rstrip()
         named = best.row.case.label(halving.trials[0])
         yield f"Best: {named}, {quantity.label} {value} after {count(halving.epochs, 'epoch')}."
     else:

@@ -26,7 +26,7 @@ from bench.render.table import (
     NextStep,
     Notice,
     name_case,
-    outcome,
+    name_outcome,
 )
 from bench.store.reader import read_beside
 from bench.store.rows import group, latest
@@ -73,7 +73,7 @@ def describe_subject(
         name_first(list(dict.fromkeys(machines.values())), 2),
         *_name_kinds(cases),
         part and f"{whole}{ESTIMATE} from {part} % of an epoch",
-        *_list_same(cases, varying),
+        _name_same(cases, varying),
         versions and f"torch {versions}",
     )
     return f"{title}: {' · '.join(filter(None, said))}"
@@ -85,8 +85,8 @@ def _name_kinds(cases: Results) -> list[str]:
 
 def describe_constants(cases: Results, varying: Collection[str]) -> Iterator[str]:
     """Yield a sentence on what all cases have in common, and one on each machine that ran them."""
-    if cases and (said := _list_same(cases, varying)):
-        yield f"All cases: {' · '.join(said)}."
+    if cases and (same := _name_same(cases, varying)):
+        yield f"All cases: {same}."
     for part in group(cases, attrgetter(*SOURCE)):
         told = [part[0].machine]
         values = {name: name_values(part, name, 4) for name in ENVIRONMENT}
@@ -94,8 +94,8 @@ def describe_constants(cases: Results, varying: Collection[str]) -> Iterator[str
         yield ", ".join([*told, *_name_kinds(part)]) + "."
 
 
-def _list_same(cases: Results, varying: Collection[str]) -> list[str]:
-    """Return the settings that all cases share; of most axes only if they are not the default."""
+def _name_same(cases: Results, varying: Collection[str]) -> str:
+    """Name the settings that all cases share; of most axes only if they are not the default."""
     first = cases[0]
     same = [n for n in ("model", "dataset", "precision", "batch_size") if n not in varying]
     same += [
@@ -106,8 +106,7 @@ def _list_same(cases: Results, varying: Collection[str]) -> list[str]:
         and getattr(first, name) not in (getattr(Case, name), "")
         and len({getattr(case, name) for case in cases}) == 1
     ]
-    said = name_case(first, same)
-    return [said] if said else []
+    return name_case(first, same)
 
 
 def name_values(cases: Results, name: str, most: int | None = None) -> str:
@@ -123,7 +122,7 @@ def write_notes(cases: Results, varying: Collection[str]) -> Iterator[str]:
     for row in (case for case in cases if case.reason and case.status != Status.OK):
         # the row says that memory ran out, but not what that was inferred from
         if row.status != Status.OOM or row.inferred:
-            ended = f"{outcome(row.status, inferred=bool(row.inferred))}: {row.reason}"
+            ended = f"{name_outcome(row)}: {row.reason}"
             lines.setdefault(ended, {})[name_case(row, axes)] = None
     for ended, named in list(lines.items())[:MOST_OUTCOMES]:
         yield f"{name_first([*named], 3, '; ')}: {ended}"

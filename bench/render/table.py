@@ -155,10 +155,10 @@ def name_spread(cases: Iterable[Row]) -> str:
     return ", spread" if len(kinds) > 1 else "".join(map(words.__getitem__, kinds))
 
 
-def outcome(status: str, inferred: bool = False) -> str:
-    """Name an outcome without a time: out of memory in words, others by their status."""
-    names = {Status.OOM.value: "out of memory", Status.OOM_SUSPECTED.value: "out of memory?"}
-    return names.get(status, status) + (" (inferred)" if inferred else "")
+def name_outcome(row: Row) -> str:
+    """Name how a row without a time ended: out of memory in words, else by its status."""
+    names = {Status.OOM: "out of memory", Status.OOM_SUSPECTED: "out of memory?"}
+    return names.get(row.status, str(row.status)) + " (inferred)" * bool(row.inferred)
 
 
 def remarks(row: Row, but: Iterable[str] = ()) -> str:
@@ -406,7 +406,7 @@ def quantity_cell(name: str, row: Row, *, spread: bool = True) -> Cell:
     without a time shows how it ended in place of the epoch time. Ends over repeats are in
     parentheses, within one run in brackets."""
     if name == "epoch_time_s" and row.status not in MEASURED:
-        return Cell(outcome(row.status, bool(row.inferred)), row.status)
+        return Cell(name_outcome(row), row.status)
     quantity, value = QUANTITIES[name], getattr(row, name)
     if not is_number(value) or (quantity.learnt and not row.learnt_whole):
         return Cell(NOTHING)
@@ -421,6 +421,5 @@ def quantity_cell(name: str, row: Row, *, spread: bool = True) -> Cell:
 
 
 def write_time(row: Row) -> str:
-    """Write the epoch time of a case with its unit, or how it ended without one."""
-    cell = quantity_cell("epoch_time_s", row, spread=False)
-    return QUANTITIES["epoch_time_s"].add_unit(cell.text)
+    """Write the epoch time of a case with its unit."""
+    return f"{quantity_cell('epoch_time_s', row, spread=False).text} s"

@@ -33,7 +33,7 @@ from bench.render.table import (
     Table,
     Wording,
     find_wording,
-    outcome,
+    name_outcome,
 )
 from bench.study.axes import Filter
 from bench.study.sweeps import Sweep
@@ -115,7 +115,7 @@ class Report(ReportData):
         frequent."""
         if not self.runs:
             return "No run has ended here yet."
-        ends = Counter(outcome(row.status, bool(row.inferred)) for row in self.results)
+        ends = Counter(name_outcome(row) for row in self.results)
         ordered = sorted(ends.items(), key=lambda pair: (pair[0] != Status.OK.value, -pair[1]))
         said = ", ".join(f"{number:,} {end}" for end, number in ordered) or "none"
         runs = count(sum(row.runs for row in self.results), "run")

@@ -83,9 +83,6 @@ class Quantity:
         *ends, middle = (f"{one / self.scale:,.{decimals}f}" for one in (low, high, value))
         return "" if {*ends} == {middle} else "–".join(ends)
 
-    def add_unit(self, text: str) -> str:
-        return f"{text}{self.unit}" if self.unit == "×" else f"{text} {self.unit}".rstrip()
-
 
 MEMORY: dict[str, str] = {
     "peak_device_bytes": "the device over its baseline (NVML)",
