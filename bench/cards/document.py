@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from bench.axis import Trait, Value
-from bench.case import AXES, FOLLOWS, SAME_QUESTION, UNTIMED, format_value, list_affecting
+from bench.case import (
+    AXES,
+    FOLLOWS,
+    SAME_QUESTION,
+    UNTIMED,
+    format_value,
+    list_affecting,
+    spell_value,
+)
 from bench.limits import STEADY
 from bench.origin import LABELS
 from bench.precision import PRECISIONS
@@ -42,7 +50,7 @@ from bench.render.table import (
 )
 from bench.report.document import Report
 from bench.store.rows import group
-from bench.study.axes import find_default, list_main, name_axis, name_setting, name_value
+from bench.study.axes import find_default, list_main, name_axis, name_setting
 from bench.study.doubts import SAID_BELOW
 from bench.study.estimate import TIME
 from bench.study.runs import Result
@@ -131,7 +139,7 @@ class Group:
 
 
 def _tell_traits(row: Result) -> dict[str, Any]:
-    traits = {name_axis(name): name_value(name, getattr(row, name), {}) for name in RECIPE}
+    traits = {name_axis(name): spell_value(getattr(row, name)) for name in RECIPE}
     values = {what: getattr(row, name) for name, what in DATA.items()}
     traits |= {what: str(value) if value == value else "" for what, value in values.items()}
     traits["torch"] = row.torch.partition(".")[0] or "unknown"
@@ -214,7 +222,7 @@ def name_precision(row: Result) -> str:
 def name_unusual(row: Result, usual: Mapping[str, Value]) -> list[str]:
     """List the axes in which a case differs from ``usual``, each with its value."""
     return [
-        name_setting(name, name_value(name, getattr(row, name), {}))
+        name_setting(name, spell_value(getattr(row, name)))
         for name, value in usual.items()
         if getattr(row, name) != value
     ]

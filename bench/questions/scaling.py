@@ -14,7 +14,7 @@ from operator import attrgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bench.case import FOLLOWS, SAME_QUESTION, Case
+from bench.case import FOLLOWS, SAME_QUESTION, Case, spell_value
 from bench.questions.settings import list_settings
 from bench.record import MEASURED, REFUSED, RELIABLE
 from bench.render.table import (
@@ -36,7 +36,7 @@ from bench.render.table import (
     write_tenths,
 )
 from bench.store.rows import group
-from bench.study.axes import Machines, find_varying, list_naming_axes, name_value
+from bench.study.axes import Machines, find_varying, list_naming_axes
 from bench.study.doubts import SAID_BELOW
 from bench.study.quantities import QUANTITIES, is_number
 from bench.study.runs import SOURCE, Result, Run, take_times, tell_but
@@ -227,7 +227,7 @@ def name_line(line: Line, named: Sequence[str], machines: Machines) -> str:
     hidden = ("world_size", "parallel", *(["batch_size"] if line.strong else []))
     axes = [name for name in named if name not in hidden]
     held = f"global batch {count_items(first)}" if line.strong else "batch of each constant"
-    way = name_value("parallel", first.parallel, machines)
+    way = spell_value(first.parallel)
     return " · ".join(filter(None, [name_place(first, axes, machines), held, way]))
 
 

@@ -13,7 +13,7 @@ from bench.axis import Value
 from bench.case import AXES, Case
 from bench.precision import PRECISIONS
 from bench.record import MEASURED, Status
-from bench.study.axes import MACHINE, NUMBERS, Machines, name_axis, name_value
+from bench.study.axes import MACHINE, NUMBERS, Machines, name_axis, name_value, take_value
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number
 from bench.study.runs import Spread
@@ -384,10 +384,8 @@ def axis_column(
         row = take(one)
         if axis == "fp8_recipe" and not PRECISIONS[row.precision].float8:
             return Cell(NOTHING)
-        if axis == MACHINE:
-            where = machines[row.sweep, row.machine]
-            return Cell(where, where)
-        return Cell(name_value(axis, getattr(row, axis), machines), getattr(row, axis))
+        text = name_value(axis, take_value(row, axis), machines)
+        return Cell(text, text if axis == MACHINE else getattr(row, axis))
 
     return Column(
         axis,

@@ -28,7 +28,7 @@ from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.case import AXES, FOLLOWS, SAME_QUESTION
+from bench.case import AXES, FOLLOWS, SAME_QUESTION, spell_value
 from bench.origin import LABELS
 from bench.precision import PRECISIONS
 from bench.questions.settings import list_settings
@@ -37,7 +37,7 @@ from bench.render.text import list_doubts
 from bench.report.document import Report
 from bench.store.reader import find_records
 from bench.store.rows import group
-from bench.study.axes import find_varying, list_main, name_axis, name_value
+from bench.study.axes import find_varying, list_main, name_axis
 from bench.study.quantities import is_number
 from bench.study.runs import SOURCE, Result
 from bench.text import capitalize, clean
@@ -70,7 +70,7 @@ def list_panels(report: Report) -> Panels:
         base = max(group(part, attrgetter(*HELD)), key=_judge_baseline)
         first = base[0]
         words = [report.machines[first.sweep, first.machine], *(getattr(first, n) for n in several)]
-        words += [f"{name_axis(n)} {name_value(n, getattr(first, n), {})}" for n in varying]
+        words += [f"{name_axis(n)} {spell_value(getattr(first, n))}" for n in varying]
         words += [LABELS.get(first.kind, ""), "synthetic images" * (first.dataset == "synthetic")]
         if extrapolated := [one for one in base if one.extrapolated]:
             some = "some " * (len(extrapolated) < len(base))
