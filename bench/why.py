@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.case import AXES, format_value, parse_value
+from bench.case import format_value
 from bench.errors import UsageError
 from bench.flags import (
     Parser,
@@ -159,15 +159,11 @@ def main(argv: Sequence[str]) -> int:
     add("--full", action="store_true", help="print all rows and evidence")
     add_output(parser, "text or json")
     options = parser.parse(argv)
-    from bench.study.axes import parse_filter, parse_name
+    from bench.study.axes import parse_change, parse_filter
 
     render = choose_format(options, FORMATS)
-    name, *values = options.axis
-    axis = parse_name("--axis", name, list(AXES))
-    parsed = [format_value(parse_value(axis, text, f"--axis {axis}")) for text in values]
-    if len({*parsed}) != len(parsed) or len(parsed) not in (0, 2):
-        raise UsageError(f"--axis {' '.join(options.axis)}: give a name, or also two of its values")
-    ends = (parsed[0], parsed[1]) if parsed else None
+    axis, values = parse_change(options.axis)
+    ends = (format_value(values[0]), format_value(values[1])) if values else None
     answer = explain(options.sweep, axis, ends, [parse_filter(text) for text in options.where])
     write_document(render(answer, options.full), options.output)
     return 0

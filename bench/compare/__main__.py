@@ -20,7 +20,6 @@ from bench.compare.comparison import (
     choose_metrics,
     compare,
     describe_gate,
-    parse_axis,
     read_side,
     refuse_other_models,
     take_values,
@@ -29,6 +28,7 @@ from bench.errors import UsageError, choose
 from bench.flags import Parser, add_output, choose_format, command, parse_percent, write_document
 from bench.limits import MIN_REPEATS
 from bench.processes import leave
+from bench.study.axes import parse_change
 from bench.study.quantities import METRICS
 from bench.verdict import MIN_SEEDS
 
@@ -101,7 +101,7 @@ def main(argv: Sequence[str]) -> int:
     wide = options.equivalence_margin
     equal = margin if wide is None else parse_percent(f"--equivalence-margin {wide!r}", wide)
     named = [choose("--metric", text, METRICS) for text in dict.fromkeys(options.metric or [])]
-    asked = parse_axis(options.axis) if options.axis else None
+    asked = parse_change(options.axis) if options.axis else None
     a, b = read_side("A", options.a), read_side("B", options.b) if options.b else None
     if asked:
         a, b = take_values(a, b, *asked)

@@ -24,7 +24,6 @@ from bench.case import (
     free_axes,
     list_affecting,
     list_varying,
-    parse_value,
     spell_value,
 )
 from bench.errors import UsageError, nearest
@@ -33,7 +32,7 @@ from bench.record import COMPARABLE, MODEL_PARTS, REPEATED, Status
 from bench.rules import applies
 from bench.store.reader import read_rows
 from bench.store.rows import fill_unknown, group, latest
-from bench.study.axes import name_axis, name_setting, parse_name
+from bench.study.axes import name_axis, name_setting
 from bench.study.doubts import DOUBTS
 from bench.study.pairs import EnvironmentKey
 from bench.study.pairs import match as match_cases
@@ -142,19 +141,6 @@ def read_side(name: str, path: Path) -> Side:
     for run in runs:
         run.cell = cells.setdefault(tell(run), len(cells))
     return Side(name, name, path, runs)
-
-
-def parse_axis(texts: Sequence[str]) -> tuple[str, list[Value]]:
-    """Read the name of an axis and no values or two. Raises UsageError: the axis is unknown, there
-    are not two different values, or one is invalid for the axis."""
-    name, *values = texts
-    name = parse_name("--axis", name, list(AXES))
-    parsed = [parse_value(name, text, f"--axis {name}") for text in values]
-    if len({*parsed}) != len(parsed) or len(parsed) not in (0, 2):
-        raise UsageError(
-            f"--axis {' '.join(texts)}: give two different values of {name}, after the sweeps"
-        )
-    return name, parsed
 
 
 def take_values(a: Side, b: Side | None, axis: str, values: Sequence[Value]) -> tuple[Side, Side]:

@@ -201,6 +201,21 @@ def parse_name(flag: str, text: str, names: Sequence[str] = NAMES) -> str:
     return name
 
 
+def parse_change(texts: Sequence[str]) -> tuple[str, list[Value]]:
+    """Read the words after ``--axis``: the name of an axis, and no values or two. Raises
+    UsageError: the axis is unknown, there are not two different values, or one is invalid for the
+    axis."""
+    name, *values = texts
+    name = parse_name("--axis", name, list(AXES))
+    parsed = [parse_value(name, text, f"--axis {name}") for text in values]
+    if len({*parsed}) != len(parsed) or len(parsed) not in (0, 2):
+        raise UsageError(
+            f"--axis {' '.join(texts)}: give two different values of {name} or none, after the "
+            "sweeps"
+        )
+    return name, parsed
+
+
 def select(cases: Sequence[C], filters: Sequence[Filter]) -> list[C]:
     """Keep the runs or results that pass every filter. Raises UsageError: nothing is left."""
     for name, values in filters:
