@@ -35,13 +35,8 @@ def column_names() -> list[str]:
 
 def write_csv(report: Report) -> str:
     names = column_names()
-    rows = ([keep_known(getattr(row, name)) for name in names] for row in report.results)
+    rows = ([getattr(row, name) for name in names] for row in report.results)
     return write_lines([names, *rows]).decode()
-
-
-def keep_known(value: Any) -> Any:
-    """Return text, a switch or a finite number; None for anything else, such as NaN."""
-    return value if isinstance(value, (str, bool)) or is_number(value) else None
 
 
 def describe_columns() -> dict[str, str]:
@@ -97,7 +92,9 @@ def _table(table: Table) -> dict[str, Any]:
 
 
 def _value(value: Any) -> Any:
-    value = keep_known(value)
-    if value is None or isinstance(value, (str, bool)):
+    """Return text, a switch or a finite number; None for anything else, such as NaN."""
+    if isinstance(value, (str, bool)):
         return value
+    if not is_number(value):
+        return None
     return int(value) if float(value).is_integer() and abs(value) < 2**53 else float(value)
