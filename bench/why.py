@@ -117,7 +117,7 @@ def _lay_out(found: Explanation) -> dict[str, Any]:
         "changes": [asdict(change) for change in found.changes],
         "reasons": [{**asdict(reason), "share": found.share(reason)} for reason in found.reasons],
         "unexplained_s": found.unexplained_s,
-        "words": describe(found),
+        "words": [*describe(found)],
     }
 
 

@@ -187,7 +187,7 @@ def test_no_bound_of_a_committed_sweep_is_below_what_it_measured(folder: Path) -
         values = {format_value(getattr(one.run.case, axis)) for one in steps.values()}
         for before, after in itertools.permutations(sorted(values), 2):
             for why in explain_pairs(steps, results, machines, axis, (before, after)):
-                assert why.reasons, describe(why)
+                assert why.reasons, [*describe(why)]
                 if why.ceiling is None:  # compiled code moves less than is counted
                     assert why.a.case.compiled or why.b.case.compiled
                     continue

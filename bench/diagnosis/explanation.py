@@ -358,13 +358,9 @@ def show(cause: Cause, shares: Sequence[Share], side: Side, other: Side) -> str:
     return f"{'; '.join(said)}."
 
 
-def describe(found: Explanation) -> list[str]:
-    """Return a few sentences: the speed-up, what changed, what is possible, and where the time
+def describe(found: Explanation) -> Iterator[str]:
+    """Yield a few sentences: the speed-up, what changed, what is possible, and where the time
     goes."""
-    return list(_list_sentences(found))
-
-
-def _list_sentences(found: Explanation) -> Iterator[str]:
     a, b, ratio = found.a, found.b, found.speedup
     where = f" ({found.about})" if found.about else ""
     low, high = ratio.low or math.nan, ratio.high or math.nan
