@@ -73,8 +73,8 @@ def find_freedom(parts: Sequence[tuple[float, int]]) -> float:
     return sum(shares) ** 2 / sum(squares)
 
 
-def find_half_width(parts: Sequence[tuple[float, int]], confidence: float = CONFIDENCE) -> float:
-    """Return the half-width of the interval of a sum or difference of independent means, with
+def find_half_width(parts: Sequence[tuple[float, int]]) -> float:
+    """Return the half-width of the 95 % interval of a sum or difference of independent means, with
     ``parts`` as in `find_freedom`; 0 if nothing varies."""
     error = math.sqrt(sum(variance / number for variance, number in parts))
-    return find_quantile(find_freedom(parts), confidence) * error if error else 0.0
+    return find_quantile(find_freedom(parts)) * error if error else 0.0

@@ -39,7 +39,7 @@ from bench.store.rows import group
 from bench.study.axes import Machines, find_varying, list_naming_axes
 from bench.study.doubts import SAID_BELOW
 from bench.study.quantities import QUANTITIES, is_number
-from bench.study.runs import SOURCE, Result, Run, take_times, tell_but
+from bench.study.runs import SOURCE, Result, Run, tell_but
 from bench.study.sweeps import Sweep
 from bench.verdict import Ratio, compare
 from bench.wall import Ending, Wall, read_walls
@@ -180,12 +180,11 @@ def find_lines(results: Sequence[Result]) -> list[Line]:
     if not any(row.world_size > 1 for row in timed):
         return []
     timed = [setting.best for setting in list_settings(timed)]
-    times = take_times(results)
 
     def read(row: Result, base: Result | None) -> Point:
         if base is None or row is base:
             return Point(row, None, Ratio())
-        (ratio,) = compare([(times.get(base.cell, ()), times.get(row.cell, ()))])
+        (ratio,) = compare([(base.times, row.times)])
         return Point(row, base, ratio)
 
     weak, strong = ([*_gather(timed, strong, read)] for strong in (False, True))

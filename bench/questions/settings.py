@@ -17,7 +17,7 @@ from bench.case import AXES, SAME_QUESTION, UNTIMED
 from bench.limits import NEAR
 from bench.store.rows import group
 from bench.study.quantities import is_number
-from bench.study.runs import SOURCE, Result, take_times, tell_but
+from bench.study.runs import SOURCE, Result, tell_but
 from bench.verdict import Ratio, compare
 
 NEUTRAL = tuple(axis for axis in UNTIMED if axis != "optimizer")
@@ -105,9 +105,8 @@ def choose(settings: Sequence[Setting], aim: str = "") -> Setting | None:
 def judge_speeds(pairs: Sequence[tuple[Result, Result]]) -> list[Ratio]:
     """Return how many times as fast the first of each pair is as the second: the ratio of the
     medians that are shown, with the interval over the runs of both, judged as one family."""
-    times = take_times(dict.fromkeys(result for pair in pairs for result in pair))
-    sides = [(times.get(after.cell, ()), times.get(before.cell, ())) for after, before in pairs]
+    ratios = compare([(after.times, before.times) for after, before in pairs])
     return [
         replace(ratio, value=before.epoch_time_s / after.epoch_time_s)
-        for ratio, (after, before) in zip(compare(sides), pairs, strict=True)
+        for ratio, (after, before) in zip(ratios, pairs, strict=True)
     ]

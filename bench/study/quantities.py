@@ -204,7 +204,7 @@ STORED = tuple(quantity for quantity in _ALL if not quantity.paired)
 
 
 def is_number(value: Any) -> bool:
-    """Whether a cell of a frame holds a finite number."""
+    """Whether a value is a finite number."""
     return isinstance(value, Real) and math.isfinite(value)
 
 

@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from enum import StrEnum
+from functools import cached_property
 from operator import attrgetter
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -282,6 +283,11 @@ class Result:
         vars(self)[name] = value = getattr(self.first, name)
         return value
 
+    @cached_property
+    def times(self) -> list[float]:
+        """The epoch times of its usable repeats, in s."""
+        return [time for _, time in list_readings(METRICS["epoch_time_s"], self.every)]
+
     @property
     def start_time_s(self) -> float:
         """The seconds of set-up and first steps, with the first steps of the slowest repeat. The
@@ -329,14 +335,6 @@ def find_middle(values: Iterable[float]) -> tuple[float, float, float]:
     if len(known) < 2:
         return (known[0] if known else math.nan), math.nan, math.nan
     return median(known), known[0], known[-1]
-
-
-def take_times(results: Iterable[Result]) -> dict[int, list[float]]:
-    """Return by cell the epoch times of its usable repeats, in s."""
-    times = {
-        result.cell: list_readings(METRICS["epoch_time_s"], result.every) for result in results
-    }
-    return {cell: [time for _, time in held] for cell, held in times.items() if held}
 
 
 def list_readings(metric: Metric, runs: Iterable[Run]) -> list[tuple[int, float]]:
