@@ -46,6 +46,12 @@ def pages(tmp_path_factory: pytest.TempPathFactory, planted: Folders) -> dict[st
     return made
 
 
+def test_a_page_does_not_ask_for_itself(tmp_path: Path, planted: Folders) -> None:
+    page = tmp_path / "page.html"
+    assert write([str(planted["tuned"]), "-o", str(page)]) == 0
+    assert "-o report.html" not in page.read_text(encoding="utf-8")
+
+
 class Outline(HTMLParser):
     """The tags of a page, with their attributes."""
 
