@@ -131,6 +131,16 @@ def answer(findings: Findings) -> list[str]:
     return list(Answer(findings, {}, Path("results/x"), "").write())
 
 
+def test_of_a_setting_its_longest_runs_count() -> None:
+    findings = Findings(NOW, LEVERS, {})
+    for fraction, time in ((0.02, 300.0), (0.5, 100.0), (0.5, 102.0), (0.02, 300.0)):
+        case = replace(NOW, fraction=fraction)
+        findings.add(case, Row(flatten(make_run(case, epoch_time_s=time))))
+    assert findings.times == {NOW: [100.0, 102.0]}
+    assert findings.cases == {NOW: replace(NOW, fraction=0.5)}
+    assert len(findings.rows) == 2
+
+
 # -------------------------------------------------------------------------------- its command line
 
 FAKE = ["--executor", "fake", "--device", "cuda", "--dataset", "synthetic", "--model", "dpn92"]
@@ -155,6 +165,10 @@ def test_the_command_says_what_to_train_with(tmp_path: Path, capsys: Capture) ->
     assert "so far: fp32, batch size 256; " in told.err
     rows = read_records(tmp_path / "out")
     assert set(rows["status"]) == {"ok"}
+    now = rows[(rows["precision"] == "fp32") & (rows["batch_size"] == 128)]
+    first_run, *others = zip(now["fraction"], now["repeat"], strict=True)
+    assert first_run == (0.02, 1), "eight steps, by which the length of others is chosen"
+    assert others == [(0.56, 1), (0.56, 2), (0.56, 3)]
     assert set(rows["loss_scale"][rows["precision"] == "fp16"]) == {"512"}
     assert rows.groupby(["precision", "batch_size"])["repeat"].max().max() == 3
 

@@ -109,13 +109,20 @@ class Advisor(Grid):
         runs = self.findings.runs
         spare_s = (1 - EXPLORE) * self._budget_s
         for setting in self.findings.explore():
-            if setting in runs or not self._may_run(setting):
+            if self._has_run(setting) or not self._may_run(setting):
                 continue
             if not runs or self._predict_s(setting) <= left_s - spare_s:
                 return setting
             break
         again = self.findings.list_unrepeated()
         return next((s for s in again if self._predict_s(s) <= left_s), None)
+
+    def _has_run(self, setting: Case) -> bool:
+        """Return whether a setting was measured for as long as others: the first run of a search,
+        by which the length of others is chosen, was not."""
+        if setting not in self.findings.times:
+            return setting in self.findings.runs
+        return self._size(setting).fraction <= self.findings.cases[setting].fraction
 
     def _may_run(self, setting: Case) -> bool:
         """Return whether a setting can run, and should fit: a CPU's system kills what does not, so
@@ -153,14 +160,20 @@ class Advisor(Grid):
         if self.running:
             return None
         if not self._runs and (setting := self.choose(self._until - monotonic())):
-            case = self.findings.cases.get(setting) or self._size(setting)
-            self._runs.append((case, len(self.findings.runs.get(setting, ())) + 1, False))
+            case = self._size(setting)
+            again = case == self.findings.cases.get(setting)
+            repeat = len(self.findings.runs[setting]) + 1 if again else 1
+            self._runs.append((case, repeat, False))
         return super().take(lane, idle)
 
     def _size(self, setting: Case) -> Case:
-        """Return the case that measures a setting for `MOST_S`, and at least `LEAST_STEPS`."""
+        """Return the case that measures a setting: the one that did, if it was for longer than
+        `LEAST_STEPS`, or else one for `MOST_S`, and at least `LEAST_STEPS`."""
         items = max(1, self.loop.inputs.data(setting).train_images)
         part = LEAST_STEPS * setting.batch_size / items
+        known = self.findings.cases.get(setting)
+        if known and known.fraction > 1.1 * part:  # it was rounded
+            return known
         if times := [median(of) for of in self.findings.times.values()]:  # none at first
             part = max(part, MOST_S / median(times))
         return replace(setting, until=UNTIL, fraction=float(f"{min(1.0, part):.2g}"))

@@ -117,16 +117,23 @@ class Findings:
         self.now, self.levers, self.given = now, levers, given
         self.runs: dict[Case, list[Row]] = {}  # of each setting
         self.times: dict[Case, list[float]] = {}  # the epoch times of those that trained, in s
-        self.cases: dict[Case, Case] = {}  # by which each was measured first
+        self.cases: dict[Case, Case] = {}  # the longest by which each was measured
 
     def add(self, case: Case, row: Row) -> None:
-        """Add a run, if its setting is the present one but for values of levers."""
+        """Add a run, if its setting is the present one but for values of levers. Of the runs of a
+        setting only the longest count: those of the largest part of an epoch."""
         setting = strip(case)
         for name in list_changes(setting, self.now):
             if getattr(setting, name) not in self.levers.get(name, ()):
                 return
+        longest = self.cases.setdefault(setting, case)
+        if case.fraction < longest.fraction:
+            return
+        if case.fraction > longest.fraction:
+            self.cases[setting] = case
+            self.runs[setting] = []
+            self.times.pop(setting, None)
         self.runs.setdefault(setting, []).append(row)
-        self.cases.setdefault(setting, case)
         if (time := row.number("epoch_time_s")) and row.status is Status.OK:
             self.times.setdefault(setting, []).append(time)
 
