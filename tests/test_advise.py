@@ -18,12 +18,14 @@ from bench.case import Case, format_value
 from bench.errors import UsageError
 from bench.flags import join_flags
 from bench.limits import NEAR
-from bench.record import Status, flatten
+from bench.record import Record, Status, flatten
 from bench.store.reader import read_records
 from bench.store.rows import Row
+from bench.study.runs import read_runs
+from bench.study.sweeps import read_sweep
 from bench.sweep import __main__ as sweep
 from tests import fake_executor as fake
-from tests.planted.records import ROOT, make_run
+from tests.planted.records import ROOT, make_run, write_sweep
 from tests.pytest_for_tests import Capture, Patch
 
 NOW = Case(batch_size=128)
@@ -120,6 +122,28 @@ def test_on_a_recorded_card_it_finds_what_is_within_a_tenth() -> None:
     advised = search(take, {**LEVERS, "batch_size": [*sizes]}).advised
     assert advised
     assert (take(advised) or 1e9) <= (1 + NEAR) * min(times.values())
+
+
+@pytest.mark.parametrize("doubted", [64, 32, None])
+def test_what_rests_on_a_doubted_run_may_be_chance(doubted: int | None, tmp_path: Path) -> None:
+    """Of the lowest time, or of the advised setting."""
+    records = list[Record]()
+    for size, time in ((128, 200.0), (64, 96.0), (32, 100.0)):
+        for turn in range(3):
+            case = replace(NOW, batch_size=size)
+            shared: dict[str, Any] = {"neighbours_computing": 1} if size == doubted else {}
+            shared |= {"repeat": turn + 1, "epoch_time_s": time + turn / 10}
+            records.append(make_run(case, **shared))
+    measured = read_sweep(write_sweep(tmp_path, records))
+    findings = Findings(NOW, LEVERS, {})
+    for row in measured.rows:
+        findings.add(row.case, row)
+    said = [*Answer(findings, {}, tmp_path, "", runs=read_runs([measured])).write()]
+    chance = ["which may be chance" in line for line in said if "× (" in line]
+    assert chance == {64: [False, True], 32: [True, True], None: [False, False]}[doubted]
+    warned = [line for line in said if line.startswith("! ")]
+    assert len(warned) == (doubted is not None)
+    assert all("3 of 9 runs compared have a warning (shared)." in line for line in warned)
 
 
 def test_what_follows_from_a_change_is_no_change() -> None:

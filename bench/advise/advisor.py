@@ -235,9 +235,9 @@ class Answer:
                 f"python -m bench.report {shlex.quote(str(self.folder))} says why."
             )
         else:
-            yield self._recommend(advised)
-            yield from self._warn({advised, now})
             lowest = min(findings.times, key=findings.find_time)
+            yield self._recommend(advised)
+            yield from self._warn({advised, now, lowest})
             if lowest != advised:
                 yield (
                     f"The lowest time is that of {name(lowest, now)}, "
@@ -280,27 +280,36 @@ class Answer:
 
     def _warn(self, settings: Collection[Case]) -> Iterator[str]:
         """Yield which doubts keep a report from recommending by the runs of these settings."""
-        runs = [run for run in self.runs if run.status == Status.OK and strip(run.case) in settings]
-        fatal = {d.name: d.remark for d in DOUBTS.values() if d.fatal}
-        doubts = [[remark for name, remark in fatal.items() if getattr(run, name)] for run in runs]
+        doubts = self._list_doubts(settings)
         if doubted := [of for of in doubts if of]:
             remarks = ", ".join(dict.fromkeys(chain.from_iterable(doubted)))
             yield (
-                f"! Do not rely on it yet: {len(doubted)} of {len(runs)} runs compared have a "
+                f"! Do not rely on it yet: {len(doubted)} of {len(doubts)} runs compared have a "
                 f"warning ({remarks}). Close other programs, and search again with a longer "
                 "--budget and another --out."
             )
+
+    def _list_doubts(self, settings: Collection[Case]) -> list[list[str]]:
+        """Return of each run of these settings that counts the doubts that are fatal."""
+        cases = {self.findings.cases.get(setting) for setting in settings}
+        runs = [run for run in self.runs if run.status == Status.OK and run.case in cases]
+        fatal = {d.name: d.remark for d in DOUBTS.values() if d.fatal}
+        return [[remark for name, remark in fatal.items() if getattr(run, name)] for run in runs]
 
     def _compare(self, setting: Case, other: Case) -> str:
         """Return ``3.10× (2.90 to 3.31) as fast as``; without an interval if there are too few
         repeats."""
         findings, times = self.findings, self.findings.times
         (ratio,) = compare([(times[setting], times[other])])
-        ends = ""
+        chance = any(self._list_doubts({setting, other}))
+        said = []
         if ratio.low is not None and ratio.high is not None:
-            chance = ", which may be chance" if ratio.low < 1 < ratio.high else ""
-            ends = f" ({ratio.low:.2f} to {ratio.high:.2f}{chance})"
-        return f"{findings.find_time(other) / findings.find_time(setting):.2f}×{ends} as fast as"
+            said.append(f"{ratio.low:.2f} to {ratio.high:.2f}")
+            chance |= ratio.low < 1 < ratio.high
+        if chance:
+            said.append("which may be chance")
+        told = f" ({', '.join(said)})" if said else ""
+        return f"{findings.find_time(other) / findings.find_time(setting):.2f}×{told} as fast as"
 
     def _find_memory(self, setting: Case) -> float:
         return max(read_peak(row) or 0.0 for row in self.findings.runs[setting])
