@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from bench.advise.__main__ import main, parse_budget
+from bench.advise.__main__ import main
 from bench.advise.advisor import Answer
 from bench.advise.findings import Findings, change, list_changes, list_levers
 from bench.case import Case, format_value
 from bench.errors import UsageError
 from bench.flags import join_flags
 from bench.limits import NEAR
+from bench.questions.advice import parse_budget
 from bench.record import Record, Status, flatten
 from bench.store.reader import read_records
 from bench.store.rows import Row
@@ -138,12 +139,16 @@ def test_what_rests_on_a_doubted_run_may_be_chance(doubted: int | None, tmp_path
     findings = Findings(NOW, LEVERS, {})
     for row in measured.rows:
         findings.add(row.case, row)
-    said = [*Answer(findings, {}, tmp_path, "", runs=read_runs([measured])).write()]
+    command = "python -m bench.advise --budget=90s --model dpn92"
+    said = [*Answer(findings, {}, tmp_path, command, runs=read_runs([measured])).write()]
     chance = ["which may be chance" in line for line in said if "× (" in line]
     assert chance == {64: [False, True], 32: [True, True], None: [False, False]}[doubted]
     warned = [line for line in said if line.startswith("! ")]
     assert len(warned) == (doubted is not None)
     assert all("3 of 9 runs compared have a warning (shared)." in line for line in warned)
+    # in the same folder these runs would stay
+    following = f"Next: python -m bench.advise --model dpn92 --out {tmp_path}-again --budget 3m"
+    assert (said[-1] == following) == bool(warned)
 
 
 def test_what_follows_from_a_change_is_no_change() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
+from bench.advise.__main__ import build_parser as build_advise
 from bench.compare.__main__ import build_parser as build_compare
 from bench.compare.__main__ import main as compare_sweeps
 from bench.record import Status
@@ -173,7 +174,7 @@ def test_every_outcome_is_shown() -> None:
     assert [end for end in ends if f"1 {end}" not in said] == ["ok"]
 
 
-PARSERS = (build_sweep, build_report, build_compare)
+PARSERS = (build_sweep, build_report, build_compare, build_advise)
 
 
 def test_every_flag_that_is_named_exists() -> None:

@@ -29,14 +29,13 @@ import pandas as pd
 import pytest
 
 from bench.__main__ import COMMANDS as PROGRAMS
-from bench.advise.__main__ import parse_budget
-from bench.advise.advisor import Answer, propose
+from bench.advise.advisor import Answer
 from bench.advise.findings import Findings, list_levers, strip
 from bench.axis import Value, axis_flag
 from bench.case import AXES, Case, format_value
 from bench.check.checks import CHECKS
 from bench.diagnosis.explanation import CURES
-from bench.flags import join_flags, split_flags
+from bench.flags import join_flags
 from bench.record import Status
 from bench.report.__main__ import main as report
 from bench.store.reader import read_config, read_records, read_rows
@@ -182,11 +181,9 @@ def write_advice() -> str:
     findings = Findings(now, list_levers(now, given, images), given)
     for row in rows:
         findings.add(row.case, row)
-    _, budget = split_flags(shlex.split(config["command"])[3:])["--budget"]
-    budget_s = parse_budget("--budget", budget)
-    resume = propose(config["command"], budget_s, 0)
     runs = read_runs([read_sweep(ADVICE)])
-    answer = Answer(findings, {}, Path("results") / ADVICE.name, resume, runs=runs)
+    folder = Path("results") / ADVICE.name
+    answer = Answer(findings, {}, folder, config["command"], True, runs=runs)
     return "\n".join(answer.write()) + "\n"
 
 

@@ -8,7 +8,6 @@ within a tenth of the lowest time. Every run is a row of the folder; the same co
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any
@@ -23,9 +22,8 @@ from bench.flags import OF_SWEEPS, Parser, add_axes, add_flag, command, describe
 from bench.grid import grid
 from bench.preset import Preset
 from bench.processes import leave
+from bench.questions.advice import BUDGET, parse_budget
 from bench.sweep.options import add_running, choose_dataset, read_running
-
-BUDGET = "10m"
 
 
 def build_parser() -> Parser:
@@ -68,15 +66,6 @@ def build_parser() -> Parser:
     )
     add_running(parser)
     return parser
-
-
-def parse_budget(flag: str, text: str) -> float:
-    """Parse ``90s``, ``10m`` or ``1h`` as s. Raises UsageError: it is not a time above 0."""
-    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)\s*(s|m|min|h)", text.strip())
-    seconds = float(found[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600}[found[2]] if found else 0.0
-    if not seconds:
-        raise UsageError(f"{flag} {text[:40]!r}: give a time above 0, such as 90s, 10m or 1h")
-    return seconds
 
 
 def _read_now(given: argparse.Namespace, axes: Mapping[str, Sequence[Value]]) -> Case:

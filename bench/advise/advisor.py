@@ -15,8 +15,8 @@ from time import monotonic
 from bench.advise.findings import Findings, list_changes, list_levers, strip
 from bench.case import Case, format_value
 from bench.errors import UsageError
-from bench.flags import join_flags
 from bench.limits import NEAR
+from bench.questions.advice import propose
 from bench.questions.halving import spell_case
 from bench.record import REPEATED, Outcome, Record, Status, flatten
 from bench.store.rows import Row, keep_latest, read_history
@@ -49,9 +49,6 @@ EXPLORE = 0.7
 """Share of the budget for looking for better settings; the rest is for repeats."""
 
 
-MORE = 2
-"""Multiple of the budget to propose if the budget was too small."""
-
 SEEDS = 5
 """Seeds by which to compare what two settings learn."""
 
@@ -72,9 +69,8 @@ def find_advice(now: Case, options: Options, budget_s: float, until: float) -> A
             loop.show_on(display)
             loop.work(advisor)
         pending = advisor.choose(math.inf) is not None
-    resume = propose(loop.resume, budget_s, loop.stopped) if pending else ""
     runs = read_runs([read_sweep(loop.out)])
-    return Answer(findings, advisor.left_out, loop.out, resume, loop.stopped, runs)
+    return Answer(findings, advisor.left_out, loop.out, loop.resume, pending, loop.stopped, runs)
 
 
 class Advisor(Grid):
@@ -203,13 +199,6 @@ def name(setting: Case, now: Case) -> str:
     return ", ".join(name_setting(axis, text) for axis, text in values.items())
 
 
-def propose(command: str, budget_s: float, stopped: int) -> str:
-    """Return the command that continues a search, with the budget that it should have."""
-    minutes = math.ceil(budget_s * (1 if stopped else MORE) / 60)
-    words = shlex.split(command)
-    return shlex.join([*words[:3], *join_flags(words[3:], ["--budget", f"{minutes}m"])])
-
-
 @dataclass(frozen=True)
 class Answer:
     """The outcome of a search."""
@@ -217,7 +206,8 @@ class Answer:
     findings: Findings
     left_out: Mapping[str, str]  # precisions that are not tried, and why
     folder: Path  # where the runs are
-    resume: str  # the command that continues; empty if nothing is left to run
+    command: str  # by which it ran
+    pending: bool = False  # whether anything is left to run
     stopped: int = 0  # the signal that stopped it before the budget was used; 0 for none
     runs: Sequence[Run] = ()  # all of the folder, with their doubts
 
@@ -229,6 +219,7 @@ class Answer:
     def write(self) -> Iterator[str]:
         """Yield the lines of the answer, the most important first."""
         findings, advised, now = self.findings, self.advised, self.findings.now
+        doubts = list[str]()
         if advised is None:
             yield (
                 f"No advice: {len(findings.times)} settings were measured, and it takes two; "
@@ -237,7 +228,8 @@ class Answer:
         else:
             lowest = min(findings.times, key=findings.find_time)
             yield self._recommend(advised)
-            yield from self._warn({advised, now, lowest})
+            doubts += self._warn({advised, now, lowest})
+            yield from doubts
             if lowest != advised:
                 yield (
                     f"The lowest time is that of {name(lowest, now)}, "
@@ -261,8 +253,9 @@ class Answer:
             for setting in (now, advised):
                 yield "  " + shlex.join(["python", "-m", "bench.sweep", *spell_case(setting), *how])
             yield "  " + shlex.join(["python", "-m", "bench.report", folder])
-        if self.resume:
-            yield f"Next: {self.resume}"
+        if self.pending or doubts:
+            longer, anew = not self.stopped, bool(doubts)
+            yield f"Next: {propose(self.command, self.folder, longer=longer, anew=anew)}"
 
     def _recommend(self, advised: Case) -> str:
         """Say what to train with, and what that gains over the present setting."""
@@ -285,14 +278,15 @@ class Answer:
             remarks = ", ".join(dict.fromkeys(chain.from_iterable(doubted)))
             yield (
                 f"! Do not rely on it yet: {len(doubted)} of {len(doubts)} runs compared have a "
-                f"warning ({remarks}). Close other programs, and search again with a longer "
-                "--budget and another --out."
+                f"warning ({remarks}). Close other programs, and search anew by the last command "
+                "here, in another folder: runs with a warning stay in theirs."
             )
 
     def _list_doubts(self, settings: Collection[Case]) -> list[list[str]]:
         """Return of each run of these settings that counts the doubts that are fatal."""
-        cases = {self.findings.cases.get(setting) for setting in settings}
-        runs = [run for run in self.runs if run.status == Status.OK and run.case in cases]
+        longest = {s: case.fraction for s, case in self.findings.cases.items() if s in settings}
+        ended = [run for run in self.runs if run.status == Status.OK]
+        runs = [run for run in ended if longest.get(strip(run.case)) == run.case.fraction]
         fatal = {d.name: d.remark for d in DOUBTS.values() if d.fatal}
         return [[remark for name, remark in fatal.items() if getattr(run, name)] for run in runs]
 

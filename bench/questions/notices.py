@@ -18,6 +18,7 @@ from typing import Any
 from bench.case import AXES, Case
 from bench.limits import MIN_REPEATS, STEADY
 from bench.origin import LABELS
+from bench.questions.advice import propose
 from bench.questions.halving import confirm
 from bench.questions.scaling import Search
 from bench.record import COMPARABLE, MEASURED, REPEATED, EpochRow, Status
@@ -272,8 +273,13 @@ def choose_next(
     if len(sweeps) == 2:
         return NextStep("compare the two case by case", f"python -m bench.compare {folders}")
     timed = [result for result in results if is_number(result.epoch_time_s)]
-    if any("bench.advise" in sweep.command for sweep in sweeps):  # which decides on repeats itself
-        return NextStep("the same command with a longer budget measures more settings, and again")
+    for sweep in sweeps:
+        advice = [one for one in sweep.command.splitlines() if "-m bench.advise " in one]
+        if advice:  # which decides on repeats itself
+            anew = not any(result.trusted for result in timed)
+            how = "search anew, with other programs closed" if anew else "measure more settings"
+            command = propose(advice[-1], Path(_name_folder(sweep)), anew=anew)
+            return NextStep(f"{how}, and with a longer budget", command)
     if any(result.repeats < MIN_REPEATS for result in timed):
         shown = "which differences are real" if len(timed) > 1 else "how far its time repeats"
         return NextStep(f"the same command with --repeats {MIN_REPEATS} shows {shown}")

@@ -15,7 +15,7 @@ from bench.render.table import NextStep
 from bench.store.rows import latest
 from bench.study.runs import Run, make_results, read_runs
 from bench.study.sweeps import read_sweep, read_sweeps
-from tests.planted.records import GIB, make_record, measured, write_sweep
+from tests.planted.records import GIB, make_record, make_run, measured, write_sweep
 from tests.planted.results import read_results
 from tests.planted.sweeps import Folders
 
@@ -111,6 +111,15 @@ def test_two_sweeps_are_compared_and_profiles_explained(tmp_path: Path, planted:
     both = steps_of(*(write_sweep(tmp_path / name, GOOD) for name in ("a", "b")))
     assert both.command.startswith("python -m bench.compare ")
     assert steps_of(planted["profiled"]).command.startswith("python -m bench.why ")
+
+
+@pytest.mark.parametrize(("shared", "out"), [(0, "s"), (1, "s-again")])
+def test_a_search_for_advice_goes_on_for_longer(shared: int, out: str, tmp_path: Path) -> None:
+    """Where no time can be trusted, in another folder: these runs would stay."""
+    run = make_run(epoch_time_s=100.0, neighbours_computing=shared)
+    step = steps_of(write_sweep(tmp_path / "s", [run], "python -m bench.advise --model dpn92"))
+    flags = f"--model dpn92 --out {tmp_path / out} --budget 20m"
+    assert step.command == f"python -m bench.advise {flags}"
 
 
 def test_nothing_follows_from_nothing(tmp_path: Path) -> None:
