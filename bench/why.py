@@ -47,7 +47,6 @@ def explain(
     and after, as text; None is any. Raises UsageError: there is no such pair, or none was
     profiled."""
     from bench.questions.notices import describe_constants, warn
-    from bench.questions.report_data import label_machines
     from bench.questions.step_time import explain_pairs, read_steps
     from bench.store.rows import latest
     from bench.study.axes import find_varying, select
@@ -64,7 +63,7 @@ def explain(
             f"{sweep}: no case that is asked for has a profile; run its command again with "
             "--profile on and a new --out, or ask for other cases"
         )
-    found = explain_pairs(steps, results, label_machines(results), axis, ends)
+    found = explain_pairs(steps, results, axis, ends)
     if not found:
         raise UsageError(
             f"{sweep}: no two profiled cases differ in {' '.join([axis, *(ends or ())])} alone; "

@@ -14,7 +14,6 @@ import pytest
 from bench.case import Case, format_value
 from bench.diagnosis.explanation import describe
 from bench.diagnosis.step import Step
-from bench.questions.report_data import label_machines
 from bench.questions.step_time import explain_pairs, read_steps
 from bench.store.reader import read_records
 from bench.store.writer import Store
@@ -181,12 +180,12 @@ def test_no_bound_of_a_committed_sweep_is_below_what_it_measured(folder: Path) -
     """All pairs of values of each axis, either way, where there are profiles."""
     sweeps = read_sweeps([folder])
     _, results = read_results(*sweeps)
-    steps, machines = read_steps(results, sweeps), label_machines(results)
+    steps = read_steps(results, sweeps)
     held = 0
     for axis in find_varying(results):
         values = {format_value(getattr(one.run.case, axis)) for one in steps.values()}
         for before, after in itertools.permutations(sorted(values), 2):
-            for why in explain_pairs(steps, results, machines, axis, (before, after)):
+            for why in explain_pairs(steps, results, axis, (before, after)):
                 assert why.reasons, [*describe(why)]
                 if why.ceiling is None:  # compiled code moves less than is counted
                     assert why.a.case.compiled or why.b.case.compiled

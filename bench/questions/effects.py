@@ -98,7 +98,7 @@ def find_effects(found: ReportData) -> Iterator[Effect]:
         change
         for axis in find_varying(ended, found.varying)
         if axis != "seed"  # varied to see a spread, not for its effect
-        for change in find_changes(axis, ended, found.machines)
+        for change in find_changes(axis, ended)
     ]
     judged = {metric.name: estimate(metric, changes, found.results) for metric in JUDGED}
     for at, change in enumerate(changes):

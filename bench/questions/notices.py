@@ -31,7 +31,7 @@ from bench.render.table import (
 )
 from bench.store.reader import read_beside
 from bench.store.rows import group, latest
-from bench.study.axes import ORDER, Machines, list_naming_axes
+from bench.study.axes import ORDER, list_naming_axes
 from bench.study.doubts import DOUBTS, QUIETER, SAID_BELOW
 from bench.study.quantities import MEMORY, is_number
 from bench.study.runs import SOURCE, Result, Run
@@ -60,7 +60,7 @@ Results = Sequence[Result]
 
 
 def describe_subject(
-    title: str, cases: Results, varying: Collection[str], machines: Machines
+    title: str, cases: Results, varying: Collection[str], machines: Iterable[str]
 ) -> str:
     """Return one line on what was measured: the sweep, what ran it, what all cases share."""
     if not cases:
@@ -71,7 +71,7 @@ def describe_subject(
     whole = "whole epochs, " * (len(parts) < len(timed))
     versions = name_values(cases, "torch", 2)
     said = (
-        name_first(list(dict.fromkeys(machines.values())), 2),
+        name_first([*dict.fromkeys(machines)], 2),
         *_name_kinds(cases),
         part and f"{whole}{ESTIMATE} from {part} % of an epoch",
         _name_same(cases, varying),

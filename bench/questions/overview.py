@@ -12,6 +12,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from bench.case import spell_value
 from bench.limits import MIN_REPEATS
 from bench.precision import OWN, PRECISIONS
 from bench.questions.recommendation import MOST_PLACES, describe_setting
@@ -37,7 +38,6 @@ from bench.store.rows import group
 from bench.study.axes import (
     MACHINE,
     name_setting,
-    name_value,
     order_values,
     sort_cases,
     take_value,
@@ -153,7 +153,7 @@ def _lay_out(found: ReportData, pivot: _Pivot, title: str, cells: dict[int, Cell
             rows.append((next(iter(line.values())).best, filled))
     first = "batch size " if across == "batch_size" else ""
     columns: list[Column[_Line]] = [
-        axis_column(axis, found.machines, itemgetter(0)) for axis in own if axis not in others
+        axis_column(axis, itemgetter(0)) for axis in own if axis not in others
     ]
     if others:
         columns.append(Column("with", "with", "what else is set; empty where nothing is",
@@ -165,7 +165,7 @@ def _lay_out(found: ReportData, pivot: _Pivot, title: str, cells: dict[int, Cell
         )  # fmt: skip
         columns.append(column)
     rows, groups = join(
-        (_name_values(found, part[0][0], headings), part)
+        (_name_values(part[0][0], headings), part)
         for part in group(rows, lambda line: _place(line[0], headings))
     )
     return Sheet(title, columns, rows, groups=groups)
@@ -175,10 +175,9 @@ def _take_cell(value: Any, line: _Line) -> Cell | None:
     return line[1].get(value)
 
 
-def _name_values(found: ReportData, row: Result, axes: Sequence[str]) -> str:
+def _name_values(row: Result, axes: Sequence[str]) -> str:
     """Name the values of some axes, the machine among them, as a heading."""
-    named = ((axis, name_value(axis, take_value(row, axis), found.machines)) for axis in axes)
-    return " · ".join(name_setting(axis, text) for axis, text in named)
+    return " · ".join(name_setting(axis, spell_value(take_value(row, axis))) for axis in axes)
 
 
 # ---------------------------------------------------------------------------------- many networks
@@ -189,9 +188,10 @@ def _tabulate_places(found: ReportData) -> Iterator[Sheet]:
         return
     chosen = [(place, place.chosen or place.lowest) for place in found.places]
     rows = [(place, setting) for place, setting in chosen if setting is not None]
+    several = len({place.machine for place in found.places}) > 1
 
     def name(pair: tuple[Place, Setting]) -> str:
-        where = f" · {pair[0].machine}" if len(found.machines) > 1 else ""
+        where = f" · {pair[0].machine}" if several else ""
         return f"{pair[0].name}{where}"
 
     def take(pair: tuple[Place, Setting]) -> Result:
@@ -226,13 +226,13 @@ def _lay_out_cases(found: ReportData, cases: Sequence[Result], title: str) -> Sh
     columns = [axis for axis in found.order if axis not in headings] or ["precision", "batch_size"]
     columns = [axis for axis in columns if {getattr(c, axis, 1) for c in cases} not in _OWN]
     rows, groups = join(
-        (_name_values(found, part[0], headings), part)
+        (_name_values(part[0], headings), part)
         for part in group(sort_cases(cases, headings), lambda case: _place(case, headings))
     )
     return Sheet(
         title,
         [
-            *(axis_column(axis, found.machines) for axis in columns),
+            *(axis_column(axis) for axis in columns),
             replace(quantity_column("epoch_time_s", always=True),
                     label=QUANTITIES["epoch_time_s"].title + name_spread(cases)),
             quantity_column("images_per_s", keep=5),
@@ -263,7 +263,7 @@ _OWN = ({OWN}, {0})
 
 def _tabulate_reached(found: ReportData) -> Iterator[Sheet]:
     columns: list[Column[Setting]] = [
-        *(axis_column(axis, found.machines, lambda one: one.best)
+        *(axis_column(axis, lambda one: one.best)
           for axis in found.order if axis in (*found.varying, "precision")),
         *(quantity_column(name, lambda one: one.best, spread=False)
           for name in ("achieved_flops", "peak_share", "measured_share", "traffic", "copy_share")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -16,7 +16,6 @@ from bench.store.rows import group, latest
 from bench.study.axes import (
     MACHINE,
     Filter,
-    Machines,
     find_varying,
     select,
     sort_cases,
@@ -25,7 +24,7 @@ from bench.study.runs import SOURCE, Result, Run, make_results, read_runs
 from bench.study.sweeps import Sweep
 from bench.workloads import OWN
 
-PLACE = (*SOURCE, "model", "dataset")
+PLACE = ("ran_on", "sweep", "model", "dataset")
 """What a recommendation is for: a network on its data, on one machine."""
 
 
@@ -57,7 +56,6 @@ class ReportData:
     everything: Sequence[Run]  # all records
     runs: Sequence[Run]  # those of ``everything`` that ``--where`` selects
     results: Sequence[Result]  # the cases, in the order of the overview
-    machines: Machines  # the display name of each
     varying: tuple[str, ...]  # the axes in which the cases differ
     order: tuple[str, ...]  # the axes with a column in the overview, the grouping one first
     by: str  # the axis to group the overview by; empty if none was given
@@ -78,13 +76,14 @@ class ReportData:
         probes = [run for run in self.runs if run.probe]
         searched = {sweep.name for sweep in self.sweeps if sweep.halving is not None}
         keys = dict.fromkeys(map(tell, (*(one.best for one in self.settings), *probes)))
-        order = [*self.machines]
+        cases: list[Result | Run] = [*self.tried, *probes]
+        order = [*dict.fromkeys(case.ran_on for case in cases)]
         found = []
-        for key in sorted(keys, key=lambda key: order.index(key[:2])):
-            sweep, machine, model, dataset = key
+        for key in sorted(keys, key=lambda key: order.index(key[0])):
+            ran_on, sweep, model, dataset = key
             mine = [one for one in self.settings if tell(one.best) == key]
             place = Place(
-                self.machines[sweep, machine],
+                ran_on,
                 model,
                 model if dataset == OWN else f"{model} on {dataset}",
                 mine,
@@ -116,7 +115,6 @@ def gather(
     everything = read_runs(sweeps)
     tried = make_results(latest(everything))
     results, runs = select(tried, where), select(everything, where)
-    machines = label_machines([*results, *(run for run in runs if run.probe)])
     varying = find_varying(results)
     order = _order_columns(results, varying, by)
     results = sort_cases(results, order)
@@ -125,7 +123,6 @@ def gather(
         everything,
         runs,
         results,
-        machines,
         varying,
         order,
         by,
@@ -133,16 +130,6 @@ def gather(
         tried,
         read_steps(tried, sweeps),
     )
-
-
-def label_machines(cases: Iterable[Run | Result]) -> dict[tuple[str, str], str]:
-    """Name each (sweep, machine) by the machine, and also by its sweep if two share a name."""
-    pairs = [*dict.fromkeys((case.sweep, case.machine) for case in cases)]
-    names = [machine for _, machine in pairs]
-    return {
-        (sweep, machine): machine if names.count(machine) == 1 else f"{machine} · {sweep}"
-        for sweep, machine in pairs
-    }
 
 
 def _order_columns(results: Sequence[Result], varying: Sequence[str], by: str) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from bench.render.table import (
     write_tenths,
 )
 from bench.store.rows import group
-from bench.study.axes import Machines, find_varying, list_naming_axes
+from bench.study.axes import find_varying, list_naming_axes
 from bench.study.doubts import SAID_BELOW
 from bench.study.quantities import QUANTITIES, is_number
 from bench.study.runs import SOURCE, Result, Run, tell_but
@@ -61,8 +61,7 @@ def find_bounds(rows: Sequence[Row]) -> tuple[int | None, int | None]:
 class Search(NamedTuple):
     """A search for the largest batch: where it ran, for which cases, and what it found."""
 
-    sweep: str
-    machine: str
+    ran_on: str
     family: Case
     wall: Wall
 
@@ -78,19 +77,15 @@ def find_searches(runs: Sequence[Run], sweeps: Sequence[Sweep]) -> list[Search]:
         mine = {run.record_id for run in part}
         rows = [row for row in sweep.rows if row.record_id in mine]
         walls = read_walls(rows, sweep.step, sweep.margin)
-        found += [Search(*attrgetter(*SOURCE)(part[0]), *wall) for wall in walls]
+        found += [Search(part[0].ran_on, *wall) for wall in walls]
     return found
 
 
-def list_keys(
-    cases: Sequence[Row], machines: Machines, take: Callable[[Any], Row]
-) -> list[Column[Any]]:
+def list_keys(cases: Sequence[Row], take: Callable[[Any], Row]) -> list[Column[Any]]:
     """Return columns for the precision and the other axes in which ``cases`` differ. ``take`` maps
     a row of the table to its case."""
     shown = dict.fromkeys(["precision", *find_varying(cases)])
-    return [
-        axis_column(axis, machines, take, number=False) for axis in shown if axis not in _OTHERS
-    ]
+    return [axis_column(axis, take, number=False) for axis in shown if axis not in _OTHERS]
 
 
 def _tabulate_walls(found: ReportData) -> Iterator[Sheet]:
@@ -100,7 +95,7 @@ def _tabulate_walls(found: ReportData) -> Iterator[Sheet]:
     ]
     fine = all(wall.ending is Ending.FOUND for _, wall in rows)
     columns: list[Column[tuple[Row, Wall]]] = [
-        *list_keys([row for row, _ in rows], found.machines, lambda row: row[0]),
+        *list_keys([row for row, _ in rows], lambda row: row[0]),
         Column("largest", "largest batch", "that was trained", lambda row: row[1].largest,
                better="higher"),
         Column("refused", "does not fit", "the smallest batch above it that ran out of memory",
@@ -124,7 +119,7 @@ def _tabulate_walls(found: ReportData) -> Iterator[Sheet]:
 
 def _describe_search(search: Search) -> Row:
     spelled = {name: "" if value is None else value for name, value in vars(search.family).items()}
-    return SimpleNamespace(sweep=search.sweep, machine=search.machine, **spelled)
+    return SimpleNamespace(ran_on=search.ran_on, **spelled)
 
 
 WALLS = Section("walls", "How large a batch fits in memory?", _tabulate_walls)
@@ -220,14 +215,14 @@ def _gather(
             yield Line(strong, tuple(read(row, base) for row in rows))
 
 
-def name_line(line: Line, named: Sequence[str], machines: Machines) -> str:
+def name_line(line: Line, named: Sequence[str]) -> str:
     """Name the settings that all points of a line share."""
     first = line.points[-1].row
     hidden = ("world_size", "parallel", *(["batch_size"] if line.strong else []))
     axes = [name for name in named if name not in hidden]
     held = f"global batch {count_items(first)}" if line.strong else "batch of each constant"
     way = spell_value(first.parallel)
-    return " · ".join(filter(None, [name_place(first, axes, machines), held, way]))
+    return " · ".join(filter(None, [name_place(first, axes), held, way]))
 
 
 def _tabulate_scaling(found: ReportData) -> Iterator[Sheet]:
@@ -275,7 +270,7 @@ def _tabulate_scaling(found: ReportData) -> Iterator[Sheet]:
         Column("remarks", "remarks", "what to know before believing the row",
                lambda point: remarks(point.row, SAID_BELOW), wrap=True),
     ]  # fmt: skip
-    rows, groups = join((name_line(line, named, found.machines), line.points) for line in lines)
+    rows, groups = join((name_line(line, named), line.points) for line in lines)
     notes = [
         f"Weak scaling keeps the batch of each, strong scaling the global batch; efficiency is "
         f"the speed-up over the number of {what}, of which several share the cores on a CPU.",

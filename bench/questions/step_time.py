@@ -28,7 +28,7 @@ from bench.render.table import (
     write_ratio,
     write_tenths,
 )
-from bench.study.axes import MACHINE, Machines, find_varying, list_naming_axes, name_setting
+from bench.study.axes import MACHINE, find_varying, list_naming_axes, name_setting
 from bench.study.pairs import find_changes
 from bench.study.runs import Result, Run
 from bench.text import ESTIMATE, capitalize
@@ -59,7 +59,7 @@ def _tabulate_breakdowns(found: ReportData) -> Iterator[Sheet]:
     named = list_naming_axes(found.varying)
     columns: list[Column[Divided]] = [
         Column("case", "case", "the settings that tell it apart",
-               lambda step: name_place(step[0], named, found.machines), wrap=True),
+               lambda step: name_place(step[0], named), wrap=True),
         Column("step", "step (ms)", "a median step, not profiled",
                lambda step: step[1].step.step_s, write=write_ms, better="lower"),
         Column("verdict", "limited by", "what limits most of the step",
@@ -255,7 +255,6 @@ def read_steps(results: Iterable[Result], sweeps: Sequence[Sweep]) -> dict[int, 
 def explain_pairs(
     steps: Mapping[int, Profiled],
     results: Sequence[Result],
-    machines: Machines,
     axis: str = "precision",
     ends: tuple[str, str] | None = None,
 ) -> list[Explanation]:
@@ -264,8 +263,8 @@ def explain_pairs(
     known = {cell for cell, one in steps.items() if one.profiled}
     if not (profiled := [result for result in results if result.cell in known]):
         return []
-    common = _name_common(profiled, axis, machines)
-    pairs = list(_find_pairs(profiled, axis, ends, machines))
+    common = _name_common(profiled, axis)
+    pairs = list(_find_pairs(profiled, axis, ends))
     sides = []
     for a, b in ((steps[one], steps[two]) for one, two in pairs):
         factor = b.run.case.batch_size / a.run.case.batch_size
@@ -278,7 +277,7 @@ def explain_pairs(
 
 
 def _find_pairs(
-    results: Sequence[Result], axis: str, ends: tuple[str, str] | None, machines: Machines
+    results: Sequence[Result], axis: str, ends: tuple[str, str] | None
 ) -> Iterator[tuple[int, int]]:
     """Yield the cells before and after the change."""
 
@@ -286,7 +285,7 @@ def _find_pairs(
         return format_value(getattr(result, axis))
 
     asked = [result for result in results if ends is None or spell(result) in ends]
-    for change in find_changes(axis, asked, machines):
+    for change in find_changes(axis, asked):
         for pair in change.pairs:
             yield pair.cells if ends is None or spell(pair.a) == ends[0] else pair.cells[::-1]
 
@@ -329,14 +328,14 @@ def scale_step(step: Step, factor: float) -> Step:
     return replace(step, step_s=step.step_s * factor, work=work, profile=profile)
 
 
-def _name_common(results: Sequence[Result], axis: str, machines: Machines) -> dict[int, str]:
+def _name_common(results: Sequence[Result], axis: str) -> dict[int, str]:
     free, varying = free_axes(axis), find_varying(results)
     names = [n for n in ("model", *varying, "batch_size") if n not in free]
     if axis != "precision":
         names.insert(1, "precision")
 
     def name(result: Result) -> str:
-        where = [machines[result.sweep, result.machine]] if MACHINE in varying else []
+        where = [result.ran_on] if MACHINE in varying else []
         return " · ".join([name_case(result, dict.fromkeys(names)), *where])
 
     return {result.cell: name(result) for result in results}

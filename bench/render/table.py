@@ -10,10 +10,10 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from bench.axis import Value
-from bench.case import AXES, Case
+from bench.case import AXES, Case, spell_value
 from bench.precision import PRECISIONS
 from bench.record import MEASURED, Status
-from bench.study.axes import MACHINE, NUMBERS, Machines, name_axis, name_value, take_value
+from bench.study.axes import MACHINE, NUMBERS, name_axis, take_value
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number
 from bench.study.runs import Spread
@@ -169,9 +169,9 @@ def remarks(row: Row, but: Iterable[str] = ()) -> str:
     return ", ".join(said)
 
 
-def name_place(row: Row, axes: Collection[str], machines: Machines) -> str:
+def name_place(row: Row, axes: Collection[str]) -> str:
     """Name a case as `name_case`, after its machine if that is among the axes."""
-    where = [machines[row.sweep, row.machine]] if MACHINE in axes else []
+    where = [row.ran_on] if MACHINE in axes else []
     return " · ".join([*where, name_case(row, axes)])
 
 
@@ -371,7 +371,6 @@ def quantity_column(
 
 def axis_column(
     axis: str,
-    machines: Machines,
     take: Callable[[Any], Row] = lambda row: row,
     number: bool | None = None,
 ) -> Column[Any]:
@@ -384,8 +383,8 @@ def axis_column(
         row = take(one)
         if axis == "fp8_recipe" and not PRECISIONS[row.precision].float8:
             return Cell(NOTHING)
-        text = name_value(axis, take_value(row, axis), machines)
-        return Cell(text, text if axis == MACHINE else getattr(row, axis))
+        value = take_value(row, axis)
+        return Cell(spell_value(value), value)
 
     return Column(
         axis,

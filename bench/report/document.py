@@ -72,7 +72,8 @@ class Report(ReportData):
 
     @cached_property
     def subject(self) -> str:
-        said = describe_subject(self.title, self.results, self.varying, self.machines)
+        machines = [place.machine for place in self.places]
+        said = describe_subject(self.title, self.results, self.varying, machines)
         return self.wording.say_period(said)
 
     @cached_property

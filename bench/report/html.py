@@ -69,7 +69,7 @@ def list_panels(report: Report) -> Panels:
     for part in sorted(parts, key=len, reverse=True)[:MOST_PANELS]:
         base = max(group(part, attrgetter(*HELD)), key=_judge_baseline)
         first = base[0]
-        words = [report.machines[first.sweep, first.machine], *(getattr(first, n) for n in several)]
+        words = [first.ran_on, *(getattr(first, n) for n in several)]
         words += [f"{name_axis(n)} {spell_value(getattr(first, n))}" for n in varying]
         words += [LABELS.get(first.kind, ""), "synthetic images" * (first.dataset == "synthetic")]
         if extrapolated := [one for one in base if one.extrapolated]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from bench.axis import COMPILES, Value
-from bench.case import AXES, FOLLOWS, SAME_QUESTION, format_value, parse_value, spell_value
+from bench.case import AXES, FOLLOWS, SAME_QUESTION, format_value, parse_value
 from bench.errors import UsageError, nearest
 from bench.precision import FP8_RECIPES, PRECISIONS
 from bench.store.rows import group
@@ -19,7 +19,7 @@ from bench.text import parse_bytes
 C = TypeVar("C")  # a run, a result or a case
 
 MACHINE = "machine"
-"""Where a case ran, compared like an axis; its values are (sweep, machine) pairs."""
+"""Where a case ran, compared like an axis; its values are `bench.study.runs.Run.ran_on`."""
 
 # in the order of `Case`, but the batch size comes before axes that only few precisions have
 _FIRST = ("model", "dataset", "precision", "loss_scale", "batch_size")
@@ -35,9 +35,6 @@ workload."""
 _NUMERIC = [name for name, axis in AXES.items() if type(axis.default) in (int, float)]
 NUMBERS = frozenset((*_NUMERIC, "loss_scale"))
 """Axes whose values are numbers, in ascending order; a dynamic loss scale comes last."""
-
-Machines = Mapping[tuple[str, str], str]
-"""Maps (sweep, machine) to its display name."""
 
 
 def _order_scale(text: str) -> tuple[float, str]:
@@ -91,13 +88,6 @@ def name_axis(axis: str) -> str:
     return axis.replace("_", " ")
 
 
-def name_value(axis: str, value: Any, machines: Machines) -> str:
-    """Return the display name of a value of `take_value`."""
-    if axis == MACHINE:
-        return machines[value]
-    return spell_value(value)
-
-
 def name_setting(axis: str, text: str) -> str:
     """Return a value's display text for places where nothing near it names the axis.
 
@@ -119,8 +109,8 @@ def order_values(axis: str, values: Iterable[Any]) -> list[Any]:
 
 
 def take_value(case: Any, axis: str) -> Any:
-    """Return a case's value of an axis; for `MACHINE`, its (sweep, machine)."""
-    return (case.sweep, case.machine) if axis == MACHINE else getattr(case, axis)
+    """Return a case's value of an axis, or of `MACHINE`."""
+    return getattr(case, "ran_on" if axis == MACHINE else axis)
 
 
 def sort_cases(cases: Sequence[C], axes: Sequence[str]) -> list[C]:

@@ -14,15 +14,21 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from bench.axis import Trait
-from bench.case import AXES, FOLLOWS, SAME_QUESTION, format_value, free_axes, list_affecting
+from bench.case import (
+    AXES,
+    FOLLOWS,
+    SAME_QUESTION,
+    format_value,
+    free_axes,
+    list_affecting,
+    spell_value,
+)
 from bench.record import COMPARABLE
 from bench.store.rows import group
 from bench.study.axes import (
     MACHINE,
     NUMBERS,
-    Machines,
     list_main,
-    name_value,
     order_values,
     take_value,
 )
@@ -77,7 +83,7 @@ _FROM_DEFAULT = (
 """Axes whose default is the baseline of other values; else the first value is."""
 
 
-def find_changes(axis: str, results: Sequence[Result], machines: Machines) -> Iterator[Changed]:
+def find_changes(axis: str, results: Sequence[Result]) -> Iterator[Changed]:
     """Yield the changes of one axis for which there are pairs.
 
     A number is compared with the next lower one that ran with all else equal, any other value with
@@ -119,7 +125,7 @@ def find_changes(axis: str, results: Sequence[Result], machines: Machines) -> It
             same_loss = _describe_data(a) == _describe_data(b) and not early
             steps.setdefault((before, after), []).append(Pair(a, b, key, same_loss))
     for before, after in sorted(steps):
-        one, other = (name_value(axis, values[place], machines) for place in (before, after))
+        one, other = (spell_value(values[place]) for place in (before, after))
         yield Changed(axis, one, other, steps[before, after])
 
 

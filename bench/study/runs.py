@@ -4,7 +4,7 @@ machine come to, beside fp32 with all else equal."""
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
@@ -46,7 +46,8 @@ class Run(Row):
         sweep: the name of its sweep.
         timed: whether it has an epoch time.
         kind: measured, published or unknown.
-        machine: the GPU, or the CPU.
+        machine: the GPU, or the CPU; ``ran_on`` also names the sweep if several sweeps ran on one
+            of that name.
         asked: a number for its case; ``environment`` for rows that agree on `COMPARABLE`, and
             ``cell`` for runs of one case on one machine that agree on both.
         part: the share of an epoch that was measured, equal in all runs of a case: its fraction,
@@ -62,6 +63,7 @@ class Run(Row):
     timed: bool
     kind: str
     machine: str
+    ran_on: str
     asked: int
     environment: int
     cell: int
@@ -150,6 +152,9 @@ def read_runs(sweeps: Sequence[Sweep]) -> list[Run]:
         cells = [dict(vars(row)) for row in sweep.rows]
         _fill_environment(cells)
         runs += [Run(row, sweep=sweep.name) for row in cells]
+    named = Counter(machine for _, machine in {(run.sweep, run.machine) for run in runs})
+    for run in runs:
+        run.ran_on = f"{run.machine} · {run.sweep}" if named[run.machine] > 1 else run.machine
     return link_runs(runs)
 
 
