@@ -21,7 +21,7 @@ from bench.precision import Arithmetic, find_formats
 from bench.record import COMPARABLE, MEASURED, REFUSED, RELIABLE, Status
 from bench.store.rows import Row, group
 from bench.study.doubts import DOUBTS, LEAST_KNOWN
-from bench.study.quantities import MEMORY, METRICS, QUANTITIES, STORED, Metric, over
+from bench.study.quantities import MEMORY, METRICS, QUANTITIES, STORED, Metric, Quantity, over
 
 if TYPE_CHECKING:
     from bench.study.sweeps import Sweep
@@ -226,6 +226,9 @@ def _measure_part(run: Run) -> float:
 _RANKED = (Status.OK, Status.DIVERGED, Status.INVALID, Status.OOM, Status.OOM_SUSPECTED)
 
 
+_ENDS = {name: q for q in STORED for name in (q.name, f"{q.name}_low", f"{q.name}_high")}
+
+
 class Result:
     """A case on one machine, in one environment.
 
@@ -251,42 +254,48 @@ class Result:
     def __init__(self, every: Sequence[Run]) -> None:
         statuses = {run.status for run in every}
         best = next(({status} for status in _RANKED if status in statuses), statuses)
-        counted = [run for run in every if run.status in best]
-        self.every, self.first = every, counted[0]
-        self.repeats, self.runs = len(counted), len(every)
-        self.seeds = len({run.run_seed for run in counted})
-        found: dict[str, Any] = {}
-        untold = set() if self.status in MEASURED else {"epoch_time_s", "images_per_s"}
-        if self.status not in MEASURED | REFUSED:
-            untold.add("memory_bytes")  # what it held until it failed is no peak
-        for q in STORED:
-            values = [] if q.name in untold else [getattr(run, q.name) for run in counted]
-            middle, low, high = find_middle(values)
-            if q.rate:
-                middle = 1 / find_middle(1 / value for value in values if value > 0)[0]
-            found |= {q.name: middle, f"{q.name}_low": low, f"{q.name}_high": high}
-        half = (found["epoch_time_s_high"] - found["epoch_time_s_low"]) / 2
-        self.wide = over(half, found["epoch_time_s"]) > STEADY
+        self.counted = [run for run in every if run.status in best]
+        self.every, self.first = every, self.counted[0]
+        vars(self).update(zip(AXES, self.first.axes, strict=True))  # which every question asks for
+        self.repeats, self.runs = len(self.counted), len(every)
+        self.seeds = len({run.run_seed for run in self.counted})
+        half = (self.epoch_time_s_high - self.epoch_time_s_low) / 2
+        self.wide = over(half, self.epoch_time_s) > STEADY
         self.spread = Spread.RANGE.value if self.repeats > 1 else Spread.NONE.value
         low, high = self.first.epoch_time_low_s, self.first.epoch_time_high_s
-        time, rate = found["epoch_time_s"], found["images_per_s"]
         # too wide an interval is left out: the doubt ``unknown`` reports it
-        if self.repeats == 1 and (high - low) / 2 <= LEAST_KNOWN * time:
+        if self.repeats == 1 and (high - low) / 2 <= LEAST_KNOWN * self.epoch_time_s:
             self.spread = Spread.WITHIN.value
-            found |= {"epoch_time_s_low": low, "epoch_time_s_high": high}
-            found |= {"images_per_s_low": over(rate * time, high)}
-            found |= {"images_per_s_high": over(rate * time, low)}
-        # a run that diverged is reported
-        found |= {name: any(getattr(run, name) for run in every) for name in DOUBTS}
-        vars(self).update(found, noisy=found["noisy"] or self.wide)
+            images = self.images_per_s * self.epoch_time_s
+            vars(self).update(epoch_time_s_low=low, epoch_time_s_high=high)
+            vars(self).update(
+                images_per_s_low=over(images, high), images_per_s_high=over(images, low)
+            )
+        vars(self).update(noisy=self.noisy or self.wide)
         self.sound = bool(self.status == Status.OK and self.kind != "unknown")
         doubted = any(doubt.fatal and getattr(self, name) for name, doubt in DOUBTS.items())
         self.trusted = bool(self.sound and not doubted and self.epoch_time_s == self.epoch_time_s)
         self.settled = not self.unsettled or self.repeats >= MIN_REPEATS
 
     def __getattr__(self, name: str) -> Any:
-        vars(self)[name] = value = getattr(self.first, name)
-        return value
+        """Find what its runs come to, once: a quantity and its ends, a doubt, or what all share."""
+        if name in _ENDS:
+            self._summarize(_ENDS[name])
+        elif name in DOUBTS:  # a run that diverged is reported
+            vars(self)[name] = any(getattr(run, name) for run in self.every)
+        else:
+            vars(self)[name] = getattr(self.first, name)
+        return vars(self)[name]
+
+    def _summarize(self, q: Quantity) -> None:
+        untold = set() if self.status in MEASURED else {"epoch_time_s", "images_per_s"}
+        if self.status not in MEASURED | REFUSED:
+            untold.add("memory_bytes")  # what it held until it failed is no peak
+        values = [] if q.name in untold else [getattr(run, q.name) for run in self.counted]
+        middle, low, high = find_middle(values)
+        if q.rate:
+            middle = 1 / find_middle(1 / value for value in values if value > 0)[0]
+        vars(self).update({q.name: middle, f"{q.name}_low": low, f"{q.name}_high": high})
 
     @cached_property
     def times(self) -> list[float]:
@@ -336,10 +345,10 @@ class Spread(StrEnum):
 
 def find_middle(values: Iterable[float]) -> tuple[float, float, float]:
     """Return median, lowest and highest of the known values; the ends of a single one are NaN."""
-    known = sorted(value for value in values if value == value)
+    known = [value for value in values if value == value]
     if len(known) < 2:
         return (known[0] if known else math.nan), math.nan, math.nan
-    return median(known), known[0], known[-1]
+    return median(known), min(known), max(known)
 
 
 def list_readings(metric: Metric, runs: Iterable[Run]) -> list[tuple[int, float]]:
