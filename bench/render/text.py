@@ -120,8 +120,8 @@ def draw_table(table: Table, console: Console, brief: bool = False) -> None:
     if table.words:
         draw_text(" ".join(table.words), console)
         console.print()
-    for line, style in _draw_lines(shown, console.width):
-        console.print(Text(line, style), no_wrap=True)
+    lines = (Text(line, style) for line, style in _draw_lines(shown, console.width))
+    console.print(Text("\n").join(lines), no_wrap=True)
     left = [head.label for head in table.heads if head not in shown.heads]
     missing = [f"Not shown at this width: {', '.join(left)}."] if left else []
     for note in [*(() if brief else table.notes), *missing]:
@@ -185,6 +185,8 @@ def _lay_out(
 def _break(text: str, width: int) -> list[str]:
     """Break a text into lines between its words, but not before a per cent sign."""
     kept = make_printable(text).replace(" %", "\xa0%")
+    if 0 < len(kept) <= width:  # as most cells of a long table
+        return [kept.replace("\xa0", " ")]
     lines = textwrap.wrap(kept, max(width, 1), break_on_hyphens=False)
     return [line.replace("\xa0", " ") for line in lines]
 
