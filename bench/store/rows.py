@@ -42,8 +42,8 @@ class Row:
     status: Status
     sweep = ""  # where rows of several are read, the name of theirs
 
-    def __init__(self, cells: Mapping[str, Any], **beside: Any) -> None:
-        vars(self).update(cells, **beside)
+    def __init__(self, cells: dict[str, Any]) -> None:
+        self.__dict__ = cells  # not a copy: there are 190 a row
 
     if TYPE_CHECKING:
 
@@ -250,8 +250,11 @@ class Plan:
             repeats = config.get("repeats", 1)
             if not 1 <= repeats <= _MOST_RUNS / max(1, len(told)):
                 raise ValueError(f"{repeats} repeats")
-            cells = [{**defaults, **shared, **own} for own in told]
-            cases = [make_case(*(parse_axis(name, cell[name]) for name in AXES)) for cell in cells]
+            alike = {name: parse_axis(name, shared.get(name, defaults[name])) for name in AXES}
+            cells = [
+                {name: parse_axis(name, own[name]) for name in own if name in AXES} for own in told
+            ]
+            cases = [make_case(*(alike | own).values()) for own in cells]
             return cls(shard, plan_runs(cases, repeats))
         except (AttributeError, TypeError, ValueError, UsageError):
             return cls()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from enum import StrEnum
 from functools import cached_property
 from operator import attrgetter
@@ -73,8 +73,8 @@ class Run(Row):
     memory_measure: str
     images_per_s: float
 
-    def __init__(self, cells: Mapping[str, Any], **beside: Any) -> None:
-        super().__init__(cells, **beside)
+    def __init__(self, cells: dict[str, Any]) -> None:
+        super().__init__(cells)
         self.timed = bool(self.epoch_time_s == self.epoch_time_s)
         known = "measured" if self.executor in EXECUTORS else "unknown"
         self.kind = OF_OTHERS.get(self.executor, known)
@@ -149,9 +149,9 @@ def read_runs(sweeps: Sequence[Sweep]) -> list[Run]:
     """Read the runs of sweeps, a run a record, with all that is derived of them."""
     runs: list[Run] = []
     for sweep in sweeps:
-        cells = [dict(vars(row)) for row in sweep.rows]
+        cells = [{**vars(row), "sweep": sweep.name} for row in sweep.rows]
         _fill_environment(cells)
-        runs += [Run(row, sweep=sweep.name) for row in cells]
+        runs += map(Run, cells)
     named = Counter(machine for _, machine in {(run.sweep, run.machine) for run in runs})
     for run in runs:
         run.ran_on = f"{run.machine} · {run.sweep}" if named[run.machine] > 1 else run.machine
@@ -160,7 +160,7 @@ def read_runs(sweeps: Sequence[Sweep]) -> list[Run]:
 
 def list_runs(rows: Iterable[Row]) -> list[Run]:
     """Return rows as runs, without what only several of them together tell."""
-    return [Run(vars(row), sweep="") for row in rows]
+    return [Run({**vars(row)}) for row in rows]
 
 
 def _fill_environment(rows: Sequence[dict[str, Any]]) -> None:

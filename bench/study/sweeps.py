@@ -69,8 +69,8 @@ class Sweep:
             run
             for run in leave_out_known(planned, history)
             # the notice "No result" reports other runs that did not end
-            if run not in poor
-            and (run not in history or (run[2] and history[run].status in REPEATED))
+            if (run not in history or (run[2] and history[run].status in REPEATED))
+            and run not in poor
         ]
         if not left:
             return
