@@ -31,7 +31,7 @@ from bench.render.table import (
 )
 from bench.store.reader import read_beside
 from bench.store.rows import group, latest
-from bench.study.axes import ORDER, list_naming_axes
+from bench.study.axes import ORDER, find_varying, list_naming_axes
 from bench.study.doubts import DOUBTS, QUIETER, SAID_BELOW
 from bench.study.quantities import MEMORY, is_number
 from bench.study.runs import SOURCE, Result, Run
@@ -209,9 +209,11 @@ def _describe_drift(every: Sequence[Run]) -> Iterator[Notice]:
     only if both or neither ran beside other lanes: a slower card is no drift."""
     tell = attrgetter("cell", "lane", "gpu_uuid", "beside")
     times: dict[Any, list[float]] = {}
-    for run in (run for run in latest(every) if run.timed and run.status in MEASURED):
+    sentinels = [run for run in every if run.sentinel and run.timed and run.status in MEASURED]
+    first = latest(every) if sentinels else []
+    for run in (run for run in first if run.timed and run.status in MEASURED):
         times.setdefault(tell(run), []).append(run.epoch_time_s)
-    for run in (run for run in every if run.sentinel and run.timed and run.status in MEASURED):
+    for run in sentinels:
         if (held := times.get(tell(run))) and not (
             min(held) / (1 + STEADY) <= run.epoch_time_s <= max(held) * (1 + STEADY)
         ):
@@ -228,8 +230,8 @@ def _describe_drift(every: Sequence[Run]) -> Iterator[Notice]:
 def _describe_mixtures(runs: Sequence[Run]) -> Iterator[Notice]:
     for part in group(runs, lambda run: run.sweep):
         said = []
-        for name, axes in COMPARABLE.items():
-            held: dict[Any, dict[str, None]] = {}
+        for name in find_varying(part, COMPARABLE):
+            axes, held = COMPARABLE[name], dict[Any, dict[str, None]]()
             for run in part:
                 empty = "none" if name == "variables" and run.torch else ""
                 if value := getattr(run, name) or empty:

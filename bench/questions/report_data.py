@@ -136,7 +136,7 @@ def _order_columns(results: Sequence[Result], varying: Sequence[str], by: str) -
     """Return the axes that have a column, the grouping one first. How much was measured has one
     only if nothing else distinguishes two cases."""
     order = sorted(varying, key=lambda name: name != by)
-    for name in SAME_QUESTION:
+    for name in find_varying(results, SAME_QUESTION):
         shown = [axis for axis in order if axis != MACHINE]
         tell = attrgetter(*SOURCE, *shown, "environment", "kind")
         if any(len({getattr(one, name) for one in alike}) > 1 for alike in group(results, tell)):

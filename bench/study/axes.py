@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from bench.axis import COMPILES, Value
@@ -74,7 +75,8 @@ def find_varying(cases: Sequence[Any], among: Iterable[str] = ORDER) -> tuple[st
     varying = []
     for name in among:
         parts = rivals if name in FOLLOWS["precision"] else [cases]
-        if any(len({take_value(case, name) for case in part}) > 1 for part in parts):
+        take = attrgetter(*SOURCE) if name == MACHINE else attrgetter(name)
+        if any(len({*map(take, part)}) > 1 for part in parts):
             varying.append(name)
     return tuple(varying)
 
