@@ -482,7 +482,7 @@ def judge_equivalences(family: Sequence[Seeded], margin: float) -> list[Equivale
     tested = [
         case for (case, _), ratio in both if isinstance(case, Difference) and ratio.p is not None
     ]
-    tests = iter(_test_equivalence(tested, limit))
+    tests = iter(_test_equivalence(tested, limit) if tested else ())
     results = []
     for (case, unit), ratio in both:
         if isinstance(case, str):

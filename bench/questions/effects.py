@@ -134,19 +134,21 @@ class LearningEffect(NamedTuple):
 
 
 def judge_learning(found: ReportData) -> Iterator[LearningEffect]:
-    losses = take_seeds(LOSS, found.results)
-    cells = {result.cell: result for result in found.results}
+    changes = [effect for effect in found.effects if effect.axis == "precision"]
+    judged = [(effect, effect.loss.cells) for effect in changes if effect.loss]
+    paired = {cell for _, pairs in judged for pair in pairs for cell in pair}
+    cells = {result.cell: result for result in found.results if result.cell in paired}
+    losses = take_seeds(LOSS, cells.values())
     for metric in LEARNT:
-        seeds = losses if metric is LOSS else take_seeds(metric, found.results)
+        seeds = losses if metric is LOSS else take_seeds(metric, cells.values())
         concerned = []
-        for effect in found.effects:
-            pairs = effect.loss.cells if effect.axis == "precision" and effect.loss else ()
+        for effect, pairs in judged:
             known = [(a, b) for a, b in pairs if a in seeds and b in seeds]
             if known:
                 concerned.append((effect, known, share_seeds(known, seeds)))
         means = [list_means(*map(average_seeds, sides)) for _, _, sides in concerned]
-        judged = judge_equivalences([(before, after) for before, after in means], MARGIN)
-        for (effect, known, sides), equivalence in zip(concerned, judged, strict=True):
+        verdicts = judge_equivalences([(before, after) for before, after in means], MARGIN)
+        for (effect, known, sides), equivalence in zip(concerned, verdicts, strict=True):
             most = max(abs(shift) for shift in list_shifts(*sides))
             if equivalence.verdict is Claim.EQUIVALENT and most > math.log1p(MARGIN):
                 equivalence = withdraw(equivalence, "not in every case")

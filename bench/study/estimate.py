@@ -16,16 +16,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from bench.limits import MIN_REPEATS, STEADY
-from bench.store.rows import group
 from bench.study import quantities
 from bench.study.pairs import Changed, Pair, select_common
 from bench.study.quantities import METRICS
 from bench.study.runs import Result, list_readings
-from bench.verdict import Difference, Ratio, Verdict, compare_seeds, find_unit, pool, subtract
+from bench.verdict import Difference, Ratio, Verdict, compare_seeds, find_unit, pool, summarize
 from bench.verdict import estimate as judge
 
 if TYPE_CHECKING:
@@ -80,13 +81,15 @@ def estimate(
     held = {r.cell: [value for _, value in list_readings(metric, r.every)] for r in results}
     # of a cell with a reading that is not above zero none has a ratio
     readings = {c: v for c, v in held.items() if v and 0 < min(v) <= max(v) < math.inf}
+    sides = {cell: summarize(values) for cell, values in readings.items()}
     sure = {cell for cell, values in readings.items() if len(values) >= MIN_REPEATS}
     every = select_common(changes, fits, readings.keys(), sure)
     pooled, mixed = [], []
     for cells in filter(None, every):
-        pairs = [subtract(readings[a], readings[b]) for a, b in cells]
-        known = [pair for pair in pairs if isinstance(pair, Difference)]
-        verdicts = {ratio.judge(STEADY) for ratio in judge(known)} if len(known) > 1 else set()
+        ends = ((*sides[a], *sides[b]) for a, b in cells)
+        known = [Difference(after - before, ((x, y),)) for before, x, after, y in ends]
+        often = [pair for pair, both in zip(known, cells, strict=True) if sure.issuperset(both)]
+        verdicts = {ratio.judge(STEADY) for ratio in judge(often)}
         mixed.append(len(verdicts - {Verdict.AMBIGUOUS, Verdict.NONE}) > 1)
         pooled.append(pool(known))
     ratios = iter(judge(pooled, metric.deterministic))
@@ -102,11 +105,11 @@ def take_seeds(metric: Metric, results: Iterable[Result]) -> Mapping[int, Seeds]
         readings = list_readings(metric, result.every)
         if any(math.isinf(value) for _, value in readings):
             continue
-        for same in sorted(group(readings, lambda reading: reading[0])):
+        for seed, same in groupby(sorted(readings), itemgetter(0)):
             values = [value for _, value in same]
             logs = [math.log(value) for value in values if value > 0]
             average = fmean(values), fmean(logs) if logs else math.nan
-            seeds.setdefault(result.cell, {})[same[0][0]] = average
+            seeds.setdefault(result.cell, {})[seed] = average
     return seeds
 
 

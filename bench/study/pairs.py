@@ -104,7 +104,8 @@ def find_changes(axis: str, results: Sequence[Result]) -> Iterator[Changed]:
         results = [results[at] for at in list_main(results, [*map(tell, results)])]
     values = order_values(axis, (take_value(result, axis) for result in results))
     wanted = format_value(AXES[axis].default) if axis in _FROM_DEFAULT else None
-    first = values.index(wanted) if wanted in values else 0
+    places = {value: place for place, value in enumerate(values)}
+    first = places.get(wanted, 0)
     steps: dict[tuple[int, int], list[Pair]] = {}
     for key, alike in enumerate(group(results, tell)):
         # cases that ran in two environments of one machine are ambiguous, and left out
@@ -112,7 +113,7 @@ def find_changes(axis: str, results: Sequence[Result]) -> Iterator[Changed]:
         sure = [only for only, *others in asked if not others]
         known: dict[int, list[Result]] = {place: [] for place in range(len(values))}
         for result in sure:
-            known[values.index(take_value(result, axis))].append(result)
+            known[places[take_value(result, axis)]].append(result)
         there = [place for place, held in known.items() if held]
         others = [(first, place) for place in there if place != first and first in there]
         for before, after in pairwise(there) if axis in NUMBERS else others:
