@@ -33,11 +33,12 @@ from bench.origin import LABELS
 from bench.precision import PRECISIONS
 from bench.questions.settings import list_settings
 from bench.record import MEASURED, Status
+from bench.render.table import Head
 from bench.render.text import list_doubts
 from bench.report.document import Report
 from bench.store.reader import find_records
 from bench.store.rows import group
-from bench.study.axes import find_varying, list_main, name_axis
+from bench.study.axes import ORDER, find_varying, list_main, name_axis
 from bench.study.quantities import is_number
 from bench.study.runs import SOURCE, Result
 from bench.text import capitalize, clean
@@ -64,7 +65,7 @@ def list_panels(report: Report) -> Panels:
     valid = [one for one in valid if one.status != Status.INVALID and is_number(one.images_per_s)]
     parts = group((one.best for one in list_settings(valid)), attrgetter(*PANEL))
     several = [n for n in ("model", "dataset") if len({getattr(one, n) for one in valid}) > 1]
-    varying = [name for name in find_varying(valid) if name in HELD]
+    varying = find_varying(valid, [name for name in ORDER if name in HELD])
     found = []
     for part in sorted(parts, key=len, reverse=True)[:MOST_PANELS]:
         base = max(group(part, attrgetter(*HELD)), key=_judge_baseline)
@@ -221,7 +222,8 @@ def render(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"clean": clean, "keep_whole": keep_whole}
+    templates.filters |= {"clean": clean, "keep_whole": keep_whole, "align": align}
+    templates.globals["zip"] = zip
     panels, label = list_panels(report), report.wording.say("images/s")
     names = [table.name for table in report.tables]
     anchors = (f"table-{name}" + f"-{i}" * (name in names[:i]) for i, name in enumerate(names))
@@ -240,6 +242,12 @@ def render(report: Report) -> str:
         ],
         colours=COLOURS,
     )
+
+
+def align(head: Head) -> str:
+    """Return the class of the cells below a head, as an attribute."""
+    kind = "n" if head.number else "long" if head.wrap else ""
+    return Markup(f' class="{kind}"' if kind else "")
 
 
 def keep_whole(text: str) -> Markup:
