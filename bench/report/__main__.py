@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
@@ -89,4 +90,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    # all that a report makes lives until its end: looking for cycles took 2.2 of 7.2 CPU s
+    gc.disable()
     leave(main())
