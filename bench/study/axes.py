@@ -75,7 +75,7 @@ def find_varying(cases: Sequence[Any], among: Iterable[str] = ORDER) -> tuple[st
     varying = []
     for name in among:
         parts = rivals if name in FOLLOWS["precision"] else [cases]
-        take = attrgetter(*SOURCE) if name == MACHINE else attrgetter(name)
+        take = attrgetter("ran_on" if name == MACHINE else name)
         if any(len({*map(take, part)}) > 1 for part in parts):
             varying.append(name)
     return tuple(varying)
