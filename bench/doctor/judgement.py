@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from fnmatch import fnmatchcase
@@ -44,8 +44,10 @@ _fine, _note, _wrong = (partial(Remark, level) for level in Level)
 
 def judge(machine: Machine) -> list[Remark]:
     """Return the remarks on a machine, in the order of the topics, whatever their level."""
-    judges = (_judge_torch, _judge_cards, _judge_cpu, _judge_places, _judge_software, _judge_rates)
-    return [remark for judge in judges for remark in judge(machine)]
+    judges = (_judge_torch, _judge_cards, _judge_cpu, _judge_places, _judge_software)
+    remarks = [remark for judge in judges for remark in judge(machine)]
+    wrong = {remark.topic for remark in remarks if remark.level is Level.UNBELIEVABLE}
+    return [*remarks, *_judge_rates(machine, wrong)]
 
 
 def write_warnings(machine: Machine) -> list[str]:
@@ -270,14 +272,14 @@ def _find_lack(m: Machine, device: str, precision: Precision) -> str:
     return refuse_apex(m.apex, device) if precision.apex else ""
 
 
-def _judge_rates(m: Machine) -> Iterator[Remark]:
+def _judge_rates(m: Machine, wrong: Collection[str]) -> Iterator[Remark]:
+    """Judge the rates, beside the topics of what is wrong."""
     for device, yardstick in m.yardsticks.items():
         gpu = m.devices[device].environment.gpu
         number = find_threads(m) if device == "cpu" else None
         how = f"measured now with {count(number, 'thread')}" if number else "measured now"
         what = f"{how}: {describe_rates(yardstick, gpu) or 'none'}"
-        judges = _judge_cpu(m) if device == "cpu" else _judge_cards(m)
-        if any(r.topic in ("CPU", "neighbours") and r.level is Level.UNBELIEVABLE for r in judges):
+        if ("CPU" if device == "cpu" else "neighbours") in wrong:
             what += "; other work slowed this"
             yield _note("rates", what, "measure again when that has ended: python -m bench.doctor")
         else:
