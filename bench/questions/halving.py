@@ -15,10 +15,9 @@ from bench.axis import axis_flag
 from bench.case import AXES, Case, format_value, spell_value
 from bench.halving import Halving
 from bench.record import MEASURED, EpochRow, Status
-from bench.render.table import Column, Level, Section, Sheet, name_outcome
+from bench.render.table import Column, Level, Section, Sheet, axis_column, name_outcome
 from bench.store.reader import read_beside
 from bench.store.rows import Row, keep_latest
-from bench.study.axes import name_axis
 from bench.study.quantities import QUANTITIES
 from bench.text import count
 from bench.workloads import IMAGES
@@ -108,9 +107,6 @@ def tabulate_trials(
     trials, quantity = find_trials(rows, epochs, halving), QUANTITIES[halving.metric]
     axes = [name for name in AXES if trials and name in halving.trials[0]]
 
-    def write_axis(name: str, trial: Trial) -> str | None:
-        return format_value(getattr(trial.row.case, name)) or None
-
     def take_metric(n: int, trial: Trial) -> float | None:
         known = len(trial.curve) >= n and math.isfinite(trial.curve[n - 1])
         return trial.curve[n - 1] if known else None
@@ -118,7 +114,7 @@ def tabulate_trials(
     columns: list[Column[Trial]] = [
         Column("trial", "trial", "in the order in which they were drawn",
                lambda trial: trial.number),
-        *(Column(n, name_axis(n), AXES[n].help, partial(write_axis, n)) for n in axes),
+        *(axis_column(name, attrgetter("row")) for name in axes),
         Column("epochs", "epochs", f"trained, of {halving.epochs}",
                lambda trial: len(trial.curve)),
         *(
