@@ -13,11 +13,14 @@ import pytest
 
 from bench.case import Case
 from bench.compare.__main__ import main as compare
+from bench.executors import Event, Settings
+from bench.executors.subprocess import SubprocessExecutor
 from bench.report.__main__ import main as report
 from bench.store.reader import read_records
 from bench.sweep.__main__ import main as sweep
 from bench.validate.__main__ import main as validate
 from bench.work import Kind, Label, Work
+from bench.worker import Job, StepTaken
 from bench.worker.command import judge_label
 from tests.frames_for_tests import read_steps, read_work
 from tests.workers_for_tests import gone
@@ -204,6 +207,16 @@ def test_tf32_that_was_on_is_not_fp32(
     case = Case(precision=precision, device=device)
     labelled, other = judge_label(work, case, flags)
     assert (labelled, "torch's TF32 was on" in other) == (1, says)
+
+
+@pytest.mark.slow
+def test_progress_counts_the_steps_that_are_asked_for() -> None:
+    events: list[Event] = []
+    case = Case(command=f"{RUN} none", device="cpu", steps=9)
+    SubprocessExecutor(Settings()).run(Job(case), events.append, lambda: False)
+    told = [event for event in events if isinstance(event, StepTaken)]
+    measured = next(step for step in told if step.phase == "epoch")
+    assert (measured.step, measured.total) == (0, 9), "after those of the warm-up"
 
 
 def test_it_is_validated_and_compared(mistakes: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -166,15 +166,16 @@ class Channel:
         return self._parent.recv() if self._parent else GO_ON
 
     def reporter(
-        self, phase: Phase, total: int, held: Callable[[], int]
+        self, phase: Phase, total: int, held: Callable[[], int], first: int = 0
     ) -> Callable[[int, object], None]:
-        """Return what tells of a step now and then, with the memory that is ``held``."""
+        """Return what tells of a step now and then, with the memory that is ``held``; ``first`` is
+        the number of the phase's first step."""
         due = 0.0
 
         def report(step: int, _: object) -> None:
             nonlocal due
             if (now := time.perf_counter()) >= due:
-                self.send(StepTaken(phase, step, total, held()))
+                self.send(StepTaken(phase, step - first, total, held()))
                 due = now + _REPORT_EVERY_S
 
         return report

@@ -199,7 +199,7 @@ def measure_command(given: Job, channel: Channel) -> Outcome:
             warm = warm_up(lambda: next(run.follow), cpu, steps, lambda: run.clock_s)
         if warm is not None:
             channel.enter("epoch")
-            run.report = channel.reporter("epoch", 0, run.held)
+            run.report = channel.reporter("epoch", case.steps or 0, run.held, warm.steps)
             measured = [*islice(run.follow, case.steps)]
         stopped = case.steps is not None and len(measured) >= case.steps
         if not stopped:
