@@ -275,12 +275,12 @@ def test_an_oom_is_inferred_for_the_larger_batches_of_its_family(out: Path) -> N
 
 
 def test_a_wall_of_before_is_remembered_until_it_is_tried_again(out: Path) -> None:
-    run(out, "16", answers="batch_size=16:oom")
+    run(out, "24", answers="batch_size=24:oom")
     names = ("batch_size", "status", "inferred", "attempt")
-    frame = run(out, "8", "16", "32")
+    frame = run(out, "8", "24", "32")
     assert rows(frame[1:], *names) == [(8, "ok", False, 1), (32, "oom", True, 1)]
-    frame = run(out, "16", "32", "--retry", "oom")
-    assert rows(frame[3:], *names) == [(16, "ok", False, 2), (32, "ok", False, 2)]
+    frame = run(out, "24", "32", "--retry", "oom")
+    assert rows(frame[3:], *names) == [(24, "ok", False, 2), (32, "ok", False, 2)]
 
 
 def test_resuming_runs_what_is_left(out: Path, capsys: Capture) -> None:
@@ -431,7 +431,7 @@ def test_a_machine_that_returns_finds_its_rows_and_no_other_s(
     host(gpu="small")
     run(out, "8", answers="batch_size=8:oom")
     host(gpu="large")
-    frame = run(out, "16", "--mix")
+    frame = run(out, "24", "--mix")
     assert rows(frame, "gpu", "status") == [("small", "oom"), ("large", "ok")], "its own wall"
     host(gpu="small")
     assert len(run(out, "8", "--mix")) == 2

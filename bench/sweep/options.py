@@ -96,8 +96,8 @@ def build_parser() -> Parser:
         what,
         "--repeats",
         "N",
-        f"fresh processes per case (default: 1; {CHEAP_REPEATS} for a short preset as it is, and "
-        f"with a --fraction up to {CHEAP_FRACTION:g} or --steps up to {CHEAP_STEPS})",
+        f"fresh processes per case (default: 1; {CHEAP_REPEATS} with a --fraction up to "
+        f"{CHEAP_FRACTION:g} or --steps up to {CHEAP_STEPS}, and for the cases of a short preset)",
         partial(parse_whole, least=1),
     )
     _add_switch(
@@ -221,7 +221,9 @@ def parse_arguments(argv: Sequence[str]) -> Options:
         device = "cuda" if "cuda" in list_devices(axes) else "cpu"
         preset = load_preset(given.preset or default_preset(device))
     # what a preset measures is cheap for its own settings, such as its network
-    changed = any(axes.keys() & block.keys() for block in preset.grids)
+    changed = any(
+        {*axes.get(name, ())} - {*own} for grid in preset.grids for name, own in grid.items()
+    )
     given.repeats = given.repeats or default_repeats([axes] if changed else preset.override(axes))
     if (shard := given.shard) and given.out is None:  # the same at every start
         folder = f"shard-{shard.number}-of-{shard.of}"

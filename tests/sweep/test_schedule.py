@@ -26,7 +26,10 @@ SMALL, MIDDLE, LARGE = CASES[:3]
     ("command", "repeats"),
     [
         ("--preset quick", 3),  # sets its own fraction, and has to be done in a minute
+        ("--preset quick --precision fp32 --batch-size 16", 3),  # some of its cases
+        ("--preset quick --lr 0.1", 3),  # which it does not say
         ("--preset quick --model dpn92", 1),  # which takes longer
+        ("--preset quick --precision fp32 fp16", 1),  # of which one may be emulated
         ("--preset precision", 1),
         ("--preset precision --fraction 0.1", 3),
         ("--preset precision --fraction 0.1 0.5", 1),  # the half epochs are not cheap
