@@ -228,9 +228,9 @@ def add_output(parser: argparse.ArgumentParser, formats: str) -> None:
 def choose_format(given: argparse.Namespace, formats: Mapping[str, T]) -> T:
     """Return the value of the format that is asked for, by ``--format`` or the name of the file of
     ``-o``, and set ``given.format`` to its name. Raises UsageError: there is no such format."""
-    suffix = given.output.suffix[1:] if given.output else ""
-    named = {"tex": "latex"}.get(suffix, suffix)
-    given.format = given.format or (named if named in formats else "text")
+    asked = given.format or (given.output.suffix[1:] if given.output else "")
+    named = {"tex": "latex", "markdown": "md"}.get(asked, asked)
+    given.format = named if given.format or named in formats else "text"
     return choose("--format", given.format, formats)
 
 

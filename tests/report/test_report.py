@@ -96,6 +96,7 @@ def test_output_goes_to_the_file_and_a_dash_is_the_terminal(tmp_path: Path, repo
         ("table.tex", (), "%"),
         ("page.txt", (), "rtx-titan-2019: "),
         ("text.html", ("--format", "text"), "rtx-titan-2019"),
+        ("other.txt", ("--format", "markdown"), printed[:80]),
     ):
         assert report(REFERENCE, *flags, "-o", tmp_path / name)[0] == 0
         assert (tmp_path / name).read_text(encoding="utf-8").startswith(begins), name
