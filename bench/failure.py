@@ -7,7 +7,9 @@ import re
 import signal
 import sysconfig
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from bench.case import Case
@@ -160,7 +162,19 @@ def classify(
 
 _HARNESS = Path(__file__).parent
 
-_LIBRARIES = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
+
+def list_libraries() -> Iterator[Path]:
+    """Yield the folders of Python's own library, and the one that holds torch: `pip install
+    --target` gives it any name. In it nothing is the user's, unless the command runs there."""
+    yield from (Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))
+    torch, here = find_spec("torch"), Path.cwd().resolve()
+    if torch and torch.origin:
+        beside = Path(torch.origin).resolve().parents[1]
+        if beside not in (here, *here.parents):
+            yield beside
+
+
+_LIBRARIES = [*list_libraries()]
 
 
 def is_library(file: Path) -> bool:

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,6 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench import failure
 from bench.case import Case
 from bench.failure import (
     NEARLY_FULL,
@@ -24,6 +26,7 @@ from bench.failure import (
     classify_death,
     find_place,
     list_kinds,
+    list_libraries,
 )
 from bench.record import Status
 from bench.worker import read_free_share
@@ -255,3 +258,15 @@ def test_deaths(returncode: int, oom_kills: int, status: Status, reason: str) ->
         assert limited.reason.startswith(f"{fault.reason}, under a memory limit of 900MiB")
     else:
         assert limited == fault
+
+
+def test_what_is_installed_beside_torch_is_no_user_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by `pip install --target deps`: a network's hash would be of whatever was imported."""
+    origin = str(tmp_path / "deps" / "torch" / "__init__.py")
+    monkeypatch.setattr(failure, "find_spec", lambda name: SimpleNamespace(origin=origin))
+    for here, known in (("own", True), ("deps", False), ("deps/own", False)):
+        (tmp_path / here).mkdir(parents=True, exist_ok=True)
+        monkeypatch.chdir(tmp_path / here)
+        assert (tmp_path / "deps" in list_libraries()) == known, here
