@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from math import isfinite
 from pathlib import Path
@@ -165,19 +166,20 @@ def write_tensorboard(folder: Path, run: Run) -> None:
 
     place = folder / re.sub(r"[^0-9A-Za-z._]+", "-", f"{run.name}.{run.record_id}")
     shutil.rmtree(place, ignore_errors=True)
-    writer = EventFileWriter(str(place))
     settings = {**run.axes, **run.facts}
     # in a block of code nothing is read as Markdown or HTML
     text = "\n".join(f"    {name}: {spell_value(value)}" for name, value in settings.items())
     told = (*AXES, *COMPARABLE, "sweep", "repeat", "status", "doubts")
     settings = {n: value for n, value in settings.items() if n in told and value is not None}
-    for summary in (hparams_pb(settings, start_time_secs=run.started_s), text_pb("record", text)):
-        writer.add_event(Event(wall_time=run.started_s, summary=summary))
-    for point in run.points:
-        values = [Summary.Value(tag=n, simple_value=v) for n, v in point.values.items()]
-        summary = Summary(value=values)
-        writer.add_event(Event(wall_time=point.at_s, step=point.number, summary=summary))
-    writer.close()
+    about = hparams_pb(settings, start_time_secs=run.started_s), text_pb("record", text)
+    # closed whatever happens: the thread of one that is left would write its file again
+    with closing(EventFileWriter(str(place))) as writer:
+        for summary in about:
+            writer.add_event(Event(wall_time=run.started_s, summary=summary))
+        for point in run.points:
+            values = [Summary.Value(tag=n, simple_value=v) for n, v in point.values.items()]
+            summary = Summary(value=values)
+            writer.add_event(Event(wall_time=point.at_s, step=point.number, summary=summary))
 
 
 def write_wandb(folder: Path, run: Run) -> None:
