@@ -124,7 +124,7 @@ def write_notes(cases: Results, varying: Collection[str]) -> Iterator[str]:
         # the row says that memory ran out, but not what that was inferred from
         if row.status != Status.OOM or row.inferred:
             ended = f"{name_outcome(row)}: {row.reason}"
-            lines.setdefault(ended, {})[name_case(row, axes)] = None
+            lines.setdefault(ended, {})[name_case(row, axes) or row.model] = None
     for ended, named in list(lines.items())[:MOST_OUTCOMES]:
         yield f"{name_first([*named], 3, '; ')}: {ended}"
     counted = dict.fromkeys((case.unit or IMAGES, case.model) for case in cases)

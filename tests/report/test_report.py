@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from bench.case import Case
 from bench.record import Status
 from bench.report.__main__ import FORMATS, main
+from bench.rules import settle
 from bench.store.table import write_lines
 from tests.planted.records import (
     FP16,
@@ -160,6 +161,13 @@ def test_the_first_failure_is_on_the_first_screen_with_its_log(tmp_path: Path, r
     assert f"! No result (1 of 2 runs): {first} Run them again with --retry error." in said
     assert "3.00" in said
     assert " 0.00" not in said
+
+
+def test_a_command_without_settings_is_named_where_it_failed(tmp_path: Path, report: Run) -> None:
+    ends = {"status": Status.ERROR, "reason": "the command ended with code 3", "epoch_time_s": None}
+    rows = [make_record(settle({"command": "sh t.sh"}), **ends)]
+    lines = report(write_sweep(tmp_path, rows), "--full")[1].splitlines()
+    assert "t.sh: error: the command ended with code 3" in lines
 
 
 HOSTILE = [
