@@ -18,7 +18,6 @@ from bench.record import REPEATED, Outcome, Record, Status
 from bench.store.reader import read_config, read_rows
 from bench.store.rows import (
     LatestAttempt,
-    Row,
     Run,
     collect_times,
     is_known,
@@ -31,6 +30,7 @@ from bench.sweep.display import Display
 from bench.sweep.folder import (
     find_unlike,
     read_past,
+    read_there,
     refuse_mixing,
     refuse_other_part,
     write_config,
@@ -234,7 +234,7 @@ def count_known(asked: Plan, options: Options, out: Path) -> int:
     if asked.searched or any(map(is_own, asked.cases)):
         return 0
     rows, runs = read_rows(out), plan_runs(asked.cases, options.repeats)
-    if list_left(runs, rows, options):
+    if list_left(runs, read_history(rows), options):
         return 0
     with hold_threads(choose_number(asked.cases, options, rows)):
         inputs = check_without_torch(asked, options, Images.prepare)
@@ -242,9 +242,10 @@ def count_known(asked: Plan, options: Options, out: Path) -> int:
     return 0 if find_unlike(rows, inputs, asked.cases, columns)[1] else len(runs)
 
 
-def list_left(runs: Sequence[Run], rows: Sequence[Row], options: Options) -> list[Run]:
-    """Return the runs of a plan that ``rows`` leave to do."""
-    done = read_history(rows)
+def list_left(
+    runs: Sequence[Run], done: Mapping[Run, LatestAttempt], options: Options
+) -> list[Run]:
+    """Return the runs of a plan that those ``done`` leave to do."""
     return remaining_runs(leave_out_known(runs, done), done, options.retry)
 
 
@@ -252,7 +253,7 @@ def rehearse(asked: Plan, options: Options) -> Iterator[str]:
     """Yield what a start would do. Raises UsageError: as `run_sweep`, as far as torch need not be
     asked."""
     out, cases = options.out, [*asked.cases, *asked.unsized]
-    rows = read_rows(out) if out is not None and (out / RECORDS).is_file() else []
+    rows = read_there(out)
     with hold_threads(choose_number(cases, options, rows) if rows else None):
         inputs = check_without_torch(asked, options)
     if out is not None:
@@ -262,7 +263,7 @@ def rehearse(asked: Plan, options: Options) -> Iterator[str]:
     yield from describe_plan(inputs.plan, options)
     if rows:
         runs = plan_runs(inputs.plan.cases, options.repeats)
-        left = len(list_left(runs, rows, options))
+        left = len(list_left(runs, read_history(rows), options))
         yield f"{len(runs) - left:,} of them already there, in {out}; {left:,} to run"
     yield from inputs.warnings
 
@@ -286,8 +287,7 @@ def _run(loop: Loop, asked: Plan) -> Conclusion:
             loop.inputs.check_batches(case)
     plan = plan_runs(cases, options.repeats)
     write_config(loop, cases, **told)
-    known = leave_out_known(plan, done)
-    runs = remaining_runs(known, done, options.retry)
+    runs = list_left(plan, done, options)
     loop.planned = list(dict.fromkeys(case for case, _, _ in runs))
     left = set(runs)
     ended = {run: past for run, past in done.items() if run not in left}

@@ -37,7 +37,7 @@ from bench.record import (
 )
 from bench.store.reader import read_config, read_rows
 from bench.store.rows import SHARD, Row, Shard
-from bench.store.table import BEST, LAST
+from bench.store.table import BEST, LAST, RECORDS
 from bench.sweep.preflight import Inputs, name_data
 from bench.text import clean, replace_file
 from bench.work import add_items
@@ -56,6 +56,11 @@ def default_out(platforms: Mapping[str, Platform]) -> Path:
     names = "-".join(platform.environment.gpu or "cpu" for platform in platforms.values())
     words = "-".join(re.findall(r"[^\W_]+", names.lower()))
     return Path("results") / f"{words}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def read_there(out: Path | None) -> list[Row]:
+    """Return the rows of a folder, none if it has no records yet."""
+    return read_rows(out) if out is not None and (out / RECORDS).is_file() else []
 
 
 def read_past(loop: Loop, cases: Sequence[Case]) -> tuple[list[Row], list[Row]]:

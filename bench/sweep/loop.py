@@ -29,12 +29,12 @@ from bench.executors import Event, Executor, build_executor
 from bench.precision import PRECISIONS
 from bench.processes import OtherWork, choose_threads, count_cores, stop_signals, usable_cpus
 from bench.record import Outcome, Record, Status, flatten, read_missing, write_missing
-from bench.store.reader import find_shards, read_rows
+from bench.store.reader import find_shards
 from bench.store.rows import Row, Run
-from bench.store.table import CHECKPOINTS, LOGS, RECORDS, TRACES
+from bench.store.table import CHECKPOINTS, LOGS, TRACES
 from bench.store.writer import Store
 from bench.sweep.display import Display
-from bench.sweep.folder import KeptRun, Known, default_out
+from bench.sweep.folder import KeptRun, Known, default_out, read_there
 from bench.sweep.options import Options, Plan
 from bench.sweep.preflight import (
     Inputs,
@@ -79,9 +79,7 @@ def open_loop(options: Options, plan: Plan) -> Iterator[Loop]:
     refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # only noted if missing
     with ExitStack() as held:
         cases = [*plan.cases, *plan.unsized]
-        out = options.out
-        rows = read_rows(out) if out is not None and (out / RECORDS).is_file() else []
-        if (number := choose_number(cases, options, rows)) is not None:
+        if (number := choose_number(cases, options)) is not None:
             held.enter_context(hold_threads(number))
             print(
                 f"note: an operation takes {count(number, 'thread')}, as many as cores were free "
@@ -93,7 +91,8 @@ def open_loop(options: Options, plan: Plan) -> Iterator[Loop]:
         held.enter_context(closing(executor))
         lanes = open_lanes(executor, cases, options)
         known = examine_lanes(executor, lanes, plan, options)
-        yield Loop(options, executor, known, out or default_out(known[lanes[0]].platforms), held)
+        out = options.out or default_out(known[lanes[0]].platforms)
+        yield Loop(options, executor, known, out, held)
 
 
 @dataclass(eq=False)
@@ -403,13 +402,17 @@ def choose_seed(run: Run, same_seed: bool) -> int:
     return case.seed if same_seed else case.seed + repeat - 1
 
 
-def choose_number(cases: Sequence[Case], options: Options, rows: Sequence[Row]) -> int | None:
+def choose_number(
+    cases: Sequence[Case], options: Options, rows: Sequence[Row] | None = None
+) -> int | None:
     """Return how many threads an operation of the workers takes that run alone on the CPU: as many
-    as cores are free (`choose_threads`), or as before if ``rows`` of the folder are of a CPU. None
-    for torch's default, or what a variable that the user has set says."""
+    as cores are free (`choose_threads`), or as before if ``rows`` of the folder, which are read
+    where they are needed, are of a CPU. None for torch's default, or what a variable that the user
+    has set says."""
     alone = options.here and options.lanes in (None, 1) and not {*THREADS} & {*os.environ}
     if not (alone and all(case.device == "cpu" and case.world_size == 1 for case in cases)):
         return None
+    rows = read_there(options.out) if rows is None else rows
     for row in (row for row in reversed(rows) if row.device == "cpu"):
         kept = re.search(rf"\b{THREADS[0]}=([0-9]+)", row.variables)
         return int(kept[1]) if kept else None
