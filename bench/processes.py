@@ -96,10 +96,11 @@ def hold_to(cores: Collection[int]) -> Iterator[None]:
 
 
 def provide_home() -> None:
-    """Give a user without a home, as a container's numeric one without HOME and an entry in passwd,
-    a temporary one: MLflow, W&B and others ask for it where they are imported, and fail."""
+    """Set HOME where it is missing, since MLflow, W&B and others ask for it where they are
+    imported, and fail: to the user's own, or to a temporary one for a user without an entry in
+    passwd, as a container's numeric one."""
     try:
-        Path.home()
+        os.environ.setdefault("HOME", str(Path.home()))
     except RuntimeError:
         home = Path(tempfile.gettempdir(), f"gpu-precision-bench-{os.getuid()}")
         with suppress(OSError):

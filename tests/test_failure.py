@@ -221,7 +221,8 @@ def fails(): return torch.ones(2) @ torch.ones(3)
 
 
 def test_a_failure_is_traced_to_the_last_line_of_the_users_code(tmp_path: Path) -> None:
-    """Not to a line of torch below it, nor of the harness above; and in what a command prints."""
+    """Not to a line of torch below it, nor of the harness, of another copy of it either; and in
+    what a command prints."""
     file = tmp_path / "net.py"
     file.write_text(NET)
     made: dict[str, Callable[[], object]] = {}
@@ -230,6 +231,8 @@ def test_a_failure_is_traced_to_the_last_line_of_the_users_code(tmp_path: Path) 
         made["fails"]()
     for told in (caught.value, "".join(traceback.format_exception(caught.value))):
         assert find_place(told) == " (net.py, line 3)"
+    other = 'File "/srv/clone/bench/script.py", line 7, in step'
+    assert find_place(f'  File "{file}", line 4, in <module>\n  {other}\n') == " (net.py, line 4)"
     loaded = f'Caught KeyError in DataLoader worker process 0.\n  File "{file}", line 9, in get\n'
     assert find_place(RuntimeError(loaded)) == " (net.py, line 9)"
     assert find_place(RuntimeError("raised nowhere")) == ""

@@ -263,14 +263,18 @@ def test_two_processes_at_once(folder, tmp_path):
 
 @pytest.mark.usefixtures("folder")
 def test_where_the_cache_and_the_images_are_by_default(tmp_path, monkeypatch):
-    """Without HOME and an entry in passwd, as a container's numeric user, below a temporary one."""
+    """Without HOME in the user's own, and without an entry in passwd, as a container's numeric
+    user, below a temporary one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     info = prepare("cifar10", data_dir=None)
     assert info.train_images == 30
     assert Path(info.folder).parent == tmp_path / "xdg" / "gpu-precision-bench"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setenv("HOME", "")  # so that it is unset again after the test if it was before
+    monkeypatch.delenv("HOME")
+    assert find_cache().is_relative_to(pwd.getpwuid(os.getuid()).pw_dir)
+    assert os.environ.pop("HOME") == pwd.getpwuid(os.getuid()).pw_dir
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
     with pytest.raises(ValueError, match="~ stands for no folder"):
