@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.case import format_value
+from bench.axis import Value
+from bench.case import spell_value
 from bench.errors import UsageError
 from bench.flags import (
     Parser,
@@ -40,11 +41,9 @@ class Answer:
     doubts: Sequence[Notice]
 
 
-def explain(
-    sweep: Path, axis: str, ends: tuple[str, str] | None, where: Sequence[Filter]
-) -> Answer:
+def explain(sweep: Path, axis: str, ends: Sequence[Value], where: Sequence[Filter]) -> Answer:
     """Explain the pairs of a sweep that differ in ``axis`` alone. ``ends`` are its values before
-    and after, as text; None is any. Raises UsageError: there is no such pair, or none was
+    and after; without them, any. Raises UsageError: there is no such pair, or none was
     profiled."""
     from bench.questions.notices import describe_constants, warn
     from bench.questions.step_time import explain_pairs, read_steps
@@ -65,8 +64,9 @@ def explain(
         )
     found = explain_pairs(steps, results, axis, ends)
     if not found:
+        told = " ".join([axis, *map(spell_value, ends)])
         raise UsageError(
-            f"{sweep}: no two profiled cases differ in {' '.join([axis, *(ends or ())])} alone; "
+            f"{sweep}: no two profiled cases differ in {told} alone; "
             "ask for other values, or for another --axis"
         )
     doubts = warn(select(runs, where), results, runs)
@@ -162,8 +162,7 @@ def main(argv: Sequence[str]) -> int:
 
     render = choose_format(options, FORMATS)
     axis, values = parse_change(options.axis)
-    ends = (format_value(values[0]), format_value(values[1])) if values else None
-    answer = explain(options.sweep, axis, ends, [parse_filter(text) for text in options.where])
+    answer = explain(options.sweep, axis, values, [parse_filter(text) for text in options.where])
     write_document(render(answer, options.full), options.output)
     return 0
 

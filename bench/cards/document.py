@@ -22,7 +22,6 @@ from bench.case import (
     FOLLOWS,
     SAME_QUESTION,
     UNTIMED,
-    format_value,
     list_affecting,
     spell_value,
 )
@@ -50,7 +49,7 @@ from bench.render.table import (
 )
 from bench.report.document import Report
 from bench.store.rows import group
-from bench.study.axes import find_default, list_main, name_axis, name_setting
+from bench.study.axes import list_main, name_axis, name_setting
 from bench.study.doubts import SAID_BELOW
 from bench.study.estimate import TIME
 from bench.study.runs import Result
@@ -209,13 +208,13 @@ def _choose_setting(timed: Sequence[Result], names: Mapping[int, str]) -> Result
 
 def list_levers(row: Result) -> list[str]:
     """List the levers of a case that are not at their defaults."""
-    return name_unusual(row, {name: find_default(name) for name in LEVERS})
+    return name_unusual(row, {name: AXES[name].default for name in LEVERS})
 
 
 def name_precision(row: Result) -> str:
     """Name the precision of a case, with those of its options that are not at their defaults."""
-    usual = {name: find_default(name) for name in FOLLOWS["precision"]}
-    usual["loss_scale"] = format_value(PRECISIONS[row.precision].default_loss_scale)
+    usual = {name: AXES[name].default for name in FOLLOWS["precision"]}
+    usual["loss_scale"] = PRECISIONS[row.precision].default_loss_scale
     return " · ".join([row.precision, *name_unusual(row, usual)])
 
 

@@ -104,7 +104,7 @@ def _name_same(cases: Results, varying: Collection[str]) -> str:
         for name in ORDER
         if name in AXES
         and name not in (*same, *varying, "command")
-        and getattr(first, name) not in (getattr(Case, name), "")
+        and getattr(first, name) != getattr(Case, name)
         and len({getattr(case, name) for case in cases}) == 1
     ]
     return name_case(first, same)

@@ -10,7 +10,8 @@ from functools import cached_property, partial
 from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING
 
-from bench.case import format_value, free_axes, spell_value
+from bench.axis import Value
+from bench.case import free_axes, spell_value
 from bench.diagnosis.breakdown import LEFT_OVER, Breakdown, Change, divide, name_part
 from bench.diagnosis.explanation import Explanation, Side, describe, explain
 from bench.diagnosis.step import PROFILED, Profile, Step, take_rates, write_ms
@@ -256,10 +257,10 @@ def explain_pairs(
     steps: Mapping[int, Profiled],
     results: Sequence[Result],
     axis: str = "precision",
-    ends: tuple[str, str] | None = None,
+    ends: Sequence[Value] = (),
 ) -> list[Explanation]:
     """Explain each pair of profiled cases of `bench.study.pairs.find_changes` on one machine.
-    ``ends`` are the values before and after the change as CSV spells them; None is any."""
+    ``ends`` are the values before and after the change; without them, any."""
     known = {cell for cell, one in steps.items() if one.profiled}
     if not (profiled := [result for result in results if result.cell in known]):
         return []
@@ -277,17 +278,14 @@ def explain_pairs(
 
 
 def _find_pairs(
-    results: Sequence[Result], axis: str, ends: tuple[str, str] | None
+    results: Sequence[Result], axis: str, ends: Sequence[Value]
 ) -> Iterator[tuple[int, int]]:
     """Yield the cells before and after the change."""
-
-    def spell(result: Result) -> str:
-        return format_value(getattr(result, axis))
-
-    asked = [result for result in results if ends is None or spell(result) in ends]
+    asked = [result for result in results if not ends or getattr(result, axis) in ends]
     for change in find_changes(axis, asked):
         for pair in change.pairs:
-            yield pair.cells if ends is None or spell(pair.a) == ends[0] else pair.cells[::-1]
+            forward = not ends or getattr(pair.a, axis) == ends[0]
+            yield pair.cells if forward else pair.cells[::-1]
 
 
 def make_side(axis: str, one: Profiled, factor: float = 1.0) -> Side:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
-from bench.axis import Value
 from bench.case import AXES, Case, spell_value
 from bench.precision import PRECISIONS
 from bench.record import MEASURED, Status
@@ -176,13 +175,9 @@ def name_place(row: Row, axes: Collection[str]) -> str:
 
 
 def name_case(row: Row, axes: Iterable[str]) -> str:
-    """Return the `Case.label` of a run or a result, by those of some axes that a `Case` has. Their
-    values are spelled as in CSV, so no `Case` is parsed for it."""
-    values: dict[str, Value] = {}
-    for name in (name for name in axes if name in AXES):
-        value = getattr(row, name)
-        values[name] = None if value == "" else value
-    return Case(**values).label(values)  # type: ignore[arg-type]
+    """Return the `Case.label` of a run or a result, by those of some axes that a `Case` has."""
+    values: dict[str, Any] = {name: getattr(row, name) for name in axes if name in AXES}
+    return Case(**values).label(values)
 
 
 # ------------------------------------------------------------------------------------------ wording
@@ -241,7 +236,7 @@ def find_wording(cases: Iterable[Row]) -> Wording:
     units = {case.unit or IMAGES for case in every} or {IMAGES}
     unit = units.pop() if len(units) == 1 else SEVERAL
     timed = [case for case in every if is_number(case.epoch_time_s)]
-    if not timed or any(c.command == "" or is_number(c.steps_per_epoch) for c in timed):
+    if not timed or any(c.command is None or is_number(c.steps_per_epoch) for c in timed):
         return Wording(unit)
     known = [int(c.train_images) for c in timed if is_number(c.train_images) and c.unit != "runs"]
     return Wording(unit, f"{max(known):,} items" if known else "run")

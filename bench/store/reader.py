@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from bench.case import AXES, format_value
 from bench.errors import UsageError
 from bench.record import COLUMNS, EpochRow, RankRow, Step, WorkRow
 from bench.store.rows import SHARD, Row, Shard, parse_shard
@@ -97,8 +98,12 @@ def read_beside(path: Path, kind: type[Part]) -> dict[str, list[Part]]:
 
 def read_records(path: Path) -> pd.DataFrame:
     """Read a sweep's records as a frame, one row per record, with the columns of `COLUMNS`: numbers
-    are NaN and text is "" where they are empty. Raises UsageError: as `read_rows`."""
+    are NaN and text is "" where they are empty. An axis that may be empty is text, as in the file.
+    Raises UsageError: as `read_rows`."""
     import pandas as pd
 
     parts = [pd.DataFrame(read_columns(file, COLUMNS)) for file in find_records(path)]
-    return pd.concat(parts, ignore_index=True)
+    frame = pd.concat(parts, ignore_index=True)
+    for name in (name for name in AXES if COLUMNS[name].type is str):
+        frame[name] = [*map(format_value, frame[name])]
+    return frame

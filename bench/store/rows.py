@@ -51,13 +51,13 @@ class Row:
 
     @cached_property
     def axes(self) -> tuple[Any, ...]:
-        """The cells of its axes."""
+        """The values of its axes."""
         told: tuple[Any, ...] = _tell_axes(self)
         return told
 
     @cached_property
     def case(self) -> Case:
-        return make_case(*map(parse_axis, AXES, self.axes))
+        return make_case(*self.axes)
 
     @property
     def is_repeat(self) -> bool:
@@ -155,13 +155,6 @@ def read_history(rows: Iterable[Row]) -> dict[Run, LatestAttempt]:
     return history
 
 
-@cache
-def parse_axis(name: str, cell: Any) -> Value:
-    """Return the value of an axis from a cell of records and configurations: empty is None. Raises
-    UsageError: it is not a value of the axis."""
-    return None if cell == "" else parse_value(name, cell, name)
-
-
 # -------------------------------------------------------------------------------- plans, and shards
 
 
@@ -231,6 +224,13 @@ def leave_out_known(runs: Iterable[Run], history: Mapping[Run, LatestAttempt]) -
         for run in runs
         if run[1] == 1 or run in history or not is_known(run[0], times.get(run[0], ()))
     ]
+
+
+@cache
+def parse_axis(name: str, cell: Any) -> Value:
+    """Return the value of an axis from a cell of a configuration: empty is None. Raises UsageError:
+    it is not a value of the axis."""
+    return None if cell == "" else parse_value(name, cell, name)
 
 
 @dataclass(frozen=True)

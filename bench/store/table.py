@@ -65,8 +65,8 @@ def _write_cell(value: Any) -> str:
 
 def read_columns(path: Path, columns: Mapping[str, Column]) -> dict[str, list[Any]]:
     """Read a table, a list a column: numbers, NaN where they are not known; text; switches, off
-    where they are not known; and a `Status`. An axis that may be empty is text, as it was written.
-    A column that a file lacks, since it is newer, is empty, or has its axis's default.
+    where they are not known; a `Status`; and the values of axes as a `Case` has them. A column that
+    a file lacks, since it is newer, is empty, or has its axis's default.
 
     Raises UsageError: it cannot be read, or is not as `bench.sweep` writes it; the message names
     file, line and column.
@@ -136,12 +136,11 @@ def _parse(column: Column, is_axis: bool, text: str) -> Any:
         text = text.removeprefix("'")
     if is_axis:
         if text == "" and AXES[column.name].default is None:
-            return text  # empty where it does not apply
+            return None  # empty where it does not apply
         try:
-            value = parse_value(column.name, text, "")
+            return parse_value(column.name, text, "")
         except UsageError as error:
             raise ValueError(str(error).partition(": ")[2]) from error
-        return text if column.type is str else value
     words = _STATUS if column.name == "status" else _SWITCH if column.type is bool else {}
     if words:
         if text not in words:

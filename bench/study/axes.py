@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from bench.axis import COMPILES, Value
-from bench.case import AXES, FOLLOWS, SAME_QUESTION, format_value, parse_value
+from bench.case import AXES, FOLLOWS, SAME_QUESTION, parse_value, spell_value
 from bench.errors import UsageError, nearest
 from bench.precision import FP8_RECIPES, PRECISIONS
 from bench.store.rows import group
@@ -38,33 +38,24 @@ NUMBERS = frozenset((*_NUMERIC, "loss_scale"))
 """Axes whose values are numbers, in ascending order; a dynamic loss scale comes last."""
 
 
-def _order_scale(text: str) -> tuple[float, str]:
+def _order_scale(scale: Value) -> tuple[float, str]:
     """Return a sort key for loss scales: none, numbers ascending, dynamic."""
-    try:
-        return float(text or 0), ""
-    except ValueError:
-        return math.inf, text
+    return (math.inf, scale) if isinstance(scale, str) else (scale or 0.0, "")
 
 
 _ORDERS: dict[str, Callable[[Any], Any]] = {
     "precision": list(PRECISIONS).index,
     "loss_scale": _order_scale,
-    "opt_level": str,
+    "opt_level": lambda text: text or "",
     "fp8_recipe": list(FP8_RECIPES).index,
     "memory_limit": lambda text: parse_bytes(text) if text else math.inf,
     "lr_warmup": lambda text: (text.endswith("%"), float(text.removesuffix("%"))),
-    "clip_grad": lambda text: float(text or math.inf),
-    "steps": lambda text: int(text) if text else math.inf,
+    "clip_grad": lambda norm: norm or math.inf,
+    "steps": lambda steps: steps or math.inf,
     "compile": list(COMPILES).index,
-    "vary": str,
+    "vary": lambda text: text or "",
 }
-"""Sort keys of an axis's values as a table of cases spells them; numbers need none."""
-
-
-def find_default(axis: str) -> Value:
-    """Return the default of an axis, as it appears in a table of cases."""
-    default = AXES[axis].default
-    return "" if default is None else default
+"""Sort keys of an axis's values; other numbers need none."""
 
 
 def find_varying(cases: Sequence[Any], among: Iterable[str] = ORDER) -> tuple[str, ...]:
@@ -133,18 +124,18 @@ def list_main(cases: Sequence[Any], equal: Sequence[Hashable]) -> list[int]:
     no case of a group has the main loss scale of the whole sweep, those at the lowest scale
     represent the precision there.
     """
-    scales: dict[str, str] = {}
+    scales: dict[str, Value] = {}
     for some in group(cases, lambda case: case.precision):
         precision = some[0].precision
         counts = Counter(case.loss_scale for case in some)
-        default = format_value(PRECISIONS[precision].default_loss_scale)
-        commonest = min(counts, key=lambda text: (-counts[text], _order_scale(text)))
+        default = PRECISIONS[precision].default_loss_scale
+        commonest = min(counts, key=lambda scale: (-counts[scale], _order_scale(scale)))
         scales[precision] = default if default in counts else commonest
     kept: list[int] = []
     for alike in group(range(len(cases)), lambda at: (equal[at], cases[at].precision)):
         for name in FOLLOWS["precision"]:
             precision = cases[alike[0]].precision
-            main = scales[precision] if name == "loss_scale" else find_default(name)
+            main = scales[precision] if name == "loss_scale" else AXES[name].default
             there = [getattr(cases[at], name) for at in alike]
             best = main if main in there else order_values(name, there)[0]
             alike = [at for at, value in zip(alike, there, strict=True) if value == best]
@@ -159,10 +150,10 @@ NAMES = (*AXES, *SOURCE)
 
 
 class Filter(NamedTuple):
-    """An axis, or one of `SOURCE`, and the values to keep, as CSV spells them."""
+    """An axis, or one of `SOURCE`, and the values to keep."""
 
     name: str
-    values: tuple[str, ...]
+    values: tuple[Value, ...]
 
 
 def parse_filter(text: str) -> Filter:
@@ -175,13 +166,8 @@ def parse_filter(text: str) -> Filter:
     if name in SOURCE:  # a machine's name may hold a comma
         return Filter(name, (values,))
     where = f"--where {name}"
-    return Filter(
-        name,
-        tuple(
-            "" if value == "none" else format_value(parse_value(name, value, where))
-            for value in values.split(",")
-        ),
-    )
+    kept = (None if v == "none" else parse_value(name, v, where) for v in values.split(","))
+    return Filter(name, tuple(kept))
 
 
 def parse_name(flag: str, text: str, names: Sequence[str] = NAMES) -> str:
@@ -211,11 +197,11 @@ def parse_change(texts: Sequence[str]) -> tuple[str, list[Value]]:
 def select(cases: Sequence[C], filters: Sequence[Filter]) -> list[C]:
     """Keep the runs or results that pass every filter. Raises UsageError: nothing is left."""
     for name, values in filters:
-        spelled = [format_value(getattr(case, name)) for case in cases]
-        left = [case for case, value in zip(cases, spelled, strict=True) if value in values]
+        left = [case for case in cases if getattr(case, name) in values]
         if cases and not left:
-            known = ", ".join(value or "none" for value in [*dict.fromkeys(spelled)][:8])
-            wanted = ",".join(value or "none" for value in values)
+            held = dict.fromkeys(getattr(case, name) for case in cases)
+            known = ", ".join(map(spell_value, [*held][:8]))
+            wanted = ",".join(map(spell_value, values))
             raise UsageError(f"--where {name}={wanted}: no case has it; there is {known}")
         cases = left
     return [*cases]

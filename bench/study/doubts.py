@@ -63,9 +63,9 @@ def _is_unknown(run: Run) -> bool:
     """Return whether the epoch time is less certain than ``--until`` asks or than `LEAST_KNOWN`, or
     is of too few steps to tell, or of batches that the DataLoader's workers may have prepared
     before: an epoch may wait longer for it."""
-    missed = run.until != "" and run.epoch_time_error > float(run.until)
+    missed = run.until is not None and run.epoch_time_error > run.until
     error = over((run.epoch_time_high_s - run.epoch_time_low_s) / 2, run.epoch_time_s)
-    short = run.measured_steps < FEW_STEPS and run.part < 1 and run.until == ""
+    short = run.measured_steps < FEW_STEPS and run.part < 1 and run.until is None
     ahead = 2 * run.workers * PREFETCH / run.accumulate
     prepared = run.measured_steps < min(run.steps_per_epoch, ahead)
     return bool(missed or error > LEAST_KNOWN or short or prepared)
@@ -164,7 +164,7 @@ _ALL = (
           "the records show why; a smaller --batch-size leaves memory for the probe.",
           # flags are read back right before the probe
           lambda r: Arithmetic.UNCLEAR in r.arithmetic.split("/")
-          or (r.flags != "" and r.arithmetic == "" and r.command == "")
+          or (r.flags != "" and r.arithmetic == "" and r.command is None)
           or r.labelled_flop_share < MOSTLY_LABELLED or r.switched_within != "", fatal=False,
           detail=lambda r: r.switched_within),
     Doubt("unmet", "not all done",
@@ -191,7 +191,7 @@ _ALL = (
     Doubt("extrapolated", "extrapolated",
           "Only part of an epoch was measured; figures of whole ones, marked ≈, are extrapolated",
           "Use --fraction 1 without --steps and --until to measure whole epochs.",
-          lambda r: r.part < 1 and r.timed and r.command == "", fatal=False),
+          lambda r: r.part < 1 and r.timed and r.command is None, fatal=False),
     Doubt("synthetic", "synthetic images",
           "Loss and accuracy say nothing about real images",
           "Use --dataset cifar10 without --input and --classes to train on them.",

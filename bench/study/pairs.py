@@ -18,7 +18,6 @@ from bench.case import (
     AXES,
     FOLLOWS,
     SAME_QUESTION,
-    format_value,
     free_axes,
     list_affecting,
     spell_value,
@@ -103,9 +102,8 @@ def find_changes(axis: str, results: Sequence[Result]) -> Iterator[Changed]:
     if axis in FOLLOWS:
         results = [results[at] for at in list_main(results, [*map(tell, results)])]
     values = order_values(axis, (take_value(result, axis) for result in results))
-    wanted = format_value(AXES[axis].default) if axis in _FROM_DEFAULT else None
     places = {value: place for place, value in enumerate(values)}
-    first = places.get(wanted, 0)
+    first = places.get(AXES[axis].default, 0) if axis in _FROM_DEFAULT else 0
     steps: dict[tuple[int, int], list[Pair]] = {}
     for key, alike in enumerate(group(results, tell)):
         # cases that ran in two environments of one machine are ambiguous, and left out

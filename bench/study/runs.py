@@ -99,7 +99,7 @@ class Run(Row):
     @property
     def learnt_whole(self) -> bool:
         """Whether what it learnt is that of a whole epoch; a command may not tell of any."""
-        told = self.command == "" or self.steps_per_epoch == self.steps_per_epoch
+        told = self.command is None or self.steps_per_epoch == self.steps_per_epoch
         return self.part >= 1 and told
 
 
@@ -131,7 +131,7 @@ def reach(run: Run) -> tuple[float, ...]:
         if rate == rate and rate <= sheet.get(column, math.inf):
             name = column.replace("rate_conv_", "rate_")
             measured[name] = max(rate, measured.get(name, 0.0))
-    label = find_formats(run.precision, run.opt_level or None).arithmetic
+    label = find_formats(run.precision, run.opt_level).arithmetic
     ran = run.arithmetic.partition("/")[0] or label
     shares = []
     for rates in (sheet, measured):
@@ -192,7 +192,7 @@ def link_runs(runs: list[Run]) -> list[Run]:
     for alike in group(runs, lambda run: (run.sweep, run.asked)):
         # a run that failed has no steps: it takes the part of its repeats
         part = min(map(_measure_part, alike))
-        counted = any(run.steps == "" or run.measured_steps == run.measured_steps for run in alike)
+        counted = any(r.steps is None or r.measured_steps == r.measured_steps for r in alike)
         for run in alike:
             run.part, run.part_known = part, counted
     same = (name for name in AXES if name not in SAME_QUESTION)
@@ -210,10 +210,10 @@ def link_runs(runs: list[Run]) -> list[Run]:
 
 
 def _measure_part(run: Run) -> float:
-    if run.command != "":
+    if run.command is not None:
         share = over(run.measured_images, run.train_images)
         return 1.0 if math.isnan(share) else min(1.0, share)
-    if run.steps == "" and run.until == "":
+    if run.steps is None and run.until is None:
         return float(run.fraction)
     share = over(run.measured_steps, run.steps_per_epoch)
     return min(1.0 if math.isnan(share) else share, float(run.fraction))

@@ -100,7 +100,7 @@ CLOCKS = 5e-3
 CIFAR10 = {"dataset_fingerprint": "d519226402145e1e", "train_images": 50_000, "test_images": 10_000}
 """Hash of CIFAR-10's pixels and labels, in any layout, and its numbers of images."""
 
-FLOP_PER_IMAGE = {("dpn92", "", ""): 12_250_994_688}
+FLOP_PER_IMAGE: dict[Any, int] = {("dpn92", None, None): 12_250_994_688}
 """FLOP of this harness's networks, by model, --input and --classes; equal everywhere."""
 
 
@@ -264,7 +264,7 @@ def find_wrong_learning(row: Row) -> Iterator[str]:
 
 
 def find_wrong_work(row: Row) -> Iterator[str]:
-    right = FLOP_PER_IMAGE.get((row.case.model, row.case.input or "", row["classes"] or ""))
+    right = FLOP_PER_IMAGE.get((row.case.model, row.case.input, row.case.classes))
     if right and row.has("flop_per_image") and _differ(row["flop_per_image"], right, EXACT):
         yield f"{row['flop_per_image']:.5g} FLOP an image, not {right:.5g}"
     sums = (("flop_per_image", "flop", row.case.batch_size), ("step_bytes", "bytes", 1))
