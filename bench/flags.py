@@ -229,9 +229,10 @@ def choose_format(given: argparse.Namespace, formats: Mapping[str, T]) -> T:
     """Return the value of the format that is asked for, by ``--format`` or the name of the file of
     ``-o``, and set ``given.format`` to its name. Raises UsageError: there is no such format."""
     asked = given.format or (given.output.suffix[1:] if given.output else "")
-    named = {"tex": "latex", "markdown": "md"}.get(asked, asked)
-    given.format = named if given.format or named in formats else "text"
-    return choose("--format", given.format, formats)
+    also = {"": "text", "txt": "text", "tex": "latex", "markdown": "md"}
+    flag = "--format" if given.format else f"-o {given.output}: format"
+    given.format = also.get(asked, asked)
+    return choose(flag, given.format, formats)
 
 
 def _parse_output(text: str) -> Path | None:

@@ -171,7 +171,9 @@ for i in range(30):
 
 
 @pytest.mark.slow
-def test_a_label_that_changed_nothing_is_invalid(tmp_path: Path) -> None:
+def test_a_label_that_changed_nothing_is_invalid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("amp", "off"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "t.py").write_text(TORCH)
@@ -188,6 +190,11 @@ def test_a_label_that_changed_nothing_is_invalid(tmp_path: Path) -> None:
     # forward, and the gradient of the weights: 2 x 64 x 64 an item each
     assert rows["bf16-amp"]["flop_per_image"] == 2 * 2 * 64 * 64
     assert set(read_work(tmp_path / "o")["record_id"]) == {r["record_id"] for r in rows.values()}
+    capsys.readouterr()
+    assert report([str(tmp_path / "o")]) == 0
+    told = capsys.readouterr().out
+    assert "bf16-amp" in told
+    assert "autocast" not in told, "what the harness does by that name, and not the command"
 
 
 @pytest.mark.parametrize(

@@ -111,8 +111,10 @@ def _tabulate_times(found: ReportData) -> Iterator[Sheet]:
 
 
 def _explain_precisions(found: ReportData) -> list[str]:
-    """Say in plain words what each precision is, if there are several."""
-    held = order_values("precision", (row.precision for row in found.results))
+    """Say in plain words what each precision is, if there are several. A command decides that by
+    itself."""
+    ours = (row.precision for row in found.results if row.command is None)
+    held = order_values("precision", ours)
     said = [f"{name}: {PRECISIONS[name].brief}" for name in held]
     return [f"{'; '.join(said)}."] if len(said) > 1 else []
 

@@ -57,6 +57,7 @@ def report(capsys: pytest.CaptureFixture[str]) -> Run:
         (["{readme}"], "give a sweep's folder"),
         (["{reference}", "--format", "htlm"], "did you mean 'html'?"),
         (["{reference}", "-o", "{folder}/no/such/file"], "choose a place that can be written"),
+        (["{reference}", "-o", "{folder}/page.pdf"], "page.pdf: format 'pdf': right values: text"),
         (["{reference}", "--where", "precision=fp61"], "did you mean 'fp16'?"),
         (["{reference}", "--where", "precision=bf16"], "no case has it; there is fp32"),
         (["{reference}", "--where", "precision"], "write AXIS=VALUE"),
