@@ -109,6 +109,20 @@ def test_a_record_is_read_back_in_every_column(tmp_path: Path) -> None:
     assert [row.case for row in read_rows(tmp_path)] == [wanted.case]
 
 
+def test_an_axis_is_a_value_in_a_row_and_text_in_a_frame(tmp_path: Path) -> None:
+    """Also where numbers stand beside empty cells."""
+    cases = Case(), Case(precision="fp16", loss_scale=64.0, steps=8, until=0.01)
+    write(tmp_path, *map(make_run, cases))
+    frame, rows = read_records(tmp_path), read_rows(tmp_path)
+    for name, texts in {
+        "loss_scale": ["", "64"],
+        "steps": ["", "8"],
+        "until": ["", "0.01"],
+    }.items():
+        assert frame[name].tolist() == texts
+        assert [getattr(row, name) for row in rows] == [getattr(case, name) for case in cases]
+
+
 @ONE_FOLDER
 @given(TEXT, TEXT, st.sampled_from(list("=+-@＝＋－＠'\t")))
 def test_any_text_is_read_back_and_is_no_formula(

@@ -102,8 +102,8 @@ def read_records(path: Path) -> pd.DataFrame:
     Raises UsageError: as `read_rows`."""
     import pandas as pd
 
-    parts = [pd.DataFrame(read_columns(file, COLUMNS)) for file in find_records(path)]
-    frame = pd.concat(parts, ignore_index=True)
-    for name in (name for name in AXES if COLUMNS[name].type is str):
-        frame[name] = [*map(format_value, frame[name])]
-    return frame
+    tables = [read_columns(file, COLUMNS) for file in find_records(path)]
+    for table in tables:  # before pandas takes None beside a number for NaN
+        told = (name for name in AXES if COLUMNS[name].type is str)
+        table.update({name: [*map(format_value, table[name])] for name in told})
+    return pd.concat(map(pd.DataFrame, tables), ignore_index=True)
