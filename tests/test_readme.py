@@ -60,7 +60,7 @@ COMMANDS = list(
     )
 )
 WHY_SWEEP = "cpu-profiles-20261122"  # with profiles; what the commands of docs/why.md read
-ADVICE = ROOT / "results" / "advice-epyc-20261124"  # what bench.advise measured, and said
+ADVICE = ROOT / "results" / "advice-epyc-20261129"  # what bench.advise measured, and said
 CARD_BATCH = "batch_size=512"  # the example of docs/why.md
 PICTURE, FIGURE = "Images per second by batch size, per precision", "images-per-s.png"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -283,12 +284,19 @@ class Answer:
             )
 
     def _list_doubts(self, settings: Collection[Case]) -> list[list[str]]:
-        """Return of each run of these settings that counts the doubts that are fatal."""
+        """Return of each run of these settings that counts the doubts that forbid to rely on it."""
         longest = {s: case.fraction for s, case in self.findings.cases.items() if s in settings}
         ended = [run for run in self.runs if run.status == Status.OK]
         runs = [run for run in ended if longest.get(strip(run.case)) == run.case.fraction]
-        fatal = {d.name: d.remark for d in DOUBTS.values() if d.fatal}
-        return [[remark for name, remark in fatal.items() if getattr(run, name)] for run in runs]
+        repeats = Counter(strip(run.case) for run in runs)
+        return [
+            [
+                doubt.remark
+                for name, doubt in DOUBTS.items()
+                if doubt.forbids(repeats[strip(run.case)]) and getattr(run, name)
+            ]
+            for run in runs
+        ]
 
     def _compare(self, setting: Case, other: Case) -> str:
         """Return ``3.10× (2.90 to 3.31) as fast as``; without an interval if there are too few

@@ -290,6 +290,10 @@ def _tell_certainty(place: Place, chosen: Setting) -> str:
         said += f"; {count(len(apart), 'setting')} measured more than once agreed {within}"
     elif row.repeats < MIN_REPEATS:
         said += f", so small differences may be chance; use --repeats {MIN_REPEATS}"
+    else:
+        rows = [s.best for s in place.settings if s.best.repeats > 1]
+        halves = [over(r.epoch_time_s_high - r.epoch_time_s_low, 2 * r.epoch_time_s) for r in rows]
+        said += f", which spread by up to ±{100 * max(0.001, *filter(is_number, halves)):.1f} %"
     off = [
         flag
         for axis, flag in GAINFUL.items()

@@ -81,8 +81,10 @@ def _meets(effect: str) -> Callable[[Run], bool]:
 class Doubt:
     """A reason to doubt a run.
 
-    A ``fatal`` doubt keeps a case from being called the fastest. ``fix`` is a sentence with the
-    flag or command that helps; ``detail`` returns what a run says of it.
+    A ``fatal`` doubt keeps a case from being called the fastest, but ``chance``, which changes one
+    run and another in its own way, does so only until `MIN_REPEATS` runs tell how much: then it is
+    in their interval. ``fix`` is a sentence with the flag or command that helps; ``detail`` returns
+    what a run says of it.
     """
 
     name: str
@@ -91,7 +93,12 @@ class Doubt:
     fix: str
     find: Callable[[Run], bool]
     fatal: bool = True
+    chance: bool = False
     detail: Callable[[Run], str] = lambda run: ""
+
+    def forbids(self, repeats: int) -> bool:
+        """Return whether it forbids to rely on a time of so many runs."""
+        return self.fatal and not (self.chance and repeats >= MIN_REPEATS)
 
     def warn(self, runs: Sequence[Run]) -> str:
         """Return the warning about these runs, with its details."""
@@ -139,7 +146,7 @@ _ALL = (
           f"than {100 * STEADY:.0f} % from the first quarter to the last",
           QUIETER,
           lambda r: (not r.warmup_steady and r.warmup_steps == r.warmup_steps)
-          or r.step_noise > NOISY_STEPS or has_trend(r)),
+          or r.step_noise > NOISY_STEPS or has_trend(r), chance=True),
     Doubt("unknown", "epoch not known",
           "The measured steps are too few, vary too much, or used batches that a loader had "
           "prepared before, to know the time of an epoch as well as --until asks, or within "
@@ -155,7 +162,7 @@ _ALL = (
           "Steps waited for the host and did not settle: another run may take another time, and "
           f"with fewer than {MIN_REPEATS} runs nothing is compared with it",
           f"Use {SPARE_HOST}.",
-          lambda r: r.host_bound and (r.noisy or r.unknown)),
+          lambda r: r.host_bound and (r.noisy or r.unknown), chance=True),
     Doubt("unclear", "unclear arithmetic",
           "Which arithmetic ran is not certain: the numeric probe failed, or found a rounding "
           "error between those of two number formats, or the network ran a part of its FLOP in "

@@ -241,7 +241,7 @@ class Result:
         every: all its runs, of which there are ``runs``; ``repeats`` count, with ``seeds`` seeds.
         wide: whether repeats spread by more than ±`STEADY` (half the width of the spread).
         sound: whether it ended well, by an executor that is known.
-        trusted: whether it is sound, has an epoch time, and raises no fatal doubt.
+        trusted: whether it is sound, has an epoch time, and no doubt `forbids` to rely on it.
         settled: whether others may be compared with its time: that of steps which wait for the
             host, and do not settle, is known by repeats alone.
         base: the case in fp32 that this one is compared with, by ``speedup`` and ``memory_saved``.
@@ -273,7 +273,8 @@ class Result:
             )
         vars(self).update(noisy=self.noisy or self.wide)
         self.sound = bool(self.status == Status.OK and self.kind != "unknown")
-        doubted = any(doubt.fatal and getattr(self, name) for name, doubt in DOUBTS.items())
+        forbid = (name for name, doubt in DOUBTS.items() if doubt.forbids(self.repeats))
+        doubted = any(getattr(self, name) for name in forbid)
         self.trusted = bool(self.sound and not doubted and self.epoch_time_s == self.epoch_time_s)
         self.settled = not self.unsettled or self.repeats >= MIN_REPEATS
 

@@ -83,7 +83,22 @@ ANSWERS: dict[str, tuple[Sequence[Record], list[str]]] = {
     "one of three runs took ten times as long": (
         [*ran(FP32, (100, 101, 1000)), *ran(FP16, (100, 100.5, 99))],
         ["100.0 s an epoch, against 101.0 s in fp32 (1.01 times as fast; 95 %: 0.08 to 58.42, not "
-         "certain; a time with a warning)."],
+         "certain).", "Medians of 3 runs, which spread by up to ±445.5 %."],
+    ),
+    # three runs tell how much a time varies; one or two do not
+    "noisy, in three runs": (
+        [*ran(BF16, (50, 50.4, 49.6), warmup_steady=False), *ran(FP32, (100, 101, 99))],
+        ["50.00 s an epoch, against 100.0 s in fp32 (2.00 times as fast; 95 %: 1.96 to 2.04).",
+         "Medians of 3 runs, which spread by up to ±1.0 %."],
+    ),
+    "noisy, in two runs": (
+        [*ran(BF16, (50, 50.4), warmup_steady=False), *ran(FP32, (100, 101, 99))],
+        ["Half of the cases or more have a warning, so none is recommended. Lowest time: bf16 at "
+         "batch size 128, 50.20 s: noisy."],
+    ),
+    "an unknown time, in three runs": (
+        [*ran(replace(BF16, until=0.01), (50, 50.4, 49.6), epoch_time_error=0.3), *ran(FP32, (90,))],
+        ["Half of the cases or more have a warning, so none is recommended."],
     ),
     "the case that measured most": (
         [*once(FP32, 100), *once(replace(FP32, fraction=0.1), 70)],
