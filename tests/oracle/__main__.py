@@ -127,8 +127,8 @@ def say(command: str, *arguments: object) -> Any:
 
 
 def spell(value: Leaf) -> str:
-    words = {None: "none", True: "on", False: "off"}
-    return words[value] if value is None or isinstance(value, bool) else str(value)
+    words = {None: "none", "": "none", True: "on", False: "off"}
+    return words[value] if value in (None, "") or isinstance(value, bool) else str(value)
 
 
 def answer(tree: Path, scratch: Path) -> Iterator[tuple[str, Any]]:
@@ -202,7 +202,8 @@ def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Leaf]]:
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[int, list[str]]:
     """How many leaves changed, and lines that tell which did, which went and which came. A sum in
-    another order, within 1e-9, is the same number; the cells of a training are texts."""
+    another order, within 1e-9, is the same number; the cells of a training are texts. Commits
+    before typed axes told those that may be empty as text."""
     a, b = dict(flatten(dict(old))), dict(flatten(dict(new)))
     changed = []
     for path in a.keys() & b.keys():
@@ -210,7 +211,8 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[int, list[s
         if isinstance(one, float) and isinstance(other, float):
             same = math.isclose(one, other, rel_tol=1e-9)
         else:
-            same = one == other
+            texts = {"" if end is None else str(end) for end in (one, other)}
+            same = one == other or (type(one) is not type(other) and len(texts) == 1)
         if not same:
             changed.append(f"    {path}: {one!r} -> {other!r}")
     lines = [f"{len(a.keys() & b.keys()):,} values compared, {len(changed):,} changed"]

@@ -27,3 +27,8 @@ def test_what_goes_moves_nothing_else() -> None:
         0, ["2 values compared, 0 changed", "2 values went", "        2 q", "1 values came",
             "        1 q"],
     )  # fmt: skip
+
+
+def test_an_axis_that_was_text_is_the_same() -> None:
+    old, new = {"q": {"a": "", "b": "128", "c": "off"}}, {"q": {"a": None, "b": 128, "c": "on"}}
+    assert compare(old, new)[1][:2] == ["3 values compared, 1 changed", "    /q/c: 'off' -> 'on'"]
