@@ -164,7 +164,7 @@ def take_values(a: Side, b: Side | None, axis: str, values: Sequence[Value]) -> 
 
 
 SPOILING = ("throttled", "contended", "unsettled", "noisy")
-"""Doubts with which times are not relied on."""
+"""Doubts with which times are not relied on, as far as they forbid it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,10 +244,12 @@ class Comparison:
     def list_spoilt(self, matches: Sequence[Match]) -> list[str]:
         """Name the doubts that make the times of these matches unreliable: ``noisy in B``."""
         found = []
-        for name in SPOILING:
+        for doubt in map(DOUBTS.__getitem__, SPOILING):
             for place, side in enumerate(self.names):
-                if any(getattr(run, name) for one in matches for run in one.ran[place].runs):
-                    found.append(f"{DOUBTS[name].remark} in {side}")
+                ran = (one.ran[place].runs for one in matches)
+                relied = [runs for runs in ran if doubt.forbids(sum(run.timed for run in runs))]
+                if any(getattr(run, doubt.name) for runs in relied for run in runs):
+                    found.append(f"{doubt.remark} in {side}")
         return found
 
 

@@ -174,12 +174,19 @@ COMPARISONS = {
     ),
     "conditions": plant(
         "a b",
-        "epoch_time_s: same 1 (5:5); spoilt: throttled in B, shared in B, noisy in B; "
+        "epoch_time_s: same 1 (5:5); spoilt: throttled in B, shared in B; "
         "differ: power_limit_w",
         a=measured(),
         b=measured(power_limit_w=350.0, sm_clock_mhz=1935.0, memory_clock_mhz=2619.0,
                    throttle_during="hardware thermal slowdown", neighbours_computing=1,
                    other_cores=0.5, warmup_steady=False, step_time_last_s=0.104),
+    ),
+    # three runs tell it, in their interval
+    "noise of two runs": plant(
+        "a b",
+        "epoch_time_s: no verdict 0.998 (5:2); spoilt: noisy in B",
+        a=measured(warmup_steady=False),
+        b=measured(warmup_steady=False)[:2],
     ),
     "Clocks within 1 %, an idle neighbour, a voltage, a profile are no difference": plant(
         "a b",
