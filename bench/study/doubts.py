@@ -59,16 +59,22 @@ def has_trend(run: Run) -> bool:
     return abs(slower) > STEADY + (noise if noise == noise else 0.0) or clock < -STEADY
 
 
-def _is_unknown(run: Run) -> bool:
-    """Return whether the epoch time is less certain than ``--until`` asks or than `LEAST_KNOWN`, or
-    is of too few steps to tell, or of batches that the DataLoader's workers may have prepared
-    before: an epoch may wait longer for it."""
+def _is_noisy(run: Run) -> bool:
+    """Return whether steps did not settle in the warm-up, vary, or have a trend, or leave the epoch
+    time less certain than ``--until`` asks or than `LEAST_KNOWN`."""
+    unsteady = not run.warmup_steady and run.warmup_steps == run.warmup_steps
     missed = run.until is not None and run.epoch_time_error > run.until
     error = over((run.epoch_time_high_s - run.epoch_time_low_s) / 2, run.epoch_time_s)
+    varies = run.step_noise > NOISY_STEPS or error > LEAST_KNOWN
+    return bool(unsteady or missed or varies or has_trend(run))
+
+
+def _is_unknown(run: Run) -> bool:
+    """Return whether the epoch time is of too few steps to tell, or of batches that the
+    DataLoader's workers may have prepared before: an epoch may wait longer for it."""
     short = run.measured_steps < FEW_STEPS and run.part < 1 and run.until is None
     ahead = 2 * run.workers * PREFETCH / run.accumulate
-    prepared = run.measured_steps < min(run.steps_per_epoch, ahead)
-    return bool(missed or error > LEAST_KNOWN or short or prepared)
+    return bool(short or run.measured_steps < min(run.steps_per_epoch, ahead))
 
 
 def _meets(effect: str) -> Callable[[Run], bool]:
@@ -142,16 +148,14 @@ _ALL = (
           lambda r: r.lanes_beside > 0, fatal=False),
     Doubt("noisy", "noisy",
           "Step times did not settle during warm-up, vary by more than "
-          f"{100 * NOISY_STEPS:.0f} % around their median, or they or the SM clock drift by more "
-          f"than {100 * STEADY:.0f} % from the first quarter to the last",
-          QUIETER,
-          lambda r: (not r.warmup_steady and r.warmup_steps == r.warmup_steps)
-          or r.step_noise > NOISY_STEPS or has_trend(r), chance=True),
+          f"{100 * NOISY_STEPS:.0f} % around their median, they or the SM clock drift by more "
+          f"than {100 * STEADY:.0f} % from the first quarter to the last, or they tell the time of "
+          f"an epoch neither as well as --until asks nor within {100 * LEAST_KNOWN:.0f} %",
+          QUIETER, _is_noisy, chance=True),
     Doubt("unknown", "epoch not known",
-          "The measured steps are too few, vary too much, or used batches that a loader had "
-          "prepared before, to know the time of an epoch as well as --until asks, or within "
-          f"{100 * LEAST_KNOWN:.0f} %",
-          "Use a larger --fraction or --steps, fewer --workers, or close other programs.",
+          f"The measured steps are fewer than {FEW_STEPS}, or used batches that a loader had "
+          "prepared before, so that an epoch may take another time",
+          "Use a larger --fraction or --steps, or fewer --workers.",
           _is_unknown),
     Doubt("host_bound", "host-bound",
           f"The GPU ran kernels for less than {100 * LEAST_BUSY:.0f} % of a step and waited "

@@ -71,13 +71,13 @@ def test_isolated_spikes_of_a_card_are_no_trend_and_its_drifts_are() -> None:
         (0.01, {"epoch_time_error": 0.12}, True),
     ],
 )
-def test_an_epoch_that_is_hardly_known_has_no_interval(
+def test_an_epoch_that_is_hardly_known_is_noisy_and_has_no_interval(
     until: float | None, values: dict[str, float], doubted: bool, tmp_path: Path
 ) -> None:
     steps = {"measured_steps": 40, "steps_per_epoch": 400}
     row = ran(replace(FP32, fraction=0.1, until=until), 10, **values, **steps)
     (case,) = read(tmp_path, row)
-    assert case.unknown is doubted
+    assert case.noisy is doubted
     shown = case.epoch_time_s_high == case.epoch_time_s_high
     assert shown == ("epoch_time_high_s" in values and not doubted)
 
