@@ -150,7 +150,7 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
         "help": "bench.sweep --help-all",
         "sweep": f"{FAKE}put --precision fp32 --batch-size 64 --momentum 0.5 0.9",
         "page": "bench.report output --format html",
-        "text": f"{FAKE} --precision fp32 fp16 {axes}",
+        "text": f"{FAKE} --precision fp32 fp16 {axes} --fraction 0.1 --repeats 1",
         "full": "bench.report out --full",
         "plan": "bench.sweep --config mine.toml --dry-run",
         "rounding": "bench.compare out --axis rounding even up",

@@ -159,7 +159,7 @@ def test_a_sweep_finds_the_largest_batch_then_measures(
         *(("fp32", n, "ok") for n in (256, 512, 672)),
         *(("bf16-amp", n, "ok") for n in (256, 512, 1024, 1120)),
     ]
-    assert set(measured["steps"]) == {""}
+    assert set(measured["steps"]) == {"12"}, "of the preset, and not of a probe"
     assert frame["probe"].tolist() == sorted(frame["probe"], reverse=True), "probes come first"
     assert len(run_sweep(tmp_path, *flags)) == len(frame), "all is there"
     cases = json.loads((tmp_path / "config.json").read_text())["cases"]

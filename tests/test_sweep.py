@@ -186,7 +186,7 @@ def test_a_dry_run_names_what_differs_and_what_all_have_in_common(capsys: Captur
     assert said[12:15] == [
         "  12  bf16-amp · batch size 16 · seed 4",
         "      and 2 more",
-        "all with --model dpn-small --dataset synthetic --lr 0.1 --fraction 0.004 --device cpu",
+        "all with --model dpn-small --dataset synthetic --lr 0.1 --steps 12 --device cpu",
     ]
     note = "note: --data-dir data is not used, because the images are synthetic; give "
     assert any(line.startswith(note) for line in said)
