@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any
 
 from bench.case import AXES, Case
+from bench.flags import join_flags
 from bench.limits import MIN_REPEATS, STEADY
 from bench.origin import LABELS
 from bench.questions.advice import propose
@@ -257,15 +258,17 @@ def choose_next(
     gaps = any(sweep.gaps and not any(plan.shard for plan in sweep.plans) for sweep in sweeps)
     gaps |= any(search.wall.ending is None for search in searches)
     if gaps or any(result.status in REPEATED for result in results):
-        return NextStep("run the same command again, which runs what is missing")
+        again = "run the same command again, which runs what is missing"
+        return NextStep(again, _repeat(sweeps))
     if any(search.wall.recommended for search in searches):
         return NextStep(
             "bench.sweep with the same flags and --batch-size auto times training at the batch "
             "sizes that were found"
         )
     if asked := list_asked(results):
-        flag = f"--retry {' '.join(asked)}"
-        return NextStep(f"the same command with {flag} runs again what failed")
+        flag = ["--retry", *asked]
+        again = f"the same command with {shlex.join(flag)} runs again what failed"
+        return NextStep(again, _repeat(sweeps, flag))
     for sweep in sweeps:
         epochs = read_beside(sweep.path, EpochRow) if sweep.halving else {}
         folder = Path(_name_folder(sweep))
@@ -284,7 +287,9 @@ def choose_next(
             return NextStep(f"{how}, and with a longer budget", command)
     if any(result.repeats < MIN_REPEATS for result in timed):
         shown = "which differences are real" if len(timed) > 1 else "how far its time repeats"
-        return NextStep(f"the same command with --repeats {MIN_REPEATS} shows {shown}")
+        flag = ["--repeats", str(MIN_REPEATS)]
+        again = f"the same command with {shlex.join(flag)} shows {shown}"
+        return NextStep(again, _repeat(sweeps, flag))
     if {"fp32"} < {r.precision for r in results if is_number(r.profiled_step_s)}:
         return NextStep("see where the time goes", f"python -m bench.why {folders}")
     if timed and not any(result.trusted for result in timed):
@@ -293,6 +298,17 @@ def choose_next(
         page = f"python -m bench.report {folders} -o report.html"
         return NextStep("see all of it as a page with a figure", page)
     return None
+
+
+def _repeat(sweeps: Sequence[Sweep], flags: Sequence[str] = ()) -> str:
+    """Return the command that ran the only sweep, with its folder and these flags; empty if there
+    are several, or shards, or if it took several commands."""
+    told = [line for sweep in sweeps for line in sweep.command.splitlines()]
+    if len(told) != 1 or len(sweeps) != 1 or any(plan.shard for plan in sweeps[0].plans):
+        return ""
+    words = shlex.split(told[0])
+    given = join_flags(words[3:], ["--out", _name_folder(sweeps[0]), *flags])
+    return shlex.join([*words[:3], *given])
 
 
 def _name_folder(sweep: Sweep) -> str:

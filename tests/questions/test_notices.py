@@ -107,6 +107,29 @@ def test_the_next_step_is_what_helps(records: list[Record], said: str, tmp_path:
     assert said in steps_of(write_sweep(tmp_path / "s", records)).why
 
 
+@pytest.mark.parametrize(
+    ("records", "command", "goes_on"),
+    [
+        (runs((100,)), "--repeats 1 --lr 0.1", "--lr 0.1 --out {out} --repeats 3"),
+        (
+            [*GOOD, lose(8, Status.ERROR)],
+            "--out there --lr 0.1",
+            "--lr 0.1 --out {out} --retry error",
+        ),
+        ([*GOOD, lose(8, Status.INTERRUPTED)], "--lr 0.1", "--lr 0.1 --out {out}"),
+        (runs((100,)), "--lr 0.1\npython -m bench.sweep --lr 0.2", None),
+    ],
+)
+def test_the_command_that_goes_on_is_of_its_folder(
+    records: list[Record], command: str, goes_on: str | None, tmp_path: Path
+) -> None:
+    """Also where a sweep chose the folder itself, as it would choose another; of several commands
+    none stands for all rows."""
+    out = write_sweep(tmp_path / "s", records, f"python -m bench.sweep {command}")
+    wanted = "" if goes_on is None else f"python -m bench.sweep {goes_on.format(out=out)}"
+    assert steps_of(out).command == wanted
+
+
 def test_two_sweeps_are_compared_and_profiles_explained(tmp_path: Path, planted: Folders) -> None:
     both = steps_of(*(write_sweep(tmp_path / name, GOOD) for name in ("a", "b")))
     assert both.command.startswith("python -m bench.compare ")
