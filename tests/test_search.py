@@ -315,6 +315,7 @@ def test_a_truncated_trial_is_in_no_table_of_whole_cases(searched: Path, tmp_pat
     assert report([str(searched), "--format", "json", "-o", str(tmp_path / "report.json")]) == 0
     told = json.loads((tmp_path / "report.json").read_text())
     assert len(told["cases"]) == len(frame) - len(truncated)
+    assert told["answers"][0]["sentences"][0].startswith("Best: "), "of every format"
     tables = {table["name"]: table for table in told["tables"]}
     assert len(tables["overview"]["rows"]) == len(frame) - len(truncated)
     trials = pd.DataFrame(tables["search"]["rows"])

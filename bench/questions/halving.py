@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from bench.axis import axis_flag
 from bench.case import AXES, Case, format_value, spell_value
 from bench.halving import Halving
 from bench.record import MEASURED, EpochRow, Status
-from bench.render.table import Column, Level, Section, Sheet, axis_column, name_outcome
+from bench.render.table import Column, Section, Sheet, axis_column, name_outcome
 from bench.store.reader import read_beside
 from bench.store.rows import Row, keep_latest
 from bench.study.quantities import QUANTITIES
@@ -79,7 +78,8 @@ def _describe(trial: Trial) -> str:
     return ", ".join(words) or "whole"
 
 
-def _summarize(trials: Sequence[Trial], halving: Halving) -> Iterator[str]:
+def summarize(trials: Sequence[Trial], halving: Halving) -> Iterator[str]:
+    """Yield the best trial, and what the search cost."""
     quantity = QUANTITIES[halving.metric]
     if best := next((trial for trial in trials if trial.whole), None):
         value = f"{quantity.write(best.last)} {quantity.unit}".rstrip()
@@ -134,7 +134,7 @@ def tabulate_trials(
         columns,
         trials,
         [" ".join(filter(None, [note, how]))],
-        words=_summarize(trials, halving),
+        words=summarize(trials, halving),
         empty=(),
     )
 
@@ -175,10 +175,10 @@ def spell_case(case: Case) -> list[str]:
 SEARCH = Section(
     "search",
     "Which settings are the best?",
-    lambda found: chain.from_iterable(
-        tabulate_trials(sweep.rows, read_beside(sweep.path, EpochRow), sweep.halving)
+    lambda found: (
+        replace(sheet, words=())  # which are the answer
         for sweep in found.sweeps
         if sweep.halving
+        for sheet in tabulate_trials(sweep.rows, read_beside(sweep.path, EpochRow), sweep.halving)
     ),
-    Level.ANSWER,
 )

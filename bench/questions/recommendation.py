@@ -12,10 +12,11 @@ from bench.diagnosis.breakdown import list_changes, name_part
 from bench.diagnosis.step import write_ms
 from bench.limits import MIN_REPEATS, NEAR, STEADY
 from bench.questions.effects import judge_learning
+from bench.questions.halving import find_trials, summarize
 from bench.questions.report_data import Place, ReportData
 from bench.questions.scaling import find_bounds
 from bench.questions.settings import NEUTRAL, Setting, judge_speeds
-from bench.record import REFUSED
+from bench.record import REFUSED, EpochRow
 from bench.render.table import (
     Answer,
     Row,
@@ -25,6 +26,7 @@ from bench.render.table import (
     write_ratio,
     write_time,
 )
+from bench.store.reader import read_beside
 from bench.study.axes import MACHINE, list_naming_axes, order_values
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number, over
@@ -48,7 +50,13 @@ _NOT_FATAL = tuple(name for name, doubt in DOUBTS.items() if not doubt.fatal and
 
 
 def recommend(found: ReportData) -> Iterator[Answer]:
-    """Yield the answer for each machine and workload; of many a table has it."""
+    """Yield what each search found, and the answer for each machine and workload; of many a table
+    has it."""
+    for sweep in found.sweeps:
+        if sweep.halving is not None:
+            trials = find_trials(sweep.rows, read_beside(sweep.path, EpochRow), sweep.halving)
+            if trials:
+                yield Answer(f"Search: {sweep.name}", tuple(summarize(trials, sweep.halving)))
     if len(found.places) > MOST_PLACES:
         said = f"The first table has what to train each of {len(found.places):,} networks with."
         yield Answer("Overall", (said,))
@@ -68,7 +76,7 @@ def _tell(found: ReportData, place: Place) -> Iterator[str]:
     unsteady = all(row.device == "cpu" and row.repeats < MIN_REPEATS for row in timed)
     chosen = place.chosen
     if place.searched:
-        pass  # a search is for what learns best, which its own section says
+        pass  # a search is for what learns best, not for what is fastest
     elif chosen is None:
         yield _tell_unchosen(found, place)
     elif len(timed) > 1 and unsteady:
@@ -186,18 +194,18 @@ def _tell_rivals(found: ReportData, place: Place, chosen: Setting) -> str:
         if setting.best.precision not in BASELINES
     ]
     rivals.sort(key=lambda setting: setting.best.epoch_time_s)
-    alike, slower = list[Setting](), list[Setting]()
+    told: dict[str, list[Setting]] = {"as fast": [], "perhaps slower": [], "slower": []}
     for setting in rivals:
         (speed,) = judge_speeds([(chosen.best, setting.best)])
-        near = speed.value is not None and speed.value < 1 + STEADY
-        unclear = speed.judge(STEADY) in (Verdict.SAME, Verdict.AMBIGUOUS)
-        (alike if near or unclear else slower).append(setting)
+        near, verdict = speed.value is not None and speed.value < 1 + STEADY, speed.judge(STEADY)
+        perhaps = "perhaps slower" if verdict is Verdict.AMBIGUOUS else "slower"
+        told["as fast" if near or verdict is Verdict.SAME else perhaps].append(setting)
     parts = []
-    for those, word in ((alike, "as fast"), (slower, "slower")):
+    for word, those in told.items():
         names = [f"{_name_precision(place, s)} ({write_time(s.best)})" for s in those[:MOST_NAMED]]
         if those:
             parts.append(f"{word} {'is' if len(names) == 1 else 'are'} {join_words(names)}")
-    loss = next(filter(None, (_find_loss(found, place, chosen, one) for one in slower)), "")
+    loss = next(filter(None, (_find_loss(found, place, chosen, one) for one in told["slower"])), "")
     return f"{capitalize('; '.join(parts))}{loss}." if parts else ""
 
 

@@ -50,7 +50,6 @@ class Head:
 class Level(Enum):
     """The prominence of a table: what the first screen shows of it."""
 
-    ANSWER = "its words, as answers"
     TABLE = "its rows"
     DETAIL = "nothing: a document shows it in full, and a terminal by --full"
 

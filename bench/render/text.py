@@ -72,9 +72,6 @@ def draw(report: Document, console: Console, full: bool = False) -> None:
             say(answer.about, style="bold")
         for sentence in answer.sentences:
             say(sentence)
-    for table in report.opening:
-        if table.level is Level.ANSWER and not full:
-            say(" ".join(table.words))
     if step := report.next_step:
         console.print()
         say(f"Next: {step.why}.")

@@ -85,6 +85,10 @@ ANSWERS: dict[str, tuple[Sequence[Record], list[str]]] = {
         ["100.0 s an epoch, against 101.0 s in fp32 (1.01 times as fast; 95 %: 0.08 to 58.42, not "
          "certain).", "Medians of 3 runs, which spread by up to ±445.5 %."],
     ),
+    "a difference that may be chance": (
+        [*ran(FP16, (100, 104, 96)), *ran(BF16, (106, 114, 98))],
+        ["Perhaps slower is bf16 (106.0 s)."],
+    ),
     # three runs tell how much a time varies; one or two do not
     "noisy, in three runs": (
         [*ran(BF16, (50, 50.4, 49.6), warmup_steady=False), *ran(FP32, (100, 101, 99))],
