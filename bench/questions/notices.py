@@ -292,7 +292,7 @@ def choose_next(
         return NextStep(again, _repeat(sweeps, flag))
     if {"fp32"} < {r.precision for r in results if is_number(r.profiled_step_s)}:
         return NextStep("see where the time goes", f"python -m bench.why {folders}")
-    if timed and not any(result.trusted for result in timed):
+    if timed and 2 * sum(result.trusted for result in timed) <= len(timed):
         return NextStep("mend what the first warning is of, and measure again with a new --out")
     if any(sweep.rows for sweep in sweeps):
         page = f"python -m bench.report {folders} -o report.html"

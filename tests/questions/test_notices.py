@@ -85,6 +85,7 @@ def test_what_is_noted(name: str, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------- the next step
 
 GOOD = runs((100, 100.1, 99.9))
+SHARED = [ran(50, i, Case(batch_size=64), neighbours_computing=1) for i in (1, 2, 3)]
 
 
 def steps_of(*folders: Path) -> NextStep:
@@ -101,6 +102,7 @@ def steps_of(*folders: Path) -> NextStep:
         ([*GOOD, lose(8, Status.ERROR)], "--retry error runs again what failed"),
         ([*GOOD, lose(8, Status.INTERRUPTED)], "run the same command again"),
         (GOOD, "page with a figure"),
+        ([*GOOD, *SHARED], "mend what the first warning is of"),
     ],
 )
 def test_the_next_step_is_what_helps(records: list[Record], said: str, tmp_path: Path) -> None:
