@@ -10,6 +10,7 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from statistics import median
@@ -302,13 +303,14 @@ def choose_next(
 
 def _repeat(sweeps: Sequence[Sweep], flags: Sequence[str] = ()) -> str:
     """Return the command that ran the only sweep, with its folder and these flags; empty if there
-    are several, or shards, or if it took several commands."""
+    are several, or shards, or if it took several commands or one that somebody edited."""
     told = [line for sweep in sweeps for line in sweep.command.splitlines()]
-    if len(told) != 1 or len(sweeps) != 1 or any(plan.shard for plan in sweeps[0].plans):
-        return ""
-    words = shlex.split(told[0])
-    given = join_flags(words[3:], ["--out", _name_folder(sweeps[0]), *flags])
-    return shlex.join([*words[:3], *given])
+    if len(told) == len(sweeps) == 1 and not any(plan.shard for plan in sweeps[0].plans):
+        with suppress(ValueError):
+            words = shlex.split(told[0])
+            given = join_flags(words[3:], ["--out", _name_folder(sweeps[0]), *flags])
+            return shlex.join([*words[:3], *given])
+    return ""
 
 
 def _name_folder(sweep: Sweep) -> str:

@@ -120,6 +120,7 @@ def test_the_next_step_is_what_helps(records: list[Record], said: str, tmp_path:
         ),
         ([*GOOD, lose(8, Status.INTERRUPTED)], "--lr 0.1", "--lr 0.1 --out {out}"),
         (runs((100,)), "--lr 0.1\npython -m bench.sweep --lr 0.2", None),
+        (runs((100,)), "--out 'edited", None),
     ],
 )
 def test_the_command_that_goes_on_is_of_its_folder(
