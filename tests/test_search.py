@@ -272,8 +272,9 @@ def test_several_lanes_share_the_rungs(tmp_path: Path) -> None:
 def test_trials_are_never_compared_by_two_rules(searched: Path, capsys: Capture) -> None:
     before = len(read_records(searched))
     for flags in ("--metric test_loss", "--grace 2", "--batch-size 32", "--seed 4"):
-        assert len(run(searched, *RANGE, *flags.split(), rc=2)) == before
-        assert "has a search by another --metric" in capsys.readouterr().err
+        for start in ((), ("--dry-run",)):
+            assert len(run(searched, *RANGE, *flags.split(), *start, rc=2)) == before
+            assert "has a search by another --metric" in capsys.readouterr().err
 
 
 def test_a_batch_above_one_without_memory_is_not_tried(tmp_path: Path, monkeypatch: Patch) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import eq
+from pathlib import Path
 
 from bench.axis import Value
 from bench.case import AXES, FOLLOWS, PARTS, Case, default_lr, format_value, parse_value
@@ -24,10 +26,11 @@ from bench.flags import (
     read_axes,
 )
 from bench.grid import refuse_auto
-from bench.halving import METRICS, Halving
+from bench.halving import METRICS, Halving, read_halving
 from bench.origin import EXECUTORS
 from bench.precision import PRECISIONS
 from bench.preset import Preset
+from bench.store.reader import read_config
 from bench.sweep.options import Options, Plan, add_running, plan_cases, read_running
 from bench.sweep.preflight import check_without_torch, describe_plan
 
@@ -79,9 +82,26 @@ def draw_trials(
     return trials, [{n: format_value(getattr(case, n)) for n in named} for case in trials]
 
 
+def go_on(out: Path, halving: Halving) -> Halving:
+    """Return a search with the trials of an earlier one in its folder, if that had more. Raises
+    UsageError: that one is by other rules or of other trials."""
+    earlier = read_halving(read_config(out).get("halving"))
+    if earlier is None:
+        return halving
+    alike = all(map(eq, earlier.trials, halving.trials))
+    if not alike or replace(earlier, trials=halving.trials) != halving:
+        raise UsageError(
+            f"--out {out}: has a search by another --metric, --epochs, --grace, --reduction or "
+            "--seed, or of other settings; give the same, or choose another --out"
+        )
+    return max(halving, earlier, key=lambda one: len(one.trials))
+
+
 def describe_search(asked: Search) -> Iterator[str]:
     """Describe the trials and epochs that a search would run. Raises UsageError: as a start."""
     trials, halving = asked.cases, asked.halving
+    if asked.options.out is not None:
+        go_on(asked.options.out, halving)
     inputs = check_without_torch(Plan([*trials]), asked.options)
     yield from describe_plan(inputs.plan, asked.options)
     rungs = " and ".join(map(str, halving.rungs))

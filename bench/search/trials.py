@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from operator import attrgetter, eq
+from operator import attrgetter
 from threading import Lock
 from types import SimpleNamespace
 
 from bench.case import Case, list_varying
 from bench.errors import UsageError
-from bench.halving import Halving, read_halving
+from bench.halving import Halving
 from bench.record import MEASURED, EpochRow, Outcome, Record
-from bench.search.options import Search
-from bench.store.reader import read_beside, read_config
+from bench.search.options import Search, go_on
+from bench.store.reader import read_beside
 from bench.store.rows import LatestAttempt, Row, Run, keep_latest, plan_runs
 from bench.sweep.display import Display
 from bench.sweep.execution import Grid, OomSkips, remaining_runs
@@ -89,19 +89,10 @@ def run_search(asked: Search) -> tuple[Trials, Loop]:
     installed, or --out has a search by other rules or of other trials."""
     Ladder(asked.halving)
     with open_loop(asked.options, Plan([*asked.cases])) as loop:
-        cases, halving = loop.inputs.plan.cases, asked.halving
+        cases = loop.inputs.plan.cases
         loop.lock()
         comparable, _ = read_past(loop, cases)
-        earlier = read_halving(read_config(loop.out).get("halving"))
-        if earlier:
-            alike = all(map(eq, earlier.trials, halving.trials))
-            if not alike or replace(earlier, trials=halving.trials) != halving:
-                raise UsageError(
-                    f"--out {loop.out}: has a search by another --metric, --epochs, --grace, "
-                    "--reduction or --seed, or of other settings; give the same, or choose another "
-                    "--out"
-                )
-            halving = max(halving, earlier, key=lambda one: len(one.trials))
+        halving = go_on(loop.out, asked.halving)
         write_config(loop, cases, halving=asdict(halving))
         trials = Trials(loop, halving, cases, comparable)
         known = len(cases) - trials.waiting
