@@ -61,9 +61,9 @@ def has_trend(run: Run) -> bool:
 
 def _is_noisy(run: Run) -> bool:
     """Return whether steps did not settle in the warm-up, vary, or have a trend, or leave the epoch
-    time less certain than ``--until`` asks or than `LEAST_KNOWN`."""
+    time less certain than ``--until`` asks, and than `STEADY`, or than `LEAST_KNOWN`."""
     unsteady = not run.warmup_steady and run.warmup_steps == run.warmup_steps
-    missed = run.until is not None and run.epoch_time_error > run.until
+    missed = run.until is not None and run.epoch_time_error > max(run.until, STEADY)
     error = over((run.epoch_time_high_s - run.epoch_time_low_s) / 2, run.epoch_time_s)
     varies = run.step_noise > NOISY_STEPS or error > LEAST_KNOWN
     return bool(unsteady or missed or varies or has_trend(run))

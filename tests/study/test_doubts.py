@@ -68,6 +68,7 @@ def test_isolated_spikes_of_a_card_are_no_trend_and_its_drifts_are() -> None:
         (None, {"epoch_time_low_s": 8.0, "epoch_time_high_s": 12.0}, False),
         (None, {"epoch_time_low_s": 0.6, "epoch_time_high_s": 90.0}, True),
         (0.01, {"epoch_time_error": 0.009}, False),
+        (0.01, {"epoch_time_error": 0.015}, False),  # which changes no verdict
         (0.01, {"epoch_time_error": 0.12}, True),
     ],
 )
