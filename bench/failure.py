@@ -160,7 +160,13 @@ def classify(
     return Fault(Status.ERROR, reason)
 
 
-_HARNESS = Path(__file__).parent
+def is_harness(file: Path) -> bool:
+    """Return whether a file is of this package, or of another copy of it, which a command may
+    import."""
+    return any(
+        folder.name == "bench" and (folder / "script.py").is_file() and (folder / "store").is_dir()
+        for folder in file.parents
+    )
 
 
 def list_libraries() -> Iterator[Path]:
@@ -195,9 +201,7 @@ def find_place(failed: BaseException | str) -> str:
     made = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "/torchinductor_")
     for name, line in reversed(frames):
         file = Path(name)
-        # a command may import another copy of the harness than the one that measures it
-        ours = _HARNESS in file.parents or file.parts[-2:] == ("bench", "script.py")
-        if not (is_library(file) or ours or made in name):
+        if not (is_library(file) or is_harness(file) or made in name):
             return f" ({file.name}, line {line})"
     return ""
 

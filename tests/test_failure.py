@@ -231,8 +231,15 @@ def test_a_failure_is_traced_to_the_last_line_of_the_users_code(tmp_path: Path) 
         made["fails"]()
     for told in (caught.value, "".join(traceback.format_exception(caught.value))):
         assert find_place(told) == " (net.py, line 3)"
-    other = 'File "/srv/clone/bench/script.py", line 7, in step'
-    assert find_place(f'  File "{file}", line 4, in <module>\n  {other}\n') == " (net.py, line 4)"
+    own = (
+        f'  File "{file}", line 4, in <module>\n  File "{tmp_path}/bench/script.py", line 7, in f\n'
+    )
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "script.py").touch()
+    assert find_place(own) == " (script.py, line 7)", "a user's own"
+    (tmp_path / "bench" / "store").mkdir()
+    assert find_place(own) == " (net.py, line 4)"
+    assert find_place(own.replace("script.py", "training/counting.py")) == " (net.py, line 4)"
     loaded = f'Caught KeyError in DataLoader worker process 0.\n  File "{file}", line 9, in get\n'
     assert find_place(RuntimeError(loaded)) == " (net.py, line 9)"
     assert find_place(RuntimeError("raised nowhere")) == ""

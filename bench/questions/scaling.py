@@ -118,8 +118,7 @@ def _tabulate_walls(found: ReportData) -> Iterator[Sheet]:
 
 
 def _describe_search(search: Search) -> Row:
-    spelled = {name: "" if value is None else value for name, value in vars(search.family).items()}
-    return SimpleNamespace(ran_on=search.ran_on, **spelled)
+    return SimpleNamespace(ran_on=search.ran_on, **vars(search.family))
 
 
 WALLS = Section("walls", "How large a batch fits in memory?", _tabulate_walls)

@@ -165,9 +165,9 @@ def parse_filter(text: str) -> Filter:
         raise UsageError(f"--where {text!r}: write AXIS=VALUE, such as precision=fp16,bf16")
     if name in SOURCE:  # a machine's name may hold a comma
         return Filter(name, (values,))
-    where = f"--where {name}"
-    kept = (None if v == "none" else parse_value(name, v, where) for v in values.split(","))
-    return Filter(name, tuple(kept))
+    empty = ("none",) if AXES[name].default is None else ()
+    words, where = values.split(","), f"--where {name}"
+    return Filter(name, tuple(None if w in empty else parse_value(name, w, where) for w in words))
 
 
 def parse_name(flag: str, text: str, names: Sequence[str] = NAMES) -> str:

@@ -6,10 +6,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,7 @@ from tests.planted.records import (
     REFERENCE,
     ROOT,
     at,
+    learn,
     make_card,
     make_record,
     measured,
@@ -117,6 +120,18 @@ def test_a_baseline_that_is_left_out_still_counts(report: Run) -> None:
     lab = str(REFERENCE.with_name("h200-lab.csv"))
     said = " ".join(report(lab, "--where", "precision=fp16", "compile=off")[1].split())
     assert "≈36.81 s in fp32 (3.35 times as fast), with 14.0 instead of 28.9 GiB" in said
+
+
+def test_cases_of_own_classes_and_of_an_axis_that_is_none(tmp_path: Path, report: Run) -> None:
+    """Both of what may be empty, as loss scales, and of what has none as a word."""
+    cases = [replace(case, dataset="synthetic", classes=7) for case in (FP32, FP16)]
+    rows = [row for case in cases for row in learn(case, [math.log(7)] * 3)]
+    folder = write_sweep(tmp_path, rows)
+    asked = ("--format", "json", "--where", "parallel=none", "classes=7", "loss-scale=none,128")
+    told = json.loads(report(folder, *asked)[1])
+    assert [case["classes"] for case in told["cases"]] == [7, 7]
+    (effect,) = next(table for table in told["tables"] if table["name"] == "effects")["rows"]
+    assert "cannot tell" in json.dumps(effect), "a loss of log 7 of seven classes is a guess"
 
 
 def test_by_an_axis_groups_by_it_and_where_keeps_the_partners(tmp_path: Path, report: Run) -> None:
