@@ -132,6 +132,17 @@ def join_flags(*parts: Sequence[str]) -> list[str]:
     return list(chain.from_iterable(split_flags(chain.from_iterable(parts)).values()))
 
 
+def change_flags(command: str, flags: Sequence[str]) -> str:
+    """Return a command line of a module with ``flags`` in place of its own ones of these names.
+    Raises ValueError: a quote is not closed.
+
+    >>> change_flags("python -m bench.sweep --out a --lr 0.1", ["--out", "b"])
+    'python -m bench.sweep --lr 0.1 --out b'
+    """
+    words = shlex.split(command)
+    return shlex.join([*words[:3], *join_flags(words[3:], flags)])
+
+
 def split_flags(words: Iterable[str]) -> dict[str, list[str]]:
     """Group the words of a command line by flag; each group begins with its flag.
 

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 from bench.errors import UsageError
-from bench.flags import join_flags, split_flags
+from bench.flags import change_flags, split_flags
 
 BUDGET = "10m"
 
@@ -28,9 +28,8 @@ def parse_budget(flag: str, text: str) -> float:
 def propose(command: str, folder: Path, *, longer: bool = True, anew: bool = False) -> str:
     """Return the command that goes on with a search in its folder, with the budget that it should
     have, or begins one ``anew`` in a folder beside it, since runs with a warning stay in theirs."""
-    words = shlex.split(command)
-    given = split_flags(words[3:]).get("--budget", [BUDGET])[-1].rpartition("=")[2]
+    flags = split_flags(shlex.split(command)[3:])
+    given = flags.get("--budget", [BUDGET])[-1].rpartition("=")[2]
     minutes = math.ceil(parse_budget("--budget", given) * (MORE if longer else 1) / 60)
     out = folder.with_name(f"{folder.name}-again") if anew else folder
-    flags = ["--out", str(out), "--budget", f"{minutes}m"]
-    return shlex.join([*words[:3], *join_flags(words[3:], flags)])
+    return change_flags(command, ["--out", str(out), "--budget", f"{minutes}m"])

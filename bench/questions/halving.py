@@ -15,7 +15,6 @@ from bench.case import AXES, Case, format_value, spell_value
 from bench.halving import Halving
 from bench.record import MEASURED, EpochRow, Status
 from bench.render.table import Column, Section, Sheet, axis_column, name_outcome
-from bench.store.reader import read_beside
 from bench.store.rows import Row, keep_latest
 from bench.study.quantities import QUANTITIES
 from bench.text import count
@@ -179,6 +178,6 @@ SEARCH = Section(
         replace(sheet, words=())  # which are the answer
         for sweep in found.sweeps
         if sweep.halving
-        for sheet in tabulate_trials(sweep.rows, read_beside(sweep.path, EpochRow), sweep.halving)
+        for sheet in tabulate_trials(sweep.rows, sweep.epochs, sweep.halving)
     ),
 )

@@ -17,13 +17,13 @@ from statistics import median
 from typing import Any
 
 from bench.case import AXES, Case
-from bench.flags import join_flags
+from bench.flags import change_flags
 from bench.limits import MIN_REPEATS, STEADY
 from bench.origin import LABELS
 from bench.questions.advice import propose
 from bench.questions.halving import confirm
 from bench.questions.scaling import Search
-from bench.record import COMPARABLE, MEASURED, REPEATED, EpochRow, Status
+from bench.record import COMPARABLE, MEASURED, REPEATED, Status
 from bench.render.table import (
     Level,
     NextStep,
@@ -31,7 +31,6 @@ from bench.render.table import (
     name_case,
     name_outcome,
 )
-from bench.store.reader import read_beside
 from bench.store.rows import group, latest
 from bench.study.axes import ORDER, find_varying, list_naming_axes
 from bench.study.doubts import DOUBTS, QUIETER, SAID_BELOW
@@ -271,9 +270,8 @@ def choose_next(
         again = f"the same command with {shlex.join(flag)} runs again what failed"
         return NextStep(again, _repeat(sweeps, flag))
     for sweep in sweeps:
-        epochs = read_beside(sweep.path, EpochRow) if sweep.halving else {}
         folder = Path(_name_folder(sweep))
-        if sweep.halving and (best := confirm(sweep.rows, epochs, sweep.halving, folder)):
+        if sweep.halving and (best := confirm(sweep.rows, sweep.epochs, sweep.halving, folder)):
             return NextStep("run the best trial again, with other seeds", best[0])
     folders = shlex.join(map(_name_folder, sweeps))
     if len(sweeps) == 2:
@@ -307,9 +305,7 @@ def _repeat(sweeps: Sequence[Sweep], flags: Sequence[str] = ()) -> str:
     told = [line for sweep in sweeps for line in sweep.command.splitlines()]
     if len(told) == len(sweeps) == 1 and not any(plan.shard for plan in sweeps[0].plans):
         with suppress(ValueError):
-            words = shlex.split(told[0])
-            given = join_flags(words[3:], ["--out", _name_folder(sweeps[0]), *flags])
-            return shlex.join([*words[:3], *given])
+            return change_flags(told[0], ["--out", _name_folder(sweeps[0]), *flags])
     return ""
 
 

@@ -16,7 +16,7 @@ from bench.questions.halving import find_trials, summarize
 from bench.questions.report_data import Place, ReportData
 from bench.questions.scaling import find_bounds
 from bench.questions.settings import NEUTRAL, Setting, judge_speeds
-from bench.record import REFUSED, EpochRow
+from bench.record import REFUSED
 from bench.render.table import (
     Answer,
     Row,
@@ -26,7 +26,6 @@ from bench.render.table import (
     write_ratio,
     write_time,
 )
-from bench.store.reader import read_beside
 from bench.study.axes import MACHINE, list_naming_axes, order_values
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number, over
@@ -53,10 +52,9 @@ def recommend(found: ReportData) -> Iterator[Answer]:
     """Yield what each search found, and the answer for each machine and workload; of many a table
     has it."""
     for sweep in found.sweeps:
-        if sweep.halving is not None:
-            trials = find_trials(sweep.rows, read_beside(sweep.path, EpochRow), sweep.halving)
-            if trials:
-                yield Answer(f"Search: {sweep.name}", tuple(summarize(trials, sweep.halving)))
+        rules = sweep.halving
+        if rules and (trials := find_trials(sweep.rows, sweep.epochs, rules)):
+            yield Answer(f"Search: {sweep.name}", tuple(summarize(trials, rules)))
     if len(found.places) > MOST_PLACES:
         said = f"The first table has what to train each of {len(found.places):,} networks with."
         yield Answer("Overall", (said,))
@@ -302,9 +300,8 @@ def _tell_certainty(place: Place, chosen: Setting) -> str:
     elif row.repeats < MIN_REPEATS:
         said += f", so small differences may be chance; use --repeats {MIN_REPEATS}"
     else:
-        rows = [s.best for s in place.settings if s.best.repeats > 1]
-        halves = [over(r.epoch_time_s_high - r.epoch_time_s_low, 2 * r.epoch_time_s) for r in rows]
-        said += f", which spread by up to ±{100 * max(0.001, *filter(is_number, halves)):.1f} %"
+        most = max(0.001, *(s.best.scatter for s in place.settings if is_number(s.best.scatter)))
+        said += f", which spread by up to ±{100 * most:.1f} %"
     off = [
         flag
         for axis, flag in GAINFUL.items()

@@ -82,7 +82,7 @@ def draw(report: Document, console: Console, full: bool = False) -> None:
     for table in report.tables if full else report.opening:
         if full or table.level is Level.TABLE:
             console.print()
-            draw_table(table if full else replace(table, words=()), console)
+            draw_table(table, console)
     console.print()
     for note in report.notes if full else ():
         say(note, style="dim")

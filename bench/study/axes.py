@@ -165,9 +165,12 @@ def parse_filter(text: str) -> Filter:
         raise UsageError(f"--where {text!r}: write AXIS=VALUE, such as precision=fp16,bf16")
     if name in SOURCE:  # a machine's name may hold a comma
         return Filter(name, (values,))
-    empty = ("none",) if AXES[name].default is None else ()
-    words, where = values.split(","), f"--where {name}"
-    return Filter(name, tuple(None if w in empty else parse_value(name, w, where) for w in words))
+    may_be_empty = AXES[name].default is None
+    kept = (
+        None if word == "none" and may_be_empty else parse_value(name, word, f"--where {name}")
+        for word in values.split(",")
+    )
+    return Filter(name, tuple(kept))
 
 
 def parse_name(flag: str, text: str, names: Sequence[str] = NAMES) -> str:

@@ -239,7 +239,8 @@ class Result:
 
     Attributes:
         every: all its runs, of which there are ``runs``; ``repeats`` count, with ``seeds`` seeds.
-        wide: whether repeats spread by more than ±`STEADY` (half the width of the spread).
+        scatter: half the width of the spread of repeats, as a share of the time; NaN for one.
+        wide: whether it is more than `STEADY`.
         sound: whether it ended well, by an executor that is known.
         trusted: whether it is sound, has an epoch time, and no doubt `forbids` to rely on it.
         settled: whether others may be compared with its time: that of steps which wait for the
@@ -260,7 +261,8 @@ class Result:
         self.repeats, self.runs = len(self.counted), len(every)
         self.seeds = len({run.run_seed for run in self.counted})
         half = (self.epoch_time_s_high - self.epoch_time_s_low) / 2
-        self.wide = over(half, self.epoch_time_s) > STEADY
+        self.scatter = over(half, self.epoch_time_s)
+        self.wide = self.scatter > STEADY
         self.spread = Spread.RANGE.value if self.repeats > 1 else Spread.NONE.value
         low, high = self.first.epoch_time_low_s, self.first.epoch_time_high_s
         # too wide an interval is left out: the doubt ``unknown`` reports it

@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.case import list_varying
 from bench.errors import UsageError
 from bench.halving import Halving, read_halving
-from bench.record import REPEATED, WorkRow
+from bench.record import REPEATED, EpochRow, WorkRow
 from bench.store.reader import find_records, read_beside, read_config, read_rows
 from bench.store.rows import SHARD, Plan, Row, leave_out_known, read_history
 from bench.store.table import RECORDS
@@ -84,6 +84,11 @@ class Sweep:
             f"last command planned ({name_first(told, _NAMED, '; ')}).",
             "Run the last command of the sweep again, unless it still runs.",
         )
+
+    @cached_property
+    def epochs(self) -> dict[str, list[EpochRow]]:
+        """The epochs of each record that trained several; read once."""
+        return read_beside(self.path, EpochRow)
 
     @cached_property
     def work(self) -> dict[str, list[WorkRow]]:
