@@ -11,7 +11,7 @@ SPREAD  = -n auto --dist loadfile --no-loadscope-reorder
 PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: sweep test suite thorough fuzz mutations test-gpu card lint oracle publish clean
+.PHONY: sweep test suite thorough fuzz mutations test-gpu test-wheel card lint oracle publish clean
 
 sweep: $(VENV)/sweep
 	$(BIN) -m bench.sweep $(ARGS)
@@ -31,6 +31,11 @@ fuzz: $(VENV)/ready
 GPU    ?= python3
 test-gpu:
 	$(GPU) -m pytest -s -m "gpu and not slow" tests/gpu $(ARGS)
+
+# the tests with the torch that pip install brings most people, CUDA's build, where there need be no
+# driver: 6 GB in .venv-wheel, so not in CI. make test-wheel PYTHON=python3.13
+test-wheel:
+	$(MAKE) suite VENV=.venv-wheel ARGS='$(ARGS)'
 
 # everything a GPU must show, by the same python3, into results/<gpu>-<date>/; the same command goes
 # on where time cut it: make card, or CARD_MINUTES=3 make card ARGS='--data-dir /data'. Without a

@@ -62,6 +62,7 @@ def test_a_gpu_of_a_build_for_rocm_has_no_compute_capability(monkeypatch: Patch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 3_005_000)  # that of MIOpen
     found = describe_device("cuda", Environment())
     assert (found.error, found.environment.gpu) == ("", "AMD Instinct MI300X")
     assert {name for name, kind in PRECISIONS.items() if found.refuse(kind)} == {"tf32", "fp8"}
