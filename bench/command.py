@@ -22,6 +22,7 @@ from bench.errors import UsageError, nearest
 _PLACE = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)(?::([^{}]*))?\}")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _SHELL = re.compile(r"(?:\||\|\||&&?|;|[0-9&]?>\S*|<|~/\S*|\$\{?[A-Za-z_]\S*)")
+_BETWEEN = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*"|\\[^\n])|(?:\s|\\\n)+""", re.DOTALL)
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
@@ -48,8 +49,18 @@ def _read_words(found: re.Match[str]) -> Mapping[str, str] | None:
 
 
 def parse_command(text: str) -> str:
-    """Check a command. Raises ValueError: it is empty, its quotes are not closed, or it is meant
-    for a shell."""
+    """Check a command, and return it with one space between its words, however it was laid out: a
+    sweep tells commands apart by their text. Raises ValueError: it is empty, its quotes are not
+    closed, or it is meant for a shell.
+
+    >>> parse_command("python t.py  \\\\\\n  --note 'a  b'\\n")
+    "python t.py --note 'a  b'"
+    """
+
+    def space(found: re.Match[str]) -> str:
+        return found[1] or " " * (found[0] != "\\\n")  # which a shell leaves out
+
+    text = _BETWEEN.sub(space, text).strip()
     try:
         words = shlex.split(text)
     except ValueError as error:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bench.case import Case
+from bench.command import parse_command
 from bench.compare.__main__ import main as compare
 from bench.executors import Event, Settings
 from bench.executors.subprocess import SubprocessExecutor
@@ -218,6 +219,19 @@ def test_tf32_that_was_on_is_not_fp32(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("python  t.py \t{batch_size}\n", "python t.py {batch_size}"),
+        ("python t.py \\\n  --lr 1 \\\n--a", "python t.py --lr 1 --a"),
+        ("""sh -c 'a  &&\nb'  "c  d" e\\  f""", """sh -c 'a  &&\nb' "c  d" e\\  f"""),
+        ("t.py {precision:fp32=,  bf16=--amp}", "t.py {precision:fp32=, bf16=--amp}"),
+    ],
+)
+def test_a_command_is_the_same_however_it_is_laid_out(given: str, kept: str) -> None:
+    assert parse_command(given) == parse_command(kept) == kept
+
+
 def test_progress_counts_the_steps_that_are_asked_for() -> None:
     events: list[Event] = []
     case = Case(command=f"{RUN} none", device="cpu", steps=9)

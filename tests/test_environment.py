@@ -174,6 +174,15 @@ def test_commit_says_whether_the_code_was_edited(tmp_path: Path, monkeypatch: Pa
     assert describe_host().commit == commit
     code.write_text("a = 2\n")
     assert describe_host().commit == f"{commit}+dirty"
+    # a hook of git's has these of the repository that it is of
+    subprocess.run(["git", "init", "-q", str(tmp_path / "other")], check=True)
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path / "other"))
+    assert describe_host().commit == f"{commit}+dirty"
+    # packages of an environment within a project are not of its commit
+    (tmp_path / "venv").mkdir()
+    monkeypatch.setattr(host, "_ROOT", tmp_path / "venv")
+    assert describe_host().commit is None
 
 
 @pytest.mark.parametrize("module", ["__main__", "sweep", "report", "compare", "scales", "check"])

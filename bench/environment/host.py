@@ -131,14 +131,21 @@ def describe_install(packages: Iterable[str]) -> str:
 _ROOT = Path(__file__).parents[1]
 
 
-def read_commit() -> str | None:
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(_ROOT), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+def _git(*arguments: str) -> bytes:
+    """Return what git says of the repository that has this harness. Raises OSError or
+    CalledProcessError: none has it."""
+    # GIT_DIR and others name another repository: a hook of git's, and `git rebase --exec`, set them
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", "-C", str(_ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, check=True, env=own).stdout
 
+
+def read_commit() -> str | None:
     try:
-        dirty = git("status", "--porcelain", "--untracked-files=no", "--", ".")
-        return git("rev-parse", "--short=12", "HEAD") + ("+dirty" if dirty else "")
+        _git("ls-files", "--error-unmatch", ".")  # not in one that only lies around its packages
+        dirty = _git("status", "--porcelain", "--untracked-files=no", "--", ".")
+        head = _git("rev-parse", "--short=12", "HEAD").decode().strip()
+        return head + ("+dirty" if dirty else "")
     except (OSError, subprocess.CalledProcessError):
         return None
 
@@ -161,9 +168,8 @@ def _hash(files: Iterable[tuple[PurePath, bytes]]) -> str:
 @cache
 def hash_commit(commit: str) -> str | None:
     """Return `hash_code` at a commit; None if this is not a clone that has it."""
-    command = ["git", "-C", str(_ROOT), "archive", "--format=tar", commit]
     try:
-        archive = subprocess.run(command, capture_output=True, check=True).stdout
+        archive = _git("archive", "--format=tar", commit)
     except (OSError, subprocess.CalledProcessError):
         return None
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
