@@ -28,9 +28,8 @@ class Rule:
     ``kind`` is the name of any class among the exception's ancestors, or empty; ``message`` a
     regular expression searched for in the text. Rules with ``when_full`` hold only while device
     memory is nearly full, those with ``when_limited`` only under a memory limit on a CPU.
-    ``transient`` failures are worth a retry, ``shared`` ones ran out of memory shared between
-    processes, and ``peer`` ones follow from the end of another process that trains the same
-    network.
+    ``transient`` failures are worth a retry, and ``peer`` ones follow from the end of another
+    process that trains the same network. ``fix`` is what to do, where the message does not say it.
     """
 
     status: Status
@@ -39,8 +38,8 @@ class Rule:
     when_full: bool = False
     when_limited: bool = False
     transient: bool = False
-    shared: bool = False
     peer: bool = False
+    fix: str = ""
 
 
 _PLACES = ("Backend", "Network", "Store")
@@ -66,7 +65,7 @@ RULES: tuple[Rule, ...] = (
         Status.OOM,
         r"DataLoader worker \(pid[^)]*\) is killed by signal: Bus error"
         r"|unable to (?:\w+ )+(?:shared memory|file <)[^\n]*No space left on device",
-        shared=True,
+        fix="/dev/shm is full; enlarge it (docker: --shm-size), or lower --workers",
     ),
     Rule(
         Status.KILLED, r"DataLoader worker \(pid[^)]*\) is killed by signal: (?:Killed|Terminated)"
@@ -104,15 +103,32 @@ RULES: tuple[Rule, ...] = (
     Rule(Status.UNSUPPORTED, r"bfloat16 is only supported on GPUs with compute capability"),
     # cards, Python versions and hosts that torch.compile does not support
     Rule(Status.UNSUPPORTED, r"too old to be supported by the triton GPU compiler"),
-    Rule(Status.UNSUPPORTED, r"Cannot find a working triton installation"),
-    Rule(Status.UNSUPPORTED, r"No working C\+\+ compiler found"),
+    Rule(
+        Status.UNSUPPORTED,
+        r"Cannot find a working triton installation",
+        fix="torch.compile needs Triton: pip install triton",
+    ),
+    Rule(
+        Status.UNSUPPORTED,
+        r"Failed to find C compiler|No working C\+\+ compiler found",
+        fix="torch.compile needs a C and a C++ compiler: apt-get install g++",
+    ),
+    # Triton builds a helper in C, and Python raises how that ended
+    Rule(
+        Status.UNSUPPORTED,
+        r"Command '\[[^\n]*(?:cuda_utils|__triton_launcher)[^\n]*non-zero exit status",
+        fix="torch.compile could not build its helper in C; the log says what it lacks, most often "
+        "the headers of Python: apt-get install python3-dev",
+    ),
+    Rule(
+        Status.UNSUPPORTED,
+        r"libcuda\.so cannot found",  # as Triton spells it
+        fix="torch.compile does not find the driver's libcuda.so: sudo ldconfig",
+    ),
     # captured steps (--cuda-graphs) that wait for the device, or allocate on the host
     Rule(Status.UNSUPPORTED, r"when stream is capturing"),
     Rule(Status.UNSUPPORTED, r"(?:torch\.compile|Dynamo) is not supported on"),
 )
-
-
-_SHARED = "/dev/shm is full; enlarge it (docker: --shm-size), or lower --workers"
 
 
 @dataclass(frozen=True)
@@ -151,8 +167,8 @@ def classify(
         if rule.when_limited and not (limit and on_host):
             continue
         if re.search(rule.message, message, re.DOTALL):
-            if rule.shared:
-                reason = f"{_SHARED}: {reason}"
+            if rule.fix:
+                reason = f"{rule.fix}: {reason}"
             elif limit and rule.status is Status.OOM:
                 # the allocator's message, which the log has, is about one block
                 reason = f"needs more than {limit} of {'host' if on_host else 'GPU'} memory: {said}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -80,6 +81,10 @@ UNSUPPORTED = [
     "Found Tesla P100 which is too old to be supported by the triton GPU compiler",
     "Cannot find a working triton installation. Either the package is not installed",
     "InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config",
+    "Failed to find C compiler. Please specify via CC environment variable or set triton.knobs",
+    "Command '['/usr/bin/gcc', '/tmp/tmpb4/cuda_utils.c', '-O3', '-shared', '-fPIC', '-o', "
+    "'/tmp/tmpb4/cuda_utils.cpython-312-x86_64-linux-gnu.so']' returned non-zero exit status 1.",
+    AssertionError("libcuda.so cannot found!\nPossible files are located at ['/usr/lib/libcuda'"),
     "torch.compile is not supported on Python 3.15+",
     torch.AcceleratorError("CUDA error: operation not permitted when stream is capturing"),
 ]
@@ -135,6 +140,12 @@ def test_what_an_exception_means(
 ) -> None:
     for share in shares:
         assert replace(judge(error, share), reason="") == fault
+
+
+@pytest.mark.parametrize("error", UNSUPPORTED[7:12], ids=str)
+def test_what_a_compiler_lacks_is_said_with_what_installs_it(error: BaseException | str) -> None:
+    assert judge(error).reason.startswith("torch.compile ")
+    assert re.search("install|ldconfig", judge(error).reason)
 
 
 LIMIT = Case(device="cpu", memory_limit="900MiB")
