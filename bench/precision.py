@@ -339,13 +339,14 @@ def set_flags(precision: Precision) -> None:
     A default "fp32" run uses TF32 in its convolutions. torch raises when an older ``allow_tf32``
     flag is read that disagrees with the newer ``fp32_precision`` ones, including those of cuDNN's
     recurrent layers, so all are set. The setter for matmuls sets both of its flags; inductor reads
-    the older.
+    the older, and for the convolutions that it writes itself (max-autotune) the one of all cuDNN.
     """
     import torch
 
     mode = "tf32" if precision.arithmetic is Arithmetic.TFLOAT32 else "ieee"
     torch.set_float32_matmul_precision("high" if mode == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = mode == "tf32"  # first: it sets the two below to "none"
+    torch.backends.cudnn.fp32_precision = mode  # type: ignore[attr-defined]
     torch.backends.cudnn.conv.fp32_precision = mode  # type: ignore[attr-defined]
     torch.backends.cudnn.rnn.fp32_precision = mode  # type: ignore[attr-defined]
 

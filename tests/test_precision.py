@@ -36,6 +36,8 @@ def test_flags_are_set_for_all_and_read_back(name: str, mode: str) -> None:
     flags = read_flags()
     assert flags["matmul"] == flags["conv"] == mode
     assert torch.backends.cudnn.rnn.fp32_precision == mode  # type: ignore[attr-defined]
+    # torch.compile's own convolutions, which max-autotune tries, are in the format that this says
+    assert torch.backends.cudnn.fp32_precision == mode  # type: ignore[attr-defined]
     assert torch.backends.cudnn.allow_tf32 is (name == "tf32")
     assert torch.backends.cuda.matmul.allow_tf32 is (name == "tf32")
 
