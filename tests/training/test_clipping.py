@@ -9,9 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from bench.case import Case
 from bench.data import DatasetInfo
+from bench.training.loss_scale import clip
 from bench.workloads import Workload
 from tests.training_for_tests import (
     MOMENTUM,
@@ -50,6 +53,43 @@ def test_the_norm_is_that_of_the_unscaled_gradients_in_every_precision(
     assert norm.dtype == torch.float32
     assert float(norm) == pytest.approx(true_norm(*batch()), rel=step_bound(precision))
     assert float(norm) > MOST
+
+
+class Foreach(TorchDispatchMode):
+    """The dtypes that each foreach operation was given in one call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, set[torch.dtype]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "_foreach_mul" in str(func) or "_foreach_norm" in str(func):
+            given = {x.dtype for x in tree_leaves(args) if isinstance(x, Tensor)}
+            self.seen.append((str(func), given))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("precision", ["fp16-pure", "bf16-pure", "fp16", "fp32"])
+def test_no_foreach_is_given_two_dtypes(precision: str) -> None:
+    """On a GPU such a one takes a kernel for each tensor. Without masters, gradients are of two."""
+    ours = training(precision, clip_grad=MOST)
+    with Foreach() as calls:
+        ours.step(batch())
+    assert calls.seen
+    assert all(len(given) == 1 for _, given in calls.seen), calls.seen
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_clipped_halves_are_rounded_once(dtype: torch.dtype) -> None:
+    """A factor of 1e-4 in fp16 would be 0.3 % off."""
+    weight = torch.zeros(4, dtype=dtype, requires_grad=True)
+    given = torch.tensor([3e3, 1e4, -5e3, 2e2]).to(dtype)
+    weight.grad = given.clone()
+    norm = clip([weight], 1.0)
+    exact = given.double() * (1.0 / (given.double().norm() + 1e-6))
+    assert float(norm) == pytest.approx(float(given.double().norm()), rel=1e-6)
+    assert torch.equal(weight.grad, exact.to(dtype)) or dtype is torch.float32
+    torch.testing.assert_close(weight.grad.double(), exact, rtol=torch.finfo(dtype).eps, atol=0)
 
 
 @pytest.mark.parametrize(("precision", "scale"), SCALED)
