@@ -186,6 +186,11 @@ class Case:
         return self.compile != Case.compile
 
     @property
+    def autotuned(self) -> bool:
+        """Return whether warm-up times several ways to compute what a step computes."""
+        return self.cudnn_benchmark or self.compile == "max-autotune"
+
+    @property
     def own_graphs(self) -> bool:
         """Return whether torch.compile launches the network's kernels with its own CUDA graphs."""
         return self.compile in OWN_GRAPHS and self.device == "cuda"

@@ -291,8 +291,10 @@ class Trial:
             self.train_images = int(images)
         if row.status in (Status.INTERRUPTED, Status.LOST):
             return
-        # a peak that was clipped in warm-up would not be on the line either
-        retries = sum(row.number(name) or 0 for name in ("warmup_alloc_retries", "alloc_retries"))
+        # a peak that was clipped in warm-up would not be on the line either; but where warm-up
+        # times the ways to compute something, one whose workspace does not fit is left out
+        names = ["alloc_retries", *["warmup_alloc_retries"] * (not self.family.autotuned)]
+        retries = sum(row.number(name) or 0 for name in names)
         limit, card = row.memory_limit, row.number("gpu_memory_bytes")
         left = card - (row.number("baseline_device_bytes") or 0) if card else None
         # an allocator that is short of memory frees its cache, and the context grows after that, by

@@ -297,6 +297,18 @@ def test_what_a_driver_moved_to_the_host_does_not_fit() -> None:
         assert [p.status for p in trial.probes] == [status]
 
 
+def test_a_workspace_that_did_not_fit_while_autotuning_is_no_lack_of_memory() -> None:
+    """cuDNN tries ways to compute a convolution that take more than is left, and goes on."""
+    row = {"batch_size": 64, "context_bytes": GIB, "peak_reserved_bytes": 9 * GIB}
+    row |= {"warmup_alloc_retries": 3, "alloc_retries": 0}
+    for case in (CARD, replace(CARD, compile="default")):
+        assert [p.alloc_retries for p in add_rows(case, row).probes] == [3]
+    for case in (replace(CARD, cudnn_benchmark=True), replace(CARD, compile="max-autotune")):
+        assert [p.alloc_retries for p in add_rows(case, row).probes] == [0]
+        late = add_rows(case, row | {"alloc_retries": 2}).probes
+        assert [p.alloc_retries for p in late] == [2]
+
+
 def test_a_family_is_what_takes_the_same_memory() -> None:
     case = Case(precision="fp16", loss_scale=128.0, batch_size=64, accumulate=2)
     same = replace(case, batch_size=256, lr=0.5, seed=3, steps=9, evaluate=True, schedule="cosine")
