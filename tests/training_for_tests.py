@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bench.case import Case
 from bench.data.batches import Divided, Supply
 from bench.optimization import OPTIMIZERS
-from bench.precision import PRECISIONS, set_flags
+from bench.precision import PRECISIONS, TRAINED, set_flags
 from bench.record import Outcome
 from bench.training.loop import Epoch, Training, train_epoch
 from bench.training.timing import StepClock
@@ -27,7 +27,9 @@ from bench.worker.measurement import measure
 CPU = torch.device("cpu")
 LR = 0.05
 MOMENTUM, WEIGHT_DECAY = OPTIMIZERS["sgd"].momentum, OPTIMIZERS["sgd"].weight_decay
-OURS = [name for name, p in PRECISIONS.items() if not (p.apex or p.float8 or p.pure)]
+OURS = [
+    n for n in TRAINED if not (PRECISIONS[n].apex or PRECISIONS[n].float8 or PRECISIONS[n].pure)
+]
 
 
 def small(seed: int = 0) -> nn.Module:

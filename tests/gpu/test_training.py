@@ -26,6 +26,7 @@ from bench.precision import (
     FP8_INSTALL,
     OPT_LEVELS,
     PRECISIONS,
+    TRAINED,
     find_apex,
     find_version,
     refuse_apex,
@@ -83,7 +84,7 @@ def skip_unless_native(platform: Platform, name: str) -> None:
         pytest.skip(reason)
 
 
-@pytest.mark.parametrize("name", [n for n, p in PRECISIONS.items() if not p.float8])
+@pytest.mark.parametrize("name", [n for n in TRAINED if not PRECISIONS[n].float8])
 def test_a_case_in_every_precision(name: str, platform: Platform, run) -> None:
     """Measured, proven to be what its label says, and every column filled that a card can fill."""
     skip_unless_native(platform, name)
