@@ -313,6 +313,13 @@ class TestProcesses:
         nvml.graphics = [(1, None), (2, 100)]
         assert list_others(device) == [3]
 
+    def test_a_program_that_draws_and_holds_a_context_is_no_neighbour(self):
+        """C+G in nvidia-smi, with its memory known, as on Linux; the worker may draw too."""
+        nvml, device = watch((1, 5_000), (os.getpid(), 2_000), (3, 5))
+        nvml.graphics = [(1, 5_000), (os.getpid(), 2_000)]
+        assert list_others(device) == [3]
+        assert read(device).process_bytes == 2_000
+
     def test_a_worker_under_a_host_pid_is_recognised_and_a_second_stranger_is_not(self):
         nvml = FakeNvml()
         nvml.compute = [(GONE + 1, 7)]

@@ -147,6 +147,41 @@ def test_what_each_throttle_reason_means(reason, invalid):
     assert seen.verdict == (f"throttled during the epoch: {told}" if invalid else "")
 
 
+def test_a_passing_reading_is_noted_and_a_lasting_reason_is_not():
+    """As on a laptop, whose fan starts late."""
+    reason, cap = "software thermal slowdown", "software power cap"
+    for said in ([reason], [cap, reason]):
+        seen = replay(edit=between(15, 15, throttle=said))
+        assert seen.values["throttle_during"] == ("; ".join(said[:-1]))
+        assert (seen.verdict, seen.notes) == ("", [f"passing: {reason} (1 of 5 readings)"])
+    assert replay(edit=between(12, 16, throttle=[reason])).verdict.endswith("(2 of 5 readings)")
+
+
+def test_without_a_counter_energy_is_power_over_time():
+    """Of a GTX 1080 or a slice that tells its power: of the epoch alone, and the row says so."""
+
+    class Old(Unreadable):
+        def read(self, depth):
+            at = next(moments)
+            return (Reading(at * 10**9, power_w=100.0 if at < 4 else 200.0),)
+
+    moments = iter(range(99))
+    device = Old("NVML: Not Supported")
+    monitor = Monitor(device, fast_s=1e9)  # the readings are made here
+    for phase in ("setup", "warmup", "epoch"):
+        monitor.watch(1) if phase == "setup" else monitor.enter(phase)
+    for _ in range(12):
+        monitor._read(Depth.SLOW)
+    monitor.enter("evaluation")
+    seen = monitor.close()
+    # from 3 s, half a second at the mean of both, to 16 s
+    assert seen.values["energy_j"] == 150 + 12 * 200
+    assert seen.values["mean_power_w"] == pytest.approx(2550 / 13)
+    assert any("no counter of energy" in note for note in seen.notes)
+    short = replay(edit=always(energy_j=None), about={"why": {"energy_j": "none"}})
+    assert short.missing == dict.fromkeys(("energy_j", "mean_power_w"), "none"), "four readings"
+
+
 def test_memory_at_a_boundary_counts_for_the_phase_that_ends():
     seen = replay(edit=between(10, 10, device_bytes=9 * GB))
     assert seen.values["warmup_device_bytes"] == 8_700_000_000

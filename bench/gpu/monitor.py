@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, pairwise
 from statistics import median
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ Phase = Literal["baseline", "setup", "warmup", "epoch", "evaluation"]
 """In this order. Evaluation is everything that follows the epoch, if only the worker's exit."""
 
 
-def _union(seen: Sequence[tuple[str, ...]]) -> str:
+def _union(seen: Sequence[Sequence[str]]) -> str:
     return "; ".join(dict.fromkeys(name for names in seen for name in names))
 
 
@@ -44,6 +44,11 @@ _COLUMNS: Mapping[str, _Column] = {
     "throttle_during": ("throttle", "epoch", _union, _WHOLE),
 }
 ENERGY = ("energy_j", "mean_power_w")
+_LEAST_POWERS = 10  # between which power is summed: 2 s, as some drivers tell the mean of a second
+_SUMMED = "the card has no counter of energy: it is the power, read five times a second, over time"
+_PASSING = (
+    0.05  # a reason to slow down, met in a smaller share of the readings, hardly changes time
+)
 _NEIGHBOURS = ("neighbours", "neighbours_computing")
 MONITORED = (*_COLUMNS, *ENERGY, *_NEIGHBOURS)
 """The fields of `Measurement` a monitor fills."""
@@ -151,7 +156,7 @@ class Monitor:
         self._energy(seen)
         if self._whole and measured_s is not None and "mean_power_w" in seen.values:
             seen.values["energy_j"] = seen.values["mean_power_w"] * measured_s
-        doubts = [self._throttling(), self._neighbours(seen, allow_shared)]
+        doubts = [self._throttling(seen), self._neighbours(seen, allow_shared)]
         seen.verdict = "; ".join(filter(None, doubts))
         return seen
 
@@ -237,23 +242,42 @@ class Monitor:
             if first.energy_j is not None and last.energy_j is not None
         ]
         energy = sum(gains)
-        if len(gains) < len(ends) or min(gains) < 0 or not energy:
+        if not gains and (summed := self._sum_power(epochs)):
+            seen.notes.append(_SUMMED)
+            energy = summed
+        elif len(gains) < len(ends) or min(gains) < 0 or not energy:
             why = self._device.why("energy_j")
             why = why or "the energy counter was not read, stood still or went back"
             seen.missing |= dict.fromkeys(ENERGY, why)
             return
         seen.values |= {"energy_j": energy, "mean_power_w": energy / seconds}
 
-    def _throttling(self) -> str:
-        """Return the doubt if heat or the power supply held the clocks down."""
+    def _sum_power(self, epochs: Sequence[_Stay]) -> float:
+        """Return the energy of stays in J: power over time, by the trapezoidal rule; 0 if too few
+        readings have it."""
+        energy, number = 0.0, 0
+        for stay in epochs:
+            read = [r for r in (*stay.opened, *stay.readings) if r.power_w is not None]
+            for one, next in pairwise(read):
+                assert one.power_w is not None
+                assert next.power_w is not None
+                energy += (one.power_w + next.power_w) / 2 * (next.time_ns - one.time_ns) / 1e9
+                number += 1
+        return energy if number >= _LEAST_POWERS else 0.0
+
+    def _throttling(self, seen: Observation) -> str:
+        """Return the doubt if heat or the power supply held the clocks down. What hardly any
+        reading met is noted instead."""
         readings = self._values("throttle", "epoch")
         counts = Counter(name for names in readings for name in names)
-        slowed = [
-            f"{name} ({n} of {len(readings)} readings)"
-            for name, n in counts.items()
-            if EFFECTS.get(name) == "slowed"
-        ]
-        return f"throttled during the epoch: {', '.join(slowed)}" if slowed else ""
+        told = {name: f"{name} ({n} of {len(readings)} readings)" for name, n in counts.items()}
+        slowed = [name for name in told if EFFECTS.get(name) == "slowed"]
+        passing = [n for n in slowed if counts[n] < max(2, _PASSING * len(readings))]
+        if passing:
+            seen.values["throttle_during"] = _union([[n for n in told if n not in passing]])
+            seen.notes.append(f"passing: {', '.join(map(told.__getitem__, passing))}")
+        lasting = [told[name] for name in slowed if name not in passing]
+        return f"throttled during the epoch: {', '.join(lasting)}" if lasting else ""
 
     def _neighbours(self, seen: Observation, allow_shared: bool) -> str:
         """Fill the neighbour columns; return the doubt, if any computed before the epoch ended."""

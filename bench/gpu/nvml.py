@@ -174,7 +174,9 @@ class Nvml(Device):
         if (computing := values.get("others")) is not None:
             # under WDDM every window is listed as computing too, with its memory unknown
             listed = {pid: size for pid, size in computing.items() if size or pid not in display}
-            values["process_bytes"], values["others"] = self._attribute(listed)
+            values["process_bytes"], others = self._attribute(listed)
+            # a desktop's programs (C+G in nvidia-smi) hold a context to draw with
+            values["others"] = tuple(other for other in others if other.pid not in display)
         elif depth >= Depth.SLOW:
             self._reasons["process_bytes"] = self.why("others")
         return (Reading(now, **values),)
