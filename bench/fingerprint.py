@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from multiprocessing.connection import Connection
@@ -38,7 +38,8 @@ class Fingerprint:
     number of classes; None for a built-in network, which is not run, and for a workload, which need
     not have any. ``products`` is the number of layers that fp8 can convert, ``batchnorm`` whether
     the model has BatchNorm, ``convolves`` whether it has convolution layers, and ``still`` the
-    requested freezes that leave no layer normalising by the batch.
+    requested freezes that leave no layer normalising by the batch. ``failing`` are the requested
+    precisions in which a CPU cannot train a step, and why.
     """
 
     parameters: str
@@ -50,6 +51,7 @@ class Fingerprint:
     batchnorm: bool = True
     convolves: bool = True
     still: tuple[str, ...] = ()
+    failing: Mapping[str, str] = field(default_factory=dict)
 
 
 Examined = Fingerprint | str
@@ -71,12 +73,13 @@ def name_subject(case: Case) -> str:
 
 @dataclass(frozen=True)
 class Request:
-    """The network or workload of a ``case``, to be examined, and the values of the axes `freeze`
-    and `start` that it is to be trained with."""
+    """The network or workload of a ``case``, to be examined, and the values of the axes `freeze`,
+    `start` and `precision` that it is to be trained with."""
 
     case: Case
     freezes: tuple[str, ...] = ()
     starts: tuple[str, ...] = ()
+    precisions: tuple[str, ...] = ("fp32",)
 
     @property
     def subject(self) -> str:
@@ -96,7 +99,8 @@ def list_requests(cases: Iterable[Case]) -> list[Request]:
     for of in parts.values():
         frozen = dict.fromkeys(case.freeze for case in of if case.freeze != Case.freeze)
         starts = dict.fromkeys(case.start for case in of if case.start is not None)
-        asked.append(Request(of[0], tuple(frozen), tuple(starts)))
+        precisions = dict.fromkeys(case.precision for case in of)
+        asked.append(Request(of[0], tuple(frozen), tuple(starts), tuple(precisions)))
     return asked
 
 
@@ -107,9 +111,10 @@ def examine_model(
     classes: int = CLASSES,
     freezes: Sequence[str] = (),
     starts: Sequence[str] = (),
+    precisions: Sequence[str] = ("fp32",),
 ) -> Fingerprint:
-    """Import and build ``name``, a ``model`` or ``workload`` by its kind, run a user's own once,
-    and return its fingerprint.
+    """Import and build ``name``, a ``model`` or ``workload`` by its kind, run a user's own once in
+    each of ``precisions``, and return its fingerprint.
 
     The fingerprint does not depend on ``freezes`` and ``starts``; they are only checked. ``shape``
     is that of the images that a model is tried on; a built-in network is built for this
@@ -117,8 +122,8 @@ def examine_model(
     not run: DPN-92 would take 2 s.
 
     Call it in a process that has imported torch, and no model before. Raises UsageError, one line:
-    the model cannot be imported, built or run, or is no network for images; or ``freezes`` or
-    ``starts`` do not fit it.
+    the model cannot be imported, built or run in any of ``precisions``, or is no network for
+    images; or ``freezes`` or ``starts`` do not fit it.
     """
     import torch
     from torch.nn.modules.conv import _ConvNd
@@ -130,12 +135,14 @@ def examine_model(
         check_network,
         check_tuning,
         try_images,
+        try_precisions,
         try_workload,
     )
 
     before = set(sys.modules)
     torch.manual_seed(0)  # as a worker does before it builds: a factory may use random numbers
     outputs = facts = None
+    failing: Mapping[str, str] = {}
     workload, what = Workload(), f"{kind} {name!r}"
     workload.shape, workload.classes = shape, classes
     with keep_switches({}):
@@ -149,10 +156,12 @@ def examine_model(
                 made = attempt(f"{what}: build_model fails", workload.build_model)
             model = check_network(what, made)
     still = check_tuning(what, model, workload, freezes, starts)
+    trial = partial(try_precisions, what, workload, model, precisions)
     if kind == "workload":
-        facts = try_workload(what, workload, model, freezes)
+        whole = partial(try_workload, what, workload, freezes)
+        facts, failing = trial(workload.build_model, whole)
     elif name not in MODELS:
-        outputs = try_images(what, model, workload)
+        outputs, failing = trial(partial(build_model, name), partial(try_images, what, workload))
     module, _ = split_model(name)
     own = {module: getattr(sys.modules[module], "__file__", None) or ""}
     for other in set(sys.modules) - before:
@@ -174,6 +183,7 @@ def examine_model(
         normalises_batches(model),
         any(isinstance(module, _ConvNd) for module in model.modules()),
         still,
+        failing,
     )
 
 
@@ -205,7 +215,7 @@ def answer(told: Connection, asked: Request) -> None:
     case = asked.case
     kind = "model" if case.workload == IMAGES else "workload"
     shape = SHAPE if case.input is None else parse_shape(case.input)
-    about = (shape, case.classes or CLASSES, asked.freezes, asked.starts)
+    about = (shape, case.classes or CLASSES, asked.freezes, asked.starts, asked.precisions)
     try:
         told.send(examine_model(case.model, kind, *about))
     except UsageError as error:

@@ -94,7 +94,7 @@ BROKEN = {
     "mynet:asks": "cannot be built: EOFError: EOF when reading a line (mynet.py, line 20)",
     "mynet:number": "model 'mynet:number' returned int, and not a torch.nn.Module",
     "mynet:still": "model 'mynet:still' has no weight to train: none requires a gradient",
-    "mynet:half": "model 'mynet:half' fails on (2, 3, 32, 32) images (give others by --input, or",
+    "mynet:half": "model 'mynet:half' fails on (2, 3, 32, 32) images in fp32 (give others by",
     "mynet:conv": "gives (2, 4, 30, 30) for 2 images; forward returns logits of shape (2, classes)",
     "mynet:GPT": "data and a loss of its own by a --workload): ",
     "mynet:sized": "cannot be built: TypeError: sized() missing 1 required positional",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.case import list_varying, parse_value
+from bench.case import Case, list_varying, parse_value
 from bench.data.batches import MadeBatches
+from bench.environment.machine import Platform
 from bench.errors import UsageError
-from bench.fingerprint import examine_model
+from bench.fingerprint import examine_model, name_subject
 from bench.grid import grid
 from bench.precision import PRECISIONS
-from bench.record import Outcome, Status
+from bench.record import Environment, Outcome, Status
 from bench.sweep.__main__ import main as sweep
+from bench.sweep.preflight import Inputs
 from bench.training.loop import Training
 from bench.training.trial import attempt, check_network, try_workload
 from bench.workloads import IMAGES, OWN, Loss, Network, Workload, WorkloadFacts, load_workload
@@ -73,7 +75,7 @@ def network() -> nn.Module:
 def look(workload: Workload) -> WorkloadFacts:
     what = "workload 'm:f'"
     model = check_network(what, attempt(f"{what}: build_model fails", workload.build_model))
-    return try_workload(what, workload, model)
+    return try_workload(what, workload, (), model)
 
 
 def broken(**parts: Any) -> Workload:
@@ -119,6 +121,63 @@ def test_what_keeps_the_protocol_is_known() -> None:
     look(with_batch(lambda batch: batch | {"missing": torch.full((2,), torch.nan)}))
     assert not examine_model(f"{__name__}:Right", "workload").batchnorm
     assert examine_model(f"{__name__}:normalised", "workload").batchnorm
+
+
+class Fourier(nn.Linear):
+    """Has an operation without a kernel for bfloat16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(torch.fft.rfft(x, n=4).abs())
+
+
+class Halves(nn.Linear):
+    """Computes in bfloat16 alone, as flash attention does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.weight.dtype != torch.bfloat16:
+            raise TypeError("it needs bfloat16")
+        return super().forward(x)
+
+
+def fourier() -> Workload:
+    return broken(build_model=lambda self: Fourier(3, 2))
+
+
+def halves() -> Workload:
+    return broken(build_model=lambda self: Halves(3, 2))
+
+
+def halves_of_images() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), Halves(3072, 10))
+
+
+@pytest.mark.parametrize(
+    ("kind", "factory", "passes", "fails"),
+    [
+        ("workload", "fourier", ("fp32", "tf32", "fp16", "bf16-amp"), ("bf16", "bf16-pure")),
+        ("workload", "halves", ("bf16", "bf16-pure"), ("fp32", "tf32", "bf16-amp")),
+        ("model", "halves_of_images", ("bf16",), ("fp32", "bf16-amp")),
+    ],
+)
+def test_only_the_precisions_that_are_asked_for_are_tried(
+    kind: str, factory: str, passes: Sequence[str], fails: Sequence[str]
+) -> None:
+    name = f"{__name__}:{factory}"
+    few, whole = (examine_model(name, kind, precisions=p) for p in (passes, [*fails, *passes]))
+    assert (few.failing, [*whole.failing]) == ({}, [*fails])
+    assert replace(whole, failing={}) == few, "it is the same network"
+    with pytest.raises(UsageError, match=f" in {fails[0]}[: ]"):
+        examine_model(name, kind, precisions=fails)
+    case = {"workload": name} if kind == "workload" else {}
+    asked = Case(name, precision=fails[0], device="cpu", **case)
+    about = Environment(capability="9.0", gpu="a card")
+    platforms = {"cpu": Platform(Environment()), "cuda": Platform(about)}
+    inputs = Inputs(platforms, {name_subject(asked): whole}, {})
+    assert fails[0] in inputs.refuse(asked)
+    assert not inputs.refuse(replace(asked, precision=passes[0]))
+    assert f"warning: {fails[0]} is not measured: " in inputs.warn_of_trial(asked)
+    on_gpu = replace(asked, device="cuda")  # may have the kernels that a CPU lacks
+    assert (inputs.refuse(on_gpu), "may fail" in inputs.warn_of_trial(on_gpu)) == ("", True)
 
 
 BROKEN: dict[str, tuple[Workload, str]] = {

@@ -181,7 +181,12 @@ def check_own_pixels(subject: Subject) -> Finding:
         raise InapplicableError("a batch has one sample: none can replace it")
     plain = {name: getattr(Case, name) for name in ("loss_scale", "opt_level")}
     _, training = subject.start_plain(precision="fp32", **plain)
-    training.step(subject.batch)
+    try:
+        training.step(subject.batch)
+    except Exception as error:
+        if subject.case.precision == "fp32":
+            raise
+        raise InapplicableError("it looks in fp32, in which the network fails") from error
     training.model.eval()
     batch = pick_items(subject.batch, range(items))
     given, before = _read_rows(training, batch, range(items))

@@ -66,12 +66,23 @@ class Inputs:
             return ""
         if reason := platform.refuse(precision):
             return reason
+        model = self.find_model(case)
+        # it was tried on a CPU, which lacks kernels that a GPU has
+        if model is not None and case.device == "cpu" and case.precision in model.failing:
+            return model.failing[case.precision]
         if precision.float8:
-            model = self.find_model(case)
             if model is not None and not model.products:
                 return refuse_fp8(case.model)
             return "" if find_version("torchao") else FP8_INSTALL
         return refuse_apex(self.apex, case.device) if precision.apex else ""
+
+    def warn_of_trial(self, case: Case) -> str:
+        """Return a warning if the network failed its trial in the case's precision; else empty."""
+        model = self.find_model(case)
+        if model is None or case.precision not in model.failing:
+            return ""
+        ends = "is not measured: " if case.device == "cpu" else "may fail, as on a CPU "
+        return f"warning: {case.precision} {ends}{model.failing[case.precision]}"
 
     def find_model(self, case: Case) -> Fingerprint | None:
         """Return the network or workload of the case; None if it was not examined."""
@@ -213,7 +224,7 @@ def check(
         datasets[name] = prepare(asked)
     for case in plan.cases:
         inputs.check_batches(case)
-    warnings = []
+    warnings = list(dict.fromkeys(filter(None, map(inputs.warn_of_trial, cases))))
     if options.data_dir is not None and all(case.dataset == SYNTHETIC for case in cases):
         warnings.append(
             f"note: --data-dir {options.data_dir} is not used, because the images are synthetic; "

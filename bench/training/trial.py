@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from io import BytesIO
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +17,15 @@ from bench.errors import UsageError
 from bench.failure import find_place
 from bench.models.freezing import NONE, freeze, normalises_batches
 from bench.models.weights import fit_weights
-from bench.precision import PRECISIONS
+from bench.precision import PRECISIONS, Arithmetic
 from bench.text import name_first
 from bench.training.loop import Training
 from bench.workloads import Loss, Workload, WorkloadFacts, count_classes, find_logits
 
 _TRIED = 2
 """Items in a trial batch: BatchNorm needs two."""
+
+T = TypeVar("T")
 
 _CPU = torch.device("cpu")
 
@@ -52,27 +54,79 @@ def check_network(what: str, model: object) -> nn.Module:
     return model
 
 
-def try_images(what: str, model: nn.Module, workload: Workload) -> int:
-    """Run a forward pass in training mode on two images, float32 (2, *shape), then train a step in
-    fp32 as a case does; return the number of classes. Raises UsageError: the network does not
-    support such images, or as `try_step`."""
+def list_tried(precisions: Iterable[str]) -> dict[str, list[str]]:
+    """Return those of ``precisions`` that a CPU can try, each with those that it tells of too. Not
+    float16, which a CPU may take minutes for, nor what needs other packages: if there are no
+    others, float32, in which the network is built.
+
+    >>> list_tried(["tf32", "bf16", "fp16", "fp32"])
+    {'tf32': ['tf32', 'fp32'], 'bf16': ['bf16']}
+    """
+    found: dict[tuple[object, ...], list[str]] = {}
+    for name in precisions:
+        kind = PRECISIONS[name]
+        if not (kind.apex or kind.float8 or kind.arithmetic is Arithmetic.FLOAT16):
+            found.setdefault((kind.weights, kind.autocast, kind.pure), []).append(name)
+    return {alike[0]: alike for alike in found.values()} or {"fp32": []}
+
+
+def try_precisions(
+    what: str,
+    workload: Workload,
+    model: nn.Module,
+    precisions: Iterable[str],
+    build: Callable[[], nn.Module],
+    whole: Callable[[nn.Module, str], T],
+) -> tuple[T, dict[str, str]]:
+    """Run the ``whole`` trial, `try_images` or `try_workload`, in the first of ``precisions`` in
+    which it passes, and train a step in each other that a CPU can try. Return what the trial found,
+    and why others fail. ``model`` is cast by none of them: those that cast get a network of their
+    own by ``build``. Raises UsageError: it fails in all."""
+    passed, failing = list[T](), dict[str, str]()
+    tried = list_tried(precisions)
+    for precision in sorted(tried, key=lambda name: PRECISIONS[name].casts):
+        try:
+            first = not (passed or failing or PRECISIONS[precision].casts)
+            network = model if first else attempt(f"{what} cannot be built again", build)
+            if passed:
+                batch = workload.make_batch(_TRIED, _CPU, torch.Generator().manual_seed(0))
+                try_step(what, network, workload, batch, precision)
+            else:
+                passed.append(whole(network, precision))
+        except UsageError as error:
+            failing |= dict.fromkeys(tried[precision], str(error))
+    if not passed:
+        raise UsageError(next(iter(failing.values())))
+    return passed[0], failing
+
+
+def try_images(what: str, workload: Workload, model: nn.Module, precision: str = "fp32") -> int:
+    """Run a forward pass in training mode on two images, float32 (2, *shape), then train a step, as
+    a case of ``precision`` does; return the number of classes. Raises UsageError: the network does
+    not support such images, or as `try_step`."""
     images = torch.zeros(_TRIED, *workload.shape)
-    model.train()
-    built = _list_state(model)
-    tried = f"{what} fails on {tuple(images.shape)} images"
+    training = attempt(
+        f"{what}: a training in {precision} fails", partial(_start, model, workload, precision)
+    )
+    built = _list_state(training.model)
+    tried = f"{what} fails on {tuple(images.shape)} images in {precision}"
     mend = "give others by --input, or data and a loss of its own by a --workload"
-    logits = find_logits(attempt(f"{tried} ({mend})", partial(model, images)))
+    logits = find_logits(attempt(f"{tried} ({mend})", partial(training.compute, images)))
     if not (isinstance(logits, Tensor) and logits.ndim == 2 and len(logits) == _TRIED):
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise UsageError(
             f"{what} gives {got} for {_TRIED} images; forward returns logits of shape "
             f"({_TRIED}, classes), or train it by a --workload, which has a loss of its own"
         )
-    _refuse_changes(what, built, model)
+    _refuse_changes(what, built, training.model)
     workload.classes = logits.shape[1]
     labels = torch.zeros(_TRIED, dtype=torch.int64)
-    try_step(what, model, workload, (images, labels), "fp32")
+    try_step(what, model, workload, (images, labels), precision)
     return workload.classes
+
+
+def _start(model: nn.Module, workload: Workload, precision: str, frozen: str = NONE) -> Training:
+    return Training(model, PRECISIONS[precision], _CPU, lr=1e-3, frozen=frozen, workload=workload)
 
 
 def try_step(
@@ -86,8 +140,7 @@ def try_step(
     """Train a step on ``batch``, and reset. Raises UsageError: the step fails, or changes what a
     reset cannot bring back; the message begins with ``what``."""
     where = f"{precision} with --freeze {frozen}" if frozen != NONE else precision
-    kind = PRECISIONS[precision]
-    make = partial(Training, model, kind, _CPU, lr=1e-3, frozen=frozen, workload=workload)
+    make = partial(_start, model, workload, precision, frozen)
     training = attempt(f"{what}: a training in {where} fails", make)
     before = _list_state(training.model)
     attempt(f"{what}: a training step in {where} fails", partial(training.step, batch))
@@ -143,12 +196,13 @@ def check_tuning(
 def try_workload(
     what: str,
     workload: Workload,
+    freezes: Sequence[str],
     model: nn.Module,
-    freezes: Sequence[str] = (),
+    precision: str = "fp32",
 ) -> WorkloadFacts:
-    """Compute the loss of a batch of two and its gradients, on the CPU, and check all results. Then
-    train a step on the batch in fp32, in bf16, and with each of ``freezes``, with new
-    networks. Raises UsageError: the workload violates the protocol of `Workload`; the
+    """Compute the loss of a batch of two and its gradients, on the CPU in ``precision``, and check
+    all results. Then train a step on the batch, also with each of ``freezes``, with new networks.
+    Raises UsageError: the workload violates the protocol of `Workload`, or the step fails; the
     message begins with ``what`` and says how in one line."""
 
     def require(right: bool, said: str) -> None:
@@ -189,14 +243,23 @@ def try_workload(
     )
     if workload.test_samples >= _TRIED:
         make("make_test_batch", partial(workload.make_test_batch, 0, _TRIED, _CPU))
-    model.train()
+    trained: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+    optimizer = run("build_optimizer", partial(workload.build_optimizer, trained, 1e-3))
+    stepped = [p for group in getattr(optimizer, "param_groups", []) for p in group["params"]]
+    require(
+        optimizer is None
+        or (isinstance(optimizer, torch.optim.Optimizer) and {*stepped} <= {*trained}),
+        f"build_optimizer returned {type(optimizer).__name__}; it returns None or a "
+        "torch.optim.Optimizer of the parameters that it is given, and no others",
+    )
+    training = run(f"a training in {precision}", partial(_start, model, workload, precision))
     calls: list[object] = []
 
     def network(*inputs: Any, **named: Any) -> Any:
         calls.append(None)
-        return model(*inputs, **named)
+        return training.compute(*inputs, **named)
 
-    made = run("compute_loss", lambda: workload.compute_loss(network, batch))
+    made = run(f"compute_loss in {precision}", lambda: workload.compute_loss(network, batch))
     require(
         bool(calls),
         "compute_loss does not call the network that it is given; call it, and no other, since "
@@ -219,18 +282,9 @@ def try_workload(
         f"correct is {correct!r}; it must be an integer tensor of shape (), from 0 to what "
         f"count_units says, {units} for two items",
     )
-    run("the backward pass", loss.backward)
-    trained: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+    run(f"the backward pass in {precision}", loss.backward)
     require(
         any(p.grad is not None for p in trained), "no weight of the network receives a gradient"
-    )
-    optimizer = run("build_optimizer", partial(workload.build_optimizer, trained, 1e-3))
-    stepped = [p for group in getattr(optimizer, "param_groups", []) for p in group["params"]]
-    require(
-        optimizer is None
-        or (isinstance(optimizer, torch.optim.Optimizer) and {*stepped} <= {*trained}),
-        f"build_optimizer returned {type(optimizer).__name__}; it returns None or a "
-        "torch.optim.Optimizer of the parameters that it is given, and no others",
     )
     dataset = run("build_dataset", workload.build_dataset)
     if dataset is not None:
@@ -248,7 +302,7 @@ def try_workload(
             f"torch's default_collate of items of build_dataset gives {got}; make_batch gives "
             f"{wanted}",
         )
-    for precision, frozen in [("fp32", NONE), ("bf16", NONE), *(("fp32", f) for f in freezes)]:
+    for frozen in (NONE, *freezes):
         try_step(what, workload.build_model(), workload, batch, precision, frozen)
     return WorkloadFacts(
         workload.samples,

@@ -138,7 +138,7 @@ def test_the_loader_alone_is_as_fast_as_its_data() -> None:
 
 def look(workload: Workload) -> Any:
     model = workload.build_model()
-    return try_workload("workload 'm:f'", workload, model)
+    return try_workload("workload 'm:f'", workload, (), model)
 
 
 class Doubles(Rows):
