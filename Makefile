@@ -19,8 +19,9 @@ sweep: $(VENV)/sweep
 # some: make test ARGS=tests/test_card.py; without the thirty slow ones: make test ARGS='-m "not slow"'
 test: lint suite
 
+# without make's own flags, since tests run make
 suite: $(VENV)/ready
-	$(BIN) -m pytest $(SPREAD) $(ARGS)
+	env -u MAKEFLAGS $(BIN) -m pytest $(SPREAD) $(ARGS)
 
 # the tests of parsers and arithmetic, with five times as many examples: before a release
 fuzz: $(VENV)/ready
