@@ -21,7 +21,7 @@ test: lint suite
 
 # without make's own flags, since tests run make
 suite: $(VENV)/ready
-	env -u MAKEFLAGS $(BIN) -m pytest $(SPREAD) $(ARGS)
+	env -u MAKEFLAGS -u VENV $(BIN) -m pytest $(SPREAD) $(ARGS)
 
 # the tests of parsers and arithmetic, with five times as many examples: before a release
 fuzz: $(VENV)/ready
