@@ -8,7 +8,7 @@ load that differs between sessions counts as a difference between A and B.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from statistics import fmean, median
@@ -24,7 +24,12 @@ ROUNDING = 1e-12
 
 # ----------------------------------------------------------------------------------- the difference
 #
-# The difference of the mean logarithms of two sides of repeats, its interval and p-value.
+# The difference of two sides of repeats, its interval and p-value. Of times, bytes and joules it is
+# of the logarithms of their medians, which are what is shown; of losses over seeds of their mean
+# logarithms. The interval of a median is that of a mean, by Welch, but as much wider as the median
+# of a few normal readings varies more than their mean: by simulation it then holds at least as
+# often (3 against 3: 97.4 %, the mean's 96.6 %; 3 against 10: 94.8 and 93.6 %; 5 against 5: 96.4
+# and 95.5 %), and one run of three that was disturbed moves no number that is shown.
 #
 # A p-value is of Welch's statistic, with the degrees of freedom that follow from the median noise
 # ratio (variance of A over that of B) of all cases. A case's own two variances are a poor estimate
@@ -43,7 +48,7 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class Difference:
-    """Difference B - A of mean logarithms, of one case or the mean over several, and the spreads of
+    """Difference B - A of logarithms, of one case or the mean over several, and the spreads of
     both sides of each. For paired readings, A has the spread of the ``pairs`` differences and B has
     none: the degrees of freedom are pairs - 1."""
 
@@ -110,14 +115,19 @@ def find_unit(a: Sequence[float], b: Sequence[float]) -> float:
     return max(fmean(map(abs, side)) for side in known) or 1.0
 
 
-def subtract(a: Sequence[float], b: Sequence[float]) -> Difference | str:
-    """Return the difference of two sides of repeats, or why there is none."""
+def subtract(
+    a: Sequence[float],
+    b: Sequence[float],
+    take: Callable[[Sequence[float]], tuple[float, Spread]],
+) -> Difference | str:
+    """Return the difference of two sides, or why there is none; ``take`` is `summarize` or
+    `summarize_middle`."""
     if not a or not b:
         return "a side has no value"
     if not all(value > 0 and math.isfinite(value) for value in (*a, *b)):
         return "a value is not positive: no ratio"
-    (mean_a, spread_a), (mean_b, spread_b) = summarize(a), summarize(b)
-    return Difference(mean_b - mean_a, ((spread_a, spread_b),))
+    (level_a, spread_a), (level_b, spread_b) = take(a), take(b)
+    return Difference(level_b - level_a, ((spread_a, spread_b),))
 
 
 def summarize(values: Sequence[float]) -> tuple[float, Spread]:
@@ -128,6 +138,28 @@ def summarize(values: Sequence[float]) -> tuple[float, Spread]:
         return mean, Spread(0.0, len(logs))
     squares = math.fsum((log - mean) ** 2 for log in logs)
     return mean, Spread(squares / (len(logs) - 1), len(logs))
+
+
+def summarize_middle(values: Sequence[float]) -> tuple[float, Spread]:
+    """Return the logarithm of the median, and the variance of logarithms by which a mean of as many
+    would be as uncertain as that median is."""
+    _, spread = summarize(values)
+    more = _OF_MEDIANS[len(values)] if len(values) < len(_OF_MEDIANS) else math.pi / 2
+    return math.log(median(values)), Spread(spread.variance * more, spread.number)
+
+
+_OF_MEDIANS = (1, 1, 1, 1.346, 1.193, 1.434, 1.288, 1.473, 1.346, 1.495, 1.383)
+"""The variance of the median of so many normal readings over that of their mean; of more it is at
+most pi / 2."""
+
+
+def pool_noise(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
+    """Return the standard deviation of the logarithms of one reading, by groups of readings of one
+    thing each, and its degrees of freedom; NaN and 0 where no group has two."""
+    held = [summarize(group)[1] for group in groups if len(group) > 1]
+    freedom = sum(spread.number - 1 for spread in held)
+    squares = math.fsum(spread.variance * (spread.number - 1) for spread in held)
+    return (math.sqrt(squares / freedom) if freedom else math.nan), freedom
 
 
 def find_p_values(cases: Sequence[Difference]) -> list[float]:
@@ -160,10 +192,10 @@ def exp(log: float) -> float:
 # The ratio of two sides of repeats, and whether it differs from 1 by more than a margin.
 #
 # Times, bytes, losses and joules are positive and differ by factors, so everything is done on
-# logarithms: the ratio B/A is of geometric means, and a margin of 2 % is exceeded by a ratio above
+# logarithms: the ratio B/A is of medians, and a margin of 2 % is exceeded by a ratio above
 # 1.02 or below 1/1.02, so that swapping the sides swaps the verdict. The ratio of one case has
-# Welch's 95 % interval (Welch 1947; Satterthwaite's degrees of freedom), as in
-# ``scipy.stats.ttest_ind(log b, log a, equal_var=False)``. A case is judged by two questions.
+# Welch's 95 % interval (Welch 1947; Satterthwaite's degrees of freedom), for medians as above, else
+# as in ``scipy.stats.ttest_ind(log b, log a, equal_var=False)``. A case is judged by two questions.
 #
 # 1. Do the sides differ at all? Among many cases some differ by chance, so p-values are adjusted by
 #    Holm (1979) over all cases of one metric: if none differs, the probability that any is called
@@ -185,7 +217,8 @@ class Ratio:
     """The ratio B/A of one case, estimated from its repeats.
 
     Attributes:
-        value: ratio of geometric means; None if there is none, and ``lack`` says why.
+        value: ratio of medians, of losses and errors of geometric means; None if there is none, and
+            ``lack`` says why.
         low, high: the 95 % interval; None with too few repeats.
         p: two-sided p-value of no difference; None if nothing was tested.
         p_adjusted: ``p``, adjusted by Holm over the family.
@@ -261,7 +294,7 @@ def compare(family: Sequence[Samples], deterministic: bool = False) -> list[Rati
             ratio is then exact, and the margin alone decides. Otherwise readings without spread
             (of a clock or a power meter) are not independent, and there is no verdict.
     """
-    return estimate([subtract(a, b) for a, b in family], deterministic)
+    return estimate([subtract(a, b, summarize_middle) for a, b in family], deterministic)
 
 
 def estimate(
@@ -349,7 +382,7 @@ def subtract_seeds(pair: Seeded) -> tuple[Difference | str, float]:
             for side in means
         ]
     a, b = means
-    whole = subtract([*a.values()], [*b.values()])
+    whole = subtract([*a.values()], [*b.values()], summarize)
     shared = sorted(a.keys() & b.keys())
     # seeds that change nothing make no pairs
     if isinstance(whole, str) or not shared or (len(shared) >= MIN_SEEDS and not whole.error):

@@ -152,7 +152,7 @@ def test_each_card_is_judged_against_each_slower_one(found: Cards) -> None:
         assert pair.speed.value == pytest.approx(CARDS[slow] / CARDS[fast], rel=1e-3)
     (answer, _) = found.answers
     assert "NVIDIA A: 12.50 s an epoch, in fp16" in answer.sentences[0]
-    assert "2.00 (1.98–2.02) times as fast as NVIDIA C at batch size 256" in answer.sentences[0]
+    assert "2.00 [1.98–2.02] times as fast as NVIDIA C at batch size 256" in answer.sentences[0]
 
 
 def test_cards_without_a_precision_or_the_setting_are_judged_by_what_they_have(

@@ -290,9 +290,10 @@ MOST_CARDS = 4
 
 
 def write_speed(speed: Ratio, *rows: Result) -> str:
-    """Write a ratio of speeds, with its interval if repeats give one: ``1.91 (1.90–1.92)``."""
+    """Write a ratio of speeds, with its interval if repeats give one: ``1.91 [1.90–1.92]``. A range
+    of repeats is in round brackets."""
     ends = write_ends((speed.low, speed.high), write_ratio)
-    return f"{mark_part(*rows)}{write_ratio(speed.value or 0)}" + (f" ({ends})" if ends else "")
+    return f"{mark_part(*rows)}{write_ratio(speed.value or 0)}" + (f" [{ends}]" if ends else "")
 
 
 def _name_setup(row: Result) -> str:

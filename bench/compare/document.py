@@ -7,7 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from statistics import geometric_mean, median
+from statistics import median
 from typing import Any
 
 from bench.compare.comparison import Comparison, Finding, Gate, Match
@@ -26,7 +26,7 @@ from bench.text import (
     write_number,
     write_percent,
 )
-from bench.verdict import UNCHECKED, Verdict
+from bench.verdict import UNCHECKED, Verdict, average_seeds
 
 _KEEP = {"p": 2, "runs": 3, "95 % interval": 6}
 """Priorities of columns: the lowest is left out first if a page is too narrow; see `Head`."""
@@ -84,8 +84,8 @@ def _tabulate_metric(comparison: Comparison, metric: Metric, findings: Sequence[
         of_a, of_b = finding.values
         rows.append({
             "case": finding.match.label,
-            a: _write_mean(finding, metric, 0),
-            b: _write_mean(finding, metric, 1),
+            a: _write_level(finding, metric, 0),
+            b: _write_level(finding, metric, 1),
             ratio: NOTHING if value is None else write(value),
             "95 % interval": "exact" if shown.exact else write_ends(ends, write, " to ") or NOTHING,
             "p": _write_p(None if shown.exact else shown.p_adjusted),
@@ -98,8 +98,8 @@ def _tabulate_metric(comparison: Comparison, metric: Metric, findings: Sequence[
     found = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
     note = (
         f"Speed: the time of {a} over that of {b}, above 1 is faster; any other ratio is {b} over "
-        f"{a}. Means are geometric; p is adjusted for the cases of a table (Holm); the margin is "
-        f"{write_percent(comparison.margin)}."
+        f"{a}. Both are medians of their runs; p is adjusted for the cases of a table (Holm); the "
+        f"margin is {write_percent(comparison.margin)}."
     )
     notes = [note] if metric.speed else []
     notes += [DIFFERENCE] if any(one.ratio.unit for one in findings) else []
@@ -108,13 +108,14 @@ def _tabulate_metric(comparison: Comparison, metric: Metric, findings: Sequence[
     return _tabulate(title, rows, remarks, notes)
 
 
-def _write_mean(finding: Finding, metric: Metric, place: int) -> str:
+def _write_level(finding: Finding, metric: Metric, place: int) -> str:
+    """Write what the ratio is of: the median of repeats, or the mean over seeds."""
     values = finding.values[place]
     if not values:
         return NOTHING
-    mean = geometric_mean(values) if min(values) > 0 else sum(values) / len(values)
+    level = average_seeds(finding.readings[place]) if metric.seeded else median(values)
     part = finding.match.ran[place].runs[0].part
-    return f"{ESTIMATE * (part < 1)}{write_number(mean / metric.scale)}"
+    return f"{ESTIMATE * (part < 1)}{write_number(level / metric.scale)}"
 
 
 def _write_p(p: float | None) -> str:

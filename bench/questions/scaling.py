@@ -253,8 +253,7 @@ def _tabulate_scaling(found: ReportData) -> Iterator[Sheet]:
                 label=QUANTITIES["epoch_time_s"].title + name_spread(found.results)),
         quantity("images_per_s"),
         quantity("speedup", label="over fp32", help="epoch time of fp32 on as many over its own"),
-        Column("gpu_speedup", "speed-up (×)", "images/s over those of one; of repeats, "
-               "geometric means",
+        Column("gpu_speedup", "speed-up (×)", "images/s over those of one; of repeats, medians",
                lambda point: write(point, point.speedup, write_ratio),
                better="higher", always=True),
         Column("gpu_efficiency", "efficiency (%)", "speed-up over their number",

@@ -1,6 +1,6 @@
 """The effect of a change on a metric, over the pairs of cases that differ in it alone.
 
-Each pair has a ratio of geometric means over its repeats; the effect is the geometric mean of these
+Each pair has a ratio of medians over its repeats; the effect is the geometric mean of these
 ratios. Its 95 % interval is of the mean over just these pairs: each pair's variance is Welch's, the
 degrees of freedom are Satterthwaite's, so that a single pair has the interval that `bench.compare`
 gives it. The p-values of all changes of one metric are adjusted by Holm; as in `bench.verdict`,
@@ -26,7 +26,15 @@ from bench.study import quantities
 from bench.study.pairs import Changed, Pair, select_common
 from bench.study.quantities import METRICS
 from bench.study.runs import Result, list_readings
-from bench.verdict import Difference, Ratio, Verdict, compare_seeds, find_unit, pool, summarize
+from bench.verdict import (
+    Difference,
+    Ratio,
+    Verdict,
+    compare_seeds,
+    find_unit,
+    pool,
+    summarize_middle,
+)
 from bench.verdict import estimate as judge
 
 if TYPE_CHECKING:
@@ -48,7 +56,7 @@ class Estimate:
     """The effect of a change on one metric, over the pairs that have it on both sides.
 
     Attributes:
-        ratio: after over before, of geometric means.
+        ratio: after over before, the geometric mean over the pairs.
         cells: the ``cell`` before and after of each pair; only pairs with enough repeats, if any.
         mixed: whether the pairs, each judged by itself, have different verdicts.
     """
@@ -81,7 +89,7 @@ def estimate(
     held = {r.cell: [value for _, value in list_readings(metric, r.every)] for r in results}
     # of a cell with a reading that is not above zero none has a ratio
     readings = {c: v for c, v in held.items() if v and 0 < min(v) <= max(v) < math.inf}
-    sides = {cell: summarize(values) for cell, values in readings.items()}
+    sides = {cell: summarize_middle(values) for cell, values in readings.items()}
     sure = {cell for cell, values in readings.items() if len(values) >= MIN_REPEATS}
     every = select_common(changes, fits, readings.keys(), sure)
     pooled, mixed = [], []
