@@ -24,6 +24,7 @@ from bench.errors import UsageError
 from bench.failure import is_library
 from bench.models import MODELS, build_model, load_factory, split_model
 from bench.models.freezing import normalises_batches
+from bench.precision import find_class
 from bench.processes import name_signal
 from bench.run import EndedError, MessageError, Process
 from bench.workloads import IMAGES, Workload, WorkloadFacts, check_workload
@@ -181,7 +182,7 @@ def examine_model(
         facts,
         len(products),
         normalises_batches(model),
-        any(isinstance(module, _ConvNd) for module in model.modules()),
+        any(issubclass(find_class(module), _ConvNd) for module in model.modules()),
         still,
         failing,
     )

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from bench.errors import UsageError, nearest
-from bench.precision import is_batchnorm
+from bench.precision import calls_batchnorm, find_batchnorm, is_batchnorm
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -50,7 +50,7 @@ def freeze(
     A pattern selects weights by their own name or by the name of a layer that contains them. Frozen
     weights require no gradient. Weights frozen by the network's own code stay frozen. ``find_head``
     returns the layer that `BACKBONE` leaves trainable. Raises UsageError: a part of the setting
-    freezes nothing, or nothing is left to train.
+    freezes nothing, nothing is left to train, or a BatchNorm layer was traced as it trains.
     """
     if setting == NONE:
         return []
@@ -78,6 +78,11 @@ def freeze(
         raise UsageError(f"--freeze {setting}: nothing is left to train; freeze less")
     for layer in layers:
         layer.eval()
+        if any(find_batchnorm(layer)):
+            raise UsageError(
+                f"--freeze {setting}: a BatchNorm layer was traced as it trains, and a trace keeps "
+                "that; return the network as it is written, or by torch.jit.script"
+            )
     return layers
 
 
@@ -99,12 +104,12 @@ def _choose(
 
 
 def normalises_batches(model: nn.Module, still: Sequence[nn.Module] = ()) -> bool:
-    """Return whether a BatchNorm layer normalises by the batch, which then needs two items. Layers
-    in evaluation mode (``still``, from `freeze`) use running statistics instead, if they have them.
-    """
+    """Return whether a BatchNorm layer of torch's normalises by the batch, which then needs two
+    items. Layers in evaluation mode (``still``, from `freeze`) use running statistics instead, if
+    they have them."""
     return any(
         layer not in still or getattr(layer, "running_mean", None) is None
-        for layer in _list_batchnorm(model)
+        for layer in filter(calls_batchnorm, model.modules())
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.precision import PRECISIONS, is_affine_batchnorm
+from bench.precision import PRECISIONS, find_class, is_affine_batchnorm
 from bench.scale_map import Kind
 
 Look = Callable[[int, Kind, Tensor], Tensor | None]
@@ -62,7 +62,7 @@ def list_kept(
     """
     layers = find_layers(model).values()
     if PRECISIONS[precision].autocast is not None:
-        return [not isinstance(layer, _CAST) for layer in layers]
+        return [not issubclass(find_class(layer), _CAST) for layer in layers]
     kept = {part for module in filter(keeps_fp32, model.modules()) for part in module.modules()}
     return [layer in kept for layer in layers]
 

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from bench.case import Case, list_micro_batches, whole_batch
+from bench.errors import UsageError
 from bench.models.weights import fit_weights
 from bench.optimization import scale_lr
-from bench.precision import PRECISIONS, find_formats, set_flags
+from bench.precision import PRECISIONS, find_batchnorm, find_formats, set_flags
 from bench.training.loop import Training
 from bench.training.switches import keep_switches
 from bench.workloads import IMAGES, Images, Workload, load_workload
@@ -53,6 +54,8 @@ def build_training(
     if case.sync_bn:
         # over all processes of a group, if any; otherwise it is ordinary BatchNorm
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        if any(map(find_batchnorm, model.modules())):
+            raise UsageError("--sync-bn: BatchNorm that is scripted or traced cannot be converted")
     training = make_training(case, model, device, workload)
     training.start_note, training.switched = note, switched
     return training

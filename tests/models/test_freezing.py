@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +17,8 @@ from bench.case import Case
 from bench.errors import UsageError
 from bench.fingerprint import examine_model
 from bench.grid import grid
-from bench.models.freezing import freeze
-from bench.precision import PRECISIONS
+from bench.models.freezing import freeze, normalises_batches
+from bench.precision import PRECISIONS, cast
 from bench.record import Outcome, Status
 from bench.sweep.preflight import Inputs
 from bench.training.counting import count_flop
@@ -54,6 +55,81 @@ class Fine(Workload):
 
     def make_test_batch(self, first: int, size: int, device: torch.device) -> Any:
         return self.make_batch(size, device, torch.Generator(device).manual_seed(first))
+
+
+class Named(nn.BatchNorm2d):
+    """A subclass, as timm's BatchNormAct2d."""
+
+
+class Held(nn.Module):
+    """Frozen by its author, as torchvision's FrozenBatchNorm2d: it never normalises by the batch,
+    and computes in the format of its weights."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        for name, value in (("weight", 1), ("bias", 0), ("running_mean", 0), ("running_var", 1)):
+            self.register_buffer(name, torch.full((channels,), float(value)))
+
+    def forward(self, x: Tensor) -> Any:
+        scale = (self.weight * (self.running_var + 1e-5).rsqrt())[:, None, None]  # type: ignore[operator,union-attr]
+        return x * scale + (self.bias - self.running_mean * scale[:, 0, 0])[:, None, None]  # type: ignore[operator]
+
+
+def with_norm(norm: Any = nn.BatchNorm2d) -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), norm(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 10)
+    )
+
+
+def parametrized() -> Any:
+    model = with_norm()
+    nn.utils.parametrize.register_parametrization(model[1], "weight", nn.Identity())
+    return model
+
+
+WRITTEN: dict[str, Callable[[], Any]] = {
+    "eager": with_norm,
+    "scripted": lambda: torch.jit.script(with_norm()),
+    "scripted subclass": lambda: torch.jit.script(with_norm(Named)),
+    "subclass": lambda: with_norm(Named),
+    "synchronised": lambda: with_norm(nn.SyncBatchNorm),
+    "graph": lambda: torch.fx.symbolic_trace(with_norm()),
+    "parametrized": parametrized,
+    "traced": lambda: torch.jit.trace(with_norm(), torch.zeros(2, 3, 8, 8), check_trace=False),
+    "frozen": lambda: with_norm(Held),
+}
+
+
+@pytest.mark.parametrize("way", WRITTEN)
+def test_batchnorm_is_known_however_it_was_written(way: str) -> None:
+    """As eager: its weights and statistics stay in fp32, and are frozen by name."""
+    model = WRITTEN[way]()
+    norms = {n: t for n, t in model.named_buffers() if n.endswith(("running_mean", "running_var"))}
+    images = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    if way != "synchronised":  # its kernels are of CUDA
+        run = training("bf16", build=lambda _: model)
+        losses = [float(run.step((images, torch.arange(8)))[0]) for _ in range(3)]
+        assert losses[-1] < losses[0]
+        if "frozen" not in way:
+            plain = training("bf16", build=lambda _: with_norm())
+            assert losses == [float(plain.step((images, torch.arange(8)))[0]) for _ in range(3)]
+    else:
+        cast(model, PRECISIONS["bf16"])
+    kept = [t.dtype for n, t in model.state_dict().items() if n.rpartition(".")[0].endswith("1")]
+    assert {*kept} - {torch.int64} == {torch.float32}
+    assert model.state_dict()[next(iter(model.state_dict()))].dtype == torch.bfloat16
+    assert len(norms) == 2
+    if way == "frozen":
+        assert not normalises_batches(model), "it needs no batch of two"
+    elif way == "traced":
+        with pytest.raises(UsageError, match=r"was traced as it trains.*torch\.jit\.script"):
+            freeze(model, "bn", find_head)
+    else:
+        (layer,) = freeze(model, "bn", find_head)
+        assert (layer.training, normalises_batches(model, [layer])) == (False, False)
+        assert normalises_batches(model), "another may be in the setting"
+        assert len(trained(model)) == 4
 
 
 def trained(model: nn.Module) -> list[str]:
