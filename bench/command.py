@@ -26,6 +26,10 @@ _BETWEEN = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*"|\\[^\n])|(?:\s|\\\n)+""", r
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
+ITEMS = 10_000
+"""What the time of a command is of that tells of no epoch, or of epochs of other sizes than other
+rows: as many items, whatever the batch size."""
+
 BESIDE_COMMAND = ("command", "vary", "device", "steps", "seed")
 """The axes that a command has without a placeholder for them."""
 

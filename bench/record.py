@@ -109,6 +109,8 @@ class Measurement:
     measured_steps: int | None = quantity("steps measured, of all epochs")
     measured_images: int | None = quantity("images in the measured steps")
     steps_per_epoch: int | None = quantity("steps of a whole epoch")
+    step_items: int | None = quantity(
+        "items that more than half of the measured steps of a command had; empty if they vary")
     images_per_s: float | None = quantity("images of an epoch over epoch_time_s")
     step_time_median_s: float | None = quantity("median step")
     step_time_p95_s: float | None = quantity("95th percentile of steps")

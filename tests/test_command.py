@@ -246,7 +246,9 @@ def test_it_is_validated_and_compared(mistakes: Path, capsys: pytest.CaptureFixt
     faults = [line for line in capsys.readouterr().out.splitlines() if "  FAULT" in line]
     assert all("the code is a commit's" in line for line in faults), faults  # edited, here
     assert compare([str(mistakes), str(mistakes)]) == 0
-    assert "Epoch time" in capsys.readouterr().out  # one of its scripts tells of an epoch
+    said = capsys.readouterr().out
+    assert "\nTime in s: " in said  # its scripts tell of items, of an epoch, or of nothing
+    assert ("10,000 items" in said, "a run" in said) == (True, True)
 
 
 @pytest.mark.parametrize(

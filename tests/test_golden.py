@@ -85,6 +85,7 @@ REPORTS: dict[str, tuple[tuple[str, ...], str]] = {
     "tuned": (("tuned",), "text screen"),
     "doubted": (("doubted",), "text"),
     "drifted": (("drifted",), "text screen"),
+    "scripts": (("scripts",), "text screen"),
     "quick": (("quick",), "screen md latex"),
     "reference": ((), "text screen"),
     "h200-lab": ((), "screen"),

@@ -50,6 +50,7 @@ from bench.render.table import (
 from bench.report.document import Report
 from bench.store.rows import group
 from bench.study.axes import list_main, name_axis, name_setting
+from bench.study.comparable import AMOUNT
 from bench.study.doubts import SAID_BELOW
 from bench.study.estimate import TIME
 from bench.study.runs import Result
@@ -141,6 +142,10 @@ def _tell_traits(row: Result) -> dict[str, Any]:
     traits = {name_axis(name): spell_value(getattr(row, name)) for name in RECIPE}
     values = {what: getattr(row, name) for name, what in DATA.items()}
     traits |= {what: str(value) if value == value else "" for what, value in values.items()}
+    traits["unit"] = row.period.what
+    amount = row.period.amount or ("",) * len(AMOUNT)
+    told = zip(AMOUNT, amount, strict=True)
+    traits |= {name_axis(name): value for name, value in told if name not in RECIPE}
     traits["torch"] = row.torch.partition(".")[0] or "unknown"
     return traits | {"": LABELS.get(row.kind, row.kind)}
 

@@ -33,6 +33,7 @@ from bench.rules import applies
 from bench.store.reader import read_rows
 from bench.store.rows import fill_unknown, group, latest
 from bench.study.axes import name_axis, name_setting
+from bench.study.comparable import find_factor, refuse_alone, refuse_together, take_alike
 from bench.study.doubts import DOUBTS
 from bench.study.pairs import EnvironmentKey
 from bench.study.pairs import match as match_cases
@@ -162,6 +163,7 @@ def take_values(a: Side, b: Side | None, axis: str, values: Sequence[Value]) -> 
 
 # --------------------------------------------------------------------------------------- comparison
 
+TIME = METRICS["epoch_time_s"]
 
 SPOILING = ("throttled", "contended", "unsettled", "noisy")
 """Doubts with which times are not relied on, as far as they forbid it."""
@@ -180,6 +182,12 @@ class Match:
     def ended(self) -> str:
         """How its runs ended: ``ok ×3 → oom ×3``."""
         return " → ".join(side.ended for side in self.ran)
+
+    @property
+    def factor(self) -> float:
+        """What an epoch time of B is multiplied by to be of as many items as one of A."""
+        one, two = (take_alike(side.runs)[0] for side in self.ran)
+        return find_factor(one, two)
 
     @property
     def change(self) -> str:
@@ -259,16 +267,17 @@ def follows(column: str, axis: str) -> bool:
 
 
 def choose_metrics(a: Side, b: Side) -> list[Metric]:
-    """Return time, loss, energy, and the first measure of memory and test error of both sides."""
+    """Return time, loss, energy, and the first measure of memory and test error, as far as both
+    sides have them."""
 
     def have(column: str) -> bool:
         told = ([getattr(run, column) for run in side.runs] for side in (a, b))
         return all(any(value == value for value in values) for values in told)
 
-    memory = next(filter(have, MEMORY), next(iter(MEMORY)))
-    error = METRICS["test_top1_error"]
-    errors = [error] if have(error.error_of) else []
-    return [METRICS[c] for c in ("epoch_time_s", memory, "train_loss", "energy_j")] + errors
+    memory = next(filter(have, MEMORY), "")
+    names = ("epoch_time_s", memory, "train_loss", "energy_j", "test_top1_error")
+    known = [METRICS[name] for name in names if name]
+    return [metric for metric in known if have(metric.error_of or metric.name)]
 
 
 def compare(
@@ -329,6 +338,8 @@ def _judge(
         ours, theirs = (side.read(metric) for side in match.ran)
         if ours or theirs:
             lack = _refuse(metric, match, axis, apart)
+            if metric is TIME and not lack:
+                theirs = {seed: [v * match.factor for v in held] for seed, held in theirs.items()}
             found.append(Finding(match, (ours, theirs), Ratio(lack=lack)))
     family = [one for one in found if not one.ratio.lack]
     if not metric.seeded:
@@ -351,6 +362,8 @@ def _judge(
 def _refuse(metric: Metric, match: Match, axis: str, apart: Sequence[str]) -> str:
     """Say why a metric of a match is not compared: it depends on how much of an epoch was measured,
     or on a recipe that differs."""
+    if why := refuse_runs(metric, *match.ran):
+        return why
     if apart and metric.seeded:
         return f"the sides differ in {' and '.join(map(name_axis, apart))}"
     one, two = (side.runs[0] for side in match.ran)
@@ -359,10 +372,18 @@ def _refuse(metric: Metric, match: Match, axis: str, apart: Sequence[str]) -> st
     if not (of_part and one.part_known and two.part_known):
         return ""
     if one.part != two.part:
-        return f"{one.part:.3g} and {two.part:.3g} of an epoch cannot be compared; use --fraction 1"
+        mend = "--fraction 1" if one.command is None else "--steps"
+        return f"{one.part:.3g} and {two.part:.3g} of an epoch cannot be compared; use {mend}"
     if metric.seeded and one.part < 1 and axis in list_affecting(Trait.LEARNING):
         return "less than an epoch does not show what it does to learning; use --fraction 1"
     return ""
+
+
+def refuse_runs(metric: Metric, *sides: SideCase) -> str:
+    """Say why runs of the two sides are not compared in a metric; empty if they are."""
+    every = [run for side in sides for run in side.runs]
+    unfit = next(filter(None, map(refuse_alone, every)), "")
+    return unfit or (refuse_together(every) if metric in (TIME, METRICS["energy_j"]) else "")
 
 
 def refuse_other_models(comparison: Comparison) -> None:

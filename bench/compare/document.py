@@ -10,10 +10,19 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from bench.compare.comparison import Comparison, Finding, Gate, Match
+from bench.compare.comparison import TIME, Comparison, Finding, Gate, Match, refuse_runs
 from bench.origin import describe_origin
 from bench.record import Status
-from bench.render.table import NOTHING, Cell, Head, Table, find_wording, write_ends, write_ratio
+from bench.render.table import (
+    MIXED,
+    NOTHING,
+    Cell,
+    Head,
+    Table,
+    find_wording,
+    write_ends,
+    write_ratio,
+)
 from bench.render.text import draw_table, draw_text, make_plain
 from bench.study.axes import name_axis
 from bench.study.quantities import Metric
@@ -47,7 +56,7 @@ def _tabulate(
     heads = []
     for label in labels:
         wrap = label in ("case", "remarks")
-        number = not wrap and label != "verdict"
+        number = not wrap and label not in ("of", "verdict")
         heads.append(Head(label, label, number=number, keep=_KEEP.get(label, 9), wrap=wrap))
     cells = tuple(
         tuple(Cell(make_printable(text)) for text in (*row.values(), *[rest] * any(own)))
@@ -75,8 +84,10 @@ DIFFERENCE = (
 def _tabulate_metric(comparison: Comparison, metric: Metric, findings: Sequence[Finding]) -> Table:
     a, b = comparison.names
     ratio = "speed" if metric.speed else "ratio" if comparison.axis else "B/A"
+    wording = find_wording([run for side in comparison.sides for run in side.runs])
     rows = []
     for finding in findings:
+        of = {"of": str(finding.match.ran[0].runs[0].period)} if wording.period == MIXED else {}
         shown, apart = metric.show(finding.ratio), finding.ratio.difference
         value, ends, write = shown.value, (shown.low, shown.high), write_number
         if apart:
@@ -84,6 +95,7 @@ def _tabulate_metric(comparison: Comparison, metric: Metric, findings: Sequence[
         of_a, of_b = finding.values
         rows.append({
             "case": finding.match.label,
+            **(of if metric is TIME else {}),
             a: _write_level(finding, metric, 0),
             b: _write_level(finding, metric, 1),
             ratio: NOTHING if value is None else write(value),
@@ -92,7 +104,6 @@ def _tabulate_metric(comparison: Comparison, metric: Metric, findings: Sequence[
             "runs": f"{len(of_a)}, {len(of_b)}",
             "verdict": metric.word(finding.ratio.judge(comparison.margin)),
         })  # fmt: skip
-    wording = find_wording([run for side in comparison.sides for run in side.runs])
     unit = f" in {metric.unit}" if metric.unit else ""
     counts = Counter(row["verdict"] for row in rows)
     found = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
@@ -158,6 +169,9 @@ def remark(comparison: Comparison, metric: Metric, finding: Finding) -> Iterator
     pairs = finding.ratio.pairs
     if pairs and max(map(len, finding.readings)) > pairs:
         yield f"only the {count(pairs, 'seed')} that both sides ran"
+    if metric is TIME and finding.match.factor != 1 and not finding.ratio.lack:
+        whose = finding.match.ran[0].runs[0].period
+        yield f"of {comparison.names[1]} too the time is that of {whose}"
     if metric.timed:
         yield from comparison.list_spoilt([finding.match])
     if why := finding.ratio.explain(comparison.margin):
@@ -180,6 +194,9 @@ def describe(comparison: Comparison) -> Iterator[str]:
     else:
         yield f"{both}: no case in both; --axis NAME compares two values of a setting."
     yield from _tell_speed(comparison)
+    refused = (refuse_runs(TIME, *one.ran) for one in matches)
+    if apart := [*dict.fromkeys(filter(None, refused))]:
+        yield f"! Times are not compared: {name_first(apart, 3, '; ')}"
     told = [f"{name} ({one} and {two})" for name, one, two in comparison.list_differences()]
     told += [f"{name_axis(axis)}, so what is learnt is not compared" for axis in comparison.apart]
     if told:

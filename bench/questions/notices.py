@@ -33,6 +33,7 @@ from bench.render.table import (
 )
 from bench.store.rows import group, latest
 from bench.study.axes import ORDER, find_varying, list_naming_axes
+from bench.study.comparable import refuse_alone, refuse_together
 from bench.study.doubts import DOUBTS, QUIETER, SAID_BELOW
 from bench.study.quantities import MEMORY, is_number
 from bench.study.runs import SOURCE, Result, Run
@@ -128,7 +129,9 @@ def write_notes(cases: Results, varying: Collection[str]) -> Iterator[str]:
             lines.setdefault(ended, {})[name_case(row, axes) or row.model] = None
     for ended, named in list(lines.items())[:MOST_OUTCOMES]:
         yield f"{name_first([*named], 3, '; ')}: {ended}"
-    counted = dict.fromkeys((case.unit or IMAGES, case.model) for case in cases)
+    # each row of a command says of what its time is
+    ours = (case for case in cases if case.command is None)
+    counted = dict.fromkeys((case.unit or IMAGES, case.model) for case in ours)
     if len({unit for unit, _ in counted}) > 1:
         yield f"Items are {', '.join(f'{unit} of {model}' for unit, model in counted)}."
     for measure in dict.fromkeys(c.memory_measure for c in cases if is_number(c.memory_bytes)):
@@ -284,6 +287,9 @@ def choose_next(
             how = "search anew, with other programs closed" if anew else "measure more settings"
             command = propose(advice[-1], Path(_name_folder(sweep)), anew=anew)
             return NextStep(f"{how}, and with a longer budget", command)
+    apart = (refuse_together(alike) for alike in group(timed, attrgetter("sweep", "model")))
+    if any(map(refuse_alone, timed)) or any(apart):
+        return NextStep("mend what keeps times from being compared, and measure with a new --out")
     if any(result.repeats < MIN_REPEATS for result in timed):
         shown = "which differences are real" if len(timed) > 1 else "how far its time repeats"
         flag = ["--repeats", str(MIN_REPEATS)]

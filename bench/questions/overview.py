@@ -19,6 +19,7 @@ from bench.questions.recommendation import MOST_PLACES, describe_setting
 from bench.questions.report_data import Place, ReportData
 from bench.questions.settings import Setting
 from bench.render.table import (
+    MIXED,
     NOTHING,
     Cell,
     Column,
@@ -26,6 +27,7 @@ from bench.render.table import (
     Section,
     Sheet,
     axis_column,
+    find_wording,
     join,
     name_case,
     name_spread,
@@ -69,8 +71,10 @@ class _Pivot(NamedTuple):
 
 def _pivot(found: ReportData) -> _Pivot | None:
     """Return the settings as a pivot; None if no axis has few values, a cell would hold two
-    settings, or the rows are to be grouped by an axis."""
+    settings, the rows are to be grouped by an axis, or their times are of several things."""
     settings = [] if found.by or len(found.places) > MOST_PLACES else found.settings
+    if find_wording(found.results).period == MIXED:
+        return None
     for across in ("batch_size", "precision"):
         values = {getattr(setting.best, across) for setting in settings}
         down = [axis for axis in found.order if axis in found.varying and axis != across]
@@ -98,7 +102,7 @@ def _tabulate_times(found: ReportData) -> Iterator[Sheet]:
     for setting in found.settings:
         row = setting.best
         time = quantity_cell("epoch_time_s", row, spread=False)
-        text = time.text + WARNED * (setting.timed and not row.trusted)
+        text = time.text + WARNED * (is_number(row.epoch_time_s) and not row.trusted)
         # one run on a CPU says no ratio: what else it does changes the time
         alone = row.device == "cpu" and row.repeats < MIN_REPEATS
         if setting.timed and is_number(row.speedup) and not alone:
@@ -227,6 +231,7 @@ def _lay_out_cases(found: ReportData, cases: Sequence[Result], title: str) -> Sh
     headings = [found.by] if found.by in found.order else headings
     columns = [axis for axis in found.order if axis not in headings] or ["precision", "batch_size"]
     columns = [axis for axis in columns if {getattr(c, axis, 1) for c in cases} not in _OWN]
+    mixed = len({str(case.period) for case in cases if case.timed}) > 1
     rows, groups = join(
         (_name_values(part[0], headings), part)
         for part in group(sort_cases(cases, headings), lambda case: _place(case, headings))
@@ -237,7 +242,11 @@ def _lay_out_cases(found: ReportData, cases: Sequence[Result], title: str) -> Sh
             *(axis_column(axis) for axis in columns),
             replace(quantity_column("epoch_time_s", always=True),
                     label=QUANTITIES["epoch_time_s"].title + name_spread(cases)),
-            quantity_column("images_per_s", keep=5),
+            *[Column("period", "of", "what the time is of",
+                     lambda row: str(row.period) if row.timed else "", wrap=True)] * mixed,
+            quantity_column(
+                # a run's rate is none of items
+                "images_per_s", lambda row: None if mixed and row.period.amount else row, keep=5),
             quantity_column("speedup", label="speed-up over fp32", keep=7),
             quantity_column("memory_bytes", keep=8),
             quantity_column("memory_saved", keep=2),

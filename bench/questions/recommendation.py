@@ -27,6 +27,7 @@ from bench.render.table import (
     write_time,
 )
 from bench.study.axes import MACHINE, list_naming_axes, order_values
+from bench.study.comparable import refuse_alone
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number, over
 from bench.study.runs import Result, Run
@@ -76,7 +77,7 @@ def _tell(found: ReportData, place: Place) -> Iterator[str]:
     if place.searched:
         pass  # a search is for what learns best, not for what is fastest
     elif chosen is None:
-        yield _tell_unchosen(found, place)
+        yield place.apart or _tell_unchosen(found, place)
     elif len(timed) > 1 and unsteady:
         yield (
             f"Lowest time: {describe_setting(found, chosen)}, {write_time(chosen.best)} an epoch. "
@@ -104,6 +105,9 @@ def _tell(found: ReportData, place: Place) -> Iterator[str]:
 def _tell_unchosen(found: ReportData, place: Place) -> str:
     lowest = place.lowest
     if lowest is None:
+        unfit = next(filter(None, (refuse_alone(one.best) for one in place.settings)), "")
+        if unfit:
+            return f"No time can be compared with another: {unfit}."
         return "No case was timed." if place.settings else ""
     if found.aim and any(setting.best.trusted for setting in place.settings):
         return f"No case that can be trusted has a value for --for {found.aim}."
@@ -144,7 +148,8 @@ def _find_baselines(place: Place, chosen: Setting) -> Iterator[Setting]:
 def _tell_chosen(found: ReportData, place: Place, chosen: Setting, bases: Sequence[Setting]) -> str:
     """Say what to train with, how long it takes, and what it saves over the baselines."""
     row, name = chosen.best, describe_setting(found, chosen)
-    how = "" if name == row.model else " with " if row.precision == OWN else " in "
+    how = " in " if row.precision != OWN else " " if row.batch_size else " with "
+    how = "" if name == row.model else how
     told = f"Train {place.model} on {place.machine}"
     told += f"{how}{name if how else ''}: {write_time(chosen.best)} an epoch"
     told += " (a time with a warning)" * (not row.trusted)

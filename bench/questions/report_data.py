@@ -20,6 +20,7 @@ from bench.study.axes import (
     select,
     sort_cases,
 )
+from bench.study.comparable import refuse_together
 from bench.study.runs import SOURCE, Result, Run, make_results, read_runs
 from bench.study.sweeps import Sweep
 from bench.workloads import OWN
@@ -40,6 +41,7 @@ class Place:
     probes: Sequence[Run]
     chosen: Setting | None  # by `choose`
     searched: bool  # whether its cases are trials of a search for what learns best
+    apart: str  # why its times say nothing of each other, and what mends that; empty if they do
 
     @property
     def lowest(self) -> Setting | None:
@@ -82,6 +84,7 @@ class ReportData:
         for key in sorted(keys, key=lambda key: order.index(key[0])):
             ran_on, sweep, model, dataset = key
             mine = [one for one in self.settings if tell(one.best) == key]
+            apart = refuse_together([one.best for one in mine])
             place = Place(
                 ran_on,
                 model,
@@ -89,8 +92,9 @@ class ReportData:
                 mine,
                 [one for one in tried if tell(one.best) == key],
                 [run for run in probes if tell(run) == key],
-                choose(mine, self.aim),
+                None if apart and self.aim != "memory" else choose(mine, self.aim),
                 sweep in searched,
+                apart,
             )
             found.append(place)
         return found

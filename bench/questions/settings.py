@@ -16,6 +16,7 @@ from typing import TypeVar
 from bench.case import AXES, SAME_QUESTION, UNTIMED
 from bench.limits import NEAR
 from bench.store.rows import group
+from bench.study.comparable import refuse_alone, refuse_pair
 from bench.study.quantities import is_number
 from bench.study.runs import SOURCE, Result, tell_but
 from bench.verdict import Ratio, compare
@@ -37,12 +38,13 @@ _TOLD = tuple(name for name in AXES if name not in SAME_QUESTION)
 
 class Setting:
     """A question, and the cases that answer it, best evidence first: those without a fatal doubt,
-    of these the largest part of an epoch, then the most repeats."""
+    of these the largest part of an epoch, then the most repeats. It is ``timed`` if it has a time
+    that others may be compared with."""
 
     def __init__(self, cases: Sequence[Result]) -> None:
         self.cases = cases
         self.best = cases[0]
-        self.timed = is_number(self.best.epoch_time_s)
+        self.timed = is_number(self.best.epoch_time_s) and not refuse_alone(self.best)
 
     def find_learnt(self, name: str) -> float | None:
         """Return what a whole epoch ended with, of the case of best evidence that has it."""
@@ -50,13 +52,13 @@ class Setting:
         return next((end for end in ends if is_number(end)), None)
 
     def differs_in(self, other: Setting, free: Collection[str]) -> bool:
-        """Return whether the two, of one machine and environment, differ in some of the axes
-        ``free`` and in nothing else."""
+        """Return whether the two, of one machine and environment, may be compared and differ in
+        some of the axes ``free`` and in nothing else."""
         a, b = self.best, other.best
         unlike = {name for name in _TOLD if getattr(a, name) != getattr(b, name)}
         place = ("environment", "kind", *SOURCE)
         alike = all(getattr(a, name) == getattr(b, name) for name in place)
-        return alike and bool(unlike) and unlike <= {*free}
+        return alike and bool(unlike) and unlike <= {*free} and not refuse_pair(a, b)
 
 
 def list_settings(results: Sequence[Result]) -> list[Setting]:

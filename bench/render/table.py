@@ -4,6 +4,7 @@ data, as columns that fill themselves."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -182,8 +183,9 @@ def name_case(row: Row, axes: Iterable[str]) -> str:
 # ------------------------------------------------------------------------------------------ wording
 
 
-EPOCH = "epoch"
-"""What times are of unless all are of commands that tell of no epoch."""
+EPOCH, MIXED = "epoch", "time"
+"""What times are of unless all are of commands that tell of no epoch, and where they are of several
+things, which each row says."""
 
 SEVERAL = "items"  # the word for several kinds at once; the notes say which model has which
 
@@ -191,7 +193,7 @@ SEVERAL = "items"  # the word for several kinds at once; the notes say which mod
 @dataclass(frozen=True)
 class Wording:
     """The words for what some cases count, and for what their times are of: an epoch, or where all
-    are of commands that tell of none, a run or as many items."""
+    are of commands that tell of none, a run or as many items or steps."""
 
     units: str = IMAGES
     period: str = EPOCH
@@ -203,15 +205,27 @@ class Wording:
         'Run time (s)'
         >>> Wording(period="10,000 items").say_period("12 s an epoch")
         '12 s for 10,000 items'
+        >>> Wording(period="10,000 items").say_period("whole epochs, 25 % of an epoch")
+        'all of 10,000 items, 25 % of 10,000 items'
+        >>> Wording(period=MIXED).say_period("Epoch time (s), with --until an epoch")
+        'Time (s), with --until an epoch'
+        >>> Wording(period="run").say_period("Train my_epoch.py --epoch 2: 3 s an epoch.")
+        'Train my_epoch.py --epoch 2: 3 s a run.'
         """
-        words = {"an epoch": "a run", "epoch": "run"}
-        if self.period != "run":
+        words = {"an epoch": "a run", "epoch": "run", "epochs": "runs"}
+        if self.period == MIXED:
+            words = {"epoch time": "time", "whole epochs, ": "", "of an epoch": "of as much"}
+        elif self.period != "run":
             words = {"of an epoch": f"of {self.period}", "an epoch": f"for {self.period}"}
+            words |= {"whole epochs": f"all of {self.period}"}
             words |= {"epoch time": f"time of {self.period}", "the epoch": self.period}
-            words |= {"epoch": self.period}
-        for old, new in words.items() if self.period != EPOCH else ():
-            text = text.replace(old, new).replace(capitalize(old), capitalize(new))
-        return text
+            words |= {"epochs": self.period, "epoch": self.period}
+        if self.period == EPOCH:
+            return text
+        words |= {capitalize(old): capitalize(new) for old, new in words.items()}
+        # a longer one before what it begins with; no part of a name or a flag of the user's
+        found = "|".join(sorted(words, key=len, reverse=True))
+        return re.sub(rf"(?<![\w./=-])({found})(?![\w=-]|[./]\w)", lambda m: words[m[1]], text)
 
     def say(self, text: str) -> str:
         """Replace images by the units too, in a label, a help or a caption.
@@ -234,11 +248,11 @@ def find_wording(cases: Iterable[Row]) -> Wording:
     every = list(cases)
     units = {case.unit or IMAGES for case in every} or {IMAGES}
     unit = units.pop() if len(units) == 1 else SEVERAL
-    timed = [case for case in every if is_number(case.epoch_time_s)]
-    if not timed or any(c.command is None or is_number(c.steps_per_epoch) for c in timed):
+    periods = {case.period for case in every if is_number(case.epoch_time_s)}
+    if not periods or all(period.whole for period in periods):
         return Wording(unit)
-    known = [int(c.train_images) for c in timed if is_number(c.train_images) and c.unit != "runs"]
-    return Wording(unit, f"{max(known):,} items" if known else "run")
+    said = {str(period).removeprefix("a ") for period in periods}
+    return Wording(unit, said.pop() if len(said) == 1 else MIXED)
 
 
 # ----------------------------------------------------------------------------------------- sections

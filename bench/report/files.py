@@ -15,11 +15,22 @@ from bench.record import COLUMNS
 from bench.render.table import Cell, Table
 from bench.report.document import Report
 from bench.store.table import write_lines
+from bench.study.comparable import Period
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number
 from bench.study.runs import Spread
 
-WHERE = ("gpu", "gpu_memory_bytes", "driver", "torch", "cuda", "cudnn", "cpu", "train_images")
+WHERE = (
+    "gpu",
+    "gpu_memory_bytes",
+    "driver",
+    "torch",
+    "cuda",
+    "cudnn",
+    "cpu",
+    "train_images",
+    "unit",
+)
 
 
 def column_names() -> list[str]:
@@ -29,7 +40,7 @@ def column_names() -> list[str]:
         for n in ([q.name] if q.paired else [q.name, f"{q.name}_low", f"{q.name}_high"])
     ]
     outcome = ["status", "reason", "inferred", "repeats", "runs", "seeds", "kind", "memory_measure"]
-    spread = ["spread", "start_time_s"]
+    spread = ["period", "spread", "start_time_s"]
     return ["sweep", "machine", *AXES, *outcome, *spread, *numbers, *DOUBTS, *WHERE]
 
 
@@ -42,6 +53,7 @@ def write_csv(report: Report) -> str:
 def describe_columns() -> dict[str, str]:
     """Describe the columns of a file of cases, by name."""
     return {
+        "period": "what an epoch time is of: an epoch, as many items or steps, or a run",
         "spread": "what the columns _low and _high are: " + ", ".join(Spread),
         "seeds": "how many seeds the repeats had",
         "start_time_s": "set-up, and the slowest first steps of all repeats, in s",
@@ -95,6 +107,8 @@ def _value(value: Any) -> Any:
     """Return text, a switch or a finite number; None for anything else, such as NaN."""
     if isinstance(value, (str, bool)):
         return value
+    if isinstance(value, Period):
+        return str(value)
     if not is_number(value):
         return None
     return int(value) if float(value).is_integer() and abs(value) < 2**53 else float(value)

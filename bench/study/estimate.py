@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from bench.limits import MIN_REPEATS, STEADY
 from bench.study import quantities
 from bench.study.pairs import Changed, Pair, select_common
-from bench.study.quantities import METRICS
+from bench.study.quantities import METRICS, is_number
 from bench.study.runs import Result, list_readings
 from bench.verdict import (
     Difference,
@@ -78,7 +78,9 @@ def estimate(
     def fits(pair: Pair) -> bool:
         if metric is MEMORY:
             return bool(pair.a.memory_measure == pair.b.memory_measure)
-        return pair.same_loss if metric.seeded else pair.a.settled or not metric.timed
+        if metric.seeded:
+            return pair.same_loss
+        return not metric.timed or bool(pair.a.settled and is_number(pair.factor))
 
     if metric.seeded:
         seeds = take_seeds(metric, results)
@@ -92,10 +94,14 @@ def estimate(
     sides = {cell: summarize_middle(values) for cell, values in readings.items()}
     sure = {cell for cell, values in readings.items() if len(values) >= MIN_REPEATS}
     every = select_common(changes, fits, readings.keys(), sure)
+    every_pair = (pair for change in changes for pair in change.pairs)
+    shifts = {pair.cells: math.log(pair.factor) if metric.timed else 0.0 for pair in every_pair}
     pooled, mixed = [], []
     for cells in filter(None, every):
-        ends = ((*sides[a], *sides[b]) for a, b in cells)
-        known = [Difference(after - before, ((x, y),)) for before, x, after, y in ends]
+        ends = ((shifts[a, b], *sides[a], *sides[b]) for a, b in cells)
+        known = [
+            Difference(after + shift - before, ((x, y),)) for shift, before, x, after, y in ends
+        ]
         often = [pair for pair, both in zip(known, cells, strict=True) if sure.issuperset(both)]
         verdicts = {ratio.judge(STEADY) for ratio in judge(often)}
         mixed.append(len(verdicts - {Verdict.AMBIGUOUS, Verdict.NONE}) > 1)

@@ -6,6 +6,7 @@ each of their metrics is taken over the same settings of all other axes (`select
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from bench.study.axes import (
     order_values,
     take_value,
 )
+from bench.study.comparable import find_factor, refuse_alone, refuse_together
 from bench.study.doubts import DOUBTS, SAID_BELOW
 from bench.study.runs import SOURCE, Result, Run
 from bench.workloads import IMAGES
@@ -52,6 +54,12 @@ class Pair(NamedTuple):
     @property
     def cells(self) -> tuple[int, int]:
         return self.a.cell, self.b.cell
+
+    @property
+    def factor(self) -> float:
+        """What a time after the change is multiplied by to be of as many items as the one before;
+        NaN if they say nothing of each other."""
+        return math.nan if refuse_together((self.a, self.b)) else find_factor(self.a, self.b)
 
     @property
     def estimated(self) -> bool:
@@ -87,7 +95,7 @@ def find_changes(axis: str, results: Sequence[Result]) -> Iterator[Changed]:
 
     A number is compared with the next lower one that ran with all else equal, any other value with
     the baseline. Of cases that differ only in how much of an epoch was measured, those with equal
-    parts are compared, else those that measured most.
+    parts are compared, else those that measured most. None is compared that `refuse_alone` refuses.
     """
     # as many GPUs take part in both
     free = {*free_axes(axis), *SAME_QUESTION} - {"world_size"} | {axis}
@@ -99,6 +107,7 @@ def find_changes(axis: str, results: Sequence[Result]) -> Iterator[Changed]:
     else:
         equal += SOURCE
     tell, ask = attrgetter(*equal), attrgetter(*SAME_QUESTION)
+    results = [result for result in results if not refuse_alone(result)]
     if axis in FOLLOWS:
         results = [results[at] for at in list_main(results, [*map(tell, results)])]
     values = order_values(axis, (take_value(result, axis) for result in results))

@@ -20,6 +20,7 @@ from bench.origin import EXECUTORS, OF_OTHERS
 from bench.precision import Arithmetic, find_formats
 from bench.record import COMPARABLE, MEASURED, REFUSED, RELIABLE, Status
 from bench.store.rows import Row, group
+from bench.study.comparable import Period, find_period, find_unfit, refuse_pair, restate, take_alike
 from bench.study.doubts import DOUBTS, LEAST_KNOWN
 from bench.study.quantities import MEMORY, METRICS, QUANTITIES, STORED, Metric, Quantity, over
 
@@ -57,8 +58,13 @@ class Run(Row):
             same case and environment that measured another part, which does not affect it.
         memory_measure: the one of `MEMORY` that its memory is read from: the first that any run of
             the same machine and kind has.
+        period: what its time is of, see `bench.study.comparable`.
+        steps_apart, items_apart: why it is not compared, see `find_unfit`; empty if it can be.
+        told_images: what its script told of as an epoch, or the images of the data.
     """
 
+    steps_apart: str = ""
+    items_apart: str = ""
     sweep: str
     timed: bool
     kind: str
@@ -69,6 +75,7 @@ class Run(Row):
     cell: int
     part: float
     part_known: bool
+    told_images: float
     busy_step_s: float
     memory_measure: str
     images_per_s: float
@@ -79,6 +86,7 @@ class Run(Row):
         known = "measured" if self.executor in EXECUTORS else "unknown"
         self.kind = OF_OTHERS.get(self.executor, known)
         self.machine = self.cpu or "CPU" if self.device == "cpu" else self.gpu or "unknown GPU"
+        self.told_images = self.train_images
         if math.isnan(self.images_per_s):
             self.images_per_s = over(self.train_images, self.epoch_time_s)
 
@@ -96,11 +104,17 @@ class Run(Row):
         vars(self)[name] = value
         return value
 
+    @cached_property
+    def period(self) -> Period:
+        return find_period(self)
+
     @property
     def learnt_whole(self) -> bool:
         """Whether what it learnt is that of a whole epoch; a command may not tell of any."""
-        told = self.command is None or self.steps_per_epoch == self.steps_per_epoch
-        return self.part >= 1 and told
+        if self.command is None:
+            return self.part >= 1
+        told = self.steps_per_epoch == self.steps_per_epoch
+        return bool(told and self.measured_images >= self.told_images)
 
 
 REACHED = ("flops", "moved", "of_peaks", "of_bandwidth", "of_measured", "of_copy")
@@ -189,6 +203,8 @@ def link_runs(runs: list[Run]) -> list[Run]:
         run.environment = environments.setdefault(tell(run), len(environments))
         where = (run.sweep, run.machine, run.kind, run.asked, run.environment)
         run.cell = cells.setdefault(where, len(cells))
+    find_unfit(runs)
+    restate(runs)
     for alike in group(runs, lambda run: (run.sweep, run.asked)):
         # a run that failed has no steps: it takes the part of its repeats
         part = min(map(_measure_part, alike))
@@ -255,7 +271,7 @@ class Result:
     def __init__(self, every: Sequence[Run]) -> None:
         statuses = {run.status for run in every}
         best = next(({status} for status in _RANKED if status in statuses), statuses)
-        self.counted = [run for run in every if run.status in best]
+        self.counted = take_alike([run for run in every if run.status in best])
         self.every, self.first = every, self.counted[0]
         vars(self).update(zip(AXES, self.first.axes, strict=True))  # which every question asks for
         self.repeats, self.runs = len(self.counted), len(every)
@@ -332,7 +348,7 @@ def make_results(runs: Sequence[Run]) -> list[Result]:
         for other in (r for r in alike if plain and r.precision != "fp32"):
             base = next((r for r in plain if r.profile == other.profile), plain[0])
             other.base = base
-            if base.settled:
+            if base.settled and not refuse_pair(base, other):
                 other.speedup = over(base.epoch_time_s, other.epoch_time_s)
             other.memory_saved = 1 - over(other.memory_bytes, base.memory_bytes)
     return results
@@ -358,6 +374,6 @@ def list_readings(metric: Metric, runs: Iterable[Run]) -> list[tuple[int, float]
     """Return the seed of each usable run that has a value, and that value; of an accuracy 1 minus
     it."""
     counted = RELIABLE if metric.diverged else {Status.OK}
-    usable = (run for run in runs if run.status in counted)
+    usable = take_alike([run for run in runs if run.status in counted])
     told = [(run.run_seed, getattr(run, metric.error_of or metric.name)) for run in usable]
     return [(seed, 1 - v if metric.error_of else float(v)) for seed, v in told if v == v]

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from bench.case import Case, fill_command
-from bench.command import split_command
+from bench.command import ITEMS, split_command
 from bench.errors import UsageError
 from bench.failure import Fault, classify, find_place
 from bench.limits import find_ends
@@ -45,10 +45,6 @@ from bench.work import Kind, Label, Work
 from bench.worker import Channel, Job
 from bench.worker.epochs import describe_interval, describe_steps, finite
 from bench.worker.measurement import conclude
-
-ITEMS = 10_000
-"""The items of an "epoch" of a command that does not say where its epochs end: its time is that of
-as many items, whatever the batch size."""
 
 _POLL_S = 0.02
 _GRACE_S = 3.0
@@ -261,6 +257,7 @@ def _describe(
     found.epoch_items = run.count(whole) or ITEMS
     m.measured_steps, m.measured_images = len(measured), run.count(measured)
     m.measured_time_s, m.steps_per_epoch = sum(times), len(whole) or None
+    m.step_items = _find_usual([step.items for step in measured]) if run.counted else None
     full_steps = found.epoch_items * len(measured) / m.measured_images
     m.epoch_time_s = m.measured_time_s * full_steps / len(times)
     if full_steps > len(times):
@@ -271,6 +268,12 @@ def _describe(
         m.step_time_first_s, m.step_time_last_s = ends
     _describe_losses(found, run, case, measured)
     _describe_work(found, case, run)
+
+
+def _find_usual(items: Sequence[int]) -> int | None:
+    """Return the number of items that more than half of some steps have, None if there is none."""
+    (number, steps), *_ = Counter(items).most_common(1)
+    return number if 2 * steps > len(items) else None
 
 
 def _describe_losses(found: Outcome, run: _Run, case: Case, measured: Sequence[_Taken]) -> None:

@@ -18,6 +18,7 @@ from bench.record import EpochRow, RankRow, Record, Status, Step, WorkRow
 from bench.work import Kind
 from tests.planted.doubts import list_doubted, list_drifted
 from tests.planted.records import GIB, HOSTILE, Row, make_card, make_record, measured, write_sweep
+from tests.planted.scripts import list_scripts
 
 SPEEDUP = {"fp32": 1.0, "fp16": 3.1, "bf16-amp": 2.6}
 """Of a step of `list_gpus`, without exchange."""
@@ -342,6 +343,7 @@ SWEEPS: dict[str, tuple[Callable[[], Iterable[Row]], str | None]] = {
     "gpus": (list_gpus, f"{SWEEP} --parallel none ddp"),
     "doubted": (list_doubted, SWEEP),
     "drifted": (list_drifted, SWEEP),
+    "scripts": (list_scripts, f"{SWEEP} --command 'python train.py'"),
     "tuned": (list_tuned, f"{SWEEP} --preset mine"),
 }
 """The rows of each, and the command that is said to have measured them."""

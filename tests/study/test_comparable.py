@@ -1,0 +1,210 @@
+"""Only times of the same are compared: what a row's time is of, and which rows say nothing of each
+other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from bench.case import Case
+from bench.compare.__main__ import main as compare
+from bench.record import Record
+from bench.report.files import write_json
+from tests.planted.records import ran, write_sweep
+from tests.planted.results import read_report, tell
+from tests.planted.scripts import counted, script, stepped, untold
+from tests.pytest_for_tests import Capture
+
+BF16 = script(precision="bf16")
+NOT_TOLD = "call bench.step(items=len(x)) in the script, and items a second are compared."
+
+
+def mix(*parts: Sequence[Record]) -> list[Record]:
+    """Several rows as repeats of one case."""
+    rows = [row for part in parts for row in part]
+    for repeat, row in enumerate(rows, 1):
+        row.repeat, row.record_id = repeat, f"{row.record_id}-{repeat}"
+    return rows
+
+
+THREE = [0.01, 0.01005, 0.00995]
+
+SAID: dict[str, tuple[Sequence[Record], list[str], list[str]]] = {
+    # every row with what it says: rows, sentences, and what each row shows of time and unit
+    "epochs of other sizes, the larger does more items a second": (
+        [*counted(script(64), [0.010] * 3, epoch=30), *counted(script(256), [0.028] * 3, epoch=30)],
+        ["Train train.py on A card in fp32 at batch size 256: 1.094 s for 10,000 items"],
+        ["≈1.562", "1.094"],
+    ),
+    "an epoch, and a row that --steps ended before its end": (
+        [*counted(script(64), THREE, epoch=30), *counted(script(256), [0.028] * 3)],
+        ["in fp32 at batch size 256: 1.094 s for 10,000 items"],
+        ["≈1.562 (1.555–1.570)", "1.094"],
+    ),
+    "equal epochs stay epochs": (
+        [*counted(script(), THREE, epoch=30), *counted(BF16, [0.005] * 3, epoch=30)],
+        ["in bf16 at batch size 64: 0.1500 s an epoch"],
+        ["0.3000 (0.2985–0.3015)", "0.1500"],
+    ),
+    "items and runs": (
+        [*counted(script(), THREE), *untold(BF16, [0.5, 0.502, 0.498])],
+        [f"Times of 10,000 items and a run say nothing of each other: {NOT_TOLD}"],
+        ["≈1.562 (1.555–1.570) | 10,000 items", "0.5000 (0.4980–0.5020) | a run"],
+    ),
+    "items and steps": (
+        [*counted(script(), THREE), *stepped(BF16, THREE)],
+        [f"Times of 10,000 items and 10,000 steps say nothing of each other: {NOT_TOLD}"],
+        ["≈1.562 (1.555–1.570) | 10,000 items", "≈100.0 (99.5–100.5) | 10,000 steps"],
+    ),
+    "runs at two batch sizes": (
+        [*untold(script(4), [0.1] * 3), *untold(script(32), [0.2] * 3)],
+        [f"A run with another batch size may do more or less, so its time is not compared: "
+         f"{NOT_TOLD}"],
+        ["0.1000", "0.2000"],
+    ),
+    "steps at two batch sizes": (
+        [*stepped(script(4), THREE), *stepped(script(32), [0.02] * 3)],
+        ["A step with another batch size may do more or less, so its time is not compared:"],
+        ["≈100.0 (99.5–100.5)", "≈200.0"],
+    ),
+    "runs with a variable of one's own": (
+        [*untold(script(vary="rate=4 x=1"), [0.1] * 3), *untold(script(vary="rate=8 x=1"), [0.2])],
+        ["A run with another rate may do more or less, so its time is not compared:"],
+        ["0.1000", "0.2000"],
+    ),
+    "runs of two precisions": (
+        [*untold(script(), [0.5] * 3), *untold(BF16, [0.25] * 3)],
+        ["in bf16 at batch size 64: 0.2500 s a run, against 0.5000 s in fp32 (2.00 times as fast"],
+        ["0.5000", "0.2500"],
+    ),
+    "a repeat that went on from another": (
+        [*mix(counted(script(), [0.01]), untold(script(), [0.5, 0.5])), *counted(BF16, THREE)],
+        ["Train train.py on A card in bf16 at batch size 64: ≈1.562 s for 10,000 items."],
+        ["≈1.562 | other steps, 1 of 3 runs", "≈1.562 (1.555–1.570)"],
+    ),
+    "a repeat of half of the steps": (
+        [*mix(counted(script(), [0.01]), counted(script(), [0.01], steps=30)),
+         *counted(BF16, [0.02] * 3)],
+        ["Train train.py on A card in bf16 at batch size 64: ≈3.125 s for 10,000 items."],
+        ["≈1.562 | other steps", "≈3.125"],
+    ),
+    "repeats that --steps ended, after warm-ups of any length": (
+        [*mix(counted(script(steps=50), [0.01]), counted(script(steps=50), [0.01], warmup_steps=7)),
+         *counted(script(precision="bf16", steps=50), [0.02] * 3)],
+        ["Train train.py on A card in fp32 at batch size 64: ≈1.562 s for 10,000 items"],
+        ["≈1.562", "≈3.125"],
+    ),
+    "a batch that was halved": (
+        [*counted(script(64), [0.01] * 3), *counted(script(256), [0.009] * 3, items=64)],
+        ["Train train.py on A card in fp32 at batch size 64: ≈1.562 s for 10,000 items."],
+        ["≈1.562", "≈1.406 | other batch size"],
+    ),
+    "a batch that a tenth was taken from": (
+        [*counted(script(64), [0.01] * 3), *counted(script(200), [0.01] * 3, items=180)],
+        ["Train train.py on A card in fp32 at batch size 64: ≈1.562 s for 10,000 items."],
+        ["≈1.562", "≈0.5556 | other batch size"],
+    ),
+    "tokens, of which one of three has fewer": (
+        [*counted(script(8), [0.01] * 3, items=1024), *counted(script(16), [0.02] * 3, items=2048),
+         *counted(script(64), [0.01] * 3, items=2048)],
+        ["Train train.py on A card in fp32 at batch size 8: 0.09766 s for 10,000 items."],
+        ["0.09766", "0.09766", "0.04883 | other batch size"],
+    ),
+    "tokens of two lengths": (
+        [*counted(script(8, vary="rate=128"), [0.01] * 3, items=1024),
+         *counted(script(8, vary="rate=256"), [0.01] * 3, items=2048)],
+        ["in fp32 at batch size 8 (rate=256): 0.04883 s for 10,000 items."],
+        ["0.09766", "0.04883"],
+    ),
+    "tokens of which it is not known which are right": (
+        [*counted(script(8), [0.01] * 3, items=1024), *counted(script(16), [0.01] * 3, items=1024)],
+        ["No time can be compared with another: 1,024 items a step at batch size 8."],
+        ["0.09766 | other batch size", "0.09766 | other batch size"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_only_times_of_the_same_are_compared(name: str, tmp_path: Path) -> None:
+    rows, sentences, times = SAID[name]
+    report = read_report(tmp_path, rows)
+    said = " ".join(sentence for answer in report.answers for sentence in answer.sentences)
+    assert [text for text in sentences if text not in said] == [], said
+    assert ("Train" in said) == (" s " in sentences[0])
+    assert tell(report, "overview", "epoch_time_s period remarks") == times
+
+
+@pytest.mark.parametrize(
+    ("name", "effects"),
+    [
+        ("items and runs", ["precision: fp32 → bf16"]),  # of its memory
+        ("runs at two batch sizes", ["batch size: 4 → 32"]),
+        ("epochs of other sizes, the larger does more items a second",
+         ["batch size: 64 → 256 | ≈1.43×"]),
+        ("a batch that was halved", []),
+        ("a repeat that went on from another", []),
+    ],
+)  # fmt: skip
+def test_no_effect_is_of_times_that_say_nothing_of_each_other(
+    name: str, effects: list[str], tmp_path: Path
+) -> None:
+    assert tell(read_report(tmp_path, SAID[name][0]), "effects", "change speed verdict") == effects
+
+
+def test_files_say_of_what_a_time_is(tmp_path: Path) -> None:
+    text = write_json(read_report(tmp_path, SAID["items and runs"][0]))
+    assert '"period": "10,000 items"' in text
+    assert '"period": "a run"' in text
+
+
+EPOCHS = counted(script(), THREE, epoch=30)
+
+SIDES: dict[str, tuple[str, Sequence[Record], Sequence[Record], list[str]]] = {
+    "an epoch and what --steps cut": (
+        "", EPOCHS, counted(script(), THREE),
+        ["B is 1.00 times as fast as A", "of B too the time is that of an epoch of 1,920 items"],
+    ),
+    "items and a run": (
+        "", counted(script(), THREE), untold(script(), THREE),
+        [f"! Times are not compared: Times of 10,000 items and a run say nothing of each other: "
+         f"{NOT_TOLD}"],
+    ),
+    "a side that went on from a checkpoint": (
+        "", EPOCHS, mix(counted(script(), [0.01], epoch=30), untold(script(), [0.5, 0.5])),
+        ["! Times are not compared: its repeats took 60, 0 and 0 steps"],
+    ),
+    "runs at two batch sizes": (
+        "--axis batch_size 4 32", untold(script(4), THREE), untold(script(32), THREE),
+        ["! Times are not compared: A run with another batch size may do more or less"],
+    ),
+    "two data sets": (
+        "--axis dataset cifar10 synthetic", ran(Case(), (100, 101, 99)),
+        ran(Case(dataset="synthetic"), (20, 20.2, 19.8), train_images=10_000),
+        ["is 1.00 times as fast", "the time is that of an epoch of 50,000 images"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SIDES)
+def test_sides_are_compared_in_equal_units_alone(
+    name: str, tmp_path: Path, capsys: Capture
+) -> None:
+    axis, a, b, sentences = SIDES[name]
+    write_sweep(tmp_path / "a", a)
+    write_sweep(tmp_path / "b", b)
+    assert compare([str(tmp_path / "a"), str(tmp_path / "b"), *axis.split()]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert [text for text in sentences if text not in said] == [], said
+    assert ("times as fast" in said) == ("times as fast" in sentences[0])
+
+
+def test_no_metric_is_chosen_that_a_side_lacks(tmp_path: Path, capsys: Capture) -> None:
+    lacks = dict.fromkeys(("peak_device_bytes", "peak_reserved_bytes"))
+    write_sweep(tmp_path / "a", ran(script(), (1, 2, 3), **lacks, energy_j=3.0))
+    write_sweep(tmp_path / "b", ran(script(), (1, 2, 3), peak_allocated_bytes=None))
+    assert compare([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    said = capsys.readouterr().out
+    assert "Memory" not in said.replace("memory", "Memory")
+    assert "Energy" not in said
