@@ -37,6 +37,17 @@ def find_ends(times: Sequence[float]) -> tuple[float, float] | None:
     return (median(level[:size]), median(level[-size:])) if size > 2 else None
 
 
+def summarize_steps(times: Sequence[float]) -> dict[str, float]:
+    """Return the columns of a record that sum up its steps, whose ``times`` are in s."""
+    middle = median(times)
+    return {
+        "step_time_median_s": middle,
+        "step_time_p95_s": sorted(times)[math.ceil(0.95 * len(times)) - 1],  # nearest-rank method
+        "step_time_mad_s": median(abs(time - middle) for time in times),
+        "step_time_max_s": max(times),
+    }
+
+
 BUSY_CORES = 0.15
 """CPU cores that others may use during an epoch on a CPU; idle daemons use fewer."""
 

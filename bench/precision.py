@@ -32,6 +32,16 @@ class Arithmetic(StrEnum):
     WRONG = "wrong"
 
 
+BITS = {
+    Arithmetic.FLOAT32: 24,
+    Arithmetic.TFLOAT32: 11,
+    Arithmetic.FLOAT16: 11,
+    Arithmetic.BFLOAT16: 8,
+    Arithmetic.FLOAT8: 4,
+}
+"""Significant bits of each arithmetic."""
+
+
 @dataclass(frozen=True)
 class Precision:
     """How weights, activations and arithmetic flags are set.

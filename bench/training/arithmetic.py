@@ -48,16 +48,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bench.precision import Arithmetic
-
-BITS = {
-    Arithmetic.FLOAT32: 24,
-    Arithmetic.TFLOAT32: 11,
-    Arithmetic.FLOAT16: 11,
-    Arithmetic.BFLOAT16: 8,
-    Arithmetic.FLOAT8: 4,
-}
-"""Significant bits of each arithmetic."""
+from bench.precision import BITS, Arithmetic
 
 _WRONG = 0.05
 """Relative error from which a result is wrong rather than rounded."""

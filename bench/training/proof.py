@@ -21,9 +21,9 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.case import Case
-from bench.precision import Arithmetic, Precision, autocast
+from bench.precision import BITS, Arithmetic, Precision, autocast
 from bench.text import first_line
-from bench.training.arithmetic import BITS, OperationProof, name_arithmetic
+from bench.training.arithmetic import OperationProof, name_arithmetic
 from bench.training.float8 import MULTIPLE, TRIED, Conversion
 
 

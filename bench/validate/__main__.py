@@ -30,8 +30,9 @@ def main(argv: Sequence[str]) -> int:
         description="Check folders of results before they are shared: that they can be read, were "
         "measured by known code in one environment, are complete, and hold no figure that their "
         "steps, their work, the data sheet of the card or the images contradict.",
-        epilog=f"A line 'check: reason' in a folder's {KNOWN_FAULTS} accepts a known fault: it "
-        "is printed and does not count. Return code 1: a check failed. 2: a wrong flag.",
+        epilog=f"A line 'FOLDER: check: reason' in {KNOWN_FAULTS} beside the folder accepts a "
+        "known fault: it is printed and does not count. docs/results.md has what no check can "
+        "tell. Return code 1: a check failed. 2: a wrong flag.",
     )
     add = parser.add_argument
     add("folders", nargs="+", type=Path, metavar="FOLDER", help="a sweep's folder or records file")
@@ -48,12 +49,22 @@ def main(argv: Sequence[str]) -> int:
 def _write(result: dict[str, Any]) -> str:
     lines = [f"{result['folder']}: {result['subject']}".rstrip(": ")]
     for check in result["checks"]:
-        lines.append(f"  {check['result']:<6} {check['name']:<12} {check['shows']}")
+        shows = (
+            f"nothing to check: no row of this harness has {lacks}"
+            if (lacks := check.get("lacks"))
+            else ""
+        )
+        lines.append(f"  {check['result']:<6} {check['name']:<12} {shows or check['shows']}")
         lines += [f"{'':21} {fault}" for fault in check["faults"][:MOST_FAULTS]]
         if (more := len(check["faults"]) - MOST_FAULTS) > 0:
             lines.append(f"{'':21} and {more} more; --format json has them")
         if check["result"] == KNOWN:
             lines.append(f"{'':21} known: {check['reason']}")
+    if result["excuses"]:
+        lines.append(
+            f"{result['excuses']} accepts nothing, since a folder cannot excuse itself: a line "
+            f"'FOLDER: check: reason' in {KNOWN_FAULTS} beside the folder does."
+        )
     if result["gives_away"]:
         lines.append(f"It discloses {'; '.join(result['gives_away'])}.")
     ends = Counter(check["result"] for check in result["checks"])

@@ -1,84 +1,35 @@
-"""What a results folder claims, and whether its contents, read once for all claims, bear it out;
-and what it discloses."""
+"""What a results folder claims, and whether its contents bear it out; and what it discloses."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from bench.case import Case, list_varying
+from bench.case import AXES, SAME_QUESTION, Case
 from bench.diagnosis.step import RATES
 from bench.environment.host import hash_commit
 from bench.errors import UsageError
-from bench.gpu.peaks import list_peaks
-from bench.limits import leave_out_first
+from bench.gpu.peaks import find_peak, list_peaks
+from bench.limits import find_ends, leave_out_first, summarize_steps
 from bench.origin import EXECUTORS
-from bench.precision import Arithmetic, find_formats
-from bench.record import COMPARABLE, MEASURED, Status, Step, WorkRow
-from bench.store.reader import read_beside
+from bench.precision import BITS, Arithmetic, find_formats
+from bench.record import COMPARABLE, Status, read_missing
 from bench.store.rows import group
-from bench.study.runs import Run, list_runs
-from bench.study.sweeps import Sweep, read_sweep
-from bench.text import count, name_first
+from bench.study.runs import Run
+from bench.study.sweeps import Sweep
+from bench.text import GIB, count, name_first, read_time
+from bench.validate.evidence import Evidence, Row, read_evidence
 from bench.workloads import IMAGES
 
 KNOWN_FAULTS = "known-faults.txt"
-
-
-@dataclass(frozen=True)
-class Row:
-    """A measured row: its name within the folder, its run, and its rows of the ``steps`` and
-    ``work`` tables. Its cells are given by column, None for empty numbers."""
-
-    name: str
-    run: Run
-    steps: Sequence[Step]
-    work: Sequence[WorkRow]
-
-    @property
-    def case(self) -> Case:
-        return self.run.case
-
-    def __getitem__(self, column: str) -> Any:
-        value = getattr(self.run, column)
-        return None if value != value else value
-
-    def has(self, *columns: str) -> bool:
-        return all(self[column] is not None for column in columns)
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """The tables and plans of a folder, and its records as they are written."""
-
-    sweep: Sweep
-    runs: list[Run]
-    steps: dict[str, list[Step]]
-
-    @cached_property
-    def own(self) -> list[Run]:
-        """The records that this harness measured. Others, such as published ones, are read but make
-        no claim about how they were measured."""
-        return [run for run in self.runs if run.executor in EXECUTORS]
-
-    @cached_property
-    def rows(self) -> list[Row]:
-        """The own rows whose status says that they were measured, without inferred ones."""
-        axes, rows = list_varying([run.case for run in self.runs]), []
-        for run in self.own:
-            if run.status in MEASURED and not run.inferred:
-                which = f", repeat {run.repeat}" if run.repeat > 1 else ""
-                name = f"{run.case.label(axes)}{which}{', sentinel' if run.sentinel else ''}"
-                work = self.sweep.work.get(run.record_id, ())
-                rows.append(Row(name, run, self.steps.get(run.record_id, ()), work))
-        return rows
+"""A file beside the folders, of whoever publishes them: lines ``FOLDER: check: reason`` accept a
+fault. One in a folder accepts nothing: it would excuse itself."""
 
 
 # ------------------------------------------------------------------------------------------- claims
@@ -87,8 +38,7 @@ class Evidence:
 #
 # Bounds are physical (a data sheet, the power limit, the memory of the card) or computed by the
 # harness itself from the steps and work stored with the rows. Results that are consistent with all
-# of them pass: a folder made up as a whole, or times that were all scaled alike and stay below the
-# data sheet.
+# of them pass; docs/results.md lists what they cannot tell.
 
 
 EXACT = 1e-6
@@ -97,26 +47,52 @@ EXACT = 1e-6
 CLOCKS = 5e-3
 """Relative tolerance of the clocks of epoch and steps; committed folders agree within 2.1e-3."""
 
+WATCHES_S = 60.0
+"""How far the clocks of two machines that write to a folder may differ, or one be set back."""
+
+BUSY = 1.1
+"""The kernels of a profiled step take at most this share of a median step. On an H100 and an H200
+they take 0.53 to 0.993 of it."""
+
+POWER = 0.2
+"""Two runs of a case that take the same time, within `STEADY_TIME`, differ by less than this share
+in power: committed ones by at most 6 %, of which parts of 2 s read too little."""
+
+STEADY_TIME, LEAST_POWER_S = 0.05, 1.0
+"""See `POWER`; a power over fewer seconds is not compared."""
+
+SOLD = (0.88, 1.02)
+"""A card's memory, as the driver tells it, over what is sold in GiB: a T4 has 14.6 of 16."""
+
 CIFAR10 = {"dataset_fingerprint": "d519226402145e1e", "train_images": 50_000, "test_images": 10_000}
 """Hash of CIFAR-10's pixels and labels, in any layout, and its numbers of images."""
 
 FLOP_PER_IMAGE: dict[Any, int] = {("dpn92", None, None): 12_250_994_688}
 """FLOP of this harness's networks, by model, --input and --classes; equal everywhere."""
 
+_tell_question = attrgetter(*(name for name in AXES if name not in SAME_QUESTION))
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a claim is checked by: a row that has it, and how that is called."""
+
+    words: str
+    met: Callable[[Row], bool]
+
 
 @dataclass(frozen=True)
 class Claim:
     """A claim: ``shows`` is true if ``find`` yields nothing. It can only be checked if a row
-    measured by this harness has one of the columns in ``of``; without ``of``, always."""
+    measured by this harness meets its ``need``; without one, always."""
 
     name: str
     shows: str
     find: Callable[[Evidence], Iterator[str]]
-    of: tuple[str, ...] = ()
+    need: Need | None = None
 
     def is_empty(self, evidence: Evidence) -> bool:
-        held = (row[column] for row in evidence.rows for column in self.of)
-        return bool(self.of) and not any(value not in (None, "") for value in held)
+        return self.need is not None and not any(map(self.need.met, evidence.rows))
 
 
 def _differ(one: float, other: float, within: float) -> bool:
@@ -141,28 +117,111 @@ def find_unknown_code(evidence: Evidence) -> Iterator[str]:
 
 
 def find_environments(evidence: Evidence) -> Iterator[str]:
-    own = evidence.own
-
     def list_values(runs: Sequence[Run], column: str) -> list[str]:
         # a row that was cut off before its worker could look has no value
         values = dict.fromkeys(getattr(run, column) for run in runs)
         return [str(value) for value in values if value == value and value != ""]
 
+    planned = evidence.config.get("environment")
+    here = all(EXECUTORS[run.executor].here for run in evidence.own)
     for column in (name for name, owners in COMPARABLE.items() if owners == ("device",)):
-        for runs in sorted(group(own, attrgetter("device")), key=lambda runs: runs[0].device):
-            if len(found := list_values(runs, column)) > 1:
-                told = name_first(found, 3)
-                yield f"{column} is not the same in all rows of {runs[0].device}: {told}"
+        for runs in sorted(group(evidence.own, attrgetter("device")), key=lambda r: r[0].device):
+            device, found = runs[0].device, list_values(runs, column)
+            if len(found) > 1:
+                listed = name_first(found, 3)
+                yield f"{column} is not the same in all rows of {device}: {listed}"
+            told = planned.get(device) if here and isinstance(planned, dict) else None
+            said = told.get(column) if isinstance(told, dict) else None
+            if said and found and str(said) not in found:
+                yield f"{column} is {name_first(found, 3)} in the rows, and {said} in config.json"
 
 
 def find_gaps(evidence: Evidence) -> Iterator[str]:
-    return (f"{told} {mend}" for told, mend in evidence.sweep.gaps)
+    """Rows that the last plan, other rows or other tables know of."""
+    sweep, held = evidence.sweep, {run.record_id for run in evidence.runs}
+    yield from (f"{told} {mend}" for told, mend in sweep.gaps)
+    tables = {"steps": {*evidence.steps}, "epochs": {*sweep.epochs}, "work": {*sweep.work}}
+    for table, ids in tables.items():
+        if lost := ids - held:
+            yield (
+                f"{table}.csv has {count(len(lost), 'run')} that records.csv lacks "
+                f"({name_first(sorted(lost), 3)}): a row was taken out, or the machine went down "
+                "before it was written"
+            )
+    for run in evidence.own:
+        lost = {*read_missing(run.shared, ("proof", "flop", "work")).values()} - held
+        if lost:
+            yield f"{evidence.name(run)}: uses what row {', '.join(sorted(lost))} found, not there"
+    if len(sweep.plans) > 1 or any(plan.shard for plan in sweep.plans):
+        return  # repeats may be in another shard
+    for runs in group((run for run in evidence.own if not run.sentinel), _tell_question):
+        repeats = {run.repeat for run in runs}
+        if skipped := {*range(1, max(repeats))} - repeats:
+            told = ", ".join(map(str, sorted(skipped)))
+            yield f"{evidence.name(runs[-1])}: there is no repeat {told}"
+
+
+def find_disorder(evidence: Evidence) -> Iterator[str]:
+    """Times of day: each run lasts as long as its phases, and rows were written as runs ended."""
+    phases = ("setup_time_s", "warmup_time_s", "measured_time_s")
+    last: Run | None = None
+    for run in evidence.own:
+        name, start, end = evidence.name(run), read_time(run.started_at), read_time(run.finished_at)
+        if not start or not end or run.inferred:
+            continue
+        inside = sum(time for phase in phases if (time := getattr(run, phase)) == time)
+        if run.resumed_epochs > 0:  # an earlier process trained a part
+            inside = 0.0
+        if end - start < CLOCKS * -inside + inside - 1:
+            yield f"{name}: ran for {end - start:.4g} s, and its phases took {inside:.4g} s"
+        if read_time(run.rates_at) > start + WATCHES_S:
+            yield f"{name}: started at {run.started_at}, before the rates of its machine were known"
+        if last is not None and len(evidence.sweep.plans) == 1:
+            before = read_time(last.finished_at)
+            alone = not (run.lane or last.lane) and not run.lanes_beside > 0
+            if end < before - WATCHES_S or (alone and start < before - WATCHES_S):
+                yield (
+                    f"{name}: ran from {run.started_at} to {run.finished_at}, and the row above "
+                    f"it ended at {last.finished_at}"
+                )
+        last = run
+
+
+def find_copies(evidence: Evidence) -> Iterator[str]:
+    """Two runs take the same times, to the last digit, only where one is a copy, and learn the same
+    from images only where they have the same seed."""
+    rows = [row for row in evidence.rows if len(row.steps) >= 3]
+    for same in group(rows, lambda row: tuple(row.times)):
+        for row in same[1:]:
+            yield f"{row.name}: its steps took the same times as those of {same[0].name}"
+    rows = [row for row in rows if row["workload"] == IMAGES and row.case.command is None]
+    for same in group(rows, lambda row: tuple(step.loss for step in row.steps)):
+        for row in same[1:]:
+            if row["run_seed"] != same[0]["run_seed"] and row.steps[0].loss is not None:
+                yield f"{row.name}: its losses are those of {same[0].name}, of another seed"
 
 
 def find_wrong_rates(row: Row) -> Iterator[str]:
     for column, peak in list_peaks(row["gpu"]).items():
         if column in RATES and row.has(column) and row[column] > peak:
             yield f"{column} is {row[column]:.4g}, and the card's data sheet says {peak:.4g}"
+
+
+def find_wrong_card(row: Row) -> Iterator[str]:
+    if (sheet := find_peak(row["gpu"])) is None:
+        return
+    if row.has("capability") and row["capability"] != sheet.capability:
+        yield f"{row['gpu']} has compute capability {sheet.capability}, not {row['capability']}"
+    if row.has("gpu_memory_bytes") and row["mig"] != "on":
+        share = row["gpu_memory_bytes"] / GIB / sheet.memory
+        if not SOLD[0] <= share <= SOLD[1]:
+            yield (
+                f"{row['gpu']} has {sheet.memory} GiB of memory, and the row "
+                f"{row['gpu_memory_bytes'] / GIB:.1f}"
+            )
+    for column in ("sm_clock_mhz", "sm_clock_first_mhz", "sm_clock_last_mhz"):
+        if sheet.clock and row.has(column) and row[column] > (1 + CLOCKS) * sheet.clock:
+            yield f"{column} is {row[column]:.0f}, and {row['gpu']} runs at {sheet.clock} at most"
 
 
 def find_wrong_speed(row: Row) -> Iterator[str]:
@@ -187,6 +246,31 @@ def find_wrong_energy(row: Row) -> Iterator[str]:
         yield f"{power_w:.0f} W on average, and the limit was {limit_w:.0f} W"
 
 
+def find_unlike_power(evidence: Evidence) -> Iterator[str]:
+    """Faults of `find_wrong_energy`, and runs of one case, as fast as each other, of which one took
+    much less power. Which of the two is wrong cannot be told."""
+    yield from _of_rows(find_wrong_energy)(evidence)
+    needed = ("mean_power_w", "step_time_median_s", "measured_time_s")
+    rows = [row for row in evidence.rows if row.has(*needed) and not row["lanes_beside"]]
+    rows = [row for row in rows if row["measured_time_s"] >= LEAST_POWER_S]
+    for alike in group(rows, lambda row: (_tell_question(row.run), row["power_limit_w"])):
+        least = min(alike, key=lambda row: row["mean_power_w"])
+        for row in alike:
+            one, other = least["mean_power_w"], row["mean_power_w"]
+            times = (least["step_time_median_s"], row["step_time_median_s"])
+            if one < (1 - POWER) * other and not _differ(*times, STEADY_TIME):
+                yield (
+                    f"{least.name}: its mean power is {one:.4g} W, and {other:.4g} W where the "
+                    f"same case ran as fast ({_tell_apart(row, least)})"
+                )
+                break
+
+
+def _tell_apart(row: Row, other: Row) -> str:
+    told = f"started at {row['started_at']}"
+    return told if row.name == other.name else f"{row.name}, {told}"
+
+
 def find_wrong_memory(row: Row) -> Iterator[str]:
     parts = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_process_bytes")
     inside = [(part, row[part]) for part in parts if row.has(part)]
@@ -198,15 +282,25 @@ def find_wrong_memory(row: Row) -> Iterator[str]:
     in_use = (row["peak_device_bytes"] or 0) + (row["baseline_device_bytes"] or 0)
     if in_use > (row["gpu_memory_bytes"] or math.inf):
         yield f"{in_use:.4g} bytes of the device were in use, more than it has"
+    # what others held before may have gone since, so that only both together hold the process
+    held = ("peak_device_bytes", "peak_process_bytes", "baseline_device_bytes")
+    if row["device"] == "cuda" and row.has(*held) and row["peak_process_bytes"] > in_use:
+        yield (
+            f"peak_device_bytes is {row['peak_device_bytes']:.4g}, and the process alone held "
+            f"{row['peak_process_bytes']:.4g}"
+        )
 
 
 def find_wrong_steps(row: Row) -> Iterator[str]:
-    steps = row.steps
+    steps, times = row.steps, row.times
     if not len(steps):
         if row.has("measured_steps"):
             yield "steps.csv has none of its steps"
         return
-    times, images = _list_times(row), sum(step.images for step in steps)
+    images = sum(step.images for step in steps)
+    if not row.has("measured_time_s"):
+        yield "measured_time_s is empty, and steps.csv has its steps"
+        return
     if len(steps) != row["measured_steps"] or images != row["measured_images"]:
         yield (
             f"steps.csv has {len(steps)} steps of {images} images, the row {row['measured_steps']} "
@@ -214,12 +308,18 @@ def find_wrong_steps(row: Row) -> Iterator[str]:
         )
     elif not adds_up(times, row["measured_time_s"], row.case.epochs):
         yield f"its steps take {sum(times):.4g} s, and together {row['measured_time_s']:.4g} s"
-    if row.has("step_time_median_s") and _differ(row["step_time_median_s"], median(times), EXACT):
-        yield f"step_time_median_s is {row['step_time_median_s']:.4g}, not {median(times):.4g}"
-
-
-def _list_times(row: Row) -> list[float]:
-    return [step.time_s or 0.0 for step in row.steps]
+    right = summarize_steps(times)
+    if row.case.command is None:
+        size = max(step.images for step in steps)
+        full = [time for time, step in zip(times, steps, strict=True) if step.images == size]
+        if ends := find_ends(full):
+            right |= {"step_time_first_s": ends[0], "step_time_last_s": ends[1]}
+        batch = row.case.batch_size * row.case.world_size
+        if row["workload"] == IMAGES and size != min(batch, row["train_images"] or batch):
+            yield f"its steps are of {size} images, and its batches of {batch}"
+    for column, value in right.items():
+        if row.has(column) and _differ(row[column], value, EXACT):
+            yield f"{column} is {row[column]:.4g}, not {value:.4g}"
 
 
 def adds_up(times: Sequence[float], measured_s: float, epochs: int = 1) -> bool:
@@ -233,22 +333,44 @@ def adds_up(times: Sequence[float], measured_s: float, epochs: int = 1) -> bool:
 
 
 def find_wrong_epochs(row: Row) -> Iterator[str]:
-    if not row.has("epoch_time_s", "train_images"):
+    if not row.has("epoch_time_s", "measured_time_s", "train_images"):
         return
     if row.case.command is not None:  # its steps are its own, and may be unlike
         return
+    time_s, images = row["epoch_time_s"], row["train_images"]
+    if row.has("images_per_s") and _differ(row["images_per_s"] * time_s, images, EXACT):
+        yield (
+            f"{row['images_per_s']:.5g} images/s for {time_s:.5g} s are "
+            f"{row['images_per_s'] * time_s:.5g} images, and an epoch has {images}"
+        )
+    ends = ("epoch_time_low_s", "epoch_time_high_s")
+    if row.has(*ends) and not row[ends[0]] <= time_s <= row[ends[1]]:
+        yield f"its epoch takes {time_s:.5g} s, outside its interval"
     per_step = row.case.batch_size * row.case.world_size
-    whole = row["measured_images"] is None or row["measured_images"] >= row["train_images"]
-    times = _list_times(row)
+    whole = row["measured_images"] is None or row["measured_images"] >= images
+    if whole:
+        right = row["measured_time_s"] / row.epochs
+        if _differ(time_s, right, EXACT):
+            yield f"its epoch takes {time_s:.5g} s, and was measured in {right:.5g} s"
     # batches that a loader prepared ahead are left out of the mean as well
-    if times and not whole and row.case.loader == "device":
-        left = row["train_images"] / per_step - len(times)
-        right = row["measured_time_s"] + left * fmean(leave_out_first(times))
-        if _differ(row["epoch_time_s"], right, 2e-3):  # a change of that rule moved them by 8e-4
-            yield f"its epoch takes {row['epoch_time_s']:.5g} s, and {right:.5g} by its steps"
+    elif row.times and row.case.loader == "device":
+        left = images / per_step - len(row.times)
+        right = row["measured_time_s"] + left * fmean(leave_out_first(row.times))
+        if _differ(time_s, right, 2e-3):  # a change of that rule moved them by 8e-4
+            yield f"its epoch takes {time_s:.5g} s, and {right:.5g} by its steps"
 
 
-def find_wrong_learning(row: Row) -> Iterator[str]:
+def find_wrong_learning(evidence: Evidence) -> Iterator[str]:
+    yield from _of_rows(_compare_steps)(evidence)
+    for row in evidence.rows:
+        for last in evidence.sweep.epochs.get(row.run.record_id, ())[-1:]:
+            for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy"):
+                told, right = row[name], getattr(last, name)
+                if told is not None and right is not None and _differ(told, right, EXACT):
+                    yield f"{row.name}: {name} is {told:.4f}, and {right:.4f} in epochs.csv"
+
+
+def _compare_steps(row: Row) -> Iterator[str]:
     steps = row.steps
     several = row.case.epochs > 1 or row.case.command is not None  # whose warm-up learns too
     if not len(steps) or several or row["status"] != Status.OK:
@@ -274,12 +396,52 @@ def find_wrong_work(row: Row) -> Iterator[str]:
             yield f"{column} is not what its operations in work.csv add up to"
 
 
+def find_wrong_profiles(evidence: Evidence) -> Iterator[str]:
+    """Kernels that take longer than the step that they are of, by its profile, by their own times,
+    or by the median step of any run of the same case."""
+    for row in evidence.rows:
+        if not row.has("busy_s", "profiled_step_s"):
+            continue
+        waits = sum(row[name] or 0.0 for name in ("busy_s", "input_wait_s", "sync_wait_s"))
+        if waits > (1 + EXACT) * row["profiled_step_s"]:
+            yield (
+                f"{row.name}: its kernels and waits take {waits:.4g} s of a profiled step of "
+                f"{row['profiled_step_s']:.4g} s"
+            )
+        apart = [part.exclusive_s for part in row.work if part.exclusive_s is not None]
+        if apart and _differ(sum(apart), row["busy_s"], CLOCKS):
+            yield (
+                f"{row.name}: busy_s is {row['busy_s']:.4g}, and {sum(apart):.4g} by its "
+                "operations in work.csv"
+            )
+    for alike in group(evidence.rows, lambda row: _tell_question(row.run)):
+        busy = [row["busy_s"] for row in alike if row["device"] == "cuda" and row.has("busy_s")]
+        for row in alike if busy else ():
+            step_s = row["step_time_median_s"]
+            if step_s and min(busy) > BUSY * step_s:
+                yield (
+                    f"{row.name}: a step takes {step_s:.4g} s, and its kernels alone take "
+                    f"{min(busy):.4g} s"
+                )
+
+
 def find_wrong_proofs(row: Row) -> Iterator[str]:
-    label = find_formats(row.case.precision, row.case.opt_level).arithmetic
+    label, precision = find_formats(row.case.precision, row.case.opt_level).arithmetic, row.case
     # some layers may round less than the precision says, as cuDNN's grouped ones in tf32
     ran = row["arithmetic"].split("/")
-    if ran[0] and not {label, Arithmetic.UNCLEAR} & {*ran} and row["status"] == Status.OK:
-        yield f"{row.case.precision} rounds to {label}, and what ran is {row['arithmetic']}"
+    if not ran[0] or row["status"] != Status.OK:
+        return
+    coarser = [name for name in ran if BITS.get(Arithmetic(name), BITS[label]) < BITS[label]]
+    if coarser or not {label, Arithmetic.UNCLEAR} & {*ran}:
+        yield f"{precision.precision} rounds to {label}, and what ran is {row['arithmetic']}"
+    full = label in (Arithmetic.FLOAT32, Arithmetic.TFLOAT32)
+    if row["device"] != "cuda" or precision.command is not None or row["switched_within"]:
+        return
+    mode = "tf32" if label is Arithmetic.TFLOAT32 else "ieee"
+    for flag in row["flags"].split() if full else ():
+        name, _, value = flag.partition("=")
+        if name in ("matmul", "conv") and value != mode:
+            yield f"{precision.precision} sets {name}={mode}, and the worker read {flag}"
 
 
 def find_wrong_data(row: Row) -> Iterator[str]:
@@ -289,43 +451,86 @@ def find_wrong_data(row: Row) -> Iterator[str]:
                 yield f"{column} is {row[column]}, and CIFAR-10's is {right}"
 
 
-_RAN = ("started_at",)  # set in each row that this harness measured
-_TIMED, _FLOP = ("epoch_time_s",), ("flop_per_image",)
+def _any(words: str, *columns: str) -> Need:
+    return Need(words, lambda row: any(map(row.has, columns)))
+
+
+_SHEET = Need("a card whose data sheet is known", lambda row: find_peak(row["gpu"]) is not None)
 _PEAKS = ("peak_device_bytes", "peak_process_bytes", "peak_reserved_bytes", "peak_allocated_bytes")
+_RAN = _any("times of day", "started_at")  # set in each row that this harness measured
 
 CLAIMS = (
     Claim("code", "the code is a commit's, unedited", find_unknown_code, _RAN),
     Claim("environment", "all rows are of one machine and one software", find_environments),
-    Claim("plan", "every planned run ended, and none was cut off", find_gaps, _RAN),
-    Claim("rates", "the machine's rates are possible", _of_rows(find_wrong_rates), tuple(RATES)),
-    Claim("speed", "no step is faster than the card can be", _of_rows(find_wrong_speed), ("gpu",)),
+    Claim("plan", "every planned run ended, and none was cut off or left out", find_gaps, _RAN),
+    Claim("order", "runs follow each other, each as long as its phases", find_disorder, _RAN),
+    Claim(
+        "copies",
+        "no run is a copy of another",
+        find_copies,
+        Need("steps", lambda row: len(row.steps) > 0),
+    ),
+    Claim(
+        "rates",
+        "the machine's rates are possible",
+        _of_rows(find_wrong_rates),
+        Need(f"rates of {_SHEET.words}", lambda row: _SHEET.met(row) and any(map(row.has, RATES))),
+    ),
+    Claim("card", "memory and clocks are those of the card", _of_rows(find_wrong_card), _SHEET),
+    Claim("speed", "no step is faster than its card can be", _of_rows(find_wrong_speed), _SHEET),
     Claim(
         "energy",
         "energy is power times time, within the limit",
-        _of_rows(find_wrong_energy),
-        ("energy_j",),
+        find_unlike_power,
+        _any("energy", "energy_j"),
     ),
-    Claim("memory", "memory fits in memory", _of_rows(find_wrong_memory), _PEAKS),
-    Claim("steps", "the steps add up to the row", _of_rows(find_wrong_steps), ("measured_steps",)),
-    Claim("epoch", "the epoch agrees with its steps", _of_rows(find_wrong_epochs), _TIMED),
+    Claim(
+        "memory",
+        "memory fits in memory",
+        _of_rows(find_wrong_memory),
+        _any("memory", *_PEAKS),
+    ),
+    Claim(
+        "steps",
+        "the steps add up to the row",
+        _of_rows(find_wrong_steps),
+        _any("steps", "measured_steps"),
+    ),
+    Claim(
+        "epoch",
+        "the epoch agrees with what was measured of it",
+        _of_rows(find_wrong_epochs),
+        _any("times", "epoch_time_s"),
+    ),
     Claim(
         "learning",
         "loss and accuracy agree with the steps",
-        _of_rows(find_wrong_learning),
-        ("train_loss",),
+        find_wrong_learning,
+        _any("a loss", "train_loss"),
     ),
-    Claim("work", "FLOP and bytes are the network's", _of_rows(find_wrong_work), _FLOP),
+    Claim(
+        "work",
+        "FLOP and bytes are the network's",
+        _of_rows(find_wrong_work),
+        _any("counted FLOP", "flop_per_image"),
+    ),
+    Claim(
+        "profile",
+        "the kernels of a step fit into it",
+        find_wrong_profiles,
+        _any("a profile", "busy_s"),
+    ),
     Claim(
         "proof",
         "the arithmetic is that of the precision",
         _of_rows(find_wrong_proofs),
-        ("arithmetic",),
+        _any("a probe of its arithmetic", "arithmetic"),
     ),
     Claim(
         "data",
         "the images are those that the rows name",
         _of_rows(find_wrong_data),
-        ("dataset_fingerprint",),
+        _any("a hash of its data", "dataset_fingerprint"),
     ),
 )
 
@@ -336,47 +541,60 @@ OK, NOTHING, KNOWN, FAULT = "ok", "none", "known", "FAULT"
 """The results of a check; `NOTHING` if a folder has no data for it."""
 
 
+def read_known(sweep: Sweep) -> tuple[Path, dict[str, str]]:
+    """Return the file `KNOWN_FAULTS` beside a folder, and what it accepts there: the reason of each
+    check. Raises UsageError: it names a check that there is not."""
+    place = sweep.path.resolve()
+    file = place.parent / KNOWN_FAULTS
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    told = (line.split(": ", 2) for line in lines if line.startswith(f"{place.name}: "))
+    known = {name: reason for _, name, reason in (part for part in told if len(part) == 3)}
+    if strange := known.keys() - {claim.name for claim in CLAIMS}:
+        raise UsageError(f"{file}: there is no check {', '.join(strange)}")
+    return file, known
+
+
 def validate(folder: Path) -> dict[str, Any]:
     """Check one folder.
 
     Returns:
         ``folder``, ``subject``, what it ``gives_away`` and ``checks``, each with its ``name``,
         ``result`` (ok, none, known or FAULT), what it ``shows``, its ``faults`` and, if they are
-        known, the ``reason``. Files that cannot be read are the one fault of a single check,
-        ``schema``.
+        known, the ``reason``; without data for it, what it ``lacks``. ``excuses`` is a file in the
+        folder that would accept faults, and does not. Files that cannot be read are the one fault
+        of a single check, ``schema``.
     """
-    file = folder / KNOWN_FAULTS
     schema = {"name": "schema", "shows": "every file is as the harness wrote it"}
+    own = folder / KNOWN_FAULTS
+    told = {"folder": str(folder), "excuses": str(own) if own.is_file() else ""}
     try:
-        sweep = read_sweep(folder)
-        evidence = Evidence(sweep, list_runs(sweep.rows), read_beside(sweep.path, Step))
-        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-        known = {name: reason for name, _, reason in (line.partition(": ") for line in lines)}
-        if strange := known.keys() - {claim.name for claim in CLAIMS}:
-            raise UsageError(f"{file}: there is no check {', '.join(strange)}")
-        if not sweep.rows:
-            raise UsageError(f"{sweep.path} has no rows")
+        evidence = read_evidence(folder)
+        file, known = read_known(evidence.sweep)
+        if not evidence.runs:
+            raise UsageError(f"{evidence.sweep.path} has no rows")
     except UsageError as error:
         fault = {**schema, "result": FAULT, "faults": [str(error)]}
-        return {"folder": str(folder), "subject": "", "checks": [fault], "gives_away": []}
+        return {**told, "subject": "", "checks": [fault], "gives_away": []}
     checks: list[dict[str, Any]] = [{**schema, "result": OK, "faults": []}]
     for claim in CLAIMS:
         found = {"name": claim.name, "shows": claim.shows, "faults": [*claim.find(evidence)]}
-        passed = NOTHING if claim.is_empty(evidence) else OK
-        found["result"] = FAULT if found["faults"] else passed
+        found["result"] = FAULT if found["faults"] else OK
+        if not found["faults"] and claim.need and claim.is_empty(evidence):
+            found |= {"result": NOTHING, "lacks": claim.need.words}
         if claim.name in known:
-            found["reason"] = known[claim.name]
+            found["reason"] = f"{known[claim.name]} ({file.name} beside the folder)"
             if found["faults"]:
                 found["result"] = KNOWN
             else:
                 found["result"] = FAULT
-                found["faults"] = [f"{KNOWN_FAULTS} names it, and it has no fault; take it out"]
+                found["faults"] = [f"{file} names it, and it has no fault; take it out"]
         checks.append(found)
     first = evidence.runs[0]
-    own = "" if evidence.own else "; not measured by this harness"
+    foreign = "" if evidence.own else "; not measured by this harness"
+    rows = count(len(evidence.runs), "row")
     return {
-        "folder": str(folder),
-        "subject": f"{count(len(evidence.runs), 'row')}, {first.machine}, torch {first.torch}{own}",
+        **told,
+        "subject": f"{rows}, {first.machine}, torch {first.torch}{foreign}",
         "checks": checks,
         "gives_away": [
             f"{column} {name_first(held, 3)}"

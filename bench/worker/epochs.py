@@ -16,7 +16,7 @@ import torch
 from bench.case import Case, micro_batch, whole_batch
 from bench.data.batches import Supply
 from bench.data.loader import PREFETCH
-from bench.limits import find_ends
+from bench.limits import find_ends, summarize_steps
 from bench.processes import read_peak_memory
 from bench.record import EpochRow, Measurement, Outcome, Step
 from bench.training.loop import Epoch, Training, merge, train_epoch
@@ -179,10 +179,8 @@ def describe_interval(
 
 
 def describe_steps(m: Measurement, times: Sequence[float]) -> None:
-    m.step_time_median_s = middle = median(times)
-    m.step_time_p95_s = sorted(times)[math.ceil(0.95 * len(times)) - 1]  # nearest-rank method
-    m.step_time_mad_s = median(abs(t - middle) for t in times)
-    m.step_time_max_s = max(times)
+    for name, value in summarize_steps(times).items():
+        setattr(m, name, value)
 
 
 TESTED = ("test_loss", "test_accuracy", "eval_time_s")
