@@ -132,21 +132,29 @@ def test_other_networks_of_one_name_are_refused(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine = replace(CASE, model="mynet:build")
+    ours = replace(CASE, model="dpn92")
     parts = {"parameters": "parameters", "structure": "layers", "source": "source files"}
     told = {f"model_{part}": what for part, what in parts.items()}
     for column, what in (*told.items(), ("start_fingerprint", "starting weights")):
         a, b = (
-            write(name, runs(mine, BASE, environment=replace(HERE, **{column: name})))
+            write(name, runs(ours, BASE, environment=replace(HERE, **{column: name})))
             for name in (f"a-{column}", f"b-{column}")
         )
         assert main([a, b]) == 2
         assert capsys.readouterr() == (
             "",
-            f"error: A and B trained different networks: mynet:build changed in {what}; "
+            f"error: A and B trained different networks: dpn92 changed in {what}; "
             "to compare them anyway, add --mix\n",
         )
         assert main([a, b, "--mix"]) == 0
+        # two versions of one's own are compared, and that they differ is told
+        a, b = (
+            write(name, runs(mine, BASE, environment=replace(HERE, **{column: name})))
+            for name in (f"c-{column}", f"d-{column}")
+        )
         capsys.readouterr()
+        assert main([a, b]) == 0
+        assert f"! They differ: the {what} of the network." in capsys.readouterr().out
 
 
 def test_outcome_changes_are_findings(write: Write, machine: Callable[..., Any]) -> None:

@@ -28,6 +28,7 @@ from bench.case import (
 )
 from bench.errors import UsageError, nearest
 from bench.flags import parse_percent
+from bench.models import MODELS
 from bench.record import COMPARABLE, MODEL_PARTS, REPEATED, Status
 from bench.rules import applies
 from bench.store.reader import read_rows
@@ -387,14 +388,15 @@ def refuse_runs(metric: Metric, *sides: SideCase) -> str:
 
 
 def refuse_other_models(comparison: Comparison) -> None:
-    """Refuse to compare different networks of one name. Parts that are not known, or that depend on
-    the compared axis, do not count; nor do source files between two machines, which may have two
+    """Refuse to compare different networks of one name of this harness; to compare two versions of
+    one's own is what a user does, and is told. Parts that are not known, or that depend on the
+    compared axis, do not count; nor do source files between two machines, which may have two
     versions of this harness. Raises UsageError."""
     a, b = comparison.sides
     here, there = ({(run.gpu, run.cpu) for run in side.runs} for side in (a, b))
     for match in comparison.matches:
         one, two = (side.runs[0] for side in match.ran)
-        for name, what in MODEL_PARTS.items():
+        for name, what in MODEL_PARTS.items() if one.model in MODELS else ():
             ours, theirs = getattr(one, name), getattr(two, name)
             elsewhere = name == "model_source" and here.isdisjoint(there)
             if elsewhere or follows(name, comparison.axis):

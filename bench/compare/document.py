@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.compare.comparison import TIME, Comparison, Finding, Gate, Match, refuse_runs
 from bench.origin import describe_origin
-from bench.record import Status
+from bench.record import MODEL_PARTS, Status
 from bench.render.table import (
     MIXED,
     NOTHING,
@@ -197,7 +197,11 @@ def describe(comparison: Comparison) -> Iterator[str]:
     refused = (refuse_runs(TIME, *one.ran) for one in matches)
     if apart := [*dict.fromkeys(filter(None, refused))]:
         yield f"! Times are not compared: {name_first(apart, 3, '; ')}"
-    told = [f"{name} ({one} and {two})" for name, one, two in comparison.list_differences()]
+    told = [
+        f"the {MODEL_PARTS[name]} of the network" if name in MODEL_PARTS and one != "none" != two
+        else f"{name} ({one} and {two})"
+        for name, one, two in comparison.list_differences()
+    ]  # fmt: skip
     told += [f"{name_axis(axis)}, so what is learnt is not compared" for axis in comparison.apart]
     if told:
         yield f"! They differ: {name_first(told, 3, '; ')}."
