@@ -94,7 +94,7 @@ def read_runs(sweep: Sweep, known: Collection[str]) -> Iterator[Run]:
     for run, raw in zip(judged, runs.list_runs(rows), strict=True):
         row: dict[Any, Any] = vars(raw)
         doubts = [doubt for doubt in DOUBTS.values() if doubt.find(run)]
-        remarks = [doubt.remark for doubt in doubts]
+        remarks = [doubt.label([run]) for doubt in doubts]
         warnings = " ".join(f"{clean(d.warn([run]))} {d.fix}" for d in doubts)
         facts = _read_facts(row) | {"sweep": sweep.name}
         if doubts:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from bench.case import Case
 from bench.record import Record, Status
@@ -24,7 +28,7 @@ def record(status: Status = Status.OK, reason: str = "", executor: str = "subpro
 def test_plain_lines_where_there_is_no_terminal(capsys: Capture, monkeypatch: Patch) -> None:
     clock = [0.0]
     monkeypatch.setattr("bench.sweep.display.time.monotonic", lambda: clock[0])
-    with Display(Path("results/x"), runs=2, done=7) as display:
+    with Display(Path("results/x"), runs=2, done=7, cases=[CASE, CASE]) as display:
         display.begin(CASE, 1, False)
         display.show(PhaseEntered("epoch"))
         for clock[0] in (10.0, 31.0, 32.0):
@@ -67,10 +71,51 @@ def test_a_terminal_gets_a_live_line(monkeypatch: Patch) -> None:
         assert text in shown
 
 
-def test_a_command_that_tells_of_no_epochs_has_none(capsys: Capture) -> None:
-    case = Case(command="python train.py", dataset="own")
-    told = {"epoch_time_s": 35.07, "measured_images": 10_000, "train_images": 10_000}
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"unit": "items", "number": 10_000}, "35.07 s for 10,000 items"),
+        ({"unit": "items", "number": 480, "steps_per_epoch": 6},
+         "35.07 s for an epoch of 480 items"),
+        ({"unit": "steps", "number": 10_000}, "35.07 s for 10,000 steps"),
+        ({"unit": "runs", "number": 1}, "35.07 s a run"),
+        ({"unit": "runs", "number": 1, "missing": "eval_time_s: ValueError: no luck"},
+         "35.07 s a run, --evaluate failed: ValueError: no luck"),
+    ],
+)  # fmt: skip
+def test_a_run_says_of_what_its_time_is_and_what_failed(
+    told: dict[str, Any], said: str, capsys: Capture
+) -> None:
+    case, number = Case(command="python train.py", dataset="own"), told.pop("number")
+    told |= {"epoch_time_s": 35.07, "measured_images": number, "train_images": number}
     with Display(Path("x"), 1, 0) as display:
         display.begin(case, 1, False)
-        display.end(make_record(case, status=Status.OK, unit="items", **told))
-    assert capsys.readouterr().err.endswith(": 35.07 s for 10,000 items\n")
+        display.end(make_record(case, status=Status.OK, **told))
+    assert capsys.readouterr().err.endswith(f": {said}\n")
+
+
+def test_what_is_left_is_told_by_case(capsys: Capture, monkeypatch: Patch) -> None:
+    """A case of 37 s before one of 242, twice; and two that have not run yet."""
+    clock = [0.0]
+    monkeypatch.setattr("bench.sweep.display.time.monotonic", lambda: clock[0])
+    small, large = CASE, replace(CASE, batch_size=2048)
+    with Display(Path("x"), runs=4, done=0, cases=[small, large] * 2) as display:
+        for case, took in ((small, 37), (large, 242), (small, 37), (large, 242)):
+            display.begin(case, 1, False)
+            clock[0] += took
+            display.end(replace(record(), case=case))
+    lines = capsys.readouterr().err.splitlines()[1:]
+    assert [line.partition("; ")[2] for line in lines] == [
+        "", "about 4.7 min left", "about 4 min left", ""
+    ]  # fmt: skip
+    others = [replace(CASE, batch_size=size) for size in (1, 2, 3, 4)]
+    with Display(Path("x"), runs=4, done=0, cases=others) as display:
+        for case in others:
+            display.begin(case, 1, False)
+            clock[0] += 60
+            display.end(replace(record(), case=case))
+    lines = capsys.readouterr().err.splitlines()[1:]
+    assert [line.partition("; ")[2] for line in lines] == [
+        "", "about 2 min left if the others take as long",
+        "about 60 s left if the others take as long", "",
+    ]  # fmt: skip

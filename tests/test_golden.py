@@ -163,8 +163,9 @@ def test_every_text_is_compared() -> None:
 
 
 def test_every_doubt_and_notice_is_shown() -> None:
-    said = read_kept("reports/*.text")
-    labels = [capitalize(doubt.remark) for doubt in DOUBTS.values()]
+    said = " ".join(read_kept("reports/*.text").split())
+    labels = [capitalize(doubt.remark) for doubt in DOUBTS.values() if not doubt.telling]
+    labels += ["--evaluate failed: ValueError: no luck"]
     labels += ["No result", "Spread", "Mixed environments", "Drift"]
     assert [label for label in labels if f"! {label}: " not in said] == []
 

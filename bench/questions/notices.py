@@ -160,7 +160,7 @@ def warn(
             told |= doubt.name == "unmet"  # it was asked for, of whatever case
             level = Level.TABLE if told and doubt.name not in SAID_BELOW else Level.DETAIL
             said = doubt.warn(hit), doubt.fix, _count(hit, runs)
-            doubted[doubt.fatal].append(Notice(capitalize(doubt.remark), *said, level=level))
+            doubted[doubt.fatal].append(Notice(capitalize(doubt.label(hit)), *said, level=level))
     spread = []
     if wide := sum(result.wide for result in results):
         several = sum(result.repeats > 1 for result in results)

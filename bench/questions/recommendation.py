@@ -337,4 +337,4 @@ def _tell_largest(place: Place) -> str:
                 said.append(f"{where} {fits or 'none'} ({fails} does not)")
             elif fits:
                 said.append(f"{where} at least {fits}")
-    return f"Largest batch size that fits: {', '.join(said)}."
+    return f"Largest batch size that fits: {', '.join(said)}." if said else ""

@@ -162,7 +162,7 @@ def name_outcome(row: Row) -> str:
 
 def remarks(row: Row, but: Iterable[str] = ()) -> str:
     """Return what a reader must know before believing a row, except the doubts in ``but``."""
-    said = [d.remark for d in DOUBTS.values() if d.name not in but and getattr(row, d.name)]
+    said = [d.mark(row) for d in DOUBTS.values() if d.name not in but and getattr(row, d.name)]
     if row.runs > row.repeats:
         said.append(f"{row.repeats} of {row.runs} runs")
     return ", ".join(said)

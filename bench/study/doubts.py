@@ -90,7 +90,7 @@ class Doubt:
     A ``fatal`` doubt keeps a case from being called the fastest, but ``chance``, which changes one
     run and another in its own way, does so only until `MIN_REPEATS` runs tell how much: then it is
     in their interval. ``fix`` is a sentence with the flag or command that helps; ``detail`` returns
-    what a run says of it.
+    what a run says of it, and where it is ``telling`` that stands in place of the remark.
     """
 
     name: str
@@ -101,6 +101,17 @@ class Doubt:
     fatal: bool = True
     chance: bool = False
     detail: Callable[[Run], str] = lambda run: ""
+    telling: bool = False
+
+    def label(self, runs: Sequence[Run]) -> str:
+        """Return its name above the tables."""
+        said = [*filter(None, dict.fromkeys(map(self.detail, runs)))]
+        return name_first(said, 2, "; ") if self.telling and said else self.remark
+
+    def mark(self, run: Run) -> str:
+        """Return its name beside a row."""
+        told = self.detail(run).partition(":")[0] if self.telling else ""
+        return told or self.remark
 
     def forbids(self, repeats: int) -> bool:
         """Return whether it forbids to rely on a time of so many runs."""
@@ -108,7 +119,7 @@ class Doubt:
 
     def warn(self, runs: Sequence[Run]) -> str:
         """Return the warning about these runs, with its details."""
-        said = [*filter(None, dict.fromkeys(map(self.detail, runs)))]
+        said = [] if self.telling else [*filter(None, dict.fromkeys(map(self.detail, runs)))]
         detail = f" ({name_first(said, 3, '; ')})" if said else ""
         return f"{self.warning}{detail}."
 
@@ -193,7 +204,7 @@ _ALL = (
           "Remove the cause, of which the logs in the folder tell more, then run them again with "
           "--retry ok.",
           lambda r: describe_unmet(r.missing) != "", fatal=False,
-          detail=lambda r: describe_unmet(r.missing)),
+          detail=lambda r: describe_unmet(r.missing), telling=True),
     Doubt("beyond", "beyond the data sheet",
           "More FLOP or bytes a second than the data sheet of the card allows, which are left "
           "out: the data come from a cache, or the times are wrong",

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from bench.case import Case
 from bench.executors import Event
-from bench.record import MEASURED, Record, Status
+from bench.record import MEASURED, Record, Status, describe_unmet
+from bench.study.comparable import Period
 from bench.text import GIB, clean, write_number, write_seconds
 from bench.worker import PhaseEntered
 
@@ -22,6 +25,7 @@ _PLAIN_EVERY_S = 30.0
 class _Lane:
     name: str  # of the lane and its case
     phase: str = "set-up"
+    began: float = 0.0
     due: float = 0.0  # when it is next told of, where there is no terminal
 
 
@@ -31,7 +35,7 @@ class Display:
     On a terminal the last line is that of the lane that was heard of last; the only lane of a sweep
     has no name. ``runs`` is the number of runs to make, ``done`` that of runs already there;
     ``runs`` is None if each run decides on the next, as in a ``search``. ``axes`` name each case,
-    see `bench.case.list_varying`.
+    see `bench.case.list_varying`; ``cases`` are those of the runs to make, as far as known.
     """
 
     def __init__(
@@ -41,10 +45,13 @@ class Display:
         done: int,
         axes: Sequence[str] | None = None,
         search: str = "the largest batch",
+        cases: Iterable[Case] = (),
     ) -> None:
         self._out, self._runs, self._done, self._axes = out, runs, done, axes
         self._search = search
         self._index, self._began = 0, time.monotonic()
+        self._left = Counter(cases)
+        self._took: dict[Case, list[float]] = {}  # of ended runs, in s
         self._lanes: dict[str, _Lane] = {}
         self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
@@ -57,7 +64,9 @@ class Display:
     def __exit__(self, *_: object) -> None:
         self._show("")
 
-    def leave_out(self, runs: int) -> None:
+    def leave_out(self, case: Case, runs: int) -> None:
+        """Leave out the other runs of a case, of which there are so many."""
+        self._left.pop(case, None)
         if self._runs is not None:
             self._runs -= runs
 
@@ -69,7 +78,8 @@ class Display:
     def begin(self, case: Case, repeat: int, sentinel: bool, lane: str = "") -> None:
         again = "again, for drift" if sentinel else f"repeat {repeat}" if repeat > 1 else ""
         here = _Lane(" · ".join(filter(None, [lane, case.label(self._axes), again])))
-        self._lanes[lane], here.due = here, time.monotonic() + _PLAIN_EVERY_S
+        here.began = time.monotonic()
+        self._lanes[lane], here.due = here, here.began + _PLAIN_EVERY_S
         self._show(f"{here.name}: {here.phase}")
 
     def show(self, event: Event, lane: str = "") -> None:
@@ -89,15 +99,27 @@ class Display:
         place = ""
         if record.status is not Status.LOST:  # it counts when it is run again
             self._index += 1
+            self._left[record.case] -= 1
+            took_s = time.monotonic() - self._lanes[lane].began
+            self._took.setdefault(record.case, []).append(took_s)
             place = f"[{self._index}] " if self._runs is None else f"[{self._index}/{self._runs}] "
         name = self._lanes[lane].name
         self.say(f"{place}{name}: {_describe(record)}{self._estimate_left()}")
 
     def _estimate_left(self) -> str:
-        """Say how long the other runs take if they take as long as those so far."""
-        took_s = time.monotonic() - self._began
-        left_s = took_s * ((self._runs or 0) - self._index) / max(1, self._index)
-        return f"; about {write_seconds(left_s)} left" if left_s > _PLAIN_EVERY_S else ""
+        """Say how long the other runs take: as long as those of their case did, and of cases that
+        have none, as long as all did. Of more of these than have ended nothing is said: the first
+        of a sweep may take a seventh of the next."""
+        known = [fmean(self._took[case]) for case in self._left.elements() if case in self._took]
+        unknown = (self._runs or 0) - self._index - len(known)
+        if unknown > self._index or not self._took:
+            return ""
+        every = [took_s for of in self._took.values() for took_s in of]
+        # lanes run side by side, and something is done between two runs
+        share = (time.monotonic() - self._began) / (sum(every) or 1.0)
+        left_s = (sum(known) + max(0, unknown) * fmean(every)) * share
+        guess = " if the others take as long" if unknown > 0 else ""
+        return f"; about {write_seconds(left_s)} left{guess}" if left_s > _PLAIN_EVERY_S else ""
 
     def _show(self, line: str) -> None:
         """Write a line over the live one, on a terminal."""
@@ -116,8 +138,10 @@ def _describe(record: Record) -> str:
         cut = case.fraction < 1 or case.steps is not None or m.epoch_time_error is not None
         what = "an epoch"
         if case.command is not None:  # which need not tell of epochs
-            cut |= (m.measured_images or 0) < (record.environment.train_images or 0)
-            what = f"for {record.environment.train_images or 0:,} {record.environment.unit}"
+            number, unit = record.environment.train_images or 0, record.environment.unit or ""
+            cut |= (m.measured_images or 0) < number
+            period = Period(unit, number, whole=m.steps_per_epoch is not None)
+            what = str(period) if unit == "runs" else f"for {period}"
         words.append(f"{'≈' if cut else ''}{write_number(m.epoch_time_s)} s {what}")
     memory = m.peak_device_bytes if m.peak_device_bytes is not None else m.peak_process_bytes
     if memory is not None:
@@ -126,6 +150,8 @@ def _describe(record: Record) -> str:
         words.append(f"loss {m.train_loss:.3f}")
     if m.train_accuracy is not None and not record.probe:
         words.append(f"accuracy {100 * m.train_accuracy:.1f} %")
+    if unmet := describe_unmet(m.missing or ""):
+        words.append(unmet)
     if m.truncated_after is not None:
         words.append(f"ended after {m.truncated_after} of {case.epochs} epochs")
     if record.status is not Status.OK:

@@ -180,7 +180,7 @@ class Grid:
             if is_known(case, times):
                 kept = deque(r for r in self._runs if r[0] != case or r[1] == 1)
                 self.asked -= len(self._runs) - len(kept)
-                self.loop.display.leave_out(len(self._runs) - len(kept))
+                self.loop.display.leave_out(case, len(self._runs) - len(kept))
                 self._runs = kept
         if job.smaller is None:
             self._skips.note(record.case, record.status)
@@ -292,7 +292,8 @@ def _run(loop: Loop, asked: Plan) -> Conclusion:
     left = set(runs)
     ended = {run: past for run, past in done.items() if run not in left}
     axes = list_varying(case for case, _, _ in [*plan, *before])
-    with Display(loop.out, len(runs), len(plan) - len(runs), axes) as display:
+    waiting = [case for case, _, _ in runs]
+    with Display(loop.out, len(runs), len(plan) - len(runs), axes, cases=waiting) as display:
         loop.show_on(display)
         grid = Grid(loop, runs, before, OomSkips(ended), collect_times(done))
         loop.work(grid)

@@ -11,8 +11,10 @@ import pytest
 
 from bench.case import Case
 from bench.record import Record, Status
+from bench.rules import settle
 from tests.planted.records import FP16, FP32, at, make_record, ran
 from tests.planted.results import read_report
+from tests.planted.scripts import counted, script
 
 BF16 = Case(precision="bf16")
 AMP = Case(precision="bf16-amp", batch_size=256)
@@ -148,6 +150,18 @@ def test_where_all_fits_the_largest_that_ran_is_nobody_s_largest(tmp_path: Path)
     rows = [*once(FP32), *once(BF16), *once(at(256, FP32)[0]), *once(at(256, BF16)[0])]
     (answer,) = read_report(tmp_path, rows).answers
     assert "Largest" not in " ".join(answer.sentences)
+
+
+def test_a_command_without_a_batch_size_that_lacked_memory_has_no_largest(tmp_path: Path) -> None:
+    one, two = (settle({"command": "python t.py {x}", "vary": f"x={x}"}) for x in "ab")
+    (answer,) = read_report(tmp_path, [*ran(one, (1, 1, 1)), make_record(two, **OOM)]).answers
+    assert "Largest" not in " ".join(answer.sentences)
+
+
+def test_a_command_with_a_batch_size_and_no_precision_is_trained_at_that(tmp_path: Path) -> None:
+    rows = [row for size in (4, 8) for row in counted(script(size, precision="own"), [0.01] * 3)]
+    (answer,) = read_report(tmp_path, rows).answers
+    assert "Train train.py on A card at batch size 8: " in answer.sentences[0]
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,9 @@ def test_what_was_asked_for_and_failed_is_on_the_first_screen(tmp_path: Path, re
     folder = write_sweep(tmp_path, ran(Case(evaluate=True), (10,), warmup_steps=9, **lost))
     said = " ".join(report(folder)[1].split())
     assert "Every case has a warning" in said
-    assert "! Not all done (the only run): Remove the cause, of which the logs" in said
+    why = "! --evaluate failed: ValueError: no luck (the only run): Remove the cause, of which the"
+    assert why in said
+    assert "not all done" not in said
 
 
 def test_the_first_failure_is_on_the_first_screen_with_its_log(tmp_path: Path, report: Run) -> None:
