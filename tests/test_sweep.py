@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -501,12 +502,54 @@ def test_stopped_once_it_ends_cleanly_and_goes_on_later(out: Path, capsys: Captu
 
 
 def test_handlers_are_restored() -> None:
-    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
-    with stop_signals(lambda: None) as stopped:
-        assert stopped() == 0
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stopped() == signal.SIGTERM
-    assert before == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(n) for n in numbers]
+    for number in numbers:
+        with stop_signals(lambda: None) as stopped:
+            assert stopped() == 0
+            os.kill(os.getpid(), number)
+            assert stopped() == number
+        assert before == [signal.getsignal(n) for n in numbers]
+
+
+def test_what_nohup_ignores_is_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_signals(lambda: None) as stopped:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stopped() == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_closed_terminal_stops_it_cleanly(out: Path) -> None:
+    """What it says then goes nowhere, and ends nothing."""
+    terminal, end = os.openpty()
+    command = [sys.executable, HERE / "slow_sweep.py", *FP32, *MANY, "--out", out]
+    environment = {**os.environ, "BENCH_TEST_DELAY_S": "0.05"}
+    streams = {"stdin": end, "stdout": end, "stderr": end}
+    with subprocess.Popen(["setsid", "--ctty", *command], **streams, env=environment) as process:
+        os.close(end)
+        said = b""
+        while b"[2/" not in said:
+            said += os.read(terminal, 4096)
+        os.close(terminal)
+        assert process.wait(60) == 128 + signal.SIGHUP
+    assert {*read_records(out)["status"][:-1]} == {"ok"}
+
+
+def test_a_sweep_of_another_thread_is_run_without_signals() -> None:
+    """Where only the main thread may handle them: asyncio.to_thread, Gradio, Streamlit."""
+    said = []
+
+    def go() -> None:
+        with stop_signals(lambda: None) as stopped:
+            said.append(stopped())
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    thread.join()
+    assert said == [0]
 
 
 # ----------------------------------------------------------------------------------- a full disk

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -13,6 +14,7 @@ from statistics import fmean
 
 from bench.case import Case
 from bench.executors import Event
+from bench.processes import discard_output
 from bench.record import MEASURED, Record, Status, describe_unmet
 from bench.study.comparable import Period
 from bench.text import GIB, clean, write_number, write_seconds
@@ -73,7 +75,7 @@ class Display:
     def say(self, line: str) -> None:
         """Print a line above the live one."""
         self._show("")
-        print(clean(line), file=sys.stderr, flush=True)
+        self._print(f"{clean(line)}\n")
 
     def begin(self, case: Case, repeat: int, sentinel: bool, lane: str = "") -> None:
         again = "again, for drift" if sentinel else f"repeat {repeat}" if repeat > 1 else ""
@@ -124,8 +126,19 @@ class Display:
     def _show(self, line: str) -> None:
         """Write a line over the live one, on a terminal."""
         if self._live:
-            width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
-            print(f"\r\x1b[K{clean(line)[: width - 1]}", end="", file=sys.stderr, flush=True)
+            self._print(line, live=True)
+
+    def _print(self, text: str, live: bool = False) -> None:
+        try:
+            if live:
+                width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+                text = f"\r\x1b[K{clean(text)[: width - 1]}"
+            print(text, end="", file=sys.stderr, flush=True)
+        except OSError as error:  # of a terminal that was closed, or some other
+            if error.errno not in (errno.EIO, errno.ENOTTY):
+                raise
+            discard_output()
+            self._live = False
 
 
 def _describe(record: Record) -> str:
