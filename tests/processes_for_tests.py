@@ -5,9 +5,12 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import subprocess
 import sys
 import time
 from multiprocessing.connection import Connection
+
+from bench.models import load_factory
 
 
 def wait(told: Connection) -> None:
@@ -17,6 +20,22 @@ def wait(told: Connection) -> None:
         told.recv()
     except EOFError:
         return
+
+
+def tell_script(told: Connection, name: str) -> None:
+    """Import a factory, and say what its module found when it was imported."""
+    told.send(load_factory(name)())
+
+
+def leave_behind(told: Connection) -> None:
+    """Say who forked it, and who lives on beneath it: a child in a session of its own, and a daemon
+    whose parent has ended."""
+    code = "import os, time\nif os.fork(): os._exit(0)\nos.setsid()\n"
+    code += "print(os.getpid(), flush=True)\nos.close(1)\ntime.sleep(600)"
+    daemon = subprocess.check_output([sys.executable, "-S", "-c", code])
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    told.send((os.getppid(), os.getpid(), int(daemon), child.pid))
+    time.sleep(600)
 
 
 def say(told: Connection, *content: object) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -171,10 +172,10 @@ def test_a_server_is_replaced_when_what_it_imported_changes(site: Path) -> None:
     [
         ("import threading, time\nthreading.Thread(target=time.sleep, args=(99,), daemon=True)"
          ".start()\n", "it has 2 threads"),
-        ("import types\ncuda = types.SimpleNamespace(is_initialized=lambda: True)\n"
-         "sys.modules['torch'] = types.SimpleNamespace(cuda=cuda)\n", "it has initialised CUDA"),
-        ("serve = process.serve\ndef refuse(listener, alive, warm):\n"
-         "    if warm: raise SystemExit\n    serve(listener, alive, warm)\n"
+        ("driver = open(__file__)\nprocess.DRIVERS = (__file__,)\n",
+         "it has a GPU's driver open (sitecustomize.py)"),
+        ("serve = process.serve\ndef refuse(*given):\n"
+         "    if given[2]: raise SystemExit\n    serve(*given)\n"
          "process.serve = refuse\n", "it ended"),
     ],
 )  # fmt: skip
@@ -182,6 +183,7 @@ def test_what_is_not_fit_to_fork_is_not_forked_and_it_says_so(
     site: Path, spoils: str, why: str
 ) -> None:
     """A thread, a GPU in use, or no server at all: then each process imports all by itself."""
+    why = why.replace("sitecustomize.py", str(site))
     site.write_text(LIGHT + spoils)
     servers = []
     for _ in range(2):
@@ -207,6 +209,7 @@ import os
 from bench import run as process
 process.preload()
 process._imported = process._look_at([process.__file__])
+process._server = process._keeper = os.getpid()
 if not os.fork():  # as a server does
     os._exit(0)
 os.wait()
@@ -224,6 +227,44 @@ def test_nothing_that_the_server_imports_asks_anything_of_cuda() -> None:
     command = [sys.executable, "-c", ASKED]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert (done.returncode, done.stdout) == (0, " []\n"), done.stderr
+
+
+LOOKS = """
+import multiprocessing, os, signal, sys, threading
+from pathlib import Path
+main = sys.modules["__main__"]
+FOUND = {
+    "argv": sys.argv, "source": Path(sys.argv[0]).read_text(), "file": main.__file__,
+    "own": __file__, "input": sys.stdin.read(), "fd": sys.stdin.fileno(),
+    "is": sys.stdin is sys.__stdin__, "kept": hasattr(main, "serve"),
+    "errors": [s.errors for s in (sys.stdin, sys.stdout, sys.stderr)],
+    "optimize": sys.flags.optimize, "utf8": sys.flags.utf8_mode, "options": sys._xoptions,
+    "process": multiprocessing.current_process().name, "threads": len(threading.enumerate()),
+    "method": multiprocessing.get_start_method(allow_none=True), "folder": os.getcwd(),
+    "signals": {n: str(signal.getsignal(n)) for n in range(1, 32)}, "umask": os.umask(0o22),
+}
+def tell(): return FOUND
+if __name__ == "__main__": print(repr(FOUND))
+"""
+
+
+@pytest.mark.usefixtures("site")
+def test_a_module_finds_what_its_script_would(tmp_path: Path) -> None:
+    """Its source, by `sys.argv` and `__main__`; the streams, the interpreter's flags, signals."""
+    file = tmp_path / "looks.py"
+    file.write_text(LOOKS)
+    flags = [sys.executable, "-O", "-X", "utf8"]
+    environment = {**os.environ, "PYTHONPATH": f"{TESTS.parent}:{os.environ['PYTHONPATH']}"}
+    starts = "from bench.run import call; asked = 'processes_for_tests:tell_script', 'looks:tell'; "
+    starts += "print(repr(call(*asked, timeout_s=60)))"
+    process, script = (
+        subprocess.run([*flags, *what], capture_output=True, check=True, text=True,
+                       env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+        for what in (["-c", starts], [str(file)])
+    )  # fmt: skip
+    seen = ast.literal_eval(process.stdout)
+    assert seen == ast.literal_eval(script.stdout)
+    assert seen["own"] == str(file)
 
 
 # --------------------------------------------------------------------------------- what is said
@@ -273,18 +314,27 @@ def test_a_killed_server_takes_its_process_along_and_is_replaced() -> None:
 STARTING = """
 import time
 from bench.run import Process
-process = Process("processes_for_tests:wait")
-print(process.receive(60), flush=True)
+process = Process("processes_for_tests:leave_behind")
+print(*process.receive(60), flush=True)
 time.sleep(3600)
 """
 
 
 @pytest.mark.usefixtures("site")
-def test_no_server_outlives_what_started_it() -> None:
+@pytest.mark.parametrize("ended", ["sweep", "server", "worker"])
+def test_nothing_outlives_what_started_it(ended: str, tmp_path: Path) -> None:
+    """Whatever is killed, and whatever has left its parent and its session; nor a folder."""
     command = [sys.executable, "-c", STARTING]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline()
-        started = [p.pid for p in psutil.Process(process.pid).children(recursive=True)]
-        process.kill()
-    assert len(started) == 2
-    assert gone(started, within_s=60)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+        server, worker, *left = map(int, process.stdout.readline().split())
+        try:
+            keeper = psutil.Process(server).ppid()
+            assert psutil.Process(keeper).ppid() == process.pid
+            os.kill({"sweep": process.pid, "server": server}.get(ended, worker), signal.SIGKILL)
+            assert gone([worker, *left])
+            if ended != "worker":
+                assert gone([keeper, server])
+                assert not list(tmp_path.glob("bench-*"))
+        finally:
+            process.kill()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.data.sources import CLASSES, SHAPE, Shape
 from bench.errors import UsageError, nearest
+from bench.run import stand_for
 
 if TYPE_CHECKING:
     from torch import nn
@@ -128,6 +129,7 @@ def load_factory(name: str, flag: str = "--model") -> Callable[[], Any]:
     # cannot replace another package's module, which that prevents
     if not {"", (here := str(Path.cwd()))} & set(sys.path):
         sys.path.append(here)
+    stand_for(module_name)
     try:
         module = import_module(module_name)
     except ImportError as error:

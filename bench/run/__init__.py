@@ -7,11 +7,17 @@ This process never imports torch, nor does the server a user's module.
 A process shares with its server, and so with earlier and later ones, the imported modules, the
 layout of the address space, and Python's hash seed for strings. Everything else is its own: memory
 is copied on write, and it has its own session, streams, environment, signals, limits, threads,
-device context and random numbers. It dies with the server, which ends with the process that started
-it, however that ends: no other holds the write end of a pipe that the server reads.
+device context and random numbers; what it may look at of itself, as its script, is as if it had
+been started as one.
 
-Before it does anything else, each process makes sure that its server has a single thread and not
-initialised CUDA, and that the files it imported are unchanged.
+Nothing outlives what it was started for. Above the server is its keeper, a process without torch. A
+process dies with its server, and the server with its keeper; what one of them leaves behind, in a
+session of its own too, becomes the keeper's child, which ends it. The keeper ends all when its
+server ends, or the process that started it, however that ends: no other holds the write end of a
+pipe that the keeper reads.
+
+Before it does anything else, each process makes sure that its server has a single thread and no
+driver of a GPU open, and that the files it imported are unchanged.
 """
 
 from __future__ import annotations
@@ -30,17 +36,24 @@ import traceback
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from multiprocessing import Pipe, forkserver, reduction, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from shutil import rmtree
+from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import IO, Any, NoReturn
 
 from bench.processes import (
+    adopt_orphans,
     die_with_parent,
+    end_children,
     hold_to,
     leave,
     pause_collection,
@@ -73,6 +86,7 @@ loaded."""
 
 _ANSWER_S = 120.0  # the first process waits until torch is imported, perhaps from a slow disk
 _POLL_S = 0.1
+_END_S = 0.005
 _GRACE_S = 3.0
 _STACK = b"most recent call first"  # how faulthandler begins a stack
 _DUMPED_S = 5.0  # the longest wait for stacks: on a busy machine 0.5 s was too short
@@ -286,9 +300,10 @@ class _Server:
             listener.bind(self._address)
             listener.listen()
             numbers = (listener.fileno(), alive)
+            given = (*numbers, warm, folder.name)
             code = f"import sys; sys.path[:] = {task.path}; from bench.run import serve; "
             self.process = subprocess.Popen(
-                [sys.executable, "-c", f"{code}serve{(*numbers, warm)}"],
+                [sys.executable, *_args_from_interpreter_flags(), "-c", f"{code}serve{given}"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -311,7 +326,7 @@ class _Server:
             finally:
                 os.close(taken)
             pickle.dump({}, file)  # of what multiprocessing prepares, nothing is wanted
-            pickle.dump(replace(task, server=self.process.pid), file)
+            pickle.dump(task, file)
 
 
 _servers: dict[tuple[frozenset[tuple[str, str]], frozenset[int]], _Server] = {}
@@ -342,8 +357,11 @@ def _end(
     for one in descriptors:
         with suppress(OSError):
             os.close(one)
-    process.kill()
-    process.wait()
+    try:
+        process.wait(_GRACE_S)  # it ends everything beneath it, and then itself
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
     folder.cleanup()
 
 
@@ -351,6 +369,11 @@ def _end(
 
 _inherited: Mapping[str, str] = {}  # the environment before anything was imported
 _imported: Mapping[str, tuple[int, int]] = {}
+_keeper = _server = 0  # their ids
+
+DRIVERS = ("/dev/nvidia", "/dev/dxg", "/dev/kfd")
+"""How the names of files begin that a process has open once it uses a GPU: NVIDIA's on Linux and
+under WSL, and AMD's."""
 
 
 def preload() -> None:
@@ -361,10 +384,28 @@ def preload() -> None:
         gc.freeze()
 
 
-def serve(listener: int, alive: int, warm: bool) -> NoReturn:
-    """Fork a process for each request, until the other end of ``alive`` is closed."""
-    global _inherited, _imported
-    _inherited = dict(os.environ)
+def serve(listener: int, alive: int, warm: bool, folder: str) -> NoReturn:
+    """Fork the server, and be its keeper until it ends, or the other end of ``alive`` is closed:
+    then end everything, and remove ``folder``."""
+    global _keeper
+    _keeper = os.getpid()
+    adopt_orphans()
+    if not (server := os.fork()):
+        die_with_parent(_keeper)
+        _fork_on_request(listener, alive, warm)
+    os.close(listener)
+    while server in end_children(but=server) and not wait([alive], _POLL_S):
+        pass
+    until = time.monotonic() + _GRACE_S
+    while end_children() and time.monotonic() < until:
+        time.sleep(_END_S)
+    rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
+def _fork_on_request(listener: int, alive: int, warm: bool) -> NoReturn:
+    global _inherited, _imported, _server
+    _inherited, _server = dict(os.environ), os.getpid()
     if warm:
         preload()
         # libraries end the threads that they started on import before a fork, and start them again
@@ -383,10 +424,15 @@ def _refuse() -> str:
     """Return why this process should not have been forked from its server; empty if it may."""
     if not _imported:
         return ""
-    if (threads := len(os.listdir(f"/proc/{os.getppid()}/task"))) > 1:  # noqa: PTH208
-        return f"it has {threads} threads"
-    if (torch := sys.modules.get("torch")) and torch.cuda.is_initialized():
-        return "it has initialised CUDA"
+    for pid in (_server, _keeper):  # whose threads are those of before the server was forked
+        if (threads := len(os.listdir(f"/proc/{pid}/task"))) > 1:  # noqa: PTH208
+            return f"it has {threads} threads"
+    # in a fork torch.cuda.is_initialized() is False whatever its parent did, and of a driver that
+    # another library opened torch knows nothing
+    for number in os.listdir(folder := f"/proc/{_server}/fd"):  # noqa: PTH208
+        with suppress(OSError):
+            if (file := os.readlink(f"{folder}/{number}")).startswith(DRIVERS):  # noqa: PTH115
+                return f"it has a GPU's driver open ({file})"
     return "" if _look_at(_imported) == _imported else "a file that it imported has changed"
 
 
@@ -400,6 +446,20 @@ def _look_at(files: Iterable[str]) -> dict[str, tuple[int, int]]:
     return found
 
 
+def stand_for(module: str) -> None:
+    """Let this process, if it is a `Process`, look as if the file of ``module`` was its script: a
+    module may read its own source from ``sys.argv[0]``, or look for what lies beside it."""
+    if not _server:
+        return
+    with suppress(ImportError, ValueError):
+        if (found := find_spec(module)) and (file := found.origin):
+            sys.argv[:] = [file]
+            main = sys.modules["__main__"]
+            main.__file__ = file
+            # of this name, multiprocessing does not import the script again in what it spawns
+            main.__spec__ = ModuleSpec("__main__", None, origin=file)
+
+
 @dataclass(frozen=True)
 class _Task:
     """What a new process is to call, and where."""
@@ -408,11 +468,11 @@ class _Task:
     environment: dict[str, str]
     path: list[str]
     folder: str
-    server: int = 0
 
     def _bootstrap(self, sentinel: int) -> NoReturn:
         """Become the process: `multiprocessing` calls this in each fork of a server."""
-        die_with_parent(self.server)
+        die_with_parent(_server)
+        adopt_orphans()  # a daemon that it starts lives as long as it does
         os.close(sentinel)
         # the request has them in the places of two descriptors that would lead back to the server:
         # what a user's code forks by multiprocessing is none of it
@@ -437,6 +497,9 @@ class _Task:
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
+        # the server has closed its own
+        sys.stdin = open(0, errors="surrogateescape", closefd=False)  # noqa: SIM115
+        vars(sys)["__stdin__"] = sys.stdin
         if numpy := sys.modules.get("numpy"):
             numpy.random.seed()  # Python's own reseeds itself; torch's is the same in each process
         # the stacks of all threads are printed on a crash, and when the parent sends SIGUSR1
@@ -445,6 +508,8 @@ class _Task:
         code = 1
         try:
             module, _, name = self.place.partition(":")
+            sys.modules["__main__"] = ModuleType("__main__")
+            stand_for(module)
             arguments = connection.recv()
             code = getattr(import_module(module), name)(connection, *arguments) or 0
         except BaseException:

@@ -30,7 +30,6 @@ from bench.failure import Fault, classify, find_place
 from bench.limits import find_ends
 from bench.precision import OWN, PRECISIONS, Arithmetic
 from bench.processes import (
-    adopt_orphans,
     die_with_parent,
     list_children,
     name_signal,
@@ -84,7 +83,6 @@ class _Run:
         self.counted = True  # whether it said how many items each of its steps has
         self.clock_s, self.follow = 0.0, self._follow()
         variables, words = split_command(fill_command(case))
-        adopt_orphans()
         sys.stdout.flush()
         try:
             self._process = subprocess.Popen(
