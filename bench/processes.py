@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import fcntl
 import gc
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from bench.limits import BUSY_CORES
@@ -111,6 +114,38 @@ def discard_output() -> None:
     for stream in (1, 2):
         os.dup2(nowhere, stream)
     os.close(nowhere)
+
+
+class TemporaryFolder(TemporaryDirectory[str]):
+    """A temporary folder, ``bench_KIND_…``, which is locked as long as the process lives that made
+    it, so that `remove_left` knows it."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(prefix=f"bench_{kind}_", ignore_cleanup_errors=True)
+        self._held = os.open(self.name, os.O_RDONLY)
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(self._held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def cleanup(self) -> None:
+        """Remove it."""
+        super().cleanup()
+        with suppress(OSError):
+            os.close(self._held)
+
+
+def remove_left() -> None:
+    """Remove the temporary folders of processes that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob("bench_*_*"):
+        with suppress(OSError), ExitStack() as opened:
+            if time.time() - folder.stat().st_mtime < _LOCKED_S:
+                continue
+            held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            opened.callback(os.close, held)
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+_LOCKED_S = 60.0  # within which one that was made is locked
 
 
 @contextmanager
@@ -236,16 +271,25 @@ RAISE_QUOTA = "docker run --cpus, limits.cpu of a pod, or CPUQuota of a systemd 
 def read_quota(
     process: Path = Path("/proc/self"), top: Path = Path("/sys/fs/cgroup")
 ) -> Quota | None:
-    """Return the smallest quota of this process's control group, of version 2, and of those above
-    it; None if there is none."""
+    """Return the smallest quota of this process's control groups, of version 2 or 1, and of those
+    above them; None if there is none."""
     found: list[Quota] = []
     with suppress(OSError):
-        group = (process / "cgroup").read_text("utf-8", "replace").rpartition("::/")[2].strip()
-        for folder in (top / group, *(top / group).parents):
-            with suppress(OSError, ValueError):  # "max 100000" without a quota
-                file = folder / "cpu.max"
-                quota, period = map(int, file.read_text("ascii").split())
-                found.append(Quota(quota / period, str(file)))
+        for line in (process / "cgroup").read_text("utf-8", "replace").splitlines():
+            _, kinds, group = line.split(":", 2)
+            home, files = top, ["cpu.max"]
+            if kinds:  # version 1, a tree for some kinds each
+                home, files = top / "cpu", ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+            if kinds and "cpu" not in kinds.split(","):
+                continue
+            # a container may see its own group as the top, under its name of outside
+            inner = home / group.strip("/")
+            for folder in (inner, *(at for at in inner.parents if at.is_relative_to(home))):
+                with suppress(OSError, ValueError):  # "max 100000" without a quota
+                    text = " ".join((folder / file).read_text("ascii") for file in files)
+                    quota, period = map(int, text.split())
+                    if quota > 0:  # -1 without one
+                        found.append(Quota(quota / period, str(folder / files[0])))
     return min(found, key=lambda quota: quota.cores, default=None)
 
 

@@ -8,7 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import DupFd
+from typing import Any
 
 from bench.models import load_factory
 
@@ -25,6 +28,16 @@ def wait(told: Connection) -> None:
 def tell_script(told: Connection, name: str) -> None:
     """Import a factory, and say what its module found when it was imported."""
     told.send(load_factory(name)())
+
+
+def pass_on(told: Connection) -> None:
+    """Have a forked process send an open file by multiprocessing, as a DataLoader's worker sends
+    the memory of a batch."""
+    queue: Any = get_context("fork").SimpleQueue()
+    child = get_context("fork").Process(target=lambda: (queue.put(DupFd(1)), time.sleep(60)))
+    child.start()
+    told.send(os.readlink(f"/proc/self/fd/{queue.get().detach()}").partition(":")[0])  # noqa: PTH115
+    child.kill()
 
 
 def leave_behind(told: Connection) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections import namedtuple
 from pathlib import Path
@@ -17,9 +19,11 @@ from bench.environment.host import describe_host
 from bench.processes import (
     OtherWork,
     Quota,
+    TemporaryFolder,
     read_core_times,
     read_cpu_time,
     read_quota,
+    remove_left,
 )
 from tests.pytest_for_tests import Patch
 
@@ -31,6 +35,25 @@ from tests.pytest_for_tests import Patch
         ("0::/a/b", {"a/b/cpu.max": "max 1000", "a/cpu.max": "150 1000"}, 0.15),
         ("4:cpu:/x\n0::/a", {"a/cpu.max": "500 1000", "cpu.max": "2000 1000"}, 0.5),
         ("0::/", {"cpu.max": "max 100000"}, None),
+        (
+            "3:cpu,cpuacct:/docker/x\n1:cpuset:/\n0::/",
+            {
+                "cpu/cpu.cfs_quota_us": "150000\n",
+                "cpu/cpu.cfs_period_us": "100000\n",
+            },
+            1.5,
+        ),
+        (
+            "4:memory:/\n1:cpu:/a",
+            {
+                "cpu/a/cpu.cfs_quota_us": "-1\n",
+                "cpu/a/cpu.cfs_period_us": "100000\n",
+                "cpu/cpu.cfs_quota_us": "50000\n",
+                "cpu/cpu.cfs_period_us": "100000\n",
+            },
+            0.5,
+        ),
+        ("4:memory:/a", {"cpu/cpu.cfs_quota_us": "1", "cpu/cpu.cfs_period_us": "2"}, None),
     ],
 )
 def test_a_quota_of_control_groups_is_found(
@@ -43,6 +66,20 @@ def test_a_quota_of_control_groups_is_found(
         (tmp_path / name).write_text(text)
     found = read_quota(tmp_path, tmp_path)
     assert (found and found.cores) == quota
+
+
+def test_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: Patch) -> None:
+    """And only these: not one that is in use, was just made, or is another program's."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    used, left, new, other = (TemporaryFolder(kind) for kind in ("a", "b", "c", "d"))
+    Path(other.name).rename(tmp_path / "bench-other-1")
+    for folder in (left, new, other):
+        os.close(folder._held)
+    for path in [used.name, left.name, tmp_path / "bench-other-1"]:
+        os.utime(path, (0, 0))
+    remove_left()
+    names = {Path(used.name).name, Path(new.name).name, "bench-other-1"}
+    assert {path.name for path in tmp_path.iterdir()} == names
 
 
 def test_a_quota_is_the_number_of_cores(monkeypatch: Patch) -> None:

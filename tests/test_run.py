@@ -298,6 +298,17 @@ def test_the_stacks_of_a_process_are_waited_for(tmp_path: Path) -> None:
     assert "most recent call first" in (tmp_path / "log").read_text()
 
 
+@pytest.mark.usefixtures("site")
+def test_a_temporary_folder_may_have_a_long_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer than the address of a socket, by which the processes of a case talk."""
+    folder = tmp_path / ("d" * 100)
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    assert call("processes_for_tests:pass_on", timeout_s=60) == "pipe"
+
+
 # --------------------------------------------------------------------------------------- its end
 
 
@@ -335,6 +346,6 @@ def test_nothing_outlives_what_started_it(ended: str, tmp_path: Path) -> None:
             assert gone([worker, *left])
             if ended != "worker":
                 assert gone([keeper, server])
-                assert not list(tmp_path.glob("bench-*"))
+                assert not list(tmp_path.glob("bench_*"))
         finally:
             process.kill()

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.data import DatasetInfo
@@ -29,6 +28,7 @@ from bench.executors import Executor, Images, Listener, Settings, Stopping
 from bench.executors.subprocess import SubprocessExecutor
 from bench.fingerprint import Request
 from bench.gpu.nvml import find_cards
+from bench.processes import TemporaryFolder
 from bench.record import Outcome, Place, Status
 from bench.text import clean
 from bench.worker import Job, Lane
@@ -117,7 +117,7 @@ def run_case(
     lane = executor.gather(Lane(), job.case.device, job.case.world_size)
     place = _look(executor, job.case.device, errand.seconds)
     uuid = place.environment.gpu_uuid if place.environment else None
-    with TemporaryDirectory(prefix="bench-case-") as folder:
+    with TemporaryFolder("case") as folder:
         log, trace = Path(folder, "log"), job.trace and Path(folder, job.trace.name)
         placed = replace(job, lane=lane, gpu_uuid=uuid, log=log, trace=trace)
         outcome = executor.run(placed, lambda event: None, lambda: False)

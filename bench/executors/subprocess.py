@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import cached_property
 from multiprocessing.connection import wait
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, Executor, Listener, Settings, Stopping
@@ -22,7 +21,7 @@ from bench.failure import classify, classify_death, count_oom_kills, list_kinds
 from bench.gpu import CombinedDevice
 from bench.gpu.monitor import ENERGY, Monitor, Observation
 from bench.gpu.nvml import find_card, find_cards, open_device
-from bench.processes import share_cores, usable_cpus
+from bench.processes import TemporaryFolder, share_cores, usable_cpus
 from bench.record import MEASURED, REFUSED, Outcome, Status, write_missing
 from bench.run import EndedError, Process
 from bench.text import GIB, count, join_words
@@ -60,8 +59,8 @@ class SubprocessExecutor(Executor):
         self._workers: list[Worker | Ranks] = []
 
     @cached_property
-    def _compiled(self) -> TemporaryDirectory[str]:
-        return TemporaryDirectory(prefix="bench-compiled-", ignore_cleanup_errors=True)
+    def _compiled(self) -> TemporaryFolder:
+        return TemporaryFolder("compiled")
 
     def open_lanes(self, device: str, wanted: int | None = None) -> Sequence[Lane]:
         if wanted in (None, 1):
@@ -283,7 +282,7 @@ class Ranks:
         gpus = [] if on_cpu else [*(job.lane.gpus or filter(None, [job.gpu_uuid]))]
         # with GPUs, the system chooses the cores, as it does for a single GPU
         cores = share_cores(job.lane.cores or usable_cpus(), size) if on_cpu else [()] * size
-        self._folder = TemporaryDirectory(prefix="bench-ranks-", ignore_cleanup_errors=True)
+        self._folder = TemporaryFolder("ranks")
         store = str(Path(self._folder.name) / "store")
         self._workers: list[Worker] = []
         # all run on this machine, whatever its host name resolves to

@@ -41,22 +41,24 @@ from fnmatch import fnmatchcase
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from multiprocessing import Pipe, forkserver, reduction, resource_tracker
+from multiprocessing import Pipe, current_process, forkserver, reduction, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from shutil import rmtree
 from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 from types import ModuleType
 from typing import IO, Any, NoReturn
 
 from bench.processes import (
+    TemporaryFolder,
     adopt_orphans,
     die_with_parent,
     end_children,
     hold_to,
     leave,
     pause_collection,
+    remove_left,
     usable_cpus,
 )
 from bench.text import last_line
@@ -87,6 +89,10 @@ loaded."""
 _ANSWER_S = 120.0  # the first process waits until torch is imported, perhaps from a slow disk
 _POLL_S = 0.1
 _END_S = 0.005
+_LONGEST = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")
+"""The longest temporary folder in which multiprocessing can make sockets, whose addresses have at
+most 107 characters: beyond it a DataLoader's worker failed to send a batch, and its process waited
+for that for ever."""
 _GRACE_S = 3.0
 _STACK = b"most recent call first"  # how faulthandler begins a stack
 _DUMPED_S = 5.0  # the longest wait for stacks: on a busy machine 0.5 s was too short
@@ -292,7 +298,8 @@ class _Server:
     unfit = ""  # why nothing is to be forked from it
 
     def __init__(self, task: _Task, warm: bool) -> None:
-        folder = TemporaryDirectory(prefix="bench-server-", ignore_cleanup_errors=True)
+        remove_left()
+        folder = TemporaryFolder("server")
         alive, ours = os.pipe()
         number = os.open(folder.name, os.O_RDONLY)
         self._address = f"/proc/self/fd/{number}/socket"  # an address has at most 107 characters
@@ -351,9 +358,7 @@ def _find_server(task: _Task, instead_of: _Server | None = None) -> _Server:
     return found
 
 
-def _end(
-    process: subprocess.Popen[bytes], folder: TemporaryDirectory[str], *descriptors: int
-) -> None:
+def _end(process: subprocess.Popen[bytes], folder: TemporaryFolder, *descriptors: int) -> None:
     for one in descriptors:
         with suppress(OSError):
             os.close(one)
@@ -503,6 +508,10 @@ class _Task:
         if numpy := sys.modules.get("numpy"):
             numpy.random.seed()  # Python's own reseeds itself; torch's is the same in each process
         # the stacks of all threads are printed on a crash, and when the parent sends SIGUSR1
+        if len(folder := gettempdir()) > _LONGEST:
+            number = os.open(folder, os.O_RDONLY)
+            at: Any = current_process()
+            at._config["tempdir"] = f"/proc/{os.getpid()}/fd/{number}"
         faulthandler.enable()
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         code = 1

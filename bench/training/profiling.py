@@ -10,14 +10,13 @@ import math
 from contextlib import AbstractContextManager, ExitStack
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from bench.case import Case
 from bench.data.batches import Supply, repeat
-from bench.processes import pause_collection
+from bench.processes import TemporaryFolder, pause_collection
 from bench.timeline import STEPS, Timeline, name_region, read_trace, summarize
 from bench.training.counting import mark_input, mark_parts, read_vocabulary
 from bench.training.timing import synchronize
@@ -63,7 +62,7 @@ def profile_step(
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    with TemporaryDirectory(prefix="bench-profile-") as folder, ExitStack() as reading:
+    with TemporaryFolder("profile") as folder, ExitStack() as reading:
         file = Path(folder) / "trace.json"
         with mark_parts(training, mark):
             supply = mark_input(repeat(batches, case.epochs, case.batch_size), mark)

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from bench.failure import Fault, classify, find_place
 from bench.limits import find_ends
 from bench.precision import OWN, PRECISIONS, Arithmetic
 from bench.processes import (
+    TemporaryFolder,
     die_with_parent,
     list_children,
     name_signal,
@@ -184,7 +184,7 @@ def measure_command(given: Job, channel: Channel) -> Outcome:
     """Run a command to its end, or with ``--steps`` until as many steps were measured. Raises
     UsageError: it cannot be started."""
     case, found = given.case, Outcome()
-    with TemporaryDirectory(prefix="bench-command-") as folder:
+    with TemporaryFolder("command") as folder:
         run = _Run(case, Path(folder), channel)
         channel.enter("warmup")
         warm: Warmup | None = None
