@@ -342,11 +342,22 @@ class TestProcesses:
         card = {"cuda": Platform(Environment(gpu_uuid=GPU))}
         options: Any = SimpleNamespace(allow_shared=False, here=True)
         refuse_places(card, [], options)
-        for ours in ([], [(os.getpid(), 3)]):
-            nvml.compute = [*ours, (GONE, 5 << 29)]
-            with pytest.raises(UsageError, match=rf"in use by pid {GONE} \(2\.5 GiB\); end them"):
-                refuse_places(card, [], options)
+        nvml.compute = [(GONE, 5 << 29)]
+        with pytest.raises(UsageError, match=rf"in use by pid {GONE} \(2\.5 GiB\); end them"):
+            refuse_places(card, [], options)
         assert nvml.open == 0
+
+    def test_a_notebook_that_holds_memory_of_the_card(self, monkeypatch):
+        """It is refused at once, whoever else is there: each row would be invalid."""
+        nvml = FakeNvml()
+        monkeypatch.setitem(sys.modules, "pynvml", nvml)
+        nvml.compute = [(GONE, 7), (os.getpid(), 5 << 30)]
+        card = {"cuda": Platform(Environment(gpu_uuid=GPU))}
+        options: Any = SimpleNamespace(allow_shared=False, here=True)
+        with pytest.raises(UsageError, match="this process uses the GPU itself"):
+            refuse_places(card, [], options)
+        options.allow_shared = True
+        refuse_places(card, [], options)
 
 
 class TestCards:

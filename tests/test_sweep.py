@@ -38,7 +38,7 @@ from bench.store.reader import read_records, read_rows
 from bench.store.table import RECORDS
 from bench.sweep import __main__ as sweep
 from bench.sweep import execution, loop, preflight
-from bench.sweep.options import Options
+from bench.sweep.options import Options, parse_arguments, plan_cases
 from tests import fake_executor as fake
 from tests.fake_executor import FakeExecutor
 from tests.planted.records import ROOT
@@ -230,6 +230,19 @@ def test_a_dry_run_asks_for_the_card_and_its_memory(monkeypatch: Patch, capsys: 
         refused = limit == "9GiB"
         assert sweep.main([*flags, "--memory-limit", limit, "--lanes", lanes]) == 2 * refused
         assert ("9GiB is above the 8.0 GiB of a card" in capsys.readouterr().err) == refused
+
+
+def test_rows_of_a_gpu_are_there_where_there_is_none(capsys: Capture, monkeypatch: Patch) -> None:
+    """Or where its driver does not answer: nothing of it is compared."""
+    (out,) = (HERE.parent / "results").glob("nvidia-h200-*")
+    monkeypatch.setattr(machine, "find_cards", lambda: ([], "NVML: unknown error"))
+    flags = ["--preset", "quick", "--device", "cuda", "--precision", "fp32", "--out", str(out)]
+    assert sweep.main([*flags, "--dry-run"]) == 0
+    assert f"already there, in {out}; " in capsys.readouterr().out
+    options = parse_arguments(flags)
+    monkeypatch.setattr(execution, "list_left", lambda *_: [])
+    monkeypatch.setattr(execution, "read_config", lambda _: {"command": options.invocation})
+    assert execution.count_known(plan_cases(options), options, out) == 0, "torch is to tell"
 
 
 # ------------------------------------------------------------------------------ skip, retry, resume

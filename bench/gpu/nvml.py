@@ -245,12 +245,15 @@ def open_device(uuid: str | None, nvml: Any = None) -> Device:
 
 
 def find_neighbours(uuid: str, nvml: Any = None) -> tuple[Process, ...] | None:
-    """Return other processes on the card, without this one's descendants; None if unknown."""
+    """Return the processes on the card, without this one's descendants, and this one first if it
+    uses it, as a notebook may; None if unknown."""
     device = open_device(uuid, nvml)
     try:
-        device.read(Depth.SLOW)  # processes listed now are not this one under another pid
-        device.watch(os.getpid())
-        return device.read(Depth.SLOW)[-1].others
+        # processes listed now are not this one under another pid
+        listed = device.read(Depth.SLOW)[-1].others or ()
+        device.watch(own := os.getpid())
+        others = device.read(Depth.SLOW)[-1].others
+        return None if others is None else (*(p for p in listed if p.pid == own), *others)
     finally:
         device.close()
 

@@ -238,6 +238,8 @@ def count_known(asked: Plan, options: Options, out: Path) -> int:
         return 0
     with hold_threads(choose_number(asked.cases, options, rows)):
         inputs = check_without_torch(asked, options, Images.prepare)
+    if {case.device for case in asked.cases} - inputs.platforms.keys():
+        return 0  # as of a card whose driver cannot be asked
     columns = (*GUESSED, "dataset_fingerprint")
     return 0 if find_unlike(rows, inputs, asked.cases, columns)[1] else len(runs)
 

@@ -87,10 +87,11 @@ def find_unlike(
     rows: Sequence[Row], inputs: Inputs, cases: Sequence[Case], columns: Iterable[str] = COMPARABLE
 ) -> tuple[set[int], Collection[str]]:
     """Return the ids of the rows that those of ``cases`` cannot be compared with, and how ``rows``
-    differ in these ``columns``, one line for each value."""
+    differ in these ``columns``, one line for each value; of devices that are known here."""
     unlike, differing = set[int](), dict[str, None]()
+    known = [case for case in cases if case.device in inputs.platforms]
     # one case of each environment
-    for case in {(name_data(c), c.device, c.model, c.start): c for c in cases}.values():
+    for case in {(name_data(c), c.device, c.model, c.start): c for c in known}.values():
         environment = inputs.describe(case)
         for name in columns:
             axes = COMPARABLE[name]

@@ -250,7 +250,14 @@ def refuse_places(
         uuid = platform.environment.gpu_uuid
         if not uuid or options.allow_shared or not options.here:
             continue
-        if neighbours := find_neighbours(uuid):
+        neighbours = find_neighbours(uuid) or ()
+        if neighbours and neighbours[0].pid == os.getpid():
+            raise UsageError(
+                "this process uses the GPU itself, and holds memory that cases lack: restart it, "
+                "such as the kernel of a notebook, and measure before anything else uses the GPU, "
+                "or measure with --allow-shared"
+            )
+        if neighbours:
             who = ", ".join(
                 f"pid {p.pid}" + (f" ({p.bytes / GIB:.1f} GiB)" if p.bytes else "")
                 for p in neighbours

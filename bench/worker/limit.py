@@ -48,11 +48,12 @@ class GpuLimit:
     """
 
     context_bytes: int | None = None
+    note = ""  # what the context is, where the driver does not tell the memory of a process
 
     def __init__(self, limit_bytes: int | None, device: Device) -> None:
         self._limit, self._device = limit_bytes, device
         # read before watching: a process of another pid namespace is recognised by appearing later
-        device.read(Depth.SLOW)
+        self._before = device.read(Depth.SLOW)[-1].device_bytes
         device.watch(os.getpid())
 
     def impose(self) -> None:
@@ -63,9 +64,14 @@ class GpuLimit:
         import torch
 
         free, total = torch.cuda.mem_get_info()  # creates the context, if there is none
-        held = self._device.read(Depth.SLOW)[-1].process_bytes
-        # a driver may not tell it (WDDM, some containers): then others' memory makes the cap lower
-        used = total - free if held is None else held
+        now = self._device.read(Depth.SLOW)[-1]
+        used, lacks = now.process_bytes, "the driver does not tell the memory of a process: "
+        if used is None:  # WDDM, some containers
+            used, told = total - free, "has that of other processes too"
+            if now.device_bytes is not None and self._before is not None:
+                used = now.device_bytes - self._before
+                told = "is what the GPU holds more than before CUDA was used"
+            self.note = f"{lacks}context_bytes {told}"
         self.context_bytes = max(0, used - torch.cuda.memory_reserved())
         if self._limit is not None:
             share = share_of_device(self._limit, self.context_bytes, total)
@@ -117,6 +123,7 @@ class HostLimit:
     It has the methods of `GpuLimit`, and no context."""
 
     context_bytes: int | None = None
+    note = ""
 
     def __init__(self, limit_bytes: int | None) -> None:
         self._limit = limit_bytes

@@ -84,6 +84,8 @@ def measure(given: Job, channel: Channel) -> Outcome:
     _read_peaks(found, device, "warmup")
     limit.adjust()
     m.context_bytes = limit.context_bytes
+    if limit.note:
+        found.note(limit.note)
     if limit.context_bytes is None:
         found.leave_out("the case ran on a CPU", "context_bytes")
     start_over(training, batches, case, group.rank)

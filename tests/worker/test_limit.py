@@ -172,13 +172,25 @@ def caps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return caps
 
 
-def test_where_a_driver_does_not_tell_a_process_the_whole_device_is_the_context(
+def test_where_a_driver_lists_no_process_the_context_is_what_the_device_holds_more(
+    caps: list[float],
+) -> None:
+    """As under WSL 2: the memory of others is in the baseline already."""
+    limit = GpuLimit(21 * GIB, Card(Reading(0, device_bytes=7 * GIB), Reading(1, 10 * GIB)))
+    limit.adjust()
+    assert limit.context_bytes == 2 * GIB, "of 3 GiB, the allocator has one"
+    assert "more than before CUDA was used" in limit.note
+    assert [share * 80 for share in caps] == pytest.approx([19])
+
+
+def test_where_a_driver_tells_nothing_the_whole_device_is_the_context(
     caps: list[float],
 ) -> None:
     limit = GpuLimit(None, Unreadable("no NVIDIA driver"))
     limit.adjust()
     limit.lift()
     assert (limit.context_bytes, caps) == (9 * GIB, [])
+    assert "other processes too" in limit.note
 
 
 def test_the_cap_is_set_anew_when_the_kernels_are_loaded(caps: list[float]) -> None:
