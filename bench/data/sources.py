@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import re
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from shutil import copyfileobj
 from typing import IO, TYPE_CHECKING, TypeAlias
 
 from bench.errors import UsageError
-from bench.text import first_line
+from bench.text import first_line, name_first
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,7 +81,8 @@ class Source:
 
 def detect(folder: Path) -> Source | None:
     """Find CIFAR-10 in ``folder`` or one of its sub-folders; return None if it is not there. Raises
-    UsageError: ``folder`` is a file, or a batch is missing."""
+    UsageError: ``folder`` is a file, a batch or a shard is missing, or a file is at the first look
+    something else."""
     if folder.is_file():
         raise UsageError(f"--data-dir {folder} is a file; give the folder that holds it")
     places = [folder, *sorted(folder.glob("[!.]*/"))]
@@ -89,17 +91,63 @@ def detect(folder: Path) -> Source | None:
             if lacking := [name for name in BATCHES if not (place / name).is_file()]:
                 raise UsageError(f"{place} lacks {', '.join(lacking)}; unpack {ARCHIVE} again")
             batches = tuple(place / name for name in BATCHES)
+            _refuse_foreign(*batches)
             return Source(FOLDER, batches, partial(_read_folder, place))
     for place in places:
         if (packed := place / ARCHIVE).is_file():
+            _refuse_foreign(packed)
             return Source(ARCHIVE, (packed,), partial(_read_archive, packed))
     for place in places:
         if train := sorted(place.glob("*train*.parquet")):
             # "latest-train.parquet" holds no test images
             test = sorted(set(place.glob("*test*.parquet")) - set(train))
             shards = {"train": train, "test": test}
+            for paths in shards.values():
+                _refuse_parts(paths)
+                _refuse_foreign(*paths)
             return Source(PARQUET, (*train, *test), partial(_read_parquet, shards))
     return None
+
+
+_FOREIGN = {
+    b"version https://git-lfs": "a pointer of git-lfs, and not what it points to: run git lfs pull",
+    b"<": "a web page, such as that of an error or a login: download the file again",
+}
+"""What a file is that begins so."""
+
+
+def _refuse_foreign(*paths: Path) -> None:
+    """Raises UsageError: a file is empty, a pointer or a web page, or Parquet without its end."""
+    for path in paths:
+        with path.open("rb") as file:
+            start = file.read(64).lstrip()
+            file.seek(max(0, path.stat().st_size - 4))
+            whole = path.suffix != ".parquet" or start[:4] == file.read(4) == b"PAR1"
+        what = next((told for begin, told in _FOREIGN.items() if start.startswith(begin)), "")
+        if what or not start or not whole:
+            incomplete = "not whole: download it again" if start else "empty: download it again"
+            raise UsageError(f"{path} is {what or incomplete}")
+
+
+def _refuse_parts(paths: list[Path]) -> None:
+    """Raises UsageError: of the shards of a split, as ``train-00000-of-00002.parquet``, one is
+    missing, or there are those of several copies, whose images would count twice."""
+    numbered = {path: re.match(r"(.*-)(\d+)(-of-(\d+)\.parquet)$", path.name) for path in paths}
+    copies: dict[tuple[str, ...], list[Path]] = {}
+    for path, parts in numbered.items():
+        copies.setdefault((parts[1], parts[3]) if parts else (), []).append(path)
+    if {()} < {*copies} or len(copies) > 1:
+        (one, *_), (other, *_), *_ = copies.values()
+        raise UsageError(
+            f"{one.parent} holds {one.name} and {other.name}, of two copies; keep the files of one"
+        )
+    for (start, end), shards in ((copy, found) for copy, found in copies.items() if copy):
+        names = [f"{start}{i:05}{end}" for i in range(int(re.findall(r"\d+", end)[0]))]
+        if lacking := [name for name in names if name not in {path.name for path in shards}]:
+            raise UsageError(
+                f"{shards[0].parent} lacks {name_first(lacking, 3)}; download all {len(names)} "
+                "shards"
+            )
 
 
 def download(folder: Path) -> Source:

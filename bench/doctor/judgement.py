@@ -226,6 +226,9 @@ def _judge_places(m: Machine) -> Iterator[Remark]:
         yield _note("shared memory", what, fix, numbers=False)
     if m.data_layout:
         yield _fine("images", f"CIFAR-10 found in {m.data_dir} ({m.data_layout})")
+    elif m.data_error:
+        fix = "do that, give another --data-dir, or use --dataset synthetic"
+        yield _wrong("images", m.data_error, fix, numbers=False)
     else:
         yield _note(
             "images",

@@ -13,7 +13,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -171,6 +170,7 @@ class Machine:
     shm_free_bytes: int | None = None
     data_dir: str = ""
     data_layout: str | None = None
+    data_error: str = ""
     apex: Apex | None = None
     variables: dict[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
@@ -219,9 +219,11 @@ def examine(
     used = round(load.cores(guests=False), 2), round(load.stolen(), 3)
     folder = (data_dir or Path("data")).absolute()
     place = (out or Path("results")).absolute()
-    layout = None
-    with suppress(OSError, UsageError):  # as in a folder that this user may not read
+    layout, wrong = None, ""
+    try:
         layout = find_layout(folder)
+    except (OSError, UsageError) as error:  # as in a folder that this user may not read
+        wrong = str(error)
     return replace(
         machine,
         starts=starts,
@@ -231,6 +233,7 @@ def examine(
         shm_free_bytes=_free_bytes(Path("/dev/shm")) if Path("/dev/shm").exists() else None,
         data_dir=str(folder),
         data_layout=layout,
+        data_error=wrong,
         apex=find_apex(),
         variables=find_variables(),
         missing=find_missing(),

@@ -16,6 +16,8 @@ import pytest
 from bench import data
 from bench.data import find_cache, find_layout, load, prepare, sources
 from bench.data.sources import ARCHIVE, FOLDER
+from bench.doctor.judgement import Level, judge
+from bench.environment.machine import Machine, examine
 from bench.errors import UsageError
 from bench.models.weights import parse_start
 from tests.data.layouts_for_tests import draw, encode, pack, write_batches, write_parquet
@@ -114,8 +116,46 @@ def test_parquet_of_something_else_is_named(tmp_path, columns, said):
 def test_truncated_parquet_is_named(tmp_path):
     path = tmp_path / "data/train.parquet"
     write_parquet(path, draw(20))
-    path.write_bytes(path.read_bytes()[:-1])
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] + whole[-8:])
     refused(tmp_path, f"{path} is not CIFAR-10")
+
+
+TRAIN, TEST = "train-00000-of-00002.parquet", "test-00000-of-00001.parquet"
+SECOND = "train-00001-of-00002.parquet"
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({TRAIN: b""}, f"lacks {SECOND}; download all 2 shards"),
+        ({"cifar10-" + TRAIN: b""}, f"lacks cifar10-{SECOND}"),
+        ({"train.parquet": b"", "test-00001-of-00002.parquet": b""}, "lacks test-00000-of-00002"),
+        ({TRAIN: b"", SECOND: b"", "train.parquet": b""}, "train.parquet, of two copies; keep the"),
+        ({TRAIN: b"", SECOND: b"", "train-00000-of-00001.parquet": b""}, "of two copies"),
+        ({"train.parquet": b"version https://git-lfs.github.com/spec/v1\n"}, "run git lfs pull"),
+        ({TRAIN: b"", SECOND: b"version https://git-lfs.github.com/spec/v1\n"}, "git lfs pull"),
+        ({ARCHIVE: b"version https://git-lfs.github.com/spec/v1\n"}, "run git lfs pull"),
+        ({"train.parquet": b"<!DOCTYPE html><p>Sign in"}, "a web page"),
+        ({"train.parquet": None}, "train.parquet is empty"),
+        ({"train.parquet": b"PAR1 and no end"}, "train.parquet is not whole: download it again"),
+        ({"train.parquet": b"", TEST: b"PAR1 and no end"}, f"{TEST} is not whole"),
+    ],
+)
+def test_what_is_not_whole_is_refused_by_the_sweep_and_the_doctor(tmp_path, files, said):
+    """In one line with the fix, and before anything is decoded; b"" stands for whole files."""
+    (tmp_path / "data").mkdir()
+    for name, content in files.items():
+        path = tmp_path / "data" / name
+        if content == b"":
+            write_parquet(path, draw(3))
+        else:
+            path.write_bytes(content or b"")
+    refused(tmp_path, said)
+    machine = examine([], data_dir=tmp_path / "data", ask=lambda *asked: Machine())
+    (remark,) = (one for one in judge(machine) if one.topic == "images")
+    assert (remark.level, said in remark.what) == (Level.UNBELIEVABLE, True)
+    assert "\n" not in remark.what
 
 
 def test_what_is_no_dataset(tmp_path):
