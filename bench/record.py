@@ -193,6 +193,8 @@ class Measurement:
         "were set back")
     switched_within: str | None = quantity(
         "torch's switches that were changed after that, within steps, and were not set back")
+    compiled_within: int | None = quantity(
+        "graphs that torch.compile made for the user's own code, where the case's compile is off")
     arithmetic: str | None = quantity(
         "what the numeric probe found inputs rounded to, the most expensive layer's first")
     proof_layer: str | None = quantity("the layers of the network that were probed")

@@ -15,7 +15,7 @@ from bench.limits import BUSY_CORES, MIN_REPEATS, STEADY
 from bench.precision import EMULATE_FP8, MOSTLY_LABELLED, PRECISIONS, Arithmetic
 from bench.record import Status, describe_unmet
 from bench.study.quantities import over
-from bench.text import name_first
+from bench.text import count, name_first
 
 if TYPE_CHECKING:
     from bench.study.runs import Run
@@ -199,6 +199,12 @@ _ALL = (
           or (r.flags != "" and r.arithmetic == "" and r.command is None)
           or r.labelled_flop_share < MOSTLY_LABELLED or r.switched_within != "", fatal=False,
           detail=lambda r: r.switched_within),
+    Doubt("compiled", "compiles itself",
+          "The user's own code calls torch.compile, so that compile off says nothing of what it "
+          "compiles",
+          "Return the network as it is written, and use --compile.",
+          lambda r: r.compiled_within > 0, fatal=False,
+          detail=lambda r: count(int(r.compiled_within), "graph")),
     Doubt("unmet", "not all done",
           "What was asked for beside training failed",
           "Remove the cause, of which the logs in the folder tell more, then run them again with "

@@ -536,7 +536,7 @@ class Sample(Counter):
             self.failure = self.failure or f"{type(error).__name__}: {error}"
 
     def begin(self) -> None:
-        self._entered = not _is_compiled()
+        self._entered = not read_compiled("frames")
         if self._entered:
             self.__enter__()
         else:
@@ -553,7 +553,8 @@ class Sample(Counter):
         return {"work": rows, "flags": read_flags(), "failure": self.failure}
 
 
-def _is_compiled() -> bool:
-    """Return whether torch.compile has compiled a function in this process."""
+def read_compiled(name: str = "stats") -> dict[str, int]:
+    """Return what torch.compile has counted in this process, such as ``unique_graphs``; empty if it
+    has compiled nothing."""
     dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters.get("frames"))
+    return {} if dynamo is None else dict(dynamo.counters.get(name, {}))

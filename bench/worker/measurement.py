@@ -21,7 +21,14 @@ from bench.precision import read_flags
 from bench.processes import OtherWork, pause_collection, read_peak_memory
 from bench.record import PROVEN, Measurement, Outcome, RankRow, Status, write_missing
 from bench.text import count
-from bench.training.counting import count_flop, count_step, join_work, judge_formats, read_work
+from bench.training.counting import (
+    count_flop,
+    count_step,
+    join_work,
+    judge_formats,
+    read_compiled,
+    read_work,
+)
 from bench.training.loop import Exchange, Training
 from bench.training.optimizers import learning_rates
 from bench.training.parallel import GradientExchange, Group, Processes, measure_exchange
@@ -138,6 +145,8 @@ def measure(given: Job, channel: Channel) -> Outcome:
     with found.leave_out_on_error("loader_samples_per_s"):
         _describe_loader(found, batches, case, device)
     m.switched_within = write_switches(find_changes(switches))
+    if case.compile == Case.compile:
+        m.compiled_within = read_compiled().get("unique_graphs")
     m.flags = " ".join(f"{name}={value}" for name, value in read_flags().items())
     if meets:
         describe_group(found, case, training, own, group, meets)

@@ -68,6 +68,7 @@ DOUBTED = {
     "made_up": Planted("synthetic", {}, {"dataset": "synthetic"}),
     "emulated": Planted("emulated", {"gpu": "", "cpu": "A CPU"},
                         {"precision": "fp8", "device": "cpu"}),
+    "compiles": Planted("compiled", {"compiled_within": 2}),
     "words": Planted("", {"notes": "the card was shared; steps rose; throttled; unclear; noisy",
                           "reason": "throttled: the card was shared"}),
 }  # fmt: skip

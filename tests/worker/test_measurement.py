@@ -429,6 +429,23 @@ def test_a_switch_that_is_set_within_steps_is_told(data: DatasetInfo) -> None:
     assert (m.switched, m.switched_within) == (None, "cudnn.deterministic=True")
 
 
+class Within(nn.Sequential):
+    """Compiles a part of itself."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(3072, 10))
+
+    @torch.compile(backend="eager")  # type: ignore[untyped-decorator]
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(super().forward(x))
+
+
+def test_what_a_network_compiles_itself_is_told(data: DatasetInfo) -> None:
+    """However it does: a network, a layer or a method."""
+    assert (run(replace(CASE, model=f"{__name__}:Within"), data)[0].compiled_within or 0) > 0
+    torch._dynamo.utils.counters.clear()  # of this process, which the case does not have alone
+
+
 def test_a_failing_proof_or_evaluation_keeps_the_epoch(
     data: DatasetInfo, monkeypatch: Patch
 ) -> None:
