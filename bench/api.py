@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.axis import axis_flag
-from bench.case import spell_value
+from bench.case import AXES, spell_value
 from bench.errors import UsageError
 from bench.processes import provide_home
 
@@ -60,26 +60,32 @@ def sweep(
         out: folder of the results (default: a new one in ``results``).
         flags: any other flag of the command, a value or several: ``precision=["fp32",
             "bf16-amp"]``, ``batch_size=[64, 128]``, ``repeats=3``, ``steps=20``, ``device="cpu"``.
+            One without a value is True, such as ``dry_run=True``, which prints what would run;
+            numbers may be numpy's, and several values a range or another iterable.
 
     Raises UsageError: a flag or a value does not exist, settings do not go together, or a function
     cannot be imported by another process; nothing was trained then.
     """
-    from bench.sweep.execution import run_sweep
+    from bench.sweep.execution import rehearse, run_sweep
     from bench.sweep.options import parse_arguments, plan_cases
 
     provide_home()
     folder = Path(out) if out else Path("results") / f"python-{datetime.now():%Y%m%d-%H%M%S}"
     for name, given in (("model", model), ("workload", workload)):
-        several: Any = given if isinstance(given, list | tuple) else [given]
         if given is not None:
+            several = _list(given) if not callable(given) else [given]
             flags[name] = [_name_factory(name, f, folder) if callable(f) else f for f in several]
     words = ["--out", str(folder)]
     for name, value in flags.items():
-        words += [axis_flag(name), *map(spell_value, _list(value))]
+        words += _spell_flag(name, value)
     for name, values in (vary or {}).items():
         words += ["--vary", name, *map(spell_value, _list(values))]
     options = parse_arguments(words)
-    done = run_sweep(plan_cases(options), options)
+    plan = plan_cases(options)
+    if options.dry_run:
+        print(*rehearse(plan, options), sep="\n")
+        return Sweep((folder,))
+    done = run_sweep(plan, options)
     if done.left:
         print(done.left, file=sys.stderr)
     return Sweep((done.folder,))
@@ -95,9 +101,36 @@ def read(*folders: str | os.PathLike[str]) -> Sweep:
     return found
 
 
-def _list(value: Value | Sequence[Value]) -> list[Value]:
-    single = value is None or isinstance(value, str | bytes) or not isinstance(value, Iterable)
-    return [value] if single else [*value]  # type: ignore[list-item,misc]
+def _spell_flag(name: str, value: object) -> list[str]:
+    """Return a flag and its values as words of a command. A flag of the command that takes no value
+    is given or not; None leaves out a flag that has no value ``none``."""
+    values, axis = _list(value), AXES.get(name)
+    if axis is None and isinstance(values[0] if values else None, bool):
+        return [axis_flag(name)] * values[0]
+    if values == [None] and (axis is None or axis.default is not None or name == "loss_scale"):
+        return []
+    return [axis_flag(name), *map(spell_value, values)]
+
+
+def _list(given: Any) -> list[Any]:
+    """Return the values of a flag, of which numpy's become Python's."""
+    several = isinstance(given, Iterable) and not (
+        isinstance(given, str | bytes) or _is_scalar(given)
+    )
+    return [_convert(value) for value in (given if several else [given])]
+
+
+def _is_scalar(value: object) -> bool:
+    return hasattr(value, "item") and getattr(value, "ndim", None) == 0
+
+
+def _convert(value: Any) -> Any:
+    if not _is_scalar(value):
+        return value
+    found = value.item()
+    with suppress(ValueError):  # torch writes tensor(…)
+        return float(str(value)) if isinstance(found, float) else found  # float32's few digits
+    return found
 
 
 def _name_factory(kind: str, factory: Callable[[], Any], folder: Path) -> str:

@@ -135,14 +135,28 @@ def or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     return lambda text: None if text == "none" else parse(text)
 
 
+def read_scale(text: str) -> float:
+    """Read a loss scale, perhaps a power as maps of scales name it. Raises ValueError: it is not
+    above 0 and finite.
+
+    >>> read_scale("128"), read_scale("2^15"), read_scale("2**-3")
+    (128.0, 32768.0, 0.125)
+    """
+    base, sign, exponent = text.replace("**", "^").partition("^")
+    with suppress(OverflowError):
+        scale = math.pow(float(base), int(exponent)) if sign else float(base)
+        if 0 < scale < math.inf:
+            return scale
+    raise ValueError("it is not above 0 and finite")
+
+
 def parse_loss_scale(text: str) -> float | str:
     if text in POLICIES:
         return text
     if text == "none":
         return 1.0
     with suppress(ValueError):
-        if 0 < (scale := float(text)) < math.inf:
-            return scale
+        return read_scale(text)
     names = ", ".join(map(repr, POLICIES))
     raise ValueError(f"a loss scale is a finite number above 0, {names}, or 'none' (a scale of 1)")
 

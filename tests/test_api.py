@@ -5,15 +5,21 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import bench
 from bench.errors import UsageError
 from bench.report.__main__ import main as report
+from bench.sweep import execution
+from bench.sweep.options import parse_arguments, plan_cases
 
 ROOT = Path(__file__).parents[1]
 H100, H200 = (
@@ -68,6 +74,7 @@ def test_what_was_measured_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ({"precison": "fp32"}, "unknown argument '--precison'; did you mean '--precision'?"),
         ({"model": lambda: None}, "give a function that is defined at the top of a module"),
+        ({"precision": torch.bfloat16}, "--precision 'torch.bfloat16': "),
         ({"model": nn.Sequential(nn.Linear(1, 1))}, "model=Sequential: another process cannot"),
     ],
 )
@@ -78,6 +85,52 @@ def test_mistakes_raise_before_anything_is_trained(
         bench.sweep(**{"model": "dpn-small", "out": tmp_path / "out", **given})
     assert said in str(raised.value)
     assert not (tmp_path / "out" / "records.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"lr": np.float64(0.1)}, "--lr 0.1"),
+        ({"lr": np.array([0.5, 0.1], np.float32)}, "--lr 0.5 0.1"),
+        ({"lr": np.float32(0.1), "evaluate": np.bool_(True)}, "--lr 0.1 --evaluate on"),
+        ({"batch_size": (np.int64(8) * n for n in (1, 2))}, "--batch-size 8 16"),
+        ({"batch_size": range(8, 10), "repeats": np.int32(2)}, "--batch-size 8 9 --repeats 2"),
+        ({"same_seed": True, "cold": False, "allow_shared": np.True_},
+         "--same-seed --allow-shared"),
+        ({"channels_last": [False, True]}, "--channels-last off on"),
+        ({"steps": None, "loss_scale": None, "precision": None, "timeout": None}, "--steps none"),
+        ({"steps": (None, 3), "data_dir": Path("data")}, "--steps none 3 --data-dir data"),
+        ({"precision": "fp16", "loss_scale": ["2^15", "2**4"]},
+         "--precision fp16 --loss-scale 32768 16"),
+        ({"model": (one for one in ["dpn-small", "dpn26"])}, "--model dpn-small dpn26"),
+    ],
+)  # fmt: skip
+def test_values_of_python_are_those_of_the_command(
+    given: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[Any]()
+
+    def run(*asked_for: Any) -> Any:
+        asked.extend(asked_for)
+        return SimpleNamespace(folder=tmp_path, left="")
+
+    monkeypatch.setattr(execution, "run_sweep", run)
+    bench.sweep(**{"model": "dpn-small", **given, "out": tmp_path})
+    model = [] if "--model" in words else ["--model", "dpn-small"]
+    options = parse_arguments([*model, *words.split(), "--out", str(tmp_path)])
+    plan, found = asked
+    assert (plan, replace(found, invocation="")) == (
+        plan_cases(options),
+        replace(options, invocation=""),
+    )
+
+
+def test_a_dry_run_prints_what_would_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.sweep(model="dpn-small", precision=["fp32", "bf16"], dry_run=True, out=tmp_path / "out")
+    assert "runs: 2, of 2 cases" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
 
 
 NOTEBOOK = """

@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from bench.axis import Value
+from bench.axis import Value, read_scale
 from bench.case import AXES, Case
 from bench.data import find_layout, load
 from bench.environment.host import choose_device, refuse_missing
@@ -154,10 +154,9 @@ def choose_cases(axes: Mapping[str, list[Value]], data_dir: Path | None) -> list
 
 def parse_scale(text: str) -> float:
     """Parse a loss scale: ``128``, ``2^16``. Raises UsageError: it is not above 0 and finite."""
-    base, _, exponent = text.partition("^")
     try:
-        scale = float(base) ** int(exponent or 1)
-    except (ValueError, OverflowError, ZeroDivisionError):
+        scale = read_scale(text)
+    except ValueError:
         scale = 0.0
     if not 2.0**-126 <= scale <= 2.0**127:
         raise UsageError(f"--scales {text[:60]!r}: give numbers above 0, such as 128 or 2^16")
