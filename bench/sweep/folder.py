@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ from bench.record import (
     WorkRow,
     read_missing,
 )
-from bench.store.reader import read_config, read_rows
+from bench.store.reader import read_beside, read_config, read_rows
 from bench.store.rows import SHARD, Row, Shard
 from bench.store.table import BEST, LAST, RECORDS
 from bench.sweep.preflight import Inputs, name_data
@@ -71,6 +72,7 @@ def read_past(loop: Loop, cases: Sequence[Case]) -> tuple[list[Row], list[Row]]:
     unlike, differing = find_unlike(rows, loop.inputs, cases)
     if not loop.options.mix:
         refuse_mixing(out, differing)
+    loop.known.read(rows, read_beside(out, WorkRow))
     return [row for row in rows if id(row) not in unlike], rows
 
 
@@ -210,12 +212,27 @@ _FOUND = {"arithmetic", "conv_error", "matmul_error", "flop_per_image"}
 _MACHINE = (*COMPARABLE, "gpu_uuid", "torch_threads", "train_images")
 
 
+@dataclass(frozen=True)
+class _Found:
+    """A record that found some parts: the columns of all parts, the reasons of empty ones, and the
+    counted work of its step."""
+
+    record_id: str
+    case: Case
+    values: Mapping[str, Any]
+    missing: Mapping[str, str]
+    work: Sequence[WorkRow]
+
+
+_PART_COLUMNS = tuple(dict.fromkeys(chain.from_iterable(SHARED.values())))
+
+
 class Known:
-    """What the cases of a command found so far, which later ones need not find again."""
+    """What a folder's cases found so far, which later ones need not find again."""
 
     def __init__(self) -> None:
-        # the first record with a part, by all that the part depends on, and the work of its step
-        self._found: dict[tuple[Any, ...], tuple[Record, Sequence[WorkRow]]] = {}
+        # the first record with a part, by all that the part depends on
+        self._found: dict[tuple[Any, ...], _Found] = {}
 
     def recall(self, case: Case, environment: Environment) -> KnownResults:
         """Return what earlier cases found that this one need not find again."""
@@ -225,31 +242,51 @@ class Known:
             # a model that was not examined may be another one; one item is not counted
             if not (first and environment.model_parameters) or (part == Trait.WORK and items == 1):
                 continue
-            record, work = first
-            missing = read_missing(record.measurement.missing or "")
-            known.sources[part] = record.record_id
-            known.values.update((name, getattr(record.measurement, name)) for name in names)
-            known.missing.update((name, missing[name]) for name in names if name in missing)
-            untimed = (replace(row, time_s=None, exclusive_s=None, kernels="") for row in work)
-            known.work.extend(add_items(row, items - micro_batch(record.case)) for row in untimed)
+            known.sources[part] = first.record_id
+            known.values.update((name, first.values[name]) for name in names)
+            known.missing.update((n, first.missing[n]) for n in names if n in first.missing)
+            if part == Trait.WORK:
+                more = items - micro_batch(first.case)
+                untimed = (
+                    replace(w, time_s=None, exclusive_s=None, kernels="") for w in first.work
+                )
+                known.work.extend(add_items(row, more) for row in untimed)
         return known
 
     def learn(self, record: Record, work: Sequence[WorkRow]) -> None:
         """Keep the parts that a case found itself; the first record with a key counts."""
-        m = record.measurement
-        if record.status is not Status.OK:
-            return
-        taken = read_missing(m.shared or "", SHARED)
+        if record.status is Status.OK:
+            self._keep(record.record_id, record.case, record.environment, record.measurement, work)
+
+    def read(self, rows: Iterable[Row], work: Mapping[str, Sequence[WorkRow]]) -> None:
+        """Keep the parts that the rows of a folder found, with their ``work`` by record."""
+        for row in rows:
+            if row.status is Status.OK:
+                self._keep(row.record_id, row.case, row, row, work.get(row.record_id, ()))
+
+    def _keep(
+        self, record_id: str, case: Case, machine: Any, m: Any, work: Sequence[WorkRow]
+    ) -> None:
+        """Keep what one has found whose columns ``machine`` and ``m`` have."""
+        values = {name: _read(m, name) for name in _PART_COLUMNS}
+        missing = read_missing(_read(m, "missing") or "")
+        taken = read_missing(_read(m, "shared") or "", SHARED)
         counted = [row for row in work if row.bytes is not None]  # the others were only timed
         whole = bool(counted) and all(row.bytes_per_item is not None for row in counted)
+        found = _Found(record_id, case, values, missing, counted)
         for part, names in SHARED.items():
-            lacks = any(getattr(m, name) is None for name in _FOUND & {*names})
+            lacks = any(values[name] is None for name in _FOUND & {*names})
             if part not in taken and not lacks and (part != Trait.WORK or whole):
-                key = _make_key(part, record.case, record.environment)
-                self._found.setdefault(key, (record, counted if part == Trait.WORK else []))
+                self._found.setdefault(_make_key(part, case, machine), found)
 
 
-def _make_key(part: str, case: Case, machine: Environment) -> tuple[Any, ...]:
+def _read(owner: Any, name: str) -> Any:
+    """Return a column of a record or of a row, None where it is empty."""
+    value = getattr(owner, name)
+    return None if value == "" or value != value else value
+
+
+def _make_key(part: str, case: Case, machine: Any) -> tuple[Any, ...]:
     axes = {name: getattr(case, name) for name in list_affecting(Trait(part))}
     if part == Trait.PROOF:
         axes["images"] = count_probed(case)
@@ -258,4 +295,6 @@ def _make_key(part: str, case: Case, machine: Environment) -> tuple[Any, ...]:
     if part != Trait.FLOP and PRECISIONS[case.precision].float8:
         # which of its layers are converted depends on the sizes of all micro-batches
         axes |= {"batch_size": case.batch_size, "accumulate": case.accumulate}
-    return (part, *axes.values(), *(getattr(machine, name) for name in _MACHINE))
+    about = (_read(machine, name) for name in _MACHINE)
+    # a row has the text of a cell
+    return (part, *axes.values(), *(clean(one) if isinstance(one, str) else one for one in about))

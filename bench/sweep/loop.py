@@ -107,13 +107,13 @@ class Loop:
     held: ExitStack  # closed at the end
     notes: list[str] = field(default_factory=list)  # lines that are shown once
     planned: Sequence[Case] = ()  # what is to run, each case once
+    known: Known = field(default_factory=Known)
     store: Store = field(init=False)
     display: Display = field(init=False)
     _stopped: Callable[[], int] = field(init=False)
     _rated: set[tuple[str, str]] = field(default_factory=set)  # lane and device
     _idle: deque[Lane] = field(init=False)
     _running: dict[Lane, _Running] = field(default_factory=dict)
-    _known: Known = field(default_factory=Known)
     _waiting: tuple[Lane, Job] | None = None  # it needs GPUs that others use
     _said: SimpleQueue[tuple[Lane, Event | Outcome | BaseException]] = field(
         default_factory=SimpleQueue
@@ -261,24 +261,29 @@ class Loop:
             return Outcome(Status.OOM, f"batch size {job.smaller} already ran out of memory")
         if reason := self.refuse(case):
             return Outcome(Status.UNSUPPORTED, reason)
+        inputs = self.lanes[lane]
+        uuid = inputs.platforms[case.device].environment.gpu_uuid
+        # several GPUs are those of the kind that was examined
+        own = lane
+        if uuid and case.world_size > 1 and self.options.here:
+            own = replace(lane, gpus=lane.gpus or (uuid,))
         try:
-            place = self.executor.gather(lane, case.device, case.world_size)
+            place = self.executor.gather(own, case.device, case.world_size)
         except UnsupportedError as error:
             return Outcome(Status.UNSUPPORTED, str(error))
-        inputs = self.lanes[lane]
         seed = choose_seed(job.run, self.options.same_seed)
         placed = replace(
             job,
             case=case if seed == case.seed else replace(case, seed=seed),
             folder=inputs.data(case).folder,
-            gpu_uuid=inputs.platforms[case.device].environment.gpu_uuid,
+            gpu_uuid=uuid,
             log=self.out / LOGS / f"{job.name}-{job.attempt}.log",
             trace=self._place_trace(job),
             lane=place,
         )
         # a retry finds everything itself; and so does a case whose GPU is not known yet
         if job.attempt == 1 and self.options.here:
-            placed = replace(placed, known=self._known.recall(case, inputs.describe(case)))
+            placed = replace(placed, known=self.known.recall(case, inputs.describe(case)))
         if case.checkpoint and not job.probe:
             kept = self._keep_run(job)
             kept.open()
@@ -334,7 +339,7 @@ class Loop:
             row = {name: v for name, v in flatten(record).items() if v not in (None, "")}
             self.display.say(f"not written: {row}")
             raise
-        self._known.learn(record, outcome.work)
+        self.known.learn(record, outcome.work)
         if case.checkpoint and not job.probe:
             self._keep_run(job).finish(record)
         self.display.end(record, lane.name)

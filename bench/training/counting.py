@@ -409,6 +409,8 @@ def _count_items(
     and whether the step's gradients overflowed."""
     compiled, training.forward = training.forward, training.model
     captured, training.captured = training.captured, None
+    # shapes that no step has would be autotuned too, for 20 s and more
+    tunes, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
     counter = Counter()
     try:
         with counter, mark_parts(training, counter.inside):
@@ -417,6 +419,7 @@ def _count_items(
             _, _, overflowed, _ = training.step(next(mark_input([few], counter.inside)))
     finally:
         training.forward, training.captured = compiled, captured
+        torch.backends.cudnn.benchmark = tunes
     return counter.work, bool(overflowed)
 
 

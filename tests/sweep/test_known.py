@@ -139,22 +139,23 @@ def run(out: Path, *more: str) -> pd.DataFrame:
 
 @pytest.mark.usefixtures("unreported")
 def test_a_sweep_proves_and_counts_once(tmp_path: Path) -> None:
-    """And the rows say the same as one that found all itself, as a case does that is tried again,
-    and the first of a sweep that is resumed."""
+    """And the rows say the same as one that found all itself, as a case does that is tried again. A
+    sweep that is started again takes what its folder has."""
     run(tmp_path, "--batch-size", "16", "18")
     file = tmp_path / "records.csv"
     *above, last = file.read_text().splitlines()
     file.write_text("\n".join([*above, last.replace(",ok,", ",error,"), ""]))
     rows = run(tmp_path, "--batch-size", "17", "18", "--retry", "error")
     assert rows[["batch_size", "attempt"]].values.tolist() == [[16, 1], [18, 1], [17, 1], [18, 2]]
-    first, shared, _, alone = rows["record_id"]
+    first, shared, later, alone = rows["record_id"]
     given = dict.fromkeys(("proof", "flop", "work"), first)
     told = [read_missing(cell, SHARED) for cell in rows["shared"]]
-    assert told == [{}, given, {}, {}]
+    assert told == [{}, given, given, {}]
     columns = [*PROVEN, "proof_notes", "flags", "flop_per_image", "step_bytes"]
     taken, own = (rows[rows["record_id"] == name][columns] for name in (shared, alone))
     pd.testing.assert_frame_equal(taken.reset_index(drop=True), own.reset_index(drop=True))
     work = read_beside(tmp_path, WorkRow)
     mine, its = work[shared], work[alone]
     assert mine == its
+    assert {one.flop_per_item for one in work[later]} == {one.flop_per_item for one in its}
     assert len(mine) > 10

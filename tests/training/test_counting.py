@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -26,6 +26,7 @@ from bench.training.counting import (
     read_work,
 )
 from bench.training.loop import Training
+from bench.training.switches import read_switches
 from bench.work import Kind, Label, Work
 from bench.workloads import Images, Workload
 from tests.training_for_tests import CPU, run_case
@@ -177,6 +178,30 @@ def test_what_a_step_moves_is_a_line_to_the_byte(settings: dict[str, Any]) -> No
     }
     assert all(work.bytes_per_item is not None for work in told.values())
     assert read_work(join_work(told, {})) == told, "rows tell what was counted"
+
+
+class Tuning(Flat):
+    """Notes torch's switches in each step."""
+
+    seen: ClassVar[list[dict[str, Any]]] = []
+
+    def compute_loss(self, network: Any, batch: Any) -> Any:
+        self.seen.append(read_switches())
+        return super().compute_loss(network, batch)
+
+
+def test_counting_autotunes_no_shapes_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the one switch that changes nothing else, which is set back."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    case = case_of(batch_size=20)
+    training, batches = train(case, Tuning())
+    before = read_switches()
+    Tuning.seen.clear()
+    count_step(training, batches, case)
+    assert [{n for n in one if one[n] != before[n]} for one in Tuning.seen] == [
+        {"cudnn.benchmark"}
+    ] * 3
+    assert read_switches() == before
 
 
 class Squares(Flat):
