@@ -115,7 +115,9 @@ def run_case(
             raise UsageError(f"{here} has other images; give all machines the same images")
         job = replace(job, folder=info.folder)
     lane = executor.gather(Lane(), job.case.device, job.case.world_size)
-    place = _look(executor, job.case.device, errand.seconds)
+    # the GPUs that Ray gives to this task, which may be others than the last one had
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    place = _look(executor, job.case.device, errand.seconds, visible)
     uuid = place.environment.gpu_uuid if place.environment else None
     with TemporaryFolder("case") as folder:
         log, trace = Path(folder, "log"), job.trace and Path(folder, job.trace.name)
@@ -126,9 +128,9 @@ def run_case(
 
 
 @cache
-def _look(executor: Executor, device: str, seconds: float) -> Place:
-    """Examine the node, and measure its rates, once in a process of Ray's, which runs many cases.
-    Raises UsageError: torch cannot use the device."""
+def _look(executor: Executor, device: str, seconds: float, visible: str | None) -> Place:
+    """Examine the node, and measure its rates, once for each set of ``visible`` GPUs in a process
+    of Ray's, which runs many cases. Raises UsageError: torch cannot use the device."""
     cards = find_cards()[0] if device == "cuda" else []  # of those that Ray lets it see
     name = "-".join([socket.gethostname(), *(f"gpu{card.index}" for card in cards[:1])])
     machine = executor.examine(Lane(), [device], [], executor.settings.timeout_s)
@@ -240,7 +242,9 @@ class RayExecutor(Executor):
         size: dict[str, Any] = {"num_cpus": self._cores}
         if self._errand.device == "cuda":
             size = {"num_gpus": gpus, "num_cpus": 0}
-        return ray.remote(max_retries=0, **size)(function)
+        # with GPUs Ray ends a process after one task, lest it keep their memory: here only a worker
+        # holds some, and a process that stays has its server of workers, and the rates, at once
+        return ray.remote(max_retries=0, max_calls=0, **size)(function)
 
     def _ask(self, question: str, *arguments: Any) -> Any:
         """Have a node answer. Raises UsageError: as its executor, or because it is gone."""

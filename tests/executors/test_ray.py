@@ -22,12 +22,13 @@ import pytest
 
 from bench.case import Case
 from bench.environment.host import hash_code
+from bench.environment.machine import Platform
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import Images, Settings
 from bench.executors import ray as room
 from bench.executors.ray import Errand, RayExecutor
 from bench.executors.subprocess import SubprocessExecutor
-from bench.record import Outcome, Status
+from bench.record import Environment, Outcome, Status
 from bench.worker import Job, Lane
 from tests.pytest_for_tests import Patch
 from tests.workers_for_tests import gone, is_worker
@@ -164,6 +165,32 @@ def test_what_ends_a_running_case_is_its_outcome(nodes: Nodes, how: str) -> None
     assert outcome.status is ends[how]
     assert (outcome.reason == said) == (how == "task")
     assert gone([running.worker], PATIENCE_S)
+
+
+def test_a_process_with_a_gpu_stays_for_the_next_case(nodes: Nodes) -> None:
+    """With its server of workers; and it looks again at what it has, if Ray gives it another."""
+
+    def tell() -> tuple[int, str]:
+        return os.getpid(), os.environ["CUDA_VISIBLE_DEVICES"]
+
+    import ray
+
+    task = nodes.executor._submit(tell)
+    pids = [ray.get(task.remote())[0] for _ in range(6)]
+    assert len({*pids}) <= 2, "as many as nodes"
+
+
+def test_what_a_process_found_is_of_the_gpus_that_it_had(monkeypatch: Patch) -> None:
+    executor = Mock(settings=Settings())
+    looked = executor.examine
+    looked.return_value.use.side_effect = lambda devices: {
+        name: Platform(Environment(gpu_uuid=os.environ["CUDA_VISIBLE_DEVICES"])) for name in devices
+    }
+    for visible in ("0", "1", "0"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        place = room._look(executor, "cuda", 0.0, visible)
+        assert place.environment.gpu_uuid == visible
+    assert looked.call_count == 2
 
 
 def test_errors_of_a_node_are_one_line(nodes: Nodes, tmp_path: Path, monkeypatch: Patch) -> None:
