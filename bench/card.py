@@ -13,54 +13,66 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from bench.data import find_layout
 from bench.environment.host import has_cuda
-from bench.environment.machine import probe
-from bench.errors import UsageError
+from bench.environment.machine import Platform, probe
+from bench.errors import UnsupportedError, UsageError
+from bench.executors import Settings
+from bench.executors.subprocess import SubprocessExecutor
 from bench.flags import Parser, command, describe, parse_number
 from bench.gpu.nvml import find_cards
-from bench.precision import find_apex, find_version
+from bench.precision import (
+    FP8_INSTALL,
+    PRECISIONS,
+    TRAINED,
+    find_apex,
+    find_version,
+    refuse_apex,
+)
 from bench.processes import leave, stop_signals
 from bench.record import COMPARABLE
 from bench.scale_map import MAP
+from bench.store.table import RECORDS
 from bench.sweep.folder import default_out
-from bench.text import clean, last_line, read_clock, replace_file
+from bench.text import GIB, clean, last_line, read_clock, replace_file
+from bench.worker import Lane
 
 ROOT, STATE = Path(__file__).parents[1], "card.json"
 ENDED, OPEN = ("done", "absent"), ("left", "cut", "interrupted")  # what failed is run again
 GRACE_S = 8.0  # a sweep stopped by SIGINT ends its worker in 3 s
 
 STEPS = """\
-doctor     12 -           bench.doctor --out {out} {data}
-rtx-titan  30 -           {nine} {part} --repeats 1
-precisions 5  -           {sweep} {part} {six}
-plain      5  -           {sweep} {part} {all} --profile
-autotuned  60 GPU         {sweep} {part} {all} --cudnn-benchmark
-compiled   60 -           {sweep} {part} {all} --compile
-both       60 GPU         {sweep} {part} {all} --compile --cudnn-benchmark
-epochs     60 -           {sweep} --evaluate {whole}
-as-2019    60 GPU         {run} --preset rtx-titan --repeats 1 {part}
-repeats    20 -           {headline} {part} --repeats 3
-tests      30 checkout    pytest -v -p no:cacheprovider -m gpu tests/gpu
-scales     60 -           bench.scales {into} {images} {map}
-wall-21GiB 30 -           {fit} {limit}
-wall       30 GPU         {fit}
-graphs     20 GPU         {sweep} {part} --precision fp16 --batch-size 128 --cuda-graphs
-apex       30 apex        {sweep} {part} --precision fp16-apex fp16 --batch-size 256 --optimizer sgd
-fp8        60 fp8         {fp8} {part} --precision bf16-amp fp8 --batch-size 16 --compile
-loader     30 -           {sweep} {part} {fp16} --loader torch --workers 0 4
-checkpoint 30 -           {sweep} --steps 20 {fp16} --checkpoint
-ddp        30 -           {sweep} --steps 20 {fp16} --parallel ddp --world-size 1
-ddp-2      30 2-GPUs      {sweep} --steps 20 {fp16} --parallel ddp --world-size 2
-bare-loop  60 checkout    benchmarks.overhead --device {device}
-report     20 -           bench.report {out} -o {out}/report.html
+doctor     12  -           bench.doctor --out {out} {data}
+rtx-titan  30  -           {nine} {part} --repeats 1
+precisions 5   -           {sweep} {part} {six}
+tests      30  checkout    pytest -v -p no:cacheprovider -m gpu tests/gpu
+plain      5   -           {sweep} {part} {all} --profile
+autotuned  60  GPU         {sweep} {part} {all} --cudnn-benchmark
+compiled   80  compiler    {sweep} {part} {all} --compile
+both       110 GPU+compiler {sweep} {part} {all} --compile --cudnn-benchmark
+epochs     60  -           {sweep} --evaluate {whole}
+as-2019    60  GPU         {run} --preset rtx-titan --repeats 1 {part}
+repeats    20  -           {headline} {part} --repeats 3
+scales     60  -           bench.scales {into} {images} {map}
+wall-limit 30  -           {fit} {limit}
+wall       30  GPU         {fit}
+graphs     20  GPU         {sweep} {part} --precision fp16 --batch-size 128 --cuda-graphs
+apex       30  apex        {sweep} {part} {apex} --batch-size 256 --optimizer sgd
+fp8        80  fp8         {fp8} {part} --precision bf16-amp fp8 --batch-size 16 --compile
+loader     30  -           {sweep} {part} {fp16} --loader torch --workers 0 4
+checkpoint 30  -           {sweep} --steps 20 {fp16} --checkpoint
+ddp        30  -           {sweep} --steps 20 {fp16} --parallel ddp --world-size 1
+ddp-2      30  two-GPUs    {sweep} --steps 20 {fp16} --parallel ddp --world-size 2
+bare-loop  60  checkout    benchmarks.overhead --device {device}
+report     20  -           bench.report {out} -o {out}/report.html
 """
-"""Name, the least seconds that are worth starting it with, what it needs, and the command."""
+"""Name, the least seconds that are worth starting it with, or another case of it, what it needs,
+and the command. A compiled case took 70 to 78 s on an H200, an autotuned one up to 33 s more."""
 
 CARD = {
     "run": "bench.sweep {into} {images} --retry error killed timeout --no-report",
@@ -75,7 +87,8 @@ CARD = {
     "whole": "--precision fp16 tf32 fp32 --batch-size 256",
     "fp16": "--precision fp16 --batch-size 256",
     "map": "--precision fp16 fp16-amp",
-    "limit": "--memory-limit 21GiB",
+    "apex": "--precision fp16-apex fp16",
+    "limit": "--memory-limit {limit_gib}GiB",
 }
 _SMALL = "--model dpn-small --precision fp32 --batch-size 8"
 REHEARSAL = CARD | {
@@ -91,27 +104,98 @@ REHEARSAL = CARD | {
 }
 """What the words in `STEPS` stand for, on a GPU and on a CPU."""
 
-ABSENT: dict[str, Callable[[], bool]] = {
-    "-": lambda: False,
-    "GPU": lambda: not has_cuda(),
-    "apex": lambda: not (has_cuda() and find_apex()),
-    "fp8": lambda: not (has_cuda() and find_version("torchao")),
-    "2-GPUs": lambda: len(find_cards()[0]) < 2,
-    "checkout": lambda: not ((ROOT / "tests").is_dir() and find_spec("pytest")),
+TITAN_GIB = 21
+"""What is left of a TITAN RTX, the card of the page of 2019, for a network."""
+
+
+def _find_no_compiler(platform: Platform) -> str:
+    least = (7, 0)  # Triton's
+    told = platform.environment.capability
+    old = told is not None and tuple(map(int, told.split("."))) < least
+    return "torch.compile needs compute capability 7.0 or later" if old else ""
+
+
+def _find_no_pair(platform: Platform) -> str:
+    try:
+        SubprocessExecutor(Settings()).gather(Lane(), "cuda", 2)
+    except UnsupportedError as error:
+        return str(error)
+    return ""
+
+
+def _find_no_fp8(platform: Platform) -> str:
+    lack = platform.refuse(PRECISIONS["fp8"])
+    return lack or ("" if find_version("torchao") else FP8_INSTALL)
+
+
+def _find_no_checkout(platform: Platform) -> str:
+    there = (ROOT / "tests").is_dir() and find_spec("pytest")
+    return "" if there else "it is in a checkout of the repository, and needs pytest"
+
+
+ABSENT: dict[str, Callable[[Platform], str]] = {
+    "-": lambda platform: "",
+    "GPU": lambda platform: "" if platform.environment.gpu else "it is of an NVIDIA GPU",
+    "apex": lambda p: refuse_apex(find_apex(), "cuda" if p.environment.gpu else "cpu"),
+    "fp8": _find_no_fp8,
+    "compiler": _find_no_compiler,
+    "two-GPUs": _find_no_pair,
+    "checkout": _find_no_checkout,
 }
-"""Whether a need of `STEPS` is not met here; checkout is one of the repository, with pytest."""
+"""Why a need of `STEPS` is not met on a platform; empty if it is."""
 
 
-def run(command: Sequence[str], log: Path, until: float, stopped: Callable[[], int]) -> str:
-    """Run Python, but not beyond a time.monotonic() or a signal. Return how it ended."""
-    end = ""
+def list_lacks(platform: Platform) -> dict[str, str]:
+    """Return the precisions that a card cannot run, or only emulates, with the reasons."""
+    formats = {name: PRECISIONS[name] for name in TRAINED}
+    found = {n: platform.refuse(p) or platform.find_emulation(p) for n, p in formats.items()}
+    return {name: why for name, why in found.items() if why} if platform.environment.gpu else {}
+
+
+def choose_words(platform: Platform, **told: str) -> dict[str, str]:
+    """Return what the words of `STEPS` stand for on a platform."""
+    words = (CARD if platform.environment.gpu else REHEARSAL) | told
+    total = (platform.environment.gpu_memory_bytes or 0) / GIB
+    # nine tenths of a smaller card, since a limit above its memory limits nothing
+    return words | {"limit_gib": str(min(TITAN_GIB, int(0.9 * total)) if total else TITAN_GIB)}
+
+
+def plan_step(
+    need: str, text: str, words: Mapping[str, str], platform: Platform
+) -> tuple[list[str], str]:
+    """Return the command of a step without the precisions that the card lacks; or why there is
+    none."""
+    lacks = list_lacks(platform)
+    if why := next(filter(None, (ABSENT[each](platform) for each in need.split("+"))), ""):
+        return [], why
+    while "{" in text:
+        text = text.format_map(words)
+    flags = shlex.split(text)
+    if "--precision" not in flags:
+        return flags, ""
+    begin = flags.index("--precision") + 1
+    end = next((i for i, word in enumerate(flags[begin:], begin) if word[:2] == "--"), len(flags))
+    kept = [name for name in flags[begin:end] if name not in lacks]
+    return ([*flags[:begin], *kept, *flags[end:]], "") if kept else ([], lacks[flags[begin]])
+
+
+def run(
+    command: Sequence[str], log: Path, until: float, stopped: Callable[[], int], least_s: float = 0
+) -> str:
+    """Run Python, but not beyond a time.monotonic() or a signal, and begin no further case with
+    less than ``least_s`` left. Return how it ended."""
+    end, records = "", log.with_name(RECORDS)
+    before = _measure(records)
     with log.open("a") as file:
         print(f"\n== {shlex.join(command)} ==", file=file, flush=True)
         options: Any = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file, "cwd": ROOT}
         options["start_new_session"] = True  # so that Ctrl-C reaches it only from here
         child = subprocess.Popen([sys.executable, *command], **options)
     while child.poll() is None:
-        if not end and (stopped() or time.monotonic() > until):
+        left, written = until - time.monotonic(), _measure(records)
+        late = left < 0 or (written > before and left < least_s)
+        before = written
+        if not end and (stopped() or late):
             end, until = "interrupted" if stopped() else "cut", time.monotonic() + GRACE_S
             child.send_signal(signal.SIGINT)
         elif time.monotonic() > until:
@@ -120,6 +204,10 @@ def run(command: Sequence[str], log: Path, until: float, stopped: Callable[[], i
     # the doctor's 1 is an answer: something makes numbers unreliable
     fine = child.returncode in ((0, 1) if "bench.doctor" in command else (0,))
     return end or ("done" if fine else "failed")
+
+
+def _measure(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
 
 
 def has_card() -> bool:
@@ -155,9 +243,13 @@ def main(argv: Sequence[str]) -> int:
     folder = given.out.absolute() / name
     folder.mkdir(parents=True, exist_ok=True)
     out = shlex.quote(str(folder).removeprefix(f"{ROOT}{os.sep}"))
-    words = (REHEARSAL if rehearsal else CARD) | {"out": out, "data": images, "device": device}
-    words["images"] = f"--dataset {dataset} {images}"
-    words["into"] = f"--out {out} --device {device}" + " --allow-shared" * given.allow_shared
+    shared = "--allow-shared" * given.allow_shared
+    words = choose_words(
+        platform,
+        **{"out": out, "data": images, "device": device, "shared": shared},
+        images=f"--dataset {dataset} {images}",
+        into=f"--out {out} --device {device} {shared}",
+    )
     if rehearsal:
         print(
             "A rehearsal on the CPU, whose figures count for nothing: there is no NVIDIA GPU here; "
@@ -166,39 +258,60 @@ def main(argv: Sequence[str]) -> int:
         # a compiler takes half a minute a case, and threads of small steps wait for each other
         os.environ |= {"TORCH_COMPILE_DISABLE": "1", "OMP_NUM_THREADS": "1"}
     print(f"{platform.name}; {dataset} images; {folder}", flush=True)
-    file, log = folder / STATE, folder / "log.txt"
+    lacks = list_lacks(platform)
+    for why in dict.fromkeys(lacks.values()):
+        print(f"left out: {', '.join(name for name in lacks if lacks[name] == why)} ({why})")
+    file = folder / STATE
     identity = {name: getattr(platform.environment, name) for name in COMPARABLE}
     new = {"identity": identity | {"dataset": dataset}, "started_at": read_clock(), "phases": {}}
     state: dict[str, Any] = json.loads(file.read_text()) if file.exists() else new
-    phases = state["phases"]
     with stop_signals(lambda: None) as stopped:
-        for name, least, need, text in (line.split(maxsplit=3) for line in STEPS.splitlines()):
-            before, now = phases.get(name, {"state": "left", "seconds": 0.0}), time.monotonic()
-            if before["state"] in ENDED and name not in ("doctor", "report"):
-                continue
-            gaps = [n for n, p in phases.items() if n != name and p["state"] in OPEN]
-            end, left = before["state"], max(0.0, deadline - now)
-            if ABSENT[need]():
-                end, said = "absent", f"{need} is not here"
-            elif stopped() or left < float(least):
-                said = "stopped" if stopped() else f"needs about {least} s, {left:.0f} are left"
-            elif name == "report" and gaps:
-                said = f"waits for {', '.join(gaps)}"
-            else:
-                for part in (MAP,) if name == "scales" else ():
-                    (folder / part).unlink(missing_ok=True)  # a part of a map would be refused
-                while "{" in text:
-                    text = text.format_map(words)
-                end = run(["-m", *shlex.split(text)], log, deadline, stopped)
-                said = clean(last_line(log.read_text(errors="replace").rpartition(" ==\n")[2]))
-            took = before["seconds"] + time.monotonic() - now
-            phases[name] = {"state": end, "seconds": took, "line": said}
-            states = {phase["state"] for phase in phases.values()}
+        for name, phase in go_through(folder, state["phases"], words, platform, deadline, stopped):
+            state["phases"][name] = phase
+            states = {one["state"] for one in state["phases"].values()}
             state["complete"] = name == "report" and states <= {*ENDED}
             replace_file(file, json.dumps(state, indent=2) + "\n")
-            print(f"{name:<10} {end:<11} {took:4.0f} s  {said}", flush=True)
+            took, said = phase["seconds"], phase["line"]
+            print(f"{name:<10} {phase['state']:<11} {took:4.0f} s  {said}", flush=True)
     print(f"python -m bench.validate {out}" if state["complete"] else "the same command goes on")
     return 128 + stopped() if stopped() else int("failed" in states)
+
+
+def go_through(
+    folder: Path,
+    phases: Mapping[str, Any],
+    words: Mapping[str, str],
+    platform: Platform,
+    deadline: float,
+    stopped: Callable[[], int],
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Run the steps that are left, and yield what is to be kept of each: its state, seconds and
+    last line."""
+    log, steps = folder / "log.txt", [line.split(maxsplit=3) for line in STEPS.splitlines()]
+    for name, least, need, text in steps:
+        before, now = phases.get(name, {"state": "left", "seconds": 0.0}), time.monotonic()
+        if before["state"] in ENDED and name not in ("doctor", "report"):
+            continue
+        others = [other for other, *_ in steps if other != name and other in phases]
+        gaps = [other for other in others if phases[other]["state"] in OPEN]
+        end, left = before["state"], max(0.0, deadline - now)
+        asked, why = plan_step(need, text, words, platform)
+        if why:
+            end, said = "absent", why
+        elif stopped() or left < float(least):
+            said = "stopped" if stopped() else f"needs about {least} s, {left:.0f} are left"
+        elif name == "report" and gaps:
+            said = f"waits for {', '.join(gaps)}"
+        else:
+            for part in (MAP,) if name == "scales" else ():
+                (folder / part).unlink(missing_ok=True)  # a part of a map would be refused
+            end = run(["-m", *asked], log, deadline, stopped, float(least))
+            told = log.read_text(errors="replace").rpartition(" ==\n")[2]
+            said = clean(last_line(told))
+            if name == "trust":  # a line for each of its checks
+                print(*map(clean, told.splitlines()[:-1]), sep="\n")
+        took = before["seconds"] + time.monotonic() - now
+        yield name, {"state": end, "seconds": took, "line": said}
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -16,13 +15,16 @@ from typing import Any
 import pytest
 
 from bench import card
+from bench.environment.machine import Platform
 from bench.fit import build_parser as build_fit
+from bench.record import Environment
 from bench.scale_map import MAP
 from bench.scales.__main__ import build_parser as build_scales
 from bench.store.reader import read_records
 from bench.store.table import RECORDS
 from bench.study.sweeps import list_results
 from bench.sweep.options import parse_arguments, plan_cases
+from bench.text import GIB
 
 ROOT = Path(__file__).parents[1]
 
@@ -51,9 +53,9 @@ def tell_time():  # it is late once a step has said so, however fast this machin
 
 clock = pathlib.Path(sys.argv[-1], "clock")
 card.has_cuda = lambda: True
-card.probe = lambda device: Platform(Environment(gpu="NVIDIA H200"))
+card.probe = lambda device: Platform(Environment(gpu="NVIDIA H200", capability="9.0"))
 card.time = types.SimpleNamespace(monotonic=tell_time, sleep=time.sleep)
-card.ABSENT["absent"] = lambda: True
+card.ABSENT["absent"] = lambda platform: "absent is not here"
 card.STEPS = sys.argv.pop(1)
 sys.exit(card.main())
 """
@@ -142,16 +144,26 @@ def test_an_interruption_ends_the_step_and_names_the_rest(tmp_path: Path) -> Non
     assert tell(read(tmp_path)[1]) == {"first": "done", "long": "interrupted", "last": "left"}
 
 
+def plan(step: str, **about: Any) -> tuple[list[str], str]:
+    """What is run of a step on a card, and why it is not."""
+    platform = Platform(Environment(gpu="a card", capability="9.0", gpu_memory_bytes=80 * GIB))
+    vars(platform.environment).update(about)
+    words = {"out": "out", "data": "", "images": "--dataset synthetic", "shared": ""}
+    words = card.choose_words(platform, **words, into="--out out --device cuda", device="cuda")
+    (line,) = (line for line in card.STEPS.splitlines() if line.split()[0] == step)
+    _, _, need, text = line.split(maxsplit=3)
+    return card.plan_step(need, text, words, platform)
+
+
 def test_every_command_is_one_that_there_is() -> None:
-    words = card.CARD | {"out": "out", "data": "", "images": "--dataset synthetic"}
-    words |= {"into": "--out out --device cuda", "device": "cuda"}
+    """On what machines it runs is in tests/test_machines.py."""
     cases = {}
     for line in card.STEPS.splitlines():
-        name, _, need, text = line.split(maxsplit=3)
-        assert need in card.ABSENT
-        while "{" in text:
-            text = text.format_map(words)
-        module, *flags = shlex.split(text)
+        name, _, need, _ = line.split(maxsplit=3)
+        assert {*need.split("+")} <= {*card.ABSENT}
+        if not (asked := plan(name)[0]):
+            continue  # no apex here, nor a second GPU
+        module, *flags = asked
         if module == "bench.sweep":
             cases[name] = plan_cases(parse_arguments(flags)).cases
         elif module == "bench.scales":
@@ -160,6 +172,42 @@ def test_every_command_is_one_that_there_is() -> None:
             build_fit().parse(flags)
     assert {*cases["repeats"]} < {*cases["rtx-titan"]}
     assert [case.precision for case in cases["epochs"]] == ["fp16", "tf32", "fp32"]
+
+
+def test_a_card_is_asked_for_nothing_that_it_lacks() -> None:
+    old: dict[str, Any] = {"gpu": "NVIDIA TITAN RTX", "capability": "7.5"}
+    for step, left in (
+        ("plain", ["fp32", "fp16", "fp16-amp"]),
+        ("epochs", ["fp16", "fp32"]),
+    ):
+        flags, _ = plan(step, **old)
+        begin = flags.index("--precision") + 1
+        assert flags[begin : begin + len(left)] == left
+        assert flags[begin + len(left)].startswith("--")
+    assert plan("fp8", **old) == (
+        [],
+        ("fp8 needs an NVIDIA GPU of compute capability 8.9 or later; this is NVIDIA TITAN RTX"),
+    )
+    assert plan("compiled", capability="6.1")[1].startswith(
+        "torch.compile needs compute capability"
+    )
+    for gib, limit in ((80, "21GiB"), (24, "21GiB"), (16, "14GiB"), (4.75, "4GiB")):
+        flags, _ = plan("wall-limit", gpu_memory_bytes=round(gib * GIB))
+        assert flags[flags.index("--memory-limit") + 1] == limit
+
+
+def test_no_case_is_begun_with_less_time_left_than_it_takes(tmp_path: Path) -> None:
+    """A row that is written is the end of a case: here of the first, with 60 s left of 80."""
+    (tmp_path / RECORDS).touch()
+    code = (
+        "import sys, time; open(sys.argv[1], 'a').write('row'); print('a case ends', flush=True);"
+    )
+    command = ["-c", f"{code} time.sleep(50)", str(tmp_path / RECORDS)]
+    log, until = tmp_path / "log.txt", time.monotonic() + 60
+    assert card.run(command, log, until, lambda: 0, 80) == "cut"
+    assert time.monotonic() < until - 15
+    quick = ["-c", f"{code} time.sleep(1)", str(tmp_path / RECORDS)]
+    assert card.run(quick, log, until, lambda: 0, 5) == "done"
 
 
 def test_a_gpu_that_torch_does_not_find_is_not_rehearsed_for(
@@ -192,7 +240,8 @@ def test_a_cpu_rehearses_every_command(tmp_path: Path) -> None:
     assert state["complete"]
     lines = [line.split(maxsplit=3) for line in card.STEPS.splitlines()]
     assert tell(state) == {
-        name: "done" if need in ("-", "checkout") else "absent" for name, _, need, _ in lines
+        name: "done" if need in ("-", "checkout", "compiler") else "absent"
+        for name, _, need, _ in lines
     }
     rows = read_records(folder)
     assert {"ok"} == set(rows[~rows["probe"]]["status"])

@@ -21,9 +21,8 @@ from bench.gpu.nvml import NvmlProblem
 from bench.precision import Apex, find_apex
 from bench.processes import Quota
 from bench.record import Environment
-from tests.machines_for_tests import RECORDINGS, read_machine
+from tests.machines_for_tests import GPU, RECORDINGS, FakeNvml, read_machine
 from tests.pytest_for_tests import Capture, Patch
-from tests.test_gpu import GPU, FakeNvml
 
 FINE, NOTE, UNBELIEVABLE = Level
 
@@ -53,7 +52,7 @@ SAID: dict[str, dict[str, tuple[Level, str, str]]] = {
         "governor": (NOTE, "governor powersave", "cpupower frequency-set -g performance"),
     },
     "shared": {"neighbours": (UNBELIEVABLE, "pid 4242 (python), 21.5 GB", "--allow-shared")},
-    "mig": {"MIG": (NOTE, "nothing can be read of one of its instances", "nvidia-smi -i 0 -mig 0")},
+    "mig": {"MIG": (NOTE, "cannot be read for one of its slices", "nvidia-smi -i 0 -mig 0")},
     "unprivileged": {
         "readings": (NOTE, "other processes (NVML: Not Supported)", "run as root"),
         "shared memory": (NOTE, "0.1 GB free for /dev/shm", "--shm-size"),

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -17,6 +18,7 @@ from bench.errors import UsageError
 from bench.gpu import CombinedDevice, Depth, Host, Process, Reading, Unreadable
 from bench.gpu.nvml import (
     EFFECTS,
+    OF_WHOLE,
     THROTTLES,
     UNKNOWN,
     Card,
@@ -27,106 +29,18 @@ from bench.gpu.nvml import (
     find_neighbours,
     open_device,
     select_visible,
+    spell_uuid,
     throttle_names,
 )
 from bench.gpu.peaks import list_peaks
 from bench.processes import list_children, read_cpu_time
 from bench.record import Environment
 from bench.sweep.preflight import refuse_places
+from tests.machines_for_tests import ANSWERS, GPU, Board, FakeNvml, error
 from tests.readings_for_tests import Replay
 
-GPU = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 OTHER = "GPU-11112222-d72c-4106-c12f-20bd9faed9f6"
 GONE = 2**22 - 7  # near Linux's largest pid: nobody has it
-
-
-def error(code):
-    return pynvml.NVMLError(getattr(pynvml, f"NVML_ERROR_{code}"))
-
-
-def handle_by_uuid(fake, uuid):
-    if uuid in fake.cards:
-        return uuid
-    raise error("NOT_FOUND")
-
-
-def handle_by_index(fake, index):
-    if fake.cards[index] is None:
-        raise error("NO_PERMISSION")
-    return fake.cards[index]
-
-
-def memory(fake, handle, version=None):
-    return SimpleNamespace(
-        total=140_000_000_000,
-        used=3_000_000 if version == pynvml.nvmlMemory_v2 else 648_000_000,
-    )
-
-
-def list_processes(kind):
-    return lambda fake, handle: [
-        SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in getattr(fake, kind)
-    ]
-
-
-ANSWERS = {  # a handle is its UUID
-    "nvmlInit": lambda fake: setattr(fake, "open", fake.open + 1),
-    "nvmlShutdown": lambda fake: setattr(fake, "open", fake.open - 1),
-    "nvmlSystemGetDriverVersion": lambda fake: "580.65",
-    "nvmlSystemGetCudaDriverVersion_v2": lambda fake: 13010,
-    "nvmlDeviceGetEccMode": lambda fake, h: [1, 0],
-    "nvmlDeviceGetPersistenceMode": lambda fake, h: 1,
-    "nvmlDeviceGetPowerManagementDefaultLimit": lambda fake, h: 700_000,
-    "nvmlDeviceGetApplicationsClock": lambda fake, h, kind: 1980,
-    "nvmlDeviceGetDefaultApplicationsClock": lambda fake, h, kind: 1980,
-    "nvmlDeviceGetCount": lambda fake: len(fake.cards),
-    "nvmlDeviceGetHandleByIndex": handle_by_index,
-    "nvmlDeviceGetHandleByUUID": handle_by_uuid,
-    "nvmlDeviceGetUUID": lambda fake, h: h,
-    "nvmlDeviceGetName": lambda fake, h: "NVIDIA H200",
-    "nvmlDeviceGetCudaComputeCapability": lambda fake, h: (9, 0),
-    "nvmlDeviceGetMigMode": lambda fake, h: [0, 1],
-    "nvmlDeviceGetMemoryInfo": memory,
-    "nvmlDeviceGetTotalEnergyConsumption": lambda fake, h: 12_345_678,
-    "nvmlDeviceGetPowerUsage": lambda fake, h: 76_500,
-    "nvmlDeviceGetEnforcedPowerLimit": lambda fake, h: 700_000,
-    "nvmlDeviceGetClockInfo": lambda fake, h, kind: {
-        pynvml.NVML_CLOCK_SM: 1980,
-        pynvml.NVML_CLOCK_MEM: 3201,
-    }[kind],
-    "nvmlDeviceGetTemperature": lambda fake, h, sensor: 32,
-    "nvmlDeviceGetCurrentClocksThrottleReasons": lambda fake, h: fake.reasons,
-    "nvmlDeviceGetComputeRunningProcesses": list_processes("compute"),
-    "nvmlDeviceGetGraphicsRunningProcesses": list_processes("graphics"),
-}
-
-
-class FakeNvml:
-    """pynvml of H200s. ``fail`` maps calls to their errors."""
-
-    def __init__(self, cards=(GPU,), **fail):
-        self.cards, self.fail = cards, fail
-        self.calls, self.compute, self.graphics = [], [], []
-        self.reasons, self.open = 0x1, 0
-
-    def __getattr__(self, name):
-        if name.startswith("NVML") or name == "nvmlMemory_v2":
-            return getattr(pynvml, name)
-        if name not in ANSWERS or self.fail.get(name) is AttributeError:
-            raise AttributeError(f"module 'pynvml' has no attribute {name!r}")
-
-        def call(*args, **kwargs):
-            self.calls.append((name, *args))
-            if name in self.fail:
-                if isinstance(self.fail[name], Exception):
-                    raise self.fail[name]
-                return self.fail[name]
-            return ANSWERS[name](self, *args, **kwargs)
-
-        return call
-
-    def called(self, name):
-        return sum(call[0] == name for call in self.calls)
 
 
 @pytest.fixture
@@ -387,6 +301,62 @@ class TestCards:
         assert find_cards(FakeNvml(cards=()), {}) == ([], "no GPU is there")
         hidden = find_cards(FakeNvml(), {"CUDA_VISIBLE_DEVICES": "-1"})
         assert hidden == ([], "CUDA_VISIBLE_DEVICES='-1' names no card")
+
+
+A100 = Board("NVIDIA A100-SXM4-40GB", 40, (8, 0), 400, mig=True)
+ONE, THREE = ("MIG-aaaa", "A100 MIG 1g.5gb", 4.75), ("MIG-bbbb", "A100 MIG 3g.20gb", 19.6)
+DIVIDED = {GPU: replace(A100, slices=(ONE, THREE)), OTHER: Board("NVIDIA H200")}
+
+
+@pytest.mark.parametrize(
+    ("visible", "chosen"),
+    [
+        ("MIG-bbbb", ["MIG-bbbb"]),
+        ("MIG-b", ["MIG-bbbb"]),
+        ("MIG-aaaa,MIG-bbbb", ["MIG-aaaa"]),  # CUDA offers one
+        ("0", ["MIG-aaaa"]),
+        (GPU, ["MIG-aaaa"]),
+        (None, ["MIG-aaaa"]),  # and no whole card beside a slice
+        ("1", [OTHER]),
+        ("MIG-cccc", []),
+        ("MIG-", []),  # two
+    ],
+)
+def test_of_a_divided_card_cuda_offers_a_slice(visible, chosen):
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    cards, _ = find_cards(FakeNvml((GPU, OTHER), DIVIDED), environ)
+    assert [card.uuid for card in cards] == chosen
+    if chosen[:1] == ["MIG-bbbb"]:
+        (card,) = cards
+        assert (card.name, card.memory_bytes) == (THREE[1], round(19.6 * 2**30))
+        assert (card.mig, card.capability, card.part_of) == (True, (8, 0), GPU)
+        assert card.power_limit_w is None, "that is the whole card's"
+
+
+def test_a_card_with_mig_on_and_no_slice_is_none_that_cuda_offers():
+    cards, why = find_cards(FakeNvml((GPU,), {GPU: A100}), {})
+    assert cards == []
+    assert why == "MIG is on, and no slice is made of the card: sudo nvidia-smi mig -cgi 0 -C"
+
+
+def test_a_slice_is_read_without_what_is_of_the_whole_card():
+    nvml = FakeNvml((GPU,), DIVIDED)
+    nvml.compute = [(os.getpid(), 2_000)]
+    device = open_device("MIG-aaaa", nvml)
+    device.watch(os.getpid())
+    reading = read(device)
+    assert (reading.device_bytes, reading.process_bytes) == (3_000_000, 2_000)
+    assert reading.sm_clock_mhz == 1980
+    for name in ("energy_j", "power_w", "power_limit_w"):
+        assert getattr(reading, name) is None
+        assert device.why(name) == OF_WHOLE
+
+
+@pytest.mark.parametrize("told", ["aaaa", GPU.removeprefix("GPU-")])
+def test_cuda_tells_a_slice_by_its_own_uuid_or_by_its_card_s(told):
+    cards, _ = find_cards(FakeNvml((GPU,), DIVIDED), {"CUDA_VISIBLE_DEVICES": "MIG-aaaa"})
+    assert spell_uuid(told, cards) == "MIG-aaaa"
+    assert spell_uuid("dddd", cards) == "GPU-dddd"
 
 
 FOUR = [

@@ -12,7 +12,7 @@ from bench.diagnosis.step import find_emulated
 from bench.doctor.rates import check_rates, describe_rates, find_threads
 from bench.environment.host import THREADS, VARIABLES, describe_install
 from bench.environment.machine import Gpu, Machine, Platform
-from bench.gpu.nvml import EFFECTS, NvmlProblem, find_card
+from bench.gpu.nvml import EFFECTS, OF_WHOLE, UNSUPPORTED, NvmlProblem, find_card
 from bench.precision import FP8_INSTALL, PRECISIONS, TRAINED, Precision, refuse_apex
 from bench.processes import RAISE_QUOTA
 from bench.text import clean, count
@@ -128,7 +128,7 @@ def _judge_card(gpu: Gpu) -> Iterator[Remark]:
     if card.mig:
         yield _note(
             "MIG",
-            "MIG divides the card: nothing can be read of one of its instances",
+            "MIG divides the card: power and energy cannot be read for one of its slices",
             f"{smi} -mig 0",
         )
     if card.persistence_mode is False:
@@ -144,10 +144,17 @@ def _judge_card(gpu: Gpu) -> Iterator[Remark]:
             f"other processes compute on the card: {'; '.join(who)}",
             "end them or wait (nvidia-smi lists them); --allow-shared measures anyway",
         )
-    if lacks := [f"{_READINGS[n]} ({why})" for n, why in gpu.lacks.items() if n in _READINGS]:
+    lacks = {n: why for n, why in gpu.lacks.items() if n in _READINGS}
+    # root cannot read what a card never tells; processes may only be hidden from a container
+    processes = ("others", "process_bytes")
+    never = [n for n, w in lacks.items() if w in (UNSUPPORTED, OF_WHOLE) and n not in processes]
+    if never:
+        names = ", ".join(_READINGS[name] for name in never)
+        yield _note("readings", f"this card does not tell: {names}", numbers=False)
+    if others := [f"{_READINGS[n]} ({why})" for n, why in lacks.items() if n not in never]:
         yield _note(
             "readings",
-            f"these cannot be read: {', '.join(lacks)}",
+            f"these cannot be read: {', '.join(others)}",
             "run as root; in a container: docker run --gpus all --pid=host -e "
             "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
         )

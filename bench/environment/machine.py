@@ -40,6 +40,7 @@ from bench.gpu.nvml import (
     find_card,
     find_cards,
     open_device,
+    spell_uuid,
 )
 from bench.models.weights import hash_weights
 from bench.precision import Apex, Precision, emulates_fp8, find_apex, find_version
@@ -285,11 +286,20 @@ def probe(device: str) -> Platform:
     return ask_processes([device]).use([device])[device]
 
 
+def are_unlike(cards: Sequence[Card]) -> bool:
+    """Return whether CUDA may count cards in another order than NVML: the fastest first."""
+    by_bus = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    return not by_bus and len({card.kind for card in cards}) > 1
+
+
 def guess_devices() -> dict[str, Platform]:
-    """Describe the CPU, and the GPU that torch would use, as far as they are known without it."""
+    """Describe the CPU, and the GPU that torch would use, as far as they are known without it. Of
+    unlike GPUs only CUDA knows which one it takes for the fastest: then torch is asked."""
     host = replace(describe_host(), torch=find_version("torch"))
-    known = {"cpu": Platform(host)}
-    for card in find_cards()[0][:1] if has_cuda() else ():
+    known, cards = {"cpu": Platform(host)}, find_cards()[0] if has_cuda() else []
+    if are_unlike(cards):
+        return ask_processes(DEVICES).devices
+    for card in cards[:1]:
         about = replace(
             host,
             gpu=card.name,
@@ -362,14 +372,15 @@ def _use_card(about: Environment) -> str:
         why = next((f" ({str(w.message).partition('. ')[0]})" for w in warned), "")
         return lack(f"finds no usable GPU{why}", "check nvidia-smi and CUDA_VISIBLE_DEVICES")
     card = torch.cuda.get_device_properties(0)
+    uuid = spell_uuid(str(card.uuid), find_cards()[0])
     vars(about).update(
         gpu=card.name,
-        gpu_uuid=f"GPU-{card.uuid}",
+        gpu_uuid=uuid,
         gpu_memory_bytes=card.total_memory,
         # that of a ROCm build means another architecture
         capability=f"{card.major}.{card.minor}" if torch.version.cuda else None,
         cudnn=str(torch.backends.cudnn.version()),
-        **describe_card(f"GPU-{card.uuid}"),
+        **describe_card(uuid),
     )
     try:
         torch.ones(2, device="cuda").sum().item()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -95,9 +96,11 @@ class SubprocessExecutor(Executor):
             place = Lane("", cores=tuple(cores[: len(cores) // size * size]))
         else:
             cards = find_cards()[0]
-            own = find_card(lane.gpus[0], cards) if lane.gpus else next(iter(cards), None)
-            kind = own and (own.name, own.memory_bytes)
-            alike = [card for card in cards if (card.name, card.memory_bytes) == kind]
+            own = find_card(lane.gpus[0], cards) if lane.gpus else None
+            # until it is known which one torch takes: the kind of which there are most
+            kinds = Counter(card.kind for card in cards).most_common(1)
+            kind = own.kind if own else kinds[0][0] if kinds else None
+            alike = [card for card in cards if card.kind == kind]
             alike.sort(key=lambda card: card is not own)
             there, what = len(alike), "GPUs of one kind"
             names = [f"gpu{card.index}" for card in alike[:size]]

@@ -1,7 +1,8 @@
 """NVIDIA GPUs read with NVML by UUID: memory, energy, clocks, throttling and neighbours; and the
 cards of this machine.
 
-pynvml is imported only when NVML is used. A card that is divided by MIG is read as a whole.
+pynvml is imported only when NVML is used. Of a card that is divided by MIG, the slice is read that
+CUDA uses.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,19 @@ _CALLS: Mapping[str, tuple[Depth, _Call]] = {
 }
 
 
+UNSUPPORTED = "NVML: Not Supported"
+"""Why a quantity is None that a card never tells."""
+
+OF_WHOLE = "NVML tells it of a whole card, and this is a MIG slice of one"
+"""The same of a slice."""
+
+_SLICE = "MIG-"
+"""How the UUID of a slice begins, which MIG makes of a card."""
+
+_WHOLE = ("energy_j", "power_w", "power_limit_w")
+"""What is of the whole card, whichever of its slices is asked."""
+
+
 class NvmlProblem(Explained):
     NOT_INSTALLED = "not installed", "nvidia-ml-py is not installed"
     NO_DRIVER = "no driver", "no NVIDIA driver (libnvidia-ml is not there)"
@@ -154,6 +168,7 @@ class Nvml(Device):
             self._nvml = held.enter_context(use_nvml(nvml))
             self._card = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
             self._held = held.pop_all()
+        self._slice = uuid.startswith(_SLICE)
         self._reasons: dict[str, str] = {}
         self._tree: ProcessTree | None = None
         self._before: set[int] = set()
@@ -185,6 +200,9 @@ class Nvml(Device):
         return self._reasons.get(quantity, "")
 
     def _ask(self, name: str) -> Any:
+        if self._slice and name in _WHOLE:
+            self._reasons[name] = OF_WHOLE
+            return None
         try:
             return _CALLS[name][1](self._nvml, self._card)
         except Exception as error:  # of the driver, or of an older nvidia-ml-py
@@ -270,7 +288,8 @@ class Card:
     """A GPU that CUDA would offer, as described by NVML; unknown values are None.
 
     ``index`` is its index in NVML, which counts by PCI bus. ``driver_cuda`` is the newest CUDA
-    version that the driver can run.
+    version that the driver can run. ``part_of`` is, of a slice that MIG made of a card, the UUID of
+    that card, whose index it has.
     """
 
     uuid: str
@@ -287,6 +306,21 @@ class Card:
     default_power_limit_w: float | None = None
     application_clock_mhz: int | None = None
     default_application_clock_mhz: int | None = None
+    part_of: str = ""
+
+    @property
+    def kind(self) -> tuple[str, int | None]:
+        """What cards have in common whose rows can be compared."""
+        return self.name, self.memory_bytes
+
+
+def spell_uuid(told: str, cards: Iterable[Card]) -> str:
+    """Return NVML's UUID of the device that CUDA tells with one: that of a slice is its own, or,
+    by some drivers, its card's."""
+    for card in cards:
+        if told in (card.uuid.partition("-")[2], card.part_of.partition("-")[2]):
+            return card.uuid
+    return f"GPU-{told}"
 
 
 def find_card(uuid: str, cards: Iterable[Card]) -> Card | None:
@@ -295,36 +329,65 @@ def find_card(uuid: str, cards: Iterable[Card]) -> Card | None:
 
 
 def find_cards(nvml: Any = None, environ: Mapping[str, str] = os.environ) -> tuple[list[Card], str]:
-    """Return the cards that CUDA would offer here, in its order, found without torch and without
-    CUDA; if there are none, also the reason in one line.
+    """Return the cards that CUDA would offer here, in NVML's order, or in that of
+    `CUDA_VISIBLE_DEVICES`, found without torch and without CUDA; if there are none, also the reason
+    in one line. Of cards that MIG divides it is a slice.
 
-    Give a worker ``CUDA_VISIBLE_DEVICES=<uuid>`` of the chosen card: CUDA counts the fastest card
-    first, unless `CUDA_DEVICE_ORDER` is ``PCI_BUS_ID``, and NVML counts by PCI bus.
+    Give a worker ``CUDA_VISIBLE_DEVICES=<uuid>`` of the chosen card: of unlike cards CUDA counts
+    the fastest first, unless `CUDA_DEVICE_ORDER` is ``PCI_BUS_ID``, and NVML counts by PCI bus.
     """
     try:
         with use_nvml(nvml) as used:
-            numbers = range(used.nvmlDeviceGetCount())
-            cards = [card for index in numbers if (card := _describe(used, index))]
+            there = [*_list_cards(used)]
     except NvmlMissingError as missing:
         return [], str(missing)
     visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen := select_visible(cards, visible):
+    if chosen := select_visible(there, visible):
         return chosen, ""
-    return [], f"CUDA_VISIBLE_DEVICES={visible!r} names no card" if cards else "no GPU is there"
+    if not there:
+        return [], "no GPU is there"
+    if visible is None or select_visible([replace(card, mig=None) for card in there], visible):
+        return [], "MIG is on, and no slice is made of the card: sudo nvidia-smi mig -cgi 0 -C"
+    return [], f"CUDA_VISIBLE_DEVICES={visible!r} names no card"
 
 
-def _describe(nvml: Any, index: int) -> Card | None:
-    """Return the card at ``index``; None if it is lost, or not accessible to this user."""
+def _list_cards(nvml: Any) -> Iterator[Card]:
+    """Yield the cards by their index, each followed by the slices that MIG made of it."""
+    for index in range(nvml.nvmlDeviceGetCount()):
+        with suppress(Exception):  # it is lost, or not accessible to this user
+            gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+            card = _describe(nvml, index, gpu)
+            yield card
+            if card.mig:
+                yield from _list_slices(nvml, gpu, card)
+
+
+def _list_slices(nvml: Any, gpu: Any, card: Card) -> Iterator[Card]:
+    for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+        with suppress(Exception):  # there are fewer
+            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, number)
+            found = _describe(nvml, card.index, part)
+            name = f"{card.name} MIG" if found.name == UNKNOWN else found.name
+            yield replace(
+                card,
+                uuid=found.uuid,
+                name=name,
+                memory_bytes=found.memory_bytes,
+                power_limit_w=None,
+                default_power_limit_w=None,
+                part_of=card.uuid,
+            )
+
+
+def _describe(nvml: Any, index: int, gpu: Any) -> Card:
+    """Describe a card or a slice by its handle. Raises an exception: it has no UUID."""
 
     def ask(name: str, *args: Any) -> Any:
         with suppress(Exception):
             return getattr(nvml, name)(*args)
         return None
 
-    gpu = ask("nvmlDeviceGetHandleByIndex", index)
-    uuid = gpu and ask("nvmlDeviceGetUUID", gpu)
-    if not uuid:
-        return None
+    uuid = nvml.nvmlDeviceGetUUID(gpu)
     name, memory = ask("nvmlDeviceGetName", gpu), ask("nvmlDeviceGetMemoryInfo", gpu)
     cuda = ask("nvmlSystemGetCudaDriverVersion_v2")  # 13020 is CUDA 13.2
     capability = ask("nvmlDeviceGetCudaComputeCapability", gpu)
@@ -355,21 +418,28 @@ _SM = 1  # nvml.h, nvmlClockType_t
 
 
 def select_visible(cards: Sequence[Card], visible: str | None) -> list[Card]:
-    """Choose from ``cards`` as CUDA does by `CUDA_VISIBLE_DEVICES`.
+    """Choose from ``cards``, and the slices of these, as CUDA does by `CUDA_VISIBLE_DEVICES`.
 
     Entries are indices, or UUIDs or their prefixes. The list ends at the first entry that names no
-    card, or more than one; a card named twice leaves none. Source: CUDA Programming Guide, CUDA
-    Environment Variables; for repetitions, torch 2.13.
+    card, or more than one; a card named twice leaves none. A card that MIG divides stands for its
+    first slice, and where there is a slice CUDA offers that one alone. Sources: CUDA Programming
+    Guide, CUDA Environment Variables; NVIDIA MIG User Guide, CUDA Device Enumeration; for
+    repetitions, torch 2.13.
     """
-    if visible is None:
-        return [*cards]
-    chosen: list[Card] = []
-    for entry in map(str.strip, visible.split(",")):
-        uuid = entry if entry.startswith("GPU-") else "no UUID"
-        found = [c for c in cards if str(c.index) == entry or c.uuid.startswith(uuid)]
-        if len(found) != 1:
-            break
-        if found[0] in chosen:
-            return []
-        chosen += found
-    return chosen
+    chosen = [card for card in cards if not card.part_of]
+    if visible is not None:
+        named: list[Card] = []
+        for entry in map(str.strip, visible.split(",")):
+            uuid = entry if entry.startswith(("GPU-", _SLICE)) else "no UUID"
+            found = [c for c in chosen if str(c.index) == entry]
+            found = found or [c for c in cards if c.uuid.startswith(uuid)]
+            if len(found) != 1:
+                break
+            if found[0] in named:
+                return []
+            named += found
+        chosen = named
+    parts = [c if c.part_of else next((p for p in cards if p.part_of == c.uuid), c) for c in chosen]
+    if slices := [part for part in parts if part.part_of]:
+        return slices[:1]
+    return [card for card in parts if not card.mig]  # one that is not divided yet cannot be used

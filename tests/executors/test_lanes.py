@@ -227,12 +227,16 @@ def test_lanes_on_cards_of_several_kinds_are_refused_at_once(
 
 
 @pytest.mark.usefixtures("cards")
-def test_a_case_of_several_gpus_takes_some_of_one_kind() -> None:
+def test_a_case_of_several_gpus_takes_some_of_one_kind(monkeypatch: Patch) -> None:
     executor = SubprocessExecutor(Settings())
     first, tesla = Lane("gpu0", ("GPU-a",)), Lane("gpu2", ("GPU-t",))
     assert executor.gather(first, "cuda", 1) is first
     assert executor.gather(first, "cuda", 2) == Lane("gpu0+gpu1", ("GPU-a", "GPU-b"))
     assert executor.gather(Lane(), "cuda", 2) == Lane("", ("GPU-a", "GPU-b"))
+    # as long as it is not known which one torch takes, the kind of which there are most
+    monkeypatch.setattr(room, "find_cards", lambda: (CARDS[::-1], ""))
+    assert {*executor.gather(Lane(), "cuda", 2).gpus} == {"GPU-a", "GPU-b"}
+    monkeypatch.setattr(room, "find_cards", lambda: (CARDS, ""))
     with pytest.raises(UnsupportedError, match=r"takes 3 GPUs of one kind; this machine has 2$"):
         executor.gather(first, "cuda", 3)
     with pytest.raises(UnsupportedError, match=r"takes 2 GPUs of one kind; this machine has 1$"):
