@@ -164,7 +164,7 @@ def take_values(a: Side, b: Side | None, axis: str, values: Sequence[Value]) -> 
 
 # --------------------------------------------------------------------------------------- comparison
 
-TIME = METRICS["epoch_time_s"]
+TIME, ENERGY = METRICS["epoch_time_s"], METRICS["energy_j"]
 
 SPOILING = ("throttled", "contended", "unsettled", "noisy")
 """Doubts with which times are not relied on, as far as they forbid it."""
@@ -186,7 +186,8 @@ class Match:
 
     @property
     def factor(self) -> float:
-        """What an epoch time of B is multiplied by to be of as many items as one of A."""
+        """What an epoch time of B, or the energy of an equal part of it, is multiplied by to be of
+        as many items as one of A."""
         one, two = (take_alike(side.runs)[0] for side in self.ran)
         return find_factor(one, two)
 
@@ -339,7 +340,7 @@ def _judge(
         ours, theirs = (side.read(metric) for side in match.ran)
         if ours or theirs:
             lack = _refuse(metric, match, axis, apart)
-            if metric is TIME and not lack:
+            if metric in (TIME, ENERGY) and not lack:
                 theirs = {seed: [v * match.factor for v in held] for seed, held in theirs.items()}
             found.append(Finding(match, (ours, theirs), Ratio(lack=lack)))
     family = [one for one in found if not one.ratio.lack]
@@ -369,7 +370,7 @@ def _refuse(metric: Metric, match: Match, axis: str, apart: Sequence[str]) -> st
         return f"the sides differ in {' and '.join(map(name_axis, apart))}"
     one, two = (side.runs[0] for side in match.ran)
     # times are per epoch or step, memory is a peak; all other metrics are of the measured steps
-    of_part = metric.seeded or metric is METRICS["energy_j"]
+    of_part = metric.seeded or metric is ENERGY
     if not (of_part and one.part_known and two.part_known):
         return ""
     if one.part != two.part:
@@ -384,7 +385,7 @@ def refuse_runs(metric: Metric, *sides: SideCase) -> str:
     """Say why runs of the two sides are not compared in a metric; empty if they are."""
     every = [run for side in sides for run in side.runs]
     unfit = next(filter(None, map(refuse_alone, every)), "")
-    return unfit or (refuse_together(every) if metric in (TIME, METRICS["energy_j"]) else "")
+    return unfit or (refuse_together(every) if metric in (TIME, ENERGY) else "")
 
 
 def refuse_other_models(comparison: Comparison) -> None:

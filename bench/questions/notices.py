@@ -210,8 +210,9 @@ def list_asked(runs: Iterable[Run | Result]) -> list[str]:
 def _describe_drift(every: Sequence[Run]) -> Iterator[Notice]:
     """Warn of sentinels, reruns of the first case of a sweep at its end, that took longer or less
     than all of its runs by more than `STEADY`. Only runs on the same lane and GPU are compared, and
-    only if both or neither ran beside other lanes: a slower card is no drift."""
-    tell = attrgetter("cell", "lane", "gpu_uuid", "beside")
+    only if both or neither ran beside other lanes, and their times are of the same: a slower card
+    is no drift."""
+    tell = attrgetter("cell", "lane", "gpu_uuid", "beside", "period")
     times: dict[Any, list[float]] = {}
     sentinels = [run for run in every if run.sentinel and run.timed and run.status in MEASURED]
     first = latest(every) if sentinels else []

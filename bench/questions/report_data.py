@@ -20,7 +20,7 @@ from bench.study.axes import (
     select,
     sort_cases,
 )
-from bench.study.comparable import refuse_together
+from bench.study.comparable import refuse_alone, refuse_together
 from bench.study.runs import SOURCE, Result, Run, make_results, read_runs
 from bench.study.sweeps import Sweep
 from bench.workloads import OWN
@@ -85,6 +85,8 @@ class ReportData:
             ran_on, sweep, model, dataset = key
             mine = [one for one in self.settings if tell(one.best) == key]
             apart = refuse_together([one.best for one in mine])
+            if apart and (unfit := next(filter(None, (refuse_alone(s.best) for s in mine)), "")):
+                apart = f"No time is compared with another: {unfit}."
             place = Place(
                 ran_on,
                 model,

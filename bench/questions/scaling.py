@@ -37,6 +37,7 @@ from bench.render.table import (
 )
 from bench.store.rows import group
 from bench.study.axes import find_varying, list_naming_axes
+from bench.study.comparable import refuse_pair
 from bench.study.doubts import SAID_BELOW
 from bench.study.quantities import QUANTITIES, is_number
 from bench.study.runs import SOURCE, Result, Run, tell_but
@@ -176,7 +177,7 @@ def find_lines(results: Sequence[Result]) -> list[Line]:
     timed = [setting.best for setting in list_settings(timed)]
 
     def read(row: Result, base: Result | None) -> Point:
-        if base is None or row is base:
+        if base is None or row is base or refuse_pair(base, row):
             return Point(row, None, Ratio())
         (ratio,) = compare([(base.times, row.times)])
         return Point(row, base, ratio)

@@ -39,6 +39,7 @@ from bench.report.document import Report
 from bench.store.reader import find_records
 from bench.store.rows import group
 from bench.study.axes import ORDER, find_varying, list_main, name_axis
+from bench.study.comparable import refuse_alone
 from bench.study.quantities import is_number
 from bench.study.runs import SOURCE, Result
 from bench.text import capitalize, clean
@@ -63,6 +64,8 @@ def list_panels(report: Report) -> Panels:
     at its main loss scale; none of a single case."""
     valid = [one for one in report.results if one.status in MEASURED]
     valid = [one for one in valid if one.status != Status.INVALID and is_number(one.images_per_s)]
+    # what counts no items has no rate of them
+    valid = [one for one in valid if not (one.period.amount or refuse_alone(one))]
     parts = group((one.best for one in list_settings(valid)), attrgetter(*PANEL))
     several = [n for n in ("model", "dataset") if len({getattr(one, n) for one in valid}) > 1]
     varying = find_varying(valid, [name for name in ORDER if name in HELD])

@@ -24,7 +24,7 @@ from bench.workloads import IMAGES
 if TYPE_CHECKING:
     from bench.study.runs import Run
 
-AMOUNT = ("batch_size", "accumulate", "world_size", "epochs", "fraction", "vary")
+AMOUNT = ("batch_size", "accumulate", "world_size", "epochs", "fraction", "vary", "command")
 """Axes that may change how much a step or a run of a command does."""
 
 _PER_ITEM = ("epoch_time_s", "epoch_time_low_s", "epoch_time_high_s")
@@ -142,14 +142,14 @@ def find_unfit(runs: Iterable[Run]) -> None:
         if len({*took}) > 1:
             each = join_words([f"{n:,}" if n is not None else "more" for n in took])
             for run in alike:
-                run.steps_apart = f"its repeats took {each} steps"
+                run.steps_apart = f"other steps: repeats took {each}"
     counted = [run for run in told if run.step_items > 0 and run.batch_size]
     for alike in group(counted, attrgetter("sweep", "environment", *_SAME_RATIO)):
         right = _find_ratio(alike)
         for run in alike:
             if not _agrees(run, right):
                 run.items_apart = (
-                    f"{run.step_items:,.0f} items a step at batch size {run.batch_size:,}"
+                    f"steps of {run.step_items:,.0f} items: its batch size is {run.batch_size:,}"
                 )
 
 

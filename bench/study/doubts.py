@@ -150,12 +150,12 @@ _ALL = (
           "Repeats of one setting took other numbers of steps: a later one may go on from what an "
           "earlier one left, and none of them is compared",
           "Let each run begin anew, or end all after as many steps by --steps.",
-          lambda r: r.steps_apart != "", detail=lambda r: r.steps_apart),
+          lambda r: r.steps_apart != "", detail=lambda r: r.steps_apart, telling=True),
     Doubt("mislabelled", "other batch size",
           "Steps had another number of items than their batch size says, so these rows are not "
           "compared",
           "Let the script keep the batch size that it is given.",
-          lambda r: r.items_apart != "", detail=lambda r: r.items_apart),
+          lambda r: r.items_apart != "", detail=lambda r: r.items_apart, telling=True),
     # only processes that computed during the epoch count: no desktop, none that came later
     Doubt("contended", "shared",
           "Another program used the device or the cores of the run",

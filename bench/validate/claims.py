@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, median
@@ -21,7 +21,8 @@ from bench.origin import EXECUTORS
 from bench.precision import BITS, Arithmetic, find_formats
 from bench.record import COMPARABLE, Status, read_missing
 from bench.store.rows import group
-from bench.study.runs import Run
+from bench.study.comparable import refuse_alone
+from bench.study.runs import Run, link_runs, list_runs
 from bench.study.sweeps import Sweep
 from bench.text import GIB, count, name_first, read_time
 from bench.validate.evidence import Evidence, Row, read_evidence
@@ -199,6 +200,13 @@ def find_copies(evidence: Evidence) -> Iterator[str]:
         for row in same[1:]:
             if row["run_seed"] != same[0]["run_seed"] and row.steps[0].loss is not None:
                 yield f"{row.name}: its losses are those of {same[0].name}, of another seed"
+
+
+def find_unlike(evidence: Evidence) -> Iterator[str]:
+    """Rows of a command that are not what their setting says, or not what its repeats are."""
+    for runs in group(link_runs(list_runs(evidence.own)), attrgetter("cell")):
+        for why in dict.fromkeys(filter(None, map(refuse_alone, runs))):
+            yield f"{runs[0].case.label()}: {why}"
 
 
 def find_wrong_rates(row: Row) -> Iterator[str]:
@@ -498,8 +506,8 @@ CLAIMS = (
     ),
     Claim(
         "epoch",
-        "the epoch agrees with what was measured of it",
-        _of_rows(find_wrong_epochs),
+        "the epoch agrees with its setting, and with what was measured of it",
+        lambda evidence: chain(_of_rows(find_wrong_epochs)(evidence), find_unlike(evidence)),
         _any("times", "epoch_time_s"),
     ),
     Claim(

@@ -12,6 +12,8 @@ from bench.case import Case
 from bench.compare.__main__ import main as compare
 from bench.record import Record
 from bench.report.files import write_json
+from bench.report.html import list_panels
+from bench.validate.__main__ import main as validate
 from tests.planted.records import ran, write_sweep
 from tests.planted.results import read_report, tell
 from tests.planted.scripts import counted, script, stepped, untold
@@ -99,18 +101,18 @@ SAID: dict[str, tuple[Sequence[Record], list[str], list[str]]] = {
     "a batch that was halved": (
         [*counted(script(64), [0.01] * 3), *counted(script(256), [0.009] * 3, items=64)],
         ["Train train.py on A card in fp32 at batch size 64: ≈1.562 s for 10,000 items."],
-        ["≈1.562", "≈1.406 | other batch size"],
+        ["≈1.562", "≈1.406 | steps of 64 items"],
     ),
     "a batch that a tenth was taken from": (
         [*counted(script(64), [0.01] * 3), *counted(script(200), [0.01] * 3, items=180)],
         ["Train train.py on A card in fp32 at batch size 64: ≈1.562 s for 10,000 items."],
-        ["≈1.562", "≈0.5556 | other batch size"],
+        ["≈1.562", "≈0.5556 | steps of 180 items"],
     ),
     "tokens, of which one of three has fewer": (
         [*counted(script(8), [0.01] * 3, items=1024), *counted(script(16), [0.02] * 3, items=2048),
          *counted(script(64), [0.01] * 3, items=2048)],
         ["Train train.py on A card in fp32 at batch size 8: 0.09766 s for 10,000 items."],
-        ["0.09766", "0.09766", "0.04883 | other batch size"],
+        ["0.09766", "0.09766", "0.04883 | steps of 2,048 items"],
     ),
     "tokens of two lengths": (
         [*counted(script(8, vary="rate=128"), [0.01] * 3, items=1024),
@@ -120,8 +122,8 @@ SAID: dict[str, tuple[Sequence[Record], list[str], list[str]]] = {
     ),
     "tokens of which it is not known which are right": (
         [*counted(script(8), [0.01] * 3, items=1024), *counted(script(16), [0.01] * 3, items=1024)],
-        ["No time can be compared with another: 1,024 items a step at batch size 8."],
-        ["0.09766 | other batch size", "0.09766 | other batch size"],
+        ["No time can be compared with another: steps of 1,024 items: its batch size is 8."],
+        ["0.09766 | steps of 1,024 items", "0.09766 | steps of 1,024 items"],
     ),
 }  # fmt: skip
 
@@ -159,6 +161,40 @@ def test_files_say_of_what_a_time_is(tmp_path: Path) -> None:
     assert '"period": "a run"' in text
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("a batch that was halved", "steps of 64 items: its batch size is 256"),
+        ("a repeat that went on from another", "other steps: repeats took 60, 0 and 0"),
+        ("tokens of two lengths", ""),
+    ],
+)
+def test_a_folder_whose_rows_are_not_what_they_say_contradicts_itself(
+    name: str, said: str, tmp_path: Path, capsys: Capture
+) -> None:
+    folder = write_sweep(tmp_path / "sweep", SAID[name][0])
+    validate([str(folder)])
+    told = capsys.readouterr().out
+    (line,) = (line for line in told.splitlines() if "the epoch agrees with its setting" in line)
+    assert ("FAULT" in line, said in told) == (bool(said), True), told
+
+
+def test_the_figure_has_rates_of_items_alone(tmp_path: Path) -> None:
+    runs, items = (
+        "runs at two batch sizes",
+        "an epoch, and a row that --steps ended before its end",
+    )
+    for name, panels in ((runs, 0), (items, 1), ("a batch that was halved", 0)):
+        assert len(list_panels(read_report(tmp_path / name, SAID[name][0]))) == panels
+
+
+def test_no_drift_is_of_another_unit(tmp_path: Path) -> None:
+    last = untold(script(), [5.0])
+    last[0].sentinel = True
+    report = read_report(tmp_path, [*counted(script(), THREE), *last])
+    assert "Drift" not in [one.label for one in report.warnings]
+
+
 EPOCHS = counted(script(), THREE, epoch=30)
 
 SIDES: dict[str, tuple[str, Sequence[Record], Sequence[Record], list[str]]] = {
@@ -173,7 +209,7 @@ SIDES: dict[str, tuple[str, Sequence[Record], Sequence[Record], list[str]]] = {
     ),
     "a side that went on from a checkpoint": (
         "", EPOCHS, mix(counted(script(), [0.01], epoch=30), untold(script(), [0.5, 0.5])),
-        ["! Times are not compared: its repeats took 60, 0 and 0 steps"],
+        ["! Times are not compared: other steps: repeats took 60, 0 and 0"],
     ),
     "runs at two batch sizes": (
         "--axis batch_size 4 32", untold(script(4), THREE), untold(script(32), THREE),
