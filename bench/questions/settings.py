@@ -7,7 +7,6 @@ a single run.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -17,6 +16,7 @@ from bench.case import AXES, SAME_QUESTION, UNTIMED
 from bench.limits import NEAR
 from bench.store.rows import group
 from bench.study.comparable import refuse_alone, refuse_pair
+from bench.study.doubts import bound_energy
 from bench.study.quantities import is_number
 from bench.study.runs import SOURCE, Result, tell_but
 from bench.verdict import Ratio, compare
@@ -27,7 +27,7 @@ NEUTRAL = tuple(axis for axis in UNTIMED if axis != "optimizer")
 AIMS: dict[str, Callable[[Result], float]] = {
     "time": lambda row: row.epoch_time_s,
     "memory": lambda row: row.memory_bytes,
-    "energy": lambda row: math.nan if row.energy else row.energy_per_epoch_j,
+    "energy": bound_energy,  # of a part and a whole epoch, the part's may read too little
 }
 """What a recommendation may be for instead, and what it then minimises."""
 

@@ -18,7 +18,7 @@ from bench.study.quantities import over
 from bench.text import count, name_first
 
 if TYPE_CHECKING:
-    from bench.study.runs import Run
+    from bench.study.runs import Result, Run
 
 NOISY_STEPS = 0.05
 """Step times are called noisy if their MAD is above this share of their median."""
@@ -26,11 +26,26 @@ NOISY_STEPS = 0.05
 FEW_STEPS = 4
 """With fewer measured steps than this, their spread says nothing."""
 
-SHORT_ENERGY_S = 2.0
+SHORT_ENERGY_S = 7.5
 """An energy measured over fewer seconds is doubted: NVML's readings are 0.1 s apart, the first and
 the last include power from before and after, and a card draws less power before it is warm. On an
 H200, parts of 1.6 to 2.4 s drew 1 to 5 % less power than whole epochs, parts of 7.5 s and more at
 most 1 %."""
+
+LEAST_ENERGY_S, READS_LOW = 1.6, 0.05
+"""The fewest seconds of which is known how much too low such an energy may be, and how much."""
+
+
+def bound_energy(run: Run | Result) -> float:
+    """Return the most that an epoch's energy may be, in J; NaN where that is not known."""
+    seconds = run.measured_time_s / run.epochs
+    low = READS_LOW if seconds < SHORT_ENERGY_S else 0.0
+    return float((1 + low) * run.energy_per_epoch_j) if seconds >= LEAST_ENERGY_S else math.nan
+
+
+SLOW_STEP = 1.2
+"""A step that takes more than this many median ones is slow. Of 40 steps of an H100 four took 1.3
+to 1.5, which added 3 % to the time, while half of all steps were within 0.05 % of the median."""
 
 LEAST_BUSY = 0.9
 """A GPU that runs kernels for less than this share of a step waits for the host. DPN-92 on an H100:
@@ -59,10 +74,20 @@ def has_trend(run: Run) -> bool:
     return abs(slower) > STEADY + (noise if noise == noise else 0.0) or clock < -STEADY
 
 
+def _has_slow_steps(run: Run) -> bool:
+    """Return whether slow steps, which the median absolute deviation does not see, made the
+    measured time longer by more than `STEADY` than median steps take."""
+    longer = over(run.measured_time_s / run.measured_steps, run.step_time_median_s) - 1
+    slow = run.step_time_max_s > SLOW_STEP * run.step_time_median_s
+    return bool(slow and longer > STEADY and not run.noisy)
+
+
 def _is_noisy(run: Run) -> bool:
-    """Return whether steps did not settle in the warm-up, vary, or have a trend, or leave the epoch
-    time less certain than ``--until`` asks, and than `STEADY`, or than `LEAST_KNOWN`."""
-    unsteady = not run.warmup_steady and run.warmup_steps == run.warmup_steps
+    """Return whether steps vary, or have a trend, or did not settle in the warm-up and are too few
+    to show whether they did since, or leave the epoch time less certain than ``--until`` asks, and
+    than `STEADY`, or than `LEAST_KNOWN`."""
+    untold = math.isnan(run.step_time_first_s)
+    unsteady = untold and not run.warmup_steady and run.warmup_steps == run.warmup_steps
     missed = run.until is not None and run.epoch_time_error > max(run.until, STEADY)
     error = over((run.epoch_time_high_s - run.epoch_time_low_s) / 2, run.epoch_time_s)
     varies = run.step_noise > NOISY_STEPS or error > LEAST_KNOWN
@@ -168,11 +193,16 @@ _ALL = (
           "Use --lanes 1 with another --out: it runs one case at a time.",
           lambda r: r.lanes_beside > 0, fatal=False),
     Doubt("noisy", "noisy",
-          "Step times did not settle during warm-up, vary by more than "
-          f"{100 * NOISY_STEPS:.0f} % around their median, they or the SM clock drift by more "
-          f"than {100 * STEADY:.0f} % from the first quarter to the last, or they tell the time of "
-          f"an epoch neither as well as --until asks nor within {100 * LEAST_KNOWN:.0f} %",
+          f"Step times vary by more than {100 * NOISY_STEPS:.0f} % around their median, they or "
+          f"the SM clock drift by more than {100 * STEADY:.0f} % from the first quarter to the "
+          "last, they did not settle during warm-up and are too few to show that they did since, "
+          f"or they tell the time of an epoch neither as well as --until asks nor within "
+          f"{100 * LEAST_KNOWN:.0f} %",
           QUIETER, _is_noisy, chance=True),
+    Doubt("slow_steps", "slow steps",
+          f"Slow steps, of more than {SLOW_STEP:g} times the median one, made the measured time "
+          f"longer by more than {100 * STEADY:.0f} %; another run may have more of them, or fewer",
+          QUIETER, _has_slow_steps, fatal=False),
     Doubt("unknown", "epoch not known",
           f"The measured steps are fewer than {FEW_STEPS}, or used batches that a loader had "
           "prepared before, so that an epoch may take another time",
@@ -220,7 +250,7 @@ _ALL = (
           lambda r: r.of_peaks > 1 or (r.of_bandwidth > 1 and r.compile == Case.compile),
           fatal=False),
     Doubt("energy", "short energy",
-          f"Energy was measured over less than {SHORT_ENERGY_S:.0f} s, too short for the "
+          f"Energy was measured over less than {SHORT_ENERGY_S:g} s, too short for the "
           "sensor, and for the card to become as warm as in an epoch",
           # no more epochs: the sensor is read at both ends of each, so each would be as short
           "Use a larger --fraction or --steps, or more --repeats.",

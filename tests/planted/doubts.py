@@ -71,6 +71,14 @@ DOUBTED = {
     "compiles": Planted("compiled", {"compiled_within": 2}),
     "words": Planted("", {"notes": "the card was shared; steps rose; throttled; unclear; noisy",
                           "reason": "throttled: the card was shared"}),
+    "settled": Planted("", {
+        "warmup_steady": False, "step_time_first_s": 0.100, "step_time_last_s": 0.1015}),
+    "slow": Planted("slow_steps", {
+        "step_time_median_s": 0.1, "step_time_max_s": 0.14, "measured_steps": 40,
+        "measured_time_s": 4.12}),
+    "one_slow": Planted("", {
+        "step_time_median_s": 0.1, "step_time_max_s": 0.14, "measured_steps": 40,
+        "measured_time_s": 4.04}),
 }  # fmt: skip
 """By what is wrong, or only looks so: a run that has its place as its seed."""
 
