@@ -96,9 +96,10 @@ class Entry:
     equal: Result | None  # its case at the setting at which its group is compared
     base: Mapping[str, Result]  # this card's cases there that it is compared with, by precision
     over: Mapping[str, Ratio]  # how many times as fast it is, by the same precisions
-    # what `choose` recommends of all its batch sizes and `LEVERS`, or else the case of the lowest
-    # time, whatever its warnings
+    # the case of the lowest time that can be trusted, of all its batch sizes and `LEVERS`, or of
+    # the lowest, whatever its warnings
     best: Result
+    chosen: Result | None = None  # what the rule of reports recommends of them
 
 
 class CardPair(NamedTuple):
@@ -251,7 +252,8 @@ def _list_entries(
         own = [row for row in timed if row.precision == precision]
         if not own:
             continue
-        chosen = choose([Setting((same[0],)) for same in group(own, _tell_setting)])
+        settings = [Setting((same[0],)) for same in group(own, _tell_setting)]
+        fastest, chosen = choose(settings, "time"), choose(settings)
         bases = [base for base in BASELINES if (base, precision) in over]
         yield Entry(
             names[own[0].cell],
@@ -259,7 +261,8 @@ def _list_entries(
             equal.get(precision),
             {base: equal[base] for base in bases},
             {base: over[base, precision] for base in bases},
-            chosen.best if chosen else min(own, key=attrgetter("epoch_time_s")),
+            fastest.best if fastest else min(own, key=attrgetter("epoch_time_s")),
+            chosen and chosen.best,
         )
 
 
@@ -318,6 +321,11 @@ def _tabulate_cards(found: Cards) -> Iterator[Sheet]:
         of = [row for row in (entry.equal, entry.best) if row is not None]
         return "; ".join(dict.fromkeys(filter(None, (remarks(row, SAID_BELOW) for row in of))))
 
+    def say_chosen(entry: Entry) -> str:
+        if entry.chosen is None or entry.chosen is entry.best:
+            return ""
+        return f"{_name_setup(entry.chosen)}: {write_time(entry.chosen)}"
+
     of = partial(quantity_column, spread=False)
     columns: list[Column[Entry]] = [
         Column("precision", "precision", "number formats",
@@ -328,12 +336,14 @@ def _tabulate_cards(found: Cards) -> Iterator[Sheet]:
                  "one's", partial(say_over, base), better="higher", keep=keep)
           for base, keep in (("fp32", 9), ("tf32", 8))),
         of("memory_bytes", take_equal, help="peak of the epoch, at that setting", keep=6),
-        Column("best", "best at", "the smallest batch within a tenth of the lowest time on this "
-               "card, and its settings", lambda entry: _name_setup(entry.best), wrap=True),
+        Column("best", "best at", "the batch size and settings of the lowest time on this card",
+               lambda entry: _name_setup(entry.best), wrap=True),
         replace(of("epoch_time_s", take_best, label="best epoch"), name="best_time_s",
-                help="one training epoch there"),
-        of("images_per_s", take_best, help="images of an epoch over its time, there", keep=8),
+                help="the lowest time of an epoch on this card"),
+        of("images_per_s", take_best, help="images of an epoch over its time, there", keep=7),
         of("images_per_j", take_best, help="images of an epoch over its energy, there", keep=5),
+        Column("chosen", "recommended", "what a report recommends where that is not the fastest: a "
+               "smaller batch whose time is near", say_chosen, wrap=True, keep=8),
         Column("remarks", "remarks", "what to know before believing the row", say_doubts,
                wrap=True, keep=8),
     ]  # fmt: skip
@@ -437,6 +447,8 @@ class Cards(Report):
             if (pair.fast, pair.precision) == (entry.card, entry.precision)
         ]
         told += f"; {name_first(said, MOST_CARDS, '; ')}" if said else ""
+        if entry.chosen is not None and entry.chosen is not entry.best:
+            told += f". Recommended is {_name_setup(entry.chosen)}, {write_time(entry.chosen)}"
         apart = name_first(one.tell_apart(self.groups[0]), 3, "; ")
         return f"{told}." + (f" Not compared with 1: {apart}." if one is not self.groups[0] else "")
 
