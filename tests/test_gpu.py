@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +14,7 @@ import psutil
 import pynvml
 import pytest
 
+from bench import gpu
 from bench.environment.machine import Platform
 from bench.errors import UsageError
 from bench.gpu import CombinedDevice, Depth, Host, Process, Reading, Unreadable
@@ -387,7 +389,7 @@ def test_a_host_without_a_worker_and_after_it(child):
     host.watch(os.getpid())  # with the child, found at an edge
     together = read(host, Depth.EDGE).process_bytes
     host.whole = True  # of a command only what this process starts
-    assert 1_000_000 < read(host, Depth.FAST).process_bytes < together - 1_000_000
+    assert 1_000_000 < read(host, Depth.EDGE).process_bytes < together - 1_000_000
     host.watch(child.pid)
     host.whole = False
     child.kill()
@@ -445,3 +447,40 @@ def test_peaks_of_cards(gpu, arithmetic, flops, bandwidth):
     peaks = list_peaks(gpu)
     assert peaks.get(f"rate_{arithmetic}") == (flops and pytest.approx(flops))
     assert peaks.get("rate_copy") == (bandwidth and pytest.approx(bandwidth))
+
+
+SHARES = """
+import os, sys, time
+held = bytearray(os.urandom(1 << 20)) * 200
+print(flush=True)
+input()
+for _ in range(3):
+    if not os.fork():
+        own = bytearray(os.urandom(1 << 20)) * 10
+        print(flush=True)
+        time.sleep(600)
+time.sleep(600)
+"""
+
+
+def test_pages_that_processes_share_are_counted_once(monkeypatch):
+    """Of 200 MiB that four have, and 10 MiB more in three; and the note where that is not told."""
+    command = [sys.executable, "-S", "-c", SHARES]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, start_new_session=True) as process:
+        try:
+            process.stdout.readline()
+            host, untold = Host(), Host()
+            host.watch(process.pid)
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            for _ in range(3):
+                process.stdout.readline()
+            assert 230 < read(host, Depth.EDGE).process_bytes / 2**20 < 280
+            assert host.note == ""
+            monkeypatch.setattr(gpu, "read_memory_share", lambda _: None)
+            untold.watch(process.pid)
+            assert 830 < read(untold, Depth.EDGE).process_bytes / 2**20 < 900
+            assert "counted in the memory of each" in untold.note
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)

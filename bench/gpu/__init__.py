@@ -14,7 +14,7 @@ from enum import IntEnum
 from itertools import chain
 from typing import Any
 
-from bench.processes import list_children, read_held_memory
+from bench.processes import list_children, read_held_memory, read_memory_share
 
 
 class Depth(IntEnum):
@@ -67,6 +67,11 @@ class Device:
 
     whole = False
     """Whether a command is watched: what counts is all that the worker starts, and not itself."""
+
+    @property
+    def note(self) -> str:
+        """What is to be known of its readings; empty if nothing is."""
+        return ""
 
     def watch(self, pid: int) -> None:
         """Count this process and its descendants as the worker's own from now on."""
@@ -131,15 +136,53 @@ class ProcessTree:
 
     def refresh(self) -> None:
         """Look for new descendants, which takes about 13 µs per process of the machine."""
-        self._alive = [self._root, *list_children(self._root)]
-        self.pids.update(self._alive)
+        self.alive = [self._root, *list_children(self._root)]
+        self.pids.update(self.alive)
 
-    def held_bytes(self, but_root: bool = False) -> int | None:
-        total = 0
-        for pid in self._alive[but_root:]:
+
+class HeldMemory:
+    """The memory that some processes hold, a page that several of them share counted once. ``note``
+    is what is to be known of it."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        """Of ``pids``, those so far, all pages are theirs, though they share some with the server
+        that they were forked from."""
+        self.note, self._repeated, self._due_s = "", 0, 0.0
+        self._pids = pids
+        self._outside = self._read_repeated() or 0
+
+    def update(self, pids: Sequence[int]) -> None:
+        """Count these processes from now on, and look for what they share, if it is time."""
+        changed, began_s = pids != self._pids, time.monotonic()
+        self._pids = pids
+        if len(pids) < 2:
+            self._repeated = 0
+        elif changed or began_s >= self._due_s:
+            repeated = self._read_repeated()
+            if repeated is None:
+                self.note = "what processes share is counted in the memory of each of them"
+            self._repeated = max(0, (repeated or 0) - self._outside)
+            # it takes 10 ms for each GiB of a process: a fiftieth of the time while they stay
+            self._due_s = time.monotonic() + 50 * (time.monotonic() - began_s)
+
+    def _read_repeated(self) -> int | None:
+        """Return by how many bytes the sum of what they hold is above that of their shares; None
+        if the system does not tell."""
+        repeated = 0
+        for pid in self._pids:
             with suppress(Exception):  # it has ended
-                total += read_held_memory(pid)
-        return total or None
+                if (share := read_memory_share(pid)) is None:
+                    return None
+                repeated += read_held_memory(pid) - share
+        return repeated
+
+    def read(self) -> int | None:
+        held = []
+        for pid in self._pids:
+            with suppress(Exception):  # it has ended
+                held.append(read_held_memory(pid))
+        # of those that share pages some may have ended since they were looked at
+        return max(sum(held) - self._repeated, *held, 0) if held else None
 
 
 @dataclass
@@ -160,17 +203,24 @@ class Host(Unreadable):
 
     reason: str = "the case ran on a CPU"
     _tree: ProcessTree | None = field(default=None, repr=False)
+    _held: HeldMemory | None = field(default=None, repr=False)
 
     def watch(self, pid: int) -> None:
         self._tree = ProcessTree(pid)
+        self._held = HeldMemory([pid][self.whole :])
 
     def read(self, depth: Depth) -> Sequence[Reading]:
-        if self._tree is None:
+        if self._tree is None or self._held is None:
             return super().read(depth)
         now = time.monotonic_ns()
         if depth == Depth.EDGE or (self.whole and depth == Depth.SLOW):
             self._tree.refresh()
-        return (Reading(now, process_bytes=self._tree.held_bytes(but_root=self.whole)),)
+            self._held.update(self._tree.alive[self.whole :])
+        return (Reading(now, process_bytes=self._held.read() or None),)
+
+    @property
+    def note(self) -> str:
+        return self._held.note if self._held else ""
 
     def why(self, quantity: str) -> str:
         return "the worker had ended" if quantity == "process_bytes" else self.reason

@@ -154,6 +154,7 @@ class Monitor:
         self._correct(seen, "warmup", warmup_reserved_bytes)
         self._correct(seen, "peak", reserved_bytes)
         self._energy(seen)
+        seen.notes += filter(None, [self._device.note])
         if self._whole and measured_s is not None and "mean_power_w" in seen.values:
             seen.values["energy_j"] = seen.values["mean_power_w"] * measured_s
         doubts = [self._throttling(seen), self._neighbours(seen, allow_shared)]
