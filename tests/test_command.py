@@ -98,6 +98,7 @@ def test_steps_that_it_tells_are_timed_without_their_warm_up(mistakes: Path) -> 
     assert own["step"].tolist() == list(range(int(row["warmup_steps"]), 60))
     assert row["measured_images"] == 8 * row["measured_steps"] == own["images"].sum()
     assert row["step_time_median_s"] >= 0.012
+    assert row["step_items"] == 8
     # there is no epoch: the time is that of 10,000 items
     assert (row["unit"], row["train_images"]) == ("items", 10_000)
     assert row["images_per_s"] * row["epoch_time_s"] == pytest.approx(10_000)

@@ -39,6 +39,7 @@ from bench.render.table import (
     NextStep,
     Section,
     Sheet,
+    find_wording,
     join,
     mark_part,
     quantity_column,
@@ -50,7 +51,7 @@ from bench.render.table import (
 from bench.report.document import Report
 from bench.store.rows import group
 from bench.study.axes import list_main, name_axis, name_setting
-from bench.study.comparable import AMOUNT
+from bench.study.comparable import AMOUNT, refuse_alone
 from bench.study.doubts import SAID_BELOW
 from bench.study.estimate import TIME
 from bench.study.runs import Result
@@ -130,11 +131,12 @@ class Group:
     def tell_apart(self, other: Group) -> list[str]:
         """List how it differs from another group: ``momentum 0.1, not 0.01``."""
         hashed = DATA.values()  # a hash says no more than that
+        partly = {*hashed, *map(name_axis, AMOUNT)}  # which not all groups have
         held = ((name, v, other.traits[name]) for name, v in self.traits.items())
         told = [
             f"other {name}" if name in hashed else f"{name} {value}, not {theirs}".strip()
             for name, value, theirs in held
-            if value != theirs and (name not in hashed or (value and theirs))
+            if value != theirs and (name not in partly or (value and theirs))
         ]
         return told or ["what one of them trained is not recorded"]
 
@@ -154,7 +156,7 @@ def _tell_traits(row: Result) -> dict[str, Any]:
 def find_groups(found: ReportData) -> list[Group]:
     """Group cards that may be compared. Measured groups come first, then published and unknown
     ones; in each, those with a sound time, then with most cards and precisions."""
-    timed = [row for row in found.results if row.status in RELIABLE]
+    timed = [row for row in found.results if row.status in RELIABLE and not refuse_alone(row)]
     names = _name_cards(timed)
     parts = group(timed, lambda row: tuple(_tell_traits(row).items()))
     order = ["measured", *reversed(LABELS)]
@@ -360,6 +362,8 @@ def _list_cards(found: Cards) -> Iterator[tuple[str, list[Entry]]]:
     """Yield a heading and rows for each card; a group's first heading describes the group."""
     for number, one in enumerate(found.groups, 1):
         about = [f"{one.setting.model} on {one.setting.dataset} at {_name_setup(one.setting)}"]
+        if not one.setting.period.whole:
+            about.append(f"times of {one.setting.period}")
         if number > 1:
             about.append(f"apart from 1: {'; '.join(one.tell_apart(found.groups[0]))}")
         for card, part in groupby(one.entries, attrgetter("card")):
@@ -437,8 +441,8 @@ class Cards(Report):
         """Say what a group's fastest card is best trained in, how much faster it is than other
         cards there, and why it is apart from the first group."""
         entry = max(one.entries, key=rate_card)
-        time = write_time(entry.best)
-        told = f"{entry.card}: {time} an epoch, in {entry.precision} ({_name_setup(entry.best)})"
+        time = find_wording([entry.best]).say_period(f"{write_time(entry.best)} an epoch")
+        told = f"{entry.card}: {time}, in {entry.precision} ({_name_setup(entry.best)})"
         told += "" if entry.best.trusted else ", but every case has a warning"
         said = [
             f"{write_speed(pair.speed, *pair.cases)} times as fast as {pair.slow} at "

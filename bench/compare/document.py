@@ -196,7 +196,8 @@ def describe(comparison: Comparison) -> Iterator[str]:
     yield from _tell_speed(comparison)
     refused = (refuse_runs(TIME, *one.ran) for one in matches)
     if apart := [*dict.fromkeys(filter(None, refused))]:
-        yield f"! Times are not compared: {name_first(apart, 3, '; ')}"
+        said = [why if why.endswith(".") else f"Not compared: {why}." for why in apart]
+        yield f"! {name_first(said, 3, ' ')}"
     told = [
         f"the {MODEL_PARTS[name]} of the network" if name in MODEL_PARTS and one != "none" != two
         else f"{name} ({one} and {two})"

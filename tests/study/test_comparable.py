@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from bench.cards.document import build as build_cards
 from bench.case import Case
 from bench.compare.__main__ import main as compare
 from bench.record import Record
 from bench.report.files import write_json
 from bench.report.html import list_panels
+from bench.study.sweeps import read_sweeps
 from bench.validate.__main__ import main as validate
 from tests.planted.records import ran, write_sweep
 from tests.planted.results import read_report, tell
@@ -204,16 +206,16 @@ SIDES: dict[str, tuple[str, Sequence[Record], Sequence[Record], list[str]]] = {
     ),
     "items and a run": (
         "", counted(script(), THREE), untold(script(), THREE),
-        [f"! Times are not compared: Times of 10,000 items and a run say nothing of each other: "
+        [f"! Times of 10,000 items and a run say nothing of each other: "
          f"{NOT_TOLD}"],
     ),
     "a side that went on from a checkpoint": (
         "", EPOCHS, mix(counted(script(), [0.01], epoch=30), untold(script(), [0.5, 0.5])),
-        ["! Times are not compared: other steps: repeats took 60, 0 and 0"],
+        ["! Not compared: other steps: repeats took 60, 0 and 0"],
     ),
     "runs at two batch sizes": (
         "--axis batch_size 4 32", untold(script(4), THREE), untold(script(32), THREE),
-        ["! Times are not compared: A run with another batch size may do more or less"],
+        ["! A run with another batch size may do more or less"],
     ),
     "two data sets": (
         "--axis dataset cifar10 synthetic", ran(Case(), (100, 101, 99)),
@@ -234,6 +236,18 @@ def test_sides_are_compared_in_equal_units_alone(
     said = " ".join(capsys.readouterr().out.split())
     assert [text for text in sentences if text not in said] == [], said
     assert ("times as fast" in said) == ("times as fast" in sentences[0])
+
+
+def test_cards_tell_of_what_their_times_are_and_compare_no_others(tmp_path: Path) -> None:
+    """One tells its items, and one runs alone, at two batch sizes."""
+    for name, rows in (("a", counted(script(), THREE)), ("b", SAID["runs at two batch sizes"][0])):
+        write_sweep(tmp_path / name, rows)
+    found = build_cards(read_sweeps([tmp_path / "a", tmp_path / "b"]), tmp_path)
+    said = " ".join(sentence for answer in found.answers for sentence in answer.sentences)
+    assert "1.562 s for 10,000 items, in fp32 (batch size 64)" in said
+    assert "0.1000 s a run, in fp32 (batch size 4)" in said
+    assert "0.2000 s a run, in fp32 (batch size 32)" in said
+    assert ("unit runs, not items" in said, "times as fast" in said) == (True, False)
 
 
 def test_no_metric_is_chosen_that_a_side_lacks(tmp_path: Path, capsys: Capture) -> None:
