@@ -100,12 +100,34 @@ def stop_signals(kill: Callable[[], None]) -> Iterator[Callable[[], int]]:
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
         numbers.append(signal.SIGHUP)
+
+    def go_on(*_: object) -> None:
+        global _stops
+        _stops += 1
+
     before = {number: signal.signal(number, stop) for number in numbers}
+    before[signal.SIGCONT] = signal.signal(signal.SIGCONT, go_on)
     try:
         yield lambda: received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+_stops = 0
+
+
+def describe_pause(since: tuple[int, float] | None = None) -> tuple[tuple[int, float], str]:
+    """Return how often a sweep of this process was stopped and went on so far, and for how many
+    seconds the machine has slept; and what of both happened ``since`` an earlier call, in words."""
+    slept_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+    now, told = (_stops, slept_s), list[str]()
+    stops, before_s = since or now
+    if now[0] > stops:
+        told.append("the sweep was stopped and went on, as by Ctrl-Z")
+    if slept_s > before_s + 1:
+        told.append(f"the machine slept for {slept_s - before_s:.0f} s")
+    return now, " and ".join(told)
 
 
 def discard_output() -> None:

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from bench.environment.host import describe_host
 from bench.executors import Images
 from bench.flags import join_flags
 from bench.gpu.nvml import Card
-from bench.processes import OtherWork, stop_signals
+from bench.processes import OtherWork, describe_pause, stop_signals
 from bench.record import Environment, Outcome, Status
 from bench.store.reader import read_records, read_rows
 from bench.store.table import RECORDS
@@ -523,6 +524,19 @@ def test_handlers_are_restored() -> None:
             os.kill(os.getpid(), number)
             assert stopped() == number
         assert before == [signal.getsignal(n) for n in numbers]
+
+
+def test_a_stop_by_ctrl_z_is_known(monkeypatch: Patch) -> None:
+    """And the sleep of a laptop, which no clock of a step counts."""
+    awake, said = describe_pause()
+    assert said == ""
+    with stop_signals(lambda: None):
+        os.kill(os.getpid(), signal.SIGCONT)
+    later, said = describe_pause(awake)
+    assert "the sweep was stopped and went on" in said
+    clock = time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda which: clock(which) + 60)
+    assert describe_pause(later)[1] == "the machine slept for 60 s"
 
 
 def test_what_nohup_ignores_is_ignored() -> None:

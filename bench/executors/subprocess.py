@@ -22,7 +22,7 @@ from bench.failure import classify, classify_death, count_oom_kills, list_kinds
 from bench.gpu import CombinedDevice
 from bench.gpu.monitor import ENERGY, Monitor, Observation
 from bench.gpu.nvml import find_card, find_cards, open_device
-from bench.processes import TemporaryFolder, share_cores, usable_cpus
+from bench.processes import TemporaryFolder, describe_pause, share_cores, usable_cpus
 from bench.record import MEASURED, REFUSED, Outcome, Status, write_missing
 from bench.run import EndedError, Process
 from bench.text import GIB, count, join_words
@@ -149,6 +149,7 @@ class SubprocessExecutor(Executor):
 
     def _attempt(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:
         case, uuids, oom_kills = job.case, job.lane.gpus, count_oom_kills()
+        awake, _ = describe_pause()
         variables, cold = self.choose_cache(job), self.settings.cold
         shared = CombinedDevice([open_device(uuid) for uuid in uuids]) if uuids[1:] else None
         kept: Outcome | None = None
@@ -198,6 +199,9 @@ class SubprocessExecutor(Executor):
             seen = monitor.close(
                 m.peak_reserved_bytes, m.warmup_reserved_bytes, allow_shared, m.measured_time_s
             )
+        if paused := describe_pause(awake)[1]:
+            again = f"while it ran, {paused}; its times may have that in them; --retry invalid"
+            seen.verdict = "; ".join(filter(None, [f"{again} measures it anew", seen.verdict]))
         if worker.note:
             seen.notes.append(worker.note)
         outcome = _conclude(answer, seen, allow_shared)
@@ -213,7 +217,11 @@ class SubprocessExecutor(Executor):
         no message."""
         phase = "the command" if command else "set-up"
         deadline = time.monotonic() + self.settings.timeout_s
+        awake, _ = describe_pause()
         for message in worker.messages():
+            now, paused = describe_pause(awake)
+            if paused:  # while it waited for this process, it had no time
+                awake, deadline = now, time.monotonic() + self.settings.timeout_s
             if stopping():
                 yield Outcome(Status.INTERRUPTED, "the sweep was stopped")
                 return
