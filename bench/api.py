@@ -161,7 +161,15 @@ def write_module(function: Callable[..., Any]) -> tuple[str, str]:
     cell that defines ``function``, or of the script that does, and a hash of it. What else the
     function uses, such as a tensor, is missed when it is called."""
     main, nodes = vars(sys.modules["__main__"]), list[ast.stmt]()
-    cells = [*dict.fromkeys(main.get("In") or [Path(main["__file__"]).read_text(encoding="utf-8")])]
+    cells = main.get("In") or []
+    with suppress(OSError, KeyError):
+        cells = cells or [Path(main["__file__"]).read_text(encoding="utf-8")]
+    if not cells:
+        raise UsageError(
+            f"the source of {function.__name__} is not kept: it came from a prompt, python -c or "
+            "standard input; write it to a file, and run that or import it"
+        )
+    cells = [*dict.fromkeys(cells)]
     starts = f"def {function.__name__}(", f"class {function.__name__}"
     last = max(n for n, cell in enumerate(cells) if any(start in cell for start in starts))
     for cell in cells[: last + 1]:

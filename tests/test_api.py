@@ -161,3 +161,14 @@ def test_a_function_of_a_notebook_is_written_with_what_it_uses(tmp_path: Path) -
     exec(done.stdout, written)
     assert "(c): Block(" in str(written["build"]())
     assert "weights =" not in done.stdout
+
+
+@pytest.mark.parametrize("how", [["-c"], []], ids=["-c", "standard input"])
+def test_a_function_whose_source_is_not_kept_is_refused(how: list[str]) -> None:
+    code = "import bench\ndef net(): pass\nbench.sweep(model=net, device='cpu', out='nowhere')"
+    done = subprocess.run(
+        [sys.executable, *how, *([code] if how else [])],
+        input=code, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    *_, last = done.stderr.splitlines()
+    assert last.startswith("bench.errors.UsageError: the source of net is not kept")
