@@ -264,7 +264,7 @@ def _list_entries(
             {base: equal[base] for base in bases},
             {base: over[base, precision] for base in bases},
             fastest.best if fastest else min(own, key=attrgetter("epoch_time_s")),
-            chosen and chosen.best,
+            chosen.best if chosen else None,
         )
 
 

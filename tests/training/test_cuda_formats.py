@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
 from bench.precision import PRECISIONS, cast
-from bench.training.counting import Counter, judge_formats, share_formats
-from bench.work import Kind
+from bench.training.counting import Counter, judge_formats
+from bench.work import Kind, share_formats
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.cuda.is_built(),
