@@ -74,14 +74,14 @@ def test_each_lever_is_tried_at_the_best_so_far() -> None:
     asked = list(findings.runs)
     assert asked[0] == NOW
     assert findings.advised == change(replace(NOW, batch_size=512, compile="default"),
-                                      "precision", "fp16", {})  # fmt: skip
+                                      "precision", "fp16-amp", {})  # fmt: skip
     assert len(asked) < 35
     assert max(setting.batch_size for setting in asked) == 1024, "no larger than one that failed"
 
 
 def test_nothing_is_changed_where_nothing_helps() -> None:
     findings = search(lambda setting: 60.0)
-    assert findings.advised == replace(NOW, batch_size=32), "but for the smallest batch"
+    assert findings.advised == NOW
     assert len(findings.runs) < 35
 
 
@@ -93,7 +93,7 @@ def test_of_batches_within_a_tenth_the_smallest_is_advised() -> None:
     assert first.startswith("Train with fp32, batch size 256, of 3 settings measured: 1.20×")
     assert rule == (
         "The lowest time is that of fp32, batch size 512, 1.08× as fast as it: the smallest batch "
-        "within 10 % is advised, and of equals what changes least."
+        "shown to be within 10 % is advised."
     )
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from time import monotonic
@@ -18,6 +19,7 @@ from bench.case import Case, format_value
 from bench.errors import UsageError
 from bench.limits import NEAR
 from bench.questions.advice import propose
+from bench.questions.choice import tell_open
 from bench.questions.halving import spell_case
 from bench.record import REPEATED, Outcome, Record, Status, flatten
 from bench.store.rows import Row, keep_latest, read_history
@@ -231,12 +233,7 @@ class Answer:
             yield self._recommend(advised)
             doubts += self._warn({advised, now, lowest})
             yield from doubts
-            if lowest != advised:
-                yield (
-                    f"The lowest time is that of {name(lowest, now)}, "
-                    f"{self._compare(lowest, advised)} it: the smallest batch within "
-                    f"{write_percent(NEAR)} is advised, and of equals what changes least."
-                )
+            yield from self._tell_rivals(advised, lowest)
         last = {name(setting, now): rows[-1] for setting, rows in findings.runs.items()}
         failed = [
             f"{which} ({row.status}: {row.reason})"
@@ -271,6 +268,29 @@ class Answer:
         share = f", with {100 * here / there:.0f} % of its memory" if here and there else ""
         gain = self._compare(advised, now)
         return f"{said}: {gain} what you have now ({name(now, now)}){share}."
+
+    def _tell_rivals(self, advised: Case, lowest: Case) -> Iterator[str]:
+        """Yield why not the setting of the lowest time is advised, or which is the next; and which
+        could as well be advised, by what is known."""
+        findings, now = self.findings, self.findings.now
+        others = sorted(findings.times.keys() - {advised, now}, key=findings.find_time)
+        if lowest != advised:
+            if lowest.batch_size == advised.batch_size:
+                why = "of what is as fast, what changes least is advised"
+            elif advised.batch_size == now.batch_size:
+                why = "your batch size is kept until another is shown to take a tenth less"
+            else:
+                why = f"the smallest batch shown to be within {write_percent(NEAR)} is advised"
+            told = self._compare(lowest, advised)
+            yield f"The lowest time is that of {name(lowest, now)}, {told} it: {why}."
+        elif others:
+            told = self._compare(others[0], advised)
+            yield f"The next is {name(others[0], now)}, {told} it."
+        choice = findings.choose(findings.times)
+        if choice and (said := tell_open(
+            choice, attrgetter("batch_size"), self._find_memory, lambda one: name(one, now)
+        )):  # fmt: skip
+            yield said
 
     def _warn(self, settings: Collection[Case]) -> Iterator[str]:
         """Yield which doubts keep a report from recommending by the runs of these settings."""

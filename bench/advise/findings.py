@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from statistics import median
 
 from bench.axis import Value
@@ -16,7 +15,8 @@ from bench.case import AXES, FOLLOWS, SAME_QUESTION, Case
 from bench.errors import UsageError
 from bench.grid import grid
 from bench.limits import MIN_REPEATS, NEAR, STEADY
-from bench.questions.settings import list_near
+from bench.precision import PRECISIONS
+from bench.questions.choice import Candidate, Choice, choose_among
 from bench.record import Status
 from bench.store.rows import Row
 
@@ -50,7 +50,7 @@ ROUNDS = 3
 GPU may wait for the program, so that precisions differ only in a larger one."""
 
 CONTENDERS = 3
-"""The most settings that are repeated, beside the present one."""
+"""The most settings that are repeated beside the present one, the best and the fastest."""
 
 
 def strip(case: Case) -> Case:
@@ -145,22 +145,41 @@ class Findings:
         """Return the median epoch time, in s; inf if it is not known."""
         return median(self.times.get(setting, [math.inf]))
 
-    def rank(self, among: Iterable[Case]) -> list[Case]:
-        """List the settings of the smallest batch within `NEAR` of the lowest time, the fastest
-        first; empty if none was measured."""
+    def choose(self, among: Iterable[Case]) -> Choice[Case] | None:
+        """Choose the setting to train with, by the rule of `bench.questions.choice`; None if none
+        was measured."""
         timed = [setting for setting in among if setting in self.times]
-        return list_near(timed, self.find_time, attrgetter("batch_size")) if timed else []
+        weighed = [
+            Candidate(one, self.times[one], one.batch_size, self._rate_unusual(one))
+            for one in timed
+        ]
+        return choose_among(weighed, self.now.batch_size) if weighed else None
 
-    def advise(self, among: Iterable[Case]) -> Case | None:
-        """Return the setting to train with: of those that `rank` leaves, and that are as fast as
-        the first but for `STEADY`, the one that changes least; None if none was measured."""
-        near = self.rank(among)
-        alike = [s for s in near if self.find_time(s) / self.find_time(near[0]) - 1 <= STEADY]
-        return min(alike, key=lambda s: len(list_changes(s, self.now)), default=None)
+    def _rate_unusual(self, setting: Case) -> tuple[bool, int]:
+        """Return how far a setting is from the present one, as a sort key: whether it is another
+        recipe that rounds the network's weights, and how much it changes."""
+        other = setting.precision != self.now.precision
+        return other and PRECISIONS[setting.precision].casts, len(list_changes(setting, self.now))
 
     @property
     def advised(self) -> Case | None:
-        return self.advise(self.times)
+        """The setting to train with; None if none was measured."""
+        choice = self.choose(self.times)
+        return choice.chosen if choice else None
+
+    def _lead(self, among: Iterable[Case]) -> Case | None:
+        """Return the setting from which to look further, by times alone: single runs prove little,
+        and of a gain that nothing proves yet another lever may make more. None if none was
+        measured."""
+        timed = [setting for setting in among if setting in self.times]
+        most = (1 + NEAR) * min(map(self.find_time, timed), default=math.inf)
+        near = [setting for setting in timed if self.find_time(setting) <= most]
+        sizes = [setting.batch_size for setting in near]
+        size = self.now.batch_size if self.now.batch_size in sizes else min(sizes, default=0)
+        held = [setting for setting in near if setting.batch_size == size]
+        most = (1 + STEADY) * min(map(self.find_time, held), default=math.inf)
+        alike = [setting for setting in held if self.find_time(setting) <= most]
+        return min(alike, key=self._rate_unusual, default=None)
 
     def explore(self) -> Iterator[Case]:
         """Yield the settings to try in turn, each once it was measured, as the next ones follow
@@ -176,7 +195,7 @@ class Findings:
                     if (setting := change(best, axis, value, self.given)) is not None:
                         yield setting
                         tried.append(setting)
-                best = self.advise(tried) or best
+                best = self._lead(tried) or best
             if best == before:
                 return
 
@@ -199,7 +218,11 @@ class Findings:
     def list_unrepeated(self) -> list[Case]:
         """List the present and the best settings that ran less often than `MIN_REPEATS`, those that
         ran least first."""
-        lowest = sorted(self.times, key=self.find_time)[:1]
-        wanted = dict.fromkeys([self.now, *self.rank(self.times)[:CONTENDERS], *lowest])
+        choice = self.choose(self.times)
+        if choice is None:
+            return []
+        rivals = [one for one in (*choice.near, *choice.open) if one != choice.chosen]
+        rivals.sort(key=lambda one: one.batch_size)
+        wanted = dict.fromkeys([self.now, choice.chosen, choice.fastest, *rivals[:CONTENDERS]])
         few = [s for s in wanted if 0 < len(self.times.get(s, ())) < MIN_REPEATS]
         return sorted(few, key=lambda s: len(self.times[s]))

@@ -263,8 +263,8 @@ def _list_entries(
             equal.get(precision),
             {base: equal[base] for base in bases},
             {base: over[base, precision] for base in bases},
-            fastest.best if fastest else min(own, key=attrgetter("epoch_time_s")),
-            chosen.best if chosen else None,
+            fastest.fastest.best if fastest else min(own, key=attrgetter("epoch_time_s")),
+            chosen.chosen.best if chosen else None,
         )
 
 

@@ -1,17 +1,21 @@
 """The opening sentences of a report: what to train with, what it saves, and how sure that is.
 
-The rule of choice is that of `bench.questions.settings.choose`.
+The rule of choice is that of `bench.questions.choice`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import groupby
 
-from bench.case import Case, free_axes
+from bench.case import Case, free_axes, spell_value
 from bench.diagnosis.breakdown import list_changes, name_part
 from bench.diagnosis.step import write_ms
 from bench.limits import MIN_REPEATS, NEAR, STEADY
+from bench.questions.choice import MOST_NAMED, tell_open
 from bench.questions.effects import judge_learning
+from bench.questions.elsewhere import find_fastest
 from bench.questions.halving import find_trials, summarize
 from bench.questions.report_data import Place, ReportData
 from bench.questions.scaling import find_bounds
@@ -26,23 +30,27 @@ from bench.render.table import (
     write_ratio,
     write_time,
 )
-from bench.study.axes import MACHINE, list_naming_axes, order_values
+from bench.study.axes import MACHINE, list_naming_axes, name_setting, order_values
 from bench.study.comparable import refuse_alone
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number, over
 from bench.study.runs import Result, Run
-from bench.text import GIB, capitalize, count, join_words
+from bench.text import GIB, capitalize, count, join_words, write_number, write_percent
 from bench.verdict import Claim, Verdict
 from bench.workloads import OWN
 
 MOST_PLACES = 3  # with more of them, a table has a row of each in place of sentences
-MOST_NAMED = 4  # settings that a sentence names
 
 BASELINES = {"tf32": "torch's default for convolutions; ", "fp32": ""}
 """Precisions that a recommendation is held against, with what is said of each on a GPU."""
 
-GAINFUL = {"cudnn_benchmark": "--cudnn-benchmark", "compile": "--compile"}
-"""Axes that made training faster on every card here; whether they were off is said."""
+LEVERS = {
+    "compile": "--compile",
+    "cudnn_benchmark": "--cudnn-benchmark",
+    "channels_last": "--channels-last",
+}
+"""Axes that change which format is the fastest; whether they were tried is said. On an H200 the
+first two made every format faster, and fp32 by twice as much as fp16."""
 
 _PRECISION = free_axes("precision")
 
@@ -88,6 +96,14 @@ def _tell(found: ReportData, place: Place) -> Iterator[str]:
         bases = [*_find_baselines(place, chosen)]
         yield _tell_chosen(found, place, chosen, bases)
         yield _tell_rivals(found, place, chosen)
+        if place.choice and not found.aim:
+            yield tell_open(
+                place.choice,
+                lambda setting: setting.best.batch_size,
+                lambda setting: setting.best.memory_bytes,
+                partial(describe_setting, found),
+            )
+        yield _tell_next(found, place)
         yield _tell_batch_sizes(place, chosen)
         lowest = min(
             (s for s in place.settings if s.timed and not s.best.trusted and not found.aim),
@@ -99,6 +115,7 @@ def _tell(found: ReportData, place: Place) -> Iterator[str]:
         if len(found.places) == 1:
             yield _tell_learning(found, chosen, bases)
             yield _tell_certainty(place, chosen)
+            yield _tell_untried(found, place, chosen)
     yield _tell_largest(place)
 
 
@@ -225,9 +242,10 @@ def _find_loss(found: ReportData, place: Place, chosen: Setting, slower: Setting
     most = max(list_changes(a, b), key=lambda change: change.change_s)
     if lost <= STEADY * a.step.step_s or most.change_s <= lost / 2:
         return ""
+    share = "all" if most.change_s >= lost else write_ms(most.change_s)
     return (
         f": a step of {_name_precision(place, slower)} takes {write_ms(lost)} ms longer, "
-        f"{write_ms(most.change_s)} of them in {name_part(most.name)}"
+        f"{share} of them in {name_part(most.name)}"
     )
 
 
@@ -239,25 +257,92 @@ def _name_precision(place: Place, setting: Setting) -> str:
     return name_case(row, ["precision", *vary])
 
 
+def _tell_next(found: ReportData, place: Place) -> str:
+    """Name the setting of the lowest time or, where that is the chosen one, the next, with what is
+    between them; other batch sizes have a sentence of their own."""
+    choice = place.choice
+    if choice is None or found.aim:
+        return ""
+    chosen, others = choice.chosen.best, [*choice.near, *choice.open]
+    others = [s for s in others if s is not choice.chosen and s.best.precision not in BASELINES]
+    if not others:
+        return ""
+    first = min(others, key=lambda setting: setting.best.epoch_time_s)
+    if first in _list_sizes(place, choice.chosen):
+        return ""
+    what = "The lowest time" if first is choice.fastest else "The next"
+    told = f"{what} is {describe_setting(found, first)}, {write_time(first.best)} "
+    told += f"({_write_share(first.best, chosen)})"
+    return f"{told}{_write_memory(first.best, chosen)}."
+
+
+def _write_share(row: Result, chosen: Result) -> str:
+    share = round(row.epoch_time_s / chosen.epoch_time_s - 1, 3)
+    return f"{write_percent(abs(share))} {'less' if share < 0 else 'more'}"
+
+
+def _write_memory(row: Result, chosen: Result) -> str:
+    share = over(row.memory_bytes, chosen.memory_bytes)
+    known = is_number(share) and abs(share - 1) > STEADY
+    decimals = 1 if abs(share - 1) > 0.05 else 2
+    return f", with {share:.{decimals}f} times the memory" if known else ""
+
+
+WAITS = "because the GPU waits for the host, which --compile or --cuda-graphs on may mend"
+"""What is said of a time that is not the GPU's."""
+
+
+def _list_sizes(place: Place, chosen: Setting) -> list[Setting]:
+    """Return the nearest smaller and larger batches: of each the setting in the precision of the
+    chosen one or, without it, in the fastest."""
+    row, free = chosen.best, ("batch_size", *_PRECISION)
+    others = [s for s in place.settings if s.timed and s.differs_in(chosen, free)]
+    others = [s for s in others if s.best.trusted or s.best.epoch_time_s > row.epoch_time_s]
+    others = [s for s in others if s.best.precision not in BASELINES or not _is_other(s, row)]
+    others.sort(key=lambda s: (s.best.batch_size, _is_other(s, row), s.best.epoch_time_s))
+    first = [next(held) for _, held in groupby(others, lambda s: s.best.batch_size)]
+    smaller = [s for s in first if s.best.batch_size < row.batch_size]
+    larger = [s for s in first if s.best.batch_size > row.batch_size]
+    return [*smaller[-2:], *larger[:2]]
+
+
 def _tell_batch_sizes(place: Place, chosen: Setting) -> str:
     """Say what the nearest smaller and larger batches take."""
-    row, told = chosen.best, list[str]()
-    others = [s for s in place.settings if s.timed and s.differs_in(chosen, ("batch_size",))]
-    others = [s for s in others if s.best.trusted or s.best.epoch_time_s > row.epoch_time_s]
-    others.sort(key=lambda setting: setting.best.batch_size)
-    smaller = [s for s in others if s.best.batch_size < row.batch_size]
-    for setting in (*smaller[-2:], *others[len(smaller) :][:2]):
+    told = list[str]()
+    sizes = _list_sizes(place, chosen)
+    for setting in sizes:
         one, learnt = setting.best, setting.find_learnt("test_accuracy")
-        said = f"{one.batch_size} takes {write_time(setting.best)}"
+        said = f"{one.batch_size} takes {write_time(one)}"
+        said += f" in {_name_precision(place, setting)}" * _is_other(setting, chosen.best)
+        if place.choice and setting is place.choice.fastest:
+            said += f", the lowest time ({_write_share(one, chosen.best)})"
         if one.host_bound:
-            said += ", because the GPU waits for the program,"
-        if is_number(memory := over(one.memory_bytes, row.memory_bytes)):
-            said += f" with {memory:.1f} times the memory"
+            said += f", {WAITS}"
+        said += _write_memory(one, chosen.best)
         if learnt is not None:
             what = "" if any("reaches" in one for one in told) else " test accuracy"
             said += f", and reaches {100 * learnt:.0f} %{what}"
         told.append(said)
-    return f"Batch size {'; '.join(told)}." if told else ""
+    return f"Batch size {'; '.join(told)}. {write_caveat([chosen, *sizes])}" if told else ""
+
+
+def _is_other(setting: Setting, row: Result) -> bool:
+    return any(getattr(setting.best, axis) != getattr(row, axis) for axis in _PRECISION)
+
+
+def write_caveat(settings: Sequence[Setting]) -> str:
+    """Say what times and accuracies of several batch sizes do not tell."""
+    known = [row for s in settings for row in s.cases if s.find_learnt("test_accuracy") is not None]
+    said = "Throughput only: "
+    if known:
+        seeds = max(row.seeds for row in known)
+        said += (
+            f"accuracies are of {count(seeds, 'seed')} at one learning rate, and a larger batch "
+        )
+        said += "makes fewer updates; "
+    return (
+        f"{said}at another batch size tune the learning rate again, and compare at equal accuracy."
+    )
 
 
 def _tell_learning(found: ReportData, chosen: Setting, bases: Sequence[Setting]) -> str:
@@ -293,7 +378,7 @@ def _tell_learning(found: ReportData, chosen: Setting, bases: Sequence[Setting])
 
 
 def _tell_certainty(place: Place, chosen: Setting) -> str:
-    """Say how often it was measured, how far its repeats agree, and what was off."""
+    """Say how often it was measured, and how far its repeats agree."""
     row = chosen.best
     # where none was repeated, settings measured in several ways tell the noise of a single run
     times = ([one.epoch_time_s for one in s.cases if one.trusted] for s in place.settings)
@@ -307,15 +392,33 @@ def _tell_certainty(place: Place, chosen: Setting) -> str:
     else:
         most = max(0.001, *(s.best.scatter for s in place.settings if is_number(s.best.scatter)))
         said += f", which spread by up to ±{100 * most:.1f} %"
-    off = [
-        flag
-        for axis, flag in GAINFUL.items()
-        if row.device == "cuda" and row.kind == "measured"
-        if all(getattr(s.best, axis) == getattr(Case, axis) for s in place.settings)
-    ]
-    said += f". Not tried: {join_words(off)}" if off else ""
     several = row.device == "cpu" and len(place.settings) > 1
     return said + ". Ratios of a CPU say nothing of a GPU" * several + "."
+
+
+def _tell_untried(found: ReportData, place: Place, chosen: Setting) -> str:
+    """Say which levers were not tried, and what another folder found with them on this card."""
+    row = chosen.best
+    if row.device != "cuda" or row.kind != "measured":
+        return ""
+    off = [
+        axis
+        for axis in LEVERS
+        if all(getattr(s.best, axis) == getattr(Case, axis) for s in place.settings)
+    ]
+    if not off:
+        return ""
+    told = f"Not tried: {join_words([LEVERS[axis] for axis in off])}, which may change the order."
+    known = find_fastest(row, off, [sweep.path for sweep in found.sweeps])
+    if known is not None:
+        case = known.row.case
+        how = ", ".join(name_setting(a, spell_value(getattr(case, a))) for a in off
+                        if getattr(case, a) != getattr(Case, a))  # fmt: skip
+        told += (
+            f" With {how}, {case.precision} at batch size {case.batch_size} took "
+            f"{write_number(known.time_s)} s on such a card ({known.where})."
+        )
+    return told
 
 
 def _tell_largest(place: Place) -> str:

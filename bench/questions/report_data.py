@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import TypeVar
 
 from bench.case import SAME_QUESTION
+from bench.questions.choice import Choice
 from bench.questions.effects import Effect, find_effects
 from bench.questions.settings import Setting, choose, list_settings
 from bench.questions.step_time import Profiled, read_steps
@@ -39,9 +40,14 @@ class Place:
     settings: Sequence[Setting]
     tried: Sequence[Setting]  # the same, and those that a filter leaves out
     probes: Sequence[Run]
-    chosen: Setting | None  # by `choose`
+    choice: Choice[Setting] | None  # by `choose`
     searched: bool  # whether its cases are trials of a search for what learns best
     apart: str  # why its times say nothing of each other, and what mends that; empty if they do
+
+    @property
+    def chosen(self) -> Setting | None:
+        """The setting to train with; None if none is recommended."""
+        return self.choice.chosen if self.choice else None
 
     @property
     def lowest(self) -> Setting | None:
@@ -77,6 +83,7 @@ class ReportData:
         tried = list_settings(self.tried)
         probes = [run for run in self.runs if run.probe]
         searched = {sweep.name for sweep in self.sweeps if sweep.halving is not None}
+        present = {sweep.name: find_present(sweep) for sweep in self.sweeps}
         keys = dict.fromkeys(map(tell, (*(one.best for one in self.settings), *probes)))
         cases: list[Result | Run] = [*self.tried, *probes]
         order = [*dict.fromkeys(case.ran_on for case in cases)]
@@ -94,7 +101,7 @@ class ReportData:
                 mine,
                 [one for one in tried if tell(one.best) == key],
                 [run for run in probes if tell(run) == key],
-                None if apart and self.aim != "memory" else choose(mine, self.aim),
+                None if apart and self.aim != "memory" else choose(mine, self.aim, present[sweep]),
                 sweep in searched,
                 apart,
             )
@@ -104,6 +111,13 @@ class ReportData:
     @cached_property
     def effects(self) -> tuple[Effect, ...]:
         return tuple(find_effects(self))
+
+
+def find_present(sweep: Sweep) -> int | None:
+    """Return the batch size that is in use, which a search for advice measures first; None of any
+    other sweep."""
+    asked = "-m bench.advise " in sweep.command
+    return next((row.case.batch_size for row in sweep.rows if row.is_repeat and asked), None)
 
 
 M = TypeVar("M", bound=ReportData)

@@ -7,31 +7,42 @@ a single run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from operator import attrgetter
-from typing import TypeVar
+from typing import Any, NamedTuple
 
-from bench.case import AXES, SAME_QUESTION, UNTIMED
-from bench.limits import NEAR
+from bench.case import AXES, SAME_QUESTION, UNTIMED, Case
+from bench.limits import MIN_REPEATS, NEAR, STEADY, find_quantile
+from bench.precision import PRECISIONS
+from bench.questions.choice import Candidate, Choice, choose_among
 from bench.store.rows import group
 from bench.study.comparable import refuse_alone, refuse_pair
 from bench.study.doubts import bound_energy
 from bench.study.quantities import is_number
 from bench.study.runs import SOURCE, Result, tell_but
-from bench.verdict import Ratio, compare
+from bench.verdict import Ratio, compare, pool_noise
 
 NEUTRAL = tuple(axis for axis in UNTIMED if axis != "optimizer")
 """Axes that cost neither time nor memory."""
 
-AIMS: dict[str, Callable[[Result], float]] = {
-    "time": lambda row: row.epoch_time_s,
-    "memory": lambda row: row.memory_bytes,
-    "energy": bound_energy,  # of a part and a whole epoch, the part's may read too little
-}
-"""What a recommendation may be for instead, and what it then minimises."""
 
-_T = TypeVar("_T")
+class Aim(NamedTuple):
+    """What a recommendation may be for instead of the usual rule: the least of what ``take``
+    returns of a case, NaN where it is not known, of which a share of ``tolerance`` makes no
+    difference."""
+
+    take: Callable[[Any], float]
+    tolerance: float
+
+
+AIMS = {
+    "time": Aim(lambda row: row.epoch_time_s, STEADY),
+    "memory": Aim(lambda row: row.memory_bytes, STEADY),
+    # of a part and a whole epoch, the part's may read too little; and an epoch of one setting took
+    # up to 3 % more or less from one run to the next
+    "energy": Aim(bound_energy, 0.03),
+}
 
 _TOLD = tuple(name for name in AXES if name not in SAME_QUESTION)
 
@@ -72,36 +83,54 @@ def list_settings(results: Sequence[Result]) -> list[Setting]:
     return settings
 
 
-def list_near(
-    settings: Collection[_T], time: Callable[[_T], float], size: Callable[[_T], int]
-) -> list[_T]:
-    """Return the settings of the smallest batch within `NEAR` of the lowest time, fastest first.
-    The first is to be trained with, by the rule of reports, `bench.cards` and `bench.advise`. There
-    is at least one setting; ``time`` and ``size`` return its time and its batch size."""
-    most = (1 + NEAR) * min(map(time, settings))
-    near = [setting for setting in settings if time(setting) <= most]
-    smallest = min(map(size, near))
-    return sorted((setting for setting in near if size(setting) == smallest), key=time)
+def choose(
+    settings: Sequence[Setting], aim: str = "", present: int | None = None
+) -> Choice[Setting] | None:
+    """Return the setting to recommend, by the rule of `bench.questions.choice`; with an ``aim``, of
+    those that are within its tolerance of the least. ``present`` is the batch size in use.
 
-
-def choose(settings: Sequence[Setting], aim: str = "") -> Setting | None:
-    """Return the setting to recommend, by the rule of `list_near`; with an ``aim``, the least of
-    that. None if no time can be trusted, if half of them cannot and one of those is lower by more
-    than `NEAR`, or if nothing is known of the aim."""
+    None if no time can be trusted, if half of them cannot and one of those is lower by more than
+    `NEAR`, or if nothing is known of the aim.
+    """
     # a noisy time says nothing against the memory or the energy of a run that ended well
     sound = "trusted" if aim in ("", "time") else "sound"
-    take = AIMS[aim or "time"]
-    known = [s for s in settings if s.timed and getattr(s.best, sound) and is_number(take(s.best))]
+    known = [s for s in settings if s.timed and s.best.times and getattr(s.best, sound)]
+    if aim in AIMS:
+        known = _list_least(known, AIMS[aim])
     if not known:
         return None
-    if aim:
-        return min(known, key=lambda setting: (take(setting.best), setting.best.epoch_time_s))
-    time: Callable[[Setting], float] = attrgetter("best.epoch_time_s")
     timed = [s for s in settings if s.timed and s.best.sound]
-    if 2 * len(known) <= len(timed) and min(map(time, known)) > (1 + NEAR) * min(map(time, timed)):
+    known_s, timed_s = (min(s.best.epoch_time_s for s in held) for held in (known, timed))
+    few = not aim and 2 * len(known) <= len(timed)
+    if few and known_s > (1 + NEAR) * timed_s:
         return None
-    fastest, *_ = list_near(known, time, lambda one: one.best.batch_size)
-    return fastest
+    return choose_among([_weigh(setting) for setting in known], present)
+
+
+def _list_least(settings: Sequence[Setting], aim: Aim) -> list[Setting]:
+    """Return the settings that have the least of an aim, or more by no more than it tolerates."""
+    known = [(aim.take(s.best), s) for s in settings if is_number(aim.take(s.best))]
+    repeats = [[aim.take(run) for run in setting.best.counted] for _, setting in known]
+    deviation, freedom = pool_noise([[v for v in held if v > 0] for held in repeats])
+    noise = math.sqrt(2) * find_quantile(freedom) * deviation if freedom >= MIN_REPEATS else 0.0
+    most = math.exp(max(math.log1p(aim.tolerance), noise)) * min((v for v, _ in known), default=0)
+    return [setting for value, setting in known if value <= most]
+
+
+def _weigh(setting: Setting) -> Candidate[Setting]:
+    row = setting.best
+    again = [time for case in setting.cases if case.trusted for time in case.times]
+    return Candidate(setting, row.times, row.batch_size, rate_unusual(row), again)
+
+
+def rate_unusual(case: Case | Result) -> tuple[bool, int]:
+    """Return how unusual a case is, as a sort key: whether it trains by a recipe that rounds the
+    network's weights, where autocast is what people use, and how many axes are not at their
+    defaults."""
+    precision = PRECISIONS[case.precision]
+    usual = {name: AXES[name].default for name in _TOLD if name not in ("batch_size", *NEUTRAL)}
+    usual["loss_scale"] = precision.default_loss_scale
+    return precision.casts, sum(getattr(case, name) != value for name, value in usual.items())
 
 
 def judge_speeds(pairs: Sequence[tuple[Result, Result]]) -> list[Ratio]:

@@ -50,8 +50,8 @@ def build_parser() -> Parser:
     add("--figures", type=Path, metavar="DIR", help="also write its figure there, as SVG and PNG")
     add_filters(parser, "precision=fp16,bf16 batch_size=512")
     add("--by", default="", metavar="AXIS", help="group the overview by this axis")
-    aims = ", ".join(AIMS)
-    add("--for", dest="aim", default="", metavar="AIM", help=f"recommend the least of {aims}")
+    aims = " or ".join(AIMS)
+    add("--for", dest="aim", default="", metavar="AIM", help=f"recommend the least {aims}")
     add("--full", action="store_true", help="print all warnings, tables and notes")
     return parser
 

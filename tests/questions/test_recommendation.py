@@ -164,6 +164,60 @@ def test_a_command_with_a_batch_size_and_no_precision_is_trained_at_that(tmp_pat
     assert "Train train.py on A card at batch size 8: " in answer.sentences[0]
 
 
+ALIKE: dict[str, tuple[str, Sequence[Record], str]] = {
+    "a quarter more time for a thousandth of the memory": (
+        "memory", [*once(BF16, 100, 4.000), *once(FP16, 125, 3.996)], "in bf16 at batch size 128",
+    ),
+    "another loss scale for 2 % of the energy": (
+        "energy",
+        [*once(FP16, 100, energy_j=102.0),
+         *once(replace(FP16, loss_scale=256.0), 99.8, energy_j=100.0)],
+        "in fp16 at batch size 128 (loss scale 128)",
+    ),
+    "twice the memory for a thousandth of the energy": (
+        "energy",
+        [*once(FP16, 100, 4, energy_j=100.2), *once(at(256, FP16)[0], 96, 8, energy_j=100.0)],
+        "in fp16 at batch size 128",
+    ),
+    "a hundredth of the time by a recipe that rounds the weights": (
+        "", [*once(FP16, 100), *once(Case(precision="fp16-amp", loss_scale="dynamic"), 101)],
+        "in fp16-amp at batch size 128",
+    ),
+}  # fmt: skip
+"""What is recommended for an aim where another setting has hardly less of it."""
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_what_makes_no_difference_costs_nothing_else(name: str, tmp_path: Path) -> None:
+    aim, rows, said = ALIKE[name]
+    (answer,) = replace(read_report(tmp_path, rows), aim=aim).answers
+    assert said in answer.sentences[0]
+
+
+def test_settings_that_cannot_be_told_apart_are_named(tmp_path: Path) -> None:
+    rows = [*ran(at(64, FP16)[0], (63.0, 60.1, 66.5), 3), *ran(FP16, (60.0, 57.0, 63.0), 4)]
+    rows += ran(at(256, FP16)[0], (57.0, 54.0, 60.0), 6)
+    (answer,) = read_report(tmp_path, rows).answers
+    said = " ".join(answer.sentences)
+    assert "in fp16 at batch size 256: 57.00 s an epoch" in said
+    assert "Batch sizes 64, 128 and 256 cannot be told apart within 10 %; 64 needs least" in said
+    assert "Throughput only: at another batch size tune the learning rate again, and" in said
+
+
+def test_what_another_folder_found_on_the_card_is_cited(tmp_path: Path) -> None:
+    """results/reference has this card, compiled, in a bare loop."""
+    card = {"gpu": "NVIDIA H200"}
+    rows = [*once(FP32, 40.0, **card), *once(FP16, 12.0, **card), *once(BF16, 6.0, **card)]
+    (answer,) = read_report(tmp_path, rows[:2]).answers
+    assert answer.sentences[-1] == (
+        "Not tried: --compile, --cudnn-benchmark and --channels-last, which may change the order. "
+        "With compile default, cudnn benchmark on, fp16 at batch size 512 took 6.790 s on such a "
+        "card (h200-lab, in a bare loop)."
+    )
+    (answer,) = read_report(tmp_path / "faster", rows).answers
+    assert answer.sentences[-1].endswith("which may change the order.")
+
+
 @pytest.mark.parametrize(
     ("aim", "said"),
     [
