@@ -78,6 +78,7 @@ class Reason(Change):
 
     evidence: str = ""
     cures: tuple[str, ...] = ()
+    unsure: bool = False  # concluded from a rate: no kernel of it was named
 
     @property
     def cause(self) -> Cause:
@@ -394,8 +395,17 @@ def describe(found: Explanation) -> Iterator[str]:
         if found.share(reason) >= (WORTH if place else 0)
     ]
     if main:
-        shares = (f"{100 * found.share(r):.0f} % {r.cause.meaning}" for r in main)
-        of = "the loss" if found.lost else f"{b.name}'s {write_ms(b.step.step_s)} ms"
+        spent = ((r, r.change_s if found.lost else r.after_s) for r in main)
+        shares = (
+            f"{write_ms(time_s)} ms {r.cause.meaning}{' (perhaps)' * r.unsure}"
+            for r, time_s in spent
+        )
+        whole_s = found.change_s if found.lost else b.step.step_s
+        of = (
+            f"the {write_ms(whole_s)} ms lost"
+            if found.lost
+            else f"{b.name}'s {write_ms(whole_s)} ms"
+        )
         yield f"By cause, of {of}: {', '.join(shares)}."
     if cures := dict.fromkeys(cure for reason in main for cure in reason.cures):
         yield f"What may help: {', '.join(cures)}."
@@ -417,7 +427,7 @@ def _say_changes(found: Explanation) -> Iterator[str]:
         return
     told = [change for change in found.changes if change.change_s / whole >= WORTH][:TOLD]
     listed = ", ".join(
-        f"{100 * change.change_s / whole:.0f} % {name_part(change.name)} "
+        f"{write_ms(abs(change.change_s))} ms {name_part(change.name)} "
         f"({write_ms(change.before_s)} → {write_ms(change.after_s)} ms)"
         for change in told
     )
@@ -462,5 +472,8 @@ def _list_reasons(a: Side, b: Side) -> Iterator[Reason]:
         there, here = ([s for s in shares if s.cause is cause] for shares in (ours, theirs))
         before, after = (sum(share.time_s for share in shares) for shares in (there, here))
         if max(before, after) * 1e3 >= FEWEST_MS:
-            cures = list_cures(cause, b.case) if here else ()
-            yield Reason(cause, before, after, show(cause, here, b, a), cures)
+            unsure = cause is Cause.NO_TENSOR_CORES and not any(
+                share.timed and share.timed.row.kernels for share in here
+            )
+            cures = list_cures(cause, b.case) if here and not unsure else ()
+            yield Reason(cause, before, after, show(cause, here, b, a), cures, unsure)

@@ -65,14 +65,22 @@ def recommend(found: ReportData) -> Iterator[Answer]:
         if rules and (trials := find_trials(sweep.rows, sweep.epochs, rules)):
             yield Answer(f"Search: {sweep.name}", tuple(summarize(trials, rules)))
     if len(found.places) > MOST_PLACES:
-        said = f"The first table has what to train each of {len(found.places):,} networks with."
-        yield Answer("Overall", (said,))
+        yield Answer("Overall", (f"The first table has {_name_places(found.places)}.",))
         return
     several = len({place.name for place in found.places}) > 1
     for place in found.places:
         about = place.machine + f", {place.name}" * several
         if told := tuple(filter(None, _tell(found, place))):
             yield Answer(about, told)
+
+
+def _name_places(places: Sequence[Place]) -> str:
+    """Say for what there is an answer; a card that was measured in two folders is one."""
+    networks = [*dict.fromkeys(place.name for place in places)]
+    cards = {one.best.gpu_uuid or place.machine for place in places for one in place.tried}
+    what = networks[0] if len(networks) == 1 else f"each of {len(networks):,} networks"
+    where = f", on each of {len(cards):,} machines" if len(cards) > 1 else ""
+    return f"what to train {what} with{where}"
 
 
 def _tell(found: ReportData, place: Place) -> Iterator[str]:

@@ -153,7 +153,8 @@ _ALL = (
     Quantity("measured_share", "of measured", "%", "higher",
              "achieved FLOP/s over those of a large matrix product in the arithmetic that ran, "
              "measured on this device before its cases",
-             lambda r: r.of_measured, decimals=1, whole=True, rate=True),
+             lambda r: math.nan if r.of_measured > 1 else r.of_measured,
+             decimals=1, whole=True, rate=True),
     Quantity("traffic", "memory traffic", "GB/s", "higher",
              "what the operations of a step read and write, not compiled, over the time of a "
              "step",

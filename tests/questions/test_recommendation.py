@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bench.case import Case
+from bench.questions.recommendation import _name_places
 from bench.record import Record, Status
 from bench.rules import settle
 from tests.planted.records import FP16, FP32, at, make_record, ran
@@ -237,3 +239,18 @@ def test_what_is_recommended_for_an_aim(aim: str, said: str, tmp_path: Path) -> 
 def test_without_a_value_of_the_aim_nothing_is_recommended(tmp_path: Path) -> None:
     (answer,) = replace(read_report(tmp_path, once(FP32)), aim="energy").answers
     assert answer.sentences[0] == "No case that can be trusted has a value for --for energy."
+
+
+def test_one_network_and_one_card_are_counted_once() -> None:
+    """Four folders of a network were "each of 4 networks", and two of a card two machines."""
+
+    def place(machine: str, network: str, uuid: str) -> Any:
+        case = SimpleNamespace(best=SimpleNamespace(gpu_uuid=uuid))
+        return SimpleNamespace(machine=machine, name=network, tried=[case])
+
+    places = [place("H100 · a", "dpn92", "1"), place("H100 · b", "dpn92", "1")]
+    assert _name_places(places) == "what to train dpn92 with"
+    places += [place("H200", "dpn92", "2"), place("CPU", "dpn92", "")]
+    assert _name_places(places) == "what to train dpn92 with, on each of 3 machines"
+    places += [place("H200", "vgg", "2")]
+    assert _name_places(places) == "what to train each of 2 networks with, on each of 3 machines"

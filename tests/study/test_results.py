@@ -131,6 +131,10 @@ RUNS: dict[str, tuple[Sequence[Record], dict[str, Any]]] = {
     "of what the device does": (
         [ran(FP16, 100, **REACHED)], {"measured_share": 0.5, "copy_share": 0.25},  # 8.5 TFLOP/s
     ),
+    "more than the device does": (
+        [ran(FP16, 100, **REACHED | {"rate_float16": 7e12, "rate_bfloat16": 5e12})],
+        {"measured_share": NAN},
+    ),
     "half in fp8": (
         [ran(FP16, 100, **REACHED | {"arithmetic": "float8", "fp8_flop_share": 0.5})],
         {"measured_share": 8.5 / (1 / (0.5 / 20 + 0.5 / 10))},
