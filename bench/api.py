@@ -6,7 +6,6 @@ where these end with return code 2.
 
 from __future__ import annotations
 
-import ast
 import io
 import json
 import os
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from bench.axis import axis_flag
 from bench.case import AXES, spell_value
 from bench.errors import UsageError
+from bench.notebook import MAIN, write_module
 from bench.processes import provide_home
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from bench.report.document import Report
 
 MARGIN = 0.02  # the smallest difference that matters, as of bench.compare
-
-_SAVED = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)  # of a notebook
 
 Value = str | int | float | bool | None
 
@@ -143,46 +141,13 @@ def _name_factory(kind: str, factory: Callable[[], Any], folder: Path) -> str:
             f"{kind}={what}: another process cannot import it by a name; give a function that is "
             f"defined at the top of a module or a notebook: def build(): …"
         )
-    if module != "__main__":
+    if module != MAIN:
         return f"{module}:{name}"
-    text, digest = write_module(factory)
-    file = folder / f"own_{digest}.py"
+    text = write_module(factory)
+    file = folder / f"own_{sha256(text.encode()).hexdigest()[:8]}.py"
     folder.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
-    # for this process, and those that it starts
-    sys.path.insert(0, str(folder.absolute()))
-    given = filter(None, [os.environ.get("PYTHONPATH")])
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder.absolute()), *given])
-    return f"{file.stem}:{name}"
-
-
-def write_module(function: Callable[..., Any]) -> tuple[str, str]:
-    """Return a module with the imports, functions, classes and constants of the notebook up to the
-    cell that defines ``function``, or of the script that does, and a hash of it. What else the
-    function uses, such as a tensor, is missed when it is called."""
-    main, nodes = vars(sys.modules["__main__"]), list[ast.stmt]()
-    cells = main.get("In") or []
-    with suppress(OSError, KeyError):
-        cells = cells or [Path(main["__file__"]).read_text(encoding="utf-8")]
-    if not cells:
-        raise UsageError(
-            f"the source of {function.__name__} is not kept: it came from a prompt, python -c or "
-            "standard input; write it to a file, and run that or import it"
-        )
-    cells = [*dict.fromkeys(cells)]
-    starts = f"def {function.__name__}(", f"class {function.__name__}"
-    last = max(n for n, cell in enumerate(cells) if any(start in cell for start in starts))
-    for cell in cells[: last + 1]:
-        with suppress(SyntaxError):  # a magic command
-            nodes += ast.parse(cell).body
-    parts = [
-        ast.unparse(node)
-        for node in nodes
-        if isinstance(node, _SAVED)
-        or (isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant))
-    ]
-    text = "\n\n\n".join(parts) + "\n"
-    return text, sha256(text.encode()).hexdigest()[:8]
+    return f"{file.stem}:{name}"  # found there by the command, and so by what it prints to go on
 
 
 @dataclass(frozen=True)

@@ -133,36 +133,6 @@ def test_a_dry_run_prints_what_would_run(
     assert not (tmp_path / "out").exists()
 
 
-NOTEBOOK = """
-import math
-from collections import OrderedDict
-from torch import nn
-import torch
-WIDTH = 8
-class Block(nn.Sequential):
-    def __init__(self, width):
-        super().__init__(nn.Linear(width, width), scale_of(width))
-def scale_of(width):
-    return nn.Softplus(math.sqrt(width))
-weights = torch.ones(3)
-def build():
-    return nn.Sequential(OrderedDict(a=nn.Flatten(), b=nn.LazyLinear(WIDTH), c=Block(WIDTH)))
-def with_a_tensor():
-    return nn.Linear(3, int(weights.sum()))
-from bench.api import write_module
-"""
-
-
-def test_a_function_of_a_notebook_is_written_with_what_it_uses(tmp_path: Path) -> None:
-    file = tmp_path / "notebook.py"
-    file.write_text(f"{NOTEBOOK}print(write_module(build)[0])\n")
-    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=True)
-    written: dict[str, Any] = {}
-    exec(done.stdout, written)
-    assert "(c): Block(" in str(written["build"]())
-    assert "weights =" not in done.stdout
-
-
 @pytest.mark.parametrize("how", [["-c"], []], ids=["-c", "standard input"])
 def test_a_function_whose_source_is_not_kept_is_refused(how: list[str]) -> None:
     code = "import bench\ndef net(): pass\nbench.sweep(model=net, device='cpu', out='nowhere')"

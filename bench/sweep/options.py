@@ -27,6 +27,7 @@ from bench.flags import (
 from bench.grid import fill_auto
 from bench.origin import EXECUTORS
 from bench.preset import Preset, default_preset, load_config, load_preset
+from bench.processes import provide_modules
 from bench.record import Status
 from bench.store.rows import Shard, parse_shard
 from bench.text import count
@@ -259,6 +260,10 @@ def read_running(
     if given.address and EXECUTORS[given.executor].here:
         raise UsageError("--address is that of a Ray cluster; give --executor ray with it")
     told = {f.name: getattr(given, f.name) for f in fields(Options) if f.name in given}
+    for factory in (*axes.get("model", ()), *axes.get("workload", ())) if given.out else ():
+        module, _, _ = str(factory).partition(":")
+        if (given.out / f"{module}.py").is_file():  # written there for a function of a notebook
+            provide_modules(given.out)
     return Options(**told | {"axes": axes, "preset": preset})
 
 
