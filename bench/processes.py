@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -222,6 +222,18 @@ def list_children(pid: int, recursive: bool = True) -> list[int]:
     with suppress(Exception):  # it reads other processes, which may be anything
         return [child.pid for child in psutil.Process(pid).children(recursive)]
     return []
+
+
+def name_processes(pids: Iterable[int]) -> dict[int, str]:
+    """Return what each of these processes runs, by its id; of those that have not ended."""
+    names = dict[int, str]()
+    for pid in pids:
+        with suppress(OSError):
+            status = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+            name, _, rest = status.partition("(")[2].rpartition(")")
+            if not rest.startswith(" Z"):
+                names[pid] = name
+    return names
 
 
 _HELD = re.compile(r"^Rss(?:Anon|Shmem):\s+(\d+) kB$", re.MULTILINE)

@@ -22,7 +22,7 @@ from bench.sweep.__main__ import main as sweep
 from bench.validate.__main__ import main as validate
 from bench.work import Kind, Label, Work
 from bench.worker import Job, StepTaken
-from bench.worker.command import judge_label
+from bench.worker.labels import judge_label
 from tests.frames_for_tests import read_steps, read_work
 from tests.workers_for_tests import gone
 
@@ -56,7 +56,7 @@ def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("nan", "diverged", "the loss was inf or NaN from step 0 of"),
         ("oom", "oom", "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB"),
         ("killed", "killed", "the command ended by SIGKILL from outside"),
-        ("daemon", "ok", ""),
+        ("daemon", "invalid", "it left 1 process running (sleep, pid "),
         ("asks", "error", "EOFError: EOF when reading a line (scripts_for_tests.py, line "),
         ("exits", "error", "the command ended with code 3: no data in ./data"),
         ("launched", "error", "ValueError: a shape does not fit (scripts_for_tests.py, line "),
@@ -200,23 +200,47 @@ def test_a_label_that_changed_nothing_is_invalid(
     assert "autocast" not in told, "what the harness does by that name, and not the command"
 
 
+_CONV, _PRODUCT, _BF16 = (
+    Label(Kind.CONVOLUTION, "3×3", "float32"),
+    Label(Kind.MATMUL, "mm", "float32"),
+    Label(Kind.ATTENTION, "_flash_attention_backward", "bfloat16"),
+)
+_OLD, _NEW, _CPU = (7, 5), (8, 0), (0, 0)
+
+
 @pytest.mark.parametrize(
-    ("kind", "on", "precision", "device", "says"),
+    ("label", "capability", "conv", "matmul", "shares", "standing", "says"),
     [
-        (Kind.CONVOLUTION, "conv", "fp32", "cuda", True),
-        (Kind.MATMUL, "conv", "fp32", "cuda", False),  # which it has none of
-        (Kind.CONVOLUTION, "conv", "tf32", "cuda", False),
-        (Kind.CONVOLUTION, "conv", "fp32", "cpu", False),  # which has no TF32
+        # torch's default, where most of the FLOP are convolutions, and where they are a thousandth
+        ("fp32", _NEW, "tf32", "none", {_CONV: 99, _PRODUCT: 1}, "invalid", "may run in TF32"),
+        ("fp32", _NEW, "tf32", "none", {_CONV: 1, _PRODUCT: 999}, "proven", ""),
+        ("fp32", _NEW, "ieee", "tf32", {_CONV: 1, _PRODUCT: 999}, "invalid", "may run in TF32"),
+        ("fp32", _NEW, "ieee", "ieee", {_CONV: 99, _PRODUCT: 1}, "proven", ""),
+        ("fp32", _OLD, "tf32", "tf32", {_CONV: 99, _PRODUCT: 1}, "proven", ""),
+        ("fp32", _CPU, "tf32", "tf32", {_CONV: 99}, "proven", ""),
+        ("tf32", _NEW, "tf32", "none", {_CONV: 99, _PRODUCT: 1}, "proven", ""),
+        ("tf32", _NEW, "tf32", "none", {_CONV: 1, _PRODUCT: 999}, "invalid", "TF32 was off"),
+        ("tf32", _NEW, "ieee", "ieee", {_PRODUCT: 1}, "invalid", "TF32 was off"),
+        ("tf32", _OLD, "tf32", "tf32", {_PRODUCT: 1}, "invalid", "this device has no TF32"),
+        ("bf16-amp", _NEW, "tf32", "tf32", {_BF16: 99, _CONV: 1}, "proven", ""),
+        ("bf16-amp", _NEW, "tf32", "tf32", {_CONV: 99, _BF16: 1}, "invalid", "ran in TF32"),
+        ("bf16-amp", _NEW, "ieee", "tf32", {_CONV: 99, _BF16: 1}, "invalid", "in float32 (most"),
+        ("fp8", _NEW, "tf32", "tf32", {_BF16: 99, _CONV: 1}, "proven", ""),
+        ("fp16", _NEW, "tf32", "tf32", {}, "unproven", "a step multiplies nothing"),
     ],
 )
-def test_tf32_that_was_on_is_not_fp32(
-    kind: Kind, on: str, precision: str, device: str, says: bool
-) -> None:
-    work = {Label(kind, "of the script", "float32"): Work(1, 100.0, 1.0)}
-    flags = {"conv": "ieee", "matmul": "ieee"} | {on: "tf32"}
-    case = Case(precision=precision, device=device)
-    labelled, other = judge_label(work, case, flags)
-    assert (labelled, "torch's TF32 was on" in other) == (1, says)
+def test_a_label_is_held_to_what_may_have_run(
+    label: str, capability: tuple[int, int], conv: str, matmul: str, shares: dict[Label, int],
+    standing: str, says: str,
+) -> None:  # fmt: skip
+    work = {one: Work(1, float(flop), 1.0) for one, flop in shares.items()}
+    case = Case(precision=label, device="cpu" if capability == _CPU else "cuda", command="x")
+    flags = {"conv": conv, "matmul": matmul}
+    found = judge_label(work, case, flags, capability)
+    assert (str(found.standing), says in found.reason) == (standing, True), found
+    # what the counter does not see may be most of it
+    beside = judge_label(work, case, flags, capability, ["transformer_engine"])
+    assert (str(beside.standing), beside.share) == ("unproven", None)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ shapes alone; and whether they ran in the number format of the label."""
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._C import _len_torch_dispatch_stack
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
@@ -53,7 +56,8 @@ _NAMED: dict[Kind, str] = {
     "_scaled_dot_product_flash_attention_for_cpu "
     "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention "
     "_scaled_dot_product_attention_math _scaled_dot_product_fused_attention_overrideable "
-    "scaled_dot_product_attention _flash_attention_forward _efficient_attention_forward",
+    "scaled_dot_product_attention _flash_attention_forward _efficient_attention_forward "
+    "_cudnn_attention_forward _flash_attention _efficient_attention _cudnn_attention",
     Kind.RECURRENT: "_cudnn_rnn lstm gru _thnn_fused_lstm_cell _thnn_fused_gru_cell "
     "mkldnn_rnn_layer _cudnn_rnn_flatten_weight",
     Kind.NORMALISATION: "native_batch_norm cudnn_batch_norm batch_norm _native_batch_norm_legit "
@@ -527,33 +531,103 @@ def judge_formats(work: Mapping[Label, Work], precision: Precision) -> tuple[flo
 
 
 class Sample(Counter):
-    """Counts the operations of a user's training from `begin` to `end`, and never ends it: what
-    cannot be counted has a reason, ``failure``."""
+    """Counts the operations of a user's training from `begin` to `end`, and neither ends nor bends
+    it: what cannot be counted has a reason, ``failure``."""
 
     failure = ""
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch.compile begin meanwhile: it would leave a network eager for good (pytorch issue
+        190286)."""
+        return True
 
     def count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         try:
+            if isinstance(func, HigherOrderOperator):  # what it runs is not dispatched again
+                self.unseen[func.name()] = None
+                return
             super().count(func, args, kwargs, out)
+            if not _is_counted(func):
+                self.unseen[str(func.overloadpacket)] = None
         except Exception as error:
             self.failure = self.failure or f"{type(error).__name__}: {error}"
 
     def begin(self) -> None:
-        self._entered = not read_compiled("frames")
-        if self._entered:
-            self.__enter__()
+        self.unseen = dict.fromkeys(filter(sys.modules.__contains__, _BESIDE))
+        self._entered = False
+        if _is_compiled():
+            self.failure = _COMPILED
+        elif _len_torch_dispatch_stack():
+            self.failure = "another dispatch mode of the script was on"
         else:
-            self.failure = "compiled code does not show its operations"
+            self.__enter__()
+            self._entered = True
+            self._watch_replays()
+            os.register_at_fork(after_in_child=self._leave)  # such as a DataLoader's workers
 
-    def end(self) -> dict[str, Any]:
-        """Return what JSON can hold: ``work``, a list of kind, operation, format, calls, FLOP and
-        bytes; torch's ``flags`` of arithmetic; and ``failure``."""
+    def _watch_replays(self) -> None:
+        """Note that a CUDA graph was replayed, whose operations are not dispatched again."""
+        self._replay = replay = torch.cuda.CUDAGraph.replay
+
+        @wraps(replay)
+        def note(graph: torch.cuda.CUDAGraph) -> None:
+            self.unseen["a replayed CUDA graph"] = None
+            replay(graph)
+
+        torch.cuda.CUDAGraph.replay = note  # type: ignore[assignment,method-assign]
+
+    def _leave(self) -> None:
         if self._entered:
+            self._entered = False
+            torch.cuda.CUDAGraph.replay = self._replay  # type: ignore[method-assign]
             self.__exit__(None, None, None)
+
+    def end(self, device: int = -1) -> dict[str, Any]:
+        """Return what JSON can hold: ``work``, a list of kind, operation, format, calls, FLOP and
+        bytes; torch's ``flags`` of arithmetic; the compute ``capability`` of the GPU of this index,
+        (0, 0) of none; what it may not have seen, ``unseen``; and ``failure``."""
+        if self._entered and _is_compiled():  # meanwhile
+            self.failure = _COMPILED
+        self._leave()
         rows = [
             (*_spell(label), one.calls, one.flop, one.bytes) for label, one in self.work.items()
         ]
-        return {"work": rows, "flags": read_flags(), "failure": self.failure}
+        return {
+            "work": rows,
+            "flags": read_flags(),
+            "capability": torch.cuda.get_device_capability(device) if device >= 0 else (0, 0),
+            "unseen": [*self.unseen],
+            "failure": self.failure,
+        }
+
+
+_COMPILED = "compiled code does not show its operations"
+
+_BESIDE = (
+    "transformer_engine",
+    "flash_attn",
+    "xformers",
+    "apex",
+    "bitsandbytes",
+    "mamba_ssm",
+    "causal_conv1d",
+    "liger_kernel",
+    "unsloth",
+)
+"""Packages that compute in kernels of their own, which are not among torch's operations."""
+
+
+@cache
+def _is_counted(func: Any) -> bool:
+    """Return whether an operation's products are counted, if it may have any: a library's own
+    operation, or a recurrent layer's, has no formula."""
+    if func.namespace not in ("aten", "prim", "prims"):
+        return func.namespace in ("profiler", "c10d", "_c10d_functional", "torchvision")
+    products = name_kind(base_name(str(func))) in (*COMPUTING, Kind.RECURRENT)
+    packet = func.overloadpacket
+    return not products or _ALIKE.get(packet, packet) in flop_registry
 
 
 def read_compiled(name: str = "stats") -> dict[str, int]:
@@ -561,3 +635,10 @@ def read_compiled(name: str = "stats") -> dict[str, int]:
     has compiled nothing."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return {} if dynamo is None else dict(dynamo.counters.get(name, {}))
+
+
+def _is_compiled() -> bool:
+    """Return whether torch.compile has been called in this process, if for nothing that ran yet."""
+    made = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
+    # None stands for what it is to leave alone, such as optimizers
+    return bool(read_compiled("frames")) or any(map(callable, made.values()))

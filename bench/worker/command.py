@@ -25,38 +25,33 @@ import torch
 from bench.case import Case, fill_command
 from bench.command import ITEMS, split_command
 from bench.errors import UsageError
-from bench.failure import Fault, classify, find_place
 from bench.limits import find_ends
-from bench.precision import OWN, PRECISIONS, Arithmetic
+from bench.precision import OWN
 from bench.processes import (
     TemporaryFolder,
     die_with_parent,
     list_children,
-    name_signal,
+    name_processes,
     read_held_memory,
 )
-from bench.record import EpochRow, Outcome, Status, Step
-from bench.script import FILE, SAMPLED
-from bench.text import count
-from bench.training.counting import join_work, judge_formats
+from bench.record import MEASURED, EpochRow, Outcome, Status, Step
+from bench.script import FILE, LOST, SAMPLED
+from bench.text import count, name_first
+from bench.training.counting import join_work
 from bench.training.timing import Warmup, extrapolate, warm_up
 from bench.work import Kind, Label, Work
 from bench.worker import Channel, Job
+from bench.worker.endings import find_fault
 from bench.worker.epochs import describe_interval, describe_steps, finite
+from bench.worker.labels import Standing, judge_label
 from bench.worker.measurement import conclude
 
+_LOST = re.compile(re.escape(LOST.encode()) + rb": ([^\n]+)\n")
 _POLL_S = 0.02
 _GRACE_S = 3.0
 _TAIL_BYTES = 1 << 16  # of the output, to find what an error was
 _LEAST_S = 1e-9  # of a step: the clock of a GPU may see none
 _UNLIMITED = 40  # steps that warm-up supposes will be measured, if the command decides
-
-# what starts scripts says that they failed, after their own errors; torch marks lines by rank
-_ERROR = re.compile(
-    r"^(?:\[rank\d+\]: ?)?[\w.]*?(?!ChildFailed|CalledProcess|ProcessExited)\b"
-    r"(\w+(?:Error|Exception|Interrupt|Exit))(?:: (.*))?$",
-    re.MULTILINE,
-)
 
 
 @dataclass
@@ -80,6 +75,10 @@ class _Run:
         self.steps: list[_Taken] = []
         self.epochs: dict[int, dict[str, float]] = {}  # what was found after as many steps
         self.work: dict[str, Any] = {}
+        self.who: dict[str, Any] = {}  # the process that tells them
+        self.left: dict[int, str] = {}  # what it started, and what still ran when it had ended
+        self.lost = ""  # why it tells no more
+        self._seen = 1  # processes that told steps, or would have
         self.counted = True  # whether it said how many items each of its steps has
         self.clock_s, self.follow = 0.0, self._follow()
         variables, words = split_command(fill_command(case))
@@ -115,12 +114,23 @@ class _Run:
         while data := os.read(stream.fileno(), 1 << 16):
             self.recent += data
             del self.recent[:-_TAIL_BYTES]
+            if not self.lost and (found := _LOST.search(self.recent)):
+                self.lost = found[1].decode(errors="replace").strip()
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
 
     def count(self, steps: Sequence[_Taken]) -> int:
         """Return the items of steps, or their number if it does not say."""
-        return sum(step.items for step in steps) if self.counted else len(steps)
+        if not self.counted:
+            return len(steps)
+        return self.processes * sum(step.items for step in steps)
+
+    @property
+    def processes(self) -> int:
+        """How many processes took items of their own: as many as torch knows of, or of those that a
+        variable names the ones that have told steps."""
+        told: int = self.who.get("processes", 1)
+        return told if self.who.get("known") else min(told, self._seen)
 
     def _update(self) -> list[_Taken]:
         """Read what it has told since the last time; return the new steps."""
@@ -141,6 +151,8 @@ class _Run:
             self.steps.append(_Taken(len(self.steps), moment, time_s, items or 1, loss))
         elif kind == "work":
             (self.work,) = told
+        elif kind == "who":
+            self.who |= told[0]
         elif self.steps:
             known = {name: value for name, value in told[0].items() if value is not None}
             self.epochs.setdefault(len(self.steps), {}).update(known)
@@ -170,12 +182,14 @@ class _Run:
             with suppress(ChildProcessError):
                 os.waitpid(-1, os.WNOHANG)
             time.sleep(_POLL_S)
+        self.left = name_processes([] if stop else list_children(os.getpid()))
         for pid in list_children(os.getpid()):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._ended.wait()
         self._copier.join(_GRACE_S)
         self._update()
+        self._seen = max(1, len([*self._path.parent.glob(f"{self._path.name}.*")]))
         code = self._process.returncode
         return 128 - code if code > 128 else code  # a shell says so of what it ran
 
@@ -202,29 +216,31 @@ def measure_command(given: Job, channel: Channel) -> Outcome:
         code = run.close(stopped)
     if stopped:
         found.note(f"ended after {count(len(measured), 'measured step')}, as --steps asks")
-    elif code:
-        fault = _find_fault(code, run, case)
-        found.status, found.reason, found.transient = fault.status, fault.reason, fault.transient
+    else:
+        _describe_end(found, run, code, case)
     _describe(found, case, run, warm, measured)
     channel.send(found)
     return found
 
 
-def _find_fault(code: int, run: _Run, case: Case) -> Fault:
-    """Return why a command failed, from its code and the end of its output."""
-    if -code in (signal.SIGKILL, signal.SIGTERM):
-        return Fault(Status.KILLED, f"the command ended by {name_signal(-code)} from outside")
-    text = run.recent.decode(errors="replace")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    name, told = f"the command ended with code {code}", lines[-1] if lines else ""
-    if code < 0:
-        name = f"the command ended with {name_signal(-code)}"
-    if "Traceback" in text and (errors := _ERROR.findall(text)):
-        name, told = errors[-1]
-    fault = classify([name], text, case=case)
-    reason = f"{name}: {told[:300]}" if told else name
-    after = f"; after {count(len(run.steps), 'step')}" if run.steps else ""
-    return Fault(fault.status, f"{reason}{find_place(text)}{after}", fault.transient)
+def _describe_end(found: Outcome, run: _Run, code: int, case: Case) -> None:
+    """Say how a command ended that was left to end by itself."""
+    fault = find_fault(code, run.recent.decode(errors="replace"), case)
+    if fault is not None:
+        after = f"; after {count(len(run.steps), 'step')}" if run.steps else ""
+        found.status, found.reason = fault.status, fault.reason + after
+        found.transient = fault.transient
+    elif run.left:
+        names = name_first([f"{name}, pid {pid}" for pid, name in run.left.items()], 3, "; ")
+        one = count(len(run.left), "process")
+        if run.who.get("pid") in (None, *run.left):
+            found.status, found.reason = conclude(
+                found.measurement,
+                f"it left {one} running ({names}), so that its time is not that of all its work: "
+                "start the training in the foreground, or wait for it",
+            )
+        else:
+            found.note(f"it left {one} running ({names}), which the sweep ended")
 
 
 _OF_STEPS = ("warmup_steps", "warmup_time_s", "measured_steps", "step_time_median_s", "train_loss")
@@ -234,16 +250,18 @@ def _describe(
     found: Outcome, case: Case, run: _Run, warm: Warmup | None, measured: Sequence[_Taken]
 ) -> None:
     m, steps = found.measurement, run.steps
+    if run.lost and steps:
+        found.note(f"it told of its first {count(len(steps), 'step')} alone: {run.lost}")
     if warm is None:  # too few to be steady: the first starts up, and to count takes another longer
         measured = [step for step in steps if step.number not in (0, SAMPLED)]
         found.leave_out("too few steps for a warm-up", "warmup_steps", "warmup_time_s")
     if not measured:
         found.unit, found.epoch_items = "runs", 1
         m.measured_time_s, m.measured_images = run.ended_s, 1
-        if found.status is Status.OK:
+        if found.status in MEASURED:
             m.epoch_time_s, m.images_per_s = run.ended_s, 1 / run.ended_s
         why = "the command does not tell its steps, or too few; call bench.step in it"
-        found.leave_out(why, *_OF_STEPS)
+        found.leave_out(run.lost or why, *_OF_STEPS, "labelled_flop_share")
         return
     times = [step.time_s or 0.0 for step in measured]
     m.setup_time_s = steps[0].moment - run.began
@@ -319,32 +337,16 @@ def _describe_work(found: Outcome, case: Case, run: _Run) -> None:
     m.flags = " ".join(f"{name}={value}" for name, value in sample["flags"].items())
     found.leave_out("formats are counted in a command, and not rounding errors", "arithmetic")
     found.work = join_work(work, {})
-    # counted in one of the processes that share the items
-    items = run.count(run.steps[SAMPLED : SAMPLED + 1]) / sample["processes"]
+    # counted in one of the processes
+    items = run.count(run.steps[SAMPLED : SAMPLED + 1]) / run.processes
     m.flop_per_image = sum(one.flop for one in work.values()) / items
     m.step_bytes = round(sum(one.bytes for one in work.values()))
     if case.precision == OWN:
         found.leave_out("the command has no {precision}", "labelled_flop_share")
         return
-    m.labelled_flop_share, other = judge_label(work, case, sample["flags"])
-    if m.labelled_flop_share is None:
-        found.leave_out("a step multiplies nothing", "labelled_flop_share")
-    if other and found.status in (Status.OK, Status.DIVERGED):
-        found.status, found.reason = conclude(m, f"labelled {case.precision}, but {other}")
-
-
-def judge_label(
-    work: dict[Label, Work], case: Case, flags: dict[str, str]
-) -> tuple[float | None, str]:
-    """Judge as `judge_formats` does; and whether TF32, which reads float32, ran as fp32."""
-    precision = PRECISIONS[case.precision]
-    labelled, other = judge_formats(work, precision)
-    if labelled and not other and case.device == "cuda":
-        convolves = any("conv" in label.kind and one.flop for label, one in work.items())
-        rounded = (convolves and flags["conv"] == "tf32") or flags["matmul"] == "tf32"
-        if rounded and precision.arithmetic is Arithmetic.FLOAT32:
-            other = (
-                "torch's TF32 was on, its default for convolutions; label it tf32, or set "
-                "torch.backends.cudnn.conv.fp32_precision = 'ieee' in the script"
-            )
-    return labelled, other
+    judgement = judge_label(work, case, sample["flags"], (*sample["capability"],), sample["unseen"])
+    m.labelled_flop_share = judgement.share
+    if judgement.standing is Standing.UNPROVEN:
+        found.leave_out(judgement.reason, "labelled_flop_share")
+    elif judgement.standing is Standing.INVALID and found.status in (Status.OK, Status.DIVERGED):
+        found.status, found.reason = conclude(m, judgement.reason)
