@@ -7,6 +7,7 @@ key, the CSV column and the asv parameter, and everything else in `bench.axis.Ax
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from hashlib import sha256
@@ -356,8 +357,16 @@ def fill_command(case: Case) -> str:
     values = {
         name: own[name] if name in own else spell_value(getattr(case, name)) for name in named
     }
+
+    def spell(name: str, text: str) -> str:
+        if name in own:
+            return text
+        with suppress(ValueError):  # a value that no row can have needs no word
+            return spell_value(AXES[name].parse(text))
+        return text
+
     try:
-        return fill_places(case.command, values)
+        return fill_places(case.command, values, spell)
     except ValueError as error:
         raise UsageError(f"--command: {error}") from None
 

@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
@@ -32,6 +32,14 @@ rows: as many items, whatever the batch size."""
 
 BESIDE_COMMAND = ("command", "vary", "device", "steps", "seed")
 """The axes that a command has without a placeholder for them."""
+
+
+OF_HARNESS = (
+    *("memory_limit", "fraction", "until", "evaluate", "checkpoint", "profile", "parallel"),
+    *("workload", "command", "vary"),
+)
+"""The axes that the harness itself applies to what it trains, and to no command: a row named by one
+would say that it did."""
 
 
 def list_places(command: str) -> list[str]:
@@ -121,9 +129,13 @@ def combine_vary(given: Sequence[Sequence[str]]) -> list[str]:
     return [write_vary(dict(zip(names, row, strict=True))) for row in rows]
 
 
-def fill_places(command: str, values: Mapping[str, str]) -> str:
+def fill_places(
+    command: str, values: Mapping[str, str], spell: Callable[[str, str], str] = lambda _, text: text
+) -> str:
     """Return the command of a case. ``values`` has a text for each placeholder; those without words
-    of the script's own are quoted as one word. Raises ValueError: a value has no word there.
+    of the script's own are quoted as one word. ``spell`` writes a placeholder's value as
+    ``values`` does, which may be given in other words. Raises ValueError: a value has no word
+    there.
 
     >>> fill_places("t.py {precision:fp32=-q,bf16=--amp} {lr}", {"precision": "fp32", "lr": "1"})
     't.py -q 1'
@@ -133,12 +145,13 @@ def fill_places(command: str, values: Mapping[str, str]) -> str:
         words, value = _read_words(found), values[found[1]]
         if words is None:
             return shlex.quote(value)
-        if value not in words:
+        known = {spell(found[1], text): word for text, word in words.items()}
+        if value not in known:
             there = ", ".join(words)
             raise ValueError(
                 f"{{{found[1]}:…}} has no word for {value}; it has {there}: add {value}=…"
             )
-        return words[value]
+        return known[value]
 
     return _PLACE.sub(fill, command)
 
@@ -202,6 +215,11 @@ def refuse_places(
     """
     places = dict.fromkeys(list_places(command))
     for name in places:
+        if name in OF_HARNESS and name not in own:
+            return (
+                f"{{{name}}}: {axis_flag(name)} is for what the harness trains, and does nothing "
+                f"to a command; give a setting of the script another name: --vary own_{name} …"
+            )
         if name not in axes and name not in own:
             near = nearest(name, [*own, *axes], f"add --vary {name} VALUE …")
             return f"{{{name}}} is neither an axis nor a --vary; {near}"

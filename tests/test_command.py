@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench.case import Case
+from bench.case import Case, fill_command
 from bench.command import parse_command
 from bench.compare.__main__ import main as compare
 from bench.executors import Event, Settings
@@ -59,7 +59,7 @@ def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("daemon", "invalid", "it left 1 process running (sleep, pid "),
         ("asks", "error", "EOFError: EOF when reading a line (scripts_for_tests.py, line "),
         ("exits", "error", "the command ended with code 3: no data in ./data"),
-        ("launched", "error", "ValueError: a shape does not fit (scripts_for_tests.py, line "),
+        ("launched", "error", "ValueError: a shape does not fit (train.py, line 7)"),
         ("dies", "error", "ValueError: a shape does not fit (scripts_for_tests.py, line "),
         ("bytes", "error", "the command ended with code 1: \ufffd\ufffd not UTF-8"),
         ("text", "error", "takes a number or a tensor of one element, and this is a str (scripts_"),
@@ -283,6 +283,15 @@ def test_it_is_validated_and_compared(mistakes: Path, capsys: pytest.CaptureFixt
         ("--command 'python t.py | tee log'", "no shell runs the command; give sh -c '…'"),
         ("--command 'python t.py --lr {lrr}'", "{lrr} is neither an axis nor a --vary; did you"),
         ("--command 'python t.py' --batch-size 8", "the command has no {batch_size}; add it"),
+        (
+            "--command 'python t.py {profile:on=-p,off=}' --profile",
+            "{profile}: --profile is for what",
+        ),
+        ("--command 'python t.py {memory_limit}' --memory-limit 2GiB", "does nothing to a command"),
+        (
+            "--command 'python t.py {parallel:ddp=-d}' --parallel ddp",
+            "does nothing to a command; give a",
+        ),
         ("--command 'python t.py {lr}'", "{lr} has no value; give --lr VALUE …"),
         ("--command './t.py'", "'./t.py' is no program that can be run here; give its path"),
         ("--command 'python t.py' --vary x 1", "the command has no {x}; add it there"),
@@ -308,6 +317,19 @@ def test_mistakes_are_one_line_before_anything_runs(
         assert error.startswith("error: ")
         assert error.count("\n") == 1
         assert said in error
+
+
+@pytest.mark.parametrize(
+    ("places", "values", "filled"),
+    [
+        ("{compile:off=,on=--compile}", {"compile": "default"}, "--compile"),
+        ("{lr:1e-2=small,1=large}", {"lr": 0.01}, "small"),
+        ("{evaluated:on=-e}", {"vary": "evaluated=on"}, "-e"),
+        ("{channels_last:true=-c,false=}", {"channels_last": True}, "-c"),
+    ],
+)
+def test_words_are_for_what_was_typed(places: str, values: dict[str, Any], filled: str) -> None:
+    assert fill_command(Case(command=f"t {places}", **values)) == f"t {filled}"
 
 
 def test_a_dry_run_repeats_what_was_given(

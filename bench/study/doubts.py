@@ -12,8 +12,8 @@ from bench.case import Case
 from bench.data.loader import PREFETCH
 from bench.gpu.nvml import EFFECTS
 from bench.limits import BUSY_CORES, MIN_REPEATS, STEADY
-from bench.precision import EMULATE_FP8, MOSTLY_LABELLED, PRECISIONS, Arithmetic
-from bench.record import Status, describe_unmet
+from bench.precision import EMULATE_FP8, MOSTLY_LABELLED, OWN, PRECISIONS, Arithmetic
+from bench.record import RELIABLE, Status, describe_unmet, read_missing
 from bench.study.quantities import over
 from bench.text import count, name_first
 
@@ -235,6 +235,13 @@ _ALL = (
           "Return the network as it is written, and use --compile.",
           lambda r: r.compiled_within > 0, fatal=False,
           detail=lambda r: count(int(r.compiled_within), "graph")),
+    Doubt("unproven", "label unproven",
+          "Whether a command ran in the number format of its label was not looked at",
+          "Call bench.step in the script, as docs/own-script.md says: the operations of a step are "
+          "then counted, but for compiled ones and those of other libraries.",
+          lambda r: r.command is not None and r.precision != OWN and r.status in RELIABLE
+          and math.isnan(r.labelled_flop_share), fatal=False,
+          detail=lambda r: read_missing(r.missing).get("labelled_flop_share", "")),
     Doubt("unmet", "not all done",
           "What was asked for beside training failed",
           "Remove the cause, of which the logs in the folder tell more, then run them again with "
