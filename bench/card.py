@@ -48,6 +48,7 @@ GRACE_S = 8.0  # a sweep stopped by SIGINT ends its worker in 3 s
 
 STEPS = """\
 doctor     12  -           bench.doctor --out {out} {data}
+trust      60  -           bench.trust --out {out}/trust --device {device} {shared}
 rtx-titan  30  -           {nine} {part} --repeats 1
 precisions 5   -           {sweep} {part} {six}
 tests      30  checkout    pytest -v -p no:cacheprovider -m gpu tests/gpu
