@@ -19,9 +19,18 @@ from torch import Tensor, nn
 from bench.case import Case
 from bench.check import findings
 from bench.check.__main__ import LEAST_STEPS, choose_cases, main
-from bench.check.checks import CHECKS, Check, Finding, answer, describe, explain
+from bench.check.checks import (
+    CHECKS,
+    Check,
+    Finding,
+    OutOfTimeError,
+    answer,
+    describe,
+    explain,
+)
 from bench.check.findings import Subject, check_seed
 from bench.data import DatasetInfo, load
+from bench.data.batches import stream
 from bench.flags import join_flags
 from bench.sweep.options import parse_arguments as parse_sweep
 from bench.sweep.options import plan_cases as plan_sweep
@@ -438,7 +447,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(asked: None, images: Path) -> Run:
     def run(*flags: str, model: str) -> int:
         common = ["--device", "cpu", "--batch-size", "16", "--steps", str(LEAST_STEPS)]
-        common += ["--data-dir", str(images)]
+        common += ["--data-dir", str(images), "--budget", "1h"]
         own = ["--model", model, "--dataset", "synthetic"] if model else []
         return main(join_flags(common, own, flags))
 
@@ -464,6 +473,22 @@ def test_the_command_fails_where_a_check_does(run: Run, capsys: Capture) -> None
     assert "spare.weight; spare.bias" in said
     results = re.findall("^([a-z-]+) +(pass|FAIL) ", said, re.MULTILINE)
     assert dict(results) == {"initial-loss": "pass", "first-steps": "FAIL", "gradients": "FAIL"}
+
+
+def test_what_the_time_is_too_short_for_is_named(
+    run: Run, capsys: Capture, data: DatasetInfo
+) -> None:
+    """Before a check and within one, and nothing of it counts as passed or failed."""
+    assert run("--workload", "test_check:Summing", "--budget", "0.001s", model="") == 0
+    said = capsys.readouterr().out
+    assert "0 of 0 checks passed" in said
+    assert f"not run: {', '.join([*CHECKS][1:])}; --budget 10m runs all" in said
+    late = subject(data)
+    batches, training = late.start()
+    late.until = 0.0
+    with pytest.raises(OutOfTimeError):
+        training.step(next(stream(batches)))
+    assert answer(CHECKS["overfit"], late).result == "not run"
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from bench.axis import Value
@@ -27,10 +29,14 @@ from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.preset import default_preset, load_preset
 from bench.processes import leave
+from bench.questions.advice import parse_budget
 from bench.sweep.options import Options, Plan
 from bench.sweep.preflight import check
 
 STEPS, LEAST_STEPS = 60, 20
+
+BUDGET_S = 60.0
+"""Time of all checks, in s. On two busy cores they took 92 to 384 s for small networks."""
 
 _FEW_STEPS = (
     "it trains a few steps of whole batches, made on the device, all at --lr, of a whole network "
@@ -66,6 +72,13 @@ def build_parser() -> Parser:
         metavar="N",
         help=f"first steps to look at ({STEPS}); four times as many where the loss falls late",
     )
+    add(
+        "--budget",
+        type=partial(parse_budget, "--budget"),
+        default=BUDGET_S,
+        metavar="TIME",
+        help="when to end, such as 10m or 600s, with what is not run yet named (60s)",
+    )
     add("--skip", nargs="+", default=[], metavar="CHECK", help="leave these checks out")
     add("--data-dir", metavar="DIR", type=Path, help="where CIFAR-10 is (./data)")
     add_axes(
@@ -79,7 +92,7 @@ def build_parser() -> Parser:
 @command
 def main(argv: Sequence[str]) -> int:
     """Run the checks. Return 0, 1 if one failed, or 2 for a usage error, found before training."""
-    given = build_parser().parse(argv)
+    began, given = time.monotonic(), build_parser().parse(argv)
     for name in given.skip:
         choose("--skip", name, CHECKS)
     axes = read_axes(given)
@@ -95,9 +108,10 @@ def main(argv: Sequence[str]) -> int:
     from bench.check.findings import Subject
 
     failed = False
-    for case in cases:
+    for done, case in enumerate(cases, 1):
         print(head(case, cases), flush=True)
-        subject = Subject(case, inputs.data(case).folder, given.steps)
+        until = began + given.budget * done / len(cases)
+        subject = Subject(case, inputs.data(case).folder, given.steps, until)
         failed |= not run_checks(subject, given.skip)
     return int(failed)
 

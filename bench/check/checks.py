@@ -6,6 +6,7 @@ Importing this module is cheap; torch is imported by `bench.check.findings`.
 from __future__ import annotations
 
 import math
+import sys
 import textwrap
 import time
 from collections.abc import Iterable, Sequence
@@ -19,6 +20,9 @@ from bench.workloads import IMAGES
 
 if TYPE_CHECKING:
     from bench.check.findings import Subject
+
+
+NOT_RUN = "not run"
 
 
 @dataclass(frozen=True)
@@ -50,10 +54,14 @@ class InapplicableError(Exception):
     """Raised if a check does not apply to the training; the message has at most 55 characters."""
 
 
+class OutOfTimeError(Exception):
+    """Raised in a check if the time of all checks is over."""
+
+
 @dataclass(frozen=True)
 class Answer:
-    """What a check found, ``pass``, ``FAIL`` or ``skipped``; without a finding ``why`` says why it
-    does not apply or could not run."""
+    """What a check found, ``pass``, ``FAIL``, ``skipped`` or ``not run``; without a finding ``why``
+    says why it does not apply or could not run."""
 
     check: Check
     result: str
@@ -68,12 +76,15 @@ def answer(check: Check, subject: Subject) -> Answer:
         finding = getattr(findings, f"check_{check.name.replace('-', '_')}")(subject)
     except InapplicableError as error:
         return Answer(check, "skipped", why=str(error))
+    except OutOfTimeError:
+        return Answer(check, NOT_RUN, why="the time is over")
     except Exception as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         return Answer(check, "FAIL", why=why)
     return Answer(check, "pass" if finding.passed else "FAIL", finding)
 
 
+# the most telling first, and the longest, which another's answer covers in part, last
 CHECKS: dict[str, Check] = {
     check.name: check
     for check in (
@@ -85,10 +96,10 @@ CHECKS: dict[str, Check] = {
             "already: for those, add --skip initial-loss first-steps.",
         ),
         Check(
-            "averaging",
-            "the step does not depend on how many images a batch has",
-            "A figure of 2 is that of a loss summed over the batch: average it, or every batch "
-            "size needs a learning rate of its own. Below 0.6 it is divided twice.",
+            "gradients",
+            "all weights to be trained receive gradients",
+            "These layers are never used, detached from the loss, or behind something dead. Set "
+            "requires_grad to False for weights that are frozen on purpose.",
         ),
         Check(
             "own-pixels",
@@ -97,6 +108,12 @@ CHECKS: dict[str, Check] = {
             "reshape where permute or flatten(1) is meant, or a mean over dimension 0. If it does "
             "not depend on its own, the input is lost on its way: look for an argument that is not "
             "used, weights that are zero, or values that a ReLU or a clamp makes constant.",
+        ),
+        Check(
+            "averaging",
+            "the step does not depend on how many images a batch has",
+            "A figure of 2 is that of a loss summed over the batch: average it, or every batch "
+            "size needs a learning rate of its own. Below 0.6 it is divided twice.",
         ),
         Check(
             "overfit",
@@ -111,24 +128,10 @@ CHECKS: dict[str, Check] = {
             "or more --steps. If overfit passes, look at the labels.",
         ),
         Check(
-            "baseline",
-            "it learns from the images, not only from the frequency of labels",
-            "With every image blank it learns as well: the labels do not belong to the images, or "
-            "the images do not reach the network. A network that only starts slowly needs more "
-            "--steps. Where the data are random there is nothing to learn: add --skip first-steps "
-            "baseline.",
-        ),
-        Check(
             "seed",
             "the same seed gives the same steps",
             "Something draws random numbers that --seed does not reach: numpy's, or a generator "
             "of the model's own. Seed it in the model's factory.",
-        ),
-        Check(
-            "gradients",
-            "all weights to be trained receive gradients",
-            "These layers are never used, detached from the loss, or behind something dead. Set "
-            "requires_grad to False for weights that are frozen on purpose.",
         ),
         Check(
             "memory",
@@ -136,24 +139,37 @@ CHECKS: dict[str, Check] = {
             "Something keeps tensors of every step: a list of outputs, or a graph that backward "
             "did not free (retain_graph).",
         ),
+        Check(
+            "baseline",
+            "it learns from the images, not only from the frequency of labels",
+            "With every image blank it learns as well: the labels do not belong to the images, or "
+            "the images do not reach the network. A network that only starts slowly needs more "
+            "--steps. Where the data are random there is nothing to learn: add --skip first-steps "
+            "baseline.",
+        ),
     )
 }
 
 
 def run_checks(subject: Subject, skip: Sequence[str]) -> bool:
     """Run the checks of a case except those in ``skip``, and return whether none failed. Print a
-    line as each check ends, then an explanation of each failure, and how many passed."""
+    line as each check ends, then an explanation of each failure, how many passed, and what was not
+    run."""
     start, answers = time.perf_counter(), list[Answer]()
-    for one in CHECKS.values():
-        if one.name not in skip:
-            answers.append(answer(one, subject))
-            print(describe(answers[-1]), flush=True)
+    for one in (one for one in CHECKS.values() if one.name not in skip):
+        if sys.stdout.isatty():
+            print(_row(one.name, "…", "", ""), end="\r", flush=True)
+        answers.append(answer(one, subject))
+        print(describe(answers[-1]), flush=True)
     failed = [found for found in answers if found.result == "FAIL"]
     for found in failed:
         print(explain(found))
-    ran = sum(found.result != "skipped" for found in answers)
+    ran = sum(found.result not in ("skipped", NOT_RUN) for found in answers)
     took = f"in {time.perf_counter() - start:.0f} s"
-    print(f"{ran - len(failed)} of {ran} checks passed, {took}\n", flush=True)
+    print(f"{ran - len(failed)} of {ran} checks passed, {took}")
+    if late := [found.check.name for found in answers if found.result == NOT_RUN]:
+        print(f"not run: {', '.join(late)}; --budget 10m runs all")
+    print(flush=True)
     return not failed
 
 
@@ -177,7 +193,7 @@ def describe(found: Answer) -> str:
     ['seed', 'pass', '0.5', 'apart', 'at', 'most', '1']
     """
     if found.finding is None:
-        figure = found.why if found.result == "skipped" else "could not be run"
+        figure = "could not be run" if found.result == "FAIL" else found.why
         return _row(found.check.name, found.result, figure, "")
     finding = found.finding
     bounds = f"{finding.low:.4g} to {finding.high:.4g}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import math
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -21,7 +22,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bench.case import Case
-from bench.check.checks import Finding, InapplicableError
+from bench.check.checks import Finding, InapplicableError, OutOfTimeError
 from bench.data.batches import Supply, count_items, stream
 from bench.training.building import open_workload
 from bench.training.loop import Training, train_epoch
@@ -47,11 +48,12 @@ class Subject:
     """A case, its data, and its training from the start.
 
     ``folder`` holds the dataset that `bench.data.prepare` left; a user's workload needs none.
-    ``classes`` is the number of classes, None if the workload computes a loss of its own.
+    ``classes`` is the number of classes, None if the workload computes a loss of its own. At
+    ``until``, a time.monotonic(), the next step raises `OutOfTimeError`.
     """
 
-    def __init__(self, case: Case, folder: str, steps: int) -> None:
-        self.case, self.folder, self.steps = case, folder, steps
+    def __init__(self, case: Case, folder: str, steps: int, until: float = math.inf) -> None:
+        self.case, self.folder, self.steps, self.until = case, folder, steps, until
         self.device = torch.device(case.device)
         with keep_switches({}):
             self.classes = count_classes(open_workload(case, folder))
@@ -59,8 +61,20 @@ class Subject:
     def start(self, **settings: Any) -> tuple[Supply, Training]:
         """Return the batches and the training, as a worker sets them up, for the case with some
         ``settings`` changed."""
+        self.refuse_late()
         _, batches, training = set_up(replace(self.case, **settings), self.folder)
+        take = training.step
+
+        def step(batch: Any) -> Any:
+            self.refuse_late()
+            return take(batch)
+
+        training.step = step  # type: ignore[method-assign]
         return batches, training
+
+    def refuse_late(self) -> None:
+        if time.monotonic() > self.until:
+            raise OutOfTimeError
 
     def start_plain(self, **settings: Any) -> tuple[Supply, Training]:
         """As `start`, with the network as it was written, so that hooks see its layers."""
