@@ -203,6 +203,9 @@ class Case:
         With several GPUs, ``batch_size`` is per GPU, so the global batch is named too.
         """
         named = list(axes or NAMED)
+        if self.command is not None:  # the others are not what its script trains with
+            placed = {"model", "command", "vary", "device", "steps", *list_places(self.command)}
+            named = [name for name in named if name in placed]
         words = [_name_value(name, getattr(self, name)) for name in named]
         if self.command is not None and not any(words):
             words = [self.model]

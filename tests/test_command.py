@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench.case import Case, fill_command
+from bench.case import AXES, Case, fill_command
 from bench.command import parse_command
 from bench.compare.__main__ import main as compare
 from bench.executors import Event, Settings
@@ -42,7 +42,9 @@ def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("mistakes") / "out"
     names = "none silent epochs nan oom killed daemon asks exits dies bytes text launched"
     vary = ["--vary", "mistake", *names.split()]
-    given = ["--command", f"{RUN} {{mistake}}", *vary, "--out", str(out)]
+    # of a pod, or of another program
+    left = "WORLD_SIZE=4 RANK=1 LOCAL_RANK="
+    given = ["--command", f"{left} {RUN} {{mistake}}", *vary, "--out", str(out)]
     assert sweep([*given, *QUICK]) == 0
     return out
 
@@ -330,6 +332,11 @@ def test_mistakes_are_one_line_before_anything_runs(
 )
 def test_words_are_for_what_was_typed(places: str, values: dict[str, Any], filled: str) -> None:
     assert fill_command(Case(command=f"t {places}", **values)) == f"t {filled}"
+
+
+def test_a_command_is_named_by_nothing_that_its_script_decides() -> None:
+    named = Case(command="t {batch_size}", model="t", batch_size=8, device="cpu").label(AXES)
+    assert named == "t · batch size 8 · command t {batch_size} · cpu"
 
 
 def test_a_dry_run_repeats_what_was_given(
