@@ -21,6 +21,8 @@ from bench.record import Status, Step
 from bench.store.reader import read_beside, read_records
 from bench.store.table import RECORDS
 from bench.study.doubts import SHORT_ENERGY_S
+from bench.study.runs import make_results, read_runs
+from bench.study.sweeps import read_sweep
 from bench.text import write_range
 
 ROOT = Path(__file__).parents[1]
@@ -121,6 +123,7 @@ class Bar:
     energy_j: float | None  # of the epoch; None if it was measured for a few seconds only
     test_accuracy: float | None  # as a fraction, after the epoch
     estimated: bool
+    doubted: bool  # whether a report would not rely on its time
     base: bool  # what the others at this batch size are compared with
 
 
@@ -134,6 +137,8 @@ def read_bars(source: Source) -> list[Bar]:
         for name in ("fp32", "tf32")
     )
     plain = {row.Index for row in fp32.values()}
+    cases = make_results(read_runs([read_sweep(REFERENCE / source.file)]))
+    doubted = {run.record_id for case in cases if not case.trusted for run in case.every}
     bars = [
         Bar(
             source.name,
@@ -152,6 +157,7 @@ def read_bars(source: Source) -> list[Bar]:
             else None,
             _known(row.test_accuracy),
             row.fraction < 1,
+            row.record_id in doubted,
             row.Index in plain,
         )
         for row in rows.itertuples()
@@ -219,6 +225,8 @@ def write_table(card: Card) -> str:
     lines += [" | ".join(["", *(row[i] for i in kept), ""]).strip() for row in cells]
     lines.append("")
     lines += [f"- {source.describe(source.read())}; memory {source.memory}." for source in sources]
+    if any("?" in cell for row in cells for cell in row):
+        lines.append("- ?: a time with a warning, which the report has.")
     return "\n".join(lines) + "\n"
 
 
@@ -231,9 +239,10 @@ HEADS = (
 def _cells(bar: Bar) -> Iterator[str]:
     about = "≈" if bar.estimated else ""
     yield from (bar.source, str(bar.batch_size), bar.label)
-    yield "out of memory" if bar.epoch_s is None else f"{about}{bar.epoch_s:.1f} s"
-    yield "–" if bar.images_per_s is None else f"{about}{bar.images_per_s:,.0f}"
-    yield "–" if bar.speedup is None or bar.base else f"{about}{bar.speedup:.2f}×"
+    doubt = "?" * bar.doubted
+    yield "out of memory" if bar.epoch_s is None else f"{about}{bar.epoch_s:.1f} s{doubt}"
+    yield "–" if bar.images_per_s is None else f"{about}{bar.images_per_s:,.0f}{doubt}"
+    yield "–" if bar.speedup is None or bar.base else f"{about}{bar.speedup:.2f}×{doubt}"
     own = bar.over_tf32 is None or bar.base or bar.label == "tf32"
     yield "–" if own else f"{'≈' * bar.rough_tf32}{bar.over_tf32:.2f}×"
     yield "–" if bar.memory_bytes is None else f"{bar.memory_bytes / GIB:.1f} GiB"

@@ -55,7 +55,7 @@ def test_what_was_measured_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     found = bench.read(H200)
     report([str(H200)])
     said = " ".join(capsys.readouterr().out.split())
-    assert found.answer.startswith("Train dpn92 on NVIDIA H200 in fp16 at batch size 256")
+    assert found.answer.startswith("Train dpn92 on NVIDIA H200 in fp16-amp at batch size 256")
     assert found.answer in said
     frame = found.frame()
     assert len(frame) == 22

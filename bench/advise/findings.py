@@ -47,7 +47,7 @@ FEWEST_STEPS = 8
 
 ROUNDS = 3
 """How often all levers are gone through, as long as the best setting changes: in a small batch the
-GPU may wait for the program, so that precisions differ only in a larger one."""
+GPU may wait for the host, so that precisions differ only in a larger one."""
 
 CONTENDERS = 3
 """The most settings that are repeated beside the present one, the best and the fastest."""

@@ -7,9 +7,11 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from operator import attrgetter
 from statistics import median
 from typing import Any
 
+from bench.case import AXES, SAME_QUESTION
 from bench.compare.comparison import TIME, Comparison, Finding, Gate, Match, refuse_runs
 from bench.origin import describe_origin
 from bench.record import MODEL_PARTS, Status
@@ -24,12 +26,14 @@ from bench.render.table import (
     write_ratio,
 )
 from bench.render.text import draw_table, draw_text, make_plain
+from bench.store.rows import group
 from bench.study.axes import name_axis
 from bench.study.quantities import Metric
 from bench.text import (
     ESTIMATE,
     capitalize,
     count,
+    join_words,
     make_printable,
     name_first,
     write_number,
@@ -126,7 +130,7 @@ def _write_level(finding: Finding, metric: Metric, place: int) -> str:
         return NOTHING
     level = average_seeds(finding.readings[place]) if metric.seeded else median(values)
     part = finding.match.ran[place].runs[0].part
-    return f"{ESTIMATE * (part < 1)}{write_number(level / metric.scale)}"
+    return f"{ESTIMATE * (part < 1 and metric.speed)}{write_number(level / metric.scale)}"
 
 
 def _write_p(p: float | None) -> str:
@@ -219,20 +223,33 @@ def describe(comparison: Comparison) -> Iterator[str]:
             yield f"! Only in {side.title}, not compared: {name_first(alone, 3, '; ')}."
 
 
+MOST_LISTED = 5  # ratios that a sentence lists
+
+_ask = attrgetter(*(name for name in AXES if name not in SAME_QUESTION))
+
+
 def _tell_speed(comparison: Comparison) -> Iterator[str]:
     """Yield how many times as fast the second side is, and whether repeats show it."""
     a, b = comparison.names
     for metric, findings in comparison.metrics.items():
         if not metric.speed:
             continue
-        ratios = [metric.show(finding.ratio).value for finding in findings]
-        speeds = sorted(ratio for ratio in ratios if ratio is not None)
+        # a setting that was measured in part and whole is one
+        settings = group(
+            sorted(findings, key=lambda one: -one.match.ran[0].runs[0].part),
+            lambda one: _ask(one.match.ran[0].case),
+        )
+        first = [metric.show(alike[0].ratio).value for alike in settings]
+        speeds = sorted(ratio for ratio in first if ratio is not None)
         if not speeds:
             continue
-        low, middle, high = map(write_ratio, (speeds[0], median(speeds), speeds[-1]))
-        said = f"{b} is {middle} times as fast as {a}"
-        if len(speeds) > 1:
-            said += f" (median of {len(speeds)} cases: {low} to {high})"
+        said = f"{b} is {write_ratio(median(speeds))} times as fast as {a}"
+        if len(speeds) > MOST_LISTED:
+            ends = f"from {write_ratio(speeds[0])} to {write_ratio(speeds[-1])}"
+            said += f" (median of {len(speeds)} settings, {ends})"
+        elif len(speeds) > 1:
+            listed = join_words([*map(write_ratio, speeds)])
+            said += f" (median of {len(speeds)} settings: {listed})"
         judged = {finding.ratio.judge(comparison.margin) for finding in findings}
         if judged <= {Verdict.NONE, Verdict.AMBIGUOUS}:
             said += ", which is not proven: more --repeats on both sides would tell"

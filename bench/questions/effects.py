@@ -8,7 +8,7 @@ out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean
@@ -180,6 +180,8 @@ def _tabulate_effects(found: ReportData) -> Iterator[Sheet]:
         return lambda effect: say(effect, effect.time) if effect.time else None
 
     def write_speed(effect: Effect, time: Estimate) -> Cell:
+        if time.apart:
+            return Cell(f"{ESTIMATE * effect.estimated}{_list_ratios(time.each)}")
         speed = 1 / (time.ratio.value or 1)
         return Cell(f"{ESTIMATE * effect.estimated}{write_ratio(speed)}×", speed)
 
@@ -210,10 +212,10 @@ def _tabulate_effects(found: ReportData) -> Iterator[Sheet]:
                of_time(write_speed), better="higher"),
         Column("verdict", "verdict", f"against a margin of {100 * STEADY:.0f} %",
                of_time(lambda effect, time:
-                       MIXED if time.mixed else TIME.word(time.ratio.judge(STEADY))),
-               number=False),
+                       _judge_time(found, time)),
+               number=False, wrap=True),
         Column("interval", "95 % interval", "of the speed over these pairs",
-               of_time(lambda effect, time: write_ends(
+               of_time(lambda effect, time: None if time.apart else write_ends(
                    (time.ratio.high, time.ratio.low), lambda ratio: write_ratio(1 / ratio))),
                keep=8),
         Column("pairs", "pairs", "how many pairs of cases differ in that alone", write_pairs,
@@ -232,9 +234,10 @@ def _tabulate_effects(found: ReportData) -> Iterator[Sheet]:
     ]  # fmt: skip
     note = (
         "Speed: epoch time before over after, geometric mean over the pairs of cases that differ "
-        "in it alone, at the settings that all changes from one value have; mixed: their verdicts "
-        f"differ. A verdict needs {MIN_REPEATS} repeats of each case; python -m bench.compare "
-        "RESULTS --axis AXIS BEFORE AFTER judges each pair by itself."
+        "in it alone, at the settings that all changes from one value have; where these differ, "
+        "that of each pair. Mixed: their verdicts differ. A verdict needs "
+        f"{MIN_REPEATS} repeats of each case; python -m bench.compare RESULTS --axis AXIS BEFORE "
+        "AFTER judges each pair by itself."
     )
     yield Sheet(
         "What each change does, all else equal",
@@ -244,6 +247,29 @@ def _tabulate_effects(found: ReportData) -> Iterator[Sheet]:
         starts if len(starts) < len(effects) else {},
         empty=("", NOTHING, TIME.word(Verdict.NONE)),
     )
+
+
+MOST_LISTED = 4  # ratios that a cell lists
+
+
+def _list_ratios(each: Sequence[float]) -> str:
+    """List the speeds of pairs that have no common one, or from which to which they are."""
+    speeds = sorted(1 / ratio for ratio in each)
+    if len(speeds) > MOST_LISTED:
+        return f"{write_ratio(speeds[0])} to {write_ratio(speeds[-1])}×"
+    return f"{', '.join(map(write_ratio, speeds))}×"
+
+
+def _judge_time(found: ReportData, time: Estimate) -> str:
+    """Return the verdict on a change, and by what axis its pairs differ if they do."""
+    word = MIXED if time.mixed else TIME.word(time.ratio.judge(STEADY))
+    if not time.apart:
+        return word
+    known = word not in (MIXED, TIME.word(Verdict.NONE), TIME.word(Verdict.AMBIGUOUS))
+    cells = {before for before, _ in time.cells}
+    axes = find_varying([result for result in found.results if result.cell in cells])
+    told = f"differs by {name_axis(axes[0])}" if len(axes) == 1 else "differs"
+    return f"{word}, {told}" if known else told
 
 
 def _write_signed(value: float, decimals: int) -> str:

@@ -134,8 +134,11 @@ def write_notes(cases: Results, varying: Collection[str]) -> Iterator[str]:
     counted = dict.fromkeys((case.unit or IMAGES, case.model) for case in ours)
     if len({unit for unit, _ in counted}) > 1:
         yield f"Items are {', '.join(f'{unit} of {model}' for unit, model in counted)}."
-    for measure in dict.fromkeys(c.memory_measure for c in cases if is_number(c.memory_bytes)):
+    sized = [case for case in cases if is_number(case.memory_bytes)]
+    for measure in dict.fromkeys(c.memory_measure for c in sized if c.kind == "measured"):
         yield f"Memory: peak of {MEMORY[measure]}."
+    if any(case.kind == "published" for case in sized):
+        yield "Memory of published figures: of the whole card, as published."
 
 
 # ----------------------------------------------------------------------------------------- warnings
@@ -228,7 +231,9 @@ def _describe_drift(every: Sequence[Run]) -> Iterator[Notice]:
                 f"{abs(change):.1f} % {'longer' if change > 0 else 'less'} than before."
             )
             yield Notice(
-                "Drift", found, "Run the sweep again on an idle machine, with a new --out."
+                f"Drift of {change:+.1f} %",
+                found,
+                "Run the sweep again on an idle machine, with a new --out.",
             )
 
 
@@ -277,6 +282,8 @@ def choose_next(
         folder = Path(_name_folder(sweep))
         if sweep.halving and (best := confirm(sweep.rows, sweep.epochs, sweep.halving, folder)):
             return NextStep("run the best trial again, with other seeds", best[0])
+    if results and all(result.kind == "published" for result in results):
+        return None  # nobody has the machine
     folders = shlex.join(map(_name_folder, sweeps))
     if len(sweeps) == 2:
         return NextStep("compare the two case by case", f"python -m bench.compare {folders}")
@@ -299,7 +306,7 @@ def choose_next(
     if {"fp32"} < {r.precision for r in results if is_number(r.profiled_step_s)}:
         return NextStep("see where the time goes", f"python -m bench.why {folders}")
     if timed and 2 * sum(result.trusted for result in timed) <= len(timed):
-        return NextStep("mend what the first warning is of, and measure again with a new --out")
+        return NextStep("do what the first warning says, and measure again with a new --out")
     if any(sweep.rows for sweep in sweeps):
         page = f"python -m bench.report {folders} -o report.html"
         return NextStep("see all of it as a page with a figure", page)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from bench.case import spell_value
 from bench.limits import MIN_REPEATS
 from bench.precision import OWN, PRECISIONS
-from bench.questions.recommendation import MOST_PLACES, describe_setting
+from bench.questions.recommendation import MOST_PLACES, describe_setting, write_caveat
 from bench.questions.report_data import Place, ReportData
 from bench.questions.settings import Setting
 from bench.render.table import (
@@ -137,7 +137,9 @@ def _tabulate_costs(found: ReportData) -> Iterator[Sheet]:
         known = Cell(f"{memory / GIB:#.3g}{text}", memory) if is_number(memory) else Cell(NOTHING)
         cells[setting.best.cell] = known
     more = f" · {QUANTITIES[learnt].title} after the epoch" if learnt else ""
-    yield _lay_out(found, pivot, f"Peak memory (GiB){more}", cells)
+    sheet = _lay_out(found, pivot, f"Peak memory (GiB){more}", cells)
+    several = len({setting.best.batch_size for setting in found.settings}) > 1
+    yield replace(sheet, notes=[write_caveat(found.settings)] if learnt and several else [])
 
 
 _Line = tuple[Result, dict[Any, Cell]]

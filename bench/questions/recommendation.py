@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby
+from operator import itemgetter
 
 from bench.case import Case, free_axes, spell_value
 from bench.diagnosis.breakdown import list_changes, name_part
@@ -41,8 +42,8 @@ from bench.workloads import OWN
 
 MOST_PLACES = 3  # with more of them, a table has a row of each in place of sentences
 
-BASELINES = {"tf32": "torch's default for convolutions; ", "fp32": ""}
-"""Precisions that a recommendation is held against, with what is said of each on a GPU."""
+BASELINES = ("tf32", "fp32")
+"""Precisions that a recommendation is held against."""
 
 LEVERS = {
     "compile": "--compile",
@@ -122,7 +123,7 @@ def _tell(found: ReportData, place: Place) -> Iterator[str]:
             yield f"Lower, but with a warning: {_doubt(found, lowest)}."
         if len(found.places) == 1:
             yield _tell_learning(found, chosen, bases)
-            yield _tell_certainty(place, chosen)
+            yield _tell_certainty(found, place, chosen)
             yield _tell_untried(found, place, chosen)
     yield _tell_largest(place)
 
@@ -186,7 +187,8 @@ def _tell_chosen(found: ReportData, place: Place, chosen: Setting, bases: Sequen
 
 def _write_base(chosen: Setting, base: Setting) -> str:
     row, size = base.best, base.best.batch_size
-    note = BASELINES[row.precision] if row.device == "cuda" else ""
+    note = describe_tf32(row) if row.precision == "tf32" and row.device == "cuda" else ""
+    note += "; " * bool(note)
     where = f" at batch size {size}" * (size != chosen.best.batch_size)
     told = f"{write_time(base.best)} in {row.precision}{where}"
     if not row.settled:
@@ -198,6 +200,12 @@ def _write_base(chosen: Setting, base: Setting) -> str:
         said += f"; 95 %: {ends}"
     said += ", not certain" * (speed.judge(STEADY) is Verdict.AMBIGUOUS)
     return f"{told} ({note}{said}{'; a time with a warning' * (not row.trusted)})"
+
+
+def describe_tf32(row: Result) -> str:
+    """Return where a case in tf32 used it: torch's default is the first alone."""
+    both = "matmul=tf32" in row.flags
+    return "torch's default for convolutions" + ", and in matrix products" * both
 
 
 def _list_saved(row: Row, base: Row) -> list[str]:
@@ -218,7 +226,8 @@ def _tell_rivals(found: ReportData, place: Place, chosen: Setting) -> str:
     rivals = [
         setting
         for setting in place.settings
-        if setting.timed and setting.best.trusted and setting.differs_in(chosen, _PRECISION)
+        if setting.timed and setting.differs_in(chosen, _PRECISION)
+        if setting.best.trusted or setting.best.epoch_time_s > (1 + NEAR) * chosen.best.epoch_time_s
         if setting.best.precision not in BASELINES
     ]
     rivals.sort(key=lambda setting: setting.best.epoch_time_s)
@@ -230,11 +239,24 @@ def _tell_rivals(found: ReportData, place: Place, chosen: Setting) -> str:
         told["as fast" if near or verdict is Verdict.SAME else perhaps].append(setting)
     parts = []
     for word, those in told.items():
-        names = [f"{_name_precision(place, s)} ({write_time(s.best)})" for s in those[:MOST_NAMED]]
+        names = [_name_rival(place, s, chosen) for s in those[:MOST_NAMED]]
         if those:
             parts.append(f"{word} {'is' if len(names) == 1 else 'are'} {join_words(names)}")
     loss = next(filter(None, (_find_loss(found, place, chosen, one) for one in told["slower"])), "")
     return f"{capitalize('; '.join(parts))}{loss}." if parts else ""
+
+
+def _name_rival(place: Place, rival: Setting, chosen: Setting) -> str:
+    """Name a setting by its precision, with its time and, where it is much longer, how often."""
+    times = rival.best.epoch_time_s / chosen.best.epoch_time_s
+    told = [write_time(rival.best)]
+    told += [f"{times:.1f} times as long"] * (times >= MUCH)
+    told += ["a time with a warning"] * (not rival.best.trusted)
+    return f"{_name_precision(place, rival)} ({', '.join(told)})"
+
+
+MUCH = 1.5
+"""From this ratio on it is said how many times as long another precision takes."""
 
 
 def _find_loss(found: ReportData, place: Place, chosen: Setting, slower: Setting) -> str:
@@ -385,16 +407,18 @@ def _tell_learning(found: ReportData, chosen: Setting, bases: Sequence[Setting])
     return ""
 
 
-def _tell_certainty(place: Place, chosen: Setting) -> str:
+def _tell_certainty(found: ReportData, place: Place, chosen: Setting) -> str:
     """Say how often it was measured, and how far its repeats agree."""
     row = chosen.best
     # where none was repeated, settings measured in several ways tell the noise of a single run
-    times = ([one.epoch_time_s for one in s.cases if one.trusted] for s in place.settings)
-    apart = [max(held) / min(held) - 1 for held in times if len(held) > 1]
+    times = (
+        (s, [one.epoch_time_s for one in s.cases if one.sound and is_number(one.epoch_time_s)])
+        for s in place.settings
+    )
+    apart = [(max(held) / min(held) - 1, s) for s, held in times if len(held) > 1]
     said = "One run each" if row.repeats == 1 else f"Medians of {row.repeats} runs"
     if row.repeats == 1 and apart:
-        within = f"within {100 * max(0.001, *apart):.1f} %"
-        said += f"; {count(len(apart), 'setting')} measured more than once agreed {within}"
+        said += f"; {_tell_agreement(found, apart)}"
     elif row.repeats < MIN_REPEATS:
         said += f", so small differences may be chance; use --repeats {MIN_REPEATS}"
     else:
@@ -402,6 +426,24 @@ def _tell_certainty(place: Place, chosen: Setting) -> str:
         said += f", which spread by up to ±{100 * most:.1f} %"
     several = row.device == "cpu" and len(place.settings) > 1
     return said + ". Ratios of a CPU say nothing of a GPU" * several + "."
+
+
+def _tell_agreement(found: ReportData, apart: Sequence[tuple[float, Setting]]) -> str:
+    """Say how far the runs of each setting differ, with a warning or without one."""
+    alike = [share for share, _ in apart if share <= STEADY]
+    unlike = sorted((one for one in apart if one[0] > STEADY), key=itemgetter(0), reverse=True)
+    said = list[str]()
+    if alike:
+        of = f" of {len(apart)}" * bool(unlike)
+        said.append(
+            f"{len(alike)}{of} settings measured more than once agreed within "
+            f"{100 * max(0.001, *alike):.1f} %"
+        )
+    said += [
+        f"{describe_setting(found, setting)} differed by {100 * share:.1f} %"
+        for share, setting in unlike[:MOST_NAMED]
+    ]
+    return "; ".join(said)
 
 
 def _tell_untried(found: ReportData, place: Place, chosen: Setting) -> str:

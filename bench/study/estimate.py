@@ -59,11 +59,24 @@ class Estimate:
         ratio: after over before, the geometric mean over the pairs.
         cells: the ``cell`` before and after of each pair; only pairs with enough repeats, if any.
         mixed: whether the pairs, each judged by itself, have different verdicts.
+        each: the ratio of each pair; empty for a loss.
     """
 
     ratio: Ratio
     cells: tuple[tuple[int, int], ...]
     mixed: bool = False
+    each: tuple[float, ...] = ()
+
+    @property
+    def apart(self) -> bool:
+        """Whether the pairs differ so far that no one ratio tells of them: one lies outside the
+        interval of their mean or, without an interval, they differ by more than `STEADY` each."""
+        if not self.each:
+            return False
+        low, high = self.ratio.low, self.ratio.high
+        if low is None or high is None:
+            return max(self.each) / min(self.each) > (1 + STEADY) ** 2
+        return min(self.each) < low / (1 + STEADY) or max(self.each) > high * (1 + STEADY)
 
     @property
     def pairs(self) -> int:
@@ -96,7 +109,7 @@ def estimate(
     every = select_common(changes, fits, readings.keys(), sure)
     every_pair = (pair for change in changes for pair in change.pairs)
     shifts = {pair.cells: math.log(pair.factor) if metric.timed else 0.0 for pair in every_pair}
-    pooled, mixed = [], []
+    pooled, mixed, each = [], [], []
     for cells in filter(None, every):
         ends = ((shifts[a, b], *sides[a], *sides[b]) for a, b in cells)
         known = [
@@ -106,9 +119,13 @@ def estimate(
         verdicts = {ratio.judge(STEADY) for ratio in judge(often)}
         mixed.append(len(verdicts - {Verdict.AMBIGUOUS, Verdict.NONE}) > 1)
         pooled.append(pool(known))
+        each.append(tuple(math.exp(one.shift) for one in known))
     ratios = iter(judge(pooled, metric.deterministic))
-    unlike = iter(mixed)
-    return [Estimate(next(ratios), cells, next(unlike)) if cells else None for cells in every]
+    unlike, apart = iter(mixed), iter(each)
+    return [
+        Estimate(next(ratios), cells, next(unlike), next(apart)) if cells else None
+        for cells in every
+    ]
 
 
 def take_seeds(metric: Metric, results: Iterable[Result]) -> Mapping[int, Seeds]:

@@ -64,7 +64,7 @@ PAIRED: dict[str, tuple[list[Record], list[str]]] = {
          *(row for case in at(256, FP32, FP16) for row in ran(case, (90, 90)))],
         [
             "precision: fp32 → fp16 | 2.00× | faster | 1 of 2",
-            "batch size: 128 → 256 | 0.79× | no verdict | 2",
+            "batch size: 128 → 256 | 0.56, 1.11× | differs by precision | 2",
         ],
     ),
     "steps of as many images": (
@@ -155,6 +155,16 @@ def test_report_and_compare_say_the_same(tmp_path: Path, capsys: Capture) -> Non
     assert (1 / (ratio.value or 0), 1 / (ratio.high or 0), ratio.p) == pytest.approx(
         (compared["speed"], compared["low"], compared["p"])
     )
+
+
+def test_pairs_that_differ_are_listed_and_not_averaged(tmp_path: Path) -> None:
+    """1.35, 1.50 and 2.60 times as fast have a mean of 1.74, which is none of them."""
+    rows = []
+    for size, half in ((64, 74.0), (128, 66.7), (256, 38.5)):
+        rows += ran(replace(FP32, batch_size=size), THREE)
+        rows += ran(replace(FP16, batch_size=size), (half, half * 1.01, half * 0.99))
+    told = tell(read_report(tmp_path, rows), "effects", "change speed verdict interval")
+    assert told[0] == "precision: fp32 → fp16 | 1.35, 1.50, 2.60× | faster, differs by batch size"
 
 
 def test_the_mean_over_two_pairs_by_hand(tmp_path: Path) -> None:

@@ -54,13 +54,14 @@ LANES = [ran(100, 1, lane="a"), ran(110, 2, lane="b")]  # of which one takes 10 
 NOTED: dict[str, tuple[list[Record], dict[str, str]]] = {
     "a sentinel within 2 % of some run": ([*runs((100, 101, 99.9)), close(103, 12)], {}),
     "a sentinel beyond that": (
-        [*runs((100, 101, 99.9)), close(104, 12)], {"Drift": "took 4.0 % longer than before."},
+        [*runs((100, 101, 99.9)), close(104, 12)],
+        {"Drift of +4.0 %": "took 4.0 % longer than before."},
     ),
     "a sentinel on a slower lane": ([*LANES, close(110, 12, lane="b")], {"Spread": "1 of the 1"}),
     # of the second run a first attempt was throttled
     "a sentinel beside the attempts that count": (
         [ran(180, 2, status=Status.INVALID), ran(100, 1), ran(101, 2, attempt=2), close(97, 12)],
-        {"Drift": "took 3.5 % less than before."},
+        {"Drift of -3.5 %": "took 3.5 % less than before."},
     ),
     "what the same command runs again": (
         [*runs((1, 1)), lose(8, Status.INTERRUPTED), lose(16, Status.LOST)],
@@ -102,7 +103,7 @@ def steps_of(*folders: Path) -> NextStep:
         ([*GOOD, lose(8, Status.ERROR)], "--retry error runs again what failed"),
         ([*GOOD, lose(8, Status.INTERRUPTED)], "run the same command again"),
         (GOOD, "page with a figure"),
-        ([*GOOD, *SHARED], "mend what the first warning is of"),
+        ([*GOOD, *SHARED], "do what the first warning says"),
     ],
 )
 def test_the_next_step_is_what_helps(records: list[Record], said: str, tmp_path: Path) -> None:

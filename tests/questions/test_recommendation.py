@@ -196,6 +196,48 @@ def test_what_makes_no_difference_costs_nothing_else(name: str, tmp_path: Path) 
     assert said in answer.sentences[0]
 
 
+def test_of_what_was_measured_twice_all_are_counted(tmp_path: Path) -> None:
+    """Those with a warning too: what was left out is what differed."""
+    part = replace(FP32, fraction=0.2)
+    rows = [*once(FP32, 100), *once(part, 100.3), *once(FP16, 50)]
+    rows += [*once(replace(FP16, fraction=0.2), 54, neighbours_computing=1)]
+    (answer,) = read_report(tmp_path, rows).answers
+    assert (
+        "One run each; 1 of 2 settings measured more than once agreed within 0.3 %; "
+        "fp16 at batch size 128 differed by 8.0 %."
+    ) in " ".join(answer.sentences)
+
+
+def test_a_precision_that_is_much_slower_is_named_though_its_time_has_a_warning(
+    tmp_path: Path,
+) -> None:
+    """On a CPU without bfloat16."""
+    cpu = {"neighbours_computing": 1}
+    fast = ran(replace(FP32, device="cpu"), (100, 101, 99))
+    slow = ran(Case(precision="bf16-amp", device="cpu"), (370, 371, 369), **cpu)
+    mine = ran(replace(FP32, batch_size=256, device="cpu"), (150, 151, 149))
+    (answer,) = read_report(tmp_path, [*fast, *slow, *mine]).answers
+    assert (
+        "Slower is bf16-amp (370.0 s, 3.7 times as long, a time with a warning)."
+        in answer.sentences
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("matmul=ieee conv=tf32", "(torch's default for convolutions; 2.00"),
+        ("matmul=tf32 conv=tf32", "(torch's default for convolutions, and in matrix products; 2"),
+    ],
+)
+def test_tf32_is_torch_s_default_only_where_that_is_what_the_rows_set(
+    flags: str, said: str, tmp_path: Path
+) -> None:
+    rows = [*once(Case(precision="tf32"), 100, flags=flags), *once(FP16, 50)]
+    (answer,) = read_report(tmp_path, rows).answers
+    assert said in answer.sentences[0]
+
+
 def test_settings_that_cannot_be_told_apart_are_named(tmp_path: Path) -> None:
     rows = [*ran(at(64, FP16)[0], (63.0, 60.1, 66.5), 3), *ran(FP16, (60.0, 57.0, 63.0), 4)]
     rows += ran(at(256, FP16)[0], (57.0, 54.0, 60.0), 6)
