@@ -36,9 +36,21 @@ from bench.study.comparable import refuse_alone
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number, over
 from bench.study.runs import Result, Run
-from bench.text import GIB, capitalize, count, join_words, write_number, write_percent
+from bench.text import (
+    GIB,
+    capitalize,
+    count,
+    join_words,
+    name_first,
+    write_number,
+    write_percent,
+)
 from bench.verdict import Claim, Verdict
 from bench.workloads import OWN
+
+APART = 2.0
+"""Factor between the fastest run of a setting and the slowest of another, three runs each and in
+turns, that is told although other programs ran."""
 
 MOST_PLACES = 3  # with more of them, a table has a row of each in place of sentences
 
@@ -139,7 +151,27 @@ def _tell_unchosen(found: ReportData, place: Place) -> str:
         return f"No case that can be trusted has a value for --for {found.aim}."
     some = any(setting.best.trusted for setting in place.settings)
     which = "Half of the cases or more have" if some else "Every case has"
-    return f"{which} a warning, so none is recommended. Lowest time: {_doubt(found, lowest)}."
+    told = f"{which} a warning, so none is recommended. Lowest time: {_doubt(found, lowest)}."
+    return " ".join([told, *_tell_apart(found, place, lowest)])
+
+
+def _tell_apart(found: ReportData, place: Place, lowest: Setting) -> Iterator[str]:
+    """Say how much longer others took in every run, where nothing is doubted but what other
+    programs did: they would have had to run beside each run of one setting, and of no other."""
+    told = []
+    for setting in place.settings:
+        pair = [lowest.best, setting.best]
+        fatal = {n for n, d in DOUBTS.items() for row in pair if d.fatal and getattr(row, n)}
+        if setting is lowest or not fatal <= {"contended", "noisy"}:
+            continue
+        fast, slow = (row.times if row.repeats >= MIN_REPEATS else [] for row in pair)
+        least = over(min(slow, default=0), max(fast, default=0))
+        if least >= APART:
+            told.append(
+                f"{describe_setting(found, setting)} took at least {least:.1f} times as long"
+            )
+    if told:
+        yield f"Even so, by any two of their runs, {name_first(told, MOST_NAMED)}."
 
 
 def _doubt(found: ReportData, lowest: Setting) -> str:

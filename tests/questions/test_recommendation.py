@@ -50,6 +50,16 @@ ANSWERS: dict[str, tuple[Sequence[Record], list[str]]] = {
         ["Every case has a warning, so none is recommended. Lowest time: bf16 at batch size 128, "
          "50.00 s: shared."],
     ),
+    "far apart beside other programs": (
+        [*ran(BF16, (50, 60, 55), **SHARED), *ran(FP32, (240, 330, 400), **SHARED),
+         *ran(FP16, (110, 130, 150), **SHARED)],
+        ["none is recommended. Lowest time: bf16 at batch size 128, 55.00 s: shared, noisy. Even "
+         "so, by any two of their runs, fp32 at batch size 128 took at least 4.0 times as long."],
+    ),
+    "far apart in one run": (
+        [*once(BF16, 50, **SHARED), *once(FP32, 350, **SHARED)],
+        ["Lowest time: bf16 at batch size 128, 50.00 s: shared."],
+    ),
     "the slowest alone can be trusted": (
         [*once(BF16, 50, **SHARED), *once(FP32, 60, **SHARED), *ran(FP16, (160, 161, 159))],
         ["Half of the cases or more have a warning, so none is recommended. Lowest time: bf16 at "
