@@ -200,7 +200,8 @@ class TestProcesses:
     def test_the_worker_is_told_from_a_neighbour(self):
         _, device = watch((os.getpid(), 2_000), (1, 5_000))
         reading = read(device)
-        assert reading.process_bytes == 2_000
+        assert (reading.process_bytes, device.is_used()) == (2_000, True)
+        assert not watch((1, 5_000))[1].is_used()
         assert [(p.pid, p.bytes) for p in reading.others] == [(1, 5_000)]
         assert reading.others[0].name
 

@@ -1,13 +1,15 @@
 """Recordings are replayed through the real monitor; a live process is watched for the threads."""
 
 import json
+import re
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from bench.gpu import Depth, Reading, Unreadable
-from bench.gpu.monitor import MONITORED, Monitor
+from bench.gpu.monitor import MONITORED, CommandMonitor, Monitor
 from tests.readings_for_tests import Replay
 
 READINGS = Path(__file__).parent / "readings"
@@ -261,3 +263,25 @@ def test_the_sampler_reads_fast_and_slow_and_edges_and_is_joined():
     assert sampled[:10] == [Depth.FAST] * 4 + [Depth.SLOW] + [Depth.FAST] * 4 + [Depth.SLOW]
     assert device.depths[19] == Depth.FAST
     assert seen.values["peak_device_bytes"] == 990
+
+
+@pytest.mark.parametrize(
+    ("used", "power", "clock", "note"),
+    [
+        ([False, True], 250, 1500, "seen on GPU 1"),  # not the first, which is idle
+        ([True, True], 500, 1500, "seen on GPU 0, 1"),
+        ([False, False], None, None, ""),
+    ],
+)
+def test_of_a_command_those_cards_count_on_which_it_was_seen(used, power, clock, note):
+    lines = (READINGS / "healthy.jsonl").read_text().splitlines()
+    slower = [re.sub(r'"sm_clock_mhz": \d+', '"sm_clock_mhz": 1500', line) for line in lines]
+    cards = [Replay(lines), Replay(slower)]
+    for card, seen in zip(cards, used, strict=True):
+        card.is_used = partial(bool, seen)
+    seen = go_through(CommandMonitor(cards), PHASES).close(None, None, False, 4.0)
+    assert set(seen.values) | set(seen.missing) == set(MONITORED)
+    told = (seen.values.get("mean_power_w"), seen.values.get("sm_clock_mhz"))
+    assert (told, note in "; ".join(seen.notes)) == ((power, clock), True)
+    if power is None:
+        assert set(seen.missing.values()) == {"no process of the command was seen on a GPU"}

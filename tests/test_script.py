@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -127,7 +128,7 @@ def test_processes_that_share_their_items_count_once(
     monkeypatch.setitem(sys.modules, "torch.distributed.device_mesh", meshes)
     distributed = sys.modules["torch.distributed"]
     for name, value in (("is_initialized", True), ("get_rank", 0), ("get_world_size", 8)):
-        monkeypatch.setattr(distributed, name, lambda value=value: value)
+        monkeypatch.setattr(distributed, name, partial(lambda value: value, value))
     kept = DeviceMesh()
     assert _read_group() == (0, processes, True), kept
 
@@ -179,13 +180,16 @@ def test_a_network_that_is_first_compiled_in_the_counted_step_runs_compiled(
 
         return count
 
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
     torch.compiler.reset()
     made: Any = None
 
     def run(x: torch.Tensor, step: int) -> torch.Tensor:
         nonlocal made
         if step == first:
-            made = torch.compile(lambda x: x * 2 + 1, backend=backend)
+            made = torch.compile(double, backend=backend)
         y: torch.Tensor = made(x) if step >= SAMPLED else x
         return y
 

@@ -20,7 +20,7 @@ from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, Executor, Listener, Settings, Stopping
 from bench.failure import classify, classify_death, count_oom_kills, list_kinds
 from bench.gpu import CombinedDevice
-from bench.gpu.monitor import ENERGY, Monitor, Observation
+from bench.gpu.monitor import ENERGY, CommandMonitor, Monitor, Observation
 from bench.gpu.nvml import find_card, find_cards, open_device
 from bench.processes import TemporaryFolder, describe_pause, share_cores, usable_cpus
 from bench.record import MEASURED, REFUSED, Outcome, Status, write_missing
@@ -153,7 +153,7 @@ class SubprocessExecutor(Executor):
         variables, cold = self.choose_cache(job), self.settings.cold
         shared = CombinedDevice([open_device(uuid) for uuid in uuids]) if uuids[1:] else None
         kept: Outcome | None = None
-        with Monitor(shared or open_device(job.gpu_uuid), whole=bool(case.command)) as monitor:
+        with _open_monitor(job, shared) as monitor:
             worker: Worker | Ranks
             if case.parallel == "ddp":
                 worker = Ranks(job, variables, self.settings.timeout_s, cold)
@@ -380,6 +380,17 @@ def _weigh(end: Outcome | None) -> int:
     if end.peer:
         return 2
     return 0 if end.status in REFUSED else 1
+
+
+def _open_monitor(job: Job, shared: CombinedDevice | None) -> Monitor | CommandMonitor:
+    """Return the monitor of a case: of its card, or of all that a command may choose."""
+    if job.case.command is None:
+        return Monitor(shared or open_device(job.gpu_uuid))
+    on_gpu = job.case.device == "cuda"
+    # a command may set CUDA_VISIBLE_DEVICES itself
+    there = [card.uuid for card in find_cards(environ={})[0]] if on_gpu else []
+    uuids: Sequence[str | None] = job.lane.gpus or there or [job.gpu_uuid]
+    return CommandMonitor([*map(open_device, uuids)])
 
 
 def _conclude(last: Outcome, seen: Observation, allow_shared: bool) -> Outcome:

@@ -302,3 +302,61 @@ class Monitor:
         if shared and allow_shared:
             seen.notes.append(shared)
         return "" if allow_shared else shared
+
+
+# How what cards were observed to do comes together. The rest, memory, is that of the first.
+_TOGETHER: Mapping[str, Callable[[list[Any]], Any]] = {
+    **dict.fromkeys(("energy_j", "mean_power_w", "power_limit_w", "neighbours_computing"), sum),
+    **dict.fromkeys(("sm_clock_mhz", "sm_clock_first_mhz", "sm_clock_last_mhz"), min),
+    "memory_clock_mhz": min,
+    "temperature_c": max,
+    **dict.fromkeys(("throttle_during", "neighbours"), lambda seen: "; ".join(filter(None, seen))),
+}
+
+
+class CommandMonitor:
+    """A monitor of each card that a command may use, with the methods of a `Monitor`: what counts
+    is what happened on those on which its processes were seen."""
+
+    def __init__(self, cards: Sequence[Device], fast_s: float = 0.015) -> None:
+        self._cards = cards
+        self._monitors = [Monitor(card, fast_s, whole=True) for card in cards]
+
+    def watch(self, pid: int) -> None:
+        for monitor in self._monitors:
+            monitor.watch(pid)
+
+    def enter(self, phase: Phase) -> None:
+        for monitor in self._monitors:
+            monitor.enter(phase)
+
+    def close(self, *given: Any) -> Observation:
+        """Return what was observed, as `Monitor.close` does."""
+        seen = [monitor.close(*given) for monitor in self._monitors]
+        used = [one for one, card in zip(seen, self._cards, strict=True) if card.is_used()]
+        if not used:
+            why = "no process of the command was seen on a GPU"
+            return Observation(missing=dict.fromkeys(MONITORED, why))
+        first, values = used[0], dict(used[0].values)
+        for name, join in _TOGETHER.items():
+            if all(name in one.values for one in used):
+                values[name] = join([one.values[name] for one in used])
+            else:
+                values.pop(name, None)
+        missing = {k: why for one in used for k, why in one.missing.items() if k not in values}
+        notes = [*dict.fromkeys(note for one in used for note in one.notes)]
+        if len(self._cards) > 1:
+            numbers = [str(i) for i, card in enumerate(self._cards) if card.is_used()]
+            notes.append(f"its processes were seen on GPU {', '.join(numbers)}, by NVML's count")
+        verdict = "; ".join(dict.fromkeys(one.verdict for one in used if one.verdict))
+        return replace(first, values=values, missing=missing, notes=notes, verdict=verdict)
+
+    def stop(self) -> None:
+        for monitor in self._monitors:
+            monitor.stop()
+
+    def __enter__(self) -> CommandMonitor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

@@ -182,6 +182,9 @@ class Nvml(Device):
     def watch(self, pid: int) -> None:
         self._tree = ProcessTree(pid)
 
+    def is_used(self) -> bool:
+        return self._listed or self._alias is not None
+
     def read(self, depth: Depth) -> Sequence[Reading]:
         now = time.monotonic_ns()
         values = {name: self._ask(name) for name, (least, _) in _CALLS.items() if least <= depth}
