@@ -40,6 +40,7 @@ from bench.axis import (
     parse_whole,
 )
 from bench.command import (
+    OUT,
     fill_places,
     list_places,
     parse_command,
@@ -351,11 +352,11 @@ def parse_value(name: str, value: object, where: str) -> Value:
         raise UsageError(f"{where} {text[:60]!r}: {error}") from None
 
 
-def fill_command(case: Case) -> str:
-    """Return the command of a case with its settings in it. Raises UsageError: it gives no word for
-    one of them."""
+def fill_command(case: Case, out: str = OUT) -> str:
+    """Return the command of a case with its settings in it, and ``out``, a folder of its own.
+    Raises UsageError: it gives no word for one of them."""
     assert case.command is not None
-    own = read_vary(case.vary)
+    own = {OUT: out, **read_vary(case.vary)}
     named = dict.fromkeys(list_places(case.command))
     values = {
         name: own[name] if name in own else spell_value(getattr(case, name)) for name in named

@@ -12,12 +12,13 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
-from hashlib import sha256
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
 from bench.axis import axis_flag
 from bench.errors import UsageError, nearest
+from bench.inject.sitecustomize import TEXTS
 
 _PLACE = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)(?::([^{}]*))?\}")
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -29,6 +30,9 @@ _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 ITEMS = 10_000
 """What the time of a command is of that tells of no epoch, or of epochs of other sizes than other
 rows: as many items, whatever the batch size."""
+
+OUT = "out"
+"""The placeholder of a folder that each run of a case has for itself, where no --vary has it."""
 
 BESIDE_COMMAND = ("command", "vary", "device", "steps", "seed")
 """The axes that a command has without a placeholder for them."""
@@ -194,14 +198,26 @@ def name_command(command: str) -> str:
     return plain if script else f"{plain} (command)"
 
 
-def hash_files(command: str) -> str:
-    """Return a hash of the files that a command names, such as its script; empty if of none. Rows
-    from before and after an edit are not compared without being told."""
-    words = dict.fromkeys(split_command(_PLACE.sub("x", command))[1][1:])
-    kinds = (".py", ".sh", ".yaml", ".yml", ".toml", ".json")
-    files = [Path(word) for word in words if word.endswith(kinds) and Path(word).is_file()]
-    content = b"".join(file.read_bytes() for file in files)
-    return sha256(content).hexdigest()[:12] if files else ""
+def list_named(command: str) -> list[Path]:
+    """Return the programs and configurations that a command names outside of its placeholders: its
+    script, or ``-m`` module, and FILE in ``--config=FILE``, also within ``sh -c '…'``."""
+    found = dict[Path, None]()
+    words = _list_words(_PLACE.sub("\0", command))
+    for before, word in zip(["", *words], words, strict=False):
+        if before == "-m":
+            module = word.replace(".", "/")
+            found |= dict.fromkeys(map(Path, (f"{module}.py", f"{module}/__main__.py")))
+        elif "\0" not in word and (path := word.rpartition("=")[2]).endswith(TEXTS):
+            found[Path(path)] = None
+    return [path for path in found if path.is_file()]
+
+
+def _list_words(command: str) -> list[str]:
+    words = list[str]()
+    for word in split_command(command)[1]:
+        with suppress(ValueError):  # a text with a quote
+            words += _list_words(word) if " " in word and word != command else [word]
+    return words
 
 
 def refuse_places(
@@ -215,6 +231,8 @@ def refuse_places(
     """
     places = dict.fromkeys(list_places(command))
     for name in places:
+        if name == OUT and name not in own:
+            continue
         if name in OF_HARNESS and name not in own:
             return (
                 f"{{{name}}}: {axis_flag(name)} is for what the harness trains, and does nothing "

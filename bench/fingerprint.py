@@ -7,12 +7,10 @@ itself imports neither torch nor user code.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from hashlib import sha256
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -21,12 +19,13 @@ from bench.case import Case
 from bench.data.sources import CLASSES, SHAPE, Shape
 from bench.data.synthetic import parse_shape
 from bench.errors import UsageError
-from bench.failure import is_library
+from bench.inject import Files, watch
 from bench.models import MODELS, build_model, load_factory, split_model
 from bench.models.freezing import normalises_batches
 from bench.precision import find_class
 from bench.processes import name_signal
 from bench.run import EndedError, MessageError, Process
+from bench.sources import hash_content, hash_files, identify_model, judge_process
 from bench.workloads import IMAGES, Workload, WorkloadFacts, check_workload
 
 
@@ -35,12 +34,12 @@ class Fingerprint:
     """The identity of a model: each hash is the first 12 hex digits of a SHA-256.
 
     ``parameters`` hashes name, shape and dtype of every parameter and buffer, ``structure`` the
-    printed module without memory addresses, ``source`` the files that build it. ``outputs`` is the
-    number of classes; None for a built-in network, which is not run, and for a workload, which need
-    not have any. ``products`` is the number of layers that fp8 can convert, ``batchnorm`` whether
-    the model has BatchNorm, ``convolves`` whether it has convolution layers, and ``still`` the
-    requested freezes that leave no layer normalising by the batch. ``failing`` are the requested
-    precisions in which a CPU cannot train a step, and why.
+    printed module without memory addresses, ``source`` the ``files`` of the user's that build it,
+    see `bench.sources`. ``outputs`` is the number of classes; None for a built-in network, which is
+    not run, and for a workload, which need not have any. ``products`` is the number of layers that
+    fp8 can convert, ``batchnorm`` whether the model has BatchNorm, ``convolves`` whether it has
+    convolution layers, and ``still`` the requested freezes that leave no layer normalising by the
+    batch. ``failing`` are the requested precisions in which a CPU cannot train a step, and why.
     """
 
     parameters: str
@@ -53,6 +52,7 @@ class Fingerprint:
     convolves: bool = True
     still: tuple[str, ...] = ()
     failing: Mapping[str, str] = field(default_factory=dict)
+    files: Files = field(default_factory=dict)
 
 
 Examined = Fingerprint | str
@@ -140,7 +140,7 @@ def examine_model(
         try_workload,
     )
 
-    before = set(sys.modules)
+    before, lines = set(sys.modules), watch() if name not in MODELS else []
     torch.manual_seed(0)  # as a worker does before it builds: a factory may use random numbers
     outputs = facts = None
     failing: Mapping[str, str] = {}
@@ -164,20 +164,16 @@ def examine_model(
     elif name not in MODELS:
         outputs, failing = trial(partial(build_model, name), partial(try_images, what, workload))
     module, _ = split_model(name)
-    own = {module: getattr(sys.modules[module], "__file__", None) or ""}
-    for other in set(sys.modules) - before:
-        file = getattr(sys.modules[other], "__file__", None)
-        if file is not None and Path(file).is_file() and not is_library(Path(file)):
-            own[other] = file
-    texts = []
-    for other, file in sorted(own.items()):
-        texts += [other.encode(), Path(file).read_bytes() if file else b""]
+    files: Files = {}
+    if name in MODELS:
+        source = hash_content(Path(str(sys.modules[module].__file__)))
+    else:
+        files = judge_process(lines, before, module, [*map(Path, starts)]).files
+        source = hash_files(files)
     products = attempt(f"{what}: find_head fails", partial(find_products, model, workload))
-    tensors = [*model.named_parameters(), *model.named_buffers()]
     return Fingerprint(
-        _hash(f"{key} {tuple(t.shape)} {t.dtype}".encode() for key, t in tensors),
-        _hash([re.sub(r"0x[0-9a-fA-F]+", "", repr(model)).encode()]),
-        _hash(texts),
+        *identify_model(model),
+        source,
         outputs,
         facts,
         len(products),
@@ -185,15 +181,8 @@ def examine_model(
         any(issubclass(find_class(module), _ConvNd) for module in model.modules()),
         still,
         failing,
+        files,
     )
-
-
-def _hash(parts: Iterable[bytes]) -> str:
-    digest = sha256()
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.hexdigest()[:12]
 
 
 def try_model(asked: Request, timeout_s: float, **settings: Any) -> Examined:

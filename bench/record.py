@@ -16,6 +16,7 @@ from typing import Any
 from bench.axis import Trait
 from bench.case import AXES, SHAPE, Case, list_affecting
 from bench.errors import UsageError
+from bench.inject import Seen
 from bench.text import Explained, count
 from bench.work import Kind
 
@@ -232,6 +233,10 @@ class Measurement:
     exposed_error_s: float | None = quantity(
         "half of the 95 % interval of the difference of these two, in this run")
 
+    carried: str | None = quantity(
+        "files that a command read and an earlier run of the folder had written: 'out/last.pt; …'")
+    wrote: str | None = quantity(
+        "files that a command wrote, but in {out}, from the current folder: 'out/last.pt; …'")
     missing: str | None = quantity("why columns are empty: 'column: reason; …'")
     notes: str | None = quantity("what a reader should know before using the row")
     proof_notes: str | None = quantity(
@@ -455,7 +460,8 @@ class Outcome:
     ``epochs`` is empty for a case of one epoch, which its measurement describes. ``transient``:
     another attempt may well succeed; ``peer``: it failed because a process that it trains with was
     gone. ``missing`` says why columns are empty, until the measurement does. ``follows`` lists the
-    columns that the worker will fill in another outcome; if none comes, this one is final.
+    columns that the worker will fill in another outcome; if none comes, this one is final. ``seen``
+    are the user's files, where the case's own process tells of them.
     """
 
     status: Status = Status.OK
@@ -469,6 +475,7 @@ class Outcome:
     epoch_items: int = 0
     retries: int = 0
     place: Place | None = None
+    seen: Seen | None = None
     transient: bool = False
     peer: bool = False
     missing: dict[str, str] = field(default_factory=dict)

@@ -174,11 +174,25 @@ def warn(
         *(Notice("Incomplete", *gap) for sweep in sweeps for gap in sweep.gaps),
         *_describe_failures(runs),
         *doubted[True],
+        *_describe_overwritten(runs),
         *spread,
         *_describe_drift(everything or every),
         *_describe_mixtures(runs),
         *doubted[False],
     ]
+
+
+def _describe_overwritten(runs: Sequence[Run]) -> Iterator[Notice]:
+    """Warn of files of the user's that several runs wrote."""
+    for part in group(runs, attrgetter("sweep")):
+        wrote = Counter(name for run in part for name in run.wrote.split("; ") if name)
+        if several := [name for name, times in wrote.items() if times > 1]:
+            found = (
+                f"Several runs of {part[0].sweep} wrote {name_first(several, 3)}, so that only the "
+                "last one's is kept, and nothing of what was there before."
+            )
+            mend = "Put {out} in --command, a folder that each run has for itself."
+            yield Notice(f"Overwritten: {name_first(several, 2)}", found, mend)
 
 
 def _count(hit: Sequence[Run], runs: Sequence[Run]) -> str:

@@ -163,6 +163,10 @@ _MOST_RUNS = 10_000_000  # a plan with more was edited
 SHARD = "shard"
 """The key of the shard in a folder's configuration."""
 
+SOURCES = "sources"
+"""The key of what was trained: by script or network, the files of each version, see
+`bench.sources.Versions`."""
+
 
 class Shard(NamedTuple):
     number: int

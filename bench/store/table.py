@@ -33,6 +33,8 @@ from bench.text import clean, write_text
 RECORDS, STEPS, EPOCHS, WORK = "records.csv", "steps.csv", "epochs.csv", "work.csv"
 RANKS = "ranks.csv"
 CONFIG, LOGS, CHECKPOINTS, TRACES = "config.json", "logs", "checkpoints", "traces"
+OUTPUTS = "outputs"
+"""The folder of those that stand for ``{out}`` in a command, one for each run."""
 
 LAST, BEST = "last.pt", "best.pt"
 """The checkpoints of a run."""

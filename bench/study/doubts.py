@@ -150,6 +150,13 @@ class Doubt:
 
 
 _ALL = (
+    Doubt("carried", "went on",
+          "A run read files that an earlier one had written: it may have gone on from there, or "
+          "had less to do",
+          "Put {out} in --command where it writes, which is a folder that each run has for itself; "
+          "if it keeps a cache, run the command once before the sweep, with a new --out.",
+          lambda r: r.carried != "", detail=lambda r: r.carried and f"went on: {r.carried}",
+          telling=True),
     Doubt("invalid", "invalid",
           "The measurement failed a check and cannot be trusted",
           "Remove the cause, then run them again with --retry invalid.",

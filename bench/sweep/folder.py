@@ -24,10 +24,13 @@ from bench.case import (
 )
 from bench.environment.machine import Platform
 from bench.errors import UsageError
+from bench.inject import Seen
+from bench.inject.sitecustomize import TEXTS
 from bench.precision import PRECISIONS
 from bench.record import (
     COMPARABLE,
     MEASURED,
+    MODEL_PARTS,
     PROVEN,
     Environment,
     KnownResults,
@@ -37,10 +40,10 @@ from bench.record import (
     read_missing,
 )
 from bench.store.reader import read_beside, read_config, read_rows
-from bench.store.rows import SHARD, Row, Shard
+from bench.store.rows import SHARD, SOURCES, Row, Shard
 from bench.store.table import BEST, LAST, RECORDS
-from bench.sweep.preflight import Inputs, name_data
-from bench.text import clean, replace_file
+from bench.sweep.preflight import Inputs, name_data, name_source
+from bench.text import clean, name_first, read_time, replace_file
 from bench.work import add_items
 
 if TYPE_CHECKING:
@@ -48,8 +51,9 @@ if TYPE_CHECKING:
 
 
 # Keys that stay whatever is measured next: the ``step`` and ``margin`` of the last search for the
-# largest batch, the shard, the rules and trials of a search for the best settings.
-_KEPT = ("search", SHARD, "halving")
+# largest batch, the shard, the rules and trials of a search for the best settings, and the files of
+# what was trained.
+_KEPT = ("search", SHARD, "halving", SOURCES)
 
 
 def default_out(platforms: Mapping[str, Platform]) -> Path:
@@ -93,9 +97,11 @@ def find_unlike(
     unlike, differing = set[int](), dict[str, None]()
     known = [case for case in cases if case.device in inputs.platforms]
     # one case of each environment
-    for case in {(name_data(c), c.device, c.model, c.start): c for c in known}.values():
+    each = {(name_data(c), c.device, name_source(c), c.model, c.start): c for c in known}
+    for case in each.values():
         environment = inputs.describe(case)
-        for name in columns:
+        examined = case.command is not None or inputs.find_model(case) is not None
+        for name in columns if examined else [name for name in columns if name not in MODEL_PARTS]:
             axes = COMPARABLE[name]
             now = clean(getattr(environment, name) or "")
             # a model or a file is only compared with its own rows
@@ -108,8 +114,16 @@ def find_unlike(
             ]
             unlike.update(map(id, others))
             for told in dict.fromkeys(getattr(row, name) for row in others):
-                differing[f"{name} was {told or 'none'}, now {now or 'none'}"] = None
+                differing[_describe_difference(name, told, now, inputs, case)] = None
     return unlike, differing.keys()
+
+
+def _describe_difference(name: str, told: str, now: str, inputs: Inputs, case: Case) -> str:
+    if name == "model_source":
+        changed = inputs.versions.list_changed(name_source(case), told)
+        if changed:
+            return f"{name_first(changed, 4)} changed since: {name} was {told}"
+    return f"{name} was {told or 'none'}, now {now or 'none'}"
 
 
 def refuse_other_part(out: Path, config: Mapping[str, Any], shard: Shard | None) -> None:
@@ -131,7 +145,7 @@ def write_config(loop: Loop, cases: Sequence[Case] | None = None, **told: Any) -
     planned = {"repeats": options.repeats, **spell_cases(cases or [])}
     if cases is None:
         planned |= {name: before[name] for name in planned if name in before}
-    kept = before | told
+    kept = before | {SOURCES: inputs.versions.told} | told
     if options.shard:
         kept[SHARD] = str(options.shard)
     config = {
@@ -191,6 +205,45 @@ class KeptRun:
             if record.status in MEASURED and self.folder.is_dir():
                 replace_file(self.folder / ENDED, record.record_id + "\n")
             self.folder.parent.rmdir()  # if no run keeps anything
+
+
+# ----------------------------------------------------------------------- what commands leave
+
+
+class Left:
+    """What the commands of earlier runs wrote, and when they ran, which the next ones may read."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._wrote, self._ran = set[str](), list[tuple[float, float]]()
+        for row in (row for row in rows if row.case.command is not None):
+            self.add(row.wrote.split("; "), row.started_at, row.finished_at)
+
+    def add(self, wrote: Iterable[str], started_at: str, finished_at: str) -> None:
+        self._wrote.update(filter(None, wrote))
+        self._ran.append((1e9 * read_time(started_at), 1e9 * read_time(finished_at)))
+
+    def find_carried(self, seen: Seen) -> list[str]:
+        """Return the files that a run read and that an earlier one wrote. A text that was changed
+        while one ran, and that it did not write, was edited."""
+        return [
+            name
+            for name, changed_ns in seen.read.items()
+            if name in self._wrote
+            or (
+                not name.endswith(TEXTS)
+                and any(begin <= changed_ns <= end for begin, end in self._ran)
+            )
+        ]
+
+    def find_overwritten(self, seen: Seen) -> list[str]:
+        return [name for name in seen.wrote if name in self._wrote]
+
+    def leave_aside(self, seen: Seen) -> Seen:
+        """Return what a run was made of without what earlier runs wrote."""
+        aside = {*self._wrote, *self.find_carried(seen)}
+        return replace(
+            seen, files={name: one for name, one in seen.files.items() if name not in aside}
+        )
 
 
 # ----------------------------------------------------------------------------- what cases share

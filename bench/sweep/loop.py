@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 
 from bench.case import Case
@@ -26,15 +26,16 @@ from bench.doctor.rates import check_rates, choose_seconds, describe_rates, read
 from bench.environment.host import PACKAGES, THREADS, refuse_missing
 from bench.errors import StoreError, UnsupportedError, UsageError
 from bench.executors import Event, Executor, build_executor
+from bench.inject import Seen
 from bench.precision import PRECISIONS
 from bench.processes import OtherWork, choose_threads, count_cores, stop_signals, usable_cpus
-from bench.record import Outcome, Record, Status, flatten, read_missing, write_missing
+from bench.record import Measurement, Outcome, Record, Status, flatten, read_missing, write_missing
 from bench.store.reader import find_shards
 from bench.store.rows import Row, Run
-from bench.store.table import CHECKPOINTS, LOGS, TRACES
+from bench.store.table import CHECKPOINTS, LOGS, OUTPUTS, TRACES
 from bench.store.writer import Store
 from bench.sweep.display import Display
-from bench.sweep.folder import KeptRun, Known, default_out, read_there
+from bench.sweep.folder import KeptRun, Known, Left, default_out, read_there, write_config
 from bench.sweep.options import Options, Plan
 from bench.sweep.preflight import (
     Inputs,
@@ -44,11 +45,14 @@ from bench.sweep.preflight import (
     refuse_unwritable,
     warn_of_emulation,
 )
-from bench.text import count, read_clock
+from bench.text import count, name_first, read_clock, read_time
 from bench.worker import Job, Lane
 
 MOST_LOST = 3
 """After this many losses of a run's machine, the sweep gives the run up."""
+
+MOST_LEFT = 50
+"""Files that a row names at most of those that its command wrote."""
 
 _POLL_S = 0.5  # between checks whether the sweep was stopped
 
@@ -112,6 +116,9 @@ class Loop:
     display: Display = field(init=False)
     _stopped: Callable[[], int] = field(init=False)
     _rated: set[tuple[str, str]] = field(default_factory=set)  # lane and device
+    _since_ns: int = field(init=False)  # when the first run of the folder began
+    _left: Left = field(init=False)
+    _told: set[str] = field(default_factory=set)  # the warnings of `_tell_left`
     _idle: deque[Lane] = field(init=False)
     _running: dict[Lane, _Running] = field(default_factory=dict)
     _waiting: tuple[Lane, Job] | None = None  # it needs GPUs that others use
@@ -143,6 +150,9 @@ class Loop:
         self.notes += [*self.inputs.warnings, *self.store.set_aside]
         self._stopped = self.held.enter_context(stop_signals(self.executor.kill))
         self._idle = deque(self.lanes)
+        rows = read_there(self.out)
+        begun = [read_time(row.started_at) for row in rows]
+        self._since_ns, self._left = round(1e9 * min([*begun, time.time()])), Left(rows)
 
     # ------------------------------------------------------------------------- what is shown
 
@@ -279,11 +289,14 @@ class Loop:
             gpu_uuid=uuid,
             log=self.out / LOGS / f"{job.name}-{job.attempt}.log",
             trace=self._place_trace(job),
+            outputs=(self.out / OUTPUTS / f"{job.name}-{job.attempt}").absolute(),
+            since_ns=self._since_ns,
             lane=place,
         )
         # a retry finds everything itself; and so does a case whose GPU is not known yet
         if job.attempt == 1 and self.options.here:
             placed = replace(placed, known=self.known.recall(case, inputs.describe(case)))
+        placed = replace(placed, files=inputs.list_files(case))
         if case.checkpoint and not job.probe:
             kept = self._keep_run(job)
             kept.open()
@@ -308,7 +321,14 @@ class Loop:
         if unrated := known.unrated.get(case.device):
             m = outcome.measurement
             m.missing = write_missing(read_missing(m.missing or "") | unrated)
-        environment = known.describe(case)
+        finished_at, told = read_clock(), dict[str, Any]()
+        if (seen := outcome.seen) is not None:
+            if case.command is not None:
+                self._tell_left(seen, outcome.measurement)
+                wrote, seen = seen.wrote, self._left.leave_aside(seen)
+                self._left.add(wrote, started_at, finished_at)
+            told = self._settle_version(case, lane, seen)
+        environment = replace(known.describe(case), **told)
         if outcome.unit:  # which a command alone tells
             environment.unit, environment.train_images = outcome.unit, outcome.epoch_items
         record = Record(
@@ -326,7 +346,7 @@ class Loop:
             inferred=job.smaller is not None,
             executor=self.options.executor,
             started_at=started_at,
-            finished_at=read_clock(),
+            finished_at=finished_at,
             retries=outcome.retries,
             log=log if (self.out / log).exists() else "",
             measurement=outcome.measurement,
@@ -344,6 +364,45 @@ class Loop:
             self._keep_run(job).finish(record)
         self.display.end(record, lane.name)
         return record
+
+    def _tell_left(self, seen: Seen, m: Measurement) -> None:
+        """Tell in a row what a command left in the user's folders, and what of earlier runs it read
+        there; and say so, once."""
+        carried, overwritten = self._left.find_carried(seen), self._left.find_overwritten(seen)
+        m.carried = "; ".join(carried[:MOST_LEFT]) or None
+        m.wrote = "; ".join(seen.wrote[:MOST_LEFT]) or None
+        lines = []
+        if carried:
+            lines.append(
+                f"this run read {name_first(carried, 3)}, which an earlier run wrote: it may have "
+                "gone on from there"
+            )
+        if overwritten:
+            lines.append(
+                f"runs overwrite {name_first(overwritten, 3)}, and what was there before the sweep"
+            )
+        for line in lines:
+            if (kind := line[:9]) not in self._told:
+                self._told.add(kind)
+                mend = "{out} in --command is a folder that each run has for itself"
+                self.display.say(f"warning: {line}; {mend}")
+
+    def _settle_version(self, case: Case, lane: Lane, seen: Seen) -> dict[str, Any]:
+        """Return the columns of what a case was made of, and say so if it was not as expected: its
+        files were edited while the sweep ran."""
+        versions = self.inputs.versions
+        before = sum(len(files) for of in versions.told.values() for files in of.values())
+        told, edited = self.lanes[lane].settle_version(case, seen)
+        if sum(len(files) for of in versions.told.values() for files in of.values()) > before:
+            write_config(self)
+        if edited:
+            self.lanes = {one: inputs.renew(case, told) for one, inputs in self.lanes.items()}
+            self.display.say(
+                f"warning: {name_first(edited, 4)} changed while the sweep ran; this run and later "
+                "ones are of another version, and are compared with none before; for all of one "
+                "version start again with another --out"
+            )
+        return told
 
     def _place_trace(self, job: Job) -> Path | None:
         if not (job.case.profile and self.options.trace):

@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.axis import axis_flag
 from bench.case import AXES, Case, fill_command, format_value, list_varying
-from bench.command import hash_files, refuse_program
+from bench.command import list_named, refuse_program
 from bench.data import SYNTHETIC, DatasetInfo
 from bench.data.sources import CLASSES
 from bench.diagnosis.step import find_emulated
@@ -25,12 +25,15 @@ from bench.errors import UnsupportedError, UsageError
 from bench.executors import Executor, Images, build_executor
 from bench.fingerprint import Fingerprint, list_requests, name_subject
 from bench.gpu.nvml import find_neighbours
+from bench.inject import Files, Seen
 from bench.models import MODELS
 from bench.precision import FP8_INSTALL, PRECISIONS, Apex, find_version, refuse_apex, refuse_fp8
-from bench.record import Environment, Place
+from bench.record import MODEL_PARTS, Environment, Place
 from bench.rules import check as check_case
 from bench.rules import check_batches
-from bench.store.rows import plan_runs
+from bench.sources import Versions, name_contents
+from bench.store.reader import read_config
+from bench.store.rows import SOURCES, plan_runs
 from bench.sweep.options import Options, Plan
 from bench.text import GIB, count, name_first
 from bench.worker import Lane
@@ -55,6 +58,8 @@ class Inputs:
     warnings: Sequence[str] = ()
     apex: Apex | None = None
     starts: Mapping[str, str] = field(default_factory=dict)  # hashes of weights, by file
+    versions: Versions = field(default_factory=Versions)  # of what the folder's rows trained
+    named: dict[str, Files] = field(default_factory=dict)  # of each command, what it names
     # by device, the empty columns of rates, and why they are empty
     unrated: Mapping[str, dict[str, str]] = field(default_factory=dict)
 
@@ -151,12 +156,48 @@ class Inputs:
         if model:
             hashes = ("parameters", "structure", "source")
             told |= {f"model_{name}": getattr(model, name) for name in hashes}
+        if core := self.list_core(case):
+            told["model_source"] = self.versions.expect(name_source(case), core)
         if facts:
             told["unit"] = facts.unit
         if case.command is not None:
             told |= {"train_images": None, "test_images": None}
-            told["model_source"] = hash_files(case.command)
+            told.setdefault("model_source", "")
         return replace(self.platforms[case.device].environment, **told)
+
+    def list_core(self, case: Case) -> Files:
+        """Return the files that every case of its network or command is made of, as they were when
+        they were examined."""
+        if case.command is None:
+            model = self.find_model(case)
+            return model.files if model else {}
+        return self.named.setdefault(case.command, name_contents(list_named(case.command)))
+
+    def settle_version(self, case: Case, seen: Seen) -> tuple[dict[str, Any], list[str]]:
+        """Return the columns that tell what a case was made of, as its own process saw it, and the
+        files that are not as they were expected to be."""
+        core, subject = self.list_core(case), name_source(case)
+        name, edited = self.versions.settle(subject, core, seen.files)
+        return {**seen.found, "model_source": name}, edited
+
+    def list_files(self, case: Case) -> Files:
+        """Return the files that a case is expected to be made of, as far as they are known."""
+        core, subject = self.list_core(case), name_source(case)
+        return self.versions.find(subject, self.versions.expect(subject, core)) or core
+
+    def renew(self, case: Case, told: Mapping[str, Any]) -> Inputs:
+        """Return a copy that expects of later cases what one was told to be made of."""
+        model = self.find_model(case)
+        if model is None:
+            return self
+        hashes = {name: told.get(f"model_{name}") for name in ("parameters", "structure", "source")}
+        model = replace(model, **{name: one for name, one in hashes.items() if one})
+        return replace(self, models={**self.models, name_subject(case): model})
+
+
+def name_source(case: Case) -> str:
+    """Return the key of what a case is made of: its script, or its network or workload."""
+    return name_subject(case) if case.command is None else case.model
 
 
 def name_data(case: Case) -> str:
@@ -211,7 +252,9 @@ def check(
             raise UsageError(f"--precision {case.precision}: {why}; leave it out")
     refuse_places(platforms, cases, options)
     models, datasets = _take_models(cases, machine, options), dict[str, DatasetInfo]()
-    inputs = Inputs(platforms, models, datasets, plan, (), machine.apex, machine.starts)
+    versions = Versions(read_config(options.out).get(SOURCES) if options.out else None)
+    about = (machine.apex, machine.starts, versions)
+    inputs = Inputs(platforms, models, datasets, plan, (), *about)
     settle = inputs.settle
     searched = [(settle(case), text) for case, text in plan.searched]
     plan = Plan(list(dict.fromkeys(map(settle, plan.cases))), searched)
@@ -359,8 +402,8 @@ def examine_lanes(
 # ---------------------------------------------------------------------------------------- a dry run
 
 
-GUESSED = ("gpu", "driver", "cpu", "torch", "code", "variables")
-"""The columns of `COMPARABLE` that are known without torch."""
+GUESSED = ("gpu", "driver", "cpu", "torch", "code", "variables", *MODEL_PARTS)
+"""The columns of `COMPARABLE` that are known without torch, those of a model if it was examined."""
 
 
 def check_without_torch(

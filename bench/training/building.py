@@ -12,9 +12,11 @@ from torch import nn
 
 from bench.case import Case, list_micro_batches, whole_batch
 from bench.errors import UsageError
+from bench.models import MODELS
 from bench.models.weights import fit_weights
 from bench.optimization import scale_lr
 from bench.precision import PRECISIONS, find_batchnorm, find_formats, set_flags
+from bench.sources import identify_model
 from bench.training.loop import Training
 from bench.training.switches import keep_switches
 from bench.workloads import IMAGES, Images, Workload, load_workload
@@ -43,10 +45,11 @@ def build_training(
     torch.backends.cudnn.benchmark = case.cudnn_benchmark
     set_flags(PRECISIONS[case.precision])
     seed_all(case.seed)
-    note, switched = "", dict[str, Any]()
+    note, switched, identity = "", dict[str, Any](), None
     if model is None:
         with keep_switches(switched):
             model = workload.build_model()
+        identity = None if case.model in MODELS else identify_model(model)
         set_flags(PRECISIONS[case.precision])  # torch's older flags with them
         if case.start is not None:
             fitting, note = fit_weights(model, case.start, workload.find_head)
@@ -57,7 +60,7 @@ def build_training(
         if any(map(find_batchnorm, model.modules())):
             raise UsageError("--sync-bn: BatchNorm that is scripted or traced cannot be converted")
     training = make_training(case, model, device, workload)
-    training.start_note, training.switched = note, switched
+    training.start_note, training.switched, training.identity = note, switched, identity
     return training
 
 

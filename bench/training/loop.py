@@ -70,6 +70,9 @@ class Training:
     start_note = ""
     """A note for the reader on the weights that it starts from."""
 
+    identity: tuple[str, str] | None = None
+    """What `bench.sources.identify_model` told of a user's network before it was cast or frozen."""
+
     switched: Mapping[str, Any] = {}
     """torch's switches that the user's code had changed, before they were set back."""
 

@@ -21,6 +21,7 @@ from typing import Literal
 from bench.case import Case
 from bench.errors import UnsupportedError, UsageError
 from bench.failure import Fault, classify, find_place, list_kinds
+from bench.inject import Files
 from bench.record import EpochRow, KnownResults, Outcome, Status
 from bench.run import preload
 from bench.worker.limit import lift_host_limit
@@ -75,9 +76,10 @@ class Job:
     ``folder`` is where `bench.data.prepare` left the dataset, ``gpu_uuid`` the GPU as NVML knows
     it, None on a CPU. A case of several GPUs or processes uses the GPUs or cores of ``lane``, and a
     worker that does not train alone has a ``rendezvous``. A checkpoint in ``checkpoints`` is
-    resumed if it has this ``identity``. The ``trace`` of a profiled case is kept in a file, as the
-    ``log`` is. ``known`` values are not determined again. ``asked_at`` is the time.monotonic() at
-    which the worker was requested, in s.
+    resumed if it has this ``identity``. It is expected to be made of these ``files``. Of a command,
+    ``outputs`` is a folder of its own, and ``since_ns`` when the results were begun. The ``trace``
+    of a profiled case is kept in a file, as the ``log`` is. ``known`` values are not determined
+    again. ``asked_at`` is the time.monotonic() at which the worker was requested, in s.
     """
 
     case: Case
@@ -90,6 +92,9 @@ class Job:
     lane: Lane = Lane()
     enough: Callable[[EpochRow], bool] | None = None
     known: KnownResults = field(default_factory=KnownResults)
+    files: Files = field(default_factory=dict)
+    since_ns: int = 0
+    outputs: Path | None = None
     rendezvous: Rendezvous | None = None
     asked_at: float = 0.0
     judged: bool = False

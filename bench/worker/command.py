@@ -23,8 +23,9 @@ from typing import Any
 import torch
 
 from bench.case import Case, fill_command
-from bench.command import ITEMS, split_command
+from bench.command import ITEMS, OUT, list_named, list_places, split_command
 from bench.errors import UsageError
+from bench.inject import Seen, arm, read_listing
 from bench.limits import find_ends
 from bench.precision import OWN
 from bench.processes import (
@@ -36,6 +37,7 @@ from bench.processes import (
 )
 from bench.record import MEASURED, EpochRow, Outcome, Status, Step
 from bench.script import FILE, LOST, SAMPLED
+from bench.sources import judge_opened, look_at, name_contents, name_file
 from bench.text import count, name_first
 from bench.training.counting import join_work
 from bench.training.timing import Warmup, extrapolate, warm_up
@@ -69,7 +71,8 @@ class _Run:
     """The running command, and what it has told: ``follow`` yields its steps, ``clock_s`` is the
     time of those that were taken."""
 
-    def __init__(self, case: Case, folder: Path, channel: Channel) -> None:
+    def __init__(self, job: Job, folder: Path, channel: Channel) -> None:
+        self._job, case = job, job.case
         self._path, self._read = folder / "steps", 0
         self.report = channel.reporter("warmup", 0, self.held)
         self.steps: list[_Taken] = []
@@ -81,12 +84,20 @@ class _Run:
         self._seen = 1  # processes that told steps, or would have
         self.counted = True  # whether it said how many items each of its steps has
         self.clock_s, self.follow = 0.0, self._follow()
-        variables, words = split_command(fill_command(case))
+        command, out = fill_command(case, str(job.outputs or OUT)), job.outputs
+        variables, words = split_command(command)
+        if out and OUT in list_places(str(case.command)):
+            out.mkdir(parents=True, exist_ok=True)
+        environment = {**os.environ, **variables, FILE: str(self._path)}
+        self._listing, self.named = folder / "files", list_named(command)
+        environment |= arm(environment, self._listing, job.since_ns)
+        self._look = name_contents(self.named)
+        self.began_ns = time.time_ns()
         sys.stdout.flush()
         try:
             self._process = subprocess.Popen(
                 words,
-                env={**os.environ, **variables, FILE: str(self._path)},
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -171,6 +182,23 @@ class _Run:
             return read_held_memory(self._process.pid)
         return 0
 
+    def see_files(self) -> Seen:
+        """Tell which of the user's files it was made of, once it has ended. What it names is taken
+        for it too, where no Python told of its files."""
+        opened = read_listing(self._listing)
+        known = {one.path for one in opened}
+        named = [look_at(path) for path in self.named if path.absolute() not in known]
+        blind = not any(one.how == "read" for one in opened)
+        found = [
+            one
+            for one in filter(None, named)
+            if blind or one.path.suffix == ".sh" or one.path == self.named[0].absolute()
+        ]
+        found = [one for one in found if self._look.get(name_file(one.path)) == one.content]
+        job, roots = self._job, [path.parent for path in self.named]
+        but = [path.parent for path in (job.outputs, job.log) if path]
+        return judge_opened([*opened, *found], roots, but, self.began_ns, job.since_ns)
+
     def close(self, stop: bool) -> int:
         """Wait for its end, or bring it about, and that of what it started. Return its code,
         negative for a signal."""
@@ -199,7 +227,7 @@ def measure_command(given: Job, channel: Channel) -> Outcome:
     UsageError: it cannot be started."""
     case, found = given.case, Outcome()
     with TemporaryFolder("command") as folder:
-        run = _Run(case, Path(folder), channel)
+        run = _Run(given, Path(folder), channel)
         channel.enter("warmup")
         warm: Warmup | None = None
         measured, steps, cpu = list[_Taken](), case.steps or _UNLIMITED, torch.device("cpu")
@@ -214,6 +242,7 @@ def measure_command(given: Job, channel: Channel) -> Outcome:
             deque(run.follow, 0)  # what else it tells is left aside
         channel.enter("evaluation")
         code = run.close(stopped)
+        found.seen = run.see_files()
     if stopped:
         found.note(f"ended after {count(len(measured), 'measured step')}, as --steps asks")
     else:

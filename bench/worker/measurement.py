@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -16,10 +17,14 @@ from bench.case import Case, count_probed, micro_batch
 from bench.data.batches import Supply, count_items
 from bench.data.loader import LoadedBatches, measure_rate
 from bench.diagnosis.step import PROFILED
+from bench.inject import Seen, watch
+from bench.models import MODELS, split_model
+from bench.models.weights import hash_weights
 from bench.plain import read_value
 from bench.precision import read_flags
 from bench.processes import OtherWork, pause_collection, read_peak_memory
-from bench.record import PROVEN, Measurement, Outcome, RankRow, Status, write_missing
+from bench.record import PROVEN, KnownResults, Measurement, Outcome, RankRow, Status, write_missing
+from bench.sources import judge_process, list_edited
 from bench.text import count
 from bench.training.counting import (
     count_flop,
@@ -72,6 +77,7 @@ def measure(given: Job, channel: Channel) -> Outcome:
     """
     case, found = given.case, Outcome()
     m = found.measurement
+    imported, lines = set(sys.modules), watch() if case.model not in MODELS else []
     with pause_collection():
         device, limit = torch.device(case.device), build_limit(case, given.gpu_uuid)
         limit.impose()
@@ -81,6 +87,9 @@ def measure(given: Job, channel: Channel) -> Outcome:
             group = Processes(meets.rank, meets.size, meets.store, device, meets.timeout_s)
         workload, batches, training = set_up(case, given.folder, group)
     m.setup_time_s, switches = time.monotonic() - given.asked_at, read_switches()
+    found.seen = _see_files(given, training, imported, lines)
+    if found.seen and list_edited(given.files, found.seen.files):
+        given = replace(given, known=KnownResults())  # that of another version
     _describe_training(found, case, training)
 
     channel.enter("warmup")
@@ -158,6 +167,23 @@ def measure(given: Job, channel: Channel) -> Outcome:
         _look_closer(found, given, channel, training, batches, workload)
     channel.send(found)
     return found
+
+
+def _see_files(
+    given: Job, training: Training, imported: set[str], lines: Sequence[str]
+) -> Seen | None:
+    """Tell what a user's network and its start are, as this process read them, which had other
+    modules ``imported``; None for a network of the harness without a start."""
+    case, told = given.case, dict[str, Any]()
+    if case.start is not None:
+        told["start_fingerprint"] = hash_weights(case.start)
+    if training.identity is None:
+        return Seen(found=told) if told else None
+    places = (given.folder, case.start, given.checkpoints, given.trace)
+    but = [Path(place) for place in places if place]
+    seen = judge_process(lines, imported, split_model(case.model)[0], but)
+    told["model_parameters"], told["model_structure"] = training.identity
+    return replace(seen, found=told)
 
 
 def conclude(m: Measurement, contradiction: str = "") -> tuple[Status, str]:
