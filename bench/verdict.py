@@ -311,14 +311,16 @@ def estimate(
             ratios.append(Ratio(lack=case))
             continue
         ratio = Ratio(exp(case.shift), pairs=case.pairs)
-        if min(case.counts) < MIN_REPEATS:
+        if deterministic and not case.error:  # one reading says as much as several
+            ratio = replace(ratio, low=ratio.value, high=ratio.value, exact=True)
+        elif min(case.counts) < MIN_REPEATS:
             has = " and ".join(dict.fromkeys(map(str, case.counts)))
             ratio = replace(ratio, lack=f"needs {MIN_REPEATS} {what} a side, has {has}")
         elif case.error:
             tested[index] = case
             reach = find_quantile(case.freedom(), confidence) * case.error
             ratio = replace(ratio, low=exp(case.shift - reach), high=exp(case.shift + reach))
-        elif deterministic or case.pairs:
+        elif case.pairs:
             ratio = replace(ratio, low=ratio.value, high=ratio.value, exact=True)
         else:
             lack = f"{what} equal to the last digit are not independent readings"

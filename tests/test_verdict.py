@@ -94,6 +94,14 @@ def test_freedom_of_a_family_is_of_its_median_noise() -> None:
     assert ratios[0].high == pytest.approx(math.exp(0.05 + reach), rel=1e-9)
 
 
+def test_bytes_that_repeat_are_exact_by_one_reading() -> None:
+    (ratio,) = compare([([4.0], [2.0])], deterministic=True)
+    assert (ratio.low, ratio.high, ratio.lack) == (0.5, 0.5, "")
+    assert ratio.judge(MARGIN) is Verdict.LOWER
+    (ratio,) = compare([([4.0], [2.0])])
+    assert ratio.judge(MARGIN) is Verdict.NONE
+
+
 @given(st.lists(st.floats(0, 1), max_size=20))
 def test_holm_orders_and_bounds(p_values: list[float]) -> None:
     adjusted = adjust(p_values)

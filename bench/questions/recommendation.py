@@ -422,8 +422,9 @@ def _tell_learning(found: ReportData, chosen: Setting, bases: Sequence[Setting])
                 Claim.UNCLEAR: "cannot be told from",
             }[one.found.verdict]
             ends = write_ends((one.found.low, one.found.high), one.found.write, " to ")
+            part = " in the part of an epoch that was measured" * (not chosen.best.learnt_whole)
             return (
-                f"Over {one.found.seeds} seeds its {one.metric.label} {words} that of "
+                f"Over {one.found.seeds} seeds its {one.metric.label}{part} {words} that of "
                 f"{one.effect.before}{f' (90 %: {ends})' if ends else ''}."
             )
     fp32 = [setting for setting in bases if setting.best.precision == "fp32"]

@@ -91,8 +91,9 @@ def estimate(
     def fits(pair: Pair) -> bool:
         if metric is MEMORY:
             return bool(pair.a.memory_measure == pair.b.memory_measure)
-        if metric.seeded:
-            return pair.same_loss
+        if metric.seeded:  # what a part of an epoch taught one seed is no finding
+            known = all(r.learnt_whole or r.seeds >= MIN_REPEATS for r in (pair.a, pair.b))
+            return pair.same_loss and known
         return not metric.timed or bool(pair.a.settled and is_number(pair.factor))
 
     if metric.seeded:
