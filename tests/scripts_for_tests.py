@@ -19,6 +19,9 @@ def main(mistake: str) -> int:
         os.execlp("sh", "sh", "-c", "sh -c 'kill -KILL $$'; exit $?")
     if mistake == "daemon":
         print(subprocess.Popen(["sleep", "60"], start_new_session=True).pid)
+    if mistake == "returns":  # as a launcher does, or a shell's &
+        subprocess.Popen(["sleep", "1.2"])
+        return 0
     if mistake == "asks":
         input("go on? ")
     if mistake == "launched":  # as by torchrun, whose own error follows

@@ -40,7 +40,7 @@ def read(folder: Path, key: str = "vary") -> dict[str, Any]:
 def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep over a script's mistakes."""
     out = tmp_path_factory.mktemp("mistakes") / "out"
-    names = "none silent epochs nan oom killed daemon asks exits dies bytes text launched"
+    names = "none silent epochs nan oom killed daemon returns asks exits dies bytes text launched"
     vary = ["--vary", "mistake", *names.split()]
     # of a pod, or of another program
     left = "WORLD_SIZE=4 RANK=1 LOCAL_RANK="
@@ -59,6 +59,7 @@ def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("oom", "oom", "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB"),
         ("killed", "killed", "the command ended by SIGKILL from outside"),
         ("daemon", "invalid", "it left 1 process running (sleep, pid "),
+        ("returns", "ok", ""),
         ("asks", "error", "EOFError: EOF when reading a line (scripts_for_tests.py, line "),
         ("exits", "error", "the command ended with code 3: no data in ./data"),
         ("launched", "error", "ValueError: a shape does not fit (train.py, line 7)"),
@@ -75,6 +76,9 @@ def test_each_ends_in_its_outcome(mistakes: Path, mistake: str, status: str, rea
         assert (row["measured_steps"], row["measured_images"]) == (1, 8)
     if mistake == "daemon":
         assert gone([int((mistakes / row["log"]).read_text().split()[-1])])
+    if mistake == "returns":
+        assert row["epoch_time_s"] > 1.2
+        assert "s later: its time is until then" in row["notes"]
     if mistake == "epochs":
         assert (row["train_images"], row["steps_per_epoch"]) == (480, 60)
         assert (row["test_loss"], row["test_accuracy"]) == (0.5, 0.75)

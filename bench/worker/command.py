@@ -51,6 +51,7 @@ from bench.worker.measurement import conclude
 _LOST = re.compile(re.escape(LOST.encode()) + rb": ([^\n]+)\n")
 _POLL_S = 0.02
 _GRACE_S = 3.0
+_LATER_S, _LATER = 0.5, 0.05  # than a command what it started may end, and as a share of its time
 _TAIL_BYTES = 1 << 16  # of the output, to find what an error was
 _LEAST_S = 1e-9  # of a step: the clock of a GPU may see none
 _UNLIMITED = 40  # steps that warm-up supposes will be measured, if the command decides
@@ -81,6 +82,7 @@ class _Run:
         self.who: dict[str, Any] = {}  # the process that tells them
         self.left: dict[int, str] = {}  # what it started, and what still ran when it had ended
         self.lost = ""  # why it tells no more
+        self.later_s = 0.0  # how much later than itself what it started ended
         self._seen = 1  # processes that told steps, or would have
         self.counted = True  # whether it said how many items each of its steps has
         self.clock_s, self.follow = 0.0, self._follow()
@@ -210,6 +212,9 @@ class _Run:
             with suppress(ChildProcessError):
                 os.waitpid(-1, os.WNOHANG)
             time.sleep(_POLL_S)
+        later_s = time.monotonic() - self.began - self.ended_s
+        if later_s > max(_LATER_S, _LATER * self.ended_s):  # as a shell's "&" leaves it
+            self.ended_s, self.later_s = self.ended_s + later_s, later_s
         self.left = name_processes([] if stop else list_children(os.getpid()))
         for pid in list_children(os.getpid()):
             with suppress(ProcessLookupError):
@@ -259,6 +264,8 @@ def _describe_end(found: Outcome, run: _Run, code: int, case: Case) -> None:
         after = f"; after {count(len(run.steps), 'step')}" if run.steps else ""
         found.status, found.reason = fault.status, fault.reason + after
         found.transient = fault.transient
+    elif run.later_s and not run.left:
+        found.note(f"what it started ended {run.later_s:.1f} s later: its time is until then")
     elif run.left:
         names = name_first([f"{name}, pid {pid}" for pid, name in run.left.items()], 3, "; ")
         one = count(len(run.left), "process")
