@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bench.inject import arm, read_listing
 from bench.report.__main__ import main as report
@@ -128,6 +129,22 @@ def test_what_one_run_leaves_and_another_reads_is_said_first(
     assert {*read_records(Path("own"))["carried"]} == {""}
 
 
+def test_a_module_that_no_word_names_is_known_when_it_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("src").mkdir()
+    Path("src/mine.py").write_text("")
+    command = f"PYTHONPATH=src {shlex.quote(sys.executable)} -m mine"
+    given = ["--command", command, "--out", "out", *QUICK]
+    assert sweep(given) == 0
+    assert sweep(given) == 0
+    assert "0 to run, 1 already there" in capsys.readouterr().err
+    Path("src/mine.py").write_text("# edited")
+    assert sweep(given) == 2
+    assert ": src/mine.py changed since: " in capsys.readouterr().err
+
+
 NET = "from torch import nn\nimport part\ndef build():\n    return nn.Sequential(nn.AvgPool2d(4), "
 NET += "nn.Flatten(), *part.make())\n"
 PART = "from torch import nn\ndef make():\n    return nn.Linear(192, 10), nn.{}()\n"
@@ -141,20 +158,24 @@ def test_a_network_edited_while_its_sweep_runs_is_another(
     monkeypatch.syspath_prepend(str(tmp_path))
     Path("net.py").write_text(NET)
     Path("part.py").write_text(PART.format("ReLU"))
+    weights = {"2.weight": torch.zeros(10, 192), "2.bias": torch.zeros(10)}
+    torch.save(weights, "w.pt")
     end = Display.end
 
     def edit(self: Display, *about: Any) -> None:
         end(self, *about)
         Path("part.py").write_text(PART.format("GELU"))
+        torch.save({**weights, "2.bias": torch.ones(10)}, "w.pt")
 
     monkeypatch.setattr(Display, "end", edit)
     given = ["--preset", "quick", "--dataset", "synthetic", "--batch-size", "8", "--steps", "2"]
     given += ["--model", "net:build", "--precision", "fp32", "--out", "out", "--repeats", "2"]
+    given += ["--start", "w.pt"]
     assert sweep([*given, *QUICK]) == 0
     said = capsys.readouterr().err
-    assert said.count("warning: part.py changed while the sweep ran; this run and later") == 1
+    assert said.count("warning: part.py, w.pt changed while the sweep ran; this run and later") == 1
     first, *others = read_records(Path("out")).sort_values("started_at").to_dict("records")
-    for name in ("model_source", "model_structure"):
+    for name in ("model_source", "model_structure", "start_fingerprint"):
         assert {row[name] for row in others} == {others[0][name]}
         assert others[0][name] != first[name]
     assert "flop" not in str(others[0]["shared"]), "what another version found is not its own"

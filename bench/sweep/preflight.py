@@ -156,13 +156,12 @@ class Inputs:
         if model:
             hashes = ("parameters", "structure", "source")
             told |= {f"model_{name}": getattr(model, name) for name in hashes}
-        if core := self.list_core(case):
+        if (core := self.list_core(case)) or case.command is not None:
             told["model_source"] = self.versions.expect(name_source(case), core)
         if facts:
             told["unit"] = facts.unit
         if case.command is not None:
             told |= {"train_images": None, "test_images": None}
-            told.setdefault("model_source", "")
         return replace(self.platforms[case.device].environment, **told)
 
     def list_core(self, case: Case) -> Files:
@@ -176,9 +175,14 @@ class Inputs:
     def settle_version(self, case: Case, seen: Seen) -> tuple[dict[str, Any], list[str]]:
         """Return the columns that tell what a case was made of, as its own process saw it, and the
         files that are not as they were expected to be."""
-        core, subject = self.list_core(case), name_source(case)
-        name, edited = self.versions.settle(subject, core, seen.files)
-        return {**seen.found, "model_source": name}, edited
+        told, edited, core = dict(seen.found), list[str](), self.list_core(case)
+        if core or seen.files:  # not a network of the harness
+            subject = name_source(case)
+            told["model_source"], edited = self.versions.settle(subject, core, seen.files)
+        start = told.get("start_fingerprint")
+        if case.start is not None and start not in (None, self.starts.get(case.start)):
+            edited.append(case.start)
+        return told, edited
 
     def list_files(self, case: Case) -> Files:
         """Return the files that a case is expected to be made of, as far as they are known."""
@@ -187,12 +191,14 @@ class Inputs:
 
     def renew(self, case: Case, told: Mapping[str, Any]) -> Inputs:
         """Return a copy that expects of later cases what one was told to be made of."""
-        model = self.find_model(case)
-        if model is None:
-            return self
-        hashes = {name: told.get(f"model_{name}") for name in ("parameters", "structure", "source")}
-        model = replace(model, **{name: one for name, one in hashes.items() if one})
-        return replace(self, models={**self.models, name_subject(case): model})
+        models, starts = dict(self.models), dict(self.starts)
+        if model := self.find_model(case):
+            names = ("parameters", "structure", "source")
+            hashes = {name: told[f"model_{name}"] for name in names if told.get(f"model_{name}")}
+            models[name_subject(case)] = replace(model, **hashes)
+        if case.start is not None and "start_fingerprint" in told:
+            starts[case.start] = told["start_fingerprint"]
+        return replace(self, models=models, starts=starts)
 
 
 def name_source(case: Case) -> str:
