@@ -182,4 +182,4 @@ def test_what_an_output_cannot_encode_is_replaced(
     said = b"".join(stream.buffer.getvalue() for stream in streams).decode(encoding)
     assert len(said) > 100
     if name == "report" and encoding == "ascii":
-        assert "fp16-amp (?12.09 s)" in said
+        assert "(loss scale dynamic): ?12.09 s" in said

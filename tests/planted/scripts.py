@@ -40,6 +40,7 @@ def counted(
             "warmup_steps": WARM,
             "images_per_s": size / time_s,
             "train_images": whole,
+            "labelled_flop_share": 1.0,  # `bench.step` has the operations of a step counted
             **values,
         }
         found += ran(case, [time_s / size * whole], **told)

@@ -55,7 +55,7 @@ SAID: dict[str, tuple[Sequence[Record], list[str], list[str]]] = {
     "items and runs": (
         [*counted(script(), THREE), *untold(BF16, [0.5, 0.502, 0.498])],
         [f"Times of 10,000 items and a run say nothing of each other: {NOT_TOLD}"],
-        ["≈1.562 (1.555–1.570) | 10,000 items", "0.5000 (0.4980–0.5020) | a run"],
+        ["≈1.562 (1.555–1.570) | 10,000 items", "0.5000 (0.4980–0.5020) | a run | label unproven"],
     ),
     "items and steps": (
         [*counted(script(), THREE), *stepped(BF16, THREE)],
@@ -66,7 +66,7 @@ SAID: dict[str, tuple[Sequence[Record], list[str], list[str]]] = {
         [*untold(script(4), [0.1] * 3), *untold(script(32), [0.2] * 3)],
         [f"A run with another batch size may do more or less, so its time is not compared: "
          f"{NOT_TOLD}"],
-        ["0.1000", "0.2000"],
+        ["0.1000 | label unproven", "0.2000 | label unproven"],
     ),
     "steps at two batch sizes": (
         [*stepped(script(4), THREE), *stepped(script(32), [0.02] * 3)],
@@ -76,17 +76,17 @@ SAID: dict[str, tuple[Sequence[Record], list[str], list[str]]] = {
     "runs with a variable of one's own": (
         [*untold(script(vary="rate=4 x=1"), [0.1] * 3), *untold(script(vary="rate=8 x=1"), [0.2])],
         ["A run with another rate may do more or less, so its time is not compared:"],
-        ["0.1000", "0.2000"],
+        ["0.1000 | label unproven", "0.2000 | label unproven"],
     ),
     "runs of two precisions": (
         [*untold(script(), [0.5] * 3), *untold(BF16, [0.25] * 3)],
         ["in bf16 at batch size 64: 0.2500 s a run, against 0.5000 s in fp32 (2.00 times as fast"],
-        ["0.5000", "0.2500"],
+        ["0.5000 | label unproven", "0.2500 | label unproven"],
     ),
     "a repeat that went on from another": (
         [*mix(counted(script(), [0.01]), untold(script(), [0.5, 0.5])), *counted(BF16, THREE)],
         ["Train train.py on A card in bf16 at batch size 64: ≈1.562 s for 10,000 items."],
-        ["≈1.562 | other steps, 1 of 3 runs", "≈1.562 (1.555–1.570)"],
+        ["≈1.562 | other steps, label unproven, 1 of 3 runs", "≈1.562 (1.555–1.570)"],
     ),
     "a repeat of half of the steps": (
         [*mix(counted(script(), [0.01]), counted(script(), [0.01], steps=30)),
