@@ -20,7 +20,7 @@ from bench.questions.elsewhere import find_fastest
 from bench.questions.halving import find_trials, summarize
 from bench.questions.report_data import Place, ReportData
 from bench.questions.scaling import find_bounds
-from bench.questions.settings import NEUTRAL, Setting, judge_speeds
+from bench.questions.settings import NEUTRAL, Setting, choose_base, judge_speeds
 from bench.record import REFUSED
 from bench.render.table import (
     Answer,
@@ -34,6 +34,8 @@ from bench.render.table import (
 from bench.study.axes import MACHINE, list_naming_axes, name_setting, order_values
 from bench.study.comparable import refuse_alone
 from bench.study.doubts import DOUBTS
+from bench.study.estimate import TIME, Estimate, estimate
+from bench.study.pairs import find_changes
 from bench.study.quantities import QUANTITIES, is_number, over
 from bench.study.runs import Result, Run
 from bench.text import (
@@ -116,6 +118,7 @@ def _tell(found: ReportData, place: Place) -> Iterator[str]:
     else:
         bases = [*_find_baselines(place, chosen)]
         yield _tell_chosen(found, place, chosen, bases)
+        yield _tell_pairs(place, chosen, bases)
         yield _tell_rivals(found, place, chosen)
         if place.choice and not found.aim:
             yield tell_open(
@@ -134,7 +137,7 @@ def _tell(found: ReportData, place: Place) -> Iterator[str]:
         if (1 + NEAR) * lowest.best.epoch_time_s < chosen.best.epoch_time_s:
             yield f"Lower, but with a warning: {_doubt(found, lowest)}."
         if len(found.places) == 1:
-            yield _tell_learning(found, chosen, bases)
+            yield _tell_learning(found, place, chosen)
             yield _tell_certainty(found, place, chosen)
             yield _tell_untried(found, place, chosen)
     yield _tell_largest(place)
@@ -193,14 +196,13 @@ def describe_setting(found: ReportData, setting: Setting) -> str:
 
 
 def _find_baselines(place: Place, chosen: Setting) -> Iterator[Setting]:
-    """Yield a tf32 and a fp32 setting that differ from it in nothing but the precision, or else
-    the fastest of another batch size."""
-    size = chosen.best.batch_size
+    """Yield a tf32 and a fp32 setting that differ from it in nothing but the precision and, see
+    `choose_base`, the batch size."""
     for name in BASELINES:
         held = [s for s in place.tried if s.timed and s.best.precision == name]
         held = [s for s in held if s.differs_in(chosen, (*_PRECISION, "batch_size"))]
         if held and name != chosen.best.precision:
-            yield min(held, key=lambda s: (s.best.batch_size != size, s.best.epoch_time_s))
+            yield choose_base(held, chosen.best.batch_size)
 
 
 def _tell_chosen(found: ReportData, place: Place, chosen: Setting, bases: Sequence[Setting]) -> str:
@@ -215,6 +217,36 @@ def _tell_chosen(found: ReportData, place: Place, chosen: Setting, bases: Sequen
         told += f", against {join_words([_write_base(chosen, base) for base in bases])}"
     saved = _list_saved(row, bases[-1].best) if bases else []
     return told + (f", with {join_words(saved)}" if saved else "") + "."
+
+
+def _tell_pairs(place: Place, chosen: Setting, bases: Sequence[Setting]) -> str:
+    """Say how many times as fast it is as a baseline at equal batch sizes, where one ratio does not
+    tell: they differ, or it was held against the baseline at another one."""
+    free = (*_PRECISION, "batch_size")
+    held = [chosen.best, *(s.best for s in place.tried if s.differs_in(chosen, free))]
+    told, most, apart = list[str](), 0, False
+    for base in (one.best for one in bases):
+        both = (base.precision, chosen.best.precision)
+        alike = [row for row in held if row.precision in both and row.trusted]
+        for found in filter(None, estimate(TIME, [*find_changes("precision", alike)], alike)):
+            if found.apart or base.batch_size != chosen.best.batch_size:
+                told.append(f"{_list_speeds(found, alike)} times as fast as {base.precision}")
+                most, apart = max(most, found.pairs), apart or found.apart
+    equal = "equal batch sizes" if most > 1 else "an equal batch size"
+    differs = ", so the gain differs by batch size" * apart
+    return f"At {equal} it is {join_words(told)}{differs}." if told else ""
+
+
+def _list_speeds(found: Estimate, rows: Sequence[Result]) -> str:
+    """Write the speed at each batch size or, of many, from which to which they are."""
+    sizes = {row.cell: row.batch_size for row in rows}
+    pairs = zip(found.cells, found.each, strict=True)
+    speeds = sorted((sizes[before], 1 / ratio) for (before, _), ratio in pairs)
+    if many := len(speeds) > MOST_NAMED:
+        speeds.sort(key=itemgetter(1))
+        speeds = [speeds[0], speeds[-1]]
+    said = [f"{write_ratio(speed)} ({size})" for size, speed in speeds]
+    return f"from {' to '.join(said)}" if many else join_words(said)
 
 
 def _write_base(chosen: Setting, base: Setting) -> str:
@@ -407,7 +439,7 @@ def write_caveat(settings: Sequence[Setting]) -> str:
     )
 
 
-def _tell_learning(found: ReportData, chosen: Setting, bases: Sequence[Setting]) -> str:
+def _tell_learning(found: ReportData, place: Place, chosen: Setting) -> str:
     """Say whether it learns as the baseline does, as far as seeds show; of synthetic images that
     says nothing."""
     if chosen.best.dataset == "synthetic":
@@ -427,7 +459,8 @@ def _tell_learning(found: ReportData, chosen: Setting, bases: Sequence[Setting])
                 f"Over {one.found.seeds} seeds its {one.metric.label}{part} {words} that of "
                 f"{one.effect.before}{f' (90 %: {ends})' if ends else ''}."
             )
-    fp32 = [setting for setting in bases if setting.best.precision == "fp32"]
+    fp32 = [s for s in place.tried if s.best.precision == "fp32"]
+    fp32 = [s for s in fp32 if s.differs_in(chosen, _PRECISION)][:1]
     for name, unit in (("test_accuracy", " %"), ("train_loss", "")):
         values = [setting.find_learnt(name) for setting in (chosen, *fp32)]
         known = [f"{QUANTITIES[name].write(v)}{unit}" for v in values if v is not None]
