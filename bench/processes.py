@@ -236,6 +236,20 @@ def name_processes(pids: Iterable[int]) -> dict[int, str]:
     return names
 
 
+def list_stopped(pids: Iterable[int]) -> list[int]:
+    """Return which of these processes and their descendants are stopped, by a signal or a
+    debugger."""
+    import psutil
+
+    stopped = []
+    for pid in dict.fromkeys(one for root in pids for one in (root, *list_children(root))):
+        with suppress(Exception):  # it has ended, or is not to be read
+            status = psutil.Process(pid).status()
+            if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+                stopped.append(pid)
+    return stopped
+
+
 _HELD = re.compile(r"^Rss(?:Anon|Shmem):\s+(\d+) kB$", re.MULTILINE)
 _RESIDENT = re.compile(r"^VmRSS:\s+(\d+) kB$", re.MULTILINE)
 _PEAK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)

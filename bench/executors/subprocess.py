@@ -22,7 +22,13 @@ from bench.failure import classify, classify_death, count_oom_kills, list_kinds
 from bench.gpu import CombinedDevice
 from bench.gpu.monitor import ENERGY, CommandMonitor, Monitor, Observation
 from bench.gpu.nvml import find_card, find_cards, open_device
-from bench.processes import TemporaryFolder, describe_pause, share_cores, usable_cpus
+from bench.processes import (
+    TemporaryFolder,
+    describe_pause,
+    list_stopped,
+    share_cores,
+    usable_cpus,
+)
 from bench.record import MEASURED, REFUSED, Outcome, Status, write_missing
 from bench.run import EndedError, Process
 from bench.text import GIB, count, join_words
@@ -226,10 +232,17 @@ class SubprocessExecutor(Executor):
                 yield Outcome(Status.INTERRUPTED, "the sweep was stopped")
                 return
             if time.monotonic() > deadline:
+                took = f"{phase} took longer than {self.settings.timeout_s:g} s"
+                if stopped := list_stopped(worker.pids or [worker.pid]):
+                    names = join_words([*map(str, stopped)])
+                    why = f"since process {names} was stopped, as by kill -STOP or a debugger"
+                    yield Outcome(
+                        Status.TIMEOUT, f"{took}, {why}: --retry timeout runs the case again"
+                    )
+                    return
                 worker.dump_stacks()
-                limit_s, has = self.settings.timeout_s, "its output" if command else "the stacks"
-                took = f"{phase} took longer than {limit_s:g} s; raise --timeout"
-                yield Outcome(Status.TIMEOUT, f"{took}; the log has {has}")
+                has = "its output" if command else "the stacks"
+                yield Outcome(Status.TIMEOUT, f"{took}; raise --timeout; the log has {has}")
                 return
             if message is not None:
                 yield message

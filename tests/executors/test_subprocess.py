@@ -328,6 +328,38 @@ def test_each_epoch_has_the_time_limit_for_itself(scripted: Scripted, monkeypatc
     assert outcome.reason.endswith("; after 1 of 2 epochs")
 
 
+@pytest.mark.parametrize("root", [False, True])
+def test_a_process_that_was_stopped_is_named_rather_than_the_limit(
+    scripted: Scripted, monkeypatch: Patch, root: bool
+) -> None:
+    """The worker, or one that it started, as a loader's."""
+    code = (
+        "import subprocess as s; p = s.Popen(['sleep', '300']); print(p.pid, flush=True); p.wait()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1) as parent:
+        assert parent.stdout
+        child = psutil.Process(int(parent.stdout.readline()))
+        stopped = psutil.Process(parent.pid) if root else child
+        try:
+            monkeypatch.setattr(Script, "pid", parent.pid)
+            late = Settings(timeout_s=0)
+            assert scripted([*EPOCHS], settings=late).reason.startswith(
+                "set-up took longer than 0 s; raise --timeout"
+            )
+            stopped.suspend()
+            while stopped.status() != psutil.STATUS_STOPPED:
+                time.sleep(0.01)
+            outcome = scripted([*EPOCHS], settings=late)
+        finally:
+            child.kill()
+            parent.kill()
+    assert outcome.status is Status.TIMEOUT
+    assert outcome.reason == (
+        f"set-up took longer than 0 s, since process {stopped.pid} was stopped, as by kill -STOP "
+        "or a debugger: --retry timeout runs the case again"
+    )
+
+
 @pytest.mark.parametrize(
     ("status", "wanted"),
     [
