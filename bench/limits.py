@@ -11,6 +11,12 @@ STEADY = 0.02
 """Times that differ by at most this share count as equal: the steps at the end of warm-up, and
 repeats and the sentinel against the median of their case."""
 
+VARIES = 0.05
+"""Memory of repeats that differs by more than this share of the lowest does not repeat. A GPU's
+allocator repeats its peak. On a CPU the C library keeps what is freed for later: three runs of 60
+steps of a small network, in one thread, held 276 to 313 MiB at most, and two of them 237 MiB each
+where it gave back all blocks of 128 KiB and more (MALLOC_MMAP_THRESHOLD_)."""
+
 NEAR = 0.1
 """An epoch within this share of the lowest time is near enough, and the smallest such batch is
 recommended. On an H200 twice the batch saved 4 % of the time, took 1.7 times the memory and learnt

@@ -24,7 +24,6 @@ from bench.questions.settings import NEUTRAL, Setting, choose_base, judge_speeds
 from bench.record import REFUSED
 from bench.render.table import (
     Answer,
-    Row,
     name_case,
     remarks,
     write_ends,
@@ -37,7 +36,7 @@ from bench.study.doubts import DOUBTS
 from bench.study.estimate import TIME, Estimate, estimate
 from bench.study.pairs import find_changes
 from bench.study.quantities import QUANTITIES, is_number, over
-from bench.study.runs import Result, Run
+from bench.study.runs import Result, Run, differ_in_memory
 from bench.text import (
     GIB,
     capitalize,
@@ -272,11 +271,11 @@ def describe_tf32(row: Result) -> str:
     return "torch's default for convolutions" + ", and in matrix products" * both
 
 
-def _list_saved(row: Row, base: Row) -> list[str]:
+def _list_saved(row: Result, base: Result) -> list[str]:
     """Return the memory and the energy beside those of the baseline, if they differ."""
     said = []
     ours, theirs = row.memory_bytes, base.memory_bytes
-    if row.memory_measure == base.memory_measure and abs(over(ours, theirs) - 1) > STEADY:
+    if row.memory_measure == base.memory_measure and differ_in_memory(row, base):
         said.append(f"{ours / GIB:#.3g} instead of {theirs / GIB:#.3g} GiB")
     share = over(row.energy_per_epoch_j, base.energy_per_epoch_j)
     if is_number(share) and base.settled and not (row.energy or base.energy):
@@ -377,7 +376,7 @@ def _write_share(row: Result, chosen: Result) -> str:
 
 def _write_memory(row: Result, chosen: Result) -> str:
     share = over(row.memory_bytes, chosen.memory_bytes)
-    known = is_number(share) and abs(share - 1) > STEADY
+    known = is_number(share) and differ_in_memory(row, chosen)
     decimals = 1 if abs(share - 1) > 0.05 else 2
     return f", with {share:.{decimals}f} times the memory" if known else ""
 

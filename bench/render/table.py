@@ -416,9 +416,10 @@ def quantity_cell(name: str, row: Row, *, spread: bool = True) -> Cell:
     if not is_number(value) or (quantity.learnt and not row.learnt_whole):
         return Cell(NOTHING)
     text = quantity.write(value)
-    if spread and quantity.spread:
+    if spread:
         low, high = (getattr(row, f"{name}_{end}", math.nan) for end in ("low", "high"))
-        if is_number(low) and is_number(high) and (ends := quantity.write_ends(low, high, value)):
+        wide = high - low >= quantity.spread * abs(value)  # False where an end is not known
+        if wide and (ends := quantity.write_ends(low, high, value)):
             text += f" [{ends}]" if row.spread == Spread.WITHIN.value else f" ({ends})"
     other = row.base.part if name == "speedup" and row.base else 1.0
     estimated = bool(quantity.whole and min(row.part, other) < 1)

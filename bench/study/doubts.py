@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from bench.case import Case
 from bench.data.loader import PREFETCH
 from bench.gpu.nvml import EFFECTS
-from bench.limits import BUSY_CORES, MIN_REPEATS, STEADY
+from bench.limits import BUSY_CORES, MIN_REPEATS, STEADY, VARIES
 from bench.precision import EMULATE_FP8, MOSTLY_LABELLED, OWN, PRECISIONS, Arithmetic
 from bench.record import RELIABLE, Status, describe_unmet, read_missing
 from bench.study.quantities import over
@@ -206,6 +206,11 @@ _ALL = (
           f"or they tell the time of an epoch neither as well as --until asks nor within "
           f"{100 * LEAST_KNOWN:.0f} %",
           QUIETER, _is_noisy, chance=True),
+    Doubt("memory_varies", "memory varies",
+          f"The memory of repeats differs by more than {100 * VARIES:.0f} %: on a CPU the C "
+          "library keeps freed memory for later, in one run more than in another",
+          "Plan with the upper end of its range, and use --repeats 5 or more to know it better.",
+          lambda r: r.memory_varies, fatal=False),
     Doubt("slow_steps", "slow steps",
           f"Slow steps, of more than {SLOW_STEP:g} times the median one, made the measured time "
           f"longer by more than {100 * STEADY:.0f} %; another run may have more of them, or fewer",
@@ -287,5 +292,5 @@ _ALL = (
 
 DOUBTS: dict[str, Doubt] = {doubt.name: doubt for doubt in _ALL}
 
-SAID_BELOW = ("extrapolated", "synthetic", "foreign")
-"""Doubts that are reported below the tables or marked at each number, not beside each row."""
+SAID_BELOW = ("extrapolated", "synthetic", "foreign", "memory_varies")
+"""Doubts that are reported with the tables or marked at each number, not beside each row."""

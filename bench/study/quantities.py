@@ -14,6 +14,7 @@ from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from bench.limits import VARIES
 from bench.text import GIB, write_number
 from bench.verdict import Ratio, Verdict
 
@@ -41,9 +42,9 @@ class Quantity:
     `bench.study.runs`. It is displayed in ``unit``, with ``decimals`` or to four digits. A
     ``whole`` quantity is of a whole epoch, and an estimate if only a part was measured. A ``rate``
     is over a time or an energy; its median over repeats is computed from its inverse, so that it
-    agrees with the time in the same row, also for an even number of repeats. ``spread`` is whether
-    tables show the spread of repeats, and a ``learnt`` quantity is shown for whole epochs only, see
-    `bench.questions.notes`; files hold both for all.
+    agrees with the time in the same row, also for an even number of repeats. Tables show the
+    spread of repeats where it is at least ``spread``, a share of the value, and a ``learnt``
+    quantity is shown for whole epochs only, see `bench.questions.notes`; files hold both for all.
     """
 
     name: str
@@ -55,7 +56,7 @@ class Quantity:
     decimals: int | None = None
     whole: bool = False
     rate: bool = False
-    spread: bool = True
+    spread: float = 0.0
     learnt: bool = False
     paired: bool = False
 
@@ -111,14 +112,14 @@ def _find_wire_rate(run: Run) -> float:
 _ALL = (
     Quantity("epoch_time_s", "epoch time", "s", "lower", "one training epoch", whole=True),
     Quantity("images_per_s", "images/s", "", "higher", "images of an epoch over its time",
-             whole=True, rate=True, spread=False),  # the time shows it
+             whole=True, rate=True, spread=math.inf),  # the time shows it
     Quantity("speedup", "speed-up", "×", "higher",
              "epoch time of fp32 at the same batch size over this one's",
              decimals=2, whole=True, paired=True),
     Quantity("memory_bytes", "memory", "GiB", "lower", "peak of the epoch",
              lambda r: getattr(r, r.memory_measure) if r.memory_measure else math.nan,
              # an allocator repeats its peak; the column would waste space
-             decimals=2, spread=False),
+             decimals=2, spread=VARIES),
     Quantity("memory_saved", "memory saved", "%", "higher",
              "share of fp32's memory at the same batch size not needed; what every precision "
              "needs alike, such as the CUDA context and the dataset, is in both",
@@ -130,7 +131,7 @@ _ALL = (
              decimals=3, learnt=True),
     Quantity("train_accuracy", "accuracy", "%", "higher",
              "images predicted right over the measured steps",
-             decimals=1, spread=False, learnt=True),  # the loss shows its spread
+             decimals=1, spread=math.inf, learnt=True),  # the loss shows its spread
     Quantity("test_loss", "test loss", "", "lower", "mean cross-entropy over the test images",
              decimals=3, learnt=True),
     Quantity("test_accuracy", "test accuracy", "%", "higher", "test images predicted right",
@@ -165,7 +166,7 @@ _ALL = (
              lambda r: r.of_copy, decimals=1, rate=True),
     Quantity("fp8_flop_share", "FLOP in fp8", "%", "higher",
              "share of the network's FLOP that the layers converted to fp8 are",
-             decimals=1, spread=False),  # repeats convert the same layers
+             decimals=1, spread=math.inf),  # repeats convert the same layers
     Quantity("step_time_median_s", "median step", "ms", "lower", "median step of the epoch"),
     Quantity("busy_share", "GPU busy", "%", "higher",
              "time in which kernels ran, of a profiled step, over a step that is not profiled",
@@ -174,10 +175,10 @@ _ALL = (
              "median absolute deviation of step times over their median",
              lambda r: over(r.step_time_mad_s, r.step_time_median_s), decimals=1),
     Quantity("loader_first_batch_s", "first batch", "s", "lower",
-             "start of the epoch to the first batch of torch's DataLoader", spread=False),
+             "start of the epoch to the first batch of torch's DataLoader", spread=math.inf),
     Quantity("loader_samples_per_s", "loader alone", "items/s", "higher",
              "what torch's DataLoader supplies while nothing is trained",
-             rate=True, spread=False),
+             rate=True, spread=math.inf),
     Quantity("setup_time_s", "set-up", "s", "lower", "process start to the first step"),
     Quantity("warmup_time_s", "warm-up", "s", "lower", "steps thrown away before the epoch"),
     Quantity("exposed_s", "exposed communication", "ms", "lower",
@@ -191,7 +192,7 @@ _ALL = (
              lambda r: over(r.exposed_s, r.sync_step_s), decimals=1),
     Quantity("wire_bytes", "gradients", "MiB a step", "lower",
              "gradients that each process hands over to be averaged, of a step",
-             spread=False),  # they repeat
+             spread=math.inf),  # they repeat
     Quantity("wire_rate", "on the wire", "GB/s", "higher",
              "what a ring all-reduce of gradients sends from each process, over the time of a "
              "step",

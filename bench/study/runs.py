@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from bench.case import AXES, SAME_QUESTION, Case, free_axes
 from bench.diagnosis.step import COPY, RATES
 from bench.gpu.peaks import list_peaks
-from bench.limits import MIN_REPEATS, STEADY
+from bench.limits import MIN_REPEATS, STEADY, VARIES
 from bench.origin import EXECUTORS, OF_OTHERS
 from bench.precision import Arithmetic, find_formats
 from bench.record import COMPARABLE, MEASURED, REFUSED, RELIABLE, Status
@@ -58,6 +58,7 @@ class Run(Row):
             same case and environment that measured another part, which does not affect it.
         memory_measure: the one of `MEMORY` that its memory is read from: the first that any run of
             the same machine and kind has.
+        memory_varies: whether the memory of its case's repeats differs by more than `VARIES`.
         period: what its time is of, see `bench.study.comparable`.
         steps_apart, items_apart: why it is not compared, see `find_unfit`; empty if it can be.
         told_images: what its script told of as an epoch, or the images of the data.
@@ -65,6 +66,7 @@ class Run(Row):
 
     steps_apart: str = ""
     items_apart: str = ""
+    memory_varies: bool = False
     sweep: str
     timed: bool
     kind: str
@@ -222,6 +224,11 @@ def link_runs(runs: list[Run]) -> list[Run]:
         measure = next(known, "")
         for run in alike:
             run.memory_measure = measure
+    for alike in group(runs, lambda run: run.cell):
+        ended = [run for run in alike if run.memory_measure and run.status in RELIABLE]
+        _, low, high = find_middle(getattr(run, run.memory_measure) for run in ended)
+        for run in alike:
+            run.memory_varies = high > (1 + VARIES) * low  # False where an end is not known
     return runs
 
 
@@ -368,6 +375,15 @@ def find_middle(values: Iterable[float]) -> tuple[float, float, float]:
     if len(known) < 2:
         return (known[0] if known else math.nan), math.nan, math.nan
     return median(known), min(known), max(known)
+
+
+def differ_in_memory(one: Result, other: Result) -> bool:
+    """Return whether two cases are known to differ in memory: by more than `STEADY`, and by more
+    than repeats of one of them do."""
+    low, high = sorted((one, other), key=lambda row: row.memory_bytes)
+    ends = [(low.memory_bytes_high, low.memory_bytes), (high.memory_bytes_low, high.memory_bytes)]
+    most, least = (end if end == end else value for end, value in ends)
+    return bool(high.memory_bytes > (1 + STEADY) * low.memory_bytes and least > most)
 
 
 def list_readings(metric: Metric, runs: Iterable[Run]) -> list[tuple[int, float]]:

@@ -13,6 +13,7 @@ import pytest
 from bench.case import Case
 from bench.questions.recommendation import _name_places
 from bench.record import Record, Status
+from bench.render.table import quantity_cell
 from bench.rules import settle
 from tests.planted.records import FP16, FP32, at, make_record, ran
 from tests.planted.results import read_report
@@ -248,6 +249,29 @@ def test_what_makes_no_difference_costs_nothing_else(name: str, tmp_path: Path) 
     aim, rows, said = ALIKE[name]
     (answer,) = replace(read_report(tmp_path, rows), aim=aim).answers
     assert said in answer.sentences[0]
+
+
+@pytest.mark.parametrize(
+    ("held", "varies", "said"),
+    [
+        ((4.0, 4.1, 4.15), False, ", with 4.10 instead of 5.00 GiB."),
+        ((4.0, 4.1, 4.9), True, ", with 4.10 instead of 5.00 GiB."),
+        ((4.0, 4.1, 5.1), True, "."),
+    ],
+)
+def test_memory_that_does_not_repeat_has_a_range_and_is_no_gain_within_it(
+    held: Sequence[float], varies: bool, said: str, tmp_path: Path
+) -> None:
+    ours = [ran(FP16, (50,), gib)[0] for gib in held]
+    ours = [replace(row, repeat=i) for i, row in enumerate(ours, 1)]
+    report = read_report(tmp_path, [*ours, *ran(FP32, (100, 100, 100), 5)])
+    (answer,) = report.answers
+    assert answer.sentences[0].endswith(said)
+    case = next(row for row in report.results if row.precision == "fp16")
+    assert case.memory_varies == varies
+    assert case.trusted
+    shown = f" ({held[0]:.2f}–{held[-1]:.2f})" if varies else ""
+    assert quantity_cell("memory_bytes", case).text == f"4.10{shown}"
 
 
 def test_of_what_was_measured_twice_all_are_counted(tmp_path: Path) -> None:
