@@ -72,6 +72,11 @@ def name_subject(case: Case) -> str:
     return " ".join(str(one) for one in (case.model, case.input, case.classes) if one is not None)
 
 
+def name_source(case: Case) -> str:
+    """Return the key of what a case is made of: its script, or its network or workload."""
+    return name_subject(case) if case.command is None else case.model
+
+
 @dataclass(frozen=True)
 class Request:
     """The network or workload of a ``case``, to be examined, and the values of the axes `freeze`,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench.compare.__main__ import main as compare
 from bench.inject import arm, read_listing
 from bench.report.__main__ import main as report
 from bench.sources import Versions, judge_opened
@@ -210,3 +211,20 @@ def test_cases_that_open_other_files_are_of_one_version_until_one_changes() -> N
     assert versions.settle("c", core, {"t.py": "1", "a.yaml": "1"}) == (first, ["a.yaml"])
     shard = Versions()
     assert shard.settle("c", core, {"t.py": "1", "b.yaml": "1"})[0] == first
+
+
+def test_compare_names_the_files_that_two_folders_ran_other_versions_of(
+    project: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Also one that no word of the command names, so that both have one ``model_source``."""
+    monkeypatch.chdir(project)
+    (out,) = (measured[at + 1] for at, word in enumerate(measured) if word == "--out")
+    deep = Path("pkg/deep.py")
+    before = deep.read_text()
+    deep.write_text(before + "\n# edited")
+    assert sweep([other if other != out else "edited" for other in measured]) == 0
+    deep.write_text(before)
+    capsys.readouterr()
+    compare([out, "edited"])
+    assert "! They differ: the files pkg/deep.py." in capsys.readouterr().out

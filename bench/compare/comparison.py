@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain, product
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,14 @@ from bench.case import (
     spell_value,
 )
 from bench.errors import UsageError, nearest
+from bench.fingerprint import name_source
 from bench.flags import parse_percent
 from bench.models import MODELS
 from bench.record import COMPARABLE, MODEL_PARTS, REPEATED, Status
 from bench.rules import applies
-from bench.store.reader import read_rows
-from bench.store.rows import fill_unknown, group, latest
+from bench.sources import Versions, list_edited
+from bench.store.reader import find_records, read_config, read_rows
+from bench.store.rows import SOURCES, fill_unknown, group, latest
 from bench.study.axes import name_axis, name_setting
 from bench.study.comparable import find_factor, refuse_alone, refuse_together, take_alike
 from bench.study.doubts import DOUBTS
@@ -145,6 +148,15 @@ def read_side(name: str, path: Path) -> Side:
     return Side(name, name, path, runs)
 
 
+def read_versions(path: Path) -> Versions:
+    """Read what the folders of one side tell of the user's files in each version."""
+    found = Versions()
+    for records in find_records(path):
+        for what, known in Versions(read_config(records.parent).get(SOURCES)).told.items():
+            found.told.setdefault(what, {}).update(known)
+    return found
+
+
 def take_values(a: Side, b: Side | None, axis: str, values: Sequence[Value]) -> tuple[Side, Side]:
     """Take one value of ``axis`` from each sweep, or both from ``a``; ``values`` may be empty if
     there is only one choice. Raises UsageError: a sweep has no case with a value, or the values
@@ -250,6 +262,20 @@ class Comparison:
             a, b = (side.environment(name) for side in self.sides)
             if not follows(name, self.axis) and {*a} != {*b}:
                 yield name, " or ".join(a) or "none", " or ".join(b) or "none"
+
+    def list_edited(self) -> list[str]:
+        """Return the user's files that runs of both sides opened, with another content in each."""
+        told = [read_versions(side.path) for side in self.sides]
+        runs = (product(*(side.runs for side in match.ran)) for match in self.matches)
+        versions = dict.fromkeys(
+            tuple((name_source(run.case), run.model_source) for run in pair)
+            for pair in chain.from_iterable(runs)
+        )
+        edited = dict[str, None]()
+        for sides in versions:
+            files = (known.find(*side) for known, side in zip(told, sides, strict=True))
+            edited |= dict.fromkeys(list_edited(*files))
+        return [*edited]
 
     def list_spoilt(self, matches: Sequence[Match]) -> list[str]:
         """Name the doubts that make the times of these matches unreliable: ``noisy in B``."""

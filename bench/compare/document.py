@@ -202,11 +202,14 @@ def describe(comparison: Comparison) -> Iterator[str]:
     if apart := [*dict.fromkeys(filter(None, refused))]:
         said = [why if why.endswith(".") else f"Not compared: {why}." for why in apart]
         yield f"! {name_first(said, 3, ' ')}"
+    edited = comparison.list_edited()
     told = [
         f"the {MODEL_PARTS[name]} of the network" if name in MODEL_PARTS and one != "none" != two
         else f"{name} ({one} and {two})"
         for name, one, two in comparison.list_differences()
+        if name != "model_source" or not edited
     ]  # fmt: skip
+    told += [f"the files {name_first(edited, 5)}"] if edited else []
     told += [f"{name_axis(axis)}, so what is learnt is not compared" for axis in comparison.apart]
     if told:
         yield f"! They differ: {name_first(told, 3, '; ')}."

@@ -24,6 +24,7 @@ from bench.case import (
 )
 from bench.environment.machine import Platform
 from bench.errors import UsageError
+from bench.fingerprint import name_source
 from bench.inject import Seen
 from bench.inject.sitecustomize import TEXTS
 from bench.precision import PRECISIONS
@@ -42,7 +43,7 @@ from bench.record import (
 from bench.store.reader import read_beside, read_config, read_rows
 from bench.store.rows import SHARD, SOURCES, Row, Shard
 from bench.store.table import BEST, LAST, RECORDS
-from bench.sweep.preflight import Inputs, name_data, name_source
+from bench.sweep.preflight import Inputs, name_data
 from bench.text import clean, name_first, read_time, replace_file
 from bench.work import add_items
 

@@ -23,7 +23,7 @@ from bench.environment.host import has_cuda
 from bench.environment.machine import Machine, Platform, examine, guess_devices
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import Executor, Images, build_executor
-from bench.fingerprint import Fingerprint, list_requests, name_subject
+from bench.fingerprint import Fingerprint, list_requests, name_source, name_subject
 from bench.gpu.nvml import find_neighbours
 from bench.inject import Files, Seen
 from bench.models import MODELS
@@ -199,11 +199,6 @@ class Inputs:
         if case.start is not None and "start_fingerprint" in told:
             starts[case.start] = told["start_fingerprint"]
         return replace(self, models=models, starts=starts)
-
-
-def name_source(case: Case) -> str:
-    """Return the key of what a case is made of: its script, or its network or workload."""
-    return name_subject(case) if case.command is None else case.model
 
 
 def name_data(case: Case) -> str:
