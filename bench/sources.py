@@ -48,14 +48,16 @@ def judge_opened(
     scripts = [one.path.parent for one in opened if one.how == "runs" and not _is_tool(one.path)]
     place = _Place([Path.cwd(), *scripts, *roots], but)
     own = [one for one in opened if place.has(one.path)]
-    wrote = dict.fromkeys(one.path for one in own if one.how == "wrote" and one.path.is_file())
+    wrote = dict.fromkeys(one.path for one in own if one.how == "wrote" and _is_filled(one.path))
     if began_ns:
         folders = dict.fromkeys(one.path if one.how == "made" else one.path.parent for one in own)
         new = (path for folder in [Path.cwd(), *folders] for path in _list_new(folder, began_ns))
         wrote |= dict.fromkeys(path for path in new if place.has(path))
-    written, seen = {path.resolve() for path in wrote}, Seen()
+    writes = ("wrote", "added", "made")
+    written = {one.resolve() for one in [*wrote, *(o.path for o in own if o.how in writes)]}
+    seen = Seen()
     for one in own:
-        if one.how in ("wrote", "made") or not (one.path.is_file() or one.content):
+        if one.how in writes or not (one.path.is_file() or one.content):
             continue
         name = name_file(one.path)
         if 0 < since_ns <= one.changed_ns < began_ns:
@@ -67,6 +69,11 @@ def judge_opened(
                 seen.files[name] = f"{known}+{content}"
     seen.wrote = sorted(map(name_file, wrote))
     return seen
+
+
+def _is_filled(path: Path) -> bool:
+    """Return whether it is a file with a content to lose, unlike a lock."""
+    return path.is_file() and path.stat().st_size > 0
 
 
 def name_file(path: Path) -> str:

@@ -29,7 +29,8 @@ class Seen:
     """What the processes of a case did with the user's files, by their names.
 
     ``files`` are those that it was made of. ``read`` are those that were changed since the folder
-    was begun, with the time of it in ns, and ``wrote`` those that the case wrote. ``found`` are
+    was begun, with the time of it in ns, and ``wrote`` those that the case wrote, but for empty
+    ones and those that it added to, of which nothing is lost. ``found`` are
     columns of an `Environment` that the case's own process determined anew.
     """
 
@@ -41,9 +42,10 @@ class Seen:
 
 @dataclass(frozen=True)
 class Opened:
-    """A file that a process opened, or put elsewhere: ``how`` is ``read``, ``wrote`` or ``runs``,
-    which Python ran as a script. ``changed_ns`` and ``size`` are as they were then, ``content`` a
-    hash of it; empty for what is no text of a program's."""
+    """A file that a process opened, or put elsewhere: ``how`` is ``read``, ``wrote``, ``added`` to
+    its end as to a log, or ``runs``, which Python ran as a script. ``changed_ns`` and
+    ``size`` are as they were then, ``content`` a hash of it; empty for what is no text of a
+    program's."""
 
     how: str
     path: Path

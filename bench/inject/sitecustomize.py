@@ -57,7 +57,7 @@ class Watch:
             return
         path, how = args[at[0]], at[1]
         if how == "read" and args[2] & _WRITES:
-            how = "wrote"
+            how = "added" if args[2] & os.O_APPEND else "wrote"
         me = get_ident()
         if me in self._busy or isinstance(path, int):
             return
@@ -79,7 +79,7 @@ class Watch:
             return
         if "/__pycache__/" in path or (how, path) in self._seen:
             return
-        if how in ("wrote", "made"):
+        if how in ("wrote", "added", "made"):
             if self._written < _MOST_WRITTEN:
                 self._written += 1
                 self._seen.add((how, path))

@@ -146,6 +146,31 @@ def test_a_module_that_no_word_names_is_known_when_it_starts_again(
     assert ": src/mine.py changed since: " in capsys.readouterr().err
 
 
+LOGS = """
+import logging, os, sys
+logging.basicConfig(filename="train.log", level="INFO")
+logging.info("begin")
+open("cache.lock", "w").close()
+with open(f"run_{sys.argv[1]}.txt", "w") as file:
+    file.write("1")
+"""
+
+
+def test_a_log_that_all_runs_add_to_and_an_empty_lock_lose_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.py").write_text(LOGS)
+    run = f"{shlex.quote(sys.executable)} t.py {{a}}"
+    assert sweep(["--command", run, "--vary", "a", "1", "2", *QUICK, "--out", "out"]) == 0
+    assert "overwrite" not in capsys.readouterr().err
+    rows = read_records(Path("out")).to_dict("records")
+    assert [row["wrote"] for row in rows] == ["run_1.txt", "run_2.txt"]
+    assert len({row["model_source"] for row in rows}) == 1
+    assert report(["out"]) == 0
+    assert "Overwritten" not in capsys.readouterr().out
+
+
 NET = "from torch import nn\nimport part\ndef build():\n    return nn.Sequential(nn.AvgPool2d(4), "
 NET += "nn.Flatten(), *part.make())\n"
 PART = "from torch import nn\ndef make():\n    return nn.Linear(192, 10), nn.{}()\n"
