@@ -162,7 +162,7 @@ def warn(
             told = spoken is None or any(run.cell in spoken[doubt.fatal] for run in hit)
             told |= doubt.name == "unmet"  # it was asked for, of whatever case
             level = Level.TABLE if told and doubt.name not in SAID_BELOW else Level.DETAIL
-            said = doubt.warn(hit), doubt.fix, _count(hit, runs)
+            said = doubt.warn(hit), doubt.mend(hit), _count(hit, runs)
             doubted[doubt.fatal].append(Notice(capitalize(doubt.label(hit)), *said, level=level))
     spread = []
     if wide := sum(result.wide for result in results):

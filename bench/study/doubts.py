@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -114,8 +114,9 @@ class Doubt:
 
     A ``fatal`` doubt keeps a case from being called the fastest, but ``chance``, which changes one
     run and another in its own way, does so only until `MIN_REPEATS` runs tell how much: then it is
-    in their interval. ``fix`` is a sentence with the flag or command that helps; ``detail`` returns
-    what a run says of it, and where it is ``telling`` that stands in place of the remark.
+    in their interval. ``fix`` is a sentence with the flag or command that helps, ``fix_of_command``
+    that for runs of a user's command, which takes other flags; ``detail`` returns what a run says
+    of it, and where it is ``telling`` that stands in place of the remark.
     """
 
     name: str
@@ -127,6 +128,14 @@ class Doubt:
     chance: bool = False
     detail: Callable[[Run], str] = lambda run: ""
     telling: bool = False
+    fix_of_command: str = ""
+
+    def mend(self, runs: Iterable[Run]) -> str:
+        """Return the sentence that helps these runs; of several kinds each has its own."""
+        own = dict.fromkeys(run.command is not None for run in runs)
+        return " ".join(
+            dict.fromkeys((self.fix_of_command if one else "") or self.fix for one in own)
+        )
 
     def label(self, runs: Sequence[Run]) -> str:
         """Return its name above the tables."""
@@ -168,7 +177,8 @@ _ALL = (
     Doubt("diverged", "diverged",
           "The loss became inf or NaN; time and memory are still valid",
           "Use a lower --lr or, for a static loss scale, --loss-scale dynamic.",
-          lambda r: r.status == Status.DIVERGED),
+          lambda r: r.status == Status.DIVERGED,
+          fix_of_command="Let the script use a lower learning rate."),
     Doubt("throttled", "throttled",
           "The GPU lowered its clocks to protect itself",
           "Improve the cooling (nvidia-smi -q -d PERFORMANCE,TEMPERATURE shows the reason), then "
@@ -186,7 +196,8 @@ _ALL = (
     Doubt("mislabelled", "other batch size",
           "Steps had another number of items than their batch size says, so these rows are not "
           "compared",
-          "Let the script keep the batch size that it is given.",
+          "Let the script keep the batch size that it is given; if that is of a micro-batch, give "
+          "it by --vary.",
           lambda r: r.items_apart != "", detail=lambda r: r.items_apart, telling=True),
     # only processes that computed during the epoch count: no desktop, none that came later
     Doubt("contended", "shared",
@@ -219,7 +230,8 @@ _ALL = (
           f"The measured steps are fewer than {FEW_STEPS}, or used batches that a loader had "
           "prepared before, so that an epoch may take another time",
           "Use a larger --fraction or --steps, or fewer --workers.",
-          _is_unknown),
+          _is_unknown,
+          fix_of_command="Let the script take more steps; with --steps, let that be larger."),
     Doubt("host_bound", "host-bound",
           f"The GPU ran kernels for less than {100 * LEAST_BUSY:.0f} % of a step and waited "
           "for the host, so these times say little about the GPU",
@@ -274,7 +286,8 @@ _ALL = (
           # no more epochs: the sensor is read at both ends of each, so each would be as short
           "Use a larger --fraction or --steps, or more --repeats.",
           lambda r: not math.isnan(r.energy_j) and r.measured_time_s < SHORT_ENERGY_S * r.epochs,
-          fatal=False),
+          fatal=False,
+          fix_of_command="Let the script take more steps; with --steps, let that be larger."),
     Doubt("extrapolated", "extrapolated",
           "Only part of an epoch was measured; figures of whole ones, marked ≈, are extrapolated",
           "Use --fraction 1 without --steps and --until to measure whole epochs.",

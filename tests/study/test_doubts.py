@@ -25,6 +25,7 @@ from tests.planted.records import (
     write_sweep,
 )
 from tests.planted.results import read_results
+from tests.planted.scripts import script
 
 CARD = {"gpu": "A card", "torch": "2.13", "gpu_memory_bytes": 24 * GIB}
 
@@ -52,6 +53,27 @@ def test_every_doubt_is_found_where_it_is_planted_and_only_there(tmp_path: Path)
         fatal = row.kind == "unknown" or any(doubts.DOUBTS[one].fatal for one in found)
         assert row.trusted == (not fatal), name
     assert len(results) == len(DOUBTED)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("unknown", {"measured_steps": 3, "steps_per_epoch": 30, "measured_images": 192}),
+        ("energy", {"energy_j": 50.0, "measured_time_s": 1.0}),
+        ("diverged", {"status": Status.DIVERGED}),
+    ],
+)
+def test_what_helps_a_command_is_no_flag_that_it_cannot_take(
+    name: str, values: dict[str, Any], tmp_path: Path
+) -> None:
+    row = ran(script(), 1.0, unit="items", **values)
+    runs, results = read_results(read_sweep(write_sweep(tmp_path / "sweep", [row])))
+    doubt = doubts.DOUBTS[name]
+    assert list_doubts(results[0]) >= {name}
+    (said,) = (n.remedy for n in warn(runs, results) if n.found.startswith(doubt.warning))
+    assert "the script" in said
+    for flag in ("--fraction", "--workers", "--lr", "--loss-scale"):
+        assert flag not in said
 
 
 def test_isolated_spikes_of_a_card_are_no_trend_and_its_drifts_are() -> None:
