@@ -209,8 +209,11 @@ def _tell_chosen(found: ReportData, place: Place, chosen: Setting, bases: Sequen
     row, name = chosen.best, describe_setting(found, chosen)
     how = " in " if row.precision != OWN else " " if row.batch_size else " with "
     how = "" if name == row.model else how
-    told = f"Train {place.model} on {place.machine}"
-    told += f"{how}{name if how else ''}: {write_time(chosen.best)} an epoch"
+    told = f"Train {place.model} on {place.machine}{how}{name if how else ''}"
+    if sum(setting.timed for setting in place.settings) == 1:  # nothing that it was better than
+        several = sum(is_number(setting.best.epoch_time_s) for setting in place.settings) > 1
+        told = f"Only one setting {'can be compared' if several else 'was timed'}, {name}"
+    told += f": {write_time(chosen.best)} an epoch"
     told += " (a time with a warning)" * (not row.trusted)
     if bases:
         told += f", against {join_words([_write_base(chosen, base) for base in bases])}"
@@ -466,8 +469,8 @@ def _tell_learning(found: ReportData, place: Place, chosen: Setting) -> str:
         if len(known) == 2:
             return (
                 f"After the epoch its {QUANTITIES[name].label} is {known[0]}, and fp32's "
-                f"{known[1]}: too few seeds to tell them apart; use --repeats {MIN_REPEATS} "
-                "--evaluate."
+                f"{known[1]}: too few seeds to tell them apart; use --repeats {MIN_REPEATS}"
+                f"{' --evaluate' * (chosen.best.command is None)}."
             )
     return ""
 
@@ -481,16 +484,23 @@ def _tell_certainty(found: ReportData, place: Place, chosen: Setting) -> str:
         for s in place.settings
     )
     apart = [(max(held) / min(held) - 1, s) for s, held in times if len(held) > 1]
-    said = "One run each" if row.repeats == 1 else f"Medians of {row.repeats} runs"
+    alone = sum(setting.timed for setting in place.settings) == 1
+    each, medians = ("One run", "Median") if alone else ("One run each", "Medians")
+    said = each if row.repeats == 1 else f"{medians} of {row.repeats} runs"
     if row.repeats == 1 and apart:
         said += f"; {_tell_agreement(found, apart)}"
     elif row.repeats < MIN_REPEATS:
-        said += f", so small differences may be chance; use --repeats {MIN_REPEATS}"
+        chance = (
+            "how far its time repeats is not known"
+            if alone
+            else ("small differences may be chance")
+        )
+        said += f", so {chance}; use --repeats {MIN_REPEATS}"
     else:
         most = max(0.001, *(s.best.scatter for s in place.settings if is_number(s.best.scatter)))
         said += f", which spread by up to ±{100 * most:.1f} %"
-    several = row.device == "cpu" and len(place.settings) > 1
-    return said + ". Ratios of a CPU say nothing of a GPU" * several + "."
+    ratios = row.device == "cpu" and not alone
+    return said + ". Ratios of a CPU say nothing of a GPU" * ratios + "."
 
 
 def _tell_agreement(found: ReportData, apart: Sequence[tuple[float, Setting]]) -> str:
@@ -514,7 +524,7 @@ def _tell_agreement(found: ReportData, apart: Sequence[tuple[float, Setting]]) -
 def _tell_untried(found: ReportData, place: Place, chosen: Setting) -> str:
     """Say which levers were not tried, and what another folder found with them on this card."""
     row = chosen.best
-    if row.device != "cuda" or row.kind != "measured":
+    if row.device != "cuda" or row.kind != "measured" or row.command is not None:
         return ""
     off = [
         axis

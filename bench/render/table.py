@@ -214,7 +214,7 @@ class Wording:
         """
         words = {"an epoch": "a run", "epoch": "run", "epochs": "runs"}
         if self.period == MIXED:
-            words = {"epoch time": "time", "whole epochs, ": "", "of an epoch": "of it"}
+            words = {"epoch time": "time", "whole epochs, ": "", "of an epoch": "of the whole"}
         elif self.period != "run":
             words = {"of an epoch": f"of {self.period}", "an epoch": f"for {self.period}"}
             words |= {"whole epochs": f"all of {self.period}"}

@@ -31,6 +31,8 @@ _PER_ITEM = ("epoch_time_s", "epoch_time_low_s", "epoch_time_high_s")
 
 TELL_ITEMS = "call bench.step(items=len(x)) in the script, and items a second are compared"
 
+_TELL_ALWAYS = "let every run take more steps, and " + TELL_ITEMS
+
 
 class Period(NamedTuple):
     """What a time is of: ``number`` of ``what``, such as items or runs, which are an epoch if
@@ -99,7 +101,8 @@ def refuse_together(runs: Iterable[Any]) -> str:
         return ""
     said = [*dict.fromkeys(map(str, periods))]
     if len({one.what for one in periods}) > 1:
-        return f"Times of {join_words(said)} say nothing of each other: {TELL_ITEMS}."
+        mend = _TELL_ALWAYS if any(one.what == "runs" for one in periods) else TELL_ITEMS
+        return f"Times of {join_words(said)} say nothing of each other: {mend}."
     amounts = [one.amount for one in periods]
     varying = [
         name
