@@ -246,3 +246,14 @@ def find_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         for name in sorted(environ)
         if not _HARMLESS.search(name) and any(fnmatchcase(name, known) for known in VARIABLES)
     }
+
+
+def drop_harmless(told: str) -> str:
+    """Return what the column ``variables`` says without those that change no result, which older
+    versions wrote too.
+
+    >>> drop_harmless("NCCL_VERSION=2.28.3-1 OMP_NUM_THREADS=2")
+    'OMP_NUM_THREADS=2'
+    """
+    each = re.split(r" (?=[A-Za-z_]\w*=)", told)
+    return " ".join(one for one in each if not _HARMLESS.search(one.partition("=")[0]))

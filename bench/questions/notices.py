@@ -36,7 +36,7 @@ from bench.study.axes import ORDER, find_varying, list_naming_axes
 from bench.study.comparable import refuse_alone, refuse_together
 from bench.study.doubts import DOUBTS, QUIETER, SAID_BELOW
 from bench.study.quantities import MEMORY, is_number
-from bench.study.runs import SOURCE, Result, Run
+from bench.study.runs import Result, Run
 from bench.study.sweeps import Sweep
 from bench.text import ESTIMATE, capitalize, name_first, write_range
 from bench.workloads import IMAGES
@@ -90,7 +90,7 @@ def describe_constants(cases: Results, varying: Collection[str]) -> Iterator[str
     """Yield a sentence on what all cases have in common, and one on each machine that ran them."""
     if cases and (same := _name_same(cases, varying)):
         yield f"All cases: {same}."
-    for part in group(cases, attrgetter(*SOURCE)):
+    for part in group(cases, attrgetter("ran_on")):
         told = [part[0].machine]
         values = {name: name_values(part, name, 4) for name in ENVIRONMENT}
         told += [f"{ENVIRONMENT[name]} {value}" for name, value in values.items() if value]

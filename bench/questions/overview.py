@@ -234,6 +234,8 @@ def _lay_out_cases(found: ReportData, cases: Sequence[Result], title: str) -> Sh
     columns = [axis for axis in found.order if axis not in headings] or ["precision", "batch_size"]
     columns = [axis for axis in columns if {getattr(c, axis, 1) for c in cases} not in _OWN]
     mixed = len({str(case.period) for case in cases if case.timed}) > 1
+    folders = len({case.sweep for case in cases}) > len({case.ran_on for case in cases})
+    stems = {case.sweep.rpartition("-")[0] for case in cases}
     rows, groups = join(
         (_name_values(part[0], headings), part)
         for part in group(sort_cases(cases, headings), lambda case: _place(case, headings))
@@ -242,6 +244,9 @@ def _lay_out_cases(found: ReportData, cases: Sequence[Result], title: str) -> Sh
         title,
         [
             *(axis_column(axis) for axis in columns),
+            *[Column("sweep", "folder", "where its rows are",
+                     lambda row: row.sweep if len(stems) > 1 else
+                     f"…{row.sweep.rpartition('-')[2]}", wrap=True)] * folders,
             replace(quantity_column("epoch_time_s", always=True),
                     label=QUANTITIES["epoch_time_s"].title + name_spread(cases)),
             *[Column("period", "of", "what the time is of",

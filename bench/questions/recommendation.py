@@ -509,10 +509,10 @@ def _tell_agreement(found: ReportData, apart: Sequence[tuple[float, Setting]]) -
     unlike = sorted((one for one in apart if one[0] > STEADY), key=itemgetter(0), reverse=True)
     said = list[str]()
     if alike:
-        of = f" of {len(apart)}" * bool(unlike)
+        number = count(len(alike), "setting")
+        number = f"{len(alike)} of {len(apart)} settings" if unlike else number
         said.append(
-            f"{len(alike)}{of} settings measured more than once agreed within "
-            f"{100 * max(0.001, *alike):.1f} %"
+            f"{number} measured more than once agreed within {100 * max(0.001, *alike):.1f} %"
         )
     said += [
         f"{describe_setting(found, setting)} differed by {100 * share:.1f} %"

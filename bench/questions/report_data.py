@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from bench.case import SAME_QUESTION
 from bench.questions.choice import Choice
@@ -26,8 +26,10 @@ from bench.study.runs import SOURCE, Result, Run, make_results, read_runs
 from bench.study.sweeps import Sweep
 from bench.workloads import OWN
 
-PLACE = ("ran_on", "sweep", "model", "dataset")
+PLACE = ("ran_on", "model", "dataset")
 """What a recommendation is for: a network on its data, on one machine."""
+
+_tell_place = attrgetter(*PLACE)
 
 
 @dataclass(frozen=True)
@@ -79,18 +81,23 @@ class ReportData:
     @cached_property
     def places(self) -> list[Place]:
         """The networks, each on its data and a machine, machine by machine."""
-        tell = attrgetter(*PLACE)
-        tried = list_settings(self.tried)
-        probes = [run for run in self.runs if run.probe]
         searched = {sweep.name for sweep in self.sweeps if sweep.halving is not None}
         present = {sweep.name: find_present(sweep) for sweep in self.sweeps}
+
+        def tell(case: Any) -> tuple[Any, ...]:
+            # trials of a search say which learns best, and nothing of other rows
+            return (*_tell_place(case), case.sweep if case.sweep in searched else "")
+
+        tried = list_settings(self.tried)
+        probes = [run for run in self.runs if run.probe]
         keys = dict.fromkeys(map(tell, (*(one.best for one in self.settings), *probes)))
         cases: list[Result | Run] = [*self.tried, *probes]
         order = [*dict.fromkeys(case.ran_on for case in cases)]
         found = []
         for key in sorted(keys, key=lambda key: order.index(key[0])):
-            ran_on, sweep, model, dataset = key
+            ran_on, model, dataset, search = key
             mine = [one for one in self.settings if tell(one.best) == key]
+            used = (present[one.best.sweep] for one in mine)
             apart = refuse_together([one.best for one in mine])
             if apart and (unfit := next(filter(None, (refuse_alone(s.best) for s in mine)), "")):
                 apart = f"No time is compared with another: {unfit}."
@@ -101,8 +108,10 @@ class ReportData:
                 mine,
                 [one for one in tried if tell(one.best) == key],
                 [run for run in probes if tell(run) == key],
-                None if apart and self.aim != "memory" else choose(mine, self.aim, present[sweep]),
-                sweep in searched,
+                None
+                if apart and self.aim != "memory"
+                else choose(mine, self.aim, next(filter(None, used), None)),
+                bool(search),
                 apart,
             )
             found.append(place)

@@ -20,7 +20,7 @@ from bench.store.rows import group
 from bench.study.comparable import refuse_alone, refuse_pair
 from bench.study.doubts import bound_energy
 from bench.study.quantities import is_number
-from bench.study.runs import SOURCE, Result, tell_but
+from bench.study.runs import Result, tell_but
 from bench.verdict import Ratio, compare, pool_noise
 
 NEUTRAL = tuple(axis for axis in UNTIMED if axis != "optimizer")
@@ -67,7 +67,7 @@ class Setting:
         some of the axes ``free`` and in nothing else."""
         a, b = self.best, other.best
         unlike = {name for name in _TOLD if getattr(a, name) != getattr(b, name)}
-        place = ("environment", "kind", *SOURCE)
+        place = ("environment", "kind", "ran_on")
         alike = all(getattr(a, name) == getattr(b, name) for name in place)
         return alike and bool(unlike) and unlike <= {*free} and not refuse_pair(a, b)
 

@@ -41,7 +41,7 @@ from bench.store.rows import group
 from bench.study.axes import ORDER, find_varying, list_main, name_axis
 from bench.study.comparable import refuse_alone
 from bench.study.quantities import is_number
-from bench.study.runs import SOURCE, Result
+from bench.study.runs import Result
 from bench.text import capitalize, clean
 
 MOST_PANELS = 6
@@ -50,7 +50,7 @@ APART = 8  # a larger ratio between panels' largest values gives each a scale of
 NAME = "images-per-s"
 """The name of the figure's files, and of its place on a page."""
 
-PANEL = (*SOURCE, "model", "dataset", "kind", "environment")  # what those of one panel agree on
+PANEL = ("ran_on", "model", "dataset", "kind", "environment")  # what those of one panel agree on
 _FREE = (*PANEL, "device", "precision", *FOLLOWS["precision"], "batch_size", *SAME_QUESTION)
 HELD = tuple(name for name in AXES if name not in _FREE)
 """The axes that are held at a panel's baseline."""

@@ -4,7 +4,7 @@ machine come to, beside fp32 with all else equal."""
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from enum import StrEnum
 from functools import cached_property
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.case import AXES, SAME_QUESTION, Case, free_axes
 from bench.diagnosis.step import COPY, RATES
+from bench.environment.host import drop_harmless
 from bench.gpu.peaks import list_peaks
 from bench.limits import MIN_REPEATS, STEADY, VARIES
 from bench.origin import EXECUTORS, OF_OTHERS
@@ -35,7 +36,7 @@ def tell_but(free: Collection[str]) -> Callable[[Any], tuple[Any, ...]]:
     """Return a function that tells runs or results apart that differ in more than the axes
     ``free``: where they ran, all other axes, and what ran them."""
     names = (name for name in AXES if name not in free)
-    tell: Callable[[Any], tuple[Any, ...]] = attrgetter(*SOURCE, *names, "environment", "kind")
+    tell: Callable[[Any], tuple[Any, ...]] = attrgetter("ran_on", *names, "environment", "kind")
     return tell
 
 
@@ -48,7 +49,7 @@ class Run(Row):
         timed: whether it has an epoch time.
         kind: measured, published or unknown.
         machine: the GPU, or the CPU; ``ran_on`` also names the sweep if several sweeps ran on one
-            of that name.
+            of that name, unless it was the same GPU, with the same versions of everything.
         asked: a number for its case; ``environment`` for rows that agree on `COMPARABLE`, and
             ``cell`` for runs of one case on one machine that agree on both.
         part: the share of an epoch that was measured, equal in all runs of a case: its fraction,
@@ -165,13 +166,30 @@ def read_runs(sweeps: Sequence[Sweep]) -> list[Run]:
     """Read the runs of sweeps, a run a record, with all that is derived of them."""
     runs: list[Run] = []
     for sweep in sweeps:
-        cells = [{**vars(row), "sweep": sweep.name} for row in sweep.rows]
+        cells = [
+            {**vars(row), "sweep": sweep.name, "variables": drop_harmless(row.variables)}
+            for row in sweep.rows
+        ]
         _fill_environment(cells)
         runs += map(Run, cells)
-    named = Counter(machine for _, machine in {(run.sweep, run.machine) for run in runs})
-    for run in runs:
-        run.ran_on = f"{run.machine} · {run.sweep}" if named[run.machine] > 1 else run.machine
+    _name_places(runs)
     return link_runs(runs)
+
+
+_tell_device = attrgetter(*(name for name, of in COMPARABLE.items() if "device" in of))
+
+
+def _name_places(runs: Sequence[Run]) -> None:
+    """Set where each run ran: rows of one GPU stand together, whichever folders they are in, if
+    they agree on what else belongs to a device. A CPU has no number by which it is known again."""
+    homes: dict[str, dict[Hashable, str]] = defaultdict(dict)
+    keys = [(run.gpu_uuid, _tell_device(run)) if run.gpu_uuid else run.sweep for run in runs]
+    for run, key in zip(runs, keys, strict=True):
+        homes[run.machine].setdefault(key, run.sweep)
+    for run, key in zip(runs, keys, strict=True):
+        of = homes[run.machine]
+        several = len({*of.values()}) > 1
+        run.ran_on = f"{run.machine} · {of[key]}" if several else run.machine
 
 
 def list_runs(rows: Iterable[Row]) -> list[Run]:

@@ -14,9 +14,11 @@ from bench.case import Case
 from bench.questions.recommendation import _name_places
 from bench.record import Record, Status
 from bench.render.table import quantity_cell
+from bench.report.document import Report, build
 from bench.rules import settle
-from tests.planted.records import FP16, FP32, at, make_record, ran
-from tests.planted.results import read_report
+from bench.study.sweeps import read_sweep
+from tests.planted.records import FP16, FP32, at, make_record, ran, write_sweep
+from tests.planted.results import read_report, tell
 from tests.planted.scripts import counted, script
 
 BF16 = Case(precision="bf16")
@@ -359,6 +361,44 @@ def test_what_is_recommended_for_an_aim(aim: str, said: str, tmp_path: Path) -> 
 def test_without_a_value_of_the_aim_nothing_is_recommended(tmp_path: Path) -> None:
     (answer,) = replace(read_report(tmp_path, once(FP32)), aim="energy").answers
     assert answer.sentences[0] == "No case that can be trusted has a value for --for energy."
+
+
+CARD_1 = {"gpu_uuid": "GPU-1", "gpu": "A card"}
+
+
+def read_two(folder: Path, **second: Any) -> Report:
+    """A report on two sweeps of a card, of which each measured a setting that the other has, and
+    one that it has not."""
+    size = at(256, FP32)[0]
+    rows = {
+        "card-1": [*once(FP32, 100, **CARD_1), *once(FP16, 40, **CARD_1)],
+        "card-2": [*once(FP32, 100.3, **{**CARD_1, **second}),
+                   *once(size, 98, **{**CARD_1, **second})],
+    }  # fmt: skip
+    return build([read_sweep(write_sweep(folder / name, held)) for name, held in rows.items()])
+
+
+def test_one_card_measured_in_two_folders_has_one_answer(tmp_path: Path) -> None:
+    """An H100's two folders, of nine and of thirteen cases, had two."""
+    report = read_two(tmp_path, variables="NCCL_VERSION=2.28.3-1")  # which changes no result
+    (answer,) = report.answers
+    said = " ".join(answer.sentences)
+    assert "Train dpn92 on A card in fp16 at batch size 128: 40.00 s an epoch" in said
+    assert "One run each; 1 setting measured more than once agreed within 0.3 %." in said
+    assert len(report.settings) == 3
+    assert tell(report, "overview", "precision sweep epoch_time_s") == [
+        "fp32 | …1 | 100.0", "fp32 | …2 | 100.3", "fp32 | …2 | 98.00", "fp16 | …1 | 40.00",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "second", [{"gpu_uuid": "GPU-2"}, {"gpu_uuid": ""}, {"torch": "2.14"}, {"variables": "A=1"}]
+)
+def test_rows_of_another_card_or_version_are_another_place(
+    second: dict[str, str], tmp_path: Path
+) -> None:
+    abouts = [answer.about for answer in read_two(tmp_path, **second).answers]
+    assert abouts == ["A card · card-1", "A card · card-2"]
 
 
 def test_one_network_and_one_card_are_counted_once() -> None:
