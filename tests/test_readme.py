@@ -91,14 +91,14 @@ def write_statuses() -> str:
 
 
 def write_source() -> str:
-    """Say what the table is of."""
+    """Say what the table above it is of."""
     card = published.find_card(ROOT / "results")
     images = "real CIFAR-10" if card.identity["dataset"] == "cifar10" else "synthetic images"
     folder = f"results/{card.folder.name}"
     text = (
-        f"One epoch of DPN-92, measured on {card.identity['gpu']}, with "
-        f"{images}, on {card.started_at[:10]} ([report]({folder}/report.html), "
-        f"[records]({folder}/records.csv)), above the figures of a TITAN RTX from 2019:"
+        f"Each row is of one epoch of DPN-92: on {card.identity['gpu']} with {images}, on "
+        f"{card.started_at[:10]} ([report]({folder}/report.html), [records]({folder}/records.csv)), "
+        "and on a TITAN RTX, as published in 2019."
     )
     return f"\n{fill(text)}\n"
 
