@@ -65,7 +65,7 @@ RULES: tuple[Rule, ...] = (
         Status.OOM,
         r"DataLoader worker \(pid[^)]*\) is killed by signal: Bus error"
         r"|unable to (?:\w+ )+(?:shared memory|file <)[^\n]*No space left on device",
-        fix="/dev/shm is full; enlarge it (docker: --shm-size), or lower --workers",
+        fix="/dev/shm is full; enlarge it (docker: --shm-size), or use fewer loader workers",
     ),
     Rule(
         Status.KILLED, r"DataLoader worker \(pid[^)]*\) is killed by signal: (?:Killed|Terminated)"

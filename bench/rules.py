@@ -4,6 +4,7 @@ and which batches its data can be divided into."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from bench.case import (
     AXES,
     FOLLOWS,
     PARTS,
+    SAME_QUESTION,
     SHAPE,
     Case,
     default_lr,
@@ -90,6 +92,40 @@ def fill_value(axis: str, case: Case) -> Value:
     if axis == "lr":
         return default_lr(case.optimizer)
     return AXES[axis].default  # type: ignore[no-any-return]
+
+
+_OF_GPUS = ("cuda_graphs", "cudnn_benchmark", "sync_bn")
+"""Axes that do nothing on a CPU, or cannot be."""
+
+_FLAG = re.compile(r"--([a-z][a-z-]*)(?: ([\w.]+))?")
+
+
+def takes(case: Case, advice: str) -> bool:
+    """Return whether a case can have what advice on it says: the axis of each flag in it, with the
+    value after the flag if that is one and is not what the case has.
+
+    >>> takes(settle({"device": "cpu"}), "--cuda-graphs on"), takes(settle({}), "a larger --lr")
+    (False, True)
+    """
+    return all(_takes(case, flag.replace("-", "_"), word) for flag, word in _FLAG.findall(advice))
+
+
+def _takes(case: Case, axis: str, word: str) -> bool:
+    if axis not in AXES:
+        return True
+    if case.command is not None:
+        return axis in BESIDE_COMMAND or axis in list_places(case.command)
+    if case.workload != IMAGES and axis in ("model", "dataset"):
+        return False
+    if not applies(axis, case) or (axis in _OF_GPUS and case.device == "cpu"):
+        return False
+    try:
+        value = AXES[axis].parse(word)
+    except ValueError:  # a word of the sentence
+        return True
+    # how it was measured can be left out
+    plain = {name: AXES[name].default for name in SAME_QUESTION}
+    return value != getattr(case, axis) and go_together(replace(case, **plain | {axis: value}))
 
 
 def settle(settings: Mapping[str, Any]) -> Case:

@@ -195,15 +195,15 @@ def test_a_smaller_card_may_be_full_where_the_card_is_not(
         (
             "DataLoader worker (pid 812) is killed by signal: Bus error. It is possible that",
             Status.OOM,
-            "/dev/shm is full; enlarge it (docker: --shm-size), or lower --workers: ",
+            "/dev/shm is full; enlarge it (docker: --shm-size), or use fewer loader workers: ",
         ),
         (
             "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback (most recent "
             'call last):\n  File "x.py", line 7, in <module>\n    collate()\n    ~~~~~~~^^\n'
             "RuntimeError: unable to write to file </torch_1_2_3>: No space left on device (28)\n",
             Status.OOM,
-            "--workers: RuntimeError: unable to write to file </torch_1_2_3>: No space left on "
-            "device (28)",
+            "loader workers: RuntimeError: unable to write to file </torch_1_2_3>: No space left "
+            "on device (28)",
         ),
         ("DataLoader worker (pid 812) is killed by signal: Killed. ", Status.KILLED, "(pid 812)"),
     ],

@@ -38,7 +38,7 @@ from bench.store.reader import find_records, read_config, read_rows
 from bench.store.rows import SOURCES, fill_unknown, group, latest
 from bench.study.axes import name_axis, name_setting
 from bench.study.comparable import find_factor, refuse_alone, refuse_together, take_alike
-from bench.study.doubts import DOUBTS
+from bench.study.doubts import DOUBTS, Doubt
 from bench.study.pairs import EnvironmentKey
 from bench.study.pairs import match as match_cases
 from bench.study.quantities import MEMORY, METRICS, Metric
@@ -279,14 +279,21 @@ class Comparison:
 
     def list_spoilt(self, matches: Sequence[Match]) -> list[str]:
         """Name the doubts that make the times of these matches unreliable: ``noisy in B``."""
-        found = []
+        found = self._find_spoilt(matches)
+        return [f"{doubt.remark} in {side}" for doubt, side, _ in found]
+
+    def advise_spoilt(self, matches: Sequence[Match]) -> str:
+        """Return what helps against the doubts of `list_spoilt`, by the sentence."""
+        found = self._find_spoilt(matches)
+        return " ".join(dict.fromkeys(doubt.advise(runs) for doubt, _, runs in found))
+
+    def _find_spoilt(self, matches: Sequence[Match]) -> Iterator[tuple[Doubt, str, list[Run]]]:
         for doubt in map(DOUBTS.__getitem__, SPOILING):
             for place, side in enumerate(self.names):
                 ran = (one.ran[place].runs for one in matches)
                 relied = [runs for runs in ran if doubt.forbids(sum(run.timed for run in runs))]
-                if any(getattr(run, doubt.name) for runs in relied for run in runs):
-                    found.append(f"{doubt.remark} in {side}")
-        return found
+                if hit := [run for runs in relied for run in runs if getattr(run, doubt.name)]:
+                    yield doubt, side, hit
 
 
 def follows(column: str, axis: str) -> bool:
@@ -400,10 +407,11 @@ def _refuse(metric: Metric, match: Match, axis: str, apart: Sequence[str]) -> st
     if not (of_part and one.part_known and two.part_known):
         return ""
     if one.part != two.part:
-        mend = "--fraction 1" if one.command is None else "--steps"
-        return f"{one.part:.3g} and {two.part:.3g} of an epoch cannot be compared; use {mend}"
+        mend = "use --fraction 1" if one.command is None else "end both by --steps"
+        return f"{one.part:.3g} and {two.part:.3g} of an epoch cannot be compared; {mend}"
     if metric.seeded and one.part < 1 and axis in list_affecting(Trait.LEARNING):
-        return "less than an epoch does not show what it does to learning; use --fraction 1"
+        mend = "use --fraction 1" if one.command is None else "let the script train for one"
+        return f"less than an epoch does not show what it does to learning; {mend}"
     return ""
 
 

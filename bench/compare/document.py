@@ -218,8 +218,8 @@ def describe(comparison: Comparison) -> Iterator[str]:
             yield f"{capitalize(change)}: {name_first(told, 3, '; ')}."
     if spoilt := comparison.list_spoilt(matches):
         yield (
-            f"! Do not rely on these times: {name_first(spoilt, 3)}. Close other programs and run "
-            "again, with a new --out."
+            f"! Do not rely on these times: {name_first(spoilt, 3)}. "
+            f"{comparison.advise_spoilt(matches)}"
         )
     for side, alone in zip((a, b), comparison.alone, strict=True):
         if alone:

@@ -33,6 +33,7 @@ from bench.diagnosis.step import (
 from bench.limits import STEADY
 from bench.precision import Arithmetic
 from bench.record import WorkRow, read_kernels
+from bench.rules import takes
 from bench.text import Explained
 from bench.verdict import Ratio
 from bench.work import Kind
@@ -138,16 +139,15 @@ CURES: dict[Cause, tuple[str, ...]] = {
 
 
 def list_cures(cause: Cause, case: Case) -> tuple[str, ...]:
-    """Return the remedies for a cause that a case does not have, and that its device can have."""
+    """Return the remedies for a cause that a case does not have, and can have."""
 
     def is_open(cure: str) -> bool:
         name = cure.split()[0].removeprefix("--").replace("-", "_")
         if not cure.startswith("--"):
             return True
-        elsewhere = case.device == "cpu" and name in ("cuda_graphs", "cudnn_benchmark")
-        return not elsewhere and (getattr(case, name) == AXES[name].default) != (name == "loader")
+        return bool((getattr(case, name) == AXES[name].default) != (name == "loader"))
 
-    return tuple(filter(is_open, CURES[cause]))
+    return tuple(cure for cure in CURES[cause] if takes(case, cure) and is_open(cure))
 
 
 # ------------------------------------------------------------------------------------------- causes

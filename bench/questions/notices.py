@@ -34,8 +34,9 @@ from bench.render.table import (
 from bench.store.rows import group, latest
 from bench.study.axes import ORDER, find_varying, list_naming_axes
 from bench.study.comparable import refuse_alone, refuse_together
-from bench.study.doubts import DOUBTS, QUIETER, SAID_BELOW
+from bench.study.doubts import DOUBTS, SAID_BELOW
 from bench.study.quantities import MEMORY, is_number
+from bench.study.remedies import QUIETER
 from bench.study.runs import Result, Run
 from bench.study.sweeps import Sweep
 from bench.text import ESTIMATE, capitalize, name_first, write_range
@@ -162,14 +163,16 @@ def warn(
             told = spoken is None or any(run.cell in spoken[doubt.fatal] for run in hit)
             told |= doubt.name == "unmet"  # it was asked for, of whatever case
             level = Level.TABLE if told and doubt.name not in SAID_BELOW else Level.DETAIL
-            said = doubt.warn(hit), doubt.mend(hit), _count(hit, runs)
+            said = doubt.warn(hit), doubt.advise(hit), _count(hit, runs)
             doubted[doubt.fatal].append(Notice(capitalize(doubt.label(hit)), *said, level=level))
     spread = []
-    if wide := sum(result.wide for result in results):
+    if wide := [result for result in results if result.wide]:
         several = sum(result.repeats > 1 for result in results)
-        found = f"The times of {wide:,} of the {several:,} cases with repeats spread by more than"
+        found = (
+            f"The times of {len(wide):,} of the {several:,} cases with repeats spread by more than"
+        )
         found += f" ±{100 * STEADY:.0f} %; they are marked noisy."
-        spread.append(Notice("Spread", found, QUIETER))
+        spread.append(Notice("Spread", found, QUIETER.advise(wide)))
     return [
         *(Notice("Incomplete", *gap) for sweep in sweeps for gap in sweep.gaps),
         *_describe_failures(runs),

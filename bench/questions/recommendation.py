@@ -30,12 +30,14 @@ from bench.render.table import (
     write_ratio,
     write_time,
 )
+from bench.rules import takes
 from bench.study.axes import MACHINE, list_naming_axes, name_setting, order_values
 from bench.study.comparable import refuse_alone
 from bench.study.doubts import DOUBTS
 from bench.study.estimate import TIME, Estimate, estimate
 from bench.study.pairs import find_changes
 from bench.study.quantities import QUANTITIES, is_number, over
+from bench.study.remedies import SPARE_HOST, list_open
 from bench.study.runs import Result, Run, differ_in_memory
 from bench.text import (
     GIB,
@@ -384,8 +386,12 @@ def _write_memory(row: Result, chosen: Result) -> str:
     return f", with {share:.{decimals}f} times the memory" if known else ""
 
 
-WAITS = "because the GPU waits for the host, which --compile or --cuda-graphs on may mend"
-"""What is said of a time that is not the GPU's."""
+def write_wait(row: Result) -> str:
+    """Say of a time that it is not the GPU's."""
+    mends = [way for way in list_open(SPARE_HOST, row) if "--batch-size" not in way]
+    return "because the GPU waits for the host" + (
+        f", which {' or '.join(mends)} may mend" if mends else ""
+    )
 
 
 def _list_sizes(place: Place, chosen: Setting) -> list[Setting]:
@@ -413,7 +419,7 @@ def _tell_batch_sizes(place: Place, chosen: Setting) -> str:
         if place.choice and setting is place.choice.fastest:
             said += f", the lowest time ({_write_share(one, chosen.best)})"
         if one.host_bound:
-            said += f", {WAITS}"
+            said += f", {write_wait(one)}"
         said += _write_memory(one, chosen.best)
         if learnt is not None:
             what = "" if any("reaches" in one for one in told) else " test accuracy"
@@ -470,7 +476,7 @@ def _tell_learning(found: ReportData, place: Place, chosen: Setting) -> str:
             return (
                 f"After the epoch its {QUANTITIES[name].label} is {known[0]}, and fp32's "
                 f"{known[1]}: too few seeds to tell them apart; use --repeats {MIN_REPEATS}"
-                f"{' --evaluate' * (chosen.best.command is None)}."
+                f"{' --evaluate' * takes(chosen.best.case, '--evaluate')}."
             )
     return ""
 
@@ -529,7 +535,8 @@ def _tell_untried(found: ReportData, place: Place, chosen: Setting) -> str:
     off = [
         axis
         for axis in LEVERS
-        if all(getattr(s.best, axis) == getattr(Case, axis) for s in place.settings)
+        if takes(row.case, LEVERS[axis])
+        and all(getattr(s.best, axis) == getattr(Case, axis) for s in place.settings)
     ]
     if not off:
         return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from bench.limits import BUSY_CORES, MIN_REPEATS, STEADY, VARIES
 from bench.precision import EMULATE_FP8, MOSTLY_LABELLED, OWN, PRECISIONS, Arithmetic
 from bench.record import RELIABLE, Status, describe_unmet, read_missing
 from bench.study.quantities import over
+from bench.study.remedies import LONGER, QUIETER, SPARE_HOST, Remedy, Way, say
 from bench.text import count, name_first
 
 if TYPE_CHECKING:
@@ -53,11 +54,6 @@ LEAST_BUSY = 0.9
 
 LEAST_KNOWN = 0.5
 """An epoch time is not known if half its 95 % interval is larger than this share of it."""
-
-SPARE_HOST = "a larger --batch-size, --cuda-graphs on or --compile"
-
-QUIETER = "Close other programs, or use --repeats 5 or more."
-"""The remedy for noise: the range of five runs holds the median of five more in 83 % of sweeps."""
 
 
 def has_trend(run: Run) -> bool:
@@ -108,34 +104,38 @@ def _meets(effect: str) -> Callable[[Run], bool]:
     return lambda run: bool(reasons.search(run.throttle_during))
 
 
+def _is_ours(run: Run | Result) -> bool:
+    return run.case.command is None
+
+
+def _scales_statically(run: Run | Result) -> bool:
+    return isinstance(run.case.loss_scale, float)
+
+
+def _loads_ahead(run: Run | Result) -> bool:
+    return run.case.workers > 0
+
+
 @dataclass(frozen=True)
 class Doubt:
     """A reason to doubt a run.
 
     A ``fatal`` doubt keeps a case from being called the fastest, but ``chance``, which changes one
     run and another in its own way, does so only until `MIN_REPEATS` runs tell how much: then it is
-    in their interval. ``fix`` is a sentence with the flag or command that helps, ``fix_of_command``
-    that for runs of a user's command, which takes other flags; ``detail`` returns what a run says
-    of it, and where it is ``telling`` that stands in place of the remark.
+    in their interval. ``fix`` is the flag or command that helps, by the sentence, as far as a run
+    can have it; ``detail`` returns what a run says of it, and where it is ``telling`` that stands
+    in place of the remark.
     """
 
     name: str
     remark: str  # beside the row
     warning: str  # at the top
-    fix: str
+    fix: Remedy
     find: Callable[[Run], bool]
     fatal: bool = True
     chance: bool = False
     detail: Callable[[Run], str] = lambda run: ""
     telling: bool = False
-    fix_of_command: str = ""
-
-    def mend(self, runs: Iterable[Run]) -> str:
-        """Return the sentence that helps these runs; of several kinds each has its own."""
-        own = dict.fromkeys(run.command is not None for run in runs)
-        return " ".join(
-            dict.fromkeys((self.fix_of_command if one else "") or self.fix for one in own)
-        )
 
     def label(self, runs: Sequence[Run]) -> str:
         """Return its name above the tables."""
@@ -157,47 +157,53 @@ class Doubt:
         detail = f" ({name_first(said, 3, '; ')})" if said else ""
         return f"{self.warning}{detail}."
 
+    def advise(self, runs: Sequence[Run]) -> str:
+        """Return what helps these runs."""
+        return self.fix.advise(runs)
+
 
 _ALL = (
     Doubt("carried", "went on",
           "A run read files that an earlier one had written: it may have gone on from there, or "
           "had less to do",
-          "Put {out} in --command where it writes, which is a folder that each run has for itself; "
-          "if it keeps a cache, run the command once before the sweep, with a new --out.",
+          say("Put {out} in --command where it writes, which is a folder that each run has for "
+              "itself; if it keeps a cache, run the command once before the sweep, with a new "
+              "--out."),
           lambda r: r.carried != "", detail=lambda r: r.carried and f"went on: {r.carried}",
           telling=True),
     Doubt("invalid", "invalid",
           "The measurement failed a check and cannot be trusted",
-          "Remove the cause, then run them again with --retry invalid.",
+          say("Remove the cause, then run them again with --retry invalid."),
           lambda r: r.status == Status.INVALID, detail=lambda r: r.reason),
     Doubt("emulated", "emulated",
           "fp8 was emulated on a CPU, so time and memory say nothing about a GPU",
-          f"Measure --precision fp8 on a GPU, without {EMULATE_FP8}.",
-          lambda r: PRECISIONS[r.precision].float8 and r.timed and r.device == "cpu"),
+          say(f"Measure --precision fp8 on a GPU, without {EMULATE_FP8}."),
+          lambda r: PRECISIONS[r.precision].float8 and r.timed and r.device == "cpu"
+          and r.command is None),
     Doubt("diverged", "diverged",
           "The loss became inf or NaN; time and memory are still valid",
-          "Use a lower --lr or, for a static loss scale, --loss-scale dynamic.",
-          lambda r: r.status == Status.DIVERGED,
-          fix_of_command="Let the script use a lower learning rate."),
+          Remedy("Use", (Way("a lower --lr"), Way("--loss-scale dynamic", _scales_statically)),
+                 "Let the script use a lower learning rate."),
+          lambda r: r.status == Status.DIVERGED),
     Doubt("throttled", "throttled",
           "The GPU lowered its clocks to protect itself",
-          "Improve the cooling (nvidia-smi -q -d PERFORMANCE,TEMPERATURE shows the reason), then "
-          "run them again with --retry invalid.",
+          say("Improve the cooling (nvidia-smi -q -d PERFORMANCE,TEMPERATURE shows the reason), "
+              "then run them again with --retry invalid."),
           _meets("slowed"), detail=lambda r: r.throttle_during),
     Doubt("capped", "power cap",
           "The GPU ran at its power limit, so its times depend on that limit",
-          "Compare only with runs at the same limit, which nvidia-smi -q -d POWER shows.",
+          say("Compare only with runs at the same limit, which nvidia-smi -q -d POWER shows."),
           _meets("capped"), fatal=False),
     Doubt("uneven", "other steps",
           "Repeats of one setting took other numbers of steps: a later one may go on from what an "
           "earlier one left, and none of them is compared",
-          "Let each run begin anew, or end all after as many steps by --steps.",
+          say("Let each run begin anew, or end all after as many steps by --steps."),
           lambda r: r.steps_apart != "", detail=lambda r: r.steps_apart, telling=True),
     Doubt("mislabelled", "other batch size",
           "Steps had another number of items than their batch size says, so these rows are not "
           "compared",
-          "Let the script keep the batch size that it is given; if that is of a micro-batch, give "
-          "it by --vary.",
+          say("Let the script keep the batch size that it is given; if that is of a micro-batch, "
+              "give it by --vary."),
           lambda r: r.items_apart != "", detail=lambda r: r.items_apart, telling=True),
     # only processes that computed during the epoch count: no desktop, none that came later
     Doubt("contended", "shared",
@@ -208,7 +214,7 @@ _ALL = (
     Doubt("beside", "beside other lanes",
           "Cases ran beside other lanes, with which they share power, cooling and the CPU: alone "
           "they may take less time, and a speed-up over one of them may be too high",
-          "Use --lanes 1 with another --out: it runs one case at a time.",
+          say("Use --lanes 1 with another --out: it runs one case at a time."),
           lambda r: r.lanes_beside > 0, fatal=False),
     Doubt("noisy", "noisy",
           f"Step times vary by more than {100 * NOISY_STEPS:.0f} % around their median, they or "
@@ -220,7 +226,8 @@ _ALL = (
     Doubt("memory_varies", "memory varies",
           f"The memory of repeats differs by more than {100 * VARIES:.0f} %: on a CPU the C "
           "library keeps freed memory for later, in one run more than in another",
-          "Plan with the upper end of its range, and use --repeats 5 or more to know it better.",
+          say("Plan with the upper end of its range, and use --repeats 5 or more to know it "
+              "better."),
           lambda r: r.memory_varies, fatal=False),
     Doubt("slow_steps", "slow steps",
           f"Slow steps, of more than {SLOW_STEP:g} times the median one, made the measured time "
@@ -229,25 +236,28 @@ _ALL = (
     Doubt("unknown", "epoch not known",
           f"The measured steps are fewer than {FEW_STEPS}, or used batches that a loader had "
           "prepared before, so that an epoch may take another time",
-          "Use a larger --fraction or --steps, or fewer --workers.",
-          _is_unknown,
-          fix_of_command="Let the script take more steps; with --steps, let that be larger."),
+          Remedy("Use", (*LONGER, Way("fewer --workers", _loads_ahead)),
+                 "Let the script take more steps."),
+          _is_unknown),
     Doubt("host_bound", "host-bound",
           f"The GPU ran kernels for less than {100 * LEAST_BUSY:.0f} % of a step and waited "
           "for the host, so these times say little about the GPU",
-          f"Use {SPARE_HOST}; python -m bench.why shows what it waited for.",
+          Remedy("Use", SPARE_HOST, end="; python -m bench.why shows what it waited for."),
           lambda r: r.busy_share < LEAST_BUSY, fatal=False),
     Doubt("unsettled", "not settled",
           "Steps waited for the host and did not settle: another run may take another time, and "
           f"with fewer than {MIN_REPEATS} runs nothing is compared with it",
-          f"Use {SPARE_HOST}.",
+          Remedy("Use", SPARE_HOST),
           lambda r: r.host_bound and (r.noisy or r.unknown), chance=True),
     Doubt("unclear", "unclear arithmetic",
           "Which arithmetic ran is not certain: the numeric probe failed, or found a rounding "
           "error between those of two number formats, or the network ran a part of its FLOP in "
           "another format than the label's, or the user's code set torch's switches within steps",
-          "The columns missing, proof_layer, *_error, labelled_flop_share and switched_within of "
-          "the records show why; a smaller --batch-size leaves memory for the probe.",
+          Remedy("The columns missing, proof_layer, *_error, labelled_flop_share and "
+                 "switched_within of the records show why;",
+                 (Way("a smaller --batch-size", _is_ours),),
+                 "Of a command the columns labelled_flop_share and switched_within show why.",
+                 " leaves memory for the probe."),
           # flags are read back right before the probe
           lambda r: Arithmetic.UNCLEAR in r.arithmetic.split("/")
           or (r.flags != "" and r.arithmetic == "" and r.command is None)
@@ -256,27 +266,29 @@ _ALL = (
     Doubt("compiled", "compiles itself",
           "The user's own code calls torch.compile, so that compile off says nothing of what it "
           "compiles",
-          "Return the network as it is written, and use --compile.",
+          Remedy("Return the network as it is written, and use", (Way("--compile"),)),
           lambda r: r.compiled_within > 0, fatal=False,
           detail=lambda r: count(int(r.compiled_within), "graph")),
     Doubt("unproven", "label unproven",
           "Whether a command ran in the number format of its label was not looked at",
-          "Call bench.step in the script, as docs/own-script.md says: the operations of a step are "
-          "then counted, but for compiled ones and those of other libraries.",
+          say("Call bench.step in the script, as docs/own-script.md says: the operations of a step "
+              "are then counted, but for compiled ones and those of other libraries."),
           lambda r: r.command is not None and r.precision != OWN and r.status in RELIABLE
           and math.isnan(r.labelled_flop_share), fatal=False,
           detail=lambda r: read_missing(r.missing).get("labelled_flop_share", "")),
     Doubt("unmet", "not all done",
           "What was asked for beside training failed",
-          "Remove the cause, of which the logs in the folder tell more, then run them again with "
-          "--retry ok.",
+          say("Remove the cause, of which the logs in the folder tell more, then run them again "
+              "with --retry ok."),
           lambda r: describe_unmet(r.missing) != "", fatal=False,
           detail=lambda r: describe_unmet(r.missing), telling=True),
     Doubt("beyond", "beyond the data sheet",
           "More FLOP or bytes a second than the data sheet of the card allows, which are left "
           "out: the data come from a cache, or the times are wrong",
-          "Use a larger --batch-size, and check the times: python -m benchmarks.overhead "
-          "measures a case beside a bare loop.",
+          Remedy("Use", (Way("a larger --batch-size", _is_ours),),
+                 "Look whether the script calls bench.step once a step, after the optimizer's.",
+                 ", and check the times: python -m benchmarks.overhead measures a case beside a "
+                 "bare loop."),
           # compiled code moves less than is counted
           lambda r: r.of_peaks > 1 or (r.of_bandwidth > 1 and r.compile == Case.compile),
           fatal=False),
@@ -284,22 +296,22 @@ _ALL = (
           f"Energy was measured over less than {SHORT_ENERGY_S:g} s, too short for the "
           "sensor, and for the card to become as warm as in an epoch",
           # no more epochs: the sensor is read at both ends of each, so each would be as short
-          "Use a larger --fraction or --steps, or more --repeats.",
+          Remedy("Use", (*LONGER, Way("more --repeats", _is_ours)),
+                 "Let the script take more steps."),
           lambda r: not math.isnan(r.energy_j) and r.measured_time_s < SHORT_ENERGY_S * r.epochs,
-          fatal=False,
-          fix_of_command="Let the script take more steps; with --steps, let that be larger."),
+          fatal=False),
     Doubt("extrapolated", "extrapolated",
           "Only part of an epoch was measured; figures of whole ones, marked ≈, are extrapolated",
-          "Use --fraction 1 without --steps and --until to measure whole epochs.",
+          say("Use --fraction 1 without --steps and --until to measure whole epochs."),
           lambda r: r.part < 1 and r.timed and r.command is None, fatal=False),
     Doubt("synthetic", "synthetic images",
           "Loss and accuracy say nothing about real images",
-          "Use --dataset cifar10 without --input and --classes to train on them.",
+          say("Use --dataset cifar10 without --input and --classes to train on them."),
           lambda r: r.dataset == "synthetic" and r.timed, fatal=False),
     Doubt("foreign", "not measured by this harness",
           "These are published figures, each the cold first epoch of a process where a sweep times "
           "a warm one, or come from an executor that this version does not know",
-          "python -m bench.sweep measures here; --preset rtx-titan the published cases.",
+          say("python -m bench.sweep measures here; --preset rtx-titan the published cases."),
           lambda r: r.kind != "measured", fatal=False),
 )  # fmt: skip
 

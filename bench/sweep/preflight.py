@@ -30,7 +30,7 @@ from bench.models import MODELS
 from bench.precision import FP8_INSTALL, PRECISIONS, Apex, find_version, refuse_apex, refuse_fp8
 from bench.record import MODEL_PARTS, Environment, Place
 from bench.rules import check as check_case
-from bench.rules import check_batches
+from bench.rules import check_batches, takes
 from bench.sources import Versions, name_contents
 from bench.store.reader import read_config
 from bench.store.rows import SOURCES, plan_runs
@@ -442,6 +442,9 @@ def warn_of_emulation(
     which emulate them: by their rates where they were measured, as no flag tells of some
     instructions. The convolutions' do not count if the network of ``models`` has none."""
     emulated: dict[str, dict[str, None]] = {}
+    shorter = [
+        flag for flag in ("--fraction", "--batch-size") if any(takes(case, flag) for case in cases)
+    ]
     for case in cases:
         precision, platform = PRECISIONS[case.precision], platforms.get(case.device)
         if platform is None or platform.refuse(precision):
@@ -453,7 +456,7 @@ def warn_of_emulation(
             emulated.setdefault(reason, {})[case.precision] = None
     return [
         f"warning: {name_first(list(names), 4)} may be slow: {reason}; "
-        "leave out of --precision what is too slow, or lower --fraction or --batch-size"
+        f"leave out of --precision what is too slow, or lower {' or '.join(shorter) or 'its work'}"
         for reason, names in emulated.items()
     ]
 

@@ -11,6 +11,7 @@ import pytest
 from bench.case import Case
 from bench.questions.notices import warn
 from bench.record import Record, Status
+from bench.rules import settle
 from bench.study import doubts
 from bench.study.runs import Result
 from bench.study.sweeps import read_sweep
@@ -171,3 +172,74 @@ def test_mixed_environments_are_said(rows: list[Record], said: str, tmp_path: Pa
     assert {notice.label for notice in notices} <= {"Mixed environments", "No result"}
     if LOST in rows:
         assert [run.model_source for run in runs] == ["aaa", "bbb", "bbb"]
+
+
+GRAPHED = {"busy_s": 0.034, "step_time_median_s": 0.045}
+SHAKY = {"step_time_median_s": 0.1, "step_time_mad_s": 0.006, "measured_steps": 40}
+ALONE = {"other_cores": 0.02}
+SHORT = {"energy_j": 100.0, "measured_time_s": 3.0}
+FEW = {"measured_steps": 3, "steps_per_epoch": 100, "measured_images": 384, "train_images": 12_800}
+NAN = {"status": Status.DIVERGED}
+BEYOND = {"flop_per_image": 1e12, "gpu": "NVIDIA H200"}
+
+
+@pytest.mark.parametrize(
+    ("doubt", "axes", "values", "said"),
+    [
+        ("noisy", {}, SHAKY, "Close other programs, or use --repeats 5 or more."),
+        ("noisy", {}, SHAKY | ALONE, "Use --repeats 5 or more."),
+        ("noisy", {"command": "t"}, SHAKY | ALONE, "Use --repeats 5 or more."),
+        ("energy", {"fraction": 0.1, "steps": 9}, SHORT,
+         "Use a larger --fraction, a larger --steps or more --repeats."),
+        ("energy", {"fraction": 0.1}, SHORT, "Use a larger --fraction or more --repeats."),
+        ("energy", {}, SHORT, "Use more --repeats."),
+        ("energy", {"command": "t"}, SHORT, "Let the script take more steps."),
+        ("energy", {"command": "t", "steps": 9}, SHORT, "Use a larger --steps."),
+        ("unknown", {"loader": "torch", "workers": 4}, FEW, "Use fewer --workers."),
+        ("unknown", {"loader": "torch", "workers": 4, "fraction": 0.1}, FEW,
+         "Use a larger --fraction or fewer --workers."),
+        ("unknown", {"command": "t"}, FEW, "Let the script take more steps."),
+        ("unknown", {"command": "t -w {workers}", "loader": "torch", "workers": 4}, FEW,
+         "Use fewer --workers."),
+        ("diverged", {"precision": "fp16", "loss_scale": 128.0}, NAN,
+         "Use a lower --lr or --loss-scale dynamic."),
+        ("diverged", {"precision": "fp16", "loss_scale": "dynamic"}, NAN, "Use a lower --lr."),
+        ("diverged", {"precision": "bf16"}, NAN, "Use a lower --lr."),
+        ("diverged", {"command": "t"}, NAN, "Let the script use a lower learning rate."),
+        ("diverged", {"command": "t --lr {lr}"}, NAN, "Use a lower --lr."),
+        ("host_bound", {}, GRAPHED,
+         "Use a larger --batch-size, --cuda-graphs on or --compile; python -m bench.why shows"),
+        ("host_bound", {"profile": True, "compile": "default"}, GRAPHED,
+         "Use a larger --batch-size or --cuda-graphs on; python"),
+        # that scale is kept on the host
+        ("host_bound", {"precision": "fp16", "loss_scale": "dynamic"}, GRAPHED,
+         "Use a larger --batch-size or --compile; python"),
+        ("host_bound", {"parallel": "ddp"}, GRAPHED, "Use a larger --batch-size or --compile; "),
+        ("beyond", {}, BEYOND, "Use a larger --batch-size, and check the times: python -m bench"),
+        ("beyond", {"command": "t {batch_size}"}, BEYOND, "Look whether the script calls bench."),
+    ],
+)  # fmt: skip
+def test_a_remedy_is_one_that_the_row_can_take(
+    doubt: str, axes: dict[str, Any], values: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    """A script takes what it has a place for; what a row has already, or cannot go with it, is no
+    remedy."""
+    case = settle({"batch_size": 128, **axes})
+    folder = write_sweep(tmp_path / "sweep", [ran(case, 10, **values)])
+    (run,), _ = read_results(read_sweep(folder))
+    assert getattr(run, doubt)
+    assert doubts.DOUBTS[doubt].advise([run]).startswith(said)
+
+
+def test_a_remedy_for_some_rows_and_another_for_others_are_both_said(tmp_path: Path) -> None:
+    rows = [ran(settle(axes), 10, **NAN) for axes in ({}, {"command": "t", "batch_size": 128})]
+    runs, _ = read_results(read_sweep(write_sweep(tmp_path / "sweep", rows)))
+    assert doubts.DOUBTS["diverged"].advise(runs) == (
+        "Use a lower --lr. Let the script use a lower learning rate."
+    )
+
+
+def test_a_script_on_a_cpu_that_is_labelled_fp8_was_not_emulated(tmp_path: Path) -> None:
+    case = settle({"command": "t {precision}", "precision": "fp8", "device": "cpu"})
+    (row,) = read(tmp_path, ran(case, 10, gpu="", cpu="A CPU"))
+    assert list_doubts(row) == {"unproven"}
