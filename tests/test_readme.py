@@ -38,6 +38,7 @@ from bench.diagnosis.explanation import CURES
 from bench.flags import join_flags
 from bench.record import Status
 from bench.report.__main__ import main as report
+from bench.report.document import build
 from bench.store.reader import read_config, read_records, read_rows
 from bench.store.rows import keep_latest
 from bench.study.runs import read_runs
@@ -192,6 +193,13 @@ def test_the_advice_is_what_is_said_of_its_records() -> None:
     if os.environ.get("UPDATE_README"):
         kept.write_text(write_advice())
     assert kept.read_text() == write_advice(), "UPDATE_README=1 writes it anew"
+
+
+def test_a_report_on_the_search_names_what_cannot_be_told_apart_as_it_does() -> None:
+    """The search named a setting as the lightest that a report, for its warning, leaves out."""
+    (told,) = (line for line in write_advice().splitlines() if "cannot be told apart" in line)
+    (answer,) = build([read_sweep(ADVICE)]).answers
+    assert told in answer.sentences
 
 
 def quote_advice() -> str:

@@ -286,8 +286,10 @@ class Answer:
         elif others:
             told = self._compare(others[0], advised)
             yield f"The next is {name(others[0], now)}, {told} it."
-        choice = findings.choose(findings.times)
-        if choice and (said := tell_open(
+        # those that a report may recommend, as long as the advised one is of them
+        sure = [one for one in findings.times if not any(self._list_doubts({one}))]
+        choice = findings.choose(sure if advised in sure else findings.times)
+        if choice and choice.chosen == advised and (said := tell_open(
             choice, attrgetter("batch_size"), self._find_memory, lambda one: name(one, now)
         )):  # fmt: skip
             yield said
