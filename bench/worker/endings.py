@@ -166,10 +166,12 @@ def classify_crash(crash: Crash, case: Case) -> Fault:
 
 def _describe_silent(crash: Crash, case: Case) -> Fault:
     fault = classify_crash(crash, case)
-    why = "as that of a pipe may be: bash -o pipefail -c '…' gives the code of what failed"
+    why = ": if its work was done all the same, let it print a line after that"
+    if "|" in str(case.command):
+        why = ", as that of a pipe may be: bash -o pipefail -c '…' gives the code of what failed"
     if crash.thread:
-        why = "since only a thread ended by it"
-    reason = f"{fault.reason}; its output ends in this, though its code is 0, {why}"
+        why = ", since only a thread ended by it"
+    reason = f"{fault.reason}; its output ends in this, though its code is 0{why}"
     return Fault(fault.status, reason)
 
 

@@ -20,6 +20,13 @@ def _mark(rank: int, text: str) -> str:
     return "".join(f"[rank{rank}]: {line}\n" for line in text.splitlines())
 
 
+def test_a_pipe_is_named_only_where_there_is_one() -> None:
+    command = "bash -c 'python t.py | tee log'"
+    fault = find_fault(0, _FAILED, Case(command=command))
+    assert fault
+    assert "as that of a pipe may be: bash -o pipefail" in fault.reason
+
+
 @pytest.mark.parametrize(
     ("code", "output", "status", "says"),
     [
@@ -32,6 +39,7 @@ def _mark(rank: int, text: str) -> str:
         (-9, _OOM, "killed", "SIGKILL from outside"),
         (137 - 256, _OOM, "oom", "OutOfMemoryError"),
         (0, f"step 1\n{_FAILED}", "error", "no data (t.py, line 3); its output ends in this, thou"),
+        (0, _FAILED, "error", "its code is 0: if its work was done all the same, let it print a "),
         (0, f"{_FAILED}going on\n", "", ""),
         (0, f"{_FAILED}wandb: View run\n\n", "error", "its output ends in this"),
         (0, f"Exception in thread Thread-1 (f):\n{_FAILED}", "error", "only a thread ended by it"),
