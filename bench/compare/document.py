@@ -28,6 +28,7 @@ from bench.render.table import (
 from bench.render.text import draw_table, draw_text, make_plain
 from bench.store.rows import group
 from bench.study.axes import name_axis
+from bench.study.doubts import DOUBTS
 from bench.study.quantities import Metric
 from bench.text import (
     ESTIMATE,
@@ -202,6 +203,10 @@ def describe(comparison: Comparison) -> Iterator[str]:
     if apart := [*dict.fromkeys(filter(None, refused))]:
         said = [why if why.endswith(".") else f"Not compared: {why}." for why in apart]
         yield f"! {name_first(said, 3, ' ')}"
+    label = DOUBTS["unproven"]
+    sides = [side for one in matches for side in one.ran]
+    if comparison.axis == "precision" and any(run.unproven for side in sides for run in side.runs):
+        yield f"! {label.warning}: both sides may have done the same work. {label.fix}"
     edited = comparison.list_edited()
     told = [
         f"the {MODEL_PARTS[name]} of the network" if name in MODEL_PARTS and one != "none" != two

@@ -122,7 +122,10 @@ def _list_varying(values: Sequence[str | None]) -> list[str]:
 
 def refuse_alone(one: Any) -> str:
     """Return why nothing is compared with a run or a result, see `find_unfit`; empty if it can
-    be."""
+    be. Of a run that went on from what an earlier one left, how much it had to do is not known
+    where it does not count it."""
+    if one.carried and one.period.what == "runs":
+        return "went on from what an earlier run wrote"
     return str(one.steps_apart or one.items_apart)
 
 

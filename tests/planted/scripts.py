@@ -54,10 +54,10 @@ def stepped(case: Case, times: Sequence[float]) -> list[Record]:
     return counted(case, times, items=1, unit="steps", step_items=None)
 
 
-def untold(case: Case, times: Sequence[float]) -> list[Record]:
+def untold(case: Case, times: Sequence[float], **values: Any) -> list[Record]:
     """Repeats of which the time of a run is known."""
     nothing = {"measured_steps": None, "warmup_steps": None, "warmup_steady": None}
-    return ran(case, times, unit="runs", train_images=1, measured_images=1, **nothing)
+    return ran(case, times, unit="runs", train_images=1, measured_images=1, **nothing, **values)
 
 
 def list_scripts() -> list[Record]:

@@ -89,6 +89,17 @@ SAID: dict[str, tuple[Sequence[Record], list[str], list[str]]] = {
         ["Only one setting can be compared, bf16 at batch size 64: ≈1.562 s for 10,000 items."],
         ["≈1.562 | other steps, label unproven, 1 of 3 runs", "≈1.562 (1.555–1.570)"],
     ),
+    "a run that read what an earlier one wrote, and tells nothing": (
+        [*untold(script(), THREE), *untold(BF16, [0.001], carried="last.pt")],
+        ["Only one setting can be compared, fp32 at batch size 64: 0.01000 s a run."],
+        ["0.01000 (0.00995–0.01005) | label unproven", "0.001000 | went on, label unproven"],
+    ),
+    "what went on and counts its steps is compared, and not recommended": (
+        [*counted(script(), THREE), *counted(BF16, [0.001] * 3, carried="last.pt")],
+        ["Half of the cases or more have a warning, so none is recommended. Lowest time: bf16 at "
+         "batch size 64, ≈0.1562 s: went on."],
+        ["≈1.562 (1.555–1.570)", "≈0.1562 | went on"],
+    ),
     "a repeat of half of the steps": (
         [*mix(counted(script(), [0.01]), counted(script(), [0.01], steps=30)),
          *counted(BF16, [0.02] * 3)],
@@ -218,6 +229,11 @@ SIDES: dict[str, tuple[str, Sequence[Record], Sequence[Record], list[str]]] = {
     "runs at two batch sizes": (
         "--axis batch_size 4 32", untold(script(4), THREE), untold(script(32), THREE),
         ["! A run with another batch size may do more or less"],
+    ),
+    "two precisions that nobody looked at": (
+        "--axis precision fp32 bf16", untold(script(), THREE), untold(BF16, [0.005] * 3),
+        ["bf16 is 2.00 times as fast as fp32", "! Whether a command ran in the number format of "
+         "its label was not looked at: both sides may have done the same work. Call bench.step"],
     ),
     "two data sets": (
         "--axis dataset cifar10 synthetic", ran(Case(), (100, 101, 99)),
