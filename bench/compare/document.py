@@ -204,9 +204,9 @@ def describe(comparison: Comparison) -> Iterator[str]:
         said = [why if why.endswith(".") else f"Not compared: {why}." for why in apart]
         yield f"! {name_first(said, 3, ' ')}"
     label = DOUBTS["unproven"]
-    sides = [side for one in matches for side in one.ran]
-    if comparison.axis == "precision" and any(run.unproven for side in sides for run in side.runs):
-        yield f"! {label.warning}: both sides may have done the same work. {label.fix}"
+    runs = [run for one in matches for side in one.ran for run in side.runs if run.unproven]
+    if comparison.axis == "precision" and runs:
+        yield f"! {label.warning}: both sides may have done the same work. {label.advise(runs)}"
     edited = comparison.list_edited()
     told = [
         f"the {MODEL_PARTS[name]} of the network" if name in MODEL_PARTS and one != "none" != two

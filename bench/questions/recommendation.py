@@ -111,9 +111,11 @@ def _tell(found: ReportData, place: Place) -> Iterator[str]:
     elif chosen is None:
         yield place.apart or _tell_unchosen(found, place)
     elif len(timed) > 1 and unsteady:
+        single = all(row.repeats == 1 for row in timed)
+        few = "Single runs" if single else f"Fewer than {MIN_REPEATS} runs"
         yield (
             f"Lowest time: {describe_setting(found, chosen)}, {write_time(chosen.best)} an epoch. "
-            "Single runs on a CPU, whose times other programs change, are not ranked; use "
+            f"{few} on a CPU, whose times other programs change, are not ranked; use "
             f"--repeats {MIN_REPEATS}."
         )
     else:

@@ -110,7 +110,7 @@ def _find_wire_rate(run: Run) -> float:
 
 
 _ALL = (
-    Quantity("epoch_time_s", "epoch time", "s", "lower", "one training epoch", whole=True),
+    Quantity("epoch_time_s", "epoch time", "s", "lower", "the training of an epoch", whole=True),
     Quantity("images_per_s", "images/s", "", "higher", "images of an epoch over its time",
              whole=True, rate=True, spread=math.inf),  # the time shows it
     Quantity("speedup", "speed-up", "×", "higher",

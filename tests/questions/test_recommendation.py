@@ -205,6 +205,13 @@ def test_what_is_learnt_is_held_against_fp32_at_an_equal_batch_size(tmp_path: Pa
     assert "its test accuracy is 40.0 %, and fp32's 41.0 %" in said
 
 
+def test_two_runs_each_are_no_single_runs(tmp_path: Path) -> None:
+    cases = [replace(one, device="cpu") for one in (FP32, BF16)]
+    rows = [row for case in cases for row in ran(case, (50.0, 51.0))]
+    (answer,) = read_report(tmp_path, rows).answers
+    assert "Fewer than 3 runs on a CPU, whose times " in " ".join(answer.sentences)
+
+
 def test_where_all_fits_the_largest_that_ran_is_nobody_s_largest(tmp_path: Path) -> None:
     rows = [*once(FP32), *once(BF16), *once(at(256, FP32)[0]), *once(at(256, BF16)[0])]
     (answer,) = read_report(tmp_path, rows).answers
