@@ -98,8 +98,8 @@ def write_source() -> str:
     folder = f"results/{card.folder.name}"
     text = (
         f"Each row is of one epoch of DPN-92: on {card.identity['gpu']} with {images}, on "
-        f"{card.started_at[:10]} ([report]({folder}/report.html), [records]({folder}/records.csv)), "
-        "and on a TITAN RTX, as published in 2019."
+        f"{card.started_at[:10]} ([report]({folder}/report.html), "
+        f"[records]({folder}/records.csv)), and on a TITAN RTX, as published in 2019."
     )
     return f"\n{fill(text)}\n"
 
