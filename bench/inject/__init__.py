@@ -62,18 +62,58 @@ def arm(environment: Mapping[str, str], listing: Path, since_ns: int) -> dict[st
     return {"PYTHONPATH": path, LISTING: str(listing.absolute()), SINCE: str(since_ns)}
 
 
+@dataclass(frozen=True)
+class Uncaught:
+    """An error that ended a process: the name of its class, and its message."""
+
+    name: str
+    message: str
+
+
+def read_uncaught(listing: Path) -> Uncaught | None:
+    """Return the error that ended the last of a command's programs in Python; None if none did, or
+    if another program in Python began since, as where a shell goes on.
+
+    Only programs that no other one in Python started count: what it makes of the end of its own is
+    its matter.
+    """
+    last, begun = None, set[int]()
+    for how, pid, *told in _read_told(listing):
+        if how not in _OF_PROCESSES:
+            continue
+        parent, name, message = told
+        alone = parent not in begun
+        if how == "began":
+            begun.add(int(pid))
+        if alone:
+            last = Uncaught(name, message) if how == "raised" else None
+    return last
+
+
 def read_listing(listing: Path) -> list[Opened]:
     """Return what the processes of a command opened, in order; of one that is no Python, or that
     `python -I` or `-E` starts, nothing is known."""
+    return [*_find_opened(_read_told(listing))]
+
+
+_OF_PROCESSES = ("began", "raised")
+
+
+def _read_told(listing: Path) -> list[tuple[Any, ...]]:
     with suppress(OSError):
         return [*_read_lines(listing.read_text("ascii", "replace").splitlines())]
     return []
 
 
-def _read_lines(lines: Iterable[str]) -> Iterator[Opened]:
+def _read_lines(lines: Iterable[str]) -> Iterator[tuple[Any, ...]]:
     for line in lines:
         with suppress(ValueError, SyntaxError, TypeError):  # cut off, as on a full disk
-            how, path, *rest = literal_eval(line)
+            yield tuple(literal_eval(line))
+
+
+def _find_opened(told: Iterable[tuple[Any, ...]]) -> Iterator[Opened]:
+    for how, path, *rest in told:
+        if how not in _OF_PROCESSES:
             yield Opened(how, Path(path), *rest)
 
 
@@ -85,4 +125,4 @@ def watch() -> list[str]:
 
 
 def read_watched(lines: Iterable[str]) -> list[Opened]:
-    return [*_read_lines(list(lines))]
+    return [*_find_opened(_read_lines(list(lines)))]

@@ -26,6 +26,7 @@ MOST_BYTES = 1 << 20
 """The size of the largest text: a larger one is data."""
 
 _MOST_DATA, _MOST_WRITTEN = 100, 1000
+_MOST_TOLD = 2000  # characters of an error
 _EVENTS = {
     "open": (0, "read"),
     "cpython.run_file": (0, "runs"),
@@ -36,7 +37,8 @@ _WRITES = os.O_WRONLY | os.O_RDWR
 
 
 class Watch:
-    """Tells of each file that the process opens, once, by an audit hook of Python's.
+    """Tells of each file that the process opens, once, by an audit hook of Python's, and of an
+    error that ends it.
 
     A text is told with a hash of its content, as it is when it is opened. Of other files the first
     hundred are told, and all that were changed after ``since_ns``: of a data set, no more. Python's
@@ -54,6 +56,8 @@ class Watch:
     def see(self, event: str, args: tuple[Any, ...]) -> None:
         at = _EVENTS.get(event)
         if at is None:  # 12 a step of torch's
+            if event == "sys.excepthook":
+                self.tell_process("raised", args[1].__name__, args[2])
             return
         path, how = args[at[0]], at[1]
         if how == "read" and args[2] & _WRITES:
@@ -68,6 +72,14 @@ class Watch:
             pass
         finally:
             self._busy.discard(me)
+
+    def tell_process(self, how: str, name: str = "", message: object = "") -> None:
+        """Tell that this process has begun, or that an error ends it that nothing caught."""
+        try:
+            told = str(message)[:_MOST_TOLD]
+            self._tell(write_line(how, str(os.getpid()), os.getppid(), name, told))
+        except Exception:
+            pass
 
     def _look(self, path: str, how: str) -> None:
         if path.startswith(self._aside) or "/site-packages/" in path or "/dist-packages/" in path:
@@ -142,9 +154,9 @@ def _import_hidden() -> None:
 if __name__ == "sitecustomize":
     if os.environ.get(LISTING):
         try:
-            sys.addaudithook(
-                Watch(_append_to(os.environ[LISTING]), int(os.environ.get(SINCE) or 0)).see
-            )
+            _watch = Watch(_append_to(os.environ[LISTING]), int(os.environ.get(SINCE) or 0))
+            _watch.tell_process("began")
+            sys.addaudithook(_watch.see)
         except Exception:
             pass
     _import_hidden()

@@ -25,7 +25,7 @@ import torch
 from bench.case import Case, fill_command
 from bench.command import ITEMS, OUT, list_named, list_places, split_command
 from bench.errors import UsageError
-from bench.inject import Seen, arm, read_listing
+from bench.inject import Seen, Uncaught, arm, read_listing, read_uncaught
 from bench.limits import find_ends
 from bench.precision import OWN
 from bench.processes import (
@@ -84,6 +84,7 @@ class _Run:
         self.lost = ""  # why it tells no more
         self.later_s = 0.0  # how much later than itself what it started ended
         self._seen = 1  # processes that told steps, or would have
+        self.uncaught: Uncaught | None = None  # what ended it, of errors in Python
         self.counted = True  # whether it said how many items each of its steps has
         self.clock_s, self.follow = 0.0, self._follow()
         command, out = fill_command(case, str(job.outputs or OUT)), job.outputs
@@ -187,7 +188,7 @@ class _Run:
     def see_files(self) -> Seen:
         """Tell which of the user's files it was made of, once it has ended. What it names is taken
         for it too, where no Python told of its files."""
-        opened = read_listing(self._listing)
+        opened, self.uncaught = read_listing(self._listing), read_uncaught(self._listing)
         known = {one.path for one in opened}
         named = [look_at(path) for path in self.named if path.absolute() not in known]
         blind = not any(one.how == "read" for one in opened)
@@ -259,7 +260,7 @@ def measure_command(given: Job, channel: Channel) -> Outcome:
 
 def _describe_end(found: Outcome, run: _Run, code: int, case: Case) -> None:
     """Say how a command ended that was left to end by itself."""
-    fault = find_fault(code, run.recent.decode(errors="replace"), case)
+    fault = find_fault(code, run.recent.decode(errors="replace"), case, run.uncaught)
     if fault is not None:
         after = f"; after {count(len(run.steps), 'step')}" if run.steps else ""
         found.status, found.reason = fault.status, fault.reason + after

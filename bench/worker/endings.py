@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from bench.case import Case
 from bench.failure import Fault, classify, find_place
+from bench.inject import Uncaught
 from bench.processes import name_signal
 from bench.record import REFUSED, Status
 
@@ -123,15 +124,19 @@ def _read_crash(plain: Sequence[str], at: int) -> tuple[int, str, str] | None:
     return at, crash["cpp"] or crash["mac"] or crash["shell"], ""
 
 
-def find_fault(code: int, output: str, case: Case) -> Fault | None:
-    """Return why a command failed, from its code, negative for a signal, and its output; None if it
-    did not. Behind a pipe, or in the background of a shell, its code may be 0."""
+def find_fault(
+    code: int, output: str, case: Case, uncaught: Uncaught | None = None
+) -> Fault | None:
+    """Return why a command failed, from its code, negative for a signal, its output, and the error
+    that its process told of as it ended; None if it did not. Behind a pipe, or in the background of
+    a shell, its code may be 0."""
     if -code in (signal.SIGKILL, signal.SIGTERM):
         return Fault(Status.KILLED, f"the command ended by {name_signal(-code)} from outside")
     crashes = list_crashes(output)
+    raised = _find_raised(uncaught, crashes)
     if code == 0:
-        last = [crash for crash in crashes[-1:] if crash.last]
-        return _describe_silent(last[0], case) if last else None
+        last = [*raised, *(crash for crash in crashes[-1:] if crash.last)]
+        return _describe_silent(last[0], case, bool(raised)) if last else None
     launchers = [crash for crash in crashes if crash.launched]
     if (ended := _find_signal(launchers)) and not any(crash.rank for crash in crashes):
         status = Status.KILLED if ended in ("SIGKILL", "SIGTERM") else Status.ERROR
@@ -139,7 +144,8 @@ def find_fault(code: int, output: str, case: Case) -> Fault | None:
     own = [crash for crash in crashes if not (crash.launched or crash.thread)]
     ranks = [crash for crash in own if crash.rank]
     # Python's code for an exception is 1; with another one, it went on after what it printed
-    tries = ranks or [e for e in own[-1:] if e.last or launchers or code in (1, -signal.SIGABRT)]
+    tries = ranks or raised
+    tries = tries or [e for e in own[-1:] if e.last or launchers or code in (1, -signal.SIGABRT)]
     faults = [classify_crash(crash, case) for crash in tries]
     if faults:
         return min(faults, key=_weigh)
@@ -150,6 +156,18 @@ def find_fault(code: int, output: str, case: Case) -> Fault | None:
     told = lines[-1][:300] if lines else ""
     fault = classify([name], told, case=case)
     return Fault(fault.status, f"{name}: {told}" if told else name, fault.transient)
+
+
+def _find_raised(uncaught: Uncaught | None, crashes: Sequence[Crash]) -> list[Crash]:
+    """Return the error that ended a process, as the output has it if it does; none of a launcher,
+    which only says that another program failed."""
+    if uncaught is None:
+        return []
+    name = uncaught.name
+    message = [line.strip() for line in uncaught.message.splitlines() if line.strip()]
+    printed = [c for c in crashes if c.name == name and c.told == (message or [""])[0]]
+    told = Crash(name, message[0] if message else "", uncaught.message, "")
+    return [crash for crash in (printed or [told])[-1:] if not crash.launched]
 
 
 def classify_crash(crash: Crash, case: Case) -> Fault:
@@ -164,14 +182,15 @@ def classify_crash(crash: Crash, case: Case) -> Fault:
     return Fault(fault.status, reason, fault.transient, fault.peer)
 
 
-def _describe_silent(crash: Crash, case: Case) -> Fault:
+def _describe_silent(crash: Crash, case: Case, ended: bool) -> Fault:
     fault = classify_crash(crash, case)
-    why = ": if its work was done all the same, let it print a line after that"
+    why = "" if ended else ": if its work was done all the same, let it print a line after that"
     if "|" in str(case.command):
         why = ", as that of a pipe may be: bash -o pipefail -c '…' gives the code of what failed"
     if crash.thread:
         why = ", since only a thread ended by it"
-    reason = f"{fault.reason}; its output ends in this, though its code is 0{why}"
+    how = "a process of it ended by this" if ended else "its output ends in this"
+    reason = f"{fault.reason}; {how}, though its code is 0{why}"
     return Fault(fault.status, reason)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bench.compare.__main__ import main as compare
-from bench.inject import arm, read_listing
+from bench.inject import Uncaught, arm, read_listing, read_uncaught
 from bench.report.__main__ import main as report
 from bench.sources import Versions, judge_opened
 from bench.store.reader import read_records
@@ -224,6 +224,39 @@ def test_the_script_runs_as_without_the_harness(tmp_path: Path) -> None:
         assert (armed.stdout, armed.stderr) == (plain.stdout, plain.stderr)
     seen = judge_opened(read_listing(tmp_path / "listing"), [])
     assert [Path(name).name for name in seen.files] == ["sitecustomize.py", "t.py"]
+
+
+@pytest.mark.parametrize(
+    ("command", "ended"),
+    [
+        ("{py} t.py", True),
+        ("{py} t.py 2>&1 | cat", True),
+        ("{py} t.py & wait", True),
+        ("{py} t.py; echo done", True),
+        ("{py} fine.py; {py} t.py | cat", True),
+        # a shell goes on, and a program in Python decides what the end of its own one means
+        ("{py} t.py || {py} fine.py", False),
+        ("{py} t.py | cat; {py} fine.py", False),
+        ("{py} probe.py", False),
+        ("{py} fine.py | cat", False),
+        ("{py} caught.py", False),
+    ],
+)
+def test_an_error_that_nothing_caught_ends_a_program(
+    command: str, ended: bool, tmp_path: Path
+) -> None:
+    for name, text in {
+        "t": "raise ValueError('no data\\nat all')",
+        "fine": "raise SystemExit(1)",
+        "probe": "import subprocess, sys; subprocess.call([sys.executable, 't.py'])",
+        "caught": "import traceback\ntry: 1 / 0\nexcept ArithmeticError: traceback.print_exc()",
+    }.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    listing = tmp_path / "listing"
+    about: dict[str, Any] = {"cwd": tmp_path, "env": arm({}, listing, 0), "capture_output": True}
+    subprocess.run(["/bin/sh", "-c", command.format(py=sys.executable)], **about)
+    assert read_uncaught(listing) == (Uncaught("ValueError", "no data\nat all") if ended else None)
+    assert any(one.how == "runs" for one in read_listing(listing)), "files are told beside it"
 
 
 def test_cases_that_open_other_files_are_of_one_version_until_one_changes() -> None:

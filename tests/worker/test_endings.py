@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.case import Case
+from bench.inject import Uncaught
 from bench.worker.endings import find_fault
 
 _HEAD = 'Traceback (most recent call last):\n  File "/x/t.py", line 3, in <module>\n    f()\n'
@@ -67,3 +68,24 @@ def test_only_what_ended_it_decides(code: int, output: str, status: str, says: s
         status,
         True,
     ), fault
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "uncaught", "status", "says"),
+    [
+        # what Python holds back for a pipe follows the error
+        (0, f"{_FAILED}step 1\nstep 2\n", Uncaught("FileNotFoundError", "no data"), "error",
+         "no data (t.py, line 3); a process of it ended by this, though its code is 0"),
+        (0, "step 1\n", Uncaught("OutOfMemoryError", "CUDA out of memory. Tried"), "oom",
+         "OutOfMemoryError: CUDA out of memory. Tried; a process of it ended by this"),
+        (1, f"{_OOM}going on\nfailed\n", Uncaught("KeyError", "'a'"), "error", "KeyError: 'a'"),
+        (1, _OOM + _LAUNCHER, Uncaught("ChildFailedError", ""), "oom", "OutOfMemoryError"),
+        (0, f"{_FAILED}going on\n", None, "", ""),
+    ],
+)  # fmt: skip
+def test_an_error_that_a_process_told_of_decides(
+    code: int, output: str, uncaught: Uncaught | None, status: str, says: str
+) -> None:
+    fault = find_fault(code, output, Case(command="x", device="cuda"), uncaught)
+    assert str(fault.status if fault else "") == status
+    assert says in (fault.reason if fault else "")
