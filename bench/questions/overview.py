@@ -15,7 +15,12 @@ from typing import Any, NamedTuple
 from bench.case import spell_value
 from bench.limits import MIN_REPEATS
 from bench.precision import OWN, PRECISIONS
-from bench.questions.recommendation import MOST_PLACES, describe_setting, write_caveat
+from bench.questions.recommendation import (
+    MOST_PLACES,
+    describe_setting,
+    name_places,
+    write_caveat,
+)
 from bench.questions.report_data import Place, ReportData
 from bench.questions.settings import Setting
 from bench.render.table import (
@@ -47,7 +52,7 @@ from bench.study.axes import (
 from bench.study.doubts import SAID_BELOW
 from bench.study.quantities import QUANTITIES, is_number
 from bench.study.runs import Result
-from bench.text import GIB, count, write_number
+from bench.text import GIB, capitalize, count, write_number
 
 MOST_DOWN = 2  # axes beside precision and loss scale that have a column each, not one for all
 MOST_ACROSS = 5  # columns of 15 characters that fit beside the names of the rows
@@ -155,8 +160,12 @@ def _lay_out(found: ReportData, pivot: _Pivot, title: str, cells: dict[int, Cell
     others = [axis for axis in own if axis not in ("precision", "loss_scale")]
     others = others if len(others) > MOST_DOWN else []
     rows: list[_Line] = []
+    told = [place.recommended for place in found.places]
     for line in lines:
-        filled = {value: cells[setting.best.cell] for value, setting in line.items()}
+        filled = {
+            value: replace(cells[setting.best.cell], chosen=setting in told)
+            for value, setting in line.items()
+        }
         if any(cell.text != NOTHING for cell in filled.values()):
             rows.append((next(iter(line.values())).best, filled))
     first = "batch size " if across == "batch_size" else ""
@@ -206,12 +215,12 @@ def _tabulate_places(found: ReportData) -> Iterator[Sheet]:
         return pair[1].best
 
     yield Sheet(
-        f"What to train each with: {count(len(rows), 'network')}",
+        capitalize(name_places(found.places)),
         [
             Column("place", "network", "what is trained", name, wrap=True),
             Column("setting", "train it in", "the smallest batch within a tenth of the lowest time",
                    lambda pair: describe_setting(found, pair[1])
-                   + ("" if pair[0].chosen else f" ({remarks(pair[1].best)})"),
+                   + ("" if pair[0].recommended else f" ({_doubt(*pair)})"),
                    wrap=True),
             quantity_column("epoch_time_s", take, spread=False, always=True),
             quantity_column("images_per_s", take),
@@ -221,6 +230,12 @@ def _tabulate_places(found: ReportData) -> Iterator[Sheet]:
         ],
         rows,
     )  # fmt: skip
+
+
+def _doubt(place: Place, setting: Setting) -> str:
+    """Say why a setting is shown and not recommended."""
+    alone = "lowest of single runs on a CPU, which are not ranked"
+    return alone if place.unsteady else remarks(setting.best) or "not recommended"
 
 
 # --------------------------------------------------------------------------------------- all cases

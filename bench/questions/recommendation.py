@@ -81,7 +81,7 @@ def recommend(found: ReportData) -> Iterator[Answer]:
         if rules and (trials := find_trials(sweep.rows, sweep.epochs, rules)):
             yield Answer(f"Search: {sweep.name}", tuple(summarize(trials, rules)))
     if len(found.places) > MOST_PLACES:
-        yield Answer("Overall", (f"The first table has {_name_places(found.places)}.",))
+        yield Answer("Overall", tuple(_tell_overall(found)))
         return
     several = len({place.name for place in found.places}) > 1
     for place in found.places:
@@ -90,7 +90,24 @@ def recommend(found: ReportData) -> Iterator[Answer]:
             yield Answer(about, told)
 
 
-def _name_places(places: Sequence[Place]) -> str:
+def _tell_overall(found: ReportData) -> Iterator[str]:
+    """Yield what most of many places are best trained with, and where the others are."""
+    every, told = len(found.places), [place for place in found.places if place.recommended]
+    held: dict[str, list[Place]] = {}
+    for place in told:
+        if setting := place.recommended:
+            held.setdefault(describe_setting(found, setting), []).append(place)
+    several = len({place.machine for place in found.places}) > 1
+    for name, places in sorted(held.items(), key=lambda pair: -len(pair[1]))[:MOST_NAMED]:
+        where = [place.name + f" · {place.machine}" * several for place in places]
+        own = places[0].settings[0].best.precision == OWN
+        yield f"Train {'' if own else 'in '}{name}: {name_first(where, MOST_NAMED)}."
+    if len(told) < every:
+        yield f"For {every - len(told):,} of {every:,} none is recommended."
+    yield f"The first table has {name_places(found.places)}."
+
+
+def name_places(places: Sequence[Place]) -> str:
     """Say for what there is an answer; a card that was measured in two folders is one."""
     networks = [*dict.fromkeys(place.name for place in places)]
     cards = {one.best.gpu_uuid or place.machine for place in places for one in place.tried}
@@ -101,17 +118,13 @@ def _name_places(places: Sequence[Place]) -> str:
 
 def _tell(found: ReportData, place: Place) -> Iterator[str]:
     """Yield the sentences on a place; of several only those on time and memory."""
-    timed = [s.best for s in place.settings if s.timed and s.best.kind == "measured"]
-    # on two cores single runs made bf16-amp 3.05 times as fast as fp32, later 0.64 times, and
-    # three each on idle ones 1.49
-    unsteady = all(row.device == "cpu" and row.repeats < MIN_REPEATS for row in timed)
     chosen = place.chosen
     if place.searched:
         pass  # a search is for what learns best, not for what is fastest
     elif chosen is None:
         yield place.apart or _tell_unchosen(found, place)
-    elif len(timed) > 1 and unsteady:
-        single = all(row.repeats == 1 for row in timed)
+    elif place.unsteady:
+        single = all(one.best.repeats == 1 for one in place.settings if one.timed)
         few = "Single runs" if single else f"Fewer than {MIN_REPEATS} runs"
         yield (
             f"Lowest time: {describe_setting(found, chosen)}, {write_time(chosen.best)} an epoch. "

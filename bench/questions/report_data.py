@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from bench.case import SAME_QUESTION
+from bench.limits import MIN_REPEATS
 from bench.questions.choice import Choice
 from bench.questions.effects import Effect, find_effects
 from bench.questions.settings import Setting, choose, list_settings
@@ -50,6 +51,20 @@ class Place:
     def chosen(self) -> Setting | None:
         """The setting to train with; None if none is recommended."""
         return self.choice.chosen if self.choice else None
+
+    @property
+    def unsteady(self) -> bool:
+        """Whether it has several times, all of single runs on a CPU: on two cores these made
+        bf16-amp 3.05 times as fast as fp32, later 0.64 times, and three each on idle ones 1.49."""
+        rows = [s.best for s in self.settings if s.timed and s.best.kind == "measured"]
+        few = all(row.device == "cpu" and row.repeats < MIN_REPEATS for row in rows)
+        return few and len(rows) > 1
+
+    @property
+    def recommended(self) -> Setting | None:
+        """The setting that is told to train with: no unsteady one, and none of a search, which is
+        for what learns best and not for what is fastest."""
+        return None if self.searched or self.unsteady else self.chosen
 
     @property
     def lowest(self) -> Setting | None:

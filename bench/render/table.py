@@ -26,11 +26,13 @@ NOTHING = "–"
 @dataclass(frozen=True)
 class Cell:
     """A cell of a table: the text for people, and the value behind it for machines. The text of a
-    number that is ``estimated`` begins with `bench.text.ESTIMATE`."""
+    number that is ``estimated`` begins with `bench.text.ESTIMATE`. One of what is recommended is
+    ``chosen``."""
 
     text: str
     value: float | str | None = None
     estimated: bool = False
+    chosen: bool = False
 
 
 @dataclass(frozen=True)

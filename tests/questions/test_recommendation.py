@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.case import Case
-from bench.questions.recommendation import _name_places
+from bench.questions.recommendation import name_places
 from bench.record import Record, Status
 from bench.render.table import quantity_cell
 from bench.report.document import Report, build
@@ -416,8 +416,31 @@ def test_one_network_and_one_card_are_counted_once() -> None:
         return SimpleNamespace(machine=machine, name=network, tried=[case])
 
     places = [place("H100 · a", "dpn92", "1"), place("H100 · b", "dpn92", "1")]
-    assert _name_places(places) == "what to train dpn92 with"
+    assert name_places(places) == "what to train dpn92 with"
     places += [place("H200", "dpn92", "2"), place("CPU", "dpn92", "")]
-    assert _name_places(places) == "what to train dpn92 with, on each of 3 machines"
+    assert name_places(places) == "what to train dpn92 with, on each of 3 machines"
     places += [place("H200", "vgg", "2")]
-    assert _name_places(places) == "what to train each of 2 networks with, on each of 3 machines"
+    assert name_places(places) == "what to train each of 2 networks with, on each of 3 machines"
+
+
+def test_of_many_networks_each_setting_is_told_once_with_what_it_is_for(tmp_path: Path) -> None:
+    """Single runs on a CPU are not ranked, in no table either."""
+    cards = ("A card", "B card", "C card")
+    rows = [
+        row
+        for card in cards
+        for case, time_s in ((FP32, 200), (FP16, 100))
+        for row in ran(case, (time_s, time_s * 1.001, time_s * 0.999), gpu=card)
+    ]
+    for case, time_s in ((FP32, 900.0), (FP16, 800.0)):
+        rows += once(replace(case, device="cpu"), time_s, cpu="A CPU")
+    report = read_report(tmp_path, rows)
+    (answer,) = report.answers
+    named = ", ".join(f"dpn92 on cifar10 · {card}" for card in cards)
+    assert answer.sentences[:2] == (
+        f"Train in fp16 at batch size {FP16.batch_size}: {named}.",
+        "For 1 of 4 none is recommended.",
+    )
+    told = tell(report, "places", "place setting")
+    assert "not ranked" in told[-1]
+    assert "not ranked" not in "".join(told[:-1])
