@@ -234,8 +234,9 @@ def _tabulate_places(found: ReportData) -> Iterator[Sheet]:
 
 def _doubt(place: Place, setting: Setting) -> str:
     """Say why a setting is shown and not recommended."""
-    alone = "lowest of single runs on a CPU, which are not ranked"
-    return alone if place.unsteady else remarks(setting.best) or "not recommended"
+    if place.unsteady:
+        return f"lowest of fewer than {MIN_REPEATS} runs on a CPU, which are not ranked"
+    return remarks(setting.best) or "the only one that can be compared"
 
 
 # --------------------------------------------------------------------------------------- all cases

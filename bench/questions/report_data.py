@@ -54,7 +54,7 @@ class Place:
 
     @property
     def unsteady(self) -> bool:
-        """Whether it has several times, all of single runs on a CPU: on two cores these made
+        """Whether it has several times, all of few runs on a CPU: on two cores single ones made
         bf16-amp 3.05 times as fast as fp32, later 0.64 times, and three each on idle ones 1.49."""
         rows = [s.best for s in self.settings if s.timed and s.best.kind == "measured"]
         few = all(row.device == "cpu" and row.repeats < MIN_REPEATS for row in rows)
@@ -62,9 +62,10 @@ class Place:
 
     @property
     def recommended(self) -> Setting | None:
-        """The setting that is told to train with: no unsteady one, and none of a search, which is
-        for what learns best and not for what is fastest."""
-        return None if self.searched or self.unsteady else self.chosen
+        """The setting that is told to train with: no unsteady one, no only one, and none of a
+        search, which is for what learns best and not for what is fastest."""
+        alone = sum(setting.timed for setting in self.settings) == 1
+        return None if self.searched or self.unsteady or alone else self.chosen
 
     @property
     def lowest(self) -> Setting | None:

@@ -29,7 +29,7 @@ FORMATS = {
     ),
     "md": ("bench.render.documents:render_markdown", "all tables to paste"),
     "latex": ("bench.render.documents:render_latex", "all tables for a paper (booktabs)"),
-    "html": ("bench.report.html:render", "one self-contained page with a figure"),
+    "html": ("bench.report.html:render", "one self-contained page with figures"),
     "csv": ("bench.report.files:write_csv", "one row per case, every derived number, SI units"),
     "json": ("bench.report.files:write_json", "the same, with tables and warnings"),
 }
@@ -47,7 +47,7 @@ def build_parser() -> Parser:
     add = parser.add_argument
     add("sweeps", nargs="+", type=Path, metavar="RESULTS", help="a sweep's folder or records file")
     add_output(parser, "see below")
-    add("--figures", type=Path, metavar="DIR", help="also write its figure there, as SVG and PNG")
+    add("--figures", type=Path, metavar="DIR", help="also write its figures there, as SVG and PNG")
     add_filters(parser, "precision=fp16,bf16 batch_size=512")
     add("--by", default="", metavar="AXIS", help="group the overview by this axis")
     aims = " or ".join(AIMS)
@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
     by = parse_name("--by", options.by, ORDER) if options.by else ""
     report = build(read_sweeps(options.sweeps), home, where, by, options.aim)
     if options.figures:
-        from bench.report.html import write_figures
+        from bench.report.figures import write_figures
 
         with writable("--figures", options.figures):
             write_figures(report, options.figures)

@@ -18,7 +18,7 @@ from PIL import Image
 from bench.case import Case
 from bench.report.__main__ import main as write
 from bench.report.document import build
-from bench.report.html import HELD, list_panels
+from bench.report.figures import COLOURS, HELD, KINDS, Panel, draw, find_frontier, list_panels
 from bench.study.sweeps import read_sweeps
 from tests.planted.records import ROOT, ran
 from tests.planted.results import read_report
@@ -90,7 +90,7 @@ def test_the_page_stands_alone(pages: dict[str, Path], name: str) -> None:
     assert len(images) == len(outline.named("svg")) == len(outline.named("figure")) > 0
     assert all(len(a["aria-label"] or "") > 30 for a in images)
     if name == "quick":  # what a link may lead to
-        assert {"images-per-s", "table-effects", "records"} <= set(ids)
+        assert {"images-per-s", "time-memory", "table-effects", "records"} <= set(ids)
         # drawings bring no colour of their own, and name no address
         for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
             assert not re.search(r"#[0-9a-f]{6}\b(?!\")", re.sub(r'href="#\w+"', "", svg))
@@ -186,13 +186,13 @@ def test_a_page_opens_with_the_answer_folds_the_rest_and_fits(show: Show, name: 
 def check_opening(page: Page) -> None:
     opening = page.locator(".opening")
     order = opening.evaluate(
-        "node => ['.answer p', 'figure', ':scope > .scroll', '.warnings']"
+        "node => ['.answer p', '.warnings', 'figure', ':scope > .scroll']"
         ".map(name => [...node.querySelectorAll('*')].indexOf(node.querySelector(name)))"
     )
     there = [place for place in order if place >= 0]
     assert len(there) >= 3
     assert there == sorted(there)
-    assert opening.locator("figure").count() == 1
+    assert opening.locator("figure").count() == 2
     assert "--format html" not in opening.inner_text(), "a page does not suggest itself"
 
 
@@ -261,13 +261,18 @@ def test_the_page_is_read_by_keyboard_and_its_links_open_what_they_lead_to(
 
 
 def test_what_diverged_is_drawn_and_what_is_invalid_is_not(planted: Folders) -> None:
-    ((_, cases),) = list_panels(build(read_sweeps([planted["foreign"]])))
-    assert {case.batch_size for case in cases} & {129, 130} == {129}
+    (panel,) = list_panels(build(read_sweeps([planted["foreign"]])))
+    assert {case.batch_size for case in panel.cases} & {129, 130} == {129}
+
+
+def test_what_is_not_compared_is_not_drawn(planted: Folders) -> None:
+    assert list_panels(build(read_sweeps([planted["scripts"]]))) == []
 
 
 def test_a_line_holds_cases_that_differ_only_in_batch_size(planted: Folders) -> None:
-    ((title, cases),) = list_panels(build(read_sweeps([planted["tuned"]])))
-    assert "compile off · channels last off" in title
+    (panel,) = list_panels(build(read_sweeps([planted["tuned"]])))
+    assert "compile off · channels last off" in panel.title
+    cases = panel.cases
     for name in (*HELD, "model", "dataset", "device"):
         assert len({getattr(case, name) for case in cases}) == 1, name
     places = [(case.precision, case.batch_size) for case in cases]
@@ -277,9 +282,9 @@ def test_a_line_holds_cases_that_differ_only_in_batch_size(planted: Folders) -> 
 def test_the_baseline_is_what_most_cases_have() -> None:
     """The H200's cases mostly have cuDNN's autotuning on, which is not the default."""
     report = build(read_sweeps([ROOT / "results" / "reference" / "h200-lab.csv"]))
-    ((title, cases),) = list_panels(report)
-    assert "cudnn benchmark on · compile off · channels last off" in title
-    speeds = {c.batch_size: round(c.images_per_s, 1) for c in cases if c.precision == "fp16"}
+    (panel,) = list_panels(report)
+    assert "cudnn benchmark on · compile off · channels last off" in panel.title
+    speeds = {c.batch_size: round(c.images_per_s, 1) for c in panel.cases if c.precision == "fp16"}
     assert speeds == {128: 2482.0, 512: 4544.0}
 
 
@@ -288,13 +293,80 @@ def test_the_baseline_is_whole_batches(tmp_path: Path) -> None:
     cases = [Case(batch_size=size) for size in (64, 128)]
     cases += [Case(batch_size=size, accumulate=2) for size in (64, 128, 256)]
     rows = [row for case in cases for row in ran(case, (30,))]
-    ((_, held),) = list_panels(read_report(tmp_path, rows))
-    assert {case.accumulate for case in held} == {1}
+    (panel,) = list_panels(read_report(tmp_path, rows))
+    assert {case.accumulate for case in panel.cases} == {1}
+
+
+H100 = ROOT / "results" / "nvidia-h100-80gb-hbm3-20261122-113040"
+H200 = ROOT / "results" / "nvidia-h200-20261126-040407"
+CPU = ROOT / "results" / "cpu-epyc-20261120"
+
+
+def test_a_mark_tells_repeats_warnings_and_what_is_recommended() -> None:
+    """Of each figure: the marks that are hollow, those that are ringed, and the bars."""
+    ringed = {H200: ("fp16-amp", 256), H100: ("fp16", 512), CPU: ("bf16-amp", 256)}
+    hollow = {H200: {("fp16", 128)}, H100: {("fp16", 128), ("bf16-amp", 128)}, CPU: set()}
+    for folder in ringed:
+        report = build(read_sweeps([folder]))
+        (panel,) = list_panels(report)
+        chosen = {(c.precision, c.batch_size) for c in panel.cases if c.cell in panel.chosen}
+        assert chosen == {ringed[folder]}
+        for kind in KINDS:
+            (ax,) = draw(kind, [panel], 1, str).axes
+            lines = ax.get_lines()
+            assert len([x for x in lines if x.get_markersize() == 15]) == 1
+            assert len([x for x in lines if x.get_markerfacecolor() == "#ffffff"]) == len(
+                hollow[folder]
+            )
+            assert len(ax.containers) == (6 if folder == CPU else 0)
+        assert {(c.precision, c.batch_size) for c in panel.cases if not c.trusted} == hollow[folder]
+
+
+def test_every_batch_size_has_a_tick_and_a_baseline_its_line(tmp_path: Path) -> None:
+    def list_ticks(panel: Panel) -> list[str]:
+        (ax,) = draw(KINDS[0], [panel], 1, str).axes
+        assert [*ax.get_xticks()] == sorted({c.batch_size for c in panel.cases})
+        return [label.get_text() for label in ax.get_xticklabels()]
+
+    (card,) = list_panels(build(read_sweeps([H200])))
+    assert list_ticks(card) == ["128", "256", "512", "640"]
+    sizes = (32, 64, 128, 129, 512, 640, 4096)
+    rows = [row for size in sizes for row in ran(Case(batch_size=size), (30,))]
+    (panel,) = list_panels(read_report(tmp_path, rows))
+    assert list_ticks(panel) == [str(size) if size != 129 else "" for size in sizes]
+    (panel,) = list_panels(build(read_sweeps([H100])))
+    (ax,) = draw(KINDS[0], [panel], 1, str).axes
+    tf32 = [x for x in ax.get_lines() if x.get_color() == COLOURS["tf32"][0]]
+    assert max(len(x.get_xdata()) for x in tf32) == 2
+
+
+def test_the_frontier_is_what_none_beats_by_more_than_noise() -> None:
+    (panel,) = list_panels(build(read_sweeps([H200])))
+    found = [(case.precision, case.batch_size) for case in find_frontier(panel.every)]
+    assert found == [("fp16", 128), ("fp16", 256), ("fp16-amp", 256), ("fp16", 512)]
+
+
+@pytest.mark.slow
+def test_what_is_recommended_is_in_view_on_a_phone(browser: Browser, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert write([str(H100), "-o", str(page)]) == 0
+    context = browser.new_context(viewport={"width": 390, "height": 1000})
+    shown = context.new_page()
+    shown.goto(page.as_uri())
+    cells = shown.locator(".opening td:has(strong)")
+    assert cells.count() == 2
+    for number in range(2):
+        box = cells.nth(number).bounding_box()
+        assert box
+        assert box["x"] > 100
+        assert box["x"] + box["width"] <= 390
+    context.close()
 
 
 def test_files_are_written(planted: Folders, tmp_path: Path) -> None:
     asked = ("--figures", tmp_path / "f", "-o", tmp_path / "r.txt")
     assert write([*map(str, (planted["quick"], *asked))]) == 0
     ElementTree.parse(tmp_path / "f" / "images-per-s.svg")
-    with Image.open(tmp_path / "f" / "images-per-s.png") as picture:
-        assert picture.width > 600
+    for name in ("images-per-s", "time-memory"):
+        with Image.open(tmp_path / "f" / f"{name}.png") as picture:
+            assert picture.width > 600

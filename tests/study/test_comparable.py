@@ -12,8 +12,8 @@ from bench.cards.document import build as build_cards
 from bench.case import Case
 from bench.compare.__main__ import main as compare
 from bench.record import Record
+from bench.report.figures import list_panels
 from bench.report.files import write_json
-from bench.report.html import list_panels
 from bench.study.sweeps import read_sweeps
 from bench.validate.__main__ import main as validate
 from tests.planted.records import ran, write_sweep

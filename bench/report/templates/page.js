@@ -9,6 +9,10 @@
     folds.forEach(fold => fold.open = open);
     unfold.textContent = open ? "Fold all" : "Unfold all";
   });
+  for (const cell of document.querySelectorAll(".scroll td:has(strong)")) {
+    const box = cell.closest(".scroll");  // what is recommended is in view
+    box.scrollLeft = Math.max(box.scrollLeft, cell.offsetLeft + cell.offsetWidth - box.clientWidth);
+  }
   let opened = [];  // for the print, by browsers that do not print what is folded
   addEventListener("beforeprint", () => {
     opened = folds.filter(fold => !fold.open);
