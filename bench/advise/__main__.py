@@ -1,8 +1,9 @@
 """`python -m bench.advise`: find what to train with here, within a budget of time.
 
 It measures the setting that you use now, then others: precisions, batch sizes, compiling and other
-switches that leave the network as it is, each at the best so far. It advises the smallest batch
-within a tenth of the lowest time. Every run is a row of the folder; the same command continues.
+switches that leave the network as it is, each at the best so far. Your batch size is kept, unless
+another is shown to take a tenth less: then the smallest that is shown to be within a tenth of the
+fastest is advised. Every run is a row of the folder; the same command continues.
 """
 
 from __future__ import annotations

@@ -176,7 +176,8 @@ def remark(comparison: Comparison, metric: Metric, finding: Finding) -> Iterator
         yield f"only the {count(pairs, 'seed')} that both sides ran"
     if metric is TIME and finding.match.factor != 1 and not finding.ratio.lack:
         whose = finding.match.ran[0].runs[0].period
-        yield f"of {comparison.names[1]} too the time is that of {whose}"
+        first, second = comparison.names
+        yield f"the time of {second} is given for {whose}, as that of {first} is"
     if metric.timed:
         yield from comparison.list_spoilt([finding.match])
     if why := finding.ratio.explain(comparison.margin):

@@ -218,7 +218,8 @@ def _tabulate_places(found: ReportData) -> Iterator[Sheet]:
         capitalize(name_places(found.places)),
         [
             Column("place", "network", "what is trained", name, wrap=True),
-            Column("setting", "train it in", "the smallest batch within a tenth of the lowest time",
+            Column("setting", "train it in",
+                   "the smallest batch shown to take at most a tenth more than the fastest",
                    lambda pair: describe_setting(found, pair[1])
                    + ("" if pair[0].recommended else f" ({_doubt(*pair)})"),
                    wrap=True),
