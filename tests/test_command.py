@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bench.cards.__main__ import main as cards
 from bench.case import AXES, Case, fill_command
 from bench.command import parse_command
 from bench.compare.__main__ import main as compare
@@ -82,6 +83,33 @@ def test_each_ends_in_its_outcome(mistakes: Path, mistake: str, status: str, rea
     if mistake == "epochs":
         assert (row["train_images"], row["steps_per_epoch"]) == (480, 60)
         assert (row["test_loss"], row["test_accuracy"]) == (0.5, 0.75)
+
+
+ENDS = """
+import sys, time, bench
+size, many = int(sys.argv[1]), 100
+for epoch in range(4):
+    for begin in range(0, many, size):
+        time.sleep(0.002)
+        bench.step(items=min(size, many - begin))
+    bench.epoch(accuracy=0.1)
+"""
+
+
+def test_the_smaller_batch_that_ends_an_epoch_is_no_other_batch_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.py").write_text(ENDS)
+    run = f"{shlex.quote(sys.executable)} t.py {{batch_size}}"
+    given = ["--command", run, "--batch-size", "64", "96", "--device", "cpu", "--out", "out"]
+    assert sweep([*given, "--no-report"]) == 0
+    assert read_records(Path("out"))["step_items"].tolist() == [64, 96]
+    capsys.readouterr()
+    assert cards(["out"]) == 0
+    assert " in own" not in (said := capsys.readouterr().out)
+    assert " on own" not in said
+    assert "s an epoch, at batch size " in said
 
 
 def test_what_a_command_alone_tells_is_its_wall_time_and_memory(mistakes: Path) -> None:

@@ -27,7 +27,7 @@ from bench.case import (
 )
 from bench.limits import STEADY
 from bench.origin import LABELS
-from bench.precision import PRECISIONS
+from bench.precision import OWN, PRECISIONS
 from bench.questions.report_data import ReportData, gather
 from bench.questions.settings import Setting, choose, judge_speeds
 from bench.record import MODEL_PARTS, RELIABLE
@@ -307,7 +307,8 @@ def write_speed(speed: Ratio, *rows: Result) -> str:
 
 
 def _name_setup(row: Result) -> str:
-    return ", ".join([f"batch size {row.batch_size}", *list_levers(row)])
+    size = [f"batch size {row.batch_size}"] * bool(row.batch_size)
+    return ", ".join([*size, *list_levers(row)]) or "its own settings"
 
 
 def _tabulate_cards(found: Cards) -> Iterator[Sheet]:
@@ -361,7 +362,8 @@ def _tabulate_cards(found: Cards) -> Iterator[Sheet]:
 def _list_cards(found: Cards) -> Iterator[tuple[str, list[Entry]]]:
     """Yield a heading and rows for each card; a group's first heading describes the group."""
     for number, one in enumerate(found.groups, 1):
-        about = [f"{one.setting.model} on {one.setting.dataset} at {_name_setup(one.setting)}"]
+        data = f" on {one.setting.dataset}" * (one.setting.dataset != OWN)
+        about = [f"{one.setting.model}{data} at {_name_setup(one.setting)}"]
         if not one.setting.period.whole:
             about.append(f"times of {one.setting.period}")
         if number > 1:
@@ -443,6 +445,8 @@ class Cards(Report):
         entry = max(one.entries, key=rate_card)
         time = find_wording([entry.best]).say_period(f"{write_time(entry.best)} an epoch")
         told = f"{entry.card}: {time}, in {entry.precision} ({_name_setup(entry.best)})"
+        if entry.precision == OWN:  # a command that says nothing of it
+            told = f"{entry.card}: {time}, at {_name_setup(entry.best)}"
         told += "" if entry.best.trusted else ", but every case has a warning"
         said = [
             f"{write_speed(pair.speed, *pair.cases)} times as fast as {pair.slow} at "

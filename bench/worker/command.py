@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -310,7 +310,8 @@ def _describe(
     found.epoch_items = run.count(whole) or ITEMS
     m.measured_steps, m.measured_images = len(measured), run.count(measured)
     m.measured_time_s, m.steps_per_epoch = sum(times), len(whole) or None
-    m.step_items = _find_usual([step.items for step in measured]) if run.counted else None
+    if run.counted:
+        m.step_items = _find_usual(steps[: measured[-1].number + 1], run.epochs)
     full_steps = found.epoch_items * len(measured) / m.measured_images
     m.epoch_time_s = m.measured_time_s * full_steps / len(times)
     if full_steps > len(times):
@@ -323,10 +324,13 @@ def _describe(
     _describe_work(found, case, run)
 
 
-def _find_usual(items: Sequence[int]) -> int | None:
-    """Return the number of items that more than half of some steps have, None if there is none."""
-    (number, steps), *_ = Counter(items).most_common(1)
-    return number if 2 * steps > len(items) else None
+def _find_usual(steps: Sequence[_Taken], ends: Container[int]) -> int | None:
+    """Return the number of items that more than half of some steps have, None if there is none. The
+    last step of an epoch, of which ``ends`` has the number of the next, may have what was left."""
+    items = [step.items for step in steps if step.number + 1 not in ends]
+    items = items or [step.items for step in steps]
+    (number, times), *_ = Counter(items).most_common(1)
+    return number if 2 * times > len(items) else None
 
 
 def _describe_losses(found: Outcome, run: _Run, case: Case, measured: Sequence[_Taken]) -> None:
