@@ -237,3 +237,12 @@ def test_the_best_epoch_is_the_best_and_the_rule_s_choice_is_beside_it() -> None
     assert fp32.best.epoch_time_s == pytest.approx(203.8, abs=0.1)
     assert fp32.chosen is not None
     assert (fp32.best.batch_size, fp32.chosen.batch_size) == (256, 128)
+
+
+def test_a_baseline_that_is_faster_at_another_batch_size_is_named() -> None:
+    """In results/ fp32 takes 148 s at batch size 256, by chance, and 89 s at 64."""
+    sweep = Path(__file__).parents[1] / "results" / "cpu-epyc-20261120"
+    ((group,),) = [build(read_sweeps([sweep]), Path()).groups]
+    fp32, amp = group.entries
+    assert (fp32.slow, [row.batch_size for row in amp.slow]) == ((), [64])
+    assert amp.over["fp32"].value == pytest.approx(2.6, abs=0.01)

@@ -29,7 +29,7 @@ from bench.limits import STEADY
 from bench.origin import LABELS
 from bench.precision import OWN, PRECISIONS
 from bench.questions.report_data import ReportData, gather
-from bench.questions.settings import Setting, choose, judge_speeds
+from bench.questions.settings import Setting, choose, choose_base, judge_speeds
 from bench.record import MODEL_PARTS, RELIABLE
 from bench.render.table import (
     Answer,
@@ -101,6 +101,7 @@ class Entry:
     # the lowest, whatever its warnings
     best: Result
     chosen: Result | None = None  # what the rule of reports recommends of them
+    slow: tuple[Result, ...] = ()  # the baselines' fastest where they are slow at that setting
 
 
 class CardPair(NamedTuple):
@@ -257,6 +258,7 @@ def _list_entries(
         settings = [Setting((same[0],)) for same in group(own, _tell_setting)]
         fastest, chosen = choose(settings, "time"), choose(settings)
         bases = [base for base in BASELINES if (base, precision) in over]
+        fastest_bases = (_find_base(usual, timed, base) for base in bases)
         yield Entry(
             names[own[0].cell],
             precision,
@@ -265,7 +267,19 @@ def _list_entries(
             {base: over[base, precision] for base in bases},
             fastest.fastest.best if fastest else min(own, key=attrgetter("epoch_time_s")),
             chosen.chosen.best if chosen else None,
+            tuple(row for row in fastest_bases if row.batch_size != usual.batch_size),
         )
+
+
+_tell_levers = attrgetter(*LEVERS)
+
+
+def _find_base(usual: Result, timed: Sequence[Result], base: str) -> Result:
+    """Return the case in a baseline that a report holds others against, at any batch size."""
+    alike = [row for row in timed if row.precision == base]
+    alike = [row for row in alike if _tell_levers(row) == _tell_levers(usual)]
+    settings = [Setting((same[0],)) for same in group(alike, _tell_setting)]
+    return choose_base(settings, usual.batch_size).best
 
 
 def _judge_pairs(
@@ -322,7 +336,12 @@ def _tabulate_cards(found: Cards) -> Iterator[Sheet]:
 
     def say_doubts(entry: Entry) -> str:
         of = [row for row in (entry.equal, entry.best) if row is not None]
-        return "; ".join(dict.fromkeys(filter(None, (remarks(row, SAID_BELOW) for row in of))))
+        said = [*filter(None, (remarks(row, SAID_BELOW) for row in of))]
+        said += [
+            f"{row.precision} is faster at batch size {row.batch_size}: {write_time(row)}"
+            for row in entry.slow
+        ]
+        return "; ".join(dict.fromkeys(said))
 
     def say_chosen(entry: Entry) -> str:
         if entry.chosen is None or entry.chosen is entry.best:
