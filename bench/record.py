@@ -461,7 +461,8 @@ class Outcome:
     another attempt may well succeed; ``peer``: it failed because a process that it trains with was
     gone. ``missing`` says why columns are empty, until the measurement does. ``follows`` lists the
     columns that the worker will fill in another outcome; if none comes, this one is final. ``seen``
-    are the user's files, where the case's own process tells of them.
+    are the user's files, where the case's own process tells of them, and ``cards`` the GPUs, by
+    UUID, that a command says it trained on.
     """
 
     status: Status = Status.OK
@@ -476,6 +477,7 @@ class Outcome:
     retries: int = 0
     place: Place | None = None
     seen: Seen | None = None
+    cards: list[str] = field(default_factory=list)
     transient: bool = False
     peer: bool = False
     missing: dict[str, str] = field(default_factory=dict)

@@ -42,7 +42,8 @@ class _Mark(NamedTuple):
 class _Teller:
     """Writes a line of JSON a step, once its time and loss are known, without waiting for the
     device: of processes that train together the first one, and of others the one that was first.
-    Each leaves a file of its own beside it, by its pid, so that they can be counted.
+    Each leaves a file of its own beside it, by its pid, so that they can be counted, with the UUID
+    of its GPU.
 
     ``["who", {…}]`` is the process, and again where another GPU is used. ``["step", moment,
     seconds, items, loss]``: time.monotonic() when the script had taken it, and null for what is not
@@ -70,7 +71,7 @@ class _Teller:
 
     def _step(self, items: int | None, loss: Any) -> None:
         if self._file is None and not self._silent:
-            self._open()
+            self._open(loss)
         if self._file is None:
             return
         if self._sample is not None:
@@ -118,9 +119,14 @@ class _Teller:
             with suppress(Exception):
                 print(f"{LOST}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
-    def _open(self) -> None:
+    def _open(self, loss: Any) -> None:
         self._silent = _read_group()[0] != 0
-        os.close(os.open(f"{self._path}.{os.getpid()}", os.O_WRONLY | os.O_CREAT, 0o600))
+        self._device = _find_gpu(loss, self._device)
+        own = os.open(f"{self._path}.{os.getpid()}", os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.write(own, (self._name_card() or "").encode())
+        finally:
+            os.close(own)
         if self._silent:
             return
         try:
@@ -135,11 +141,14 @@ class _Teller:
         """Return which process this is, among how many that take other items, whether torch knows
         their number, and which GPU it trains on."""
         _, processes, known = _read_group()
-        card = None
-        if self._device >= 0:
-            properties = sys.modules["torch"].cuda.get_device_properties(self._device)
-            card = f"GPU-{properties.uuid}" if hasattr(properties, "uuid") else None
+        card = self._name_card()
         return {"pid": os.getpid(), "processes": processes, "known": known, "card": card}
+
+    def _name_card(self) -> str | None:
+        if self._device < 0:
+            return None
+        properties = sys.modules["torch"].cuda.get_device_properties(self._device)
+        return f"GPU-{properties.uuid}" if hasattr(properties, "uuid") else None
 
     def _finish(self) -> None:
         with self._guard():

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from bench.environment.host import (
     PACKAGES,
     describe_card,
     describe_host,
+    describe_other,
     find_missing,
     find_variables,
     has_cuda,
@@ -198,3 +200,20 @@ def test_help_imports_nothing_heavy(module: str) -> None:
     assert out.stdout.startswith("usage: ")
     loaded = set(json.loads(out.stdout.splitlines()[-1]))
     assert not loaded & {"torch", "pandas", "seaborn", "matplotlib", "scipy", "pyarrow", "numpy"}
+
+
+def test_a_row_of_a_command_is_of_the_card_that_it_chose() -> None:
+    """Torch told of the usual one what stays where the other is of its kind."""
+    usual = Card("GPU-a", "NVIDIA H200", memory_bytes=150_000_000_000, capability=(9, 0))
+    like = replace(usual, uuid="GPU-b", ecc=True)
+    other = Card("GPU-c", "NVIDIA L4", memory_bytes=24_000_000_000, capability=(8, 9))
+    known = {"persistence_mode": None, "ecc": None, "mig": None}
+    assert describe_other(usual, usual) == {}
+    assert describe_other(like, usual) == {**known, "gpu_uuid": "GPU-b", "ecc": "on"}
+    assert describe_other(other, usual) == {
+        **known,
+        "gpu_uuid": "GPU-c",
+        "gpu": "NVIDIA L4",
+        "gpu_memory_bytes": 24_000_000_000,
+        "capability": "8.9",
+    }

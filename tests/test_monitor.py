@@ -266,20 +266,25 @@ def test_the_sampler_reads_fast_and_slow_and_edges_and_is_joined():
 
 
 @pytest.mark.parametrize(
-    ("used", "power", "clock", "note"),
+    ("used", "told", "power", "clock", "note"),
     [
-        ([False, True], 250, 1500, "seen on GPU 1"),  # not the first, which is idle
-        ([True, True], 500, 1500, "seen on GPU 0, 1"),
-        ([False, False], None, None, ""),
+        ([False, True], [], 250, 1500, "seen on GPU 1"),  # not the first, which is idle
+        ([True, True], [], 500, 1500, "seen on GPU 0, 1"),
+        ([False, False], [], None, None, ""),
+        ([False, False], [1], 250, 1500, "its script told of GPU 1"),  # as under WSL
+        ([True, False], [1], 250, 1770, "seen on GPU 0"),
     ],
 )
-def test_of_a_command_those_cards_count_on_which_it_was_seen(used, power, clock, note):
+def test_of_a_command_those_cards_count_on_which_it_was_seen(used, told, power, clock, note):
     lines = (READINGS / "healthy.jsonl").read_text().splitlines()
     slower = [re.sub(r'"sm_clock_mhz": \d+', '"sm_clock_mhz": 1500', line) for line in lines]
     cards = [Replay(lines), Replay(slower)]
     for card, seen in zip(cards, used, strict=True):
         card.is_used = partial(bool, seen)
-    seen = go_through(CommandMonitor(cards), PHASES).close(None, None, False, 4.0)
+    monitor = CommandMonitor(cards)
+    monitor.told = told
+    seen = go_through(monitor, PHASES).close(None, None, False, 4.0)
+    assert seen.cards == ([i for i in (0, 1) if used[i]] or told)
     assert set(seen.values) | set(seen.missing) == set(MONITORED)
     told = (seen.values.get("mean_power_w"), seen.values.get("sm_clock_mhz"))
     assert (told, note in "; ".join(seen.notes)) == ((power, clock), True)

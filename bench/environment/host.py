@@ -20,7 +20,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 from bench.errors import UsageError
-from bench.gpu.nvml import find_card, find_cards
+from bench.gpu.nvml import Card, find_card, find_cards
 from bench.precision import EMULATE_FP8, find_version
 from bench.processes import count_cores, read_governor, spell_cpu
 from bench.record import Environment
@@ -31,9 +31,24 @@ def describe_card(uuid: str) -> dict[str, Any]:
     card = find_card(uuid, find_cards()[0])
     if card is None:
         return {}
+    return {"driver": card.driver, **_spell_states(card)}
+
+
+def _spell_states(card: Card) -> dict[str, str | None]:
     words = {None: None, True: "on", False: "off"}
-    states = {name: words[getattr(card, name)] for name in ("persistence_mode", "ecc", "mig")}
-    return {"driver": card.driver, **states}
+    return {name: words[getattr(card, name)] for name in ("persistence_mode", "ecc", "mig")}
+
+
+def describe_other(card: Card, usual: Card | None) -> dict[str, Any]:
+    """Return the fields of `Environment` of a card that a command chose instead of the ``usual``
+    one, of which torch told them; none if it is that."""
+    if card == usual:
+        return {}
+    told: dict[str, Any] = {"gpu_uuid": card.uuid, **_spell_states(card)}
+    if usual is None or card.kind != usual.kind:
+        told |= {"gpu": card.name, "gpu_memory_bytes": card.memory_bytes}
+        told["capability"] = card.capability and "{}.{}".format(*card.capability)
+    return told
 
 
 def describe_host() -> Environment:

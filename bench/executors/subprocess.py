@@ -16,12 +16,13 @@ from functools import cached_property
 from multiprocessing.connection import wait
 from pathlib import Path
 
+from bench.environment.host import describe_other
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, Executor, Listener, Settings, Stopping
 from bench.failure import classify, classify_death, count_oom_kills, list_kinds
 from bench.gpu import CombinedDevice
 from bench.gpu.monitor import ENERGY, CommandMonitor, Monitor, Observation
-from bench.gpu.nvml import find_card, find_cards, open_device
+from bench.gpu.nvml import Card, find_card, find_cards, open_device, spell_uuid
 from bench.processes import (
     TemporaryFolder,
     describe_pause,
@@ -159,7 +160,8 @@ class SubprocessExecutor(Executor):
         variables, cold = self.choose_cache(job), self.settings.cold
         shared = CombinedDevice([open_device(uuid) for uuid in uuids]) if uuids[1:] else None
         kept: Outcome | None = None
-        with _open_monitor(job, shared) as monitor:
+        choice = _list_choice(job)
+        with _open_monitor(job, shared, choice) as monitor:
             worker: Worker | Ranks
             if case.parallel == "ddp":
                 worker = Ranks(job, variables, self.settings.timeout_s, cold)
@@ -202,6 +204,9 @@ class SubprocessExecutor(Executor):
                 why = dict.fromkeys(kept.follows, answer.reason)
                 answer = replace(kept, missing={**kept.missing, **why})
             m, allow_shared = answer.measurement, self.settings.allow_shared
+            if isinstance(monitor, CommandMonitor):
+                spelt = {spell_uuid(told.partition("-")[2], choice) for told in answer.cards}
+                monitor.told = [i for i, card in enumerate(choice) if card.uuid in spelt]
             seen = monitor.close(
                 m.peak_reserved_bytes, m.warmup_reserved_bytes, allow_shared, m.measured_time_s
             )
@@ -211,6 +216,9 @@ class SubprocessExecutor(Executor):
         if worker.note:
             seen.notes.append(worker.note)
         outcome = _conclude(answer, seen, allow_shared)
+        if outcome.seen and seen.cards and choice:
+            found = describe_other(choice[seen.cards[0]], find_card(job.gpu_uuid or "", choice))
+            outcome.seen.found |= found
         if done is not None and case.epochs > 1 and outcome.status not in MEASURED:
             outcome.reason += f"; after {done} of {case.epochs} epochs"
         return outcome
@@ -395,15 +403,24 @@ def _weigh(end: Outcome | None) -> int:
     return 0 if end.status in REFUSED else 1
 
 
-def _open_monitor(job: Job, shared: CombinedDevice | None) -> Monitor | CommandMonitor:
-    """Return the monitor of a case: of its card, or of all that a command may choose."""
+def _open_monitor(
+    job: Job, shared: CombinedDevice | None, choice: Sequence[Card]
+) -> Monitor | CommandMonitor:
+    """Return the monitor of a case: of its card, or of all among which a command chooses."""
     if job.case.command is None:
         return Monitor(shared or open_device(job.gpu_uuid))
-    on_gpu = job.case.device == "cuda"
-    # a command may set CUDA_VISIBLE_DEVICES itself
-    there = [card.uuid for card in find_cards(environ={})[0]] if on_gpu else []
-    uuids: Sequence[str | None] = job.lane.gpus or there or [job.gpu_uuid]
-    return CommandMonitor([*map(open_device, uuids)])
+    return CommandMonitor(
+        [open_device(card.uuid) for card in choice] or [open_device(job.gpu_uuid)]
+    )
+
+
+def _list_choice(job: Job) -> list[Card]:
+    """Return the cards among which a command chooses; none for other cases, on a CPU, or where NVML
+    knows none."""
+    if job.case.device != "cuda" or job.case.command is None:
+        return []
+    there, _ = find_cards(environ={})  # a command may set CUDA_VISIBLE_DEVICES itself
+    return [card for card in there if not job.lane.gpus or card.uuid in job.lane.gpus]
 
 
 def _conclude(last: Outcome, seen: Observation, allow_shared: bool) -> Outcome:

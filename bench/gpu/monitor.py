@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from statistics import median
@@ -62,13 +62,15 @@ class Observation:
 
     Every name of `MONITORED` is either in ``values`` or in ``missing`` with its reason; in the
     throttle columns and ``neighbours`` an empty string means that none was seen. ``verdict`` says
-    why the measurement is invalid; empty if it is valid.
+    why the measurement is invalid; empty if it is valid. ``cards`` are the places of the cards that
+    it is of, where a command chose among several.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     verdict: str = ""
+    cards: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -316,7 +318,10 @@ _TOGETHER: Mapping[str, Callable[[list[Any]], Any]] = {
 
 class CommandMonitor:
     """A monitor of each card that a command may use, with the methods of a `Monitor`: what counts
-    is what happened on those on which its processes were seen."""
+    is what happened on those on which its processes were seen or, where none was, as under WSL, on
+    those that it ``told`` of, by their places."""
+
+    told: Collection[int] = ()
 
     def __init__(self, cards: Sequence[Device], fast_s: float = 0.015) -> None:
         self._cards = cards
@@ -333,11 +338,13 @@ class CommandMonitor:
     def close(self, *given: Any) -> Observation:
         """Return what was observed, as `Monitor.close` does."""
         seen = [monitor.close(*given) for monitor in self._monitors]
-        used = [one for one, card in zip(seen, self._cards, strict=True) if card.is_used()]
+        listed = [i for i, card in enumerate(self._cards) if card.is_used()]
+        places = listed or sorted(self.told)
+        used = [seen[i] for i in places]
         if not used:
             why = "no process of the command was seen on a GPU"
             return Observation(missing=dict.fromkeys(MONITORED, why))
-        first, values = used[0], dict(used[0].values)
+        values = dict(used[0].values)
         for name, join in _TOGETHER.items():
             if all(name in one.values for one in used):
                 values[name] = join([one.values[name] for one in used])
@@ -346,10 +353,10 @@ class CommandMonitor:
         missing = {k: why for one in used for k, why in one.missing.items() if k not in values}
         notes = [*dict.fromkeys(note for one in used for note in one.notes)]
         if len(self._cards) > 1:
-            numbers = [str(i) for i, card in enumerate(self._cards) if card.is_used()]
-            notes.append(f"its processes were seen on GPU {', '.join(numbers)}, by NVML's count")
+            how = "its processes were seen on" if listed else "its script told of"
+            notes.append(f"{how} GPU {', '.join(map(str, places))}, by NVML's count")
         verdict = "; ".join(dict.fromkeys(one.verdict for one in used if one.verdict))
-        return replace(first, values=values, missing=missing, notes=notes, verdict=verdict)
+        return Observation(values, missing, notes, verdict, places)
 
     def stop(self) -> None:
         for monitor in self._monitors:

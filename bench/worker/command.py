@@ -84,6 +84,7 @@ class _Run:
         self.lost = ""  # why it tells no more
         self.later_s = 0.0  # how much later than itself what it started ended
         self._seen = 1  # processes that told steps, or would have
+        self.cards: dict[str, None] = {}  # on which it trained
         self.uncaught: Uncaught | None = None  # what ended it, of errors in Python
         self.counted = True  # whether it said how many items each of its steps has
         self.clock_s, self.follow = 0.0, self._follow()
@@ -167,6 +168,7 @@ class _Run:
             (self.work,) = told
         elif kind == "who":
             self.who |= told[0]
+            self.cards |= dict.fromkeys(filter(None, [told[0].get("card")]))
         elif self.steps:
             known = {name: value for name, value in told[0].items() if value is not None}
             self.epochs.setdefault(len(self.steps), {}).update(known)
@@ -223,7 +225,9 @@ class _Run:
         self._ended.wait()
         self._copier.join(_GRACE_S)
         self._update()
-        self._seen = max(1, len([*self._path.parent.glob(f"{self._path.name}.*")]))
+        told = [one.read_text() for one in self._path.parent.glob(f"{self._path.name}.*")]
+        self._seen = max(1, len(told))
+        self.cards |= dict.fromkeys(filter(None, told))
         code = self._process.returncode
         return 128 - code if code > 128 else code  # a shell says so of what it ran
 
@@ -248,7 +252,7 @@ def measure_command(given: Job, channel: Channel) -> Outcome:
             deque(run.follow, 0)  # what else it tells is left aside
         channel.enter("evaluation")
         code = run.close(stopped)
-        found.seen = run.see_files()
+        found.seen, found.cards = run.see_files(), [*run.cards]
     if stopped:
         found.note(f"ended after {count(len(measured), 'measured step')}, as --steps asks")
     else:
