@@ -85,6 +85,8 @@ def test_a_step_is_timed_on_the_gpu_that_trains(
     who = [one["card"] for (one,) in read(tmp_path / "steps", "who") if one["card"]]
     told = read(tmp_path / "steps", "step")
     assert who == cards
+    _Teller(str(tmp_path / "steps")).step(4, losses[0])  # one that is not the first to tell
+    assert (tmp_path / f"steps.{os.getpid()}").read_text() == cards[0]
     assert [time_s and int(time_s) for _, time_s, _, _ in told] == times
 
 
