@@ -251,6 +251,8 @@ def find_wording(cases: Iterable[Row]) -> Wording:
     units = {case.unit or IMAGES for case in every} or {IMAGES}
     unit = units.pop() if len(units) == 1 else SEVERAL
     periods = {case.period for case in every if is_number(case.epoch_time_s)}
+    if every and not periods and all(case.command is not None for case in every):
+        return Wording(unit, MIXED)
     if not periods or all(period.whole for period in periods):
         return Wording(unit)
     said = {str(period).removeprefix("a ") for period in periods}

@@ -11,12 +11,12 @@ import pytest
 from bench.cards.document import build as build_cards
 from bench.case import Case
 from bench.compare.__main__ import main as compare
-from bench.record import Record
+from bench.record import Record, Status
 from bench.report.figures import list_panels
 from bench.report.files import write_json
 from bench.study.sweeps import read_sweeps
 from bench.validate.__main__ import main as validate
-from tests.planted.records import ran, write_sweep
+from tests.planted.records import make_record, ran, write_sweep
 from tests.planted.results import read_report, tell
 from tests.planted.scripts import counted, script, stepped, untold
 from tests.pytest_for_tests import Capture
@@ -201,6 +201,13 @@ def test_the_figure_has_rates_of_items_alone(tmp_path: Path) -> None:
     )
     for name, panels in ((runs, 0), (items, 1), ("a batch that was halved", 0)):
         assert len(list_panels(read_report(tmp_path / name, SAID[name][0]))) == panels
+
+
+def test_where_no_command_was_timed_nothing_is_said_of_an_epoch(tmp_path: Path) -> None:
+    rows = [make_record(script(size), status=Status.ERROR, reason="x") for size in (4, 8)]
+    heads = [head.label for one in read_report(tmp_path, rows).tables for head in one.heads]
+    assert "time (s)" in heads
+    assert "epoch" not in " ".join(heads)
 
 
 def test_no_drift_is_of_another_unit(tmp_path: Path) -> None:
