@@ -212,7 +212,8 @@ def _mark(ax: Axes, panel: Panel, cases: Sequence[Result], x: str, y: str, unit:
             at, value = getattr(case, x) / unit, getattr(case, y)
             hollow = {"markeredgewidth": 0} if case.trusted else _HOLLOW
             if case.spread == Spread.RANGE.value:
-                ends = [[value - getattr(case, f"{y}_low")], [getattr(case, f"{y}_high") - value]]
+                ends = [value - getattr(case, f"{y}_low"), getattr(case, f"{y}_high") - value]
+                ends = [[max(0.0, end)] for end in ends]  # a median of reciprocals is rounded
                 ax.errorbar(at, value, ends, fmt="none", capsize=3, elinewidth=1.2, **look)
             ax.plot(at, value, MARKERS[name], markersize=7, **hollow, **look)
             if case.cell in panel.chosen:

@@ -322,6 +322,14 @@ def test_a_mark_tells_repeats_warnings_and_what_is_recommended() -> None:
         assert {(c.precision, c.batch_size) for c in panel.cases if not c.trusted} == hollow[folder]
 
 
+def test_repeats_that_agree_to_the_last_digit_have_a_bar_of_no_length(tmp_path: Path) -> None:
+    """The reciprocal of the reciprocal of their images/s is another number."""
+    rows = [row for size in (64, 128) for row in ran(Case(batch_size=size), (3.3, 3.3, 3.3))]
+    (panel,) = list_panels(read_report(tmp_path, rows))
+    (ax,) = draw(KINDS[0], [panel], 1, str).axes
+    assert len(ax.containers) == 2
+
+
 def test_every_batch_size_has_a_tick_and_a_baseline_its_line(tmp_path: Path) -> None:
     def list_ticks(panel: Panel) -> list[str]:
         (ax,) = draw(KINDS[0], [panel], 1, str).axes
