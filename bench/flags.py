@@ -113,12 +113,24 @@ class Parser(argparse.ArgumentParser):
             flags = [flag for action in shown for flag in action.option_strings]
             near = nearest(unknown[0], flags, f"{self._whole_help} lists the right ones")
             raise UsageError(f"unknown argument {unknown[0]!r}; {near}")
-        given.invocation = shlex.join([*self.prog.split(), *argv])
+        given.invocation = spell_command([*self.prog.split(), *argv])
         return given
 
     @property
     def _whole_help(self) -> str:
         return _ALL if _ALL in self._option_string_actions else "--help"
+
+
+def spell_command(words: Sequence[str]) -> str:
+    """Return words as a shell reads them; one with single quotes stands in double ones if it can.
+
+    >>> print(spell_command(["--command", "sh -c 'python t.py | tee log'"]))
+    --command "sh -c 'python t.py | tee log'"
+    """
+    plain = ("'" in word and not set(word) & {*'"$`\\!'} for word in words)
+    return " ".join(
+        f'"{word}"' if one else shlex.quote(word) for word, one in zip(words, plain, strict=True)
+    )
 
 
 def join_flags(*parts: Sequence[str]) -> list[str]:
@@ -140,7 +152,7 @@ def change_flags(command: str, flags: Sequence[str]) -> str:
     'python -m bench.sweep --lr 0.1 --out b'
     """
     words = shlex.split(command)
-    return shlex.join([*words[:3], *join_flags(words[3:], flags)])
+    return spell_command([*words[:3], *join_flags(words[3:], flags)])
 
 
 def split_flags(words: Iterable[str]) -> dict[str, list[str]]:
