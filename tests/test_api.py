@@ -65,7 +65,8 @@ def test_what_was_measured_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.read(H100, H200).frame()["machine"].nunique() == 2
     verdicts = bench.read(H100).compare(bench.read(H200))
     assert {*verdicts["metric"]} >= {"epoch_time_s", "energy_j"}
-    assert {*verdicts["verdict"]} == {"no verdict"}
+    single = verdicts[verdicts["metric"] != "peak_device_bytes"]  # of memory one run is exact
+    assert {*single["verdict"]} == {"no verdict"}
     assert "needs 3 repeats a side" in verdicts.attrs["text"]
 
 
