@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # a shell's background job ignores Ctrl-C, and would hand that on to every process a test starts
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores
 
 # two threads that wait for each other make a busy machine's training many times slower
 os.environ.setdefault("OMP_NUM_THREADS", "1")

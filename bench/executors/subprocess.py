@@ -240,17 +240,19 @@ class SubprocessExecutor(Executor):
                 yield Outcome(Status.INTERRUPTED, "the sweep was stopped")
                 return
             if time.monotonic() > deadline:
-                took = f"{phase} took longer than {self.settings.timeout_s:g} s"
-                if stopped := list_stopped(worker.pids or [worker.pid]):
+                pids = worker.pids or [worker.pid]
+                stopped = list_stopped(pids)
+                told = f"{phase} took longer than {self.settings.timeout_s:g} s"
+                if stopped:
                     names = join_words([*map(str, stopped)])
-                    why = f"since process {names} was stopped, as by kill -STOP or a debugger"
-                    yield Outcome(
-                        Status.TIMEOUT, f"{took}, {why}: --retry timeout runs the case again"
-                    )
-                    return
-                worker.dump_stacks()
-                has = "its output" if command else "the stacks"
-                yield Outcome(Status.TIMEOUT, f"{took}; raise --timeout; the log has {has}")
+                    told += f", since process {names} was stopped, as by kill -STOP or a debugger"
+                    told += ": --retry timeout runs the case again"
+                else:
+                    told += "; raise --timeout"
+                if not {*pids} <= {*stopped}:  # those can tell nothing
+                    worker.dump_stacks()
+                    told += f"; the log has {'its output' if command else 'the stacks'}"
+                yield Outcome(Status.TIMEOUT, told)
                 return
             if message is not None:
                 yield message

@@ -188,7 +188,7 @@ def test_what_a_dataset_draws_in_a_worker_is_its_epochs_own() -> None:
     ("name", "status", "said"),
     [
         ("raising", Status.ERROR, r"ValueError: item \d+ is$"),
-        ("full", Status.OOM, r"^/dev/shm is full; enlarge .* lower --workers: Runt"),
+        ("full", Status.OOM, r"^/dev/shm is full; enlarge .* fewer loader workers: Runt"),
         ("bus", Status.OOM, r"^/dev/shm is full; .*DataLoader worker \(pid.*Bus error"),
         ("dying", Status.KILLED, r"DataLoader worker \(pid.*is killed by signal: Killed"),
     ],

@@ -31,7 +31,7 @@ from bench.executors.subprocess import SubprocessExecutor
 from bench.record import Environment, Outcome, Status
 from bench.worker import Job, Lane
 from tests.pytest_for_tests import Patch
-from tests.workers_for_tests import gone, is_worker
+from tests.workers_for_tests import gone, is_server, is_worker
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -121,9 +121,9 @@ class Running:
         self._thread = threading.Thread(target=run)
         self._thread.start()
         self.worker = min(wait_for(lambda: set(nodes.workers()) - before))
-        server = psutil.Process(self.worker).parent()
-        assert server is not None
-        self.task = server.ppid()  # the process of Ray's
+        server, _keeper, task, *_ = psutil.Process(self.worker).parents()
+        assert is_server(server)
+        self.task = task.pid  # the process of Ray's
 
     def end(self) -> Outcome:
         self._thread.join(PATIENCE_S)

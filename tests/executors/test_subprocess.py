@@ -357,6 +357,8 @@ def test_a_process_that_was_stopped_is_named_rather_than_the_limit(
     assert outcome.reason == (
         f"set-up took longer than 0 s, since process {stopped.pid} was stopped, as by kill -STOP "
         "or a debugger: --retry timeout runs the case again"
+        + "; the log has the stacks"
+        * (not root)
     )
 
 

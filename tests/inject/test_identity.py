@@ -190,6 +190,8 @@ def test_a_network_edited_while_its_sweep_runs_is_another(
 
     def edit(self: Display, *about: Any) -> None:
         end(self, *about)
+        if "GELU" in Path("part.py").read_text():
+            return
         Path("part.py").write_text(PART.format("GELU"))
         torch.save({**weights, "2.bias": torch.ones(10)}, "w.pt")
 
