@@ -7,6 +7,7 @@ code, and the value of each variable. Which cells ran, and in which order, is no
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import linecache
 import math
@@ -216,8 +217,11 @@ def _list_codes(value: Any) -> Iterator[CodeType]:
     for member in members:
         plain = getattr(member, "fget", None) or getattr(member, "__func__", member)
         function = inspect.unwrap(plain) if callable(plain) else plain
-        if isinstance(function, FunctionType) and function.__code__.co_filename != "<string>":
-            yield function.__code__  # that of a dataclass's own has no file
+        # what dataclass adds has no file, or its own: __replace__, from Python 3.13 on
+        if isinstance(function, FunctionType) and function.__code__.co_filename not in (
+            "<string>", dataclasses.__file__,
+        ):  # fmt: skip
+            yield function.__code__
 
 
 def _defines(node: ast.AST, value: Any, codes: list[CodeType]) -> bool:

@@ -26,6 +26,7 @@ from bench.environment.host import (
     describe_card,
     describe_host,
     find_missing,
+    find_torch,
     find_variables,
     has_cuda,
     name_cpu,
@@ -295,7 +296,7 @@ def are_unlike(cards: Sequence[Card]) -> bool:
 def guess_devices() -> dict[str, Platform]:
     """Describe the CPU, and the GPU that torch would use, as far as they are known without it. Of
     unlike GPUs only CUDA knows which one it takes for the fastest: then torch is asked."""
-    host = replace(describe_host(), torch=find_version("torch"))
+    host = replace(describe_host(), torch=find_torch())
     known, cards = {"cpu": Platform(host)}, find_cards()[0] if has_cuda() else []
     if are_unlike(cards):
         return ask_processes(DEVICES).devices
