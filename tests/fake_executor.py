@@ -20,14 +20,13 @@ from bench.case import Case, parse_value
 from bench.data import SYNTHETIC, DatasetInfo, find_layout
 from bench.data.sources import CLASSES, IMAGES
 from bench.doctor.judgement import write_warnings
-from bench.environment.host import describe_host
+from bench.environment.host import describe_host, find_torch
 from bench.environment.machine import Machine, Platform, examine
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import Executor, Images, Listener, Settings, Stopping
 from bench.fingerprint import Fingerprint, Request
 from bench.models.weights import hash_weights
 from bench.origin import EXECUTORS, Kind
-from bench.precision import find_version
 from bench.record import MEASURED, EpochRow, Measurement, Outcome, Status
 from bench.sweep import preflight
 from bench.text import parse_bytes
@@ -119,7 +118,7 @@ class FakeExecutor(Executor):
     ) -> Machine:
         card = {"gpu": lane.name.rpartition("-")[0], "gpu_uuid": lane.gpus[0]} if lane.gpus else {}
         host = describe_host()
-        platform = Platform(replace(host, torch=host.torch or find_version("torch"), **card))
+        platform = Platform(replace(host, torch=host.torch or find_torch(), **card))
         return Machine(
             devices=dict.fromkeys(devices, platform),
             # of layers that fp8 can convert, which no network here lacks

@@ -151,7 +151,7 @@ def test_a_dry_run_looks_at_what_is_there(out: Path, capsys: Capture) -> None:
     assert sweep.main(flags) == 0
     assert f"1 of them already there, in {out}; 2 to run" in capsys.readouterr().out.splitlines()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine, "find_version", lambda package: "9.9")
+        patch.setattr(machine, "find_torch", lambda: "9.9")
         assert sweep.main(flags) == 2
         assert "torch was 2." in capsys.readouterr().err
         assert sweep.main([*flags, "--mix"]) == 0
@@ -335,7 +335,7 @@ def test_with_nothing_left_torch_is_not_asked_unless_its_rows_may_be_another_s(
     for flags in (["8"], ["8", "16", "--retry", "ok"]):
         with pytest.raises(LookupError):
             run(out, *flags)
-    for place in ("machine.find_version", "host.name_cpu"):
+    for place in ("machine.find_torch", "host.name_cpu"):
         with monkeypatch.context() as patch:
             patch.setattr(f"bench.environment.{place}", lambda *_: "another")
             with pytest.raises(LookupError):
