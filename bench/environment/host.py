@@ -76,29 +76,30 @@ def name_cpu() -> str:
     return spell_cpu(cpu, count_cores())
 
 
-def _read_version() -> str:
-    """Return what torch tells of its build, without importing it; empty if it cannot be read."""
+def _read_build() -> str | None:
+    """Return what torch tells of its build, without importing it: empty if it cannot be read, None
+    without torch."""
     spec = find_spec("torch")
-    with suppress(OSError, AttributeError, TypeError):
-        return Path(spec.origin).with_name("version.py").read_text("utf-8")  # type: ignore
+    if spec is None or spec.origin is None:
+        return None
+    with suppress(OSError):
+        return Path(spec.origin).with_name("version.py").read_text("utf-8")
     return ""
 
 
 def find_torch() -> str | None:
     """Return torch's own name of its version: that of its package may lack its end, ``+cu130``."""
-    found = re.search(r"^__version__ = ['\"](.+)['\"]$", _read_version(), re.MULTILINE)
+    found = re.search(r"^__version__ = ['\"](.+)['\"]$", _read_build() or "", re.MULTILINE)
     return found[1] if found else find_version("torch")
 
 
 @cache
 def has_cuda() -> bool:
     """Return whether torch has a CUDA GPU, as far as can be found without asking torch."""
-    if find_spec("torch") is None:
-        return False
+    text = _read_build()
     # cuda: Optional[str] = '13.0', with another annotation in other versions
-    text = _read_version()
-    built = re.search(r"^cuda\b[^=\n]*= *['\"]", text, re.MULTILINE) is not None
-    return (built or not text) and bool(find_cards()[0])
+    built = text == "" or re.search(r"^cuda\b[^=\n]*= *['\"]", text or "", re.MULTILINE)
+    return bool(built and find_cards()[0])
 
 
 def list_devices(axes: Mapping[str, list[Any]]) -> list[Any]:
