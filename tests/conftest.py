@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from bench.data import DatasetInfo
     from tests.planted.sweeps import Folders
 
@@ -128,6 +130,20 @@ def own_servers(monkeypatch: pytest.MonkeyPatch) -> None:
 def unreported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweeps of this process end without their report, which takes longer than a small one."""
     monkeypatch.setattr("bench.sweep.__main__.print_report", lambda *folders: None)
+
+
+@pytest.fixture
+def uncompiled() -> Iterator[None]:
+    """In this process, which test files share, nothing was ever compiled, nor will it have been:
+    once something was, no step of a script is counted."""
+    import torch
+    from torch._dynamo.utils import counters
+
+    torch.compiler.reset()
+    counters.clear()
+    yield
+    torch.compiler.reset()
+    counters.clear()
 
 
 @pytest.fixture(scope="session")

@@ -169,6 +169,7 @@ def train(teller: _Teller, run: Any, steps: int = 6) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("first", [SAMPLED, 0])
 def test_a_network_that_is_first_compiled_in_the_counted_step_runs_compiled(
     first: int, tmp_path: Path
@@ -185,7 +186,6 @@ def test_a_network_that_is_first_compiled_in_the_counted_step_runs_compiled(
     def double(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
-    torch.compiler.reset()
     made: Any = None
 
     def run(x: torch.Tensor, step: int) -> torch.Tensor:
@@ -195,17 +195,13 @@ def test_a_network_that_is_first_compiled_in_the_counted_step_runs_compiled(
         y: torch.Tensor = made(x) if step >= SAMPLED else x
         return y
 
-    teller = _Teller(str(tmp_path / "steps"))
-    try:
-        train(teller, run)
-    finally:
-        torch.compiler.reset()
-        torch._dynamo.utils.counters.clear()
+    train(_Teller(str(tmp_path / "steps")), run)
     assert len(called) == 6 - SAMPLED
     ((work,),) = read(tmp_path / "steps", "work")
     assert work["failure"] == "compiled code does not show its operations"
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_a_counted_step_leaves_no_mode_behind(tmp_path: Path) -> None:
     teller, forked = _Teller(str(tmp_path / "steps")), list[int]()
 

@@ -440,10 +440,10 @@ class Within(nn.Sequential):
         return torch.relu(super().forward(x))
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_what_a_network_compiles_itself_is_told(data: DatasetInfo) -> None:
     """However it does: a network, a layer or a method."""
     assert (run(replace(CASE, model=f"{__name__}:Within"), data)[0].compiled_within or 0) > 0
-    torch._dynamo.utils.counters.clear()  # of this process, which the case does not have alone
 
 
 def test_a_failing_proof_or_evaluation_keeps_the_epoch(
