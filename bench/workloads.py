@@ -289,3 +289,12 @@ def count_classes(workload: Workload) -> int | None:
     loss of its own."""
     usual = type(workload).compute_loss is Workload.compute_loss
     return workload.classes if usual else None
+
+
+def sketch_batch(workload: Workload, items: int) -> Any:
+    """Return a batch of the workload, moved to torch's meta device: shapes without data."""
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    made = workload.make_batch(items, torch.device("cpu"), torch.Generator().manual_seed(0))
+    return tree_map_only(torch.Tensor, lambda t: t.to("meta"), made)

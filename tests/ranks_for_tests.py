@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from bench.case import Case, whole_batch
 from bench.data.batches import Batches, Divided, Share
-from bench.precision import PRECISIONS
 from bench.training.loop import Training, merge, train_epoch
 from bench.training.parallel import GradientExchange, Group, Processes, measure_exchange
 from bench.training.timing import StepClock
@@ -45,11 +44,9 @@ def build() -> nn.Module:
 class Exact(Training):
     """A training in float64 that keeps the gradients of each of its updates."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **axes: Any) -> None:
         self.seen: list[Tensor] = []
-        super().__init__(
-            build().double(), PRECISIONS["fp32"], CPU, lr=0.05, workload=Workload(), **settings
-        )
+        super().__init__(replace(CASE, **axes), build().double(), CPU, Workload())
 
     def compute_loss(self, batch: Any, compiled: bool = True) -> Loss:
         x, y = batch
@@ -165,9 +162,8 @@ def overflow(group: Group) -> dict[str, Any]:
 
     found = {}
     for scale in ("dynamic", "dynamic-apex-amp"):
-        settings = {"lr": 0.05, "loss_scale": scale}
-        training = Training(build(), PRECISIONS["fp16"], CPU, **settings, workload=Workload())
-        case = replace(CASE, world_size=group.size, precision="fp16", loss_scale=scale)
+        case = replace(CASE, world_size=group.size, precision="fp16", loss_scale=scale, lr=0.05)
+        training = Training(case, build(), CPU, Workload())
         training.exchange = GradientExchange(training, case, group)
         batches = open_data(24, case, Share(group.rank, group.size))
         before = [p.clone() for p in training.masters]

@@ -340,10 +340,12 @@ def test_groups_of_a_workloads_optimizer_keep_their_ratio_and_a_reset_starts_it_
             [{"params": parameters[:1], "lr": lr / 4}, {"params": parameters[1:]}], lr
         )
 
+    case = Case(precision="bf16", lr=0.1, device="cpu")
+
     def begin() -> Training:
         torch.manual_seed(0)
         workload = broken(build_optimizer=build)
-        return Training(workload.build_model(), PRECISIONS["bf16"], CPU, lr=0.1, workload=workload)
+        return Training(case, workload.build_model(), CPU, workload)
 
     fresh, warmed = begin(), begin()
     batches = [Right().make_batch(8, CPU, torch.Generator().manual_seed(s)) for s in range(3)]
@@ -374,7 +376,7 @@ GoogLeNetOutputs = namedtuple("GoogLeNetOutputs", ["logits", "aux_logits2", "aux
 
 @pytest.mark.parametrize("made", [lambda x: GoogLeNetOutputs(x, x, None), lambda x: [x, x.sum()]])
 def test_a_default_loss_takes_the_logits(made: Callable[[Tensor], Any]) -> None:
-    ours = Training(Heads(made), PRECISIONS["bf16"], CPU, lr=0.1)
+    ours = Training(Case(precision="bf16"), Heads(made), CPU, Workload())
     x, y = Workload().make_batch(8, CPU, torch.Generator().manual_seed(0))
     found = ours.compute_loss((x, y))
     logits = nn.Linear.forward(ours.model, x.bfloat16().flatten(1)).float()  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ from bench.training.loop import Epoch, Training, train_epoch
 from bench.training.timing import StepClock
 from bench.worker import Channel, Job
 from bench.worker.measurement import measure
+from bench.workloads import Workload
 
 CPU = torch.device("cpu")
 LR = 0.05
@@ -60,13 +61,15 @@ def training(
     device: torch.device = CPU,
     seed: int = 0,
     build: Callable[[int], nn.Module] = small,
-    **settings: object,
+    workload: Workload | None = None,
+    **axes: Any,
 ) -> Training:
     """A network made of a seed, with its precision's default loss scale unless told otherwise."""
     formats = PRECISIONS[precision]
-    settings = {"loss_scale": formats.default_loss_scale, **settings}
+    axes = {"lr": LR, "loss_scale": formats.default_loss_scale, **axes}
     set_flags(formats)
-    return Training(build(seed), formats, device, lr=LR, **settings)  # type: ignore[arg-type]
+    case = Case(precision=precision, device=device.type, **axes)
+    return Training(case, build(seed), device, workload or Workload())
 
 
 def pass_through(

@@ -27,7 +27,7 @@ class ApexTraining(Training):
     def _equip(self) -> None:
         """Pass network and optimizer to apex, which makes the masters. The optimizer is torch's
         fused SGD, as in our own precisions."""
-        setting = 1.0 if self._loss_scale_setting is None else self._loss_scale_setting
+        setting = 1.0 if self.case.loss_scale is None else self.case.loss_scale
         installed = find_apex()
         refusal = refuse_apex(installed, "cuda")
         if self.workload.build_optimizer(self.parameters, self.lr) is not None:
@@ -51,7 +51,7 @@ class ApexTraining(Training):
         made = torch.optim.SGD(
             self.parameters, self.lr, sgd.momentum, weight_decay=sgd.weight_decay, fused=fast
         )
-        level = self._opt_level or APEX_LEVEL
+        level = self.case.opt_level or APEX_LEVEL
         _, self.optimizer = self._amp.initialize(
             self.model, made, opt_level=level, loss_scale=setting, verbosity=0
         )
@@ -95,8 +95,8 @@ class ApexTraining(Training):
         """Update as apex does, which clears the masters' gradients; return whether the gradients
         overflowed, and their norm if they are clipped."""
         overflowed, norm = ~torch.isfinite(find_norm(self.parameters)), None
-        if self.clip_grad is not None:
-            norm = clip(self.masters, self.clip_grad)
+        if self.case.clip_grad is not None:
+            norm = clip(self.masters, self.case.clip_grad)
         self.optimizer.step()
         self.model.zero_grad(set_to_none=True)
         return overflowed, norm

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from typing import Any
 
@@ -10,11 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from bench.case import Case, list_micro_batches, whole_batch
+from bench.case import Case
 from bench.errors import UsageError
 from bench.models import MODELS
 from bench.models.weights import fit_weights
-from bench.optimization import scale_lr
 from bench.precision import PRECISIONS, find_batchnorm, find_formats, set_flags
 from bench.sources import identify_model
 from bench.training.loop import Training
@@ -59,39 +57,14 @@ def build_training(
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         if any(map(find_batchnorm, model.modules())):
             raise UsageError("--sync-bn: BatchNorm that is scripted or traced cannot be converted")
-    training = make_training(case, model, device, workload)
-    training.start_note, training.switched, training.identity = note, switched, identity
-    return training
-
-
-def make_training(
-    case: Case, model: nn.Module, device: torch.device, workload: Workload | None = None
-) -> Training:
-    """Make the training of ``case``. Raises UnsupportedError: it needs something that is not
-    installed."""
-    formats = find_formats(case.precision, case.opt_level)
     kind = Training
-    if formats.apex:
+    if find_formats(case.precision, case.opt_level).apex:
         from bench.training.apex import ApexTraining  # only if needed
 
         kind = ApexTraining
-    return kind(
-        model,
-        formats,
-        device,
-        lr=scale_lr(case.lr, case.lr_scaling, whole_batch(case), case.base_batch),
-        optimizer=case.optimizer,
-        loss_scale=case.loss_scale,
-        channels_last=case.channels_last,
-        compile=case.compile,
-        opt_level=case.opt_level,
-        frozen=case.freeze,
-        fp8_recipe=case.fp8_recipe,
-        cuda_graphs=case.cuda_graphs,
-        clip_grad=case.clip_grad,
-        items=math.gcd(*list_micro_batches(case, workload.samples)) if workload else 1,
-        workload=workload,
-    )
+    training = kind(case, model, device, workload)
+    training.start_note, training.switched, training.identity = note, switched, identity
+    return training
 
 
 def seed_all(seed: int) -> None:

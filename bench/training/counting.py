@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._C import _len_torch_dispatch_stack
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from bench.case import Case, micro_batch
@@ -43,7 +43,7 @@ from bench.work import (
     read_groups,
     share_formats,
 )
-from bench.workloads import Loss, Workload
+from bench.workloads import Loss, Workload, sketch_batch
 
 if TYPE_CHECKING:
     from bench.training.loop import Training
@@ -445,12 +445,6 @@ def count_flop(workload: Workload, frozen: str = NONE) -> float:
             (found.loss if isinstance(found, Loss) else found).backward()
     work = counter.work
     return sum(one.flop for one in work.values()) / workload.count_units(2)
-
-
-def sketch_batch(workload: Workload, items: int) -> Any:
-    """Return a batch of the workload, moved to torch's meta device: shapes without data."""
-    made = workload.make_batch(items, torch.device("cpu"), torch.Generator().manual_seed(0))
-    return tree_map_only(torch.Tensor, lambda t: t.to("meta"), made)
 
 
 def join_work(counted: Mapping[Label, Work], timed: Mapping[Label, Timed]) -> list[WorkRow]:

@@ -8,6 +8,7 @@ only when a layer is converted.
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from bench.case import Case, list_micro_batches
 from bench.errors import UnsupportedError, UsageError
 from bench.precision import (
     EMULATE_FP8,
@@ -27,8 +29,7 @@ from bench.precision import (
     refuse_fp8,
 )
 from bench.text import first_line, name_first
-from bench.training.counting import sketch_batch
-from bench.workloads import Workload
+from bench.workloads import Workload, sketch_batch
 
 MULTIPLE = 16
 """Each dimension of an fp8 product must be a multiple of this for ``torch._scaled_mm``."""
@@ -107,15 +108,13 @@ class Conversion:
         return f"{len(self.products)} of {self.linear} linear layers: {named}"
 
 
-def convert(
-    model: nn.Module, workload: Workload, recipe: str, device: torch.device, items: int = 1
-) -> Conversion:
-    """Convert the layers of `find_products` that the network calls by torchao, in place.
+def convert(case: Case, model: nn.Module, device: torch.device, workload: Workload) -> Conversion:
+    """Convert the layers of `find_products` that the network calls by torchao, in place, for the
+    batches of ``case``.
 
-    The network, on the CPU in float32, will train on ``device``, on batches whose sizes are all
-    multiples of ``items``. On a CPU, fp8 is emulated if `emulates_fp8` allows it. Raises
-    UnsupportedError: there is nothing to convert, or it cannot be found from shapes alone, or
-    torchao or the device does not support it.
+    The network, on the CPU in float32, will train on ``device``. On a CPU, fp8 is emulated if
+    `emulates_fp8` allows it. Raises UnsupportedError: there is nothing to convert, or it cannot be
+    found from shapes alone, or torchao or the device does not support it.
     """
     emulated, notes = device.type == "cpu", []
     if emulated and not emulates_fp8():
@@ -130,6 +129,7 @@ def convert(
     if not products:
         raise UnsupportedError(refuse_fp8("the network"))
     # the rows are the inner dimension of the product for the weight's gradient
+    items = math.gcd(*list_micro_batches(case, workload.samples))
     padded = any(product.rows * items % (TRIED * MULTIPLE) for product in products)
     if emulated:
         notes.append(f"fp8 is emulated in float32 ({EMULATE_FP8}): its times mean nothing")
@@ -139,9 +139,8 @@ def convert(
             "at this batch size"
         )
     float8 = _import_torchao()
-    config = replace(
-        float8.Float8LinearConfig.from_recipe_name(recipe), emulate=emulated, pad_inner_dim=padded
-    )
+    recipe = float8.Float8LinearConfig.from_recipe_name(case.fp8_recipe)
+    config = replace(recipe, emulate=emulated, pad_inner_dim=padded)
     chosen = {product.layer for product in products}
     float8.convert_to_float8_training(
         model, module_filter_fn=lambda module, _: module in chosen, config=config
@@ -153,7 +152,7 @@ def convert(
         tuple(products),
         linear,
         sum(p.flop for p in products) / workload.count_units(TRIED),
-        FP8_RECIPES[recipe].gradient_bits,
+        FP8_RECIPES[case.fp8_recipe].gradient_bits,
         tuple(notes),
     )
 

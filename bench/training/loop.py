@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from bench.axis import OWN_GRAPHS
-from bench.case import Case
+from bench.case import Case, whole_batch
 from bench.data.batches import Divided, count_items
-from bench.models.freezing import NONE, freeze
-from bench.precision import Precision, autocast, cast
+from bench.models.freezing import freeze
+from bench.optimization import scale_lr
+from bench.precision import autocast, cast, find_formats
 from bench.training.float8 import Conversion, convert
 from bench.training.graphs import Captured, CudaGraph, Results
 from bench.training.loss_scale import build_loss_scale, clip
@@ -45,14 +46,9 @@ class Exchange:
 class Training:
     """A network with everything a step changes: weights, optimizer state, loss scale.
 
-    Args:
-        model: on the CPU, in float32.
-        lr: learning rate of every step, until `set_lr` changes it.
-        items: a divisor of the size of every micro-batch.
-        cuda_graphs: whether a step may be captured; the learning rate is then on the device.
-        workload: the loss, and the layers that stay in fp32; by default for ten classes of images.
-
-    The others are values of the axes of the same names; ``frozen`` is a value of ``freeze``.
+    ``model`` is on the CPU, in float32; all that is done to it follows from the ``case``. The
+    ``workload`` has the loss, and says which layers stay in fp32. ``lr`` is the learning rate of
+    every step, until `set_lr` changes it.
     """
 
     captured: Captured | None = None
@@ -77,44 +73,24 @@ class Training:
     """torch's switches that the user's code had changed, before they were set back."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        precision: Precision,
-        device: torch.device,
-        *,
-        lr: float,
-        optimizer: str = "sgd",
-        loss_scale: float | str | None = None,
-        channels_last: bool = False,
-        compile: str = Case.compile,
-        opt_level: str | None = None,
-        frozen: str = NONE,
-        fp8_recipe: str = Case.fp8_recipe,
-        items: int = 1,
-        cuda_graphs: bool = False,
-        clip_grad: float | None = None,
-        workload: Workload | None = None,
+        self, case: Case, model: nn.Module, device: torch.device, workload: Workload
     ) -> None:
-        self.workload = workload or Workload()
+        self.case, self.model, self.device, self.workload = case, model, device, workload
+        self.precision = find_formats(case.precision, case.opt_level)
+        self.lr = scale_lr(case.lr, case.lr_scaling, whole_batch(case), case.base_batch)
+        self.memory_format = torch.channels_last if case.channels_last else torch.contiguous_format
         self.exchange = Exchange()
         model.train()  # a factory may return it as it is evaluated, as that of pretrained weights
-        self._still = freeze(model, frozen, self.workload.find_head)
+        self._still = freeze(model, case.freeze, workload.find_head)
         # kept on the CPU, so that the initial state takes no device memory
         self._start = deepcopy(model.state_dict())
         self._start_unsaved = deepcopy(list_unsaved(model))
-        self._loss_scale_setting = loss_scale
-        self._opt_level, self._optimizer_name = opt_level, optimizer
-        self._fp8_recipe, self._items, self._cuda_graphs = fp8_recipe, items, cuda_graphs
-        self._own_graphs = compile in OWN_GRAPHS
-        self.lr, self.precision, self.device, self.clip_grad = lr, precision, device, clip_grad
-        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
-        self.model = model
         self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         self._equip()
         # dynamic=False: the last, smaller batch is compiled separately during warm-up instead of
         # replacing the full batch's code by slower general code
         self.forward = (
-            model if compile == "off" else torch.compile(model, dynamic=False, mode=compile)
+            torch.compile(model, dynamic=False, mode=case.compile) if case.compiled else model
         )
         self.reset()
 
@@ -124,9 +100,7 @@ class Training:
     def _equip(self) -> None:
         cast(self.model, self.precision, self.workload.keeps_fp32)
         if self.precision.float8:
-            self.conversion = convert(
-                self.model, self.workload, self._fp8_recipe, self.device, self._items
-            )
+            self.conversion = convert(self.case, self.model, self.device, self.workload)
         self._move()
         # the optimizer steps the masters: fp32 copies, or the weights themselves if the precision
         # has none or the cast left them in fp32 (affine BatchNorm)
@@ -150,7 +124,7 @@ class Training:
         own = self.workload.build_optimizer(self.masters, self.lr)
         self.brings_optimizer = own is not None
         self.optimizer = own or build_optimizer(
-            self._optimizer_name, self.masters, self.lr, self._cuda_graphs
+            self.case.optimizer, self.masters, self.lr, self.case.cuda_graphs
         )
         # a workload's own optimizer may have groups with other learning rates, such as a tenth
         self._ratios = [
@@ -176,7 +150,7 @@ class Training:
             clear_state(self.optimizer)
         self.set_lr(self.lr)
         if self.captured is None:  # a captured step holds it too, and a static scale is constant
-            self.loss_scale = build_loss_scale(self._loss_scale_setting, self.device)
+            self.loss_scale = build_loss_scale(self.case.loss_scale, self.device)
 
     def _load(self, state: Mapping[str, Any], unsaved: Mapping[str, Tensor]) -> None:
         # a module may keep, and change, the extra state that it is given
@@ -280,7 +254,7 @@ class Training:
     def compute(self, *inputs: Any, **named: Any) -> Any:
         """Return the network's outputs, computed as in a step; a `Network`."""
         outputs = self._run(self.forward, *inputs, **named)
-        if not self._own_graphs:
+        if self.case.compile not in OWN_GRAPHS:
             return outputs
         # the next step's graph overwrites outputs, and torch raises an error if an old one is read:
         # scalars, which may be kept (a loss that the network itself computes), are copied
@@ -333,10 +307,10 @@ class Training:
 
         def look() -> None:
             nonlocal norm
-            if self.clip_grad is not None:
-                norm = clip(self.masters, self.clip_grad)
+            if self.case.clip_grad is not None:
+                norm = clip(self.masters, self.case.clip_grad)
 
-        watched = self.brings_optimizer or self.clip_grad is not None
+        watched = self.brings_optimizer or self.case.clip_grad is not None
         overflowed = self.loss_scale.step(self.optimizer, self.masters, look if watched else None)
         for pairs in filter(None, moving):
             torch._foreach_copy_([w for _, w in pairs], [m for m, _ in pairs])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from bench.case import Case
 from bench.data.batches import count_items
 from bench.data.loader import load_items
 from bench.errors import UsageError
@@ -126,7 +127,8 @@ def try_images(what: str, workload: Workload, model: nn.Module, precision: str =
 
 
 def _start(model: nn.Module, workload: Workload, precision: str, frozen: str = NONE) -> Training:
-    return Training(model, PRECISIONS[precision], _CPU, lr=1e-3, frozen=frozen, workload=workload)
+    case = Case(precision=precision, freeze=frozen, lr=1e-3, device="cpu")
+    return Training(case, model, _CPU, workload)
 
 
 def try_step(

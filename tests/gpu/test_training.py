@@ -41,6 +41,7 @@ from bench.training.timing import StepClock
 from bench.worker import Channel, Job
 from bench.worker.epochs import read_reserved
 from bench.worker.preparation import set_up, start_over, warm_up_shapes
+from bench.workloads import Workload
 from tests.training_for_tests import (
     OURS,
     batch,
@@ -128,7 +129,7 @@ def test_proof(name: str, platform: Platform) -> None:
     skip_unless_native(platform, name)
     set_flags(PRECISIONS[name])
     precision, device = PRECISIONS[name], torch.device("cuda")
-    training = Training(build_model("dpn26"), precision, device, lr=0.1)
+    training = Training(Case(precision=name), build_model("dpn26"), device, Workload())
     images = torch.randn(2, 3, 32, 32, device=device)
     proof = prove(Setting(precision, device, 512), lambda: training.compute(images), 2)
     print(*proof.findings, sep="\n")

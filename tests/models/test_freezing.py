@@ -22,11 +22,9 @@ from bench.precision import PRECISIONS, cast
 from bench.record import Outcome, Status
 from bench.sweep.preflight import Inputs
 from bench.training.counting import count_flop
-from bench.training.loop import Training
 from bench.worker.epochs import evaluate
 from bench.workloads import Workload, load_workload
 from tests.training_for_tests import (
-    CPU,
     LR,
     MOMENTUM,
     WEIGHT_DECAY,
@@ -205,7 +203,7 @@ def test_tied_weights_are_one_and_what_a_network_froze_itself_stays_frozen() -> 
 def test_steps_are_those_of_a_plain_loop(setting: str, sizes: tuple[int, ...]) -> None:
     """In float64, by torch's own SGD, on a network frozen by hand."""
     torch.manual_seed(0)
-    ours = Training(small().double(), PRECISIONS["fp32"], CPU, lr=LR, frozen=setting)
+    ours = training(build=lambda _: small().double(), freeze=setting)
     plain = small().double()
     fixed = {"bn": [1], "backbone": [0, 1], "0": [0]}[setting]
     for index in fixed:
@@ -236,7 +234,7 @@ def test_steps_are_those_of_a_plain_loop(setting: str, sizes: tuple[int, ...]) -
 def test_frozen_weights_and_statistics_stay_and_the_others_go_on(
     setting: str, precision: str
 ) -> None:
-    ours = training(precision, frozen=setting)
+    ours = training(precision, freeze=setting)
     before = copy.deepcopy(ours.model.state_dict())
     case = Case(batch_size=16, device="cpu", freeze=setting)
 

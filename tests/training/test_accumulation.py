@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from bench.case import Case, micro_batch
 from bench.data.batches import Batches
-from bench.precision import PRECISIONS
 from bench.training.loop import Training
+from bench.workloads import Workload
 from tests.training_for_tests import (
     CPU,
     LR,
@@ -59,7 +59,8 @@ def test_micro_batches_are_the_large_batch_in_float64(accumulate: int, optimizer
         "sgd": lambda: torch.optim.SGD(plain.parameters(), LR, 0.9, weight_decay=5e-4),
         "adamw": lambda: torch.optim.AdamW(plain.parameters(), LR, weight_decay=1e-2),
     }[optimizer]()
-    ours = Double(smooth().double(), PRECISIONS["fp32"], CPU, lr=LR, optimizer=optimizer)
+    case = Case(lr=LR, optimizer=optimizer, device="cpu")
+    ours = Double(case, smooth().double(), CPU, Workload())
     for epoch in range(2):
         found = pass_through(ours, few_batches(accumulate).divide(epoch))
         losses, hits = [], []

@@ -21,10 +21,11 @@ from bench.executors import Settings
 from bench.executors.subprocess import SubprocessExecutor
 from bench.precision import Apex, find_formats, refuse_apex, set_flags
 from bench.record import Status
-from bench.training.building import make_training
+from bench.training.apex import ApexTraining
 from bench.training.loop import Training
 from bench.work import Kind
 from bench.worker import Job
+from bench.workloads import Workload
 from tests.apex_for_tests import install
 from tests.pytest_for_tests import Patch
 from tests.training_for_tests import CPU, LR, batch, in_parts, pass_through, small, training
@@ -45,7 +46,7 @@ def start(tmp_path: Path, monkeypatch: Patch) -> Start:
             precision="fp16-apex", loss_scale=scale, opt_level=opt_level, lr=LR, device="cpu"
         )
         set_flags(find_formats(case.precision, case.opt_level))
-        return make_training(replace(case, **axes), small(), CPU)  # type: ignore[arg-type]
+        return ApexTraining(replace(case, **axes), small(), CPU, Workload())  # type: ignore[arg-type]
 
     return begin
 

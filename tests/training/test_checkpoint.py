@@ -28,7 +28,7 @@ from bench.store.reader import read_records
 from bench.store.table import BEST, LAST
 from bench.sweep.__main__ import main as sweep_main
 from bench.sweep.folder import KeptRun
-from bench.training.building import make_training, seed_all
+from bench.training.building import seed_all
 from bench.training.checkpoint import (
     CheckpointError,
     load_checkpoint,
@@ -314,7 +314,7 @@ def test_the_last_and_the_best_are_kept(tmp_path: Path, monkeypatch: pytest.Monk
     found = run(WHOLE, tmp_path)
     last, best = (load_checkpoint(tmp_path / name) for name in (LAST, BEST))
     assert (last["epoch"], best["epoch"]) == (3, 2)
-    other = make_training(WHOLE, Rows().build_model(), CPU, Rows())
+    other = Training(WHOLE, Rows().build_model(), CPU, Rows())
     restore_checkpoint(best, other)
     loss, _ = other.evaluate(Rows().open_tests(batch_size=16, device=CPU).evaluation())
     assert loss == pytest.approx(found.epochs[1].test_loss)

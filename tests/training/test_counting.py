@@ -15,7 +15,6 @@ from bench.case import Case
 from bench.data.batches import MadeBatches
 from bench.grid import grid
 from bench.precision import PRECISIONS
-from bench.training.building import make_training
 from bench.training.counting import (
     Counter,
     _count_items,
@@ -131,7 +130,7 @@ def train(case: Case, workload: Workload) -> tuple[Training, MadeBatches]:
         workload.make_batch, 1000, batch_size=case.batch_size,
         micro_batch=case.batch_size // case.accumulate, device=CPU, seed=0,
     )  # fmt: skip
-    return make_training(case, workload.build_model(), CPU, workload), batches
+    return Training(case, workload.build_model(), CPU, workload), batches
 
 
 def few_pixels() -> Images:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bench.case import Case
 from bench.optimization import OPTIMIZERS
 from bench.precision import POLICIES, PRECISIONS
 from bench.training.loop import Training
@@ -40,8 +41,8 @@ class Watch(TorchDispatchMode):
 @pytest.mark.parametrize("name", OURS)
 def test_a_step_waits_for_nothing(name: str, optimizer: str) -> None:
     workload = Images("models_for_tests:good")
-    made = workload.build_model(), PRECISIONS[name], CPU
-    training = Training(*made, lr=0.01, workload=workload, optimizer=optimizer)
+    case = Case(precision=name, lr=0.01, optimizer=optimizer, device="cpu")
+    training = Training(case, workload.build_model(), CPU, workload)
     batch = workload.make_batch(2, CPU, torch.Generator())
     training.step(batch)  # a first step makes the masters' gradients
     scales = (128.0,) if PRECISIONS[name].pure else (128.0, *POLICIES)

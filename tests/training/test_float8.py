@@ -24,7 +24,6 @@ from bench.precision import EMULATE_FP8, FP8_INSTALL, FP8_RECIPES, PRECISIONS, A
 from bench.record import Environment, Outcome, Status
 from bench.sweep.preflight import Inputs
 from bench.training.arithmetic import name_arithmetic
-from bench.training.building import make_training
 from bench.training.float8 import convert, find_products
 from bench.training.loop import Training
 from bench.training.proof import Proof, Setting, prove
@@ -86,9 +85,8 @@ def train(
 ) -> Training:
     torch.manual_seed(0)
     workload = workload or transformer.tiny()
-    return Training(
-        workload.build_model(), FP8, CPU, lr=0.01, workload=workload, fp8_recipe=recipe, **settings
-    )
+    case = Case(precision="fp8", lr=0.01, fp8_recipe=recipe, device="cpu", **settings)
+    return Training(case, workload.build_model(), CPU, workload)
 
 
 class Odd(nn.Module):
@@ -121,7 +119,7 @@ class Images16(Workload):
 def test_what_is_left_alone() -> None:
     workload, model = Images16(), Odd()
     assert list(find_products(model, workload)) == ["first", "frozen", "unused"]
-    found = convert(model, workload, "tensorwise", CPU)
+    found = convert(Case(precision="fp8"), model, CPU, workload)
     assert str(found) == "2 of 8 linear layers: first, frozen"
     changed = {n for n, m in model.named_modules() if type(m).__name__ == "Float8Linear"}
     assert changed == {"first", "frozen"}, "neither the head nor what is not called"
@@ -141,7 +139,7 @@ def test_rows_that_are_no_multiple_of_16_are_padded(
     workload = Images16()
     workload.samples = samples
     case = Case(precision="fp8", device="cpu", batch_size=batch, accumulate=accumulate)
-    training = make_training(case, Odd(), CPU, workload)
+    training = Training(case, Odd(), CPU, workload)
     config = training.model.first.config  # type: ignore[union-attr]
     assert config.pad_inner_dim is padded  # type: ignore[union-attr]
     assert any("padded" in note for note in training.conversion.notes) is padded

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from bench.case import Case
 from bench.errors import UsageError
 from bench.rules import check_batches
-from bench.training.building import make_training
-from bench.training.loop import train_epoch
+from bench.training.loop import Training, train_epoch
 from bench.training.optimizers import learning_rates
 from bench.training.timing import StepClock
-from tests.training_for_tests import CPU, batch, training
+from bench.workloads import Workload
+from tests.training_for_tests import CPU, batch, small, training
 
 AFTER = {
     "constant": lambda j, steps: 1.0,
@@ -63,7 +63,7 @@ def test_the_base_is_scaled_by_the_batch() -> None:
     for rule, base in (("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)):
         scaled = replace(case, lr_scaling=rule)
         assert learning_rates(scaled, 2) == pytest.approx([base, base])
-        assert make_training(scaled, training().model, CPU).lr == pytest.approx(base)
+        assert Training(scaled, small(), CPU, Workload()).lr == pytest.approx(base)
 
 
 def test_a_warm_up_past_the_end_is_refused_before_training() -> None:

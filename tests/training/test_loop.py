@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.precision import POLICIES, PRECISIONS
+from bench.precision import POLICIES
 from bench.training.loop import Training
 from bench.training.loss_scale import DynamicScale
 from tests.pytest_for_tests import Patch
@@ -79,9 +79,7 @@ def test_update_is_bitwise_the_rule(
     build: Callable[[], nn.Module], precision: str, scale: float | str | None, monkeypatch: Patch
 ) -> None:
     """Three steps by lists of one dtype are three steps of one tensor after another."""
-    ours, plain = (
-        Training(build(), PRECISIONS[precision], CPU, lr=LR, loss_scale=scale) for _ in range(2)
-    )
+    ours, plain = (training(precision, build=lambda _: build(), loss_scale=scale) for _ in range(2))
     masters = [m.detach().clone().requires_grad_() for m in plain.masters]
     plain.optimizer = torch.optim.SGD(masters, LR, MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True)
     monkeypatch.setattr(plain, "update", lambda: update_each(plain, masters))

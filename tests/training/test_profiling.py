@@ -17,8 +17,8 @@ from bench.sweep.__main__ import main as sweep
 from bench.sweep.options import parse_arguments, plan_cases
 from bench.timeline import Timed, Timeline
 from bench.training import profiling
-from bench.training.building import make_training
 from bench.training.counting import join_work
+from bench.training.loop import Training
 from bench.training.profiling import profile_step
 from bench.work import Kind, Label, Work
 from bench.worker import measurement
@@ -69,7 +69,7 @@ class Planted(Workload):
 def run(workload: Workload, batch: int = ITEMS, **settings: Any) -> Timeline:
     (case,) = grid({"workload": [TINY], "device": ["cpu"], "batch_size": [batch]})
     case = replace(case, **settings)
-    training = make_training(case, workload.build_model(), CPU, workload)
+    training = Training(case, workload.build_model(), CPU, workload)
     return profile_step(training, open_supply(case, workload, CPU), case, step_s=1.0)
 
 

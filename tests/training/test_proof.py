@@ -12,12 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bench.case import Case
 from bench.models import build_model
 from bench.precision import PRECISIONS, Arithmetic, Precision, autocast, cast, set_flags
 from bench.training import proof as proof_module
 from bench.training.arithmetic import OperationProof, name_arithmetic
 from bench.training.loop import Training
 from bench.training.proof import DENSE, Layer, LayerProof, Proof, Setting, find_layers, prove
+from bench.workloads import Workload
 
 CPU = torch.device("cpu")
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3))
@@ -162,7 +164,7 @@ def test_what_ran_is_found(name: str) -> None:
 def test_a_lie_is_found() -> None:
     """fp32 by its label, bf16 by what it does, gradients included."""
     liar = Precision("fp32", "", autocast="bfloat16")
-    training = Training(build_model("dpn-small"), liar, CPU, lr=0.1)
+    training = Training(Case(precision="bf16-amp"), build_model("dpn-small"), CPU, Workload())
     found = prove(Setting(liar, CPU, 8), lambda: training.compute(IMAGES), len(IMAGES))
     contradiction = found.contradicts(PRECISIONS["fp32"])
     assert contradiction.count("(error ") == 8  # dense as well
