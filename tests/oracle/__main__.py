@@ -2,7 +2,9 @@
 
 Both commits say what report, compare and validate find in the committed and planted sweeps, and
 train some real cases on the CPU, each by its own commands. Numbers that both say must be equal,
-those of trainings bit for bit; what only one of them says is listed. Returns 1 if one changed.
+those of trainings bit for bit; what only one of them says is listed. Texts are counted apart: each
+sentence of an answer, and what a training says of itself, without its figures. Returns 1 if a
+number or a text changed.
 """
 
 from __future__ import annotations
@@ -53,9 +55,9 @@ TRAINED: dict[str, str] = {
 
 OF_THE_RUN = re.compile(
     r".*(_s|_per_s|_bytes|_j|_w|_mhz|_c|_cores|_index|_at)$|rate_.*|rates_.*|epoch_time_error|"
-    r"record_id|schema|session|log|host|commit|code|bench|neighbours.*|shared|notes|proof_notes|"
-    r"variables|missing|retries|alloc_.*|warmup_steps|warmup_steady|slowest_rank|other_cores|"
-    r"loader_.*|model_source|lane|reason"
+    r"record_id|schema|session|log|host|commit|code|bench|neighbours.*|shared|"
+    r"variables|retries|alloc_.*|warmup_steps|warmup_steady|slowest_rank|other_cores|"
+    r"loader_.*|model_source|lane"
 )
 """Columns that differ between two runs of one commit: times, memory, the machine's state."""
 
@@ -64,10 +66,14 @@ AXES = ("precision", "batch_size", "loss_scale", "compile", "cudnn_benchmark")
 
 _WORDS = """
 text title subject constants answers notes words about shows label remedy question outcomes columns
-reason faults help path folder next_step command unit level heads evidence advice sentence
+reason faults help path folder next_step command unit level heads evidence advice sentence stderr
+proof_notes missing
 """
 WORDS = frozenset(_WORDS.split())
-"""Keys of JSON with text for people, which may change: numbers and verdicts may not."""
+"""Keys of JSON with text for people: what stands below them is counted as texts."""
+
+FIGURES = re.compile(r"\S*/\S+|\b[0-9a-f]{7,}\b|\d[\d.,:e+-]*")
+"""What a text of a training has of that run alone: its paths, ids and figures."""
 
 NAMES = ("name", "axis", "before", "after", "label", "metric", "column", "cause", "folder")
 """Keys that say which element of a list one is, so that another that went moves no other."""
@@ -80,7 +86,7 @@ def train(tree: Path, out: Path, flags: str, killed: bool = False) -> None:
     again. Raises RuntimeError: it did not end well."""
     command = [sys.executable, "-m", "bench.sweep", *flags.split(), "--device", "cpu"]
     command += ["--out", str(out), *([] if "--repeats" in flags else ["--repeats", "1"])]
-    paths = [str(tree), str(HERE), os.environ.get("PYTHONPATH", "")]
+    paths = [str(tree), str(tree / "tests/oracle"), os.environ.get("PYTHONPATH", "")]
     own = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
     own |= {"BENCH_YARDSTICK_S": "0"}
     log = out.with_suffix(".log")
@@ -107,7 +113,9 @@ def read_rows(out: Path) -> dict[str, Any]:
         if (file := out / f"{name}.csv").is_file():
             with file.open(newline="") as opened:
                 for row in csv.DictReader(opened):
+                    kept: dict[str, Any]
                     kept = {k: v for k, v in row.items() if not OF_THE_RUN.match(k)}
+                    kept |= {k: FIGURES.sub("…", kept[k]).split("; ") for k in WORDS & kept.keys()}
                     if name == "records":
                         axes = "precision loss_scale batch_size repeat attempt sentinel"
                         run = runs[row["record_id"]] = " ".join(row[a] for a in axes.split())
@@ -118,17 +126,20 @@ def read_rows(out: Path) -> dict[str, Any]:
 
 
 def say(command: str, *arguments: object) -> Any:
-    """The JSON that a command of the tree prints; the code where it prints none."""
-    main = importlib.import_module(f"bench.{command}.__main__").main
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
-        code = main([*map(str, arguments), "--format", "json"])
-    return json.loads(out.getvalue() or json.dumps({"rc": code}))
+    """The JSON that a command of the tree prints, or its code, and what it says on stderr."""
+    module = importlib.import_module(f"bench.{command}")
+    if hasattr(module, "__path__"):
+        module = importlib.import_module(f"bench.{command}.__main__")
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = module.main([*map(str, arguments), "--format", "json"])
+    found = json.loads(out.getvalue() or json.dumps({"rc": code}))
+    return found | {"stderr": err.getvalue()} if err.getvalue() else found
 
 
-def spell(value: Leaf) -> str:
-    words = {None: "none", "": "none", True: "on", False: "off"}
-    return words[value] if value in (None, "") or isinstance(value, bool) else str(value)
+def spell(value: object) -> str:
+    """The value of an axis as a flag takes it."""
+    return ("off", "on")[value] if isinstance(value, bool) else str(value)
 
 
 def answer(tree: Path, scratch: Path) -> Iterator[tuple[str, Any]]:
@@ -146,9 +157,10 @@ def answer(tree: Path, scratch: Path) -> Iterator[tuple[str, Any]]:
         yield f"report {folder.name}", report
         yield f"validate {folder.name}", say("validate", folder)
         for axis in AXES if folder in committed else ():
-            first, *others = dict.fromkeys(spell(case[axis]) for case in report["cases"])
-            for other in others:
-                name = f"compare {folder.name} --axis {axis} {first} {other}"
+            of_cases = [case[axis] for case in report["cases"] if case[axis] not in (None, "")]
+            values = [*dict.fromkeys(map(spell, of_cases))]
+            for other in values[1:]:
+                name = f"compare {folder.name} --axis {axis} {values[0]} {other}"
                 yield name, say("compare", folder, *name.split()[2:])
     for name, comparison in COMPARISONS.items():
         place = scratch / "compare" / name[:60].replace("/", "-")
@@ -183,8 +195,7 @@ def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Leaf]]:
             names = [head["name"] for head in value["heads"]]
             value = {**value, "rows": [dict(zip(names, row)) for row in value["rows"]]}  # noqa: B905
         for key, part in value.items():
-            if key not in WORDS:
-                yield from flatten(part, f"{path}/{key}")
+            yield from flatten(part, f"{path}/{key}")
     elif isinstance(value, list):
         seen: Counter[str] = Counter()
         for index, part in enumerate(value):
@@ -200,11 +211,24 @@ def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Leaf]]:
         yield path, value
 
 
+def split(side: Mapping[str, Any]) -> tuple[dict[str, Leaf], Counter[tuple[str, str]]]:
+    """The values of one side by their paths, and its texts, each with its key and how often it
+    stands below it: one that moves within a list is the same text."""
+    values, texts = dict[str, Leaf](), Counter[tuple[str, str]]()
+    for path, leaf in flatten(dict(side)):
+        keys = path.split("/")
+        if words := [key for key in keys if key in WORDS]:
+            texts["/".join((keys[1], *words)), str(leaf)] += leaf not in ("", None)
+        else:
+            values[path] = leaf
+    return values, +texts
+
+
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[int, list[str]]:
-    """How many leaves changed, and lines that tell which did, which went and which came. A sum in
-    another order, within 1e-9, is the same number; the cells of a training are texts. Commits
-    before typed axes told those that may be empty as text."""
-    a, b = dict(flatten(dict(old))), dict(flatten(dict(new)))
+    """How many values and texts changed, and lines that tell which did, which values went and
+    which came. A sum in another order, within 1e-9, is the same number; the cells of a training
+    are texts. Commits before typed axes told those that may be empty as text."""
+    (a, said), (b, says) = split(old), split(new)
     changed = []
     for path in a.keys() & b.keys():
         one, other = a[path], b[path]
@@ -221,7 +245,12 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[int, list[s
         lines.append(f"{len(paths):,} values {word}")
         kinds = Counter(path.split("/")[1] for path in paths)
         lines += [f"  {number:7,} {kind}" for kind, number in kinds.most_common()]
-    return len(changed), lines
+    went, came = said - says, says - said
+    number = max(went.total(), came.total())
+    lines.append(f"{said.total():,} texts compared, {number:,} changed")
+    differ = [(key, sign, text) for sign, ones in (("-", went), ("+", came)) for key, text in ones]
+    lines += [f"    {sign} {key}: {text}" for key, sign, text in sorted(differ)[:80]]
+    return len(changed) + number, lines
 
 
 def main() -> int:
@@ -234,8 +263,8 @@ def main() -> int:
         if given.of:
             tree, file = given.of
             text = json.dumps(ask(tree, given.only, Path(scratch)))
-            # a folder of this run is not a difference
-            file.write_text(text.replace(scratch, "SCRATCH"))
+            # a folder of this run, or of one side, is not a difference
+            file.write_text(text.replace(scratch, "SCRATCH").replace(str(tree), "TREE"))
             return 0
         place, git, changed = Path(scratch, "tree"), ["git", "-C", str(TREE), "worktree"], 0
         subprocess.run([*git, "add", "--quiet", "--detach", place, given.old], check=True)

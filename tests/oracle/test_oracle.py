@@ -1,4 +1,4 @@
-"""The oracle sees a changed number, and moves nothing else where a value goes."""
+"""The oracle sees a changed number or text, and moves nothing else where either goes."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ def test_an_answer_equals_itself_and_no_other(monkeypatch: pytest.MonkeyPatch) -
     assert compare(said, said)[0] == 0
     other = {"q": {**said["q"], "cases": [{**case, "runs": -1.5} for case in said["q"]["cases"]]}}
     assert compare(said, other)[0] == len(said["q"]["cases"]) > 10
+    other = {"q": {**said["q"], "title": "another"}}
+    assert compare(said, other) == (
+        1, [*compare(said, said)[1][:-1], compare(said, said)[1][-1].replace(" 0 ", " 1 "),
+            "    + q/title: another", f"    - q/title: {FOLDER.name}"],
+    )  # fmt: skip
 
 
 def test_what_goes_moves_nothing_else() -> None:
@@ -25,7 +30,16 @@ def test_what_goes_moves_nothing_else() -> None:
     new = {"q": {"tables": [{"name": "b", "n": 2.0000000000000004}], "more": 3}}
     assert compare(old, new) == (
         0, ["2 values compared, 0 changed", "2 values went", "        2 q", "1 values came",
-            "        1 q"],
+            "        1 q", "0 texts compared, 0 changed"],
+    )  # fmt: skip
+
+
+def test_a_sentence_that_goes_or_comes_changes_no_other() -> None:
+    old = {"q": {"notes": ["Memory: of the device.", "Losses: of one run."]}}
+    new = {"q": {"notes": ["Losses: of one run."], "warnings": [{"remedy": ""}]}}
+    assert compare(old, new) == (
+        1, ["0 values compared, 0 changed", "0 values went", "0 values came",
+            "2 texts compared, 1 changed", "    - q/notes: Memory: of the device."],
     )  # fmt: skip
 
 
