@@ -11,7 +11,7 @@ SPREAD  = -n auto --dist loadfile --no-loadscope-reorder
 PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: sweep test suite thorough fuzz mutations test-gpu test-wheel card lint oracle publish clean
+.PHONY: sweep test suite thorough fuzz test-gpu test-wheel card lint oracle publish clean
 
 sweep: $(VENV)/sweep
 	$(BIN) -m bench.sweep $(ARGS)
@@ -52,10 +52,6 @@ thorough: $(VENV)/ready
 # are all numbers of an earlier commit the same, and its trainings bit for bit? make oracle OLD=HEAD~3
 oracle: $(VENV)/ready
 	$(BIN) -m tests.oracle $(OLD) $(ARGS)
-
-# faults planted in bench, one by one: does a test fail? ARGS='--only verdict' for some of them
-mutations: $(VENV)/ready
-	$(BIN) -m tests.mutate $(ARGS)
 
 lint: $(VENV)/ready
 	$(BIN) -m ruff check .

@@ -110,7 +110,7 @@ def test_a_command_parses_calls_and_prints() -> None:
 
 
 CROSSING = (
-    "asv_site bad_input chaos commands examples extension fuzz golden input machines mutations "
+    "asv_site bad_input chaos commands examples extension fuzz golden input machines "
     "oracle queues readme rooms signed_losses"
 )
 """Tests of what several rooms do together."""
