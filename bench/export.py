@@ -95,7 +95,7 @@ def read_runs(sweep: Sweep, known: Collection[str]) -> Iterator[Run]:
         row: dict[Any, Any] = vars(raw)
         doubts = [doubt for doubt in DOUBTS.values() if doubt.find(run)]
         remarks = [doubt.label([run]) for doubt in doubts]
-        warnings = " ".join(f"{clean(d.warn([run]))} {d.advise([run])}" for d in doubts)
+        warnings = " ".join(f"{clean(d.warn([run]))} {d.fix.advise([run])}" for d in doubts)
         facts = _read_facts(row) | {"sweep": sweep.name}
         if doubts:
             facts |= {"doubts": "; ".join(remarks), "warnings": warnings[:_LONGEST_TEXT]}

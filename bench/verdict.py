@@ -15,7 +15,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from bench.data.sources import CLASSES
-from bench.limits import CONFIDENCE, MIN_REPEATS, find_freedom, find_quantile
+from bench.limits import CONFIDENCE, LEAST_GAIN, MIN_REPEATS, find_freedom, find_quantile
 from bench.workloads import IMAGES
 
 ROUNDING = 1e-12
@@ -350,10 +350,6 @@ def estimate(
 
 MIN_SEEDS = MIN_REPEATS
 """Distinct seeds per side that a verdict on a loss or an error needs."""
-
-LEAST_GAIN = 0.02
-"""A network that guesses among equally frequent classes has a loss of ln(classes); one that learnt
-has a loss lower by at least this share."""
 
 Seeded = tuple[Mapping[int, Sequence[float]], Mapping[int, Sequence[float]]]
 """The repeats of one case by seed: A's and B's."""

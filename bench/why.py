@@ -46,9 +46,10 @@ def explain(sweep: Path, axis: str, ends: Sequence[Value], where: Sequence[Filte
     and after; without them, any. Raises UsageError: there is no such pair, or none was
     profiled."""
     from bench.questions.notices import describe_constants, warn
-    from bench.questions.step_time import explain_pairs, read_steps
+    from bench.questions.step_time import explain_pairs
     from bench.store.rows import latest
     from bench.study.axes import find_varying, select
+    from bench.study.profiled import read_steps
     from bench.study.runs import make_results, read_runs
     from bench.study.sweeps import read_sweeps
 

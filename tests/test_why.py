@@ -14,10 +14,11 @@ import pytest
 from bench.case import Case
 from bench.diagnosis.explanation import describe
 from bench.diagnosis.step import Step
-from bench.questions.step_time import explain_pairs, read_steps
+from bench.questions.step_time import explain_pairs
 from bench.store.reader import read_records
 from bench.store.writer import Store
 from bench.study.axes import find_varying
+from bench.study.profiled import read_steps
 from bench.study.sweeps import read_sweeps
 from bench.sweep.__main__ import main as sweep_main
 from bench.timeline import read_trace

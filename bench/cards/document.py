@@ -51,7 +51,7 @@ from bench.render.table import (
 from bench.report.document import Report
 from bench.store.rows import group
 from bench.study.axes import list_main, name_axis, name_setting
-from bench.study.comparable import AMOUNT, refuse_alone
+from bench.study.comparable import AMOUNT, refuse_alone, refuse_base
 from bench.study.doubts import SAID_BELOW
 from bench.study.estimate import TIME
 from bench.study.runs import Result
@@ -246,7 +246,7 @@ def _list_entries(
         (base, name)
         for at, base in enumerate(BASELINES)
         for name in PRECISIONS
-        if base in equal and equal[base].settled
+        if base in equal and not refuse_base(equal[base])
         if name in equal and name not in BASELINES[: at + 1]
     ]
     ratios = judge_speeds([(equal[name], equal[base]) for base, name in pairs])

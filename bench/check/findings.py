@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from bench.case import Case
 from bench.check.checks import Finding, InapplicableError, OutOfTimeError
 from bench.data.batches import Supply, count_items, stream
+from bench.limits import LEAST_GAIN
 from bench.training.building import open_workload
 from bench.training.loop import Training, train_epoch
 from bench.training.switches import keep_switches
@@ -34,11 +35,6 @@ from bench.workloads import count_classes
 MOST_STEPS = 60
 """The most steps, overflows included: a dynamic scale starts at up to 2^32 and is halved each time.
 """
-
-GAIN = 0.02
-"""The least gain that counts as learning, as a share of ln(classes), the loss of guessing. For ten
-classes it is 0.046; `dpn-small` on CIFAR-10 gains 0.28 in 60 steps of batch 64 (three seeds: 0.24
-to 0.28), and with its labels shuffled -0.04, standard error 0.01."""
 
 PATIENCE = 4
 """Factor for more first steps: a badly initialised wide head increases the loss at first."""
@@ -102,11 +98,11 @@ class Subject:
         return losses
 
     def _has_learnt(self, losses: Sequence[float]) -> bool:
-        """Return whether the last third of the losses is below guessing by twice `GAIN`."""
+        """Return whether the last third of the losses is below guessing by twice `LEAST_GAIN`."""
         if not losses:
             return False
         guess = self.guess(losses[0])
-        return fmean(losses[-(len(losses) // 3) :]) < guess - 2 * GAIN * abs(guess)
+        return fmean(losses[-(len(losses) // 3) :]) < guess - 2 * LEAST_GAIN * abs(guess)
 
 
 def pick_items(batch: Any, order: Sequence[int]) -> Any:
@@ -313,7 +309,7 @@ def _find_gain(subject: Subject, others: Sequence[float], unit: str) -> Finding:
     losses = subject.first_losses
     last = len(losses) // 3
     gain = fmean(o - own for o, own in zip(others[-last:], losses[-last:], strict=True))
-    return Finding(gain, unit, GAIN * abs(subject.guess(losses[0])))
+    return Finding(gain, unit, LEAST_GAIN * abs(subject.guess(losses[0])))
 
 
 # --------------------------------------------------------------------------------- the same again

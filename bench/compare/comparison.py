@@ -285,7 +285,7 @@ class Comparison:
     def advise_spoilt(self, matches: Sequence[Match]) -> str:
         """Return what helps against the doubts of `list_spoilt`, by the sentence."""
         found = self._find_spoilt(matches)
-        return " ".join(dict.fromkeys(doubt.advise(runs) for doubt, _, runs in found))
+        return " ".join(dict.fromkeys(doubt.fix.advise(runs) for doubt, _, runs in found))
 
     def _find_spoilt(self, matches: Sequence[Match]) -> Iterator[tuple[Doubt, str, list[Run]]]:
         for doubt in map(DOUBTS.__getitem__, SPOILING):

@@ -207,7 +207,7 @@ def describe(comparison: Comparison) -> Iterator[str]:
     label = DOUBTS["unproven"]
     runs = [run for one in matches for side in one.ran for run in side.runs if run.unproven]
     if comparison.axis == "precision" and runs:
-        yield f"! {label.warning}: both sides may have done the same work. {label.advise(runs)}"
+        yield f"! {label.warning}: both sides may have done the same work. {label.fix.advise(runs)}"
     edited = comparison.list_edited()
     told = [
         f"the {MODEL_PARTS[name]} of the network" if name in MODEL_PARTS and one != "none" != two

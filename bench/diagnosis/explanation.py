@@ -30,7 +30,7 @@ from bench.diagnosis.step import (
     write_ms,
     write_rate,
 )
-from bench.limits import STEADY
+from bench.limits import STEADY, waits_for_host
 from bench.precision import Arithmetic
 from bench.record import WorkRow, read_kernels
 from bench.rules import takes
@@ -293,7 +293,6 @@ MOST_NAMED = 3  # operations that a sentence names
 FEWEST_MS = 1e-3  # less than this many ms of a step is not mentioned
 TOLD = 3  # most reasons or changes to name in sentences; tables have all
 WORTH = 0.1  # share of the answer from which a reason after the first is named
-BUSY = 0.9  # a GPU that is busy for less than this share of a step waits for its program
 
 
 def name_operation(row: WorkRow) -> str:
@@ -415,7 +414,7 @@ def write_host(side: Side) -> str:
     """Say that a GPU was idle for much of a step; empty if it was not."""
     step_s = side.step.step_s
     busy_s = step_s - sum(side.breakdown.parts.get(wait, 0.0) for wait in Wait)
-    if side.step.device != "cuda" or busy_s >= BUSY * step_s:
+    if side.step.device != "cuda" or not waits_for_host(busy_s, step_s):
         return ""
     return f"; {side.name} keeps the GPU busy for only {write_ms(busy_s)} of {write_ms(step_s)} ms"
 

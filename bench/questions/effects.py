@@ -1,26 +1,16 @@
-"""What changing one axis does, all else equal.
-
-Whether a precision learns as well as its baseline is a test of equivalence, over seeds. Finding no
-difference proves nothing; `bench.verdict` tests whether a difference beyond a margin can be ruled
-out.
-"""
+"""What changing one axis does, all else equal, as a table."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
 
 from bench.limits import MIN_REPEATS, STEADY
-from bench.record import RELIABLE
+from bench.questions.report_data import ReportData
 from bench.render.table import (
     NOTHING,
     Cell,
     Column,
-    Row,
     Said,
     Section,
     Sheet,
@@ -29,148 +19,18 @@ from bench.render.table import (
     write_ratio,
 )
 from bench.study.axes import find_varying, name_axis
-from bench.study.doubts import DOUBTS
-from bench.study.estimate import (
-    ENERGY,
-    JUDGED,
-    LOSS,
-    MEMORY,
-    TIME,
-    Estimate,
-    Seeds,
-    average_seeds,
-    estimate,
-    list_means,
-    list_shifts,
-    share_seeds,
-    take_seeds,
-)
-from bench.study.pairs import find_changes
-from bench.study.quantities import METRICS, Metric
+from bench.study.effects import MARGIN, Effect, judge_learning
+from bench.study.estimate import ENERGY, LOSS, MEMORY, TIME, Estimate
+from bench.study.quantities import Metric
 from bench.text import ESTIMATE
-from bench.verdict import (
-    GUESSING,
-    Claim,
-    Equivalence,
-    Verdict,
-    find_classes,
-    is_guessing,
-    judge_equivalences,
-    withdraw,
-)
-
-if TYPE_CHECKING:
-    from bench.questions.report_data import ReportData
+from bench.verdict import Verdict
 
 MIXED = "mixed"  # the verdict on a change that makes some cases faster and others not
-
-KINDS = ("measured", "unknown", "published")
-"""Kinds of cases by priority: effects are estimated for the first one that there is."""
-
-
-@dataclass(frozen=True)
-class Effect:
-    """One change of one axis, with all else equal."""
-
-    axis: str  # an axis of `Case`, or ``machine``
-    before: str  # its value, as displayed
-    after: str
-    pairs: tuple[tuple[int, int], ...]  # the ``cell`` before and after, of all pairs
-    estimates: dict[str, Estimate]  # by the name of a metric of `JUDGED`, each over some pairs
-    estimated: bool  # whether any of the times compared was extrapolated
-    doubts: tuple[str, ...]  # what speaks against the cases compared, as remarks
-
-    @property
-    def time(self) -> Estimate | None:
-        return self.estimates.get(TIME.name)
-
-    @property
-    def loss(self) -> Estimate | None:
-        return self.estimates.get(LOSS.name)
-
-
-def find_effects(found: ReportData) -> Iterator[Effect]:
-    """Yield what each change of each axis does, in the order of the overview's columns."""
-    ended = [result for result in found.results if result.status in RELIABLE]
-    kind = min((result.kind for result in ended), key=KINDS.index, default="")
-    ended = [result for result in ended if result.kind == kind]
-    changes = [
-        change
-        for axis in find_varying(ended, found.varying)
-        if axis != "seed"  # varied to see a spread, not for its effect
-        for change in find_changes(axis, ended)
-    ]
-    judged = {metric.name: estimate(metric, changes, found.results) for metric in JUDGED}
-    for at, change in enumerate(changes):
-        held = {name: one for name, every in judged.items() if (one := every[at]) is not None}
-        if held:
-            compared = {*next(iter(held.values())).cells}
-            pairs = [pair for pair in change.pairs if pair.cells in compared]
-            doubts = set[str]().union(*(pair.doubts for pair in pairs))
-            yield Effect(
-                change.axis,
-                change.before,
-                change.after,
-                tuple(pair.cells for pair in change.pairs),
-                held,
-                any(pair.estimated for pair in pairs),
-                tuple(doubt.remark for name, doubt in DOUBTS.items() if name in doubts),
-            )
-
-
-# ------------------------------------------------------------------------------- what is learnt
-
-MARGIN = STEADY  # a loss or an error within this share of the other counts as equal
-
-LEARNT: tuple[Metric, ...] = (LOSS, METRICS["test_top1_error"])
-
-
-class LearningEffect(NamedTuple):
-    """The effect of a change of precision on a loss or an error, over its pairs, seed by seed."""
-
-    effect: Effect
-    metric: Metric
-    found: Equivalence
-
-
-def judge_learning(found: ReportData) -> Iterator[LearningEffect]:
-    changes = [effect for effect in found.effects if effect.axis == "precision"]
-    judged = [(effect, effect.loss.cells) for effect in changes if effect.loss]
-    paired = {cell for _, pairs in judged for pair in pairs for cell in pair}
-    cells = {result.cell: result for result in found.results if result.cell in paired}
-    losses = take_seeds(LOSS, cells.values())
-    for metric in LEARNT:
-        seeds = losses if metric is LOSS else take_seeds(metric, cells.values())
-        concerned = []
-        for effect, pairs in judged:
-            known = [(a, b) for a, b in pairs if a in seeds and b in seeds]
-            if known:
-                concerned.append((effect, known, share_seeds(known, seeds)))
-        means = [list_means(*map(average_seeds, sides)) for _, _, sides in concerned]
-        verdicts = judge_equivalences([(before, after) for before, after in means], MARGIN)
-        for (effect, known, sides), equivalence in zip(concerned, verdicts, strict=True):
-            most = max(abs(shift) for shift in list_shifts(*sides))
-            if equivalence.verdict is Claim.EQUIVALENT and most > math.log1p(MARGIN):
-                equivalence = withdraw(equivalence, "not in every case")
-            if all(_guesses(losses.get(c), cells[c]) for pair in known for c in pair):
-                equivalence = withdraw(equivalence, GUESSING)
-            yield LearningEffect(effect, metric, equivalence)
-
-
-def _guesses(losses: Seeds | None, case: Row) -> bool:
-    if losses is None:
-        return False
-    known = find_classes(case.workload, case.classes, case.dataset_classes)
-    (side,) = list_means(losses)
-    return is_guessing(fmean(loss for (loss,) in side.values()), known)
-
-
-# ------------------------------------------------------------------------------------- the table
 
 
 def _tabulate_effects(found: ReportData) -> Iterator[Sheet]:
     effects, starts = join(("", part) for _, part in groupby(found.effects, lambda e: e.axis))
-    learnt = [one for one in judge_learning(found) if one.found.seeds > 1]
+    learnt = [one for one in judge_learning(found.effects, found.results) if one.found.seeds > 1]
 
     def say_learnt(effect: Effect) -> str:
         said = [one for one in learnt if one.effect is effect]

@@ -163,10 +163,10 @@ def warn(
             told = spoken is None or any(run.cell in spoken[doubt.fatal] for run in hit)
             told |= doubt.name == "unmet"  # it was asked for, of whatever case
             level = Level.TABLE if told and doubt.name not in SAID_BELOW else Level.DETAIL
-            said = doubt.warn(hit), doubt.advise(hit), _count(hit, runs)
+            said = doubt.warn(hit), doubt.fix.advise(hit), _count(hit, runs)
             doubted[doubt.fatal].append(Notice(capitalize(doubt.label(hit)), *said, level=level))
     spread = []
-    if wide := [result for result in results if result.wide]:
+    if wide := [result for result in results if result.scatter > STEADY]:
         several = sum(result.repeats > 1 for result in results)
         found = (
             f"The times of {len(wide):,} of the {several:,} cases with repeats spread by more than"

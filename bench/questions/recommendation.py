@@ -15,7 +15,6 @@ from bench.diagnosis.breakdown import list_changes, name_part
 from bench.diagnosis.step import write_ms
 from bench.limits import MIN_REPEATS, NEAR, STEADY
 from bench.questions.choice import MOST_NAMED, tell_open
-from bench.questions.effects import judge_learning
 from bench.questions.elsewhere import find_fastest
 from bench.questions.halving import find_trials, summarize
 from bench.questions.report_data import Place, ReportData
@@ -32,8 +31,9 @@ from bench.render.table import (
 )
 from bench.rules import takes
 from bench.study.axes import MACHINE, list_naming_axes, name_setting, order_values
-from bench.study.comparable import refuse_alone
+from bench.study.comparable import refuse_alone, refuse_base
 from bench.study.doubts import DOUBTS
+from bench.study.effects import judge_learning
 from bench.study.estimate import TIME, Estimate, estimate
 from bench.study.pairs import find_changes
 from bench.study.quantities import QUANTITIES, is_number, over
@@ -48,7 +48,7 @@ from bench.text import (
     write_number,
     write_percent,
 )
-from bench.verdict import Claim, Verdict
+from bench.verdict import GUESSING, Claim, Verdict
 from bench.workloads import OWN
 
 APART = 2.0
@@ -274,8 +274,8 @@ def _write_base(chosen: Setting, base: Setting) -> str:
     note += "; " * bool(note)
     where = f" at batch size {size}" * (size != chosen.best.batch_size)
     told = f"{write_time(base.best)} in {row.precision}{where}"
-    if not row.settled:
-        return f"{told} ({note}which waits for the host and does not settle)"
+    if why := refuse_base(row):
+        return f"{told} ({note}which {why})"
     (speed,) = judge_speeds([(chosen.best, row)])
     assert speed.value is not None
     said = f"{write_ratio(speed.value)} times as fast"
@@ -298,7 +298,7 @@ def _list_saved(row: Result, base: Result) -> list[str]:
     if row.memory_measure == base.memory_measure and differ_in_memory(row, base):
         said.append(f"{ours / GIB:#.3g} instead of {theirs / GIB:#.3g} GiB")
     share = over(row.energy_per_epoch_j, base.energy_per_epoch_j)
-    if is_number(share) and base.settled and not (row.energy or base.energy):
+    if is_number(share) and not refuse_base(base) and not (row.energy or base.energy):
         said.append(f"{100 * share:.0f} % of {base.precision}'s energy")
     return said
 
@@ -468,7 +468,7 @@ def _tell_learning(found: ReportData, place: Place, chosen: Setting) -> str:
     if chosen.best.dataset == "synthetic":
         return ""
     several = len({run.run_seed for run in found.runs}) >= MIN_REPEATS
-    for one in judge_learning(found) if several else ():
+    for one in judge_learning(found.effects, found.results) if several else ():
         if one.effect.after == chosen.best.precision and one.found.seeds >= MIN_REPEATS:
             words = {
                 Claim.EQUIVALENT: "is equivalent to",
@@ -478,9 +478,10 @@ def _tell_learning(found: ReportData, place: Place, chosen: Setting) -> str:
             }[one.found.verdict]
             ends = write_ends((one.found.low, one.found.high), one.found.write, " to ")
             part = " in the part of an epoch that was measured" * (not chosen.best.learnt_whole)
+            why = f" (90 %: {ends})" if ends else f": {GUESSING}" * (one.found.lack == GUESSING)
             return (
                 f"Over {one.found.seeds} seeds its {one.metric.label}{part} {words} that of "
-                f"{one.effect.before}{f' (90 %: {ends})' if ends else ''}."
+                f"{one.effect.before}{why}."
             )
     fp32 = [s for s in place.tried if s.best.precision == "fp32"]
     fp32 = [s for s in fp32 if s.differs_in(chosen, _PRECISION)][:1]
@@ -501,7 +502,7 @@ def _tell_certainty(found: ReportData, place: Place, chosen: Setting) -> str:
     row = chosen.best
     # where none was repeated, settings measured in several ways tell the noise of a single run
     times = (
-        (s, [one.epoch_time_s for one in s.cases if one.sound and is_number(one.epoch_time_s)])
+        (s, [one.epoch_time_s for one in s.cases if one.trust and is_number(one.epoch_time_s)])
         for s in place.settings
     )
     apart = [(max(held) / min(held) - 1, s) for s, held in times if len(held) > 1]

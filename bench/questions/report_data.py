@@ -11,9 +11,7 @@ from typing import Any, TypeVar
 from bench.case import SAME_QUESTION
 from bench.limits import MIN_REPEATS
 from bench.questions.choice import Choice
-from bench.questions.effects import Effect, find_effects
 from bench.questions.settings import Setting, choose, list_settings
-from bench.questions.step_time import Profiled, read_steps
 from bench.store.rows import group, latest
 from bench.study.axes import (
     MACHINE,
@@ -23,6 +21,8 @@ from bench.study.axes import (
     sort_cases,
 )
 from bench.study.comparable import refuse_alone, refuse_together
+from bench.study.effects import Effect, find_effects
+from bench.study.profiled import Profiled, read_steps
 from bench.study.runs import SOURCE, Result, Run, make_results, read_runs
 from bench.study.sweeps import Sweep
 from bench.workloads import OWN
@@ -135,7 +135,7 @@ class ReportData:
 
     @cached_property
     def effects(self) -> tuple[Effect, ...]:
-        return tuple(find_effects(self))
+        return tuple(find_effects(self.results, self.varying))
 
 
 def find_present(sweep: Sweep) -> int | None:

@@ -20,7 +20,7 @@ from bench.store.rows import group
 from bench.study.comparable import refuse_alone, refuse_pair
 from bench.study.doubts import bound_energy
 from bench.study.quantities import is_number
-from bench.study.runs import Result, tell_but
+from bench.study.runs import Result, Trust, tell_but
 from bench.verdict import Ratio, compare, pool_noise
 
 NEUTRAL = tuple(axis for axis in UNTIMED if axis != "optimizer")
@@ -93,13 +93,13 @@ def choose(
     `NEAR`, or if nothing is known of the aim.
     """
     # a noisy time says nothing against the memory or the energy of a run that ended well
-    sound = "trusted" if aim in ("", "time") else "sound"
-    known = [s for s in settings if s.timed and s.best.times and getattr(s.best, sound)]
+    least = Trust.TRUSTED if aim in ("", "time") else Trust.DOUBTED
+    known = [s for s in settings if s.timed and s.best.times and s.best.trust >= least]
     if aim in AIMS:
         known = _list_least(known, AIMS[aim])
     if not known:
         return None
-    timed = [s for s in settings if s.timed and s.best.sound]
+    timed = [s for s in settings if s.timed and s.best.trust]
     known_s, timed_s = (min(s.best.epoch_time_s for s in held) for held in (known, timed))
     few = not aim and 2 * len(known) <= len(timed)
     if few and known_s > (1 + NEAR) * timed_s:
@@ -116,7 +116,7 @@ def choose_base(settings: Sequence[Setting], size: int | None) -> Setting:
     nearest = min(settings, key=lambda s: (s.best.batch_size != size, s.best.epoch_time_s))
     if nearest.best.batch_size != size or not nearest.best.times:
         return nearest
-    sure = [s for s in settings if s.best.trusted and s.best.settled]
+    sure = [s for s in settings if s.best.trusted]
     choice = choose_among([_weigh(s) for s in dict.fromkeys((nearest, *sure))], size)
     return nearest if choice.chosen.best.batch_size == size else choice.fastest
 

@@ -3,21 +3,18 @@ pairs of them explained."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
-from statistics import fmean, geometric_mean
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import partial
 
 from bench.axis import Value
 from bench.case import free_axes, spell_value
 from bench.diagnosis.breakdown import LEFT_OVER, Breakdown, Change, divide, name_part
 from bench.diagnosis.explanation import Explanation, Side, describe, explain
-from bench.diagnosis.step import PROFILED, Profile, Step, take_rates, write_ms
-from bench.gpu.peaks import list_peaks
-from bench.precision import Arithmetic, find_formats
-from bench.record import RELIABLE, WorkRow, read_kernels, write_kernels
+from bench.diagnosis.step import Profile, Step, write_ms
+from bench.precision import find_formats
+from bench.questions.report_data import ReportData
+from bench.record import WorkRow, read_kernels, write_kernels
 from bench.render.table import (
     NOTHING,
     Cell,
@@ -31,13 +28,10 @@ from bench.render.table import (
 )
 from bench.study.axes import MACHINE, find_varying, list_naming_axes, name_setting
 from bench.study.pairs import find_changes
-from bench.study.runs import Result, Run
+from bench.study.profiled import Profiled
+from bench.study.runs import Result
 from bench.text import ESTIMATE, capitalize
 from bench.verdict import compare
-
-if TYPE_CHECKING:
-    from bench.questions.report_data import ReportData
-    from bench.study.sweeps import Sweep
 
 MOST_PARTS = 7  # parts of a step with a column of their own; the others are summed
 
@@ -181,76 +175,7 @@ def tabulate_changes(why: Explanation) -> Sheet:
 CAUSES = Section("causes", "Why is it not faster, and what changed in a step?", tabulate_explained)
 
 
-# ------------------------------------------------------------------ profiled cases, and their pairs
-
-
-@dataclass(frozen=True, eq=False)
-class Profiled:
-    """A case whose work was counted; its step is made when it is first asked for."""
-
-    run: Run  # the repeat that tells: the one of the median profiled step, as a mean would hold the
-    # pauses of all; or the first if none was profiled
-    work: Sequence[WorkRow]  # of that run
-    profiled: bool  # whether its operations have times
-    times: tuple[float, ...]  # of the repeats' median steps, in s
-    sm_clock_mhz: float | None  # the mean over the repeats; None if unknown
-    alloc_retries: int  # the maximum over the repeats
-
-    @cached_property
-    def step(self) -> Step:
-        """The step, which takes the geometric mean of the repeats' median steps."""
-        run, case = self.run, self.run.case
-        peaks = list_peaks(run.gpu) if case.device == "cuda" else {}
-        # products of float32 were rounded as the probe found, else as asked
-        asked = find_formats(case.precision, case.opt_level).arithmetic
-        is_tf32 = Arithmetic.TFLOAT32 in (asked, *run.arithmetic.split("/"))
-        spent = (run.number(name) or 0.0 for name in PROFILED)
-        return Step(
-            geometric_mean(self.times),
-            [*self.work],
-            take_rates(vars(run), peaks),
-            case.device,
-            Arithmetic.TFLOAT32 if is_tf32 else Arithmetic.FLOAT32,
-            Profile(*spent) if self.profiled else None,
-            take_rates(peaks),
-        )
-
-    @cached_property
-    def breakdown(self) -> Breakdown | None:
-        return divide(self.step)
-
-
-def read_steps(results: Iterable[Result], sweeps: Sequence[Sweep]) -> dict[int, Profiled]:
-    """Return, by cell, the step of each case whose work was counted."""
-    work = {(sweep.name, record): part for sweep in sweeps for record, part in sweep.work.items()}
-    steps = {}
-    for result in results if work else ():
-        stepped = (run for run in result.every if run.status in RELIABLE)
-        repeats = [run for run in stepped if not math.isnan(run.step_time_median_s)]
-        counted = [run for run in repeats if (run.sweep, run.record_id) in work]
-        if not counted:
-            continue
-        profiled = [
-            run
-            for run in counted
-            if run.profiled_step_s > 0
-            and any(row.time_s is not None for row in work[run.sweep, run.record_id])
-        ]
-        ranked = sorted(profiled, key=lambda run: run.profiled_step_s) or counted[:1]
-        run = ranked[(len(ranked) - 1) // 2]
-        clocks, retries = (
-            [value for run in repeats if (value := run.number(name)) is not None]
-            for name in ("sm_clock_mhz", "alloc_retries")
-        )
-        steps[result.cell] = Profiled(
-            run,
-            work[run.sweep, run.record_id],
-            bool(profiled),
-            tuple(float(run.step_time_median_s) for run in repeats),
-            fmean(clocks) if clocks else None,
-            int(max(retries, default=0)),
-        )
-    return steps
+# ------------------------------------------------------------------------------- profiled pairs
 
 
 def explain_pairs(

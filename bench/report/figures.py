@@ -106,7 +106,7 @@ def _judge_baseline(part: Sequence[Result]) -> tuple[int, bool, bool, int]:
 def find_frontier(cases: Sequence[Result]) -> list[Result]:
     """Return the cases that ended well and that none beats, by memory. One beats another with at
     most as much time and memory, and less of one of them; `STEADY` makes no difference."""
-    sound = [case for case in cases if case.sound]
+    sound = [case for case in cases if case.trust]
 
     def beats(one: Result, other: Result) -> bool:
         time = one.epoch_time_s / other.epoch_time_s

@@ -13,16 +13,14 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from bench.case import AXES, FOLLOWS, SAME_QUESTION, UNTIMED
 from bench.command import ITEMS, read_vary
-from bench.store.rows import group
+from bench.store.rows import Row, group
+from bench.study.doubts import DOUBTS
 from bench.text import join_words
 from bench.workloads import IMAGES
-
-if TYPE_CHECKING:
-    from bench.study.runs import Run
 
 AMOUNT = ("batch_size", "accumulate", "world_size", "epochs", "fraction", "vary", "command")
 """Axes that may change how much a step or a run of a command does."""
@@ -50,7 +48,7 @@ class Period(NamedTuple):
         return number if not self.whole else f"an epoch of {number}" if self.number else "an epoch"
 
 
-def find_period(run: Run) -> Period:
+def find_period(run: Row) -> Period:
     """Return what the time of a run is of, whether it has one or not."""
     number = 0.0 if math.isnan(run.train_images) else float(run.train_images)
     if run.command is None:
@@ -60,7 +58,7 @@ def find_period(run: Run) -> Period:
     return Period(run.unit, number, False, tuple(getattr(run, name) for name in AMOUNT))
 
 
-def restate(runs: Iterable[Run]) -> None:
+def restate(runs: Iterable[Row]) -> None:
     """Give the times of rows that count the same, of one network and its data, but other numbers of
     them, as those of `ITEMS`. Data of other sizes in two sweeps are other data, but a script may
     tell now of epochs, now of none."""
@@ -82,7 +80,7 @@ def find_factor(a: Any, b: Any) -> float:
     return ours / theirs if ours and theirs else 1.0
 
 
-def take_alike(runs: Sequence[Run]) -> list[Run]:
+def take_alike(runs: Sequence[Row]) -> list[Row]:
     """Return the runs whose times are of what those are that tell most: items before steps, these
     before a run. Without a time a run is of anything."""
     known = [run.period.what for run in runs if run.timed]
@@ -129,6 +127,14 @@ def refuse_alone(one: Any) -> str:
     return str(one.steps_apart or one.items_apart)
 
 
+def refuse_base(one: Any) -> str:
+    """Return why the times of others are not compared with that of a result, as their baseline;
+    empty if they can be. A time of steps that wait for the host, and do not settle, is known by
+    repeats alone."""
+    unsettled = one.unsettled and DOUBTS["unsettled"].forbids(one.repeats)
+    return refuse_alone(one) or ("waits for the host and does not settle" if unsettled else "")
+
+
 def refuse_pair(a: Any, b: Any) -> str:
     """Return why the times of two runs or results say nothing of each other; empty if they can be
     compared."""
@@ -138,7 +144,7 @@ def refuse_pair(a: Any, b: Any) -> str:
 # -------------------------------------------------------------------------- what a row says it is
 
 
-def find_unfit(runs: Iterable[Run]) -> None:
+def find_unfit(runs: Iterable[Row]) -> None:
     """Set of each run of a command what forbids to compare it, in words, empty if nothing does:
     ``steps_apart`` if repeats of its case took other numbers of steps, ``items_apart`` if its steps
     have another number of items than its batch size says."""
@@ -148,18 +154,17 @@ def find_unfit(runs: Iterable[Run]) -> None:
         if len({*took}) > 1:
             each = join_words([f"{n:,}" if n is not None else "more" for n in took])
             for run in alike:
-                run.steps_apart = f"other steps: repeats took {each}"
+                vars(run).update(steps_apart=f"other steps: repeats took {each}")
     counted = [run for run in told if run.step_items > 0 and run.batch_size]
     for alike in group(counted, attrgetter("sweep", "environment", *_SAME_RATIO)):
         right = _find_ratio(alike)
         for run in alike:
             if not _agrees(run, right):
-                run.items_apart = (
-                    f"steps of {run.step_items:,.0f} items: its batch size is {run.batch_size:,}"
-                )
+                size = f"its batch size is {run.batch_size:,}"
+                vars(run).update(items_apart=f"steps of {run.step_items:,.0f} items: {size}")
 
 
-def _count_steps(run: Run) -> int | None:
+def _count_steps(run: Row) -> int | None:
     """Return how many steps a script took; None if ``--steps`` ended it before its end. Of too few
     for a warm-up the first and the sampled one are not measured."""
     if run.measured_steps != run.measured_steps:
@@ -178,7 +183,7 @@ _SAME_RATIO = tuple(
 """Axes on which rows agree whose steps have as many items for each of their batch size."""
 
 
-def _find_ratio(alike: Sequence[Run]) -> float | None:
+def _find_ratio(alike: Sequence[Row]) -> float | None:
     """Return how many items a step has for each of the batch size: one, if any row says so, or else
     what most settings agree on, as tokens may be 128 an item; None if no more agree on one than on
     another."""
@@ -189,5 +194,5 @@ def _find_ratio(alike: Sequence[Run]) -> float | None:
     return None if others and others[0][1] == most else best
 
 
-def _agrees(run: Run, ratio: float | None) -> bool:
+def _agrees(run: Row, ratio: float | None) -> bool:
     return ratio is not None and abs(run.step_items - ratio * run.batch_size) < 0.5

@@ -6,20 +6,25 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from bench.case import Case
 from bench.data.loader import PREFETCH
 from bench.gpu.nvml import EFFECTS
-from bench.limits import BUSY_CORES, MIN_REPEATS, STEADY, VARIES
+from bench.limits import (
+    BUSY_CORES,
+    LEAST_BUSY,
+    MIN_REPEATS,
+    STEADY,
+    VARIES,
+    waits_for_host,
+)
 from bench.precision import EMULATE_FP8, MOSTLY_LABELLED, OWN, PRECISIONS, Arithmetic
 from bench.record import RELIABLE, Status, describe_unmet, read_missing
+from bench.store.rows import Row
 from bench.study.quantities import over
 from bench.study.remedies import LONGER, QUIETER, SPARE_HOST, Remedy, Way, say
 from bench.text import count, name_first
-
-if TYPE_CHECKING:
-    from bench.study.runs import Result, Run
 
 NOISY_STEPS = 0.05
 """Step times are called noisy if their MAD is above this share of their median."""
@@ -37,7 +42,7 @@ LEAST_ENERGY_S, READS_LOW = 1.6, 0.05
 """The fewest seconds of which is known how much too low such an energy may be, and how much."""
 
 
-def bound_energy(run: Run | Result) -> float:
+def bound_energy(run: Any) -> float:
     """Return the most that an epoch's energy may be, in J; NaN where that is not known."""
     seconds = run.measured_time_s / run.epochs
     low = READS_LOW if seconds < SHORT_ENERGY_S else 0.0
@@ -48,15 +53,11 @@ SLOW_STEP = 1.2
 """A step that takes more than this many median ones is slow. Of 40 steps of an H100 four took 1.3
 to 1.5, which added 3 % to the time, while half of all steps were within 0.05 % of the median."""
 
-LEAST_BUSY = 0.9
-"""A GPU that runs kernels for less than this share of a step waits for the host. DPN-92 on an H100:
-0.95 to 0.99 at batch sizes that fill it, 0.69 and 0.75 at batch size 128 in half precision."""
-
 LEAST_KNOWN = 0.5
 """An epoch time is not known if half its 95 % interval is larger than this share of it."""
 
 
-def has_trend(run: Run) -> bool:
+def has_trend(run: Row) -> bool:
     """Return whether steps or the SM clock changed from the first quarter of an epoch to the last,
     by more than `STEADY` and the noise of the steps.
 
@@ -70,7 +71,7 @@ def has_trend(run: Run) -> bool:
     return abs(slower) > STEADY + (noise if noise == noise else 0.0) or clock < -STEADY
 
 
-def _has_slow_steps(run: Run) -> bool:
+def _has_slow_steps(run: Row) -> bool:
     """Return whether slow steps, which the median absolute deviation does not see, made the
     measured time longer by more than `STEADY` than median steps take."""
     longer = over(run.measured_time_s / run.measured_steps, run.step_time_median_s) - 1
@@ -78,7 +79,7 @@ def _has_slow_steps(run: Run) -> bool:
     return bool(slow and longer > STEADY and not run.noisy)
 
 
-def _is_noisy(run: Run) -> bool:
+def _is_noisy(run: Row) -> bool:
     """Return whether steps vary, or have a trend, or did not settle in the warm-up and are too few
     to show whether they did since, or leave the epoch time less certain than ``--until`` asks, and
     than `STEADY`, or than `LEAST_KNOWN`."""
@@ -90,7 +91,7 @@ def _is_noisy(run: Run) -> bool:
     return bool(unsteady or missed or varies or has_trend(run))
 
 
-def _is_unknown(run: Run) -> bool:
+def _is_unknown(run: Row) -> bool:
     """Return whether the epoch time is of too few steps to tell, or of batches that the
     DataLoader's workers may have prepared before: an epoch may wait longer for it."""
     short = run.measured_steps < FEW_STEPS and run.part < 1 and run.until is None
@@ -98,22 +99,18 @@ def _is_unknown(run: Run) -> bool:
     return bool(short or run.measured_steps < min(run.steps_per_epoch, ahead))
 
 
-def _meets(effect: str) -> Callable[[Run], bool]:
+def _meets(effect: str) -> Callable[[Row], bool]:
     """Return a function that finds runs with a throttle reason of this effect."""
     reasons = re.compile("|".join(name for name, its in EFFECTS.items() if its == effect))
     return lambda run: bool(reasons.search(run.throttle_during))
 
 
-def _is_ours(run: Run | Result) -> bool:
+def _is_ours(run: Any) -> bool:
     return run.case.command is None
 
 
-def _scales_statically(run: Run | Result) -> bool:
+def _scales_statically(run: Any) -> bool:
     return isinstance(run.case.loss_scale, float)
-
-
-def _loads_ahead(run: Run | Result) -> bool:
-    return run.case.workers > 0
 
 
 @dataclass(frozen=True)
@@ -131,18 +128,18 @@ class Doubt:
     remark: str  # beside the row
     warning: str  # at the top
     fix: Remedy
-    find: Callable[[Run], bool]
+    find: Callable[[Row], bool]
     fatal: bool = True
     chance: bool = False
-    detail: Callable[[Run], str] = lambda run: ""
+    detail: Callable[[Row], str] = lambda run: ""
     telling: bool = False
 
-    def label(self, runs: Sequence[Run]) -> str:
+    def label(self, runs: Sequence[Row]) -> str:
         """Return its name above the tables."""
         said = [*filter(None, dict.fromkeys(map(self.detail, runs)))]
         return name_first(said, 2, "; ") if self.telling and said else self.remark
 
-    def mark(self, run: Run) -> str:
+    def mark(self, run: Row) -> str:
         """Return its name beside a row."""
         told = self.detail(run).partition(":")[0] if self.telling else ""
         return told or self.remark
@@ -151,15 +148,11 @@ class Doubt:
         """Return whether it forbids to rely on a time of so many runs."""
         return self.fatal and not (self.chance and repeats >= MIN_REPEATS)
 
-    def warn(self, runs: Sequence[Run]) -> str:
+    def warn(self, runs: Sequence[Row]) -> str:
         """Return the warning about these runs, with its details."""
         said = [] if self.telling else [*filter(None, dict.fromkeys(map(self.detail, runs)))]
         detail = f" ({name_first(said, 3, '; ')})" if said else ""
         return f"{self.warning}{detail}."
-
-    def advise(self, runs: Sequence[Run]) -> str:
-        """Return what helps these runs."""
-        return self.fix.advise(runs)
 
 
 _ALL = (
@@ -238,14 +231,14 @@ _ALL = (
     Doubt("unknown", "epoch not known",
           f"The measured steps are fewer than {FEW_STEPS}, or used batches that a loader had "
           "prepared before, so that an epoch may take another time",
-          Remedy("Use", (*LONGER, Way("fewer --workers", _loads_ahead)),
+          Remedy("Use", (*LONGER, Way("fewer --workers", lambda r: r.case.workers > 0)),
                  "Let the script take more steps."),
           _is_unknown),
     Doubt("host_bound", "host-bound",
           f"The GPU ran kernels for less than {100 * LEAST_BUSY:.0f} % of a step and waited "
           "for the host, so these times say little about the GPU",
           Remedy("Use", SPARE_HOST, end="; python -m bench.why shows what it waited for."),
-          lambda r: r.busy_share < LEAST_BUSY, fatal=False),
+          lambda r: waits_for_host(r.busy_step_s, r.step_time_median_s), fatal=False),
     Doubt("unsettled", "not settled",
           "Steps waited for the host and did not settle: another run may take another time, and "
           f"with fewer than {MIN_REPEATS} runs nothing is compared with it",

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from bench.limits import MIN_REPEATS, STEADY
 from bench.study import quantities
+from bench.study.comparable import refuse_base
 from bench.study.pairs import Changed, Pair, select_common
 from bench.study.quantities import METRICS, is_number
 from bench.study.runs import Result, list_readings
@@ -94,7 +95,7 @@ def estimate(
         if metric.seeded:  # what a part of an epoch taught one seed is no finding
             known = all(r.learnt_whole or r.seeds >= MIN_REPEATS for r in (pair.a, pair.b))
             return pair.same_loss and known
-        return not metric.timed or bool(pair.a.settled and is_number(pair.factor))
+        return not metric.timed or (not refuse_base(pair.a) and is_number(pair.factor))
 
     if metric.seeded:
         seeds = take_seeds(metric, results)

@@ -12,14 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.limits import VARIES
+from bench.store.rows import Row
 from bench.text import GIB, write_number
 from bench.verdict import Ratio, Verdict
-
-if TYPE_CHECKING:
-    from bench.study.runs import Run
 
 _SCALES = {
     "%": 0.01,
@@ -52,7 +50,7 @@ class Quantity:
     unit: str
     better: str  # lower or higher
     help: str
-    derive: Callable[[Run], float] | None = None
+    derive: Callable[[Row], float] | None = None
     decimals: int | None = None
     whole: bool = False
     rate: bool = False
@@ -99,7 +97,7 @@ def over(a: float, b: float) -> float:
     return a / b if b > 0 else math.nan
 
 
-def _find_wire_rate(run: Run) -> float:
+def _find_wire_rate(run: Row) -> float:
     """Return the bytes/s that a ring all-reduce sends from each GPU, over the time of a step.
 
     2 (N - 1) / N of the gradients (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for

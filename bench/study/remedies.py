@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from bench.limits import BUSY_CORES
 from bench.rules import takes
 from bench.text import capitalize
 
-if TYPE_CHECKING:
-    from bench.study.runs import Result, Run
-
-Fits = Callable[["Run | Result"], bool]
-
 
 @dataclass(frozen=True)
 class Way:
-    """A way to help, such as ``a larger --fraction``: for rows whose training takes its flags, and
-    that ``fits``."""
+    """A way to help, such as ``a larger --fraction``: for rows, runs or results, whose training
+    takes its flags, and that ``fits``."""
 
     text: str
-    fits: Fits = lambda row: True
-
-    def is_open(self, row: Run | Result) -> bool:
-        return takes(row.case, self.text) and self.fits(row)
+    fits: Callable[[Any], bool] = lambda row: True
 
 
 @dataclass(frozen=True)
@@ -38,18 +30,15 @@ class Remedy:
     otherwise: str = ""
     end: str = "."
 
-    def advise(self, rows: Iterable[Run | Result]) -> str:
+    def advise(self, rows: Iterable[Any]) -> str:
         """Return the sentence for these rows; both where only some can take a way."""
-        return " ".join(self._write([*rows]))
-
-    def _write(self, rows: list[Run | Result]) -> Iterator[str]:
-        taken = [list_open(self.ways, row) for row in rows]
-        ways = [way.text for way in self.ways if any(way.text in some for some in taken)]
-        if ways:
-            ends = [", ".join(ways[:-1]), ways[-1]]
-            yield capitalize(f"{self.lead} {' or '.join(filter(None, ends))}{self.end}".strip())
+        taken, said = [list_open(self.ways, row) for row in rows], []
+        if ways := [way.text for way in self.ways if any(way.text in some for some in taken)]:
+            told = " or ".join(filter(None, (", ".join(ways[:-1]), ways[-1])))
+            said.append(capitalize(f"{self.lead} {told}{self.end}".strip()))
         if self.otherwise and not all(taken):
-            yield self.otherwise
+            said.append(self.otherwise)
+        return " ".join(said)
 
 
 def say(text: str) -> Remedy:
@@ -57,26 +46,21 @@ def say(text: str) -> Remedy:
     return Remedy("", (), text)
 
 
-def _can_measure_more(row: Run | Result) -> bool:
-    return row.case.fraction < 1
-
-
-def _is_cut(row: Run | Result) -> bool:
-    return row.case.steps is not None
-
-
-def _may_have_company(row: Run | Result) -> bool:
+def _may_have_company(row: Any) -> bool:
     """Return whether other programs were seen, or nobody looked for them."""
     quiet = row.other_cores <= BUSY_CORES and not row.neighbours_computing > 0
     return not quiet
 
 
-def list_open(ways: Iterable[Way], row: Run | Result) -> list[str]:
+def list_open(ways: Iterable[Way], row: Any) -> list[str]:
     """Return the ways that a row can take."""
-    return [way.text for way in ways if way.is_open(row)]
+    return [way.text for way in ways if takes(row.case, way.text) and way.fits(row)]
 
 
-LONGER = (Way("a larger --fraction", _can_measure_more), Way("a larger --steps", _is_cut))
+LONGER = (
+    Way("a larger --fraction", lambda row: row.case.fraction < 1),
+    Way("a larger --steps", lambda row: row.case.steps is not None),
+)
 
 QUIETER = Remedy(
     "", (Way("close other programs,", _may_have_company), Way("use --repeats 5 or more"))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from functools import cached_property
 from operator import attrgetter
 from statistics import median
@@ -16,12 +16,20 @@ from bench.case import AXES, SAME_QUESTION, Case, free_axes
 from bench.diagnosis.step import COPY, RATES
 from bench.environment.host import drop_harmless
 from bench.gpu.peaks import list_peaks
-from bench.limits import MIN_REPEATS, STEADY, VARIES
+from bench.limits import STEADY, VARIES
 from bench.origin import EXECUTORS, OF_OTHERS
 from bench.precision import Arithmetic, find_formats
 from bench.record import COMPARABLE, MEASURED, REFUSED, RELIABLE, Status
 from bench.store.rows import Row, group
-from bench.study.comparable import Period, find_period, find_unfit, refuse_pair, restate, take_alike
+from bench.study.comparable import (
+    Period,
+    find_period,
+    find_unfit,
+    refuse_base,
+    refuse_pair,
+    restate,
+    take_alike,
+)
 from bench.study.doubts import DOUBTS, LEAST_KNOWN
 from bench.study.quantities import MEMORY, METRICS, QUANTITIES, STORED, Metric, Quantity, over
 
@@ -270,6 +278,20 @@ _RANKED = (Status.OK, Status.DIVERGED, Status.INVALID, Status.OOM, Status.OOM_SU
 _ENDS = {name: q for q in STORED for name in (q.name, f"{q.name}_low", f"{q.name}_high")}
 
 
+class Trust(IntEnum):
+    """How far the time of a case may be believed, the least first.
+
+    - none: it did not end well, or an executor that is not known told it;
+    - doubted: it has no time, or one that a doubt forbids to rely on: it is shown with a mark, and
+      may be recommended for its memory or energy alone;
+    - trusted: it may be called the fastest, and be recommended.
+    """
+
+    NONE = 0
+    DOUBTED = 1
+    TRUSTED = 2
+
+
 class Result:
     """A case on one machine, in one environment.
 
@@ -281,11 +303,8 @@ class Result:
     Attributes:
         every: all its runs, of which there are ``runs``; ``repeats`` count, with ``seeds`` seeds.
         scatter: half the width of the spread of repeats, as a share of the time; NaN for one.
-        wide: whether it is more than `STEADY`.
-        sound: whether it ended well, by an executor that is known.
-        trusted: whether it is sound, has an epoch time, and no doubt `forbids` to rely on it.
-        settled: whether others may be compared with its time: that of steps which wait for the
-            host, and do not settle, is known by repeats alone.
+        trust: how far its time may be believed; `refuse_base` says whether others may be compared
+            with it.
         base: the case in fp32 that this one is compared with, by ``speedup`` and ``memory_saved``.
     """
 
@@ -303,7 +322,6 @@ class Result:
         self.seeds = len({run.run_seed for run in self.counted})
         half = (self.epoch_time_s_high - self.epoch_time_s_low) / 2
         self.scatter = over(half, self.epoch_time_s)
-        self.wide = self.scatter > STEADY
         self.spread = Spread.RANGE.value if self.repeats > 1 else Spread.NONE.value
         low, high = self.first.epoch_time_low_s, self.first.epoch_time_high_s
         # too wide an interval is left out: the doubt ``unknown`` reports it
@@ -314,12 +332,16 @@ class Result:
             vars(self).update(
                 images_per_s_low=over(images, high), images_per_s_high=over(images, low)
             )
-        vars(self).update(noisy=self.noisy or self.wide)
-        self.sound = bool(self.status == Status.OK and self.kind != "unknown")
+        vars(self).update(noisy=self.noisy or self.scatter > STEADY)
+        self.trust = self._judge()
+
+    def _judge(self) -> Trust:
+        if self.status != Status.OK or self.kind == "unknown":
+            return Trust.NONE
         forbid = (name for name, doubt in DOUBTS.items() if doubt.forbids(self.repeats))
         doubted = any(getattr(self, name) for name in forbid)
-        self.trusted = bool(self.sound and not doubted and self.epoch_time_s == self.epoch_time_s)
-        self.settled = not self.unsettled or self.repeats >= MIN_REPEATS
+        timed = self.epoch_time_s == self.epoch_time_s
+        return Trust.TRUSTED if timed and not doubted else Trust.DOUBTED
 
     def __getattr__(self, name: str) -> Any:
         """Find what its runs come to, once: a quantity and its ends, a doubt, or what all share."""
@@ -347,6 +369,10 @@ class Result:
         return [time for _, time in list_readings(METRICS["epoch_time_s"], self.every)]
 
     @property
+    def trusted(self) -> bool:
+        return self.trust is Trust.TRUSTED
+
+    @property
     def start_time_s(self) -> float:
         """The seconds of set-up and first steps, with the first steps of the slowest repeat. The
         rest of the warm-up is left out: it goes on until steps are steady, however long that takes.
@@ -369,11 +395,11 @@ def make_results(runs: Sequence[Run]) -> list[Result]:
         # of those that differ only in how they were measured, the one that measured most, profiled
         # or not as the other if there is such a one
         plain = [r for r in alike if r.precision == "fp32"]
-        plain.sort(key=lambda r: (not r.settled, -r.part))
+        plain.sort(key=lambda r: (refuse_base(r) != "", -r.part))
         for other in (r for r in alike if plain and r.precision != "fp32"):
             base = next((r for r in plain if r.profile == other.profile), plain[0])
             other.base = base
-            if base.settled and not refuse_pair(base, other):
+            if not refuse_base(base) and not refuse_pair(base, other):
                 other.speedup = over(base.epoch_time_s, other.epoch_time_s)
             other.memory_saved = 1 - over(other.memory_bytes, base.memory_bytes)
     return results

@@ -51,7 +51,7 @@ CLOCKS = 5e-3
 WATCHES_S = 60.0
 """How far the clocks of two machines that write to a folder may differ, or one be set back."""
 
-BUSY = 1.1
+MOST_BUSY = 1.1
 """The kernels of a profiled step take at most this share of a median step. On an H100 and an H200
 they take 0.53 to 0.993 of it."""
 
@@ -426,7 +426,7 @@ def find_wrong_profiles(evidence: Evidence) -> Iterator[str]:
         busy = [row["busy_s"] for row in alike if row["device"] == "cuda" and row.has("busy_s")]
         for row in alike if busy else ():
             step_s = row["step_time_median_s"]
-            if step_s and min(busy) > BUSY * step_s:
+            if step_s and min(busy) > MOST_BUSY * step_s:
                 yield (
                     f"{row.name}: a step takes {step_s:.4g} s, and its kernels alone take "
                     f"{min(busy):.4g} s"

@@ -15,9 +15,9 @@ from scipy import stats
 
 from bench.case import Case
 from bench.compare.__main__ import main as compare_main
-from bench.questions.effects import Effect
 from bench.record import Record, Status
 from bench.report.document import Report
+from bench.study.effects import Effect
 from tests.planted.records import FP16, FP32, at, learn, ran, some_steps
 from tests.planted.results import read_report, tell
 from tests.pytest_for_tests import Capture
@@ -155,6 +155,28 @@ def test_report_and_compare_say_the_same(tmp_path: Path, capsys: Capture) -> Non
     assert (1 / (ratio.value or 0), 1 / (ratio.high or 0), ratio.p) == pytest.approx(
         (compared["speed"], compared["low"], compared["p"])
     )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        (2.000, 2.001, "equivalent"),
+        (2.300, 2.301, "cannot tell"),  # of 0.98 ln 10, 2.2565, and more both guess
+        (2.258, 2.255, "cannot tell"),  # one guesses, and the other hardly does not
+        (2.300, 2.000, "better"),
+        (2.000, 2.300, "worse"),
+    ],
+)
+def test_report_and_compare_say_the_same_of_losses_of_guessing(
+    before: float, after: float, verdict: str, tmp_path: Path, capsys: Capture
+) -> None:
+    losses = ([base * (1 + x) for x in (0, 1e-4, 2e-4, 3e-4)] for base in (before, after))
+    rows = [*chain(*(learn(case, mine) for case, mine in zip((FP32, FP16), losses, strict=True)))]
+    assert tell(read_report(tmp_path, rows), "effects", "learnt") == [f"training loss: {verdict}"]
+    asked = ["--axis", "precision", "fp32", "fp16", "--format", "json"]
+    assert compare_main([str(tmp_path / "sweep"), *asked]) == 0
+    (compared,) = json.loads(capsys.readouterr().out)["equivalence"]["train_loss"]
+    assert compared["verdict"] == verdict
 
 
 def test_pairs_that_differ_are_listed_and_not_averaged(tmp_path: Path) -> None:

@@ -228,13 +228,13 @@ def test_a_remedy_is_one_that_the_row_can_take(
     folder = write_sweep(tmp_path / "sweep", [ran(case, 10, **values)])
     (run,), _ = read_results(read_sweep(folder))
     assert getattr(run, doubt)
-    assert doubts.DOUBTS[doubt].advise([run]).startswith(said)
+    assert doubts.DOUBTS[doubt].fix.advise([run]).startswith(said)
 
 
 def test_a_remedy_for_some_rows_and_another_for_others_are_both_said(tmp_path: Path) -> None:
     rows = [ran(settle(axes), 10, **NAN) for axes in ({}, {"command": "t", "batch_size": 128})]
     runs, _ = read_results(read_sweep(write_sweep(tmp_path / "sweep", rows)))
-    assert doubts.DOUBTS["diverged"].advise(runs) == (
+    assert doubts.DOUBTS["diverged"].fix.advise(runs) == (
         "Use a lower --lr. Let the script use a lower learning rate."
     )
 

@@ -12,8 +12,10 @@ import pytest
 
 from bench.case import Case
 from bench.gpu.peaks import list_peaks
+from bench.questions.settings import choose, list_settings
 from bench.record import Record, Status
-from bench.study.runs import Result
+from bench.study.comparable import refuse_base
+from bench.study.runs import Result, Trust
 from bench.study.sweeps import read_sweep
 from tests.planted.records import (
     GIB,
@@ -189,6 +191,36 @@ def test_memory_is_read_by_one_measure_a_machine(tmp_path: Path) -> None:
     unknown = ran(FP32, 10, 4 * GIB, executor="x")
     beside = cases_of(tmp_path / "beside", unknown, ran(FP16, 10, 4 * GIB, **bare))
     assert pick(beside, FP16).memory_bytes > 0  # what may be anything is no measure of others
+
+
+UNSETTLED = {"busy_s": 0.03, "step_time_median_s": 0.05, "step_time_mad_s": 0.005}
+TRUSTED: dict[str, tuple[Sequence[Record], Trust, str, str]] = {
+    # why no other is compared with it, and what it may be recommended for
+    "plain": (repeat([5]), Trust.TRUSTED, "", "time memory"),
+    "noisy, once": (repeat([5], **WITHIN, step_time_mad_s=0.1, step_time_median_s=1.0),
+                    Trust.DOUBTED, "", "memory"),
+    "noisy, three times": (repeat([5, 5, 5], step_time_mad_s=0.1, step_time_median_s=1.0),
+                           Trust.TRUSTED, "", "time memory"),
+    "waits for the host, twice": (repeat([5, 5], **UNSETTLED), Trust.DOUBTED,
+                                  "waits for the host and does not settle", "memory"),
+    "waits for the host, three times": (repeat([5, 5, 5], **UNSETTLED), Trust.TRUSTED, "",
+                                        "time memory"),
+    "throttled": (repeat([5, 5, 5], throttle_during="hardware slowdown"), Trust.DOUBTED, "",
+                  "memory"),
+    "diverged": (repeat([5], status=Status.DIVERGED), Trust.NONE, "", ""),
+    "unknown": (repeat([5], executor="x"), Trust.NONE, "", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRUSTED)
+def test_what_is_trusted_is_recommended_and_what_settles_is_a_baseline(
+    name: str, tmp_path: Path
+) -> None:
+    rows, trust, refused, aims = TRUSTED[name]
+    (case,) = cases_of(tmp_path, *rows)
+    assert (case.trust, refuse_base(case)) == (trust, refused)
+    settings = list_settings([case])
+    assert [aim for aim in ("time", "memory") if choose(settings, aim)] == aims.split()
 
 
 NO_BASELINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
