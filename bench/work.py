@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -138,14 +138,3 @@ def label_convolution(weight: Sequence[int], groups: int, format: str = "") -> L
         return Label(Kind.GROUPED, name, format)
     kind = Kind.CONVOLUTION_1X1 if math.prod(window) == 1 else Kind.CONVOLUTION
     return Label(kind, f"{shape}, {inputs}→{outputs}", format)
-
-
-def share_formats(work: Mapping[Label, Work]) -> dict[str, float]:
-    """Return the share of a step's FLOP that ran in each number format, the largest first; empty
-    if nothing was multiplied."""
-    flop: dict[str, float] = {}
-    for label, one in work.items():
-        if label.kind in COMPUTING and one.flop > 0:
-            flop[label.format] = flop.get(label.format, 0.0) + one.flop
-    whole = sum(flop.values())
-    return {name: flop[name] / whole for name in sorted(flop, key=lambda name: -flop[name])}

@@ -20,10 +20,10 @@ from bench.executors.subprocess import SubprocessExecutor
 from bench.report.__main__ import main as report
 from bench.store.reader import read_records
 from bench.sweep.__main__ import main as sweep
+from bench.training.labels import judge_label
 from bench.validate.__main__ import main as validate
 from bench.work import Kind, Label, Work
 from bench.worker import Job, StepTaken
-from bench.worker.labels import judge_label
 from tests.frames_for_tests import read_steps, read_work
 from tests.workers_for_tests import gone
 

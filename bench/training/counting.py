@@ -25,7 +25,7 @@ from bench.case import Case, micro_batch
 from bench.data.batches import Divided, Supply
 from bench.kernels import Vocabulary
 from bench.models.freezing import NONE, freeze
-from bench.precision import LEAST_LABELLED, Precision, list_formats, read_flags
+from bench.precision import read_flags
 from bench.record import KernelTime, WorkRow, write_kernels
 from bench.timeline import Timed
 from bench.training.switches import keep_switches
@@ -41,7 +41,6 @@ from bench.work import (
     label_convolution,
     place_kind,
     read_groups,
-    share_formats,
 )
 from bench.workloads import Loss, Workload, sketch_batch
 
@@ -497,28 +496,6 @@ def _spell_time(timed: Timed | None) -> tuple[float | None, float | None, str]:
 
 def _spell(label: Label) -> tuple[str, str, str]:
     return str(label.kind), label.operation, label.format
-
-
-# ------------------------------------------------------------------------------------------- labels
-
-
-def judge_formats(work: Mapping[Label, Work], precision: Precision) -> tuple[float | None, str]:
-    """Return the share of a step's FLOP in the format of a precision, and what ran instead if that
-    is less than `LEAST_LABELLED`; empty otherwise. The share is None if nothing was multiplied.
-    ``work`` is that of the step: what its operations read, whatever the network, or the code that
-    runs it, made of the precision."""
-    shares = share_formats(work)
-    if not shares:
-        return None, ""
-    formats = list_formats(precision)
-    labelled = sum(shares.get(name, 0.0) for name in formats)
-    if labelled >= LEAST_LABELLED:
-        return labelled, ""
-    ran = next(name for name in shares if name not in formats)
-    those = [label for label in work if label.format == ran and label.kind in COMPUTING]
-    most = max(those, key=lambda label: work[label].flop)
-    where = f"most of it in {most.kind.meaning}: {most.operation}"
-    return labelled, f"{100 * shares[ran]:.0f} % of the FLOP of a step ran in {ran} ({where})"
 
 
 # ------------------------------------------------------------------------------------------- sample

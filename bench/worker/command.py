@@ -40,13 +40,13 @@ from bench.script import FILE, LOST, SAMPLED
 from bench.sources import judge_opened, look_at, name_contents, name_file
 from bench.text import count, name_first
 from bench.training.counting import join_work
+from bench.training.labels import judge_label
 from bench.training.timing import Warmup, extrapolate, warm_up
 from bench.work import Kind, Label, Work
 from bench.worker import Channel, Job
 from bench.worker.endings import find_fault
 from bench.worker.epochs import describe_interval, describe_steps, finite
-from bench.worker.labels import Standing, judge_label
-from bench.worker.measurement import conclude
+from bench.worker.measurement import conclude, hold_to_label
 
 _LOST = re.compile(re.escape(LOST.encode()) + rb": ([^\n]+)\n")
 _POLL_S = 0.02
@@ -389,9 +389,5 @@ def _describe_work(found: Outcome, case: Case, run: _Run) -> None:
     if case.precision == OWN:
         found.leave_out("the command has no {precision}", "labelled_flop_share")
         return
-    judgement = judge_label(work, case, sample["flags"], (*sample["capability"],), sample["unseen"])
-    m.labelled_flop_share = judgement.share
-    if judgement.standing is Standing.UNPROVEN:
-        found.leave_out(judgement.reason, "labelled_flop_share")
-    elif judgement.standing is Standing.INVALID and found.status in (Status.OK, Status.DIVERGED):
-        found.status, found.reason = conclude(m, judgement.reason)
+    capability, flags = (*sample["capability"],), sample["flags"]
+    hold_to_label(found, judge_label(work, case, flags, capability, sample["unseen"]))

@@ -30,10 +30,10 @@ from bench.training.counting import (
     count_flop,
     count_step,
     join_work,
-    judge_formats,
     read_compiled,
     read_work,
 )
+from bench.training.labels import Judgement, Standing, judge_label
 from bench.training.loop import Exchange, Training
 from bench.training.optimizers import learning_rates
 from bench.training.parallel import GradientExchange, Group, Processes, measure_exchange
@@ -194,6 +194,16 @@ def conclude(m: Measurement, contradiction: str = "") -> tuple[Status, str]:
         reasons.append(f"the loss was inf or NaN from {where}")
     status = Status.DIVERGED if reasons else Status.OK
     return (Status.INVALID if contradiction else status), "; ".join(reasons)
+
+
+def hold_to_label(found: Outcome, judgement: Judgement) -> None:
+    """Set the outcome of a measurement by whether it ran in the number format of its label."""
+    m, measured = found.measurement, found.status in (Status.OK, Status.DIVERGED)
+    m.labelled_flop_share = judgement.share
+    if judgement.standing is Standing.UNPROVEN:
+        found.leave_out(judgement.reason, "labelled_flop_share")
+    elif judgement.standing is Standing.INVALID and measured:
+        found.status, found.reason = conclude(m, judgement.reason)
 
 
 def _describe_training(found: Outcome, case: Case, training: Training) -> None:
@@ -381,11 +391,7 @@ def _look_closer(
         else:
             counted = count_step(training, batches, case)
         m.step_bytes = round(sum(work.bytes for work in counted.values()))
-        m.labelled_flop_share, other = judge_formats(counted, training.precision)
-        if other:
-            found.status, found.reason = conclude(m, f"labelled {case.precision}, but {other}")
-        if m.labelled_flop_share is None:
-            found.leave_out("a step multiplies nothing", "labelled_flop_share")
+        hold_to_label(found, judge_label(counted, case))
     found.work = join_work(counted, {})
     m.shared = write_missing(sources) or None
     if case.profile:

@@ -17,8 +17,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
+from bench.case import Case
 from bench.precision import PRECISIONS, cast
-from bench.training.counting import Counter, judge_formats
+from bench.training.counting import Counter
+from bench.training.labels import judge_label
 from bench.work import Kind
 
 pytestmark = pytest.mark.skipif(
@@ -71,9 +73,9 @@ def test_all_products_of_a_forward_pass_are_in_the_format_of_its_label(
     told: dict[str, Any], precision: str
 ) -> None:
     shares = dict(told[precision]["shares"])
-    assert shares.pop(precision) == [1.0, ""]
+    assert shares.pop(precision) == 1.0
     others = {"fp32", "fp16", "bf16"} - {precision.removesuffix("-amp")}
-    assert {shares[other][0] for other in others} == {0.0}
+    assert {shares[other] for other in others} == {0.0}
 
 
 def test_cudnn_normalises_in_the_format_of_the_activations(told: dict[str, Any]) -> None:
@@ -87,7 +89,7 @@ if __name__ == "__main__":
         work = count_forward(tried).work
         norms = [label for label in work if label.kind is Kind.NORMALISATION]
         found[tried] = {
-            "shares": {other: judge_formats(work, PRECISIONS[other]) for other in TRIED},
+            "shares": {other: judge_label(work, Case(precision=other)).share for other in TRIED},
             "norms": [(label.operation, label.format) for label in norms],
         }
     print(json.dumps(found))

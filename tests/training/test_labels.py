@@ -6,10 +6,42 @@ from pathlib import Path
 
 import pytest
 
+from bench.case import Case
 from bench.report.__main__ import main as report
 from bench.store.reader import read_records
 from bench.sweep.__main__ import main as sweep
+from bench.training.labels import judge_label
+from bench.work import Kind, Label, Work
 from tests.pytest_for_tests import Capture
+
+TF32, IEEE = {"conv": "tf32", "matmul": "tf32"}, {"conv": "ieee", "matmul": "ieee"}
+READ = {
+    "float32": Label(Kind.MATMUL, "mm", "float32"),
+    "bfloat16": Label(Kind.MATMUL, "mm", "bfloat16"),
+}
+HELD: list[tuple[str, dict[str, int], dict[str, str] | None, str]] = [
+    # what is labelled, the FLOP by what they read, torch's flags where no probe tells how float32
+    # is rounded, and the standing
+    ("fp32", {"float32": 1}, None, "proven"),
+    ("fp32", {"float32": 1}, IEEE, "proven"),
+    ("fp32", {"float32": 1}, TF32, "invalid"),
+    ("tf32", {"float32": 1}, None, "proven"),
+    ("tf32", {"float32": 1}, TF32, "proven"),
+    ("tf32", {"float32": 1}, IEEE, "invalid"),
+    ("bf16-amp", {"float32": 49, "bfloat16": 51}, None, "proven"),
+    ("bf16-amp", {"float32": 51, "bfloat16": 49}, None, "invalid"),
+    ("bf16-amp", {"float32": 51, "bfloat16": 49}, TF32, "invalid"),
+    ("fp16", {"bfloat16": 1}, None, "invalid"),
+    ("fp16", {}, None, "unproven"),
+]
+
+
+@pytest.mark.parametrize(("label", "flop", "flags", "standing"), HELD)
+def test_flags_decide_on_float32_only_where_no_probe_does(
+    label: str, flop: dict[str, int], flags: dict[str, str] | None, standing: str
+) -> None:
+    work = {READ[name]: Work(1, float(number), 1.0) for name, number in flop.items()}
+    assert judge_label(work, Case(precision=label, device="cuda"), flags).standing == standing
 
 
 @pytest.mark.slow

@@ -1,4 +1,10 @@
-"""Whether a step ran in the number format of its label: proven, unproven or invalid."""
+"""Whether a step ran in the number format of its label: proven, unproven or invalid.
+
+Two things are looked at. Of a training of this harness `bench.training.proof` measures how single
+layers round, which must be no coarser than the label. Of any training the operations of a step are
+counted, and most of their FLOP must read the label's format. Nothing tells how a command's products
+of float32 are rounded, so that torch's flags decide there.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from bench.case import Case
-from bench.precision import LEAST_LABELLED, PRECISIONS, Arithmetic, list_formats
+from bench.precision import LEAST_LABELLED, Arithmetic, find_formats, list_formats
 from bench.text import name_first
 from bench.work import COMPUTING, Label, Work
 
@@ -34,17 +40,15 @@ class Judgement:
     reason: str = ""
 
 
-def share_arithmetic(
-    work: Mapping[Label, Work], flags: Mapping[str, str], has_tf32: bool
-) -> dict[str, float]:
+def share_arithmetic(work: Mapping[Label, Work], flags: Mapping[str, str]) -> dict[str, float]:
     """Return the share of a step's FLOP by number format, the largest first. What reads float32,
-    and may run in TF32 by torch's ``flags`` of convolutions and of other products, is ``tfloat32``;
-    empty if nothing was multiplied."""
+    and may run in TF32 by torch's ``flags`` of convolutions and of other products, if any, is
+    ``tfloat32``; empty if nothing was multiplied."""
     flop = dict[str, float]()
     for label, one in work.items():
         if label.kind in COMPUTING and one.flop > 0:
-            rounds = flags["conv" if "conv" in label.kind else "matmul"] == "tf32"
-            tf32 = has_tf32 and rounds and label.format == "float32"
+            rounds = flags.get("conv" if "conv" in label.kind else "matmul") == "tf32"
+            tf32 = rounds and label.format == "float32"
             name = str(Arithmetic.TFLOAT32) if tf32 else label.format
             flop[name] = flop.get(name, 0.0) + one.flop
     whole = sum(flop.values())
@@ -54,22 +58,27 @@ def share_arithmetic(
 def judge_label(
     work: Mapping[Label, Work],
     case: Case,
-    flags: Mapping[str, str],
+    flags: Mapping[str, str] | None = None,
     capability: tuple[int, ...] | None = None,
     unseen: Sequence[str] = (),
 ) -> Judgement:
-    """Judge the label of a case by the work of one step, torch's flags and the GPU's compute
-    ``capability``: None if not known, which TF32 is then supposed of, and (0, 0) on a CPU.
-    ``unseen`` names what ran beside the operations that were counted."""
+    """Judge the label of a case by the work of one step.
+
+    Args:
+        flags: torch's flags of products of float32; None if a probe tells how they are rounded.
+        capability: the GPU's compute capability; None if not known, which TF32 is then supposed of,
+            and (0, 0) on a CPU.
+        unseen: names what ran beside the operations that were counted.
+    """
     if unseen:
         what = name_first(unseen, 3)
         return Judgement(Standing.UNPROVEN, None, f"operations of {what} are not counted")
     has_tf32 = case.device == "cuda" and (capability or _HAS_TF32) >= _HAS_TF32
-    shares = share_arithmetic(work, flags, has_tf32)
+    shares = share_arithmetic(work, flags or {} if has_tf32 else {})
     if not shares:
         return Judgement(Standing.UNPROVEN, None, "a step multiplies nothing")
-    precision = PRECISIONS[case.precision]
-    is_tf32 = precision.arithmetic is Arithmetic.TFLOAT32
+    precision = find_formats(case.precision, case.opt_level)
+    is_tf32 = flags is not None and precision.arithmetic is Arithmetic.TFLOAT32
     formats = (str(precision.arithmetic),) if is_tf32 else list_formats(precision)
     labelled = sum(shares.get(name, 0.0) for name in formats)
     if labelled >= LEAST_LABELLED:
