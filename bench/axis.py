@@ -12,7 +12,7 @@ from typing import Any
 from bench.data.synthetic import MOST_CLASSES, parse_shape
 from bench.errors import nearest
 from bench.precision import OPT_LEVELS, POLICIES
-from bench.text import parse_bytes, write_bytes
+from bench.text import parse_bytes, read_number, read_percent, read_whole, write_bytes
 
 Value = str | int | float | bool | None
 
@@ -122,9 +122,8 @@ def parse_number(what: str, low: float, high: float = math.inf) -> Callable[[str
     """Return a parser of numbers above ``low`` and up to ``high``."""
 
     def parse(text: str) -> float:
-        with suppress(ValueError):
-            if low < (value := float(text)) <= high and math.isfinite(value):
-                return value
+        if low < (value := read_number(text)) <= high:
+            return value
         bound = f"above {low:g}" + (f" and at most {high:g}" if math.isfinite(high) else "")
         raise ValueError(f"{what} is a finite number {bound}")
 
@@ -182,11 +181,10 @@ def parse_whole(
     """Return a parser of whole numbers; ``right`` replaces the message of its ValueError."""
 
     def parse(text: str) -> int:
-        whole = text.isascii() and text.isdigit() and len(text) <= max(9, len(str(most)))
-        if not (whole and int(text) >= least and (most is None or int(text) <= most)):
+        if (number := read_whole(text, least, most)) is None:
             bound = f"of at least {least}" if most is None else f"from {least} to {most}"
             raise ValueError(right or f"{what} is a whole number {bound}")
-        return int(text)
+        return number
 
     return parse
 
@@ -197,10 +195,8 @@ parse_batch_size = parse_whole("", 0, 10**12, BATCH_SIZES)  # a command chooses 
 
 @or_none
 def parse_until(text: str) -> float:
-    number, unit = (text[:-1], 100.0) if text.endswith("%") else (text, 1.0)
-    with suppress(ValueError):
-        if 0 < (share := float(number) / unit) <= 0.5:
-            return share
+    if 0 < (share := (read_percent if "%" in text else read_number)(text)) <= 0.5:
+        return share
     raise ValueError("how certain a time is to be is a share such as 1%, at most 50%, or 'none'")
 
 
@@ -222,9 +218,8 @@ parse_classes = or_none(parse_whole("a number of classes", 2, MOST_CLASSES))
 
 
 def parse_lr_warmup(text: str) -> str:
-    if text.isascii() and text.isdigit() and len(text) < 10:
-        return str(int(text))
-    with suppress(ValueError):
-        if text.endswith("%") and 0 <= (share := float(text.removesuffix("%"))) <= 100:
-            return f"{share:.12g}%" if share else "0"
+    if (steps := read_whole(text, 0)) is not None:
+        return str(steps)
+    if 0 <= (share := 100 * read_percent(text)) <= 100:
+        return f"{share:.12g}%" if share else "0"
     raise ValueError("a warm-up is a number of steps, or a part of them such as 5%")

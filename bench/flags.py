@@ -12,7 +12,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -25,7 +25,7 @@ from bench.data import SYNTHETIC
 from bench.errors import StoreError, T, UsageError, choose, nearest
 from bench.grid import parse_values
 from bench.processes import provide_home
-from bench.text import capitalize, clean
+from bench.text import capitalize, clean, read_number, read_percent, read_whole
 from bench.workloads import IMAGES
 
 _ALL = "--help-all"
@@ -328,25 +328,21 @@ def parse_number(
     fits: Callable[[float], bool] = lambda value: 0 < value < math.inf,
 ) -> float:
     """Parse a flag's number. Raises UsageError: it fails ``fits``; the message says ``right``."""
-    with suppress(ValueError):
-        if fits(value := float(text)):
-            return value
+    if fits(value := read_number(text)):
+        return value
     raise UsageError(f"{flag} {text[:40]!r}: give {right}")
 
 
 def parse_percent(where: str, text: str) -> float:
     """Parse ``2%`` as 0.02. Raises UsageError: it is not a percentage from 0 to 1000."""
-    number, sign, rest = text.strip().partition("%")
-    with suppress(ValueError):
-        if sign and not rest and number.isascii() and 0 <= (value := float(number)) <= 1000:
-            return value / 100
+    if 0 <= (share := read_percent(text)) <= 10:
+        return share
     raise UsageError(f"{where}: a margin is a percentage from 0 to 1000 %, such as 2%")
 
 
 def parse_whole(flag: str, text: str, least: int, most: int | None = None) -> int:
     """Parse a flag's whole number. Raises UsageError: it is not one from ``least`` to ``most``."""
-    digits = text.isascii() and text.isdigit() and len(text) <= 9
-    if not (digits and least <= int(text) <= (most or math.inf)):
+    if (number := read_whole(text, least, most)) is None:
         right = f" of at least {least}" if most is None else f", from {least} to {most}"
         raise UsageError(f"{flag} {text[:40]!r}: give a whole number{right}")
-    return int(text)
+    return number

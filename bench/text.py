@@ -174,6 +174,37 @@ def join_words(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
+def read_whole(text: str, least: int, most: int | None = None) -> int | None:
+    """Return a whole number in ASCII digits; None if ``text`` is not one from ``least`` to
+    ``most``.
+
+    >>> read_whole("12", 1), read_whole("12", 1, 9), read_whole("1e3", 1)
+    (12, None, None)
+    """
+    # a text of any length would take long to convert
+    if not (text.isascii() and text.isdigit() and len(text) <= max(9, len(str(most)))):
+        return None
+    return int(text) if least <= int(text) <= (most or math.inf) else None
+
+
+def read_number(text: str) -> float:
+    """Return a finite number; NaN for other text.
+
+    >>> read_number("0.5"), read_number("inf")
+    (0.5, nan)
+    """
+    with suppress(ValueError):
+        if text.isascii() and math.isfinite(value := float(text)):
+            return value
+    return math.nan
+
+
+def read_percent(text: str) -> float:
+    """Return ``2%`` as 0.02; NaN for other text."""
+    number, sign, rest = text.strip().partition("%")
+    return read_number(number) / 100 if sign and not rest else math.nan
+
+
 _UNITS = {
     "TiB": 2**40,
     "TB": 10**12,
