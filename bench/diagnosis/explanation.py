@@ -26,6 +26,7 @@ from bench.diagnosis.step import (
     Wait,
     find_limit,
     find_rate,
+    has_instructions,
     name_arithmetic,
     write_ms,
     write_rate,
@@ -160,9 +161,6 @@ def list_cures(cause: Cause, case: Case) -> tuple[str, ...]:
 # such as casts, are entirely due to their own cause.
 
 
-FASTER = 1.1
-"""Speed-up over float32 products below which a format counts as emulated."""
-
 LOW = (Arithmetic.FLOAT16, Arithmetic.BFLOAT16, Arithmetic.FLOAT8)
 """Formats of fewer bits than float32."""
 
@@ -254,25 +252,25 @@ def _find_whole(timed: Timed, side: Side) -> Cause | None:
         return Cause.FLOAT32
     if timed.bound is not Bound.COMPUTE or row.format == Arithmetic.FLOAT32:
         return None
-    usual, rate = _find_rates(row, side.step)
-    return Cause.EMULATED if 0 < rate < FASTER * usual else None
+    emulated = has_instructions(*_find_rates(row, side.step), side.step.device) is False
+    return Cause.EMULATED if emulated else None
 
 
 def _find_rates(row: WorkRow, step: Step) -> tuple[float, float]:
-    """Return the rates of float32 and of a row's format; 0 if not measured. Both are rates of
+    """Return the rates of a row's format and of float32; 0 if not measured. Both are rates of
     convolutions if the row is one and both were measured, else of products."""
     name = name_arithmetic(row.format, step.arithmetic)
     own = step.rates.convolutions if row.kind in CONVOLUTIONS else {}
     rates = own if {Arithmetic.FLOAT32, name} <= own.keys() else step.rates.products
-    return rates.get(Arithmetic.FLOAT32, 0.0), rates.get(name, 0.0)
+    return rates.get(name, 0.0), rates.get(Arithmetic.FLOAT32, 0.0)
 
 
 def lacks_tensor_cores(timed: Timed, step: Step) -> bool:
     """Return whether products ran without the tensor cores that their format has. The names of
     kernels decide. If none was recorded, a rate below float32's decides: weaker evidence, as a
     convolution on tensor cores may be as slow."""
-    usual, rate = _find_rates(timed.row, step)
-    if step.device != "cuda" or not usual or rate < FASTER * usual:
+    rate, usual = _find_rates(timed.row, step)
+    if step.device != "cuda" or not has_instructions(rate, usual, step.device):
         return False
     using = plain = 0.0
     for kernel in read_kernels(timed.row.kernels):

@@ -109,9 +109,10 @@ CALL = "call_time_s"  # the column of the least time of an operation
 SAME_DEVICE = ("gpu", "cpu", "torch", "torch_threads", "variables")
 """Columns in which two rows must agree for their rates to be comparable."""
 
-_EMULATED = 0.1
-"""Share of float32's rate below which a 16-bit format is emulated: CPUs without instructions for it
-stayed below 3 %, and those with them reached 130 to 380 %."""
+EMULATED, FASTER = 0.1, 1.1
+"""Shares of float32's rate below which a format of fewer bits is emulated, and from which there are
+instructions for it: CPUs without them stayed below 3 %, and those with them reached 130 to 380 %.
+What is between is not known of a CPU. A GPU's tensor cores at least double the rate."""
 
 CONVOLUTIONS = (Kind.CONVOLUTION_1X1, Kind.CONVOLUTION, Kind.GROUPED)
 
@@ -156,6 +157,15 @@ def write_ms(time_s: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
 
 
+def has_instructions(rate: float | None, usual: float | None, device: str) -> bool | None:
+    """Return whether a device, cuda or cpu, has instructions for a format of fewer bits, by the
+    rates of that format and of float32; None if they do not tell."""
+    share = (rate or math.nan) / (usual or math.nan)
+    if share >= FASTER:
+        return True
+    return False if share < (FASTER if device == "cuda" else EMULATED) else None
+
+
 def find_halves(row: Mapping[Any, Any]) -> dict[str, bool]:
     """Return whether a CPU has instructions for each 16-bit format, as far as the rates of its row
     tell; empty for a GPU, whose name tells it."""
@@ -163,9 +173,9 @@ def find_halves(row: Mapping[Any, Any]) -> dict[str, bool]:
     if row.get("gpu"):
         return found
     for half in (Arithmetic.FLOAT16, Arithmetic.BFLOAT16):
-        share = (row.get(RATE_COLUMNS[half]) or math.nan) / (row.get(PRODUCT) or math.nan)
-        if share > 1 or share < _EMULATED:
-            found[str(half)] = share > 1
+        known = has_instructions(row.get(RATE_COLUMNS[half]), row.get(PRODUCT), "cpu")
+        if known is not None:
+            found[str(half)] = known
     return found
 
 
@@ -173,12 +183,14 @@ def find_emulated(format: str, row: Mapping[Any, Any], convolves: bool = True) -
     """Return what reaches so little of float32's rate in a format that it is emulated, by the rates
     in the columns of a row: ``float16 convolutions reach 0.5 % of float32's rate``. It is the worse
     of products and, if the network ``convolves``, convolutions; empty if both are fast enough, or
-    were not measured."""
-    shares = {}
+    were not measured, and for the formats of float32's products."""
+    shares, device = dict[str, float](), "cuda" if row.get("gpu") else "cpu"
+    if format in (Arithmetic.FLOAT32, Arithmetic.TFLOAT32):
+        return ""
     for columns in (RATE_COLUMNS, CONVOLUTION_COLUMNS)[: 1 + convolves]:
-        rates = [row.get(columns.get(f, "")) or math.nan for f in (format, Arithmetic.FLOAT32)]
-        if rates[0] < _EMULATED * rates[1]:
-            shares[columns[format]] = rates[0] / rates[1]
+        rate, usual = (row.get(columns.get(f, "")) or 0.0 for f in (format, Arithmetic.FLOAT32))
+        if has_instructions(rate, usual, device) is False:
+            shares[columns[format]] = rate / usual
     worst = min(shares, key=shares.__getitem__, default="")
     return worst and f"{RATES[worst]} reach {100 * shares[worst]:.2g} % of float32's rate"
 
@@ -198,7 +210,8 @@ def find_rate(format: str, rates: Rates, arithmetic: str, kind: str = "") -> flo
     rate = rates.products.get(name)
     if kind not in CONVOLUTIONS or (own := rates.convolutions.get(name)) is None:
         return rate
-    emulated = own < _EMULATED * rates.convolutions.get(Arithmetic.FLOAT32, 0.0)
+    usual = rates.convolutions.get(Arithmetic.FLOAT32)
+    emulated = has_instructions(own, usual, "cpu") is False  # of a GPU there are none
     return own if rate is None or emulated else max(own, rate)
 
 

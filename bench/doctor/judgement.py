@@ -8,7 +8,6 @@ from enum import IntEnum
 from fnmatch import fnmatchcase
 from functools import partial
 
-from bench.diagnosis.step import find_emulated
 from bench.doctor.rates import check_rates, describe_rates, find_threads
 from bench.environment.host import THREADS, VARIABLES, describe_install
 from bench.environment.machine import Gpu, Machine, Platform
@@ -265,7 +264,7 @@ def _tell_precisions(m: Machine, device: str, platform: Platform) -> str:
     platform = replace(platform, environment=replace(platform.environment, **rates))
     ways: dict[tuple[str, str], list[str]] = {}
     for precision in map(PRECISIONS.__getitem__, TRAINED):
-        slow = find_emulated(precision.arithmetic, rates) or platform.find_emulation(precision)
+        slow = platform.find_emulation(precision, convolves=True)
         lack = platform.refuse(precision) or _find_lack(m, device, precision)
         way = "cannot run" if lack else "emulates, slowly," if slow else "runs"
         ways.setdefault((way, lack or slow), []).append(precision.name)

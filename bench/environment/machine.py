@@ -21,7 +21,7 @@ from typing import Any
 
 from bench.case import DEVICES
 from bench.data import find_layout
-from bench.diagnosis.step import find_halves
+from bench.diagnosis.step import find_emulated, find_halves
 from bench.environment.host import (
     describe_card,
     describe_host,
@@ -70,9 +70,10 @@ class Platform:
         needs = f"{precision.name} needs an NVIDIA GPU of {least} or later; this is {self.name}"
         return needs if least else ""
 
-    def find_emulation(self, precision: Precision) -> str:
+    def find_emulation(self, precision: Precision, convolves: bool | None = None) -> str:
         """Return why ``precision`` would run only as an emulation, and is measured only if it is
-        asked for by name; empty if it would not.
+        asked for by name; empty if it would not. Of a network that ``convolves``, or does not, it
+        may be slow by the rates too, as no flag tells of some instructions.
 
         Few CPUs have instructions for fp16: without them, a step of DPN takes about 100 times as
         long as in fp32. In bf16 it takes 3 times as long if oneDNN computes the convolutions. The
@@ -87,7 +88,10 @@ class Platform:
             lacks = not native
             if format == "float16" and native is None:
                 which = "most CPUs have"
-        return f"{which} no {format} arithmetic" if lacks else ""
+        if lacks:
+            return f"{which} no {format} arithmetic"
+        rates = vars(self.environment)
+        return find_emulated(format, rates, convolves) if convolves is not None else ""
 
     def check_limit(self, limit: str | None) -> None:
         """Raise UsageError if no memory limit can be set here, or if this one is above the memory

@@ -17,7 +17,6 @@ from bench.case import AXES, Case, fill_command, format_value, list_varying
 from bench.command import list_named, refuse_program
 from bench.data import SYNTHETIC, DatasetInfo
 from bench.data.sources import CLASSES
-from bench.diagnosis.step import find_emulated
 from bench.doctor.judgement import write_warnings
 from bench.environment.host import has_cuda
 from bench.environment.machine import Machine, Platform, examine, guess_devices
@@ -449,10 +448,9 @@ def warn_of_emulation(
         precision, platform = PRECISIONS[case.precision], platforms.get(case.device)
         if platform is None or platform.refuse(precision):
             continue
-        rates, model = vars(platform.environment), (models or {}).get(name_subject(case))
+        model = (models or {}).get(name_subject(case))
         convolves = model is None or model.convolves
-        reason = platform.find_emulation(precision)
-        if reason := reason or find_emulated(precision.arithmetic, rates, convolves):
+        if reason := platform.find_emulation(precision, convolves):
             emulated.setdefault(reason, {})[case.precision] = None
     return [
         f"warning: {name_first(list(names), 4)} may be slow: {reason}; "

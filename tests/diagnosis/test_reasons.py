@@ -21,7 +21,15 @@ from bench.diagnosis.explanation import (
     explain,
     list_cures,
 )
-from bench.diagnosis.step import Bound, Profile, Rates, Step, Wait
+from bench.diagnosis.step import (
+    Bound,
+    Profile,
+    Rates,
+    Step,
+    Wait,
+    find_emulated,
+    find_halves,
+)
 from bench.kernels import shorten_kernel
 from bench.record import KernelTime, WorkRow, write_kernels
 from bench.verdict import Ratio
@@ -299,6 +307,29 @@ def test_convolutions_on_a_cpu_are_judged_by_what_convolutions_reach(
     found = compare([before], [after], device="cpu", rates=rates, precisions=("fp32", "bf16-amp"))
     assert found.reasons[0].cause is cause
     assert reach in found.reasons[0].evidence
+
+
+@pytest.mark.parametrize(
+    ("share", "cpu", "gpu"),
+    [(0.03, False, False), (0.5, None, False), (1.05, None, False), (1.3, True, True)],
+)
+def test_a_format_is_emulated_by_one_rule(share: float, cpu: bool | None, gpu: bool) -> None:
+    """Of a CPU between those with instructions and those without it is not known, and not told."""
+    for device, known in (("cpu", cpu), ("cuda", gpu)):
+        rates = Rates({"float32": 100e9, "bfloat16": share * 100e9}, 11e9, 2e-6)
+        before, after = (
+            make_row(Kind.MATMUL, "mm", 2000.0, flop=2e9, bytes=1e7, format=format)
+            for format in ("float32", "bfloat16")
+        )
+        precisions = ("fp32", "bf16-amp")
+        found = compare([before], [after], device=device, rates=rates, precisions=precisions)
+        causes = {reason.cause for reason in found.reasons}
+        row = {"rate_float32": 100e9, "rate_bfloat16": share * 100e9}
+        row |= {"gpu": "A card"} if device == "cuda" else {}
+        assert (Cause.EMULATED in causes) is (known is False)
+        assert bool(find_emulated("bfloat16", row)) is (known is False)
+        halves = {} if device == "cuda" or known is None else {"bfloat16": known}
+        assert find_halves(row) == halves
 
 
 def test_tf32_in_the_baseline_is_told_and_its_rate_is_not_float32s() -> None:
