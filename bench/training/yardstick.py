@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from psutil import virtual_memory
 
-from bench.diagnosis.step import CALL
 from bench.gpu import Depth, Device
 from bench.gpu.nvml import open_device
 from bench.precision import PRECISIONS, Arithmetic, set_flags
@@ -107,6 +106,9 @@ def measure(device: torch.device, seconds: float, card: Device | None = None) ->
     if CALL in found.rates:
         found.rates[CALL] = 1 / found.rates[CALL]
     return found
+
+
+CALL = "call_time_s"
 
 
 def list_rates(device: torch.device) -> list[Rate]:
