@@ -10,7 +10,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from bench.script import epoch, step
+from bench.workers.script import epoch, step
 
 if TYPE_CHECKING:
     from bench.api import Sweep, read, sweep

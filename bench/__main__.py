@@ -10,9 +10,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from bench.errors import UsageError, nearest
-from bench.flags import command
-from bench.processes import leave
+from bench.base.errors import UsageError, nearest
+from bench.base.processes import leave
+from bench.schema.flags import command
 
 COMMANDS = {
     "Measure": ("advise", "sweep", "search", "fit", "scales", "card"),

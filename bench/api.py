@@ -19,11 +19,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.axis import axis_flag
-from bench.case import AXES, spell_value
-from bench.errors import UsageError
-from bench.notebook import MAIN, write_module
-from bench.processes import provide_home
+from bench.base.errors import UsageError
+from bench.base.processes import provide_home
+from bench.schema.axis import axis_flag
+from bench.schema.case import AXES, spell_value
+from bench.workers.notebook import MAIN, write_module
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,7 +53,7 @@ def sweep(
         model: a network: a name such as ``"dpn92"``, ``"package.module:factory"``, or a function
             without arguments that returns a `torch.nn.Module`; or several. A function of a notebook
             is written to a module in ``out``, with what it uses.
-        workload: likewise a function that returns a `bench.workloads.Workload`.
+        workload: likewise a function that returns a `bench.networks.workloads.Workload`.
         vary: values of placeholders of one's own in ``command``, by name.
         out: folder of the results (default: a new one in ``results``).
         flags: any other flag of the command, a value or several: ``precision=["fp32",
@@ -160,7 +160,7 @@ class Sweep:
     def report(self) -> Report:
         """The whole report, as `python -m bench.report` shows it."""
         from bench.report.document import build
-        from bench.study.sweeps import read_sweeps
+        from bench.results.study.sweeps import read_sweeps
 
         return build(read_sweeps(self.folders))
 

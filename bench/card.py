@@ -18,15 +18,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bench.data import find_layout
-from bench.environment.host import has_cuda
-from bench.environment.machine import Platform, probe
-from bench.errors import UnsupportedError, UsageError
-from bench.executors import Settings
-from bench.executors.subprocess import SubprocessExecutor
-from bench.flags import Parser, command, describe, parse_number
-from bench.gpu.nvml import find_cards
-from bench.precision import (
+from bench.base.errors import UnsupportedError, UsageError
+from bench.base.processes import leave, stop_signals
+from bench.base.text import GIB, clean, last_line, read_clock, replace_file
+from bench.machine.host import has_cuda
+from bench.machine.nvml import find_cards
+from bench.networks.data import find_layout
+from bench.results.scale_map import MAP
+from bench.results.store.table import RECORDS
+from bench.schema.flags import Parser, command, describe, parse_number
+from bench.schema.precision import (
     FP8_INSTALL,
     PRECISIONS,
     TRAINED,
@@ -34,13 +35,12 @@ from bench.precision import (
     find_version,
     refuse_apex,
 )
-from bench.processes import leave, stop_signals
-from bench.record import COMPARABLE
-from bench.scale_map import MAP
-from bench.store.table import RECORDS
+from bench.schema.record import COMPARABLE
 from bench.sweep.folder import default_out
-from bench.text import GIB, clean, last_line, read_clock, replace_file
-from bench.worker import Lane
+from bench.workers.examination import Platform, probe
+from bench.workers.executors import Settings
+from bench.workers.executors.subprocess import SubprocessExecutor
+from bench.workers.job import Lane
 
 ROOT, STATE = Path(__file__).parents[1], "card.json"
 ENDED, OPEN = ("done", "absent"), ("left", "cut", "interrupted")  # what failed is run again

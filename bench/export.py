@@ -17,12 +17,17 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from bench.axis import Value
-from bench.case import AXES, NAMED, Case, spell_value
-from bench.errors import UsageError, choose
-from bench.flags import Parser, command, describe
-from bench.processes import leave
-from bench.record import (
+from bench.base.errors import UsageError, choose
+from bench.base.processes import leave
+from bench.base.text import clean, count, read_time
+from bench.results.store.reader import read_beside
+from bench.results.study import runs
+from bench.results.study.doubts import DOUBTS
+from bench.results.study.sweeps import Sweep, read_sweeps
+from bench.schema.axis import Value
+from bench.schema.case import AXES, NAMED, Case, spell_value
+from bench.schema.flags import Parser, command, describe
+from bench.schema.record import (
     COLUMNS,
     COMPARABLE,
     EPOCH_COLUMNS,
@@ -32,11 +37,6 @@ from bench.record import (
     Status,
     Step,
 )
-from bench.store.reader import read_beside
-from bench.study import runs
-from bench.study.doubts import DOUBTS
-from bench.study.sweeps import Sweep, read_sweeps
-from bench.text import clean, count, read_time
 
 PROJECT = "gpu-precision-bench"
 OUT = Path("trackers")

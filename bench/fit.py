@@ -13,11 +13,12 @@ from dataclasses import asdict
 from functools import partial
 from itertools import chain
 
-from bench.axis import Value
-from bench.case import format_value, list_varying
-from bench.environment.host import list_devices
-from bench.errors import UsageError
-from bench.flags import (
+from bench.base.errors import UsageError
+from bench.base.processes import leave
+from bench.machine.host import list_devices
+from bench.schema.axis import Value
+from bench.schema.case import format_value, list_varying
+from bench.schema.flags import (
     OF_SWEEPS,
     Parser,
     add_axes,
@@ -28,12 +29,11 @@ from bench.flags import (
     parse_whole,
     read_axes,
 )
-from bench.grid import AUTO
-from bench.preset import Preset
-from bench.processes import leave
+from bench.schema.grid import AUTO
+from bench.schema.preset import Preset
 from bench.sweep.options import add_running, choose_dataset, read_running
 from bench.sweep.probing import describe_wall, find_largest
-from bench.wall import ANSWERED, APART, MARGIN, STEP
+from bench.sweep.wall import ANSWERED, APART, MARGIN, STEP
 
 PRECISIONS = {"cuda": ["fp32", "fp16", "bf16-amp"], "cpu": ["fp32", "bf16-amp"]}
 """The default precisions, by device."""
@@ -42,7 +42,7 @@ TOLD = (
     *("largest", "smallest_failing", "thrashes_from", "recommended"),
     *("line", "available_bytes", "margin", "probes", "ending"),
 )
-"""Attributes of a `bench.wall.Wall` in the JSON."""
+"""Attributes of a `bench.sweep.wall.Wall` in the JSON."""
 
 
 def build_parser() -> Parser:

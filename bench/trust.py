@@ -18,21 +18,21 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from bench.doctor.rates import SECONDS
-from bench.environment.host import has_cuda
-from bench.environment.machine import probe
-from bench.errors import UnsupportedError, UsageError
-from bench.executors import Settings
-from bench.executors.subprocess import SubprocessExecutor
-from bench.flags import Parser, command, describe
-from bench.gpu.nvml import find_neighbours
-from bench.processes import leave, list_children
-from bench.record import Status
-from bench.store.reader import read_rows
-from bench.store.rows import Row
-from bench.store.table import RECORDS
-from bench.text import count, parse_bytes
-from bench.worker import Lane
+from bench.base.errors import UnsupportedError, UsageError
+from bench.base.processes import leave, list_children
+from bench.base.text import count, parse_bytes
+from bench.machine.host import has_cuda
+from bench.machine.nvml import find_neighbours
+from bench.results.store.reader import read_rows
+from bench.results.store.rows import Row
+from bench.results.store.table import RECORDS
+from bench.schema.flags import Parser, command, describe
+from bench.schema.record import Status
+from bench.workers.examination import probe
+from bench.workers.executors import Settings
+from bench.workers.executors.subprocess import SubprocessExecutor
+from bench.workers.job import Lane
+from bench.workers.rates import SECONDS
 
 ROOT = Path(__file__).parents[1]
 
@@ -298,7 +298,7 @@ def _await_worker(child: subprocess.Popen[str]) -> int:
     while child.poll() is None:
         for pid in list_children(child.pid):
             with suppress(OSError):
-                if Path(f"/proc/{pid}/comm").read_text().startswith("bench.worker"):
+                if Path(f"/proc/{pid}/comm").read_text().startswith("bench.workers.job"):
                     time.sleep(2)
                     return pid
         time.sleep(0.1)

@@ -13,10 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.axis import Value
-from bench.case import spell_value
-from bench.errors import UsageError
-from bench.flags import (
+from bench.base.errors import UsageError
+from bench.base.processes import leave
+from bench.schema.axis import Value
+from bench.schema.case import spell_value
+from bench.schema.flags import (
     Parser,
     add_filters,
     add_output,
@@ -24,12 +25,11 @@ from bench.flags import (
     command,
     write_document,
 )
-from bench.processes import leave
 
 if TYPE_CHECKING:
-    from bench.diagnosis.explanation import Explanation, Side
-    from bench.render.table import Notice
-    from bench.study.axes import Filter
+    from bench.answers.explanation import Explanation, Side
+    from bench.answers.render.table import Notice
+    from bench.results.study.axes import Filter
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ def explain(sweep: Path, axis: str, ends: Sequence[Value], where: Sequence[Filte
     """Explain the pairs of a sweep that differ in ``axis`` alone. ``ends`` are its values before
     and after; without them, any. Raises UsageError: there is no such pair, or none was
     profiled."""
-    from bench.questions.notices import describe_constants, warn
-    from bench.questions.step_time import explain_pairs
-    from bench.store.rows import latest
-    from bench.study.axes import find_varying, select
-    from bench.study.profiled import read_steps
-    from bench.study.runs import make_results, read_runs
-    from bench.study.sweeps import read_sweeps
+    from bench.answers.notices import describe_constants, warn
+    from bench.answers.step_time import explain_pairs
+    from bench.results.store.rows import latest
+    from bench.results.study.axes import find_varying, select
+    from bench.results.study.profiled import read_steps
+    from bench.results.study.runs import make_results, read_runs
+    from bench.results.study.sweeps import read_sweeps
 
     sweeps = read_sweeps([sweep])
     runs = read_runs(sweeps)
@@ -77,8 +77,8 @@ def explain(sweep: Path, axis: str, ends: Sequence[Value], where: Sequence[Filte
 def render_text(answer: Answer, full: bool = False) -> str:
     """Render each pair for a terminal: a summary, the reasons, and the changes between the two
     steps; with ``full``, the evidence."""
-    from bench.questions.step_time import CAUSES, tabulate_explained
-    from bench.render import text
+    from bench.answers.render import text
+    from bench.answers.step_time import CAUSES, tabulate_explained
 
     console = text.make_plain(shutil.get_terminal_size((text.WIDTH, 0)).columns)
     for line in answer.conditions:
@@ -104,7 +104,7 @@ def render_json(answer: Answer, full: bool = True) -> str:
 
 
 def _lay_out(found: Explanation) -> dict[str, Any]:
-    from bench.diagnosis.explanation import describe
+    from bench.answers.explanation import describe
 
     return {
         "a": _lay_out_side(found.a),
@@ -159,7 +159,7 @@ def main(argv: Sequence[str]) -> int:
     add("--full", action="store_true", help="print all rows and evidence")
     add_output(parser, "text or json")
     options = parser.parse(argv)
-    from bench.study.axes import parse_change, parse_filter
+    from bench.results.study.axes import parse_change, parse_filter
 
     render = choose_format(options, FORMATS)
     axis, values = parse_change(options.axis)

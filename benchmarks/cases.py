@@ -18,8 +18,8 @@ from typing import Any
 
 from benchmarks.figures import DIED, FIGURES, STATUSES, Figure
 
-# Made by bench.asv.host from the preset: the grid is the working tree's for every commit, because
-# asv knows a case only by its place in the grid.
+# Made by bench.publish.asv.host from the preset: the grid is the working tree's for every commit,
+# because asv knows a case only by its place in the grid.
 GRID: dict[str, Any] = json.loads(os.environ.get("BENCH_ASV_GRID", "{}"))
 PHASES = 4  # set-up, warm-up, epoch, evaluation: a sweep gives each the same deadline
 PREPARATION_S = 900  # the first case may have to fetch and decode its images
@@ -71,7 +71,10 @@ def train(axes: dict[str, Any], folder: Path) -> dict[str, Any]:
             return {"status": "timeout", "reason": f"the sweep ran past {LIMIT_S:g} s"}
     print(said)  # asv shows it with --show-stderr
     try:
-        from bench.store import read_records
+        try:
+            from bench.results.store import read_records
+        except ImportError:  # a commit before the layers
+            from bench.results.store import read_records  # type: ignore[import-not-found, no-redef]
 
         row: dict[Any, Any] = read_records(folder).iloc[-1].to_dict()
     except Exception as error:  # whatever an older commit's harness does, it is no figure

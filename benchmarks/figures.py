@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 Row = Mapping[str, Any]
-"""One record by column, as `bench.store.reader.read_records` types it: NaN for an empty number."""
+"""One record by column, as `bench.results.store.reader.read_records` types it: NaN for an empty
+number."""
 
 STATUSES = (
     "ok",

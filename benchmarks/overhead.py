@@ -40,7 +40,7 @@ def run(*command: str) -> str:
 def measure_bare(case: dict[str, Any]) -> tuple[float, int]:
     """Seconds of the steps, and their images, by the loop."""
     steps = math.ceil(case["fraction"] * math.ceil(IMAGES / case["batch_size"]))
-    asked = case | {"steps": steps, "models": str(Path(bench.__file__).with_name("models"))}
+    asked = case | {"steps": steps, "models": str(Path(bench.__file__).with_name("networks"))}
     told: dict[str, Any] = json.loads(run(str(BARE), json.dumps(asked)))
     if told["shared"]:
         raise RuntimeError(f"the bare loop shares code with the harness: {told['shared']}")

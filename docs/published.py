@@ -15,15 +15,15 @@ from typing import Any
 
 import pandas as pd
 
+from bench.base.text import write_range
 from bench.card import STATE
-from bench.case import AXES, SAME_QUESTION, Case
-from bench.record import Status, Step
-from bench.store.reader import read_beside, read_records
-from bench.store.table import RECORDS
-from bench.study.doubts import SHORT_ENERGY_S
-from bench.study.runs import make_results, read_runs
-from bench.study.sweeps import read_sweep
-from bench.text import write_range
+from bench.results.store.reader import read_beside, read_records
+from bench.results.store.table import RECORDS
+from bench.results.study.doubts import SHORT_ENERGY_S
+from bench.results.study.runs import make_results, read_runs
+from bench.results.study.sweeps import read_sweep
+from bench.schema.case import AXES, SAME_QUESTION, Case
+from bench.schema.record import Status, Step
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "results" / "reference"

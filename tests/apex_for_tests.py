@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.precision import PRECISIONS, cast
+from bench.schema.precision import PRECISIONS, cast
 
 
 def install(folder: Path) -> Path:

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from bench.case import Case
-from bench.environment.machine import Machine, examine
-from bench.fingerprint import Request
-from bench.workloads import OWN
+from bench.networks.workloads import OWN
+from bench.schema.case import Case
+from bench.workers.examination import Machine, examine
+from bench.workers.fingerprint import Request
 
 
 def read(subject: str) -> Case:
-    """A case of a network, or of a workload that is told by `bench.fingerprint.name_subject`."""
+    """A case of a network, or of a workload that is told by
+    `bench.workers.fingerprint.name_subject`."""
     name = subject.removeprefix("workload:")
     return Case(name) if name == subject else Case(name, OWN, workload=name)
 
 
 def ask_once(*subjects: str) -> Callable[..., Machine]:
-    """What is found of the CPU and of ``subjects``, as `bench.environment.machine.examine` would
+    """What is found of the CPU and of ``subjects``, as `bench.workers.examination.examine` would
     say it; KeyError for anything else."""
     whole = examine(["cpu"], [Request(read(subject)) for subject in subjects])
 

@@ -4,7 +4,7 @@ numpy, in double precision."""
 import numpy as np
 import torch
 
-from bench.data.batches import Batches
+from bench.networks.data.batches import Batches
 from tests.training_for_tests import list_batches
 
 

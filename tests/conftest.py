@@ -17,7 +17,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bench.data import DatasetInfo
+    from bench.networks.data import DatasetInfo
     from tests.planted.sweeps import Folders
 
 # a shell's background job ignores Ctrl-C, and would hand that on to every process a test starts
@@ -123,7 +123,7 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
 def own_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes are forked from servers of this test's own. One with other variables would end the
     server that other tests share, and to start that again takes five seconds of a core."""
-    monkeypatch.setattr("bench.run._servers", {})
+    monkeypatch.setattr("bench.workers.server._servers", {})
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 @pytest.fixture(scope="session")
 def data() -> DatasetInfo:
     """The synthetic images, as a worker opens them."""
-    from bench.data import prepare
+    from bench.networks.data import prepare
 
     return prepare("synthetic", data_dir=None)
 

@@ -15,22 +15,22 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from bench.axis import Value
-from bench.case import Case, parse_value
-from bench.data import SYNTHETIC, DatasetInfo, find_layout
-from bench.data.sources import CLASSES, IMAGES
-from bench.doctor.judgement import write_warnings
-from bench.environment.host import describe_host, find_torch
-from bench.environment.machine import Machine, Platform, examine
-from bench.errors import UnsupportedError, UsageError
-from bench.executors import Executor, Images, Listener, Settings, Stopping
-from bench.fingerprint import Fingerprint, Request
-from bench.models.weights import hash_weights
-from bench.origin import EXECUTORS, Kind
-from bench.record import MEASURED, EpochRow, Measurement, Outcome, Status
+from bench.base.errors import UnsupportedError, UsageError
+from bench.base.origin import EXECUTORS, Kind
+from bench.base.text import parse_bytes
+from bench.machine.host import describe_host, find_torch
+from bench.networks.data import SYNTHETIC, DatasetInfo, find_layout
+from bench.networks.data.sources import CLASSES, IMAGES
+from bench.networks.weights import hash_weights
+from bench.schema.axis import Value
+from bench.schema.case import Case, parse_value
+from bench.schema.record import MEASURED, EpochRow, Measurement, Outcome, Status
 from bench.sweep import preflight
-from bench.text import parse_bytes
-from bench.worker import Job, Lane
+from bench.workers.examination import Machine, Platform, examine
+from bench.workers.executors import Executor, Images, Listener, Settings, Stopping
+from bench.workers.fingerprint import Fingerprint, Request
+from bench.workers.job import Job, Lane
+from bench.workers.judgement import write_warnings
 
 if TYPE_CHECKING:
     import pytest

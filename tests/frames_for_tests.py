@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from bench.store.reader import find_records
-from bench.store.table import EPOCHS, STEPS, TABLES, WORK, read_columns
+from bench.results.store.reader import find_records
+from bench.results.store.table import EPOCHS, STEPS, TABLES, WORK, read_columns
 
 
 def read_frame(name: str, path: Path) -> pd.DataFrame:

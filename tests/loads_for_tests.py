@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bench.workloads import Workload
+from bench.networks.workloads import Workload
 
 ITEM_S = 0.075
 """How long an item of the slow dataset sleeps."""

@@ -15,11 +15,12 @@ from typing import Any
 
 import pynvml
 
-from bench.environment import host, machine
-from bench.environment.machine import Machine, Platform, describe
-from bench.gpu.nvml import find_cards, spell_uuid
-from bench.plain import read_value
-from bench.record import Environment
+from bench.base.plain import read_value
+from bench.machine import host
+from bench.machine.nvml import find_cards, spell_uuid
+from bench.schema.record import Environment
+from bench.workers import examination as machine
+from bench.workers.examination import Machine, Platform, describe
 from tests.pytest_for_tests import Patch
 
 RECORDINGS = Path(__file__).parent / "recordings"
@@ -269,7 +270,7 @@ class Made:
             patch.setattr(host, "find_spec", lambda name: spec)
             patch.setattr(machine, "ask_processes", ask)
             patch.setattr(machine, "describe_host", lambda: Environment(cpu="a CPU, 8 cores"))
-            patch.setattr("bench.executors.ask_processes", ask)
+            patch.setattr("bench.workers.executors.ask_processes", ask)
             patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
             patch.delenv("CUDA_DEVICE_ORDER", raising=False)
             for name, value in self.environ.items():
@@ -286,9 +287,9 @@ def _alone(name: str, gib: float, capability: tuple[int, int], watts: float, **m
     return Made((Board(name, gib, capability, watts, **more),), torch=torch)
 
 
-# GiB and watts are those of the data sheets that bench/gpu/peaks.py names, or of the product page;
-# capabilities of developer.nvidia.com/cuda-gpus; nvml.h says which cards have a MIG mode. Nothing
-# was recorded on such a machine.
+# GiB and watts are those of the data sheets that bench/machine/peaks.py names, or of the product
+# page; capabilities of developer.nvidia.com/cuda-gpus; nvml.h says which cards have a MIG mode.
+# Nothing was recorded on such a machine.
 MACHINES: dict[str, Made] = {
     # GeForce GTX 1080 white paper; torch's builds for CUDA 13 have no kernels below 7.5
     "gtx-1080": _alone("NVIDIA GeForce GTX 1080", 8, (6, 1), 180, lacks=_OLD, mig=None),

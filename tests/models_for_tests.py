@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.errors import UnsupportedError
-from bench.workloads import Loss, Network, Workload
+from bench.base.errors import UnsupportedError
+from bench.networks.workloads import Loss, Network, Workload
 
 if TYPE_CHECKING:
     pass
@@ -273,7 +273,7 @@ def not_a_model() -> object:
 
 def small_card() -> nn.Module:
     """DPN-92 on a card that offers this process 1 % of its memory."""
-    from bench.models import build_model
+    from bench.networks.models import build_model
 
     torch.cuda.set_per_process_memory_fraction(0.01)
     return build_model("dpn92")
@@ -281,7 +281,7 @@ def small_card() -> nn.Module:
 
 def one_block() -> nn.Module:
     """A DPN of one block, for what takes its time for each kernel."""
-    from bench.models.dpn import DPN, Stage
+    from bench.networks.dpn import DPN, Stage
 
     return DPN((Stage(1, 16, 32, 4),), stem=16, groups=8)
 

@@ -1,4 +1,4 @@
-"""What a `bench.run.Process` of a test does."""
+"""What a `bench.workers.server.Process` of a test does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd
 from typing import Any
 
-from bench.models import load_factory
+from bench.networks.models import load_factory
 
 
 def wait(told: Connection) -> None:

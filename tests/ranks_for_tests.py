@@ -22,12 +22,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.case import Case, whole_batch
-from bench.data.batches import Batches, Divided, Share
+from bench.networks.data.batches import Batches, Divided, Share
+from bench.networks.workloads import Loss, Workload
+from bench.schema.case import Case, whole_batch
 from bench.training.loop import Training, merge, train_epoch
 from bench.training.parallel import GradientExchange, Group, Processes, measure_exchange
 from bench.training.timing import StepClock
-from bench.workloads import Loss, Workload
 
 CPU = torch.device("cpu")
 CASE = Case(device="cpu", parallel="ddp", batch_size=4, lr=0.05)

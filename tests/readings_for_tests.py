@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from bench.gpu import Depth, Device, Process, Reading
+from bench.machine.gpus import Depth, Device, Process, Reading
 
 
 class Replay(Device):

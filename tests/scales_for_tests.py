@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bench.case import Case
-from bench.data import Dataset, DatasetInfo
-from bench.scale_map import ScaleCase
+from bench.networks.data import Dataset, DatasetInfo
+from bench.networks.workloads import IMAGES, Workload
+from bench.networks.workloads import Network as Run
+from bench.results.scale_map import ScaleCase
 from bench.scales.measurement import measure
-from bench.workloads import IMAGES, Workload
-from bench.workloads import Network as Run
+from bench.schema.case import Case
 
 
 class _Multiply(torch.autograd.Function):

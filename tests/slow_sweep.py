@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench.executors import Event
-from bench.origin import EXECUTORS, Kind
-from bench.record import Outcome, Step
+from bench.base.origin import EXECUTORS, Kind
+from bench.schema.record import Outcome, Step
 from bench.sweep import __main__ as sweep
-from bench.worker import Job
+from bench.workers.executors import Event
+from bench.workers.job import Job
 from tests.fake_executor import FakeExecutor
 
 DELAY_S = float(os.environ.get("BENCH_TEST_DELAY_S", "0.005"))

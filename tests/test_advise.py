@@ -14,16 +14,16 @@ import pytest
 from bench.advise.__main__ import main
 from bench.advise.advisor import Answer
 from bench.advise.findings import Findings, change, list_changes, list_levers
-from bench.case import Case, format_value
-from bench.errors import UsageError
-from bench.flags import join_flags
-from bench.limits import NEAR
-from bench.questions.advice import parse_budget
-from bench.record import Record, Status, flatten
-from bench.store.reader import read_records
-from bench.store.rows import Row
-from bench.study.runs import read_runs
-from bench.study.sweeps import read_sweep
+from bench.answers.advice import parse_budget
+from bench.base.errors import UsageError
+from bench.base.limits import NEAR
+from bench.results.store.reader import read_records
+from bench.results.store.rows import Row
+from bench.results.study.runs import read_runs
+from bench.results.study.sweeps import read_sweep
+from bench.schema.case import Case, format_value
+from bench.schema.flags import join_flags
+from bench.schema.record import Record, Status, flatten
 from bench.sweep import __main__ as sweep
 from tests import fake_executor as fake
 from tests.planted.records import ROOT, make_run, write_sweep

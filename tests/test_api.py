@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import bench
-from bench.errors import UsageError
+from bench.base.errors import UsageError
 from bench.report.__main__ import main as report
 from bench.sweep import execution
 from bench.sweep.options import parse_arguments, plan_cases
@@ -142,4 +142,4 @@ def test_a_function_whose_source_is_not_kept_is_refused(how: list[str]) -> None:
         input=code, capture_output=True, text=True, check=False,
     )  # fmt: skip
     *_, last = done.stderr.splitlines()
-    assert last.startswith("bench.errors.UsageError: the source of net is not kept")
+    assert last.startswith("bench.base.errors.UsageError: the source of net is not kept")

@@ -21,13 +21,13 @@ pytest.importorskip("asv", reason="asv is not installed (the 'asv' extra)")
 from asv.util import UserError
 from asv_runner.discovery import disc_benchmarks
 
-from bench.asv import host as asv_host
-from bench.asv.host import describe_grid, lay_out
-from bench.axis import Value
-from bench.case import Case
-from bench.errors import UsageError
-from bench.preset import load_preset, parse_preset, preset_names
-from bench.record import Status
+from bench.base.errors import UsageError
+from bench.publish.asv import host as asv_host
+from bench.publish.asv.host import describe_grid, lay_out
+from bench.schema.axis import Value
+from bench.schema.case import Case
+from bench.schema.preset import load_preset, parse_preset, preset_names
+from bench.schema.record import Status
 from benchmarks import overhead
 from benchmarks.figures import ABSENT, FIGURES, MEASURED, STATUSES
 

@@ -16,12 +16,12 @@ from bench import card, fit
 from bench.advise.__main__ import main as advise
 from bench.check.__main__ import main as check
 from bench.compare.__main__ import main as compare
-from bench.flags import join_flags
-from bench.record import SCHEMA
 from bench.report.__main__ import main as report
+from bench.results.store.table import RECORDS
 from bench.scales.__main__ import main as scales
+from bench.schema.flags import join_flags
+from bench.schema.record import SCHEMA
 from bench.search.__main__ import main as search
-from bench.store.table import RECORDS
 from bench.sweep.__main__ import main as sweep
 from tests.planted.records import make_run, write_sweep
 from tests.pytest_for_tests import Capture, Patch

@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 
 from bench import card
-from bench.environment.machine import Platform
+from bench.base.text import GIB
 from bench.fit import build_parser as build_fit
-from bench.record import Environment
-from bench.scale_map import MAP
+from bench.results.scale_map import MAP
+from bench.results.store.reader import read_records
+from bench.results.store.table import RECORDS
+from bench.results.study.sweeps import list_results
 from bench.scales.__main__ import build_parser as build_scales
-from bench.store.reader import read_records
-from bench.store.table import RECORDS
-from bench.study.sweeps import list_results
+from bench.schema.record import Environment
 from bench.sweep.options import parse_arguments, plan_cases
-from bench.text import GIB
+from bench.workers.examination import Platform
 
 ROOT = Path(__file__).parents[1]
 
@@ -45,8 +45,8 @@ sys.exit(int(code))
 CODE = """
 import pathlib, sys, time, types
 from bench import card
-from bench.environment.machine import Platform
-from bench.record import Environment
+from bench.workers.examination import Platform
+from bench.schema.record import Environment
 
 def tell_time():  # it is late once a step has said so, however fast this machine is
     return time.monotonic() + 1e6 * clock.exists()

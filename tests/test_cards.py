@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from bench.answers.render.documents import table_lines
 from bench.cards.__main__ import main
 from bench.cards.document import Cards, build
-from bench.case import Case
-from bench.record import Record, Status
-from bench.render.documents import table_lines
-from bench.study.sweeps import REFERENCE, read_sweeps
+from bench.results.study.sweeps import REFERENCE, read_sweeps
+from bench.schema.case import Case
+from bench.schema.record import Record, Status
 from tests.planted.records import GIB, make_record, measured, write_sweep
 from tests.test_golden import keep
 

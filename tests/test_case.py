@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.axis import COMPILES
-from bench.case import (
+from bench.base.errors import UsageError
+from bench.results.store.rows import parse_axis
+from bench.schema.axis import COMPILES
+from bench.schema.case import (
     AXES,
     NAMED,
     Case,
@@ -22,11 +24,9 @@ from bench.case import (
     parse_value,
     spell_cases,
 )
-from bench.errors import UsageError
-from bench.grid import grid
-from bench.precision import OPT_LEVELS, POLICIES, PRECISIONS
-from bench.rules import check, check_batches
-from bench.store.rows import parse_axis
+from bench.schema.grid import grid
+from bench.schema.precision import OPT_LEVELS, POLICIES, PRECISIONS
+from bench.schema.rules import check, check_batches
 
 POSITIVE = st.floats(min_value=5e-324, max_value=1.7e308)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.store.reader import read_records
+from bench.results.store.reader import read_records
 from tests.frames_for_tests import read_steps
 from tests.slow_sweep import STEPS
 

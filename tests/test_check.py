@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.case import Case
 from bench.check import findings
 from bench.check.__main__ import LEAST_STEPS, choose_cases, main
 from bench.check.checks import (
@@ -29,13 +28,14 @@ from bench.check.checks import (
     explain,
 )
 from bench.check.findings import Subject, check_seed
-from bench.data import DatasetInfo, load
-from bench.data.batches import stream
-from bench.flags import join_flags
+from bench.networks.data import DatasetInfo, load
+from bench.networks.data.batches import stream
+from bench.networks.workloads import Network, Workload
+from bench.schema.case import Case
+from bench.schema.flags import join_flags
 from bench.sweep.options import parse_arguments as parse_sweep
 from bench.sweep.options import plan_cases as plan_sweep
 from bench.training.loop import Training
-from bench.workloads import Network, Workload
 from tests.asked_for_tests import ask_once
 from tests.pytest_for_tests import Capture, Patch
 

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 
 from bench.cards.__main__ import main as cards
-from bench.case import AXES, Case, fill_command
-from bench.command import parse_command
 from bench.compare.__main__ import main as compare
-from bench.executors import Event, Settings
-from bench.executors.subprocess import SubprocessExecutor
 from bench.report.__main__ import main as report
-from bench.store.reader import read_records
+from bench.results.store.reader import read_records
+from bench.schema.case import AXES, Case, fill_command
+from bench.schema.command import parse_command
+from bench.schema.work import Kind, Label, Work
 from bench.sweep.__main__ import main as sweep
 from bench.training.labels import judge_label
 from bench.validate.__main__ import main as validate
-from bench.work import Kind, Label, Work
-from bench.worker import Job, StepTaken
+from bench.workers.executors import Event, Settings
+from bench.workers.executors.subprocess import SubprocessExecutor
+from bench.workers.job import Job, StepTaken
 from tests.frames_for_tests import read_steps, read_work
 from tests.workers_for_tests import gone
 
@@ -392,4 +392,4 @@ def test_outside_a_sweep_its_lines_do_nothing_and_import_nothing() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = json.loads(done.stdout)
-    assert not {"torch", "pandas", "numpy", "bench.case"} & {*loaded}
+    assert not {"torch", "pandas", "numpy", "bench.schema.case"} & {*loaded}

@@ -120,7 +120,7 @@ def test_a_command_that_ends_loses_nothing() -> None:
     """Though what it imported is not taken apart: threads, what is to be done at exit, output."""
     code = """
 import atexit, threading, time
-from bench.processes import leave
+from bench.base.processes import leave
 
 class Kept:
     def __del__(self): print("taken apart")

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from bench.case import Case, spell_value
 from bench.compare.__main__ import main
-from bench.record import Record, Status
-from bench.study.quantities import METRICS
-from bench.verdict import Claim, Verdict
+from bench.results.study.quantities import METRICS
+from bench.results.verdict import Claim, Verdict
+from bench.schema.case import Case, spell_value
+from bench.schema.record import Record, Status
 from tests.planted.comparisons import (
     BASE,
     CARD,

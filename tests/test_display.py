@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from bench.case import Case
-from bench.record import Record, Status
+from bench.schema.case import Case
+from bench.schema.record import Record, Status
 from bench.sweep.display import Display
-from bench.worker import PhaseEntered, StepTaken
+from bench.workers.job import PhaseEntered, StepTaken
 from tests.planted.records import make_record
 from tests.pytest_for_tests import Capture, Patch
 

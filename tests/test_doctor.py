@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from bench.doctor import __main__ as doctor
-from bench.doctor.__main__ import main, write_json
-from bench.doctor.judgement import Level, Remark, judge, write_warnings
-from bench.environment.machine import Cpu, Machine, Platform, describe
-from bench.gpu.nvml import NvmlProblem
-from bench.precision import Apex, find_apex
-from bench.processes import Quota
-from bench.record import Environment
+from bench import doctor
+from bench.base.processes import Quota
+from bench.doctor import main, write_json
+from bench.machine.nvml import NvmlProblem
+from bench.schema.precision import Apex, find_apex
+from bench.schema.record import Environment
+from bench.workers.examination import Cpu, Machine, Platform, describe
+from bench.workers.judgement import Level, Remark, judge, write_warnings
 from tests.machines_for_tests import GPU, RECORDINGS, FakeNvml, read_machine
 from tests.pytest_for_tests import Capture, Patch
 

@@ -14,8 +14,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench.environment import host
-from bench.environment.host import (
+from bench.base.errors import UsageError
+from bench.machine import host
+from bench.machine.host import (
     PACKAGES,
     describe_card,
     describe_host,
@@ -24,12 +25,11 @@ from bench.environment.host import (
     find_variables,
     has_cuda,
 )
-from bench.environment.machine import Platform, describe_device, probe
-from bench.errors import UsageError
-from bench.gpu.nvml import Card
-from bench.precision import PRECISIONS, Arithmetic
-from bench.record import Environment
+from bench.machine.nvml import Card
+from bench.schema.precision import PRECISIONS, Arithmetic
+from bench.schema.record import Environment
 from bench.training.yardstick import list_arithmetics
+from bench.workers.examination import Platform, describe_device, probe
 from tests.pytest_for_tests import Patch
 
 ROOT = Path(__file__).parents[1]

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from bench import export as command
-from bench.case import AXES, Case
 from bench.export import Point, Run, read_runs
-from bench.record import MEASURED, EpochRow, Record, Status, Step
-from bench.store.table import RECORDS
-from bench.store.writer import Store
-from bench.study.sweeps import Sweep, read_sweep
+from bench.results.store.table import RECORDS
+from bench.results.store.writer import Store
+from bench.results.study.sweeps import Sweep, read_sweep
+from bench.schema.case import AXES, Case
+from bench.schema.record import MEASURED, EpochRow, Record, Status, Step
 from tests.planted.records import make_run
 from tests.pytest_for_tests import Capture, Patch
 

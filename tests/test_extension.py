@@ -61,6 +61,9 @@ class Copy:
         assert text.count(old) == 1
         path.write_text(text.replace(old, new))
 
+    def read(self, file: str) -> str:
+        return (self.folder / "bench" / file).read_text()
+
     def write(self, file: str, text: str) -> None:
         (self.folder / "bench" / file).write_text(text.lstrip())
 
@@ -92,9 +95,9 @@ def copy(tmp_path: Path) -> Copy:
 
 def add_axis(copy: Copy, line: str) -> None:
     text = re.sub(r"^SCHEMA = (\d+)$", lambda m: f"SCHEMA = {int(m[1]) + 1}",
-                  (copy.folder / "bench/record.py").read_text(), flags=re.MULTILINE)  # fmt: skip
-    copy.write("record.py", text)
-    copy.insert("case.py", "    device: str", line)
+                  copy.read("schema/record.py"), flags=re.MULTILINE)  # fmt: skip
+    copy.write("schema/record.py", text)
+    copy.insert("schema/case.py", "    device: str", line)
 
 
 FAKED = "--executor fake --device cpu --dataset synthetic --out"
@@ -115,13 +118,17 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
     about = '0.9, parse_number("a momentum", 0), "SGD momentum"'
     add_axis(copy, f"    momentum: float = describe_axis({about}, affects=(LEARNING,))")
     add_axis(copy, ROUNDING)
-    copy.replace("case.py", '"opt_level", "fp8_recipe"', '"opt_level", "fp8_recipe", "rounding"')
-    copy.replace("rules.py", '("loss_scale",), "none', '("loss_scale", "rounding"), "none')
-    copy.insert("rules.py", "    if case.workload == COMMAND", DRIFTS)
+    copy.replace(
+        "schema/case.py", '"opt_level", "fp8_recipe"', '"opt_level", "fp8_recipe", "rounding"'
+    )
+    copy.replace("schema/rules.py", '("loss_scale",), "none', '("loss_scale", "rounding"), "none')
+    copy.insert("schema/rules.py", "    if case.workload == COMMAND", DRIFTS)
     row = '    ("rounding", None, "checkpoint", (True,), _UNMEASURED),'
-    copy.insert("rules.py", '    ("accumulate", None, "cuda', row)
-    copy.insert("study/axes.py", '    "opt_level"', '    "rounding": ("odd", "even", "up").index,')
-    copy.insert("study/pairs.py", '    *("parallel"', '    "rounding",')
+    copy.insert("schema/rules.py", '    ("accumulate", None, "cuda', row)
+    copy.insert(
+        "results/study/axes.py", '    "opt_level"', '    "rounding": ("odd", "even", "up").index,'
+    )
+    copy.insert("results/study/pairs.py", '    *("parallel"', '    "rounding",')
     why = '            "rounding": "its bounds are of one rounding",'
     copy.insert("check/__main__.py", '            "clip_grad"', why)
     axes = "--batch-size 64 --rounding up even odd"

@@ -18,9 +18,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import failure
-from bench.case import Case
-from bench.failure import (
+from bench.schema import failure
+from bench.schema.case import Case
+from bench.schema.failure import (
     NEARLY_FULL,
     Fault,
     classify,
@@ -29,8 +29,8 @@ from bench.failure import (
     list_kinds,
     list_libraries,
 )
-from bench.record import Status
-from bench.worker import read_free_share
+from bench.schema.record import Status
+from bench.workers.job import read_free_share
 from tests.pytest_for_tests import Patch
 
 FULL, ROOMY = NEARLY_FULL / 2, 0.5
@@ -242,13 +242,12 @@ def test_a_failure_is_traced_to_the_last_line_of_the_users_code(tmp_path: Path) 
         made["fails"]()
     for told in (caught.value, "".join(traceback.format_exception(caught.value))):
         assert find_place(told) == " (net.py, line 3)"
-    own = (
-        f'  File "{file}", line 4, in <module>\n  File "{tmp_path}/bench/script.py", line 7, in f\n'
-    )
-    (tmp_path / "bench").mkdir()
-    (tmp_path / "bench" / "script.py").touch()
+    script = tmp_path / "bench" / "workers" / "script.py"
+    own = f'  File "{file}", line 4, in <module>\n  File "{script}", line 7, in f\n'
+    script.parent.mkdir(parents=True)
+    script.touch()
     assert find_place(own) == " (script.py, line 7)", "a user's own"
-    (tmp_path / "bench" / "store").mkdir()
+    (tmp_path / "bench" / "results" / "store").mkdir(parents=True)
     assert find_place(own) == " (net.py, line 4)"
     assert find_place(own.replace("script.py", "training/counting.py")) == " (net.py, line 4)"
     loaded = f'Caught KeyError in DataLoader worker process 0.\n  File "{file}", line 9, in get\n'

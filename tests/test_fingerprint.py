@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.case import Case
-from bench.environment.machine import Machine, ask_processes
-from bench.fingerprint import Fingerprint, Request, try_model
-from bench.flags import join_flags
-from bench.store.reader import read_records
+from bench.results.store.reader import read_records
+from bench.schema.case import Case
+from bench.schema.flags import join_flags
 from bench.sweep import __main__ as sweep
+from bench.workers.examination import Machine, ask_processes
+from bench.workers.fingerprint import Fingerprint, Request, try_model
 from tests.workers_for_tests import gone
 
 BLOCKS = """

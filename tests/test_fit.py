@@ -12,19 +12,19 @@ import pandas as pd
 import pytest
 
 from bench import fit
+from bench.answers.scaling import find_searches
+from bench.base.errors import UsageError
 from bench.compare.comparison import read_side
-from bench.data import prepare
-from bench.errors import UsageError
-from bench.flags import join_flags
-from bench.grid import parse_values
-from bench.questions.scaling import find_searches
-from bench.record import Status
-from bench.store.reader import read_records, read_rows
-from bench.store.rows import read_history
-from bench.study.runs import read_runs
-from bench.study.sweeps import read_sweeps
+from bench.networks.data import prepare
+from bench.results.store.reader import read_records, read_rows
+from bench.results.store.rows import read_history
+from bench.results.study.runs import read_runs
+from bench.results.study.sweeps import read_sweeps
+from bench.schema.flags import join_flags
+from bench.schema.grid import parse_values
+from bench.schema.record import Status
 from bench.sweep import __main__ as sweep
-from bench.wall import read_walls
+from bench.sweep.wall import read_walls
 from tests import fake_executor as fake
 
 Capture = pytest.CaptureFixture[str]

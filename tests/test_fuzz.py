@@ -8,14 +8,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bench.case import AXES, Case
-from bench.errors import UsageError
-from bench.preset import parse_preset
-from bench.record import COLUMNS, STEP_COLUMNS, Step
-from bench.store.reader import read_records, read_rows
-from bench.store.rows import read_history
-from bench.store.table import RECORDS
-from bench.store.writer import Store
+from bench.base.errors import UsageError
+from bench.results.store.reader import read_records, read_rows
+from bench.results.store.rows import read_history
+from bench.results.store.table import RECORDS
+from bench.results.store.writer import Store
+from bench.schema.case import AXES, Case
+from bench.schema.preset import parse_preset
+from bench.schema.record import COLUMNS, STEP_COLUMNS, Step
 from tests.frames_for_tests import read_steps
 from tests.planted.records import make_run
 

@@ -14,19 +14,19 @@ import pytest
 from rich.cells import cell_len
 
 from bench.advise.__main__ import build_parser as build_advise
+from bench.answers.render.documents import render_latex, render_markdown
+from bench.answers.render.table import name_outcome
+from bench.answers.render.text import WIDTH, render
+from bench.base.text import capitalize
 from bench.compare.__main__ import build_parser as build_compare
 from bench.compare.__main__ import main as compare_sweeps
-from bench.record import Status
-from bench.render.documents import render_latex, render_markdown
-from bench.render.table import name_outcome
-from bench.render.text import WIDTH, render
 from bench.report.__main__ import build_parser as build_report
 from bench.report.document import Report, build
-from bench.store.rows import Row
-from bench.study.doubts import DOUBTS
-from bench.study.sweeps import REFERENCE, read_sweeps
+from bench.results.store.rows import Row
+from bench.results.study.doubts import DOUBTS
+from bench.results.study.sweeps import REFERENCE, read_sweeps
+from bench.schema.record import Status
 from bench.sweep.options import build_parser as build_sweep
-from bench.text import capitalize
 from bench.why import main as explain
 from tests.planted.comparisons import COMPARISONS
 from tests.planted.records import ROOT, list_committed

@@ -14,11 +14,11 @@ import psutil
 import pynvml
 import pytest
 
-from bench import gpu
-from bench.environment.machine import Platform
-from bench.errors import UsageError
-from bench.gpu import CombinedDevice, Depth, Host, Process, Reading, Unreadable
-from bench.gpu.nvml import (
+from bench.base.errors import UsageError
+from bench.base.processes import list_children, read_cpu_time
+from bench.machine import gpus as gpu
+from bench.machine.gpus import CombinedDevice, Depth, Host, Process, Reading, Unreadable
+from bench.machine.nvml import (
     EFFECTS,
     OF_WHOLE,
     THROTTLES,
@@ -34,10 +34,10 @@ from bench.gpu.nvml import (
     spell_uuid,
     throttle_names,
 )
-from bench.gpu.peaks import list_peaks
-from bench.processes import list_children, read_cpu_time
-from bench.record import Environment
+from bench.machine.peaks import list_peaks
+from bench.schema.record import Environment
 from bench.sweep.preflight import refuse_places
+from bench.workers.examination import Platform
 from tests.machines_for_tests import ANSWERS, GPU, Board, FakeNvml, error
 from tests.readings_for_tests import Replay
 

@@ -16,20 +16,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.case import Case
-from bench.data import Dataset, load, prepare
-from bench.data.batches import Batches, Counted, Divided, Supply
-from bench.data.synthetic import count_images
-from bench.errors import UsageError
-from bench.fingerprint import examine_model
-from bench.grid import grid
-from bench.record import Measurement, Status
+from bench.base.errors import UsageError
+from bench.networks.data import Dataset, load, prepare
+from bench.networks.data.batches import Batches, Counted, Divided, Supply
+from bench.networks.data.synthetic import count_images
+from bench.networks.workloads import Images, Network, Workload
 from bench.report.__main__ import main as report
-from bench.rules import check_batches
+from bench.schema.case import Case
+from bench.schema.grid import grid
+from bench.schema.record import Measurement, Status
+from bench.schema.rules import check_batches
 from bench.sweep.__main__ import main as sweep
+from bench.sweep.wall import Probe, Trial, name_family
 from bench.training.counting import count_flop
-from bench.wall import Probe, Trial, name_family
-from bench.workloads import Images, Network, Workload
+from bench.workers.fingerprint import examine_model
 from tests.pytest_for_tests import Capture
 from tests.training_for_tests import CPU, list_batches, run_case
 

@@ -17,26 +17,26 @@ import pytest
 from bench import card
 from bench.advise.__main__ import _read_now
 from bench.advise.__main__ import build_parser as build_advise
+from bench.base.errors import UsageError
 from bench.check.__main__ import build_parser as build_check
 from bench.check.__main__ import choose_cases as choose_checked
-from bench.doctor.judgement import judge
-from bench.environment.host import has_cuda
-from bench.environment.machine import Machine, examine, guess_devices
-from bench.errors import UsageError
-from bench.executors import ALL, Images, Settings
-from bench.executors.subprocess import SubprocessExecutor
 from bench.fit import PRECISIONS as FITTED
 from bench.fit import build_parser as build_fit
-from bench.flags import read_axes
-from bench.gpu import Depth
-from bench.gpu.nvml import find_cards, open_device
-from bench.preset import Preset, preset_names
+from bench.machine.gpus import Depth
+from bench.machine.host import has_cuda
+from bench.machine.nvml import find_cards, open_device
 from bench.scales.__main__ import build_parser as build_scales
 from bench.scales.__main__ import choose_cases as choose_scaled
+from bench.schema.flags import read_axes
+from bench.schema.preset import Preset, preset_names
 from bench.sweep.execution import rehearse
 from bench.sweep.loop import Loop
 from bench.sweep.options import Options, Plan, parse_arguments, plan_cases, read_running
 from bench.sweep.preflight import check, open_lanes
+from bench.workers.examination import Machine, examine, guess_devices
+from bench.workers.executors import ALL, Images, Settings
+from bench.workers.executors.subprocess import SubprocessExecutor
+from bench.workers.judgement import judge
 from tests.machines_for_tests import MACHINES
 from tests.pytest_for_tests import Patch
 from tests.test_golden import keep

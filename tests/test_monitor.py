@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu import Depth, Reading, Unreadable
-from bench.gpu.monitor import MONITORED, CommandMonitor, Monitor
+from bench.machine.gpus import Depth, Reading, Unreadable
+from bench.machine.monitor import MONITORED, CommandMonitor, Monitor
 from tests.readings_for_tests import Replay
 
 READINGS = Path(__file__).parent / "readings"

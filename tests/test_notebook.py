@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from bench.api import _name_factory
-from bench.errors import UsageError
-from bench.notebook import write_module
+from bench.base.errors import UsageError
 from bench.sweep.options import parse_arguments
+from bench.workers.notebook import write_module
 
 Patch = pytest.MonkeyPatch
 

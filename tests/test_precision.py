@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from bench.errors import UsageError
-from bench.grid import grid
-from bench.precision import PRECISIONS, cast, read_flags, set_flags
+from bench.base.errors import UsageError
+from bench.schema.grid import grid
+from bench.schema.precision import PRECISIONS, cast, read_flags, set_flags
 from bench.training.optimizers import build_optimizer
 from tests.training_for_tests import batch, training
 

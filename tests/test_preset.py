@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bench.axis import Value
-from bench.case import Case
-from bench.errors import UsageError
-from bench.preset import load_preset, parse_preset, preset_names
+from bench.base.errors import UsageError
+from bench.schema.axis import Value
+from bench.schema.case import Case
+from bench.schema.preset import load_preset, parse_preset, preset_names
 
 CPU = {"device": ["cpu"]}
 

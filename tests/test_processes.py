@@ -14,9 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from bench import processes as cores
-from bench.environment.host import describe_host
-from bench.processes import (
+from bench.base import processes as cores
+from bench.base.processes import (
     OtherWork,
     Quota,
     TemporaryFolder,
@@ -25,6 +24,7 @@ from bench.processes import (
     read_quota,
     remove_left,
 )
+from bench.machine.host import describe_host
 from tests.pytest_for_tests import Patch
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from bench import publish
-from bench.asv import site as asv_site
-from bench.errors import UsageError
+from bench.base.errors import UsageError
+from bench.publish import __main__ as publish
+from bench.publish.asv import site as asv_site
 
 ROOT = Path(__file__).parents[1]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.store.reader import read_records
-from bench.study.sweeps import read_sweep
+from bench.results.store.reader import read_records
+from bench.results.study.sweeps import read_sweep
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "gpus.md").read_text()

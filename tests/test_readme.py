@@ -31,18 +31,18 @@ import pytest
 from bench.__main__ import COMMANDS as PROGRAMS
 from bench.advise.advisor import Answer
 from bench.advise.findings import Findings, list_levers, strip
-from bench.axis import Value, axis_flag
-from bench.case import AXES, Case, format_value
+from bench.answers.explanation import CURES
 from bench.check.checks import CHECKS
-from bench.diagnosis.explanation import CURES
-from bench.flags import join_flags
-from bench.record import Status
 from bench.report.__main__ import main as report
 from bench.report.document import build
-from bench.store.reader import read_config, read_records, read_rows
-from bench.store.rows import keep_latest
-from bench.study.runs import read_runs
-from bench.study.sweeps import read_sweep
+from bench.results.store.reader import read_config, read_records, read_rows
+from bench.results.store.rows import keep_latest
+from bench.results.study.runs import read_runs
+from bench.results.study.sweeps import read_sweep
+from bench.schema.axis import Value, axis_flag
+from bench.schema.case import AXES, Case, format_value
+from bench.schema.flags import join_flags
+from bench.schema.record import Status
 from bench.sweep import options
 from tests.planted.records import ran, write_sweep
 from tests.pytest_for_tests import Capture, Patch
@@ -366,7 +366,7 @@ def run(checkout: Path, said: dict[str, str], monkeypatch: Patch, capfd: Capture
     """
     monkeypatch.setenv("BENCH_FAKE_MEMORY", "fixed=300MiB image=4MiB low=0.6")
     monkeypatch.syspath_prepend(checkout)
-    monkeypatch.setattr("bench.processes.leave", sys.exit)
+    monkeypatch.setattr("bench.base.processes.leave", sys.exit)
 
     def run(command: str) -> str:
         line = stand_in(command)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from bench.render import documents as markdown
-from bench.render.table import (
+from bench.answers.render import documents as markdown
+from bench.answers.render.table import (
     Answer,
     Cell,
     Document,
@@ -22,7 +22,7 @@ from bench.render.table import (
     Notice,
     Table,
 )
-from bench.render.text import WIDTH, draw, make_plain
+from bench.answers.render.text import WIDTH, draw, make_plain
 
 
 def make(**parts: Any) -> Document:

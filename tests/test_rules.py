@@ -8,14 +8,14 @@ from dataclasses import asdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.axis import axis_flag
-from bench.case import AXES, Case, format_value, make_case
-from bench.errors import UsageError
-from bench.flags import read_axes
-from bench.grid import grid
-from bench.precision import PRECISIONS
-from bench.rules import check, fill_value, settle
-from bench.store.rows import parse_axis
+from bench.base.errors import UsageError
+from bench.results.store.rows import parse_axis
+from bench.schema.axis import axis_flag
+from bench.schema.case import AXES, Case, format_value, make_case
+from bench.schema.flags import read_axes
+from bench.schema.grid import grid
+from bench.schema.precision import PRECISIONS
+from bench.schema.rules import check, fill_value, settle
 from bench.sweep.options import build_parser
 
 TEXTS = {

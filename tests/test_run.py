@@ -16,14 +16,14 @@ from typing import Any
 import psutil
 import pytest
 
-from bench.case import Case
-from bench.data import DatasetInfo
-from bench.executors import Event, Settings
-from bench.executors.subprocess import SubprocessExecutor
-from bench.fingerprint import Request
-from bench.record import Measurement, Status
-from bench.run import EndedError, MessageError, Process, call
-from bench.worker import Job, Lane, PhaseEntered
+from bench.networks.data import DatasetInfo
+from bench.schema.case import Case
+from bench.schema.record import Measurement, Status
+from bench.workers.executors import Event, Settings
+from bench.workers.executors.subprocess import SubprocessExecutor
+from bench.workers.fingerprint import Request
+from bench.workers.job import Job, Lane, PhaseEntered
+from bench.workers.server import EndedError, MessageError, Process, call
 from tests import models_for_tests
 from tests.workers_for_tests import find_workers, gone, is_server
 
@@ -118,7 +118,7 @@ def test_a_warm_worker_is_as_a_cold_one_whatever_was_run_before(
 
 LIGHT = """
 import sys
-from bench import run as process
+from bench.workers import server as process
 process.MODULES = ("math",)
 """
 """Has a server import nothing of what takes it seconds."""
@@ -206,7 +206,7 @@ for name in ("is_available", "device_count", "init", "_lazy_init", "current_devi
 for name in ("_cuda_init", "_cuda_getDeviceCount", "_cuda_getDevice", "_cuda_getCurrentRawStream"):
     setattr(torch._C, name, tell(name))
 import os
-from bench import run as process
+from bench.workers import server as process
 process.preload()
 process._imported = process._look_at([process.__file__])
 process._server = process._keeper = os.getpid()
@@ -255,7 +255,8 @@ def test_a_module_finds_what_its_script_would(tmp_path: Path) -> None:
     file.write_text(LOOKS)
     flags = [sys.executable, "-O", "-X", "utf8"]
     environment = {**os.environ, "PYTHONPATH": f"{TESTS.parent}:{os.environ['PYTHONPATH']}"}
-    starts = "from bench.run import call; asked = 'processes_for_tests:tell_script', 'looks:tell'; "
+    starts = "from bench.workers.server import call; "
+    starts += "asked = 'processes_for_tests:tell_script', 'looks:tell'; "
     starts += "print(repr(call(*asked, timeout_s=60)))"
     process, script = (
         subprocess.run([*flags, *what], capture_output=True, check=True, text=True,
@@ -324,7 +325,7 @@ def test_a_killed_server_takes_its_process_along_and_is_replaced() -> None:
 
 STARTING = """
 import time
-from bench.run import Process
+from bench.workers.server import Process
 process = Process("processes_for_tests:leave_behind")
 print(*process.receive(60), flush=True)
 time.sleep(3600)

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from bench.render.table import Table
-from bench.scale_map import (
+from bench.answers.render.table import Table
+from bench.results.scale_map import (
     HEADROOM,
     MAP,
     Fate,

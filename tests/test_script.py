@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch._C import _len_torch_dispatch_stack
 
-from bench.script import LOST, SAMPLED, _read_group, _Teller
+from bench.workers.script import LOST, SAMPLED, _read_group, _Teller
 
 
 def read(path: Path, kind: str) -> list[Any]:
@@ -78,7 +78,7 @@ def test_a_step_is_timed_on_the_gpu_that_trains(
 ) -> None:  # fmt: skip
     monkeypatch.setitem(sys.modules, "torch", fake_torch(held))
     monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
-    monkeypatch.setattr("bench.script.SAMPLED", -1)
+    monkeypatch.setattr("bench.workers.script.SAMPLED", -1)
     teller = _Teller(str(tmp_path / "steps"))
     for loss in losses:
         teller.step(4, loss)
@@ -149,7 +149,7 @@ def test_a_full_disk_ends_no_training(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("bench.script.os.write", write)
+        patched.setattr("bench.workers.script.os.write", write)
         teller.step(4, 1.0)
     teller.step(4, 1.0)
     teller.epoch(loss=1.0, accuracy=None)

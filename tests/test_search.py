@@ -16,22 +16,22 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from bench.case import Case
-from bench.flags import join_flags
-from bench.grid import grid
-from bench.halving import METRICS, Halving, read_halving
-from bench.optimization import OPTIMIZERS
-from bench.questions.halving import find_trials, spell_case
-from bench.record import EpochRow, Outcome
+from bench.answers.halving import find_trials, spell_case
 from bench.report.__main__ import main as report
+from bench.results.store.reader import read_beside, read_records, read_rows
+from bench.results.store.rows import latest, read_history
+from bench.schema.case import Case
+from bench.schema.flags import join_flags
+from bench.schema.grid import grid
+from bench.schema.halving import METRICS, Halving, read_halving
+from bench.schema.optimization import OPTIMIZERS
+from bench.schema.record import EpochRow, Outcome
 from bench.search import __main__ as search
 from bench.search.options import AROUND, parse_arguments
 from bench.search.trials import INSTALL, Ladder
-from bench.store.reader import read_beside, read_records, read_rows
-from bench.store.rows import latest, read_history
 from bench.sweep import __main__ as sweep
-from bench.worker import END, GO_ON, Channel, EpochEnded, Job, Message
-from bench.worker.measurement import measure
+from bench.workers.job import END, GO_ON, Channel, EpochEnded, Job, Message
+from bench.workers.measurement import measure
 from tests import fake_executor as fake
 from tests.frames_for_tests import read_epochs, read_steps
 

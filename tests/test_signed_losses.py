@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.case import Case
 from bench.compare.__main__ import main as compare
 from bench.report.__main__ import main as report
-from bench.store.reader import read_records
+from bench.results.store.reader import read_records
+from bench.results.verdict import Claim, Verdict, compare_seeds, judge_equivalences
+from bench.schema.case import Case
 from bench.sweep.__main__ import main as sweep
-from bench.verdict import Claim, Verdict, compare_seeds, judge_equivalences
 from tests.frames_for_tests import read_steps
 from tests.planted.records import learn, write_sweep
 from tests.pytest_for_tests import Capture

@@ -17,10 +17,20 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from bench.case import Case
+from bench.base.errors import StoreError, UsageError
+from bench.base.text import clean
 from bench.compare.comparison import read_side
-from bench.errors import StoreError, UsageError
-from bench.record import (
+from bench.results.store.reader import read_beside, read_records, read_rows
+from bench.results.store.rows import (
+    latest,
+    read_history,
+)
+from bench.results.store.table import EPOCHS, RECORDS, STEPS
+from bench.results.store.writer import Store
+from bench.results.study.runs import read_runs
+from bench.results.study.sweeps import read_sweep
+from bench.schema.case import Case
+from bench.schema.record import (
     COLUMNS,
     SCHEMA,
     WORK_COLUMNS,
@@ -32,16 +42,6 @@ from bench.record import (
     WorkRow,
     flatten,
 )
-from bench.store.reader import read_beside, read_records, read_rows
-from bench.store.rows import (
-    latest,
-    read_history,
-)
-from bench.store.table import EPOCHS, RECORDS, STEPS
-from bench.store.writer import Store
-from bench.study.runs import read_runs
-from bench.study.sweeps import read_sweep
-from bench.text import clean
 from tests.frames_for_tests import read_epochs, read_steps, read_work
 from tests.planted.records import make_run, write_sweep
 from tests.pytest_for_tests import Patch

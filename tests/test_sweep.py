@@ -27,19 +27,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bench.case import Case
-from bench.environment import machine
-from bench.environment.host import describe_host
-from bench.executors import Images
-from bench.flags import join_flags
-from bench.gpu.nvml import Card
-from bench.processes import OtherWork, describe_pause, stop_signals
-from bench.record import Environment, Outcome, Status
-from bench.store.reader import read_records, read_rows
-from bench.store.table import RECORDS
+from bench.base.processes import OtherWork, describe_pause, stop_signals
+from bench.machine.host import describe_host
+from bench.machine.nvml import Card
+from bench.results.store.reader import read_records, read_rows
+from bench.results.store.table import RECORDS
+from bench.schema.case import Case
+from bench.schema.flags import join_flags
+from bench.schema.record import Environment, Outcome, Status
 from bench.sweep import __main__ as sweep
 from bench.sweep import execution, loop, preflight
 from bench.sweep.options import Options, parse_arguments, plan_cases
+from bench.workers import examination as machine
+from bench.workers.executors import Images
 from tests import fake_executor as fake
 from tests.fake_executor import FakeExecutor
 from tests.planted.records import ROOT
@@ -218,7 +218,7 @@ def test_a_dry_run_refuses_what_a_start_refuses(
 def test_a_dry_run_asks_for_the_card_and_its_memory(monkeypatch: Patch, capsys: Capture) -> None:
     """It may be run on a machine without, with a warning; a limit above the card is refused."""
     cards = [Card(f"GPU-{i}", "a card", memory_bytes=2**33) for i in (1, 2)]
-    for module in ("bench.environment.machine", "bench.executors.subprocess"):
+    for module in ("bench.workers.examination", "bench.workers.executors.subprocess"):
         monkeypatch.setattr(f"{module}.find_cards", lambda: (cards, ""))
     flags = ["--preset", "quick", "--precision", "fp32", "--device", "cuda", "--dry-run"]
     said = "warning: torch has no GPU here, so that a start on this machine is refused"

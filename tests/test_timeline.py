@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.kernels import Vocabulary, label_kernel
-from bench.timeline import (
+from bench.profile.kernels import Vocabulary, label_kernel
+from bench.profile.timeline import (
     STEPS,
     Timeline,
     Trace,
@@ -25,8 +25,8 @@ from bench.timeline import (
     read_trace,
     summarize,
 )
+from bench.schema.work import Kind, Label
 from bench.training.counting import read_vocabulary
-from bench.work import Kind, Label
 
 MAIN, BACKWARD = 1, 2
 US = 1e-6

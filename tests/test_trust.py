@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from bench import trust
-from bench.record import Status
-from bench.store.rows import Row
+from bench.results.store.rows import Row
+from bench.schema.record import Status
 from tests.pytest_for_tests import Capture, Patch
 
 OK: dict[str, Any] = {

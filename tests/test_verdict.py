@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from bench.limits import MIN_REPEATS
-from bench.verdict import (
+from bench.base.limits import MIN_REPEATS
+from bench.results.verdict import (
     Claim,
     Equivalence,
     Ratio,

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.case import Case
-from bench.record import Status, flatten
-from bench.store.rows import Row
-from bench.wall import (
+from bench.results.store.rows import Row
+from bench.schema.case import Case
+from bench.schema.record import Status, flatten
+from bench.sweep.wall import (
     Ask,
     Ending,
     Goal,

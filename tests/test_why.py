@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from bench.case import Case
-from bench.diagnosis.explanation import describe
-from bench.diagnosis.step import Step
-from bench.questions.step_time import explain_pairs
-from bench.store.reader import read_records
-from bench.store.writer import Store
-from bench.study.axes import find_varying
-from bench.study.profiled import read_steps
-from bench.study.sweeps import read_sweeps
+from bench.answers.explanation import describe
+from bench.answers.step_time import explain_pairs
+from bench.profile.step import Step
+from bench.profile.timeline import read_trace
+from bench.results.store.reader import read_records
+from bench.results.store.writer import Store
+from bench.results.study.axes import find_varying
+from bench.results.study.profiled import read_steps
+from bench.results.study.sweeps import read_sweeps
+from bench.schema.case import Case
+from bench.schema.work import Kind
 from bench.sweep.__main__ import main as sweep_main
-from bench.timeline import read_trace
 from bench.training.profiling import MOST
 from bench.why import main
-from bench.work import Kind
 from tests.frames_for_tests import read_work
 from tests.planted.records import list_committed, make_run, write_sweep
 from tests.planted.results import read_results

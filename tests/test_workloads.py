@@ -13,19 +13,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.case import Case, list_varying, parse_value
-from bench.data.batches import MadeBatches
-from bench.environment.machine import Platform
-from bench.errors import UsageError
-from bench.fingerprint import examine_model, name_subject
-from bench.grid import grid
-from bench.precision import PRECISIONS
-from bench.record import Environment, Outcome, Status
+from bench.base.errors import UsageError
+from bench.networks.data.batches import MadeBatches
+from bench.networks.workloads import (
+    IMAGES,
+    OWN,
+    Loss,
+    Network,
+    Workload,
+    WorkloadFacts,
+    load_workload,
+)
+from bench.schema.case import Case, list_varying, parse_value
+from bench.schema.grid import grid
+from bench.schema.precision import PRECISIONS
+from bench.schema.record import Environment, Outcome, Status
 from bench.sweep.__main__ import main as sweep
 from bench.sweep.preflight import Inputs
 from bench.training.loop import Training
 from bench.training.trial import attempt, check_network, try_workload
-from bench.workloads import IMAGES, OWN, Loss, Network, Workload, WorkloadFacts, load_workload
+from bench.workers.examination import Platform
+from bench.workers.fingerprint import examine_model, name_subject
 from examples import transformer
 from tests.pytest_for_tests import Capture
 from tests.training_for_tests import CPU, run_case
@@ -225,7 +233,11 @@ def test_a_broken_workload_is_told_how(way: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "factory", "message"),
     [
-        ("workload", "network", "returned Linear; its factory returns a bench.workloads.Workload"),
+        (
+            "workload",
+            "network",
+            "returned Linear; its factory returns a bench.networks.workloads.Workload",
+        ),
         ("workload", "wright", "module 'test_workloads' has no function 'wright'; did you mean"),
     ],
 )

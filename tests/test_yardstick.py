@@ -16,24 +16,14 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from bench.diagnosis.step import CALL
-from bench.diagnosis.step import RATES as RATE_NAMES
-from bench.doctor.__main__ import write_json
-from bench.doctor.judgement import judge
-from bench.doctor.rates import (
-    SECONDS,
-    check_rates,
-    describe_rates,
-    measure_machine,
-    measure_rates,
-)
-from bench.environment.host import describe_host
-from bench.environment.machine import Machine, Platform
-from bench.executors.subprocess import SubprocessExecutor
-from bench.fingerprint import Fingerprint
-from bench.gpu import Depth, Reading, Unreadable
-from bench.precision import Arithmetic
-from bench.record import Environment, Measurement, Outcome, Status, WorkRow, read_missing
+from bench.doctor import write_json
+from bench.machine.gpus import Depth, Reading, Unreadable
+from bench.machine.host import describe_host
+from bench.machine.yardstick import Tries, Yardstick, read_tries
+from bench.profile.step import CALL
+from bench.profile.step import RATES as RATE_NAMES
+from bench.schema.precision import Arithmetic
+from bench.schema.record import Environment, Measurement, Outcome, Status, WorkRow, read_missing
 from bench.sweep.__main__ import main as sweep
 from bench.training.counting import Counter
 from bench.training.timing import ACCELERATORS
@@ -48,7 +38,17 @@ from bench.training.yardstick import (
     make_product,
     measure,
 )
-from bench.yardstick import Tries, Yardstick, read_tries
+from bench.workers.examination import Machine, Platform
+from bench.workers.executors.subprocess import SubprocessExecutor
+from bench.workers.fingerprint import Fingerprint
+from bench.workers.judgement import judge
+from bench.workers.rates import (
+    SECONDS,
+    check_rates,
+    describe_rates,
+    measure_machine,
+    measure_rates,
+)
 from tests.machines_for_tests import RECORDINGS, read_machine
 from tests.pytest_for_tests import Capture, Patch
 
@@ -144,7 +144,7 @@ def test_the_best_of_tries_counts_with_its_clock_while_it_ran(monkeypatch: Patch
 def test_a_process_that_fails_gives_its_reason(monkeypatch: Patch) -> None:
     (reason,) = measure_rates("nowhere", 0.001).reasons.values()
     assert reason.startswith("RuntimeError: Expected one of cpu, cuda")
-    monkeypatch.setattr("bench.doctor.rates.call", Mock(side_effect=TimeoutError))
+    monkeypatch.setattr("bench.workers.rates.call", Mock(side_effect=TimeoutError))
     assert measure_rates("cpu", 0.001) == Yardstick(reasons={"rates": "not measured within 120 s"})
 
 
@@ -263,7 +263,7 @@ def test_the_doctor_measures_anew(tmp_path: Path, monkeypatch: Patch) -> None:
     machine = replace(recorded, devices={"cpu": about}, models={})
     found = Yardstick({"rate_float32": 2e12, "rate_copy": 1e9}, tries={"rate_copy": Tries(3)})
     monkeypatch.setenv(SECONDS, "0.2")
-    monkeypatch.setattr("bench.doctor.rates.measure_rates", lambda *_: found)
+    monkeypatch.setattr("bench.workers.rates.measure_rates", lambda *_: found)
     examined = measure_machine(machine)
     assert examined.yardsticks == {"cpu": found}
     (file := tmp_path / "facts.json").write_text(write_json(examined, judge(examined)))
@@ -291,7 +291,7 @@ def test_the_doctor_measures_with_the_threads_of_free_cores(
     machine = read_machine(RECORDINGS / "cpu-only.json")
     busy = replace(machine, cpu=replace(machine.cpu, others=others), variables=variables)
     monkeypatch.setenv(SECONDS, "0.2")
-    monkeypatch.setattr("bench.doctor.rates.measure_rates", measure)
+    monkeypatch.setattr("bench.workers.rates.measure_rates", measure)
     (rates,) = (f for f in judge(measure_machine(busy)) if f.topic == "rates")
     assert asked == [threads and {"OMP_NUM_THREADS": threads}]
     assert rates.what.startswith(said)

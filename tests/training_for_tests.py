@@ -14,16 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.case import Case
-from bench.data.batches import Divided, Supply
-from bench.optimization import OPTIMIZERS
-from bench.precision import PRECISIONS, TRAINED, set_flags
-from bench.record import Outcome
+from bench.networks.data.batches import Divided, Supply
+from bench.networks.workloads import Workload
+from bench.schema.case import Case
+from bench.schema.optimization import OPTIMIZERS
+from bench.schema.precision import PRECISIONS, TRAINED, set_flags
+from bench.schema.record import Outcome
 from bench.training.loop import Epoch, Training, train_epoch
 from bench.training.timing import StepClock
-from bench.worker import Channel, Job
-from bench.worker.measurement import measure
-from bench.workloads import Workload
+from bench.workers.job import Channel, Job
+from bench.workers.measurement import measure
 
 CPU = torch.device("cpu")
 LR = 0.05

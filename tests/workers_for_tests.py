@@ -9,7 +9,7 @@ import psutil
 
 def is_worker(process: psutil.Process) -> bool:
     try:
-        return process.name().startswith("bench.worker")
+        return process.name().startswith("bench.workers.job")
     except psutil.Error:
         return False
 

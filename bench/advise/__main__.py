@@ -15,15 +15,15 @@ from typing import Any
 
 from bench.advise.advisor import find_advice
 from bench.advise.findings import LEVERS, strip
-from bench.axis import Value
-from bench.case import FOLLOWS, SAME_QUESTION, Case, parse_value
-from bench.environment.host import has_cuda
-from bench.errors import UsageError, nearest
-from bench.flags import OF_SWEEPS, Parser, add_axes, add_flag, command, describe, read_axes
-from bench.grid import grid
-from bench.preset import Preset
-from bench.processes import leave
-from bench.questions.advice import BUDGET, parse_budget
+from bench.answers.advice import BUDGET, parse_budget
+from bench.base.errors import UsageError, nearest
+from bench.base.processes import leave
+from bench.machine.host import has_cuda
+from bench.schema.axis import Value
+from bench.schema.case import FOLLOWS, SAME_QUESTION, Case, parse_value
+from bench.schema.flags import OF_SWEEPS, Parser, add_axes, add_flag, command, describe, read_axes
+from bench.schema.grid import grid
+from bench.schema.preset import Preset
 from bench.sweep.options import add_running, choose_dataset, read_running
 
 

@@ -15,27 +15,27 @@ from statistics import median
 from time import monotonic
 
 from bench.advise.findings import Findings, list_changes, list_levers, strip
-from bench.case import Case, format_value
-from bench.errors import UsageError
-from bench.limits import NEAR
-from bench.questions.advice import propose
-from bench.questions.choice import tell_open
-from bench.questions.halving import spell_case
-from bench.record import REPEATED, Outcome, Record, Status, flatten
-from bench.store.rows import Row, keep_latest, read_history
-from bench.study.axes import name_setting
-from bench.study.doubts import DOUBTS
-from bench.study.runs import Run, read_runs
-from bench.study.sweeps import read_sweep
+from bench.answers.advice import propose
+from bench.answers.choice import tell_open
+from bench.answers.halving import spell_case
+from bench.base.errors import UsageError
+from bench.base.limits import NEAR
+from bench.base.text import name_first, parse_bytes, read_time, write_percent, write_seconds
+from bench.results.store.rows import Row, keep_latest, read_history
+from bench.results.study.axes import name_setting
+from bench.results.study.doubts import DOUBTS
+from bench.results.study.runs import Run, read_runs
+from bench.results.study.sweeps import read_sweep
+from bench.results.verdict import compare
+from bench.schema.case import Case, format_value
+from bench.schema.record import REPEATED, Outcome, Record, Status, flatten
 from bench.sweep.display import Display
 from bench.sweep.execution import Grid, OomSkips
 from bench.sweep.folder import read_past, write_config
 from bench.sweep.loop import Loop, open_loop
 from bench.sweep.options import Options, Plan
-from bench.text import name_first, parse_bytes, read_time, write_percent, write_seconds
-from bench.verdict import compare
-from bench.wall import read_peak
-from bench.worker import Job, Lane
+from bench.sweep.wall import read_peak
+from bench.workers.job import Job, Lane
 
 UNTIL = 0.01
 """Relative error of the epoch time, within the run, at which a run on a GPU may end. On two shared

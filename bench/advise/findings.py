@@ -10,15 +10,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from bench.axis import Value
-from bench.case import AXES, FOLLOWS, SAME_QUESTION, Case
-from bench.errors import UsageError
-from bench.grid import grid
-from bench.limits import MIN_REPEATS, NEAR, STEADY
-from bench.precision import PRECISIONS
-from bench.questions.choice import Candidate, Choice, choose_among
-from bench.record import Status
-from bench.store.rows import Row
+from bench.answers.choice import Candidate, Choice, choose_among
+from bench.base.errors import UsageError
+from bench.base.limits import MIN_REPEATS, NEAR, STEADY
+from bench.results.store.rows import Row
+from bench.schema.axis import Value
+from bench.schema.case import AXES, FOLLOWS, SAME_QUESTION, Case
+from bench.schema.grid import grid
+from bench.schema.precision import PRECISIONS
+from bench.schema.record import Status
 
 LEVERS: dict[str, dict[str, Sequence[Value]]] = {
     "cuda": {
@@ -146,7 +146,7 @@ class Findings:
         return median(self.times.get(setting, [math.inf]))
 
     def choose(self, among: Iterable[Case]) -> Choice[Case] | None:
-        """Choose the setting to train with, by the rule of `bench.questions.choice`; None if none
+        """Choose the setting to train with, by the rule of `bench.answers.choice`; None if none
         was measured."""
         timed = [setting for setting in among if setting in self.times]
         weighed = [

@@ -14,13 +14,13 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from bench.errors import UsageError
-from bench.flags import Parser, add_output, choose_format, command, describe, write_document
-from bench.processes import leave
+from bench.base.errors import UsageError
+from bench.base.processes import leave
+from bench.schema.flags import Parser, add_output, choose_format, command, describe, write_document
 
 FORMATS = {
-    "text": "bench.render.text:render",
-    "md": "bench.render.documents:render_markdown",
+    "text": "bench.answers.render.text:render",
+    "md": "bench.answers.render.documents:render_markdown",
     "html": "bench.report.html:render",
 }
 """Functions that return a document as text."""
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     given = parser.parse(argv)
     module, _, name = choose_format(given, FORMATS).partition(":")
     from bench.cards.document import build
-    from bench.study.sweeps import REFERENCE, list_results, read_sweeps
+    from bench.results.study.sweeps import REFERENCE, list_results, read_sweeps
 
     also = [REFERENCE] if REFERENCE.is_file() else []
     if given.folders:

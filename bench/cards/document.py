@@ -16,22 +16,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from bench.axis import Trait, Value
-from bench.case import (
-    AXES,
-    FOLLOWS,
-    SAME_QUESTION,
-    UNTIMED,
-    list_affecting,
-    spell_value,
-)
-from bench.limits import STEADY
-from bench.origin import LABELS
-from bench.precision import OWN, PRECISIONS
-from bench.questions.report_data import ReportData, gather
-from bench.questions.settings import Setting, choose, choose_base, judge_speeds
-from bench.record import MODEL_PARTS, RELIABLE
-from bench.render.table import (
+from bench.answers.render.table import (
     Answer,
     Cell,
     Column,
@@ -48,16 +33,31 @@ from bench.render.table import (
     write_ratio,
     write_time,
 )
+from bench.answers.report_data import ReportData, gather
+from bench.answers.settings import Setting, choose, choose_base, judge_speeds
+from bench.base.limits import STEADY
+from bench.base.origin import LABELS
+from bench.base.text import count, name_first
 from bench.report.document import Report
-from bench.store.rows import group
-from bench.study.axes import list_main, name_axis, name_setting
-from bench.study.comparable import AMOUNT, refuse_alone, refuse_base
-from bench.study.doubts import SAID_BELOW
-from bench.study.estimate import TIME
-from bench.study.runs import Result
-from bench.study.sweeps import Sweep
-from bench.text import count, name_first
-from bench.verdict import Ratio
+from bench.results.store.rows import group
+from bench.results.study.axes import list_main, name_axis, name_setting
+from bench.results.study.comparable import AMOUNT, refuse_alone, refuse_base
+from bench.results.study.doubts import SAID_BELOW
+from bench.results.study.estimate import TIME
+from bench.results.study.runs import Result
+from bench.results.study.sweeps import Sweep
+from bench.results.verdict import Ratio
+from bench.schema.axis import Trait, Value
+from bench.schema.case import (
+    AXES,
+    FOLLOWS,
+    SAME_QUESTION,
+    UNTIMED,
+    list_affecting,
+    spell_value,
+)
+from bench.schema.precision import OWN, PRECISIONS
+from bench.schema.record import MODEL_PARTS, RELIABLE
 
 BASELINES = ("fp32", "tf32")
 """The precisions with which each one is compared, on the same card."""

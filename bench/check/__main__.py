@@ -8,15 +8,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from bench.axis import Value
-from bench.case import SAME_QUESTION, Case
+from bench.answers.advice import parse_budget
+from bench.base.errors import UsageError, choose
+from bench.base.processes import leave
 from bench.check.checks import CHECKS, head, run_checks
-from bench.environment.host import choose_device, refuse_missing
-from bench.environment.machine import examine
-from bench.errors import UsageError, choose
-from bench.executors import Images
-from bench.fingerprint import list_requests
-from bench.flags import (
+from bench.machine.host import choose_device, refuse_missing
+from bench.schema.axis import Value
+from bench.schema.case import SAME_QUESTION, Case
+from bench.schema.flags import (
     OF_OTHER_IMAGES,
     OF_SWEEPS,
     Parser,
@@ -25,13 +24,14 @@ from bench.flags import (
     parse_whole,
     read_axes,
 )
-from bench.grid import grid
-from bench.precision import PRECISIONS
-from bench.preset import default_preset, load_preset
-from bench.processes import leave
-from bench.questions.advice import parse_budget
+from bench.schema.grid import grid
+from bench.schema.precision import PRECISIONS
+from bench.schema.preset import default_preset, load_preset
 from bench.sweep.options import Options, Plan
 from bench.sweep.preflight import check
+from bench.workers.examination import examine
+from bench.workers.executors import Images
+from bench.workers.fingerprint import list_requests
 
 STEPS, LEAST_STEPS = 60, 20
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from bench.case import Case, list_varying
-from bench.text import clean, name_first
-from bench.workloads import IMAGES
+from bench.base.text import clean, name_first
+from bench.networks.workloads import IMAGES
+from bench.schema.case import Case, list_varying
 
 NOT_RUN = "not run"
 

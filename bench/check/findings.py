@@ -21,16 +21,16 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from bench.case import Case
+from bench.base.limits import LEAST_GAIN
 from bench.check.checks import Finding, InapplicableError, OutOfTimeError
-from bench.data.batches import Supply, count_items, stream
-from bench.limits import LEAST_GAIN
+from bench.networks.data.batches import Supply, count_items, stream
+from bench.networks.workloads import count_classes
+from bench.schema.case import Case
 from bench.training.building import open_workload
 from bench.training.loop import Training, train_epoch
 from bench.training.switches import keep_switches
 from bench.training.timing import StepClock
-from bench.worker.preparation import set_up
-from bench.workloads import count_classes
+from bench.workers.preparation import set_up
 
 MOST_STEPS = 60
 """The most steps, overflows included: a dynamic scale starts at up to 2^32 and is halved each time.
@@ -43,10 +43,9 @@ PATIENCE = 4
 class Subject:
     """A case, its data, and its training from the start.
 
-    ``folder`` holds the dataset that `bench.data.prepare` left; a user's workload needs none.
-    ``classes`` is the number of classes, None if the workload computes a loss of its own. At
-    ``until``, a time.monotonic(), the next step raises `OutOfTimeError`.
-    """
+    ``folder`` holds the dataset that `bench.networks.data.prepare` left; a user's workload needs
+    none. ``classes`` is the number of classes, None if the workload computes a loss of its own. At
+    ``until``, a time.monotonic(), the next step raises `OutOfTimeError`."""
 
     def __init__(self, case: Case, folder: str, steps: int, until: float = math.inf) -> None:
         self.case, self.folder, self.steps, self.until = case, folder, steps, until

@@ -5,7 +5,7 @@ each of two. Cases are matched by all other axes but those that say how a case w
 where a side ran one case on several GPUs or with several versions, by what ran them. Of each run
 the latest attempt counts; sentinels do not.
 A time is shown as a speed, above 1 is faster; every other metric is better when lower.
-`bench.verdict` describes how a verdict is reached.
+`bench.results.verdict` describes how a verdict is reached.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.base.errors import UsageError, choose
+from bench.base.limits import MIN_REPEATS
+from bench.base.processes import leave
 from bench.compare.comparison import (
     OUTCOME_FINDINGS,
     check_gate,
@@ -24,13 +27,17 @@ from bench.compare.comparison import (
     refuse_other_models,
     take_values,
 )
-from bench.errors import UsageError, choose
-from bench.flags import Parser, add_output, choose_format, command, parse_percent, write_document
-from bench.limits import MIN_REPEATS
-from bench.processes import leave
-from bench.study.axes import parse_change
-from bench.study.quantities import METRICS
-from bench.verdict import MIN_SEEDS
+from bench.results.study.axes import parse_change
+from bench.results.study.quantities import METRICS
+from bench.results.verdict import MIN_SEEDS
+from bench.schema.flags import (
+    Parser,
+    add_output,
+    choose_format,
+    command,
+    parse_percent,
+    write_document,
+)
 
 
 def build_parser() -> Parser:

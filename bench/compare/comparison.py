@@ -14,37 +14,19 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from bench.axis import Trait, Value
-from bench.case import (
-    AXES,
-    SAME_QUESTION,
-    SWITCHES,
-    UNTIMED,
-    Case,
-    format_value,
-    free_axes,
-    list_affecting,
-    list_varying,
-    spell_value,
-)
-from bench.errors import UsageError, nearest
-from bench.fingerprint import name_source
-from bench.flags import parse_percent
-from bench.models import MODELS
-from bench.record import COMPARABLE, MODEL_PARTS, REPEATED, Status
-from bench.rules import applies
-from bench.sources import Versions, list_edited
-from bench.store.reader import find_records, read_config, read_rows
-from bench.store.rows import SOURCES, fill_unknown, group, latest
-from bench.study.axes import name_axis, name_setting
-from bench.study.comparable import find_factor, refuse_alone, refuse_together, take_alike
-from bench.study.doubts import DOUBTS, Doubt
-from bench.study.pairs import EnvironmentKey
-from bench.study.pairs import match as match_cases
-from bench.study.quantities import MEMORY, METRICS, Metric
-from bench.study.runs import Run, link_runs, list_readings, list_runs
-from bench.text import make_printable, write_number
-from bench.verdict import (
+from bench.base.errors import UsageError, nearest
+from bench.base.text import make_printable, write_number
+from bench.networks.models import MODELS
+from bench.results.store.reader import find_records, read_config, read_rows
+from bench.results.store.rows import SOURCES, fill_unknown, group, latest
+from bench.results.study.axes import name_axis, name_setting
+from bench.results.study.comparable import find_factor, refuse_alone, refuse_together, take_alike
+from bench.results.study.doubts import DOUBTS, Doubt
+from bench.results.study.pairs import EnvironmentKey
+from bench.results.study.pairs import match as match_cases
+from bench.results.study.quantities import MEMORY, METRICS, Metric
+from bench.results.study.runs import Run, link_runs, list_readings, list_runs
+from bench.results.verdict import (
     GUESSING,
     Equivalence,
     Ratio,
@@ -56,7 +38,25 @@ from bench.verdict import (
     judge_equivalences,
     withdraw_if_guessing,
 )
-from bench.verdict import compare as compare_repeats
+from bench.results.verdict import compare as compare_repeats
+from bench.schema.axis import Trait, Value
+from bench.schema.case import (
+    AXES,
+    SAME_QUESTION,
+    SWITCHES,
+    UNTIMED,
+    Case,
+    format_value,
+    free_axes,
+    list_affecting,
+    list_varying,
+    spell_value,
+)
+from bench.schema.flags import parse_percent
+from bench.schema.record import COMPARABLE, MODEL_PARTS, REPEATED, Status
+from bench.schema.rules import applies
+from bench.training.sources import Versions, list_edited
+from bench.workers.fingerprint import name_source
 
 # ------------------------------------------------------------------------------------------- sides
 

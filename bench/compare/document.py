@@ -11,11 +11,7 @@ from operator import attrgetter
 from statistics import median
 from typing import Any
 
-from bench.case import AXES, SAME_QUESTION
-from bench.compare.comparison import TIME, Comparison, Finding, Gate, Match, refuse_runs
-from bench.origin import describe_origin
-from bench.record import MODEL_PARTS, Status
-from bench.render.table import (
+from bench.answers.render.table import (
     MIXED,
     NOTHING,
     Cell,
@@ -25,12 +21,9 @@ from bench.render.table import (
     write_ends,
     write_ratio,
 )
-from bench.render.text import draw_table, draw_text, make_plain
-from bench.store.rows import group
-from bench.study.axes import name_axis
-from bench.study.doubts import DOUBTS
-from bench.study.quantities import Metric
-from bench.text import (
+from bench.answers.render.text import draw_table, draw_text, make_plain
+from bench.base.origin import describe_origin
+from bench.base.text import (
     ESTIMATE,
     capitalize,
     count,
@@ -40,7 +33,14 @@ from bench.text import (
     write_number,
     write_percent,
 )
-from bench.verdict import UNCHECKED, Verdict, average_seeds
+from bench.compare.comparison import TIME, Comparison, Finding, Gate, Match, refuse_runs
+from bench.results.store.rows import group
+from bench.results.study.axes import name_axis
+from bench.results.study.doubts import DOUBTS
+from bench.results.study.quantities import Metric
+from bench.results.verdict import UNCHECKED, Verdict, average_seeds
+from bench.schema.case import AXES, SAME_QUESTION
+from bench.schema.record import MODEL_PARTS, Status
 
 _KEEP = {"p": 2, "runs": 3, "95 % interval": 6}
 """Priorities of columns: the lowest is left out first if a page is too narrow; see `Head`."""

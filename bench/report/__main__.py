@@ -9,8 +9,10 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from bench.errors import choose
-from bench.flags import (
+from bench.answers.settings import AIMS
+from bench.base.errors import choose
+from bench.base.processes import leave
+from bench.schema.flags import (
     Parser,
     add_filters,
     add_output,
@@ -19,16 +21,14 @@ from bench.flags import (
     writable,
     write_document,
 )
-from bench.processes import leave
-from bench.questions.settings import AIMS
 
 FORMATS = {
     "text": (
-        "bench.render.text:render",
+        "bench.answers.render.text:render",
         "the answer, the cases and three warnings; --full prints all tables",
     ),
-    "md": ("bench.render.documents:render_markdown", "all tables to paste"),
-    "latex": ("bench.render.documents:render_latex", "all tables for a paper (booktabs)"),
+    "md": ("bench.answers.render.documents:render_markdown", "all tables to paste"),
+    "latex": ("bench.answers.render.documents:render_latex", "all tables for a paper (booktabs)"),
     "html": ("bench.report.html:render", "one self-contained page with figures"),
     "csv": ("bench.report.files:write_csv", "one row per case, every derived number, SI units"),
     "json": ("bench.report.files:write_json", "the same, with tables and warnings"),
@@ -64,8 +64,8 @@ def main(argv: Sequence[str]) -> int:
     if options.aim:
         choose("--for", options.aim, AIMS)
     from bench.report.document import build
-    from bench.study.axes import ORDER, parse_filter, parse_name
-    from bench.study.sweeps import read_sweeps
+    from bench.results.study.axes import ORDER, parse_filter, parse_name
+    from bench.results.study.sweeps import read_sweeps
 
     home = (options.output or Path("report")).resolve().parent
     where = [parse_filter(text) for text in options.where]
@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
         with writable("--figures", options.figures):
             write_figures(report, options.figures)
     if options.format == "text" and options.output is None:
-        from bench.render.text import show
+        from bench.answers.render.text import show
 
         show(report, options.full)
         return 0

@@ -9,22 +9,18 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import ClassVar
 
-from bench.questions.effects import EFFECTS
-from bench.questions.halving import SEARCH
-from bench.questions.notices import (
+from bench.answers.effects import EFFECTS
+from bench.answers.halving import SEARCH
+from bench.answers.notices import (
     choose_next,
     describe_constants,
     describe_subject,
     warn,
     write_notes,
 )
-from bench.questions.overview import COSTS, OVERVIEW, PLACES, REACHED, TIMES
-from bench.questions.recommendation import recommend
-from bench.questions.report_data import ReportData, gather
-from bench.questions.scaling import SCALING, WALLS, find_searches
-from bench.questions.step_time import BREAKDOWNS
-from bench.record import Status
-from bench.render.table import (
+from bench.answers.overview import COSTS, OVERVIEW, PLACES, REACHED, TIMES
+from bench.answers.recommendation import recommend
+from bench.answers.render.table import (
     Answer,
     Level,
     NextStep,
@@ -35,9 +31,13 @@ from bench.render.table import (
     find_wording,
     name_outcome,
 )
-from bench.study.axes import Filter
-from bench.study.sweeps import Sweep
-from bench.text import count, name_first
+from bench.answers.report_data import ReportData, gather
+from bench.answers.scaling import SCALING, WALLS, find_searches
+from bench.answers.step_time import BREAKDOWNS
+from bench.base.text import count, name_first
+from bench.results.study.axes import Filter
+from bench.results.study.sweeps import Sweep
+from bench.schema.record import Status
 
 SECTIONS: tuple[Section, ...] = (
     PLACES,

@@ -25,20 +25,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from bench.case import AXES, FOLLOWS, SAME_QUESTION, spell_value
-from bench.limits import STEADY
-from bench.origin import LABELS
-from bench.precision import PRECISIONS
-from bench.questions.settings import list_settings
-from bench.record import MEASURED, Status
-from bench.render.table import name_case
+from bench.answers.render.table import name_case
+from bench.answers.settings import list_settings
+from bench.base.limits import STEADY
+from bench.base.origin import LABELS
+from bench.base.text import GIB, capitalize, clean
 from bench.report.document import Report
-from bench.store.rows import group
-from bench.study.axes import ORDER, find_varying, list_main, name_axis
-from bench.study.comparable import refuse_alone
-from bench.study.quantities import is_number
-from bench.study.runs import Result, Spread
-from bench.text import GIB, capitalize, clean
+from bench.results.store.rows import group
+from bench.results.study.axes import ORDER, find_varying, list_main, name_axis
+from bench.results.study.comparable import refuse_alone
+from bench.results.study.quantities import is_number
+from bench.results.study.runs import Result, Spread
+from bench.schema.case import AXES, FOLLOWS, SAME_QUESTION, spell_value
+from bench.schema.precision import PRECISIONS
+from bench.schema.record import MEASURED, Status
 
 MOST_PANELS = 6
 APART = 8  # a larger ratio between panels' largest values gives each a scale of its own

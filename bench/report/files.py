@@ -10,15 +10,15 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from bench.case import AXES
-from bench.record import COLUMNS
-from bench.render.table import Cell, Table
+from bench.answers.render.table import Cell, Table
 from bench.report.document import Report
-from bench.store.table import write_lines
-from bench.study.comparable import Period
-from bench.study.doubts import DOUBTS
-from bench.study.quantities import QUANTITIES, is_number
-from bench.study.runs import Spread
+from bench.results.store.table import write_lines
+from bench.results.study.comparable import Period
+from bench.results.study.doubts import DOUBTS
+from bench.results.study.quantities import QUANTITIES, is_number
+from bench.results.study.runs import Spread
+from bench.schema.case import AXES
+from bench.schema.record import COLUMNS
 
 WHERE = (
     "gpu",

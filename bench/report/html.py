@@ -10,12 +10,12 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from bench.render.table import Head
-from bench.render.text import list_doubts
+from bench.answers.render.table import Head
+from bench.answers.render.text import list_doubts
+from bench.base.text import clean
 from bench.report.document import Report
 from bench.report.figures import COLOURS, draw, inline, list_figures, list_panels
-from bench.store.reader import find_records
-from bench.text import clean
+from bench.results.store.reader import find_records
 
 TEMPLATES = Path(__file__).with_name("templates")
 

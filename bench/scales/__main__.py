@@ -9,15 +9,22 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from bench.axis import Value, read_scale
-from bench.case import AXES, Case
-from bench.data import find_layout, load
-from bench.environment.host import choose_device, refuse_missing
-from bench.environment.machine import examine
-from bench.errors import UsageError
-from bench.executors import Images
-from bench.fingerprint import list_requests
-from bench.flags import (
+from bench.base.errors import UsageError
+from bench.base.processes import leave
+from bench.base.text import read_clock
+from bench.machine.host import choose_device, refuse_missing
+from bench.networks.data import find_layout, load
+from bench.results.scale_map import (
+    MAP,
+    TOLERANCE,
+    ScaleMap,
+    read_scale_map,
+    write_map,
+)
+from bench.scales.document import SCALES, tabulate_scale_map
+from bench.schema.axis import Value, read_scale
+from bench.schema.case import AXES, Case
+from bench.schema.flags import (
     OF_OTHER_IMAGES,
     OF_SWEEPS,
     Parser,
@@ -26,19 +33,12 @@ from bench.flags import (
     parse_whole,
     read_axes,
 )
-from bench.grid import grid
-from bench.processes import leave
-from bench.scale_map import (
-    MAP,
-    TOLERANCE,
-    ScaleMap,
-    read_scale_map,
-    write_map,
-)
-from bench.scales.document import SCALES, tabulate_scale_map
+from bench.schema.grid import grid
 from bench.sweep.options import Options, Plan
 from bench.sweep.preflight import check, refuse_unwritable
-from bench.text import read_clock
+from bench.workers.examination import examine
+from bench.workers.executors import Images
+from bench.workers.fingerprint import list_requests
 
 POWERS = tuple(2.0**k for k in range(25))
 """The default scales: the powers of two from 1 to 2^24, which round nothing as factors."""
@@ -165,7 +165,7 @@ def parse_scale(text: str) -> float:
 
 def show(scales: ScaleMap) -> None:
     """Print the tables, the answer first, as wide as the terminal or COLUMNS."""
-    from bench.render.text import draw_table, draw_text, open_console
+    from bench.answers.render.text import draw_table, draw_text, open_console
 
     console = open_console()
     for table in SCALES.lay_out(tabulate_scale_map(scales)):

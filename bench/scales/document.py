@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from bench.render.table import Cell, Column, Section, Sheet, join
-from bench.scale_map import (
+from bench.answers.render.table import Cell, Column, Section, Sheet, join
+from bench.results.scale_map import (
     HOW,
     Fate,
     Kind,

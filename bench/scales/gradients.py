@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.precision import PRECISIONS, find_class, is_affine_batchnorm
-from bench.scale_map import Kind
+from bench.results.scale_map import Kind
+from bench.schema.precision import PRECISIONS, find_class, is_affine_batchnorm
 
 Look = Callable[[int, Kind, Tensor], Tensor | None]
 """Called with the index of a layer, whether a gradient is of its output or of a weight, and the
@@ -57,9 +57,8 @@ def list_kept(
     Under autocast all do but those of layers that it runs in the narrow format, `_CAST`. So a norm,
     and a parameter that is added, such as a position embedding, receive fp32 gradients. An output's
     gradient does not stay in fp32: a norm's output is fp32 there, but the layer after it returns a
-    rounded gradient. In other precisions, the modules that `bench.precision.cast` leaves in fp32
-    keep fp32 gradients.
-    """
+    rounded gradient. In other precisions, the modules that `bench.schema.precision.cast` leaves in
+    fp32 keep fp32 gradients."""
     layers = find_layers(model).values()
     if PRECISIONS[precision].autocast is not None:
         return [not issubclass(find_class(layer), _CAST) for layer in layers]

@@ -12,12 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.axis import Value
-from bench.case import Case, format_value, parse_value
-from bench.data import Dataset
-from bench.data.batches import stream
-from bench.precision import POLICIES, PRECISIONS
-from bench.scale_map import Gradients, Kind, ScaleCase, ScaledTraining, Tally, find_window
+from bench.networks.data import Dataset
+from bench.networks.data.batches import stream
+from bench.networks.workloads import IMAGES, Images, load_workload
+from bench.results.scale_map import Gradients, Kind, ScaleCase, ScaledTraining, Tally, find_window
 from bench.scales.gradients import (
     KINDS,
     LIMITS,
@@ -27,11 +25,13 @@ from bench.scales.gradients import (
     list_kept,
     round_gradients,
 )
+from bench.schema.axis import Value
+from bench.schema.case import Case, format_value, parse_value
+from bench.schema.precision import POLICIES, PRECISIONS
 from bench.training.building import build_training, seed_all
 from bench.training.loop import Training
 from bench.training.switches import keep_switches
-from bench.worker.preparation import open_supply
-from bench.workloads import IMAGES, Images, load_workload
+from bench.workers.preparation import open_supply
 
 AT = (1, 5, 20)
 """The steps at which gradients are counted: the first, and two after the weights have changed."""

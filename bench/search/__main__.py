@@ -11,14 +11,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.flags import command
-from bench.halving import Halving
-from bench.processes import leave
-from bench.record import MEASURED, EpochRow
+from bench.base.processes import leave
+from bench.base.text import count
+from bench.results.store.reader import read_beside, read_rows
+from bench.schema.flags import command
+from bench.schema.halving import Halving
+from bench.schema.record import MEASURED, EpochRow
 from bench.search.options import describe_search, parse_arguments
 from bench.search.trials import run_search
-from bench.store.reader import read_beside, read_rows
-from bench.text import count
 
 _WIDTH = 120  # columns if there is no terminal and COLUMNS is not set
 
@@ -47,8 +47,8 @@ def main(argv: Sequence[str]) -> int:
 
 def print_findings(out: Path, halving: Halving) -> bool:
     """Print trials and how to confirm the best. Return whether any trial was measured."""
-    from bench.questions.halving import SEARCH, confirm, tabulate_trials
-    from bench.render.text import draw_table, open_console
+    from bench.answers.halving import SEARCH, confirm, tabulate_trials
+    from bench.answers.render.text import draw_table, open_console
 
     console = open_console(_WIDTH)
     rows, epochs = read_rows(out), read_beside(out, EpochRow)

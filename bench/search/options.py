@@ -12,11 +12,13 @@ from functools import partial
 from operator import eq
 from pathlib import Path
 
-from bench.axis import Value
-from bench.case import AXES, FOLLOWS, PARTS, Case, default_lr, format_value, parse_value
-from bench.environment.host import list_devices
-from bench.errors import UsageError, choose
-from bench.flags import (
+from bench.base.errors import UsageError, choose
+from bench.base.origin import EXECUTORS
+from bench.machine.host import list_devices
+from bench.results.store.reader import read_config
+from bench.schema.axis import Value
+from bench.schema.case import AXES, FOLLOWS, PARTS, Case, default_lr, format_value, parse_value
+from bench.schema.flags import (
     OF_SWEEPS,
     Parser,
     add_axes,
@@ -25,12 +27,10 @@ from bench.flags import (
     parse_whole,
     read_axes,
 )
-from bench.grid import refuse_auto
-from bench.halving import METRICS, Halving, read_halving
-from bench.origin import EXECUTORS
-from bench.precision import PRECISIONS
-from bench.preset import Preset
-from bench.store.reader import read_config
+from bench.schema.grid import refuse_auto
+from bench.schema.halving import METRICS, Halving, read_halving
+from bench.schema.precision import PRECISIONS
+from bench.schema.preset import Preset
 from bench.sweep.options import Options, Plan, add_running, plan_cases, read_running
 from bench.sweep.preflight import check_without_torch, describe_plan
 

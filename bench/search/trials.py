@@ -17,20 +17,20 @@ from operator import attrgetter
 from threading import Lock
 from types import SimpleNamespace
 
-from bench.case import Case, list_varying
-from bench.errors import UsageError
-from bench.halving import Halving
-from bench.record import MEASURED, EpochRow, Outcome, Record
+from bench.base.errors import UsageError
+from bench.results.store.reader import read_beside
+from bench.results.store.rows import LatestAttempt, Row, Run, keep_latest, plan_runs
+from bench.schema.case import Case, list_varying
+from bench.schema.halving import Halving
+from bench.schema.record import MEASURED, EpochRow, Outcome, Record
 from bench.search.options import Search, go_on
-from bench.store.reader import read_beside
-from bench.store.rows import LatestAttempt, Row, Run, keep_latest, plan_runs
 from bench.sweep.display import Display
 from bench.sweep.execution import Grid, OomSkips, remaining_runs
 from bench.sweep.folder import read_past, write_config
 from bench.sweep.loop import Loop, open_loop
 from bench.sweep.options import Plan
-from bench.wall import name_family
-from bench.worker import Job, Lane
+from bench.sweep.wall import name_family
+from bench.workers.job import Job, Lane
 
 INSTALL = "bench.search needs Ray Tune: pip install -e '.[search]'"
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from bench.axis import COMPILES, PARALLELS
-from bench.data import DATASETS
-from bench.flags import command
-from bench.models import MODELS
-from bench.models.freezing import FREEZES
-from bench.optimization import OPTIMIZERS, SCHEDULES
-from bench.precision import FP8_RECIPES, OPT_LEVELS, POLICIES, PRECISIONS
-from bench.preset import load_preset, preset_names
-from bench.processes import leave
+from bench.base.processes import leave
+from bench.networks.data import DATASETS
+from bench.networks.freezing import FREEZES
+from bench.networks.models import MODELS
 from bench.report import print_report
+from bench.schema.axis import COMPILES, PARALLELS
+from bench.schema.flags import command
+from bench.schema.optimization import OPTIMIZERS, SCHEDULES
+from bench.schema.precision import FP8_RECIPES, OPT_LEVELS, POLICIES, PRECISIONS
+from bench.schema.preset import load_preset, preset_names
 from bench.sweep.execution import rehearse, run_sweep
 from bench.sweep.options import parse_arguments, plan_cases
 
@@ -69,7 +69,7 @@ def print_registries() -> None:
         "datasets": DATASETS,
         "workloads": {
             "images": "the network of --model on the images of --dataset",
-            "package.module:factory": "your own bench.workloads.Workload",
+            "package.module:factory": "your own bench.networks.workloads.Workload",
         },
     }
     for title, entries in sections.items():

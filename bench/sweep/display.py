@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from bench.case import Case
-from bench.executors import Event
-from bench.processes import discard_output
-from bench.record import MEASURED, Record, Status, describe_unmet
-from bench.study.comparable import Period
-from bench.text import GIB, clean, write_number, write_seconds
-from bench.worker import PhaseEntered
+from bench.base.processes import discard_output
+from bench.base.text import GIB, clean, write_number, write_seconds
+from bench.results.study.comparable import Period
+from bench.schema.case import Case
+from bench.schema.record import MEASURED, Record, Status, describe_unmet
+from bench.workers.executors import Event
+from bench.workers.job import PhaseEntered
 
 _PLAIN_EVERY_S = 30.0
 
@@ -37,7 +37,7 @@ class Display:
     On a terminal the last line is that of the lane that was heard of last; the only lane of a sweep
     has no name. ``runs`` is the number of runs to make, ``done`` that of runs already there;
     ``runs`` is None if each run decides on the next, as in a ``search``. ``axes`` name each case,
-    see `bench.case.list_varying`; ``cases`` are those of the runs to make, as far as known.
+    see `bench.schema.case.list_varying`; ``cases`` are those of the runs to make, as far as known.
     """
 
     def __init__(

@@ -10,13 +10,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from bench.axis import Value
-from bench.case import AXES, Case, list_varying
-from bench.doctor.rates import choose_seconds
-from bench.executors import Images
-from bench.record import REPEATED, Outcome, Record, Status
-from bench.store.reader import read_config, read_rows
-from bench.store.rows import (
+from bench.base.text import count
+from bench.results.store.reader import read_config, read_rows
+from bench.results.store.rows import (
     LatestAttempt,
     Run,
     collect_times,
@@ -25,7 +21,10 @@ from bench.store.rows import (
     plan_runs,
     read_history,
 )
-from bench.store.table import RECORDS
+from bench.results.store.table import RECORDS
+from bench.schema.axis import Value
+from bench.schema.case import AXES, Case, list_varying
+from bench.schema.record import REPEATED, Outcome, Record, Status
 from bench.sweep.display import Display
 from bench.sweep.folder import (
     find_unlike,
@@ -39,9 +38,10 @@ from bench.sweep.loop import MOST_LOST, Loop, choose_number, hold_threads, open_
 from bench.sweep.options import Options, Plan, plan_cases
 from bench.sweep.preflight import GUESSED, check_without_torch, describe_plan, is_own
 from bench.sweep.probing import Searches, describe_wall
-from bench.text import count
-from bench.wall import STEP, Ending, Wall, read_goal
-from bench.worker import Job, Lane
+from bench.sweep.wall import STEP, Ending, Wall, read_goal
+from bench.workers.executors import Images
+from bench.workers.job import Job, Lane
+from bench.workers.rates import choose_seconds
 
 _FAILED = (Status.ERROR, Status.KILLED, Status.TIMEOUT, Status.LOST)
 

@@ -12,8 +12,15 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.axis import Trait
-from bench.case import (
+from bench.base.errors import UsageError
+from bench.base.inject import Seen
+from bench.base.inject.sitecustomize import TEXTS
+from bench.base.text import clean, name_first, read_time, replace_file
+from bench.results.store.reader import read_beside, read_config, read_rows
+from bench.results.store.rows import SHARD, SOURCES, Row, Shard
+from bench.results.store.table import BEST, LAST, RECORDS
+from bench.schema.axis import Trait
+from bench.schema.case import (
     AXES,
     Case,
     count_probed,
@@ -22,13 +29,8 @@ from bench.case import (
     micro_batch,
     spell_cases,
 )
-from bench.environment.machine import Platform
-from bench.errors import UsageError
-from bench.fingerprint import name_source
-from bench.inject import Seen
-from bench.inject.sitecustomize import TEXTS
-from bench.precision import PRECISIONS
-from bench.record import (
+from bench.schema.precision import PRECISIONS
+from bench.schema.record import (
     COMPARABLE,
     MEASURED,
     MODEL_PARTS,
@@ -40,12 +42,10 @@ from bench.record import (
     WorkRow,
     read_missing,
 )
-from bench.store.reader import read_beside, read_config, read_rows
-from bench.store.rows import SHARD, SOURCES, Row, Shard
-from bench.store.table import BEST, LAST, RECORDS
+from bench.schema.work import add_items
 from bench.sweep.preflight import Inputs, name_data
-from bench.text import clean, name_first, read_time, replace_file
-from bench.work import add_items
+from bench.workers.examination import Platform
+from bench.workers.fingerprint import name_source
 
 if TYPE_CHECKING:
     from bench.sweep.loop import Loop

@@ -21,19 +21,26 @@ from threading import Thread
 from typing import Any, Protocol
 from uuid import uuid4
 
-from bench.case import Case
-from bench.doctor.rates import check_rates, choose_seconds, describe_rates, read_rates
-from bench.environment.host import PACKAGES, THREADS, refuse_missing
-from bench.errors import StoreError, UnsupportedError, UsageError
-from bench.executors import Event, Executor, build_executor
-from bench.inject import Seen
-from bench.precision import PRECISIONS
-from bench.processes import OtherWork, choose_threads, count_cores, stop_signals, usable_cpus
-from bench.record import Measurement, Outcome, Record, Status, flatten, read_missing, write_missing
-from bench.store.reader import find_shards
-from bench.store.rows import Row, Run
-from bench.store.table import CHECKPOINTS, LOGS, OUTPUTS, TRACES
-from bench.store.writer import Store
+from bench.base.errors import StoreError, UnsupportedError, UsageError
+from bench.base.inject import Seen
+from bench.base.processes import OtherWork, choose_threads, count_cores, stop_signals, usable_cpus
+from bench.base.text import count, name_first, read_clock, read_time
+from bench.machine.host import PACKAGES, THREADS, refuse_missing
+from bench.results.store.reader import find_shards
+from bench.results.store.rows import Row, Run
+from bench.results.store.table import CHECKPOINTS, LOGS, OUTPUTS, TRACES
+from bench.results.store.writer import Store
+from bench.schema.case import Case
+from bench.schema.precision import PRECISIONS
+from bench.schema.record import (
+    Measurement,
+    Outcome,
+    Record,
+    Status,
+    flatten,
+    read_missing,
+    write_missing,
+)
 from bench.sweep.display import Display
 from bench.sweep.folder import KeptRun, Known, Left, default_out, read_there, write_config
 from bench.sweep.options import Options, Plan
@@ -45,8 +52,9 @@ from bench.sweep.preflight import (
     refuse_unwritable,
     warn_of_emulation,
 )
-from bench.text import count, name_first, read_clock, read_time
-from bench.worker import Job, Lane
+from bench.workers.executors import Event, Executor, build_executor
+from bench.workers.job import Job, Lane
+from bench.workers.rates import check_rates, choose_seconds, describe_rates, read_rates
 
 MOST_LOST = 3
 """After this many losses of a run's machine, the sweep gives the run up."""

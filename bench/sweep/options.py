@@ -9,13 +9,16 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 
-from bench.axis import Value
-from bench.case import Case
-from bench.data import SYNTHETIC, find_layout
-from bench.environment.host import has_cuda, list_devices
-from bench.errors import UsageError, choose, nearest
-from bench.executors import ALL, Settings
-from bench.flags import (
+from bench.base.errors import UsageError, choose, nearest
+from bench.base.origin import EXECUTORS
+from bench.base.processes import provide_modules
+from bench.base.text import count
+from bench.machine.host import has_cuda, list_devices
+from bench.networks.data import SYNTHETIC, find_layout
+from bench.results.store.rows import Shard, parse_shard
+from bench.schema.axis import Value
+from bench.schema.case import Case
+from bench.schema.flags import (
     AdvancedHelp,
     Parser,
     add_axes,
@@ -24,14 +27,11 @@ from bench.flags import (
     parse_whole,
     read_axes,
 )
-from bench.grid import fill_auto
-from bench.origin import EXECUTORS
-from bench.preset import Preset, default_preset, load_config, load_preset
-from bench.processes import provide_modules
-from bench.record import Status
-from bench.store.rows import Shard, parse_shard
-from bench.text import count
-from bench.wall import Wall, name_family
+from bench.schema.grid import fill_auto
+from bench.schema.preset import Preset, default_preset, load_config, load_preset
+from bench.schema.record import Status
+from bench.sweep.wall import Wall, name_family
+from bench.workers.executors import ALL, Settings
 
 CHEAP_FRACTION = 0.2
 """Cases of at most this fraction of an epoch are repeated by default."""
@@ -343,10 +343,9 @@ def choose_part(
     Families of cases are dealt to the shards in turn. Cases that differ only in their batch size
     stay together, with all their repeats: if one runs out of memory, the larger ones are not run.
     So do cases that share a search for the largest batch. ``expand`` returns all cases of the
-    sweep, as `bench.preset.Preset.cases` does, and calls its argument for each batch size still to
-    be found; workloads and devices are not examined yet. Raises UsageError: there are more shards
-    than families.
-    """
+    sweep, as `bench.schema.preset.Preset.cases` does, and calls its argument for each batch size
+    still to be found; workloads and devices are not examined yet. Raises UsageError: there are more
+    shards than families."""
     if shard is None:
         return lambda case: True
     searched: list[Case] = []

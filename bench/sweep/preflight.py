@@ -12,32 +12,39 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.axis import axis_flag
-from bench.case import AXES, Case, fill_command, format_value, list_varying
-from bench.command import list_named, refuse_program
-from bench.data import SYNTHETIC, DatasetInfo
-from bench.data.sources import CLASSES
-from bench.doctor.judgement import write_warnings
-from bench.environment.host import has_cuda
-from bench.environment.machine import Machine, Platform, examine, guess_devices
-from bench.errors import UnsupportedError, UsageError
-from bench.executors import Executor, Images, build_executor
-from bench.fingerprint import Fingerprint, list_requests, name_source, name_subject
-from bench.gpu.nvml import find_neighbours
-from bench.inject import Files, Seen
-from bench.models import MODELS
-from bench.precision import FP8_INSTALL, PRECISIONS, Apex, find_version, refuse_apex, refuse_fp8
-from bench.record import MODEL_PARTS, Environment, Place
-from bench.rules import check as check_case
-from bench.rules import check_batches, takes
-from bench.sources import Versions, name_contents
-from bench.store.reader import read_config
-from bench.store.rows import SOURCES, plan_runs
+from bench.base.errors import UnsupportedError, UsageError
+from bench.base.inject import Files, Seen
+from bench.base.text import GIB, count, name_first
+from bench.machine.host import has_cuda
+from bench.machine.nvml import find_neighbours
+from bench.machine.yardstick import Yardstick
+from bench.networks.data import SYNTHETIC, DatasetInfo
+from bench.networks.data.sources import CLASSES
+from bench.networks.models import MODELS
+from bench.networks.workloads import IMAGES, NO_DATASET, OWN, Workload, WorkloadFacts
+from bench.results.store.reader import read_config
+from bench.results.store.rows import SOURCES, plan_runs
+from bench.schema.axis import axis_flag
+from bench.schema.case import AXES, Case, fill_command, format_value, list_varying
+from bench.schema.command import list_named, refuse_program
+from bench.schema.precision import (
+    FP8_INSTALL,
+    PRECISIONS,
+    Apex,
+    find_version,
+    refuse_apex,
+    refuse_fp8,
+)
+from bench.schema.record import MODEL_PARTS, Environment, Place
+from bench.schema.rules import check as check_case
+from bench.schema.rules import check_batches, takes
 from bench.sweep.options import Options, Plan
-from bench.text import GIB, count, name_first
-from bench.worker import Lane
-from bench.workloads import IMAGES, NO_DATASET, OWN, Workload, WorkloadFacts
-from bench.yardstick import Yardstick
+from bench.training.sources import Versions, name_contents
+from bench.workers.examination import Machine, Platform, examine, guess_devices
+from bench.workers.executors import Executor, Images, build_executor
+from bench.workers.fingerprint import Fingerprint, list_requests, name_source, name_subject
+from bench.workers.job import Lane
+from bench.workers.judgement import write_warnings
 
 _SHOWN = 12  # lines of cases in a dry run
 

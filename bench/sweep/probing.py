@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from bench.case import Case, list_varying
-from bench.grid import AUTO
-from bench.record import Outcome, Record, Status, flatten
-from bench.store.rows import Row
+from bench.base.text import count
+from bench.results.store.rows import Row
+from bench.schema.case import Case, list_varying
+from bench.schema.grid import AUTO
+from bench.schema.record import Outcome, Record, Status, flatten
 from bench.sweep.display import Display
 from bench.sweep.folder import read_past, write_config
 from bench.sweep.loop import MOST_LOST, Loop, open_loop
 from bench.sweep.options import Options, Plan, plan_cases
-from bench.text import count
-from bench.wall import MARGIN, STEP, Trial, Wall, make_probe, read_trials
-from bench.worker import Job, Lane
+from bench.sweep.wall import MARGIN, STEP, Trial, Wall, make_probe, read_trials
+from bench.workers.job import Job, Lane
 
 
 class Searches:

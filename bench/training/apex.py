@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.errors import UnsupportedError, UsageError
-from bench.optimization import OPTIMIZERS
-from bench.precision import APEX_LEVEL, POLICIES, find_apex, refuse_apex
+from bench.base.errors import UnsupportedError, UsageError
+from bench.schema.optimization import OPTIMIZERS
+from bench.schema.precision import APEX_LEVEL, POLICIES, find_apex, refuse_apex
 from bench.training.loop import Training
 from bench.training.loss_scale import clip, find_norm
 

@@ -48,7 +48,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bench.precision import BITS, Arithmetic
+from bench.schema.precision import BITS, Arithmetic
 
 _WRONG = 0.05
 """Relative error from which a result is wrong rather than rounded."""

@@ -9,21 +9,21 @@ import numpy as np
 import torch
 from torch import nn
 
-from bench.case import Case
-from bench.errors import UsageError
-from bench.models import MODELS
-from bench.models.weights import fit_weights
-from bench.precision import PRECISIONS, find_batchnorm, find_formats, set_flags
-from bench.sources import identify_model
+from bench.base.errors import UsageError
+from bench.networks.models import MODELS
+from bench.networks.weights import fit_weights
+from bench.networks.workloads import IMAGES, Images, Workload, load_workload
+from bench.schema.case import Case
+from bench.schema.precision import PRECISIONS, find_batchnorm, find_formats, set_flags
 from bench.training.loop import Training
+from bench.training.sources import identify_model
 from bench.training.switches import keep_switches
-from bench.workloads import IMAGES, Images, Workload, load_workload
 
 
 def open_workload(case: Case, folder: str) -> Workload:
-    """Return the workload of ``case``, with the dataset that `bench.data.prepare` wrote to
+    """Return the workload of ``case``, with the dataset that `bench.networks.data.prepare` wrote to
     ``folder``; a user's workload needs none. Raises UsageError: the workload cannot be made."""
-    from bench.data import load
+    from bench.networks.data import load
 
     if case.workload != IMAGES:
         return load_workload(case.workload)

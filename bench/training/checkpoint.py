@@ -18,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from bench.text import clean, sync_folder
+from bench.base.text import clean, sync_folder
 from bench.training.loop import Training
 from bench.training.timing import find_accelerator, synchronize
 

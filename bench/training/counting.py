@@ -21,15 +21,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from bench.case import Case, micro_batch
-from bench.data.batches import Divided, Supply
-from bench.kernels import Vocabulary
-from bench.models.freezing import NONE, freeze
-from bench.precision import read_flags
-from bench.record import KernelTime, WorkRow, write_kernels
-from bench.timeline import Timed
-from bench.training.switches import keep_switches
-from bench.work import (
+from bench.networks.data.batches import Divided, Supply
+from bench.networks.freezing import NONE, freeze
+from bench.networks.workloads import Loss, Workload, sketch_batch
+from bench.profile.kernels import Vocabulary
+from bench.profile.timeline import Timed
+from bench.schema.case import Case, micro_batch
+from bench.schema.precision import read_flags
+from bench.schema.record import KernelTime, WorkRow, write_kernels
+from bench.schema.work import (
     COMPUTING,
     CONVOLUTIONS,
     MOVES,
@@ -42,7 +42,7 @@ from bench.work import (
     place_kind,
     read_groups,
 )
-from bench.workloads import Loss, Workload, sketch_batch
+from bench.training.switches import keep_switches
 
 if TYPE_CHECKING:
     from bench.training.loop import Training
@@ -134,7 +134,8 @@ def _is_free(func: Any) -> bool:
 
 
 def read_vocabulary() -> Vocabulary:
-    """Return the facts about operations from torch's registry, for `bench.timeline.summarize`."""
+    """Return the facts about operations from torch's registry, for
+    `bench.profile.timeline.summarize`."""
     return Vocabulary(name_kind, is_free_name, is_wrapper)
 
 

@@ -19,17 +19,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from bench.case import Case, list_micro_batches
-from bench.errors import UnsupportedError, UsageError
-from bench.precision import (
+from bench.base.errors import UnsupportedError, UsageError
+from bench.base.text import first_line, name_first
+from bench.networks.workloads import Workload, sketch_batch
+from bench.schema.case import Case, list_micro_batches
+from bench.schema.precision import (
     EMULATE_FP8,
     FP8_INSTALL,
     FP8_RECIPES,
     emulates_fp8,
     refuse_fp8,
 )
-from bench.text import first_line, name_first
-from bench.workloads import Workload, sketch_batch
 
 MULTIPLE = 16
 """Each dimension of an fp8 product must be a multiple of this for ``torch._scaled_mm``."""

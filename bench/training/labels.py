@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from bench.case import Case
-from bench.precision import LEAST_LABELLED, Arithmetic, find_formats, list_formats
-from bench.text import name_first
-from bench.work import COMPUTING, Label, Work
+from bench.base.text import name_first
+from bench.schema.case import Case
+from bench.schema.precision import LEAST_LABELLED, Arithmetic, find_formats, list_formats
+from bench.schema.work import COMPUTING, Label, Work
 
 _HAS_TF32 = (8, 0)  # compute capability
 _IEEE = (

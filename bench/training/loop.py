@@ -17,18 +17,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from bench.axis import OWN_GRAPHS
-from bench.case import Case, whole_batch
-from bench.data.batches import Divided, count_items
-from bench.models.freezing import freeze
-from bench.optimization import scale_lr
-from bench.precision import autocast, cast, find_formats
+from bench.networks.data.batches import Divided, count_items
+from bench.networks.freezing import freeze
+from bench.networks.workloads import Loss, Network, Workload
+from bench.schema.axis import OWN_GRAPHS
+from bench.schema.case import Case, whole_batch
+from bench.schema.optimization import scale_lr
+from bench.schema.precision import autocast, cast, find_formats
 from bench.training.float8 import Conversion, convert
 from bench.training.graphs import Captured, CudaGraph, Results
 from bench.training.loss_scale import build_loss_scale, clip
 from bench.training.optimizers import build_optimizer, clear_state
 from bench.training.timing import StepClock
-from bench.workloads import Loss, Network, Workload
 
 
 class Exchange:
@@ -67,7 +67,8 @@ class Training:
     """A note for the reader on the weights that it starts from."""
 
     identity: tuple[str, str] | None = None
-    """What `bench.sources.identify_model` told of a user's network before it was cast or frozen."""
+    """What `bench.training.sources.identify_model` told of a user's network before it was cast or
+    frozen."""
 
     switched: Mapping[str, Any] = {}
     """torch's switches that the user's code had changed, before they were set back."""

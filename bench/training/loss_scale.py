@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.precision import POLICIES, DynamicPolicy
+from bench.schema.precision import POLICIES, DynamicPolicy
 
 
 class LossScale:

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-from bench.case import Case, whole_batch
-from bench.optimization import OPTIMIZERS, count_warmup_steps, scale_lr
+from bench.schema.case import Case, whole_batch
+from bench.schema.optimization import OPTIMIZERS, count_warmup_steps, scale_lr
 
 
 def build_optimizer(

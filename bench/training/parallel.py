@@ -25,12 +25,12 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
-from bench.case import Case
-from bench.data.batches import Supply, count_items, repeat
-from bench.limits import find_half_width
+from bench.base.limits import find_half_width
+from bench.networks.data.batches import Supply, count_items, repeat
+from bench.networks.workloads import Loss
+from bench.schema.case import Case
 from bench.training.loop import Exchange, Training
 from bench.training.timing import StepClock, synchronize
-from bench.workloads import Loss
 
 T = TypeVar("T")
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from bench.case import Case
-from bench.data.batches import Supply, repeat
-from bench.processes import TemporaryFolder, pause_collection
-from bench.timeline import STEPS, Timeline, name_region, read_trace, summarize
+from bench.base.processes import TemporaryFolder, pause_collection
+from bench.networks.data.batches import Supply, repeat
+from bench.profile.timeline import STEPS, Timeline, name_region, read_trace, summarize
+from bench.schema.case import Case
+from bench.schema.work import Kind
 from bench.training.counting import mark_input, mark_parts, read_vocabulary
 from bench.training.timing import synchronize
-from bench.work import Kind
 
 if TYPE_CHECKING:
     from bench.training.loop import Training

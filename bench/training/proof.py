@@ -3,9 +3,8 @@
 A flag only allows an arithmetic, and an output's dtype only shows how the result is stored; the
 error shows what was computed. The probe runs the network's most expensive convolution and its most
 expensive grouped convolution, forward and both gradients, with the case's shapes (at most
-`bench.case.MOST_PROBED` images), memory format and compilation, and a matmul. With frozen weights,
-gradients that training does not compute are neither probed nor counted as cost.
-"""
+`bench.schema.case.MOST_PROBED` images), memory format and compilation, and a matmul. With frozen
+weights, gradients that training does not compute are neither probed nor counted as cost."""
 
 from __future__ import annotations
 
@@ -20,9 +19,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.case import Case
-from bench.precision import BITS, Arithmetic, Precision, autocast
-from bench.text import first_line
+from bench.base.text import first_line
+from bench.schema.case import Case
+from bench.schema.precision import BITS, Arithmetic, Precision, autocast
 from bench.training.arithmetic import OperationProof, name_arithmetic
 from bench.training.float8 import MULTIPLE, TRIED, Conversion
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from bench.limits import STEADY, find_quantile, leave_out_first
+from bench.base.limits import STEADY, find_quantile, leave_out_first
 
 LEAST_S = 0.5
 """Minimum time of warm-up after the first step, in s, unless its limit of steps is reached."""

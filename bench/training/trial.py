@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from bench.case import Case
-from bench.data.batches import count_items
-from bench.data.loader import load_items
-from bench.errors import UsageError
-from bench.failure import find_place
-from bench.models.freezing import NONE, freeze, normalises_batches
-from bench.models.weights import fit_weights
-from bench.precision import PRECISIONS, Arithmetic
-from bench.text import name_first
+from bench.base.errors import UsageError
+from bench.base.text import name_first
+from bench.networks.data.batches import count_items
+from bench.networks.data.loader import load_items
+from bench.networks.freezing import NONE, freeze, normalises_batches
+from bench.networks.weights import fit_weights
+from bench.networks.workloads import Loss, Workload, WorkloadFacts, count_classes, find_logits
+from bench.schema.case import Case
+from bench.schema.failure import find_place
+from bench.schema.precision import PRECISIONS, Arithmetic
 from bench.training.loop import Training
-from bench.workloads import Loss, Workload, WorkloadFacts, count_classes, find_logits
 
 _TRIED = 2
 """Items in a trial batch: BatchNorm needs two."""

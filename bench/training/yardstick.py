@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from psutil import virtual_memory
 
-from bench.gpu import Depth, Device
-from bench.gpu.nvml import open_device
-from bench.precision import PRECISIONS, Arithmetic, set_flags
-from bench.text import first_line
+from bench.base.text import first_line
+from bench.machine.gpus import Depth, Device
+from bench.machine.nvml import open_device
+from bench.machine.yardstick import Tries, Yardstick
+from bench.schema.precision import PRECISIONS, Arithmetic, set_flags
 from bench.training.timing import StepClock, find_accelerator, synchronize
-from bench.yardstick import Tries, Yardstick
 
 PRODUCT_ROWS = {"cuda": (1024, 2048, 4096, 8192), "cpu": (128, 256, 512, 1024, 2048, 4096, 8192)}
 """Rows of square matrices. The largest fill every GPU: their product takes 1.4 ms at 800

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.errors import choose
-from bench.flags import Parser, command
-from bench.processes import leave
-from bench.store.reader import find_records
-from bench.text import count
+from bench.base.errors import choose
+from bench.base.processes import leave
+from bench.base.text import count
+from bench.results.store.reader import find_records
+from bench.schema.flags import Parser, command
 from bench.validate.claims import FAULT, KNOWN, KNOWN_FAULTS, validate
 
 MOST_FAULTS = 3

@@ -11,22 +11,22 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from bench.case import AXES, SAME_QUESTION, Case
-from bench.diagnosis.step import RATES
-from bench.environment.host import hash_commit
-from bench.errors import UsageError
-from bench.gpu.peaks import find_peak, list_peaks
-from bench.limits import find_ends, leave_out_first, summarize_steps
-from bench.origin import EXECUTORS
-from bench.precision import BITS, Arithmetic, find_formats
-from bench.record import COMPARABLE, Status, read_missing
-from bench.store.rows import group
-from bench.study.comparable import refuse_alone
-from bench.study.runs import Run, link_runs, list_runs
-from bench.study.sweeps import Sweep
-from bench.text import GIB, count, name_first, read_time
+from bench.base.errors import UsageError
+from bench.base.limits import find_ends, leave_out_first, summarize_steps
+from bench.base.origin import EXECUTORS
+from bench.base.text import GIB, count, name_first, read_time
+from bench.machine.host import hash_commit
+from bench.machine.peaks import find_peak, list_peaks
+from bench.networks.workloads import IMAGES
+from bench.profile.step import RATES
+from bench.results.store.rows import group
+from bench.results.study.comparable import refuse_alone
+from bench.results.study.runs import Run, link_runs, list_runs
+from bench.results.study.sweeps import Sweep
+from bench.schema.case import AXES, SAME_QUESTION, Case
+from bench.schema.precision import BITS, Arithmetic, find_formats
+from bench.schema.record import COMPARABLE, Status, read_missing
 from bench.validate.evidence import Evidence, Row, read_evidence
-from bench.workloads import IMAGES
 
 KNOWN_FAULTS = "known-faults.txt"
 """A file beside the folders, of whoever publishes them: lines ``FOLDER: check: reason`` accept a

@@ -8,12 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bench.case import Case, list_varying
-from bench.origin import EXECUTORS
-from bench.record import MEASURED, Step, WorkRow
-from bench.store.reader import read_beside, read_config
-from bench.study.runs import Run, list_runs
-from bench.study.sweeps import Sweep, read_sweep
+from bench.base.origin import EXECUTORS
+from bench.results.store.reader import read_beside, read_config
+from bench.results.study.runs import Run, list_runs
+from bench.results.study.sweeps import Sweep, read_sweep
+from bench.schema.case import Case, list_varying
+from bench.schema.record import MEASURED, Step, WorkRow
 
 
 @dataclass(frozen=True)

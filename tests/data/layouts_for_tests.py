@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from bench.data import sources
+from bench.networks.data import sources
 
 
 @dataclass

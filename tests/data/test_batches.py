@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.data.batches import Batches
+from bench.networks.data.batches import Batches
 from tests.batches_for_tests import assert_each_is_one_augmentation, make, reference
 from tests.training_for_tests import list_batches
 

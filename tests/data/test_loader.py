@@ -17,16 +17,16 @@ import pytest
 import torch
 from torch import nn
 
-from bench.case import Case
-from bench.data import DatasetInfo
-from bench.data.batches import Batches, Divided
-from bench.data.loader import LoadedBatches, load_images, load_items, measure_rate
-from bench.errors import UsageError
-from bench.failure import classify, list_kinds
-from bench.record import Status
+from bench.base.errors import UsageError
+from bench.networks.data import DatasetInfo
+from bench.networks.data.batches import Batches, Divided
+from bench.networks.data.loader import LoadedBatches, load_images, load_items, measure_rate
+from bench.networks.workloads import Workload
+from bench.schema.case import Case
+from bench.schema.failure import classify, list_kinds
+from bench.schema.record import Status
 from bench.training.trial import try_workload
-from bench.worker.preparation import set_up, start_over, warm_up_shapes
-from bench.workloads import Workload
+from bench.workers.preparation import set_up, start_over, warm_up_shapes
 from tests import loads_for_tests
 from tests.loads_for_tests import ITEM_S, PIDS, Loads, Rows
 from tests.pytest_for_tests import Patch

@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bench import data
-from bench.data import find_cache, find_layout, load, prepare, sources
-from bench.data.sources import ARCHIVE, FOLDER
-from bench.doctor.judgement import Level, judge
-from bench.environment.machine import Machine, examine
-from bench.errors import UsageError
-from bench.models.weights import parse_start
+from bench.base.errors import UsageError
+from bench.networks import data
+from bench.networks.data import find_cache, find_layout, load, prepare, sources
+from bench.networks.data.sources import ARCHIVE, FOLDER
+from bench.networks.weights import parse_start
+from bench.workers.examination import Machine, examine
+from bench.workers.judgement import Level, judge
 from tests.data.layouts_for_tests import draw, encode, pack, write_batches, write_parquet
 
 
@@ -281,7 +281,7 @@ PREPARE = """
 import sys
 import time
 from pathlib import Path
-from bench import data
+from bench.networks import data
 decode = data.decode
 def slowly(source, name, folder):
     print("decoding", flush=True)
@@ -333,7 +333,7 @@ def test_cache_that_cannot_be_written(tmp_path):
 
 def test_real_images(cifar10):
     """60,000 real images, 6,000 of each class, with the channel means CIFAR-10 is known by."""
-    from bench.data.batches import MEAN
+    from bench.networks.data.batches import MEAN
 
     # decoded where other tests find them too
     info = prepare("cifar10", data_dir=cifar10)

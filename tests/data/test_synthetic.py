@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bench.data import load, prepare
+from bench.networks.data import load, prepare
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.diagnosis.step import Profile, Rates, Step, Wait, find_rate
-from bench.record import WorkRow
-from bench.work import Kind
+from bench.profile.step import Profile, Rates, Step, Wait, find_rate
+from bench.schema.record import WorkRow
+from bench.schema.work import Kind
 from tests.planted.steps import RATES, divided, make_row
 
 H100 = "NVIDIA H100 80GB HBM3"

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.case import Case
-from bench.diagnosis.breakdown import LEFT_OVER, Ceiling
-from bench.diagnosis.explanation import (
+from bench.answers.explanation import (
     CURES,
     Cause,
     Explanation,
@@ -21,7 +19,9 @@ from bench.diagnosis.explanation import (
     explain,
     list_cures,
 )
-from bench.diagnosis.step import (
+from bench.profile.breakdown import LEFT_OVER, Ceiling
+from bench.profile.kernels import shorten_kernel
+from bench.profile.step import (
     Bound,
     Profile,
     Rates,
@@ -30,10 +30,10 @@ from bench.diagnosis.step import (
     find_emulated,
     find_halves,
 )
-from bench.kernels import shorten_kernel
-from bench.record import KernelTime, WorkRow, write_kernels
-from bench.verdict import Ratio
-from bench.work import Kind
+from bench.results.verdict import Ratio
+from bench.schema.case import Case
+from bench.schema.record import KernelTime, WorkRow, write_kernels
+from bench.schema.work import Kind
 from tests.planted.steps import CPU_RATES, RATES, divided, make_row, make_side, make_step
 
 PRODUCTS = make_row(Kind.MATMUL, "mm", 10.0, flop=0.45e12, bytes=1e9)

@@ -16,17 +16,17 @@ from typing import Any
 import psutil
 import pytest
 
-from bench.errors import UnsupportedError, UsageError
-from bench.executors import ALL, Settings
-from bench.executors import subprocess as room
-from bench.executors.subprocess import SubprocessExecutor
-from bench.gpu.nvml import Card
-from bench.processes import usable_cpus
-from bench.record import Outcome, Status
-from bench.store.reader import read_records
+from bench.base.errors import UnsupportedError, UsageError
+from bench.base.processes import usable_cpus
+from bench.machine.nvml import Card
+from bench.results.store.reader import read_records
+from bench.schema.record import Outcome, Status
 from bench.sweep import __main__ as sweep
 from bench.sweep import loop, preflight
-from bench.worker import Job, Lane
+from bench.workers.executors import ALL, Settings
+from bench.workers.executors import subprocess as room
+from bench.workers.executors.subprocess import SubprocessExecutor
+from bench.workers.job import Job, Lane
 from tests import fake_executor as fake
 from tests.fake_executor import FakeExecutor
 from tests.pytest_for_tests import Capture, Patch

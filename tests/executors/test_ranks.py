@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from bench.case import Case
-from bench.data import DatasetInfo
-from bench.executors import Settings
-from bench.executors import subprocess as room
-from bench.executors.subprocess import Ranks, SubprocessExecutor
-from bench.record import Measurement, Outcome, RankRow, Status
-from bench.run import EndedError
-from bench.worker import GO_ON, Job, Lane, Message, PhaseEntered, StepTaken
+from bench.networks.data import DatasetInfo
+from bench.schema.case import Case
+from bench.schema.record import Measurement, Outcome, RankRow, Status
+from bench.workers.executors import Settings
+from bench.workers.executors import subprocess as room
+from bench.workers.executors.subprocess import Ranks, SubprocessExecutor
+from bench.workers.job import GO_ON, Job, Lane, Message, PhaseEntered, StepTaken
+from bench.workers.server import EndedError
 from tests.pytest_for_tests import Patch
 from tests.workers_for_tests import find_workers
 

@@ -20,16 +20,16 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from bench.case import Case
-from bench.environment.host import hash_code
-from bench.environment.machine import Platform
-from bench.errors import UnsupportedError, UsageError
-from bench.executors import Images, Settings
-from bench.executors import ray as room
-from bench.executors.ray import Errand, RayExecutor
-from bench.executors.subprocess import SubprocessExecutor
-from bench.record import Environment, Outcome, Status
-from bench.worker import Job, Lane
+from bench.base.errors import UnsupportedError, UsageError
+from bench.machine.host import hash_code
+from bench.schema.case import Case
+from bench.schema.record import Environment, Outcome, Status
+from bench.workers.examination import Platform
+from bench.workers.executors import Images, Settings
+from bench.workers.executors import ray as room
+from bench.workers.executors.ray import Errand, RayExecutor
+from bench.workers.executors.subprocess import SubprocessExecutor
+from bench.workers.job import Job, Lane
 from tests.pytest_for_tests import Patch
 from tests.workers_for_tests import gone, is_server, is_worker
 

@@ -17,16 +17,16 @@ import pandas as pd
 import psutil
 import pytest
 
-from bench.case import Case
-from bench.data import DatasetInfo
-from bench.executors import Event, Settings
-from bench.executors import subprocess as room
-from bench.executors.subprocess import SubprocessExecutor
-from bench.gpu.monitor import Monitor, Observation
-from bench.record import EpochRow, Measurement, Outcome, Status, read_missing
-from bench.store.reader import read_records
+from bench.machine.monitor import Monitor, Observation
+from bench.networks.data import DatasetInfo
+from bench.results.store.reader import read_records
+from bench.schema.case import Case
+from bench.schema.record import EpochRow, Measurement, Outcome, Status, read_missing
 from bench.sweep import __main__ as sweep
-from bench.worker import Job, Message, PhaseEntered, StepTaken
+from bench.workers.executors import Event, Settings
+from bench.workers.executors import subprocess as room
+from bench.workers.executors.subprocess import SubprocessExecutor
+from bench.workers.job import Job, Message, PhaseEntered, StepTaken
 from tests import models_for_tests
 from tests.pytest_for_tests import Patch
 from tests.workers_for_tests import find_workers, gone

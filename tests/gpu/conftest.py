@@ -2,8 +2,8 @@
 
 import pytest
 
-from bench.environment.host import refuse_missing
-from bench.errors import UsageError
+from bench.base.errors import UsageError
+from bench.machine.host import refuse_missing
 
 NEEDED = ("torch", "numpy", "scipy", "nvidia-ml-py", "psutil", "filelock")
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from bench.case import Case
-from bench.data import DatasetInfo
-from bench.executors import Settings
-from bench.executors.subprocess import SubprocessExecutor
-from bench.gpu.nvml import find_cards
-from bench.record import Outcome, Status
-from bench.worker import Job
+from bench.machine.nvml import find_cards
+from bench.networks.data import DatasetInfo
+from bench.schema.case import Case
+from bench.schema.record import Outcome, Status
+from bench.workers.executors import Settings
+from bench.workers.executors.subprocess import SubprocessExecutor
+from bench.workers.job import Job
 
 CARDS, WHY = find_cards()
 pytestmark = [

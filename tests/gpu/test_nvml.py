@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from bench.gpu import Depth
-from bench.gpu.monitor import Monitor
-from bench.gpu.nvml import Nvml, find_cards, open_device
+from bench.machine.gpus import Depth
+from bench.machine.monitor import Monitor
+from bench.machine.nvml import Nvml, find_cards, open_device
 
 CARDS, WHY = find_cards()  # asks the driver, so that torch is imported only where there is a card
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not CARDS, reason=f"no CUDA device: {WHY}")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.scale_map import find_window
+from bench.results.scale_map import find_window
 from tests.scales_for_tests import answer
 
 pytestmark = pytest.mark.gpu

@@ -12,17 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.axis import Value
-from bench.case import Case
-from bench.data import DatasetInfo
-from bench.environment.machine import Platform, probe
-from bench.executors import Settings
-from bench.executors.subprocess import SubprocessExecutor
-from bench.gpu.monitor import Monitor
-from bench.gpu.nvml import open_device
-from bench.grid import grid
-from bench.models import build_model
-from bench.precision import (
+from bench.base.text import write_bytes
+from bench.machine.monitor import Monitor
+from bench.machine.nvml import open_device
+from bench.networks.data import DatasetInfo
+from bench.networks.models import build_model
+from bench.networks.workloads import Workload
+from bench.schema.axis import Value
+from bench.schema.case import Case
+from bench.schema.grid import grid
+from bench.schema.precision import (
     FP8_INSTALL,
     OPT_LEVELS,
     PRECISIONS,
@@ -32,16 +31,17 @@ from bench.precision import (
     refuse_apex,
     set_flags,
 )
-from bench.record import Outcome, Status
-from bench.text import write_bytes
+from bench.schema.record import Outcome, Status
 from bench.training.loop import Training, train_epoch
 from bench.training.optimizers import learning_rates
 from bench.training.proof import Setting, prove
 from bench.training.timing import StepClock
-from bench.worker import Channel, Job
-from bench.worker.epochs import read_reserved
-from bench.worker.preparation import set_up, start_over, warm_up_shapes
-from bench.workloads import Workload
+from bench.workers.epochs import read_reserved
+from bench.workers.examination import Platform, probe
+from bench.workers.executors import Settings
+from bench.workers.executors.subprocess import SubprocessExecutor
+from bench.workers.job import Channel, Job
+from bench.workers.preparation import set_up, start_over, warm_up_shapes
 from tests.training_for_tests import (
     OURS,
     batch,

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+from bench.base.inject import Uncaught, arm, read_listing, read_uncaught
 from bench.compare.__main__ import main as compare
-from bench.inject import Uncaught, arm, read_listing, read_uncaught
 from bench.report.__main__ import main as report
-from bench.sources import Versions, judge_opened
-from bench.store.reader import read_records
+from bench.results.store.reader import read_records
 from bench.sweep.__main__ import main as sweep
 from bench.sweep.display import Display
+from bench.training.sources import Versions, judge_opened
 
 QUICK = ["--device", "cpu", "--no-report"]
 

@@ -13,17 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.case import Case
-from bench.errors import UsageError
-from bench.fingerprint import examine_model
-from bench.grid import grid
-from bench.models.freezing import freeze, normalises_batches
-from bench.precision import PRECISIONS, cast
-from bench.record import Outcome, Status
+from bench.base.errors import UsageError
+from bench.networks.freezing import freeze, normalises_batches
+from bench.networks.workloads import Workload, load_workload
+from bench.schema.case import Case
+from bench.schema.grid import grid
+from bench.schema.precision import PRECISIONS, cast
+from bench.schema.record import Outcome, Status
 from bench.sweep.preflight import Inputs
 from bench.training.counting import count_flop
-from bench.worker.epochs import evaluate
-from bench.workloads import Workload, load_workload
+from bench.workers.epochs import evaluate
+from bench.workers.fingerprint import examine_model
 from tests.training_for_tests import (
     LR,
     MOMENTUM,

@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from bench.errors import UsageError
-from bench.grid import parse_values
-from bench.models import build_model, dpn, parse_model, split_arguments
+from bench.base.errors import UsageError
+from bench.networks import dpn
+from bench.networks.models import build_model, parse_model, split_arguments
+from bench.networks.workloads import Images, parse_workload
+from bench.schema.grid import parse_values
 from bench.training.counting import count_flop
-from bench.workloads import Images, parse_workload
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,7 +51,7 @@ def test_size_and_flop_by_hand(name: str, parameters: int) -> None:
 
 def test_dual_paths_add_and_append() -> None:
     """A block keeps the trunk's channels, adds to the residual ones and appends the new ones."""
-    from bench.models.dpn import DualPathBlock, Stage
+    from bench.networks.dpn import DualPathBlock, Stage
 
     block = DualPathBlock(12, Stage(1, 8, 8, 4), stride=1, project=False, groups=4).eval()
     nn.init.zeros_(block.conv3.weight)

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.case import Case, parse_value
-from bench.errors import UsageError
-from bench.models.weights import fit_weights, hash_weights, read_weights
-from bench.store.reader import read_records
+from bench.base.errors import UsageError
+from bench.networks.weights import fit_weights, hash_weights, read_weights
+from bench.networks.workloads import Workload
+from bench.results.store.reader import read_records
+from bench.schema.case import Case, parse_value
 from bench.sweep.__main__ import main as sweep
 from bench.training.building import build_training
 from bench.training.checkpoint import save_checkpoint
-from bench.workloads import Workload
 from tests.training_for_tests import CPU, batch, in_parts, small, training
 
 find_head = Workload().find_head

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.case import Case
-from bench.record import Environment, Record, Status
+from bench.schema.case import Case
+from bench.schema.record import Environment, Record, Status
 from tests.planted.records import make_record, write_sweep
 
 CASE = Case(dataset="synthetic", device="cpu")

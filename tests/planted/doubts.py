@@ -7,8 +7,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from bench.case import Case
-from bench.record import Status
+from bench.schema.case import Case
+from bench.schema.record import Status
 from tests.planted.records import Row, make_card, make_record, ran
 
 

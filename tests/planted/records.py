@@ -8,9 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.case import Case
-from bench.record import Environment, EpochRow, Measurement, RankRow, Record, Status, Step, WorkRow
-from bench.store.writer import Store
+from bench.results.store.writer import Store
+from bench.schema.case import Case
+from bench.schema.record import (
+    Environment,
+    EpochRow,
+    Measurement,
+    RankRow,
+    Record,
+    Status,
+    Step,
+    WorkRow,
+)
 
 FP32, FP16 = Case(), Case(precision="fp16", loss_scale=128.0)
 GIB, MIB = 2**30, 2**20

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from bench.render.table import NOTHING
+from bench.answers.render.table import NOTHING
 from bench.report.document import SECTIONS, Report, build
-from bench.store.rows import latest
-from bench.study.runs import Result, Run, make_results, read_runs
-from bench.study.sweeps import Sweep, read_sweep
+from bench.results.store.rows import latest
+from bench.results.study.runs import Result, Run, make_results, read_runs
+from bench.results.study.sweeps import Sweep, read_sweep
 from tests.planted.records import Row, write_sweep
 
 

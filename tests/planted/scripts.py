@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bench.case import Case
-from bench.record import Record
-from bench.rules import settle
+from bench.schema.case import Case
+from bench.schema.record import Record
+from bench.schema.rules import settle
 from tests.planted.records import ran
 
 WARM = 10

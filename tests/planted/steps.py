@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.case import Case
-from bench.diagnosis.breakdown import Breakdown, divide
-from bench.diagnosis.explanation import Side
-from bench.diagnosis.step import Profile, Rates, Step
-from bench.precision import find_formats
-from bench.record import Record, WorkRow
-from bench.store.writer import Store
-from bench.work import Kind
+from bench.answers.explanation import Side
+from bench.profile.breakdown import Breakdown, divide
+from bench.profile.step import Profile, Rates, Step
+from bench.results.store.writer import Store
+from bench.schema.case import Case
+from bench.schema.precision import find_formats
+from bench.schema.record import Record, WorkRow
+from bench.schema.work import Kind
 from tests.planted.records import make_run
 
 RATES = Rates(

@@ -13,9 +13,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from bench.case import Case
-from bench.record import EpochRow, RankRow, Record, Status, Step, WorkRow
-from bench.work import Kind
+from bench.schema.case import Case
+from bench.schema.record import EpochRow, RankRow, Record, Status, Step, WorkRow
+from bench.schema.work import Kind
 from tests.planted.doubts import list_doubted, list_drifted
 from tests.planted.records import GIB, HOSTILE, Row, make_card, make_record, measured, write_sweep
 from tests.planted.scripts import list_scripts

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from bench.limits import NEAR
-from bench.questions.choice import Candidate, Choice, choose_among
+from bench.answers.choice import Candidate, Choice, choose_among
+from bench.base.limits import NEAR
 
 SEED = 20261129
 

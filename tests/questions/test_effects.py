@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from bench.case import Case
 from bench.compare.__main__ import main as compare_main
-from bench.record import Record, Status
 from bench.report.document import Report
-from bench.study.effects import Effect
+from bench.results.study.effects import Effect
+from bench.schema.case import Case
+from bench.schema.record import Record, Status
 from tests.planted.records import FP16, FP32, at, learn, ran, some_steps
 from tests.planted.results import read_report, tell
 from tests.pytest_for_tests import Capture

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from bench.case import Case
-from bench.questions.notices import choose_next, warn
-from bench.record import Record, Status
-from bench.render.table import NextStep
-from bench.store.rows import latest
-from bench.study.runs import Run, make_results, read_runs
-from bench.study.sweeps import read_sweep, read_sweeps
+from bench.answers.notices import choose_next, warn
+from bench.answers.render.table import NextStep
+from bench.results.store.rows import latest
+from bench.results.study.runs import Run, make_results, read_runs
+from bench.results.study.sweeps import read_sweep, read_sweeps
+from bench.schema.case import Case
+from bench.schema.record import Record, Status
 from tests.planted.records import GIB, make_record, make_run, measured, write_sweep
 from tests.planted.results import read_results
 from tests.planted.sweeps import Folders

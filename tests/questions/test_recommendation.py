@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from bench.case import Case
-from bench.questions.recommendation import name_places
-from bench.record import Record, Status
-from bench.render.table import quantity_cell
+from bench.answers.recommendation import name_places
+from bench.answers.render.table import quantity_cell
 from bench.report.document import Report, build
-from bench.rules import settle
-from bench.study.sweeps import read_sweep
+from bench.results.study.sweeps import read_sweep
+from bench.schema.case import Case
+from bench.schema.record import Record, Status
+from bench.schema.rules import settle
 from tests.planted.records import FP16, FP32, at, make_record, ran, write_sweep
 from tests.planted.results import read_report, tell
 from tests.planted.scripts import counted, script

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.case import Case
+from bench.schema.case import Case
 from tests.planted.records import GIB, Row, make_record, measured
 from tests.planted.results import read_report, tell
 from tests.planted.sweeps import make_gpus_records

@@ -15,11 +15,11 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from bench.case import Case
 from bench.report.__main__ import main as write
 from bench.report.document import build
 from bench.report.figures import COLOURS, HELD, KINDS, Panel, draw, find_frontier, list_panels
-from bench.study.sweeps import read_sweeps
+from bench.results.study.sweeps import read_sweeps
+from bench.schema.case import Case
 from tests.planted.records import ROOT, ran
 from tests.planted.results import read_report
 from tests.planted.sweeps import Folders

@@ -18,11 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.case import Case
-from bench.record import Status
 from bench.report.__main__ import FORMATS, main
-from bench.rules import settle
-from bench.store.table import write_lines
+from bench.results.store.table import write_lines
+from bench.schema.case import Case
+from bench.schema.record import Status
+from bench.schema.rules import settle
 from tests.planted.records import (
     FP16,
     FP32,

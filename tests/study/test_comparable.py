@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from bench.cards.document import build as build_cards
-from bench.case import Case
 from bench.compare.__main__ import main as compare
-from bench.record import Record, Status
 from bench.report.figures import list_panels
 from bench.report.files import write_json
-from bench.study.sweeps import read_sweeps
+from bench.results.study.sweeps import read_sweeps
+from bench.schema.case import Case
+from bench.schema.record import Record, Status
 from bench.validate.__main__ import main as validate
 from tests.planted.records import make_record, ran, write_sweep
 from tests.planted.results import read_report, tell

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from bench.case import Case
-from bench.questions.notices import warn
-from bench.record import Record, Status
-from bench.rules import settle
-from bench.study import doubts
-from bench.study.runs import Result
-from bench.study.sweeps import read_sweep
+from bench.answers.notices import warn
+from bench.results.study import doubts
+from bench.results.study.runs import Result
+from bench.results.study.sweeps import read_sweep
+from bench.schema.case import Case
+from bench.schema.record import Record, Status
+from bench.schema.rules import settle
 from tests.planted.doubts import DOUBTED, list_planted
 from tests.planted.records import (
     FP16,

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from bench.case import Case
-from bench.gpu.peaks import list_peaks
-from bench.questions.settings import choose, list_settings
-from bench.record import Record, Status
-from bench.study.comparable import refuse_base
-from bench.study.runs import Result, Trust
-from bench.study.sweeps import read_sweep
+from bench.answers.settings import choose, list_settings
+from bench.machine.peaks import list_peaks
+from bench.results.study.comparable import refuse_base
+from bench.results.study.runs import Result, Trust
+from bench.results.study.sweeps import read_sweep
+from bench.schema.case import Case
+from bench.schema.record import Record, Status
 from tests.planted.records import (
     GIB,
     make_record,

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from bench.case import AXES, Case, format_value
-from bench.questions.notices import warn
-from bench.study.sweeps import read_sweep, read_sweeps
+from bench.answers.notices import warn
+from bench.results.study.sweeps import read_sweep, read_sweeps
+from bench.schema.case import AXES, Case, format_value
 from bench.sweep.__main__ import main as run_sweep
 from tests.planted.records import FP32, ran, write_sweep
 from tests.planted.results import read_results

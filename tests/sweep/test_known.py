@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from bench.case import Case
-from bench.flags import join_flags
-from bench.record import PROVEN, KnownResults, Record, Status, WorkRow, read_missing
-from bench.store.reader import read_beside, read_records
+from bench.results.store.reader import read_beside, read_records
+from bench.schema.case import Case
+from bench.schema.flags import join_flags
+from bench.schema.record import PROVEN, KnownResults, Record, Status, WorkRow, read_missing
 from bench.sweep.__main__ import main as sweep
 from bench.sweep.folder import SHARED, Known
 from tests.planted.records import make_run

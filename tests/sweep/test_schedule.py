@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.case import Case
-from bench.errors import UsageError
-from bench.grid import grid
-from bench.record import Status
-from bench.store.rows import LatestAttempt, Run, find_width, plan_runs
+from bench.base.errors import UsageError
+from bench.results.store.rows import LatestAttempt, Run, find_width, plan_runs
+from bench.schema.case import Case
+from bench.schema.grid import grid
+from bench.schema.record import Status
 from bench.sweep.execution import OomSkips, remaining_runs
 from bench.sweep.options import parse_arguments, plan_cases
 

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.case import Case
+from bench.base.errors import UsageError
 from bench.compare.__main__ import main as compare
-from bench.errors import UsageError
-from bench.grid import grid
-from bench.record import Step
 from bench.report.__main__ import main as report
-from bench.store.reader import read_records
-from bench.store.rows import Shard
-from bench.store.writer import Store
-from bench.study.sweeps import list_results
+from bench.results.store.reader import read_records
+from bench.results.store.rows import Shard
+from bench.results.store.writer import Store
+from bench.results.study.sweeps import list_results
+from bench.schema.case import Case
+from bench.schema.grid import grid
+from bench.schema.record import Step
 from bench.sweep import __main__ as sweep
 from bench.sweep.options import choose_part, parse_arguments
 from bench.validate.__main__ import main as validate

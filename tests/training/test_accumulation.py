@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.case import Case, micro_batch
-from bench.data.batches import Batches
+from bench.networks.data.batches import Batches
+from bench.networks.workloads import Workload
+from bench.schema.case import Case, micro_batch
 from bench.training.loop import Training
-from bench.workloads import Workload
 from tests.training_for_tests import (
     CPU,
     LR,

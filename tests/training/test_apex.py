@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.case import Case
-from bench.data import DatasetInfo
-from bench.data.batches import Divided
-from bench.errors import UnsupportedError
-from bench.executors import Settings
-from bench.executors.subprocess import SubprocessExecutor
-from bench.precision import Apex, find_formats, refuse_apex, set_flags
-from bench.record import Status
+from bench.base.errors import UnsupportedError
+from bench.networks.data import DatasetInfo
+from bench.networks.data.batches import Divided
+from bench.networks.workloads import Workload
+from bench.schema.case import Case
+from bench.schema.precision import Apex, find_formats, refuse_apex, set_flags
+from bench.schema.record import Status
+from bench.schema.work import Kind
 from bench.training.apex import ApexTraining
 from bench.training.loop import Training
-from bench.work import Kind
-from bench.worker import Job
-from bench.workloads import Workload
+from bench.workers.executors import Settings
+from bench.workers.executors.subprocess import SubprocessExecutor
+from bench.workers.job import Job
 from tests.apex_for_tests import install
 from tests.pytest_for_tests import Patch
 from tests.training_for_tests import CPU, LR, batch, in_parts, pass_through, small, training

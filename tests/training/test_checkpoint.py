@@ -21,11 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from bench.case import Case
-from bench.grid import grid
-from bench.record import Environment, EpochRow, Outcome, Status
-from bench.store.reader import read_records
-from bench.store.table import BEST, LAST
+from bench.networks.workloads import Loss, Network
+from bench.results.store.reader import read_records
+from bench.results.store.table import BEST, LAST
+from bench.schema.case import Case
+from bench.schema.grid import grid
+from bench.schema.record import Environment, EpochRow, Outcome, Status
 from bench.sweep.__main__ import main as sweep_main
 from bench.sweep.folder import KeptRun
 from bench.training.building import seed_all
@@ -36,10 +37,9 @@ from bench.training.checkpoint import (
     save_checkpoint,
 )
 from bench.training.loop import Training
-from bench.worker import Channel, Job
-from bench.worker.checkpoints import Checkpoints, find_best
-from bench.worker.measurement import measure
-from bench.workloads import Loss, Network
+from bench.workers.checkpoints import Checkpoints, find_best
+from bench.workers.job import Channel, Job
+from bench.workers.measurement import measure
 from tests import models_for_tests
 from tests.frames_for_tests import read_steps
 from tests.planted.records import make_run
@@ -304,8 +304,8 @@ def test_an_interrupted_case_ends_as_if_it_had_not_been(
 
 def test_the_last_and_the_best_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By test accuracy, of which the second epoch has the highest here."""
-    from bench.worker import measurement
-    from bench.worker.epochs import evaluate
+    from bench.workers import measurement
+    from bench.workers.epochs import evaluate
 
     scores = iter([0.5, 0.75, 0.625])
     monkeypatch.setattr(

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from bench.case import Case
-from bench.data import DatasetInfo
+from bench.networks.data import DatasetInfo
+from bench.networks.workloads import Workload
+from bench.schema.case import Case
 from bench.training.loss_scale import clip
-from bench.workloads import Workload
 from tests.training_for_tests import (
     MOMENTUM,
     OURS,

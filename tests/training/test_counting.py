@@ -11,10 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.case import Case
-from bench.data.batches import MadeBatches
-from bench.grid import grid
-from bench.precision import PRECISIONS
+from bench.networks.data.batches import MadeBatches
+from bench.networks.workloads import Images, Workload
+from bench.schema.case import Case
+from bench.schema.grid import grid
+from bench.schema.precision import PRECISIONS
+from bench.schema.work import Kind, Label, Work
 from bench.training.counting import (
     Counter,
     _count_items,
@@ -26,8 +28,6 @@ from bench.training.counting import (
 )
 from bench.training.loop import Training
 from bench.training.switches import read_switches
-from bench.work import Kind, Label, Work
-from bench.workloads import Images, Workload
 from tests.training_for_tests import CPU, run_case
 
 

@@ -17,11 +17,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
-from bench.case import Case
-from bench.precision import PRECISIONS, cast
+from bench.schema.case import Case
+from bench.schema.precision import PRECISIONS, cast
+from bench.schema.work import Kind
 from bench.training.counting import Counter
 from bench.training.labels import judge_label
-from bench.work import Kind
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.cuda.is_built(),

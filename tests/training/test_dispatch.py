@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.case import Case
-from bench.optimization import OPTIMIZERS
-from bench.precision import POLICIES, PRECISIONS
+from bench.networks.workloads import Images
+from bench.schema.case import Case
+from bench.schema.optimization import OPTIMIZERS
+from bench.schema.precision import POLICIES, PRECISIONS
 from bench.training.loop import Training
 from bench.training.loss_scale import build_loss_scale
-from bench.workloads import Images
 from tests.training_for_tests import CPU
 
 OURS = [n for n, precision in PRECISIONS.items() if not precision.apex and not precision.float8]

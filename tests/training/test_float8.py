@@ -14,20 +14,27 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.case import Case
-from bench.data import DatasetInfo
-from bench.environment.machine import Platform
-from bench.errors import UnsupportedError
-from bench.fingerprint import examine_model
-from bench.grid import grid
-from bench.precision import EMULATE_FP8, FP8_INSTALL, FP8_RECIPES, PRECISIONS, Arithmetic, set_flags
-from bench.record import Environment, Outcome, Status
+from bench.base.errors import UnsupportedError
+from bench.networks.data import DatasetInfo
+from bench.networks.workloads import Workload
+from bench.schema.case import Case
+from bench.schema.grid import grid
+from bench.schema.precision import (
+    EMULATE_FP8,
+    FP8_INSTALL,
+    FP8_RECIPES,
+    PRECISIONS,
+    Arithmetic,
+    set_flags,
+)
+from bench.schema.record import Environment, Outcome, Status
 from bench.sweep.preflight import Inputs
 from bench.training.arithmetic import name_arithmetic
 from bench.training.float8 import convert, find_products
 from bench.training.loop import Training
 from bench.training.proof import Proof, Setting, prove
-from bench.workloads import Workload
+from bench.workers.examination import Platform
+from bench.workers.fingerprint import examine_model
 from examples import transformer
 from tests.training_for_tests import CPU, run_case
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.axis import Value
-from bench.case import Case
-from bench.data import prepare
-from bench.errors import UsageError
-from bench.grid import grid
+from bench.base.errors import UsageError
+from bench.networks.data import prepare
+from bench.schema.axis import Value
+from bench.schema.case import Case
+from bench.schema.grid import grid
 from bench.training import graphs
 from bench.training.graphs import WARMUP_STEPS
 from bench.training.loop import Epoch, Training

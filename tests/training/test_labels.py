@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.case import Case
 from bench.report.__main__ import main as report
-from bench.store.reader import read_records
+from bench.results.store.reader import read_records
+from bench.schema.case import Case
+from bench.schema.work import Kind, Label, Work
 from bench.sweep.__main__ import main as sweep
 from bench.training.labels import judge_label
-from bench.work import Kind, Label, Work
 from tests.pytest_for_tests import Capture
 
 TF32, IEEE = {"conv": "tf32", "matmul": "tf32"}, {"conv": "ieee", "matmul": "ieee"}

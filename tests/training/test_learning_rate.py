@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.case import Case
-from bench.errors import UsageError
-from bench.rules import check_batches
+from bench.base.errors import UsageError
+from bench.networks.workloads import Workload
+from bench.schema.case import Case
+from bench.schema.rules import check_batches
 from bench.training.loop import Training, train_epoch
 from bench.training.optimizers import learning_rates
 from bench.training.timing import StepClock
-from bench.workloads import Workload
 from tests.training_for_tests import CPU, batch, small, training
 
 AFTER = {

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.precision import POLICIES
+from bench.schema.precision import POLICIES
 from bench.training.loop import Training
 from bench.training.loss_scale import DynamicScale
 from tests.pytest_for_tests import Patch

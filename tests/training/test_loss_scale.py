@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bench.precision import POLICIES
+from bench.schema.precision import POLICIES
 from bench.training.loss_scale import (
     DynamicScale,
     LossScale,

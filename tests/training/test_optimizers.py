@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.errors import UsageError
-from bench.grid import grid
-from bench.optimization import OPTIMIZERS
+from bench.base.errors import UsageError
+from bench.schema.grid import grid
+from bench.schema.optimization import OPTIMIZERS
 from bench.sweep.__main__ import main as sweep
 from tests.pytest_for_tests import Capture
 from tests.training_for_tests import LR, batch, training

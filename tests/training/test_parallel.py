@@ -16,13 +16,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.case import Case, divide_items, whole_batch
-from bench.data.batches import MadeBatches, Share, plan_steps
-from bench.errors import UsageError
-from bench.rules import check_batches
+from bench.base.errors import UsageError
+from bench.networks.data.batches import MadeBatches, Share, plan_steps
+from bench.schema.case import Case, divide_items, whole_batch
+from bench.schema.rules import check_batches
 from bench.training.loop import Epoch, merge
 from bench.training.parallel import Exposed, find_slowest
-from bench.worker.epochs import TimedEpoch, join_epochs
+from bench.workers.epochs import TimedEpoch, join_epochs
 from tests import ranks_for_tests
 from tests.ranks_for_tests import SLEEP_S
 

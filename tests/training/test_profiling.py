@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.case import Case
-from bench.grid import grid
-from bench.record import Outcome
+from bench.networks.workloads import Workload
+from bench.profile.timeline import Timed, Timeline
+from bench.schema.case import Case
+from bench.schema.grid import grid
+from bench.schema.record import Outcome
+from bench.schema.work import Kind, Label, Work
 from bench.sweep.__main__ import main as sweep
 from bench.sweep.options import parse_arguments, plan_cases
-from bench.timeline import Timed, Timeline
 from bench.training import profiling
 from bench.training.counting import join_work
 from bench.training.loop import Training
 from bench.training.profiling import profile_step
-from bench.work import Kind, Label, Work
-from bench.worker import measurement
-from bench.worker.preparation import open_supply
-from bench.workloads import Workload
+from bench.workers import measurement
+from bench.workers.preparation import open_supply
 from tests.pytest_for_tests import Capture, Patch
 from tests.training_for_tests import CPU, run_case
 

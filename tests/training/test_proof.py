@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.case import Case
-from bench.models import build_model
-from bench.precision import PRECISIONS, Arithmetic, Precision, autocast, cast, set_flags
+from bench.networks.models import build_model
+from bench.networks.workloads import Workload
+from bench.schema.case import Case
+from bench.schema.precision import PRECISIONS, Arithmetic, Precision, autocast, cast, set_flags
 from bench.training import proof as proof_module
 from bench.training.arithmetic import OperationProof, name_arithmetic
 from bench.training.loop import Training
 from bench.training.proof import DENSE, Layer, LayerProof, Proof, Setting, find_layers, prove
-from bench.workloads import Workload
 
 CPU = torch.device("cpu")
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3))

@@ -17,10 +17,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bench.case import Case
-from bench.data import prepare
-from bench.limits import STEADY, find_ends
-from bench.record import Measurement
+from bench.base.limits import STEADY, find_ends
+from bench.networks.data import prepare
+from bench.schema.case import Case
+from bench.schema.record import Measurement
 from bench.training import timing
 from bench.training.timing import (
     FEWEST_WINDOWS,
@@ -34,11 +34,11 @@ from bench.training.timing import (
     measure_slope,
     warm_up,
 )
-from bench.worker import Channel, Job
-from bench.worker import epochs as worker_epochs
-from bench.worker import measurement as worker_measurement
-from bench.worker.epochs import describe_steps
-from bench.worker.measurement import measure
+from bench.workers import epochs as worker_epochs
+from bench.workers import measurement as worker_measurement
+from bench.workers.epochs import describe_steps
+from bench.workers.job import Channel, Job
+from bench.workers.measurement import measure
 
 CPU = torch.device("cpu")
 TIMES = st.lists(st.floats(1e-4, 100), min_size=1, max_size=200)

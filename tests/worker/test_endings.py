@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bench.case import Case
-from bench.inject import Uncaught
-from bench.worker.endings import find_fault
+from bench.base.inject import Uncaught
+from bench.schema.case import Case
+from bench.workers.endings import find_fault
 
 _HEAD = 'Traceback (most recent call last):\n  File "/x/t.py", line 3, in <module>\n    f()\n'
 _OOM = f"{_HEAD}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"

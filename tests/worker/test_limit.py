@@ -16,15 +16,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.case import Case
-from bench.data import DatasetInfo
-from bench.executors import Settings
-from bench.executors.subprocess import SubprocessExecutor
-from bench.gpu import Depth, Device, Reading, Unreadable
-from bench.record import Status
+from bench.machine.gpus import Depth, Device, Reading, Unreadable
+from bench.networks.data import DatasetInfo
+from bench.schema.case import Case
+from bench.schema.record import Status
 from bench.sweep import __main__ as sweep
-from bench.worker import Job
-from bench.worker.limit import (
+from bench.workers.executors import Settings
+from bench.workers.executors.subprocess import SubprocessExecutor
+from bench.workers.job import Job
+from bench.workers.limit import (
     GpuLimit,
     MemoryLimitError,
     share_of_device,
@@ -40,8 +40,8 @@ TO_THE_WALL = """
 import os
 import sys
 import torch
-from bench.processes import read_held_memory
-from bench.worker.limit import HostLimit
+from bench.base.processes import read_held_memory
+from bench.workers.limit import HostLimit
 
 limit = HostLimit(int(sys.argv[1]))
 limit.impose()
@@ -72,7 +72,7 @@ def test_what_a_process_holds_ends_at_the_limit() -> None:
 
 HOLDS = """
 import mmap, os, sys
-from bench.processes import read_held_memory, read_peak_memory
+from bench.base.processes import read_held_memory, read_peak_memory
 size = int(sys.argv[2])
 print(read_held_memory(os.getpid()))
 mapped = mmap.mmap(os.open(sys.argv[1], os.O_RDONLY), size, access=mmap.ACCESS_READ)

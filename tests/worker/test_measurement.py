@@ -15,23 +15,23 @@ import pytest
 import torch
 from torch import nn
 
-from bench.case import Case
-from bench.data import DatasetInfo, load, prepare
-from bench.limits import find_ends
-from bench.precision import PRECISIONS, Arithmetic, set_flags
-from bench.processes import OtherWork
-from bench.record import Measurement, Outcome, Status, Step, describe_unmet, write_missing
+from bench.base.limits import find_ends
+from bench.base.processes import OtherWork
+from bench.networks.data import DatasetInfo, load, prepare
+from bench.schema.case import Case
+from bench.schema.precision import PRECISIONS, Arithmetic, set_flags
+from bench.schema.record import Measurement, Outcome, Status, Step, describe_unmet, write_missing
 from bench.training.arithmetic import OperationProof
 from bench.training.loop import Training
 from bench.training.proof import DENSE, LayerProof, Proof
 from bench.training.switches import find_changes, keep_switches, read_switches
-from bench.worker import (
+from bench.workers import measurement
+from bench.workers.job import (
     Channel,
     Job,
-    measurement,
 )
-from bench.worker.measurement import conclude, measure
-from bench.worker.preparation import set_up, start_over, warm_up_shapes
+from bench.workers.measurement import conclude, measure
+from bench.workers.preparation import set_up, start_over, warm_up_shapes
 from tests.pytest_for_tests import Patch
 from tests.training_for_tests import list_batches
 
@@ -97,7 +97,7 @@ def cut(train: int, test: int, load: Any = load) -> Any:
 @pytest.fixture(scope="module")
 def data() -> Iterator[DatasetInfo]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bench.data.load", cut(IMAGES, TESTS))
+        patch.setattr("bench.networks.data.load", cut(IMAGES, TESTS))
         yield prepare("synthetic", data_dir=None)
 
 
@@ -176,7 +176,7 @@ def test_the_ends_of_an_epoch_are_without_its_first_step_and_its_smaller_batch(
 
 @pytest.fixture
 def few(data: DatasetInfo, monkeypatch: Patch) -> DatasetInfo:
-    monkeypatch.setattr("bench.data.load", cut(1100, 600))
+    monkeypatch.setattr("bench.networks.data.load", cut(1100, 600))
     return data
 
 
@@ -288,11 +288,11 @@ def test_until_ends_an_epoch_that_is_known(data: DatasetInfo) -> None:
 
 WHILE_STEPS_ARE_TIMED = """
 import sys
-from bench.case import Case
+from bench.schema.case import Case
 from bench.training.timing import StepClock
-from bench.worker.epochs import train
-from bench.worker import Channel
-from bench.worker.preparation import set_up
+from bench.workers.epochs import train
+from bench.workers.job import Channel
+from bench.workers.preparation import set_up
 
 timed, imported, tick = False, [], StepClock.tick
 

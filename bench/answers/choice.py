@@ -1,0 +1,141 @@
+"""The rule by which reports, `bench.cards` and `bench.advise` choose what to train with.
+
+1. A setting is near if it is shown to take at most `NEAR` more than the fastest one: by the
+   interval of their ratio over repeats or, where one of them has too few, by the noise of all
+   repeats. The fastest one is near itself. A setting that is neither shown to be near nor shown
+   not to be is open.
+2. The batch size that is in use is kept, as long as it is near or open: to change it takes proof.
+   Where none is in use, the smallest one that is near is chosen: to call it near takes proof.
+3. Of the settings of that batch size that are not shown to be slower than the fastest of them by
+   more than `STEADY`, the least unusual is chosen.
+
+So, but for the batch size in use, one that truly takes more than `NEAR` longer than the fastest is
+called near in at most 2.5 % of searches. tests/questions/test_choice.py simulates them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Generic, TypeVar
+
+from bench.base.limits import MIN_REPEATS, NEAR, STEADY, find_quantile
+from bench.base.text import join_words, write_percent
+from bench.results.verdict import compare, pool_noise
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate(Generic[_T]):
+    """A setting that may be chosen.
+
+    Attributes:
+        times: the epoch times of its repeats, in s; at least one.
+        size: its batch size.
+        unusual: how unusual it is, as a sort key: the lowest is preferred.
+        again: its epoch times of all ways in which it was measured; they tell the noise.
+    """
+
+    of: _T
+    times: Sequence[float]
+    size: int
+    unusual: Any = ()
+    again: Sequence[float] = ()
+
+    @property
+    def time_s(self) -> float:
+        return median(self.times)
+
+
+@dataclass(frozen=True)
+class Choice(Generic[_T]):
+    """What is chosen, and what it was chosen from.
+
+    Attributes:
+        fastest: the setting of the lowest time.
+        near: those shown to take at most `NEAR` more, the fastest first.
+        open: those of which that is not known.
+    """
+
+    chosen: _T
+    fastest: _T
+    near: tuple[_T, ...]
+    open: tuple[_T, ...]
+
+
+def choose_among(candidates: Sequence[Candidate[_T]], present: int | None = None) -> Choice[_T]:
+    """Choose from one candidate or more; ``present`` is the batch size that is in use."""
+    noise = _Noise(candidates)
+    ranked = sorted(candidates, key=lambda one: one.time_s)
+    fastest = ranked[0]
+    gaps = [(one, *noise.bound(one, fastest)) for one in ranked]
+    near = [one for one, _, high in gaps if one is fastest or high <= 1 + NEAR]
+    unsure = [one for one, low, _ in gaps if one not in near and low <= 1 + NEAR]
+    held = [one for one in (*near, *unsure) if one.size == present]
+    smallest = min(one.size for one in near)
+    held = held or [one for one in near if one.size == smallest]
+    first = min(held, key=lambda one: one.time_s)
+    alike = [one for one in held if one is first or noise.bound(one, first)[0] <= 1 + STEADY]
+    chosen = min(alike, key=lambda one: (one.unusual, one.time_s))
+    return Choice(
+        chosen.of, fastest.of, tuple(one.of for one in near), tuple(one.of for one in unsure)
+    )
+
+
+def tell_open(
+    choice: Choice[_T],
+    size: Callable[[_T], int],
+    memory: Callable[[_T], float],
+    name: Callable[[_T], str],
+) -> str:
+    """Say which settings could as well be chosen, by what is known; empty if none is open.
+    ``memory`` returns its bytes, NaN if they are not known."""
+    if not choice.open:
+        return ""
+    alike = [*dict.fromkeys((choice.chosen, choice.fastest, *choice.open))]
+    sizes = sorted({*map(size, alike)})
+    if len(sizes) > 1:
+        names = join_words([*map(str, sizes)])
+        told = f"Batch sizes {names} cannot be told apart within {write_percent(NEAR)}"
+    else:
+        names = join_words([*map(name, alike[:MOST_NAMED])])
+        told = f"What cannot be told apart within {write_percent(NEAR)}: {names}"
+    least = min(alike, key=memory)
+    if all(memory(one) > 0 for one in alike) and memory(least) < memory(choice.chosen) / (
+        1 + STEADY
+    ):
+        told += f"; {size(least) if len(sizes) > 1 else name(least)} needs least memory"
+    return f"{told}."
+
+
+MOST_NAMED = 4  # settings that a sentence names
+
+
+class _Noise:
+    """How far times of one setting differ, by all that were measured more than once.
+
+    Where fewer than `MIN_REPEATS` differences tell it, a ratio of times is known within the largest
+    of them, and within `STEADY`: on an H200 parts and whole epochs of settings that fill it agreed
+    within 0.4 %.
+    """
+
+    def __init__(self, candidates: Sequence[Candidate[Any]]) -> None:
+        held = [one.again or one.times for one in candidates]
+        self._deviation, self._freedom = pool_noise(held)
+        self._apart = max((math.log(max(times) / min(times)) for times in held), default=0.0)
+
+    def bound(self, one: Candidate[Any], other: Candidate[Any]) -> tuple[float, float]:
+        """Return the ends of the 95 % interval of the ratio of two times."""
+        if min(len(one.times), len(other.times)) >= MIN_REPEATS:
+            (ratio,) = compare([(other.times, one.times)], deterministic=True)
+            if ratio.low is not None and ratio.high is not None:
+                return ratio.low, ratio.high
+        reach = max(math.log1p(STEADY), self._apart)
+        if self._freedom >= MIN_REPEATS:
+            number = 1 / len(one.times) + 1 / len(other.times)
+            reach = find_quantile(self._freedom) * self._deviation * math.sqrt(number)
+        value = one.time_s / other.time_s
+        return value * math.exp(-reach), value * math.exp(reach)

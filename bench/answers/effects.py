@@ -1,0 +1,141 @@
+"""What changing one axis does, all else equal, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+
+from bench.answers.render.table import (
+    NOTHING,
+    Cell,
+    Column,
+    Said,
+    Section,
+    Sheet,
+    join,
+    write_ends,
+    write_ratio,
+)
+from bench.answers.report_data import ReportData
+from bench.base.limits import MIN_REPEATS, STEADY
+from bench.base.text import ESTIMATE
+from bench.results.study.axes import find_varying, name_axis
+from bench.results.study.effects import MARGIN, Effect, judge_learning
+from bench.results.study.estimate import ENERGY, LOSS, MEMORY, TIME, Estimate
+from bench.results.study.quantities import Metric
+from bench.results.verdict import Verdict
+
+MIXED = "mixed"  # the verdict on a change that makes some cases faster and others not
+
+
+def _tabulate_effects(found: ReportData) -> Iterator[Sheet]:
+    effects, starts = join(("", part) for _, part in groupby(found.effects, lambda e: e.axis))
+    learnt = [one for one in judge_learning(found.effects, found.results) if one.found.seeds > 1]
+
+    def say_learnt(effect: Effect) -> str:
+        said = [one for one in learnt if one.effect is effect]
+        return "; ".join(f"{one.metric.label}: {one.found.verdict.value}" for one in said)
+
+    def of_time(say: Callable[[Effect, Estimate], Said]) -> Callable[[Effect], Said]:
+        return lambda effect: say(effect, effect.time) if effect.time else None
+
+    def write_speed(effect: Effect, time: Estimate) -> Cell:
+        if time.apart:
+            return Cell(f"{ESTIMATE * effect.estimated}{_list_ratios(time.each)}")
+        speed = 1 / (time.ratio.value or 1)
+        return Cell(f"{ESTIMATE * effect.estimated}{write_ratio(speed)}×", speed)
+
+    def write_pairs(effect: Effect) -> str:
+        pairs, every = effect.time.pairs if effect.time else 0, len(effect.pairs)
+        return f"{pairs} of {every}" if 0 < pairs < every else str(every)
+
+    def write_percent(metric: Metric, effect: Effect) -> Cell | None:
+        change = effect.estimates.get(metric.name)
+        if change is None or change.ratio.value is None:
+            return None
+        mark = ESTIMATE * (effect.estimated and metric is ENERGY)
+        share = change.ratio.value - 1
+        return Cell(f"{mark}{_write_signed(100 * share, 1)} %", share)
+
+    def write_loss(effect: Effect) -> Cell | None:
+        if (loss := effect.loss) is None:
+            return None
+        if apart := loss.ratio.difference:
+            return Cell(_write_signed(apart[0], 3), apart[0])
+        return write_percent(LOSS, effect)
+
+    columns: list[Column[Effect]] = [
+        Column("change", "change", "what changes, all else equal",
+               lambda effect: f"{name_axis(effect.axis)}: {effect.before} → {effect.after}",
+               wrap=True),
+        Column("speed", "speed", "epoch time before over after, geometric mean",
+               of_time(write_speed), better="higher"),
+        Column("verdict", "verdict", f"against a margin of {100 * STEADY:.0f} %",
+               of_time(lambda effect, time:
+                       _judge_time(found, time)),
+               number=False, wrap=True),
+        Column("interval", "95 % interval", "of the speed over these pairs",
+               of_time(lambda effect, time: None if time.apart else write_ends(
+                   (time.ratio.high, time.ratio.low), lambda ratio: write_ratio(1 / ratio))),
+               keep=8),
+        Column("pairs", "pairs", "how many pairs of cases differ in that alone", write_pairs,
+               number=True, keep=8),
+        Column("memory", "memory", "change of the peak",
+               lambda effect: write_percent(MEMORY, effect), number=True, better="lower", keep=6),
+        Column("energy", "energy", "change of an epoch's",
+               lambda effect: write_percent(ENERGY, effect), number=True, better="lower", keep=4),
+        Column("loss", "loss", "change of the training loss; below zero the difference", write_loss,
+               better="lower",
+               keep=5),
+        Column("learnt", "learns as well?", f"equivalence within {100 * MARGIN:.0f} %, over seeds",
+               say_learnt, keep=7, wrap=True),
+        Column("doubts", "remarks", "what speaks against a case of these",
+               lambda effect: ", ".join(effect.doubts), keep=8, wrap=True),
+    ]  # fmt: skip
+    note = (
+        "Speed: epoch time before over after, geometric mean over the pairs of cases that differ "
+        "in it alone, at the settings that all changes from one value have; where these differ, "
+        "that of each pair. Mixed: their verdicts differ. A verdict needs "
+        f"{MIN_REPEATS} repeats of each case; python -m bench.compare RESULTS --axis AXIS BEFORE "
+        "AFTER judges each pair by itself."
+    )
+    yield Sheet(
+        "What each change does, all else equal",
+        columns,
+        effects,
+        [note],
+        starts if len(starts) < len(effects) else {},
+        empty=("", NOTHING, TIME.word(Verdict.NONE)),
+    )
+
+
+MOST_LISTED = 4  # ratios that a cell lists
+
+
+def _list_ratios(each: Sequence[float]) -> str:
+    """List the speeds of pairs that have no common one, or from which to which they are."""
+    speeds = sorted(1 / ratio for ratio in each)
+    if len(speeds) > MOST_LISTED:
+        return f"{write_ratio(speeds[0])} to {write_ratio(speeds[-1])}×"
+    return f"{', '.join(map(write_ratio, speeds))}×"
+
+
+def _judge_time(found: ReportData, time: Estimate) -> str:
+    """Return the verdict on a change, and by what axis its pairs differ if they do."""
+    word = MIXED if time.mixed else TIME.word(time.ratio.judge(STEADY))
+    if not time.apart:
+        return word
+    known = word not in (MIXED, TIME.word(Verdict.NONE), TIME.word(Verdict.AMBIGUOUS))
+    cells = {before for before, _ in time.cells}
+    axes = find_varying([result for result in found.results if result.cell in cells])
+    told = f"differs by {name_axis(axes[0])}" if len(axes) == 1 else "differs"
+    return f"{word}, {told}" if known else told
+
+
+def _write_signed(value: float, decimals: int) -> str:
+    """Write a difference with its sign, or without one if it rounds to zero."""
+    text = f"{value:+.{decimals}f}"
+    return text if float(text) else text[1:]
+
+
+EFFECTS = Section("effects", "What does each change do?", _tabulate_effects)

@@ -1,0 +1,183 @@
+"""A search for the best settings: its trials, what each rung decided, and what it cost."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+
+from bench.answers.render.table import Column, Section, Sheet, axis_column, name_outcome
+from bench.base.text import count
+from bench.networks.workloads import IMAGES
+from bench.results.store.rows import Row, keep_latest
+from bench.results.study.quantities import QUANTITIES
+from bench.schema.axis import axis_flag
+from bench.schema.case import AXES, Case, format_value, spell_value
+from bench.schema.halving import Halving
+from bench.schema.record import MEASURED, EpochRow, Status
+
+CONFIRMED = 3
+"""Trials that are worth repeating: the best, and those that may be better with another seed."""
+
+Epochs = Mapping[str, Sequence[EpochRow]]
+"""The epochs of each record that trained several."""
+
+REPEATS = 5  # runs of each of them: seeds differ by more than most settings near the best do
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One trial, as recorded."""
+
+    number: int  # from 1, in the order in which trials were drawn
+    row: Row
+    curve: tuple[float, ...]  # the metric by epoch, NaN where it was no number
+
+    @property
+    def last(self) -> float:
+        return self.curve[-1] if self.curve else math.nan
+
+    @property
+    def whole(self) -> bool:
+        """Whether it trained all its epochs and learnt something."""
+        return not self.row.truncated and math.isfinite(self.last)
+
+
+def find_trials(rows: Iterable[Row], epochs: Epochs, halving: Halving) -> list[Trial]:
+    """Return the trials in the rows of a folder, with the epochs of each record: those that trained
+    longest first, and the best of these first; those without a number last."""
+    numbers = {frozenset(settings.items()): i for i, settings in enumerate(halving.trials, 1)}
+    names = [name for name in halving.trials[0] if name in AXES] if halving.trials else []
+    mine = (r for r in rows if r.is_repeat and r.repeat == 1 and r.epochs == halving.epochs)
+    trials: dict[int, Trial] = {}
+    for row in keep_latest(mine):
+        settings = frozenset((name, format_value(getattr(row.case, name))) for name in names)
+        if (number := numbers.get(settings)) is not None:
+            trained = sorted(epochs.get(row.record_id, ()), key=attrgetter("epoch"))
+            told = (getattr(epoch, halving.metric) for epoch in trained)
+            curve = tuple(math.nan if value is None else value for value in told)
+            trials[number] = Trial(number, row, curve)
+    found = [trials[number] for number in sorted(trials)]
+    learnt = [trial for trial in found if math.isfinite(trial.last)]
+    learnt.sort(key=attrgetter("last"), reverse=halving.higher)
+    learnt.sort(key=lambda trial: -len(trial.curve))
+    return [*learnt, *(trial for trial in found if not math.isfinite(trial.last))]
+
+
+def _describe(trial: Trial) -> str:
+    row = trial.row
+    if row.status not in MEASURED:
+        return name_outcome(row)
+    words = [] if row.status is Status.OK else [row.status.value]
+    words += [f"ended after {count(len(trial.curve), 'epoch')}"] if row.truncated else []
+    return ", ".join(words) or "whole"
+
+
+def summarize(trials: Sequence[Trial], halving: Halving) -> Iterator[str]:
+    """Yield the best trial, and what the search cost."""
+    quantity = QUANTITIES[halving.metric]
+    if best := next((trial for trial in trials if trial.whole), None):
+        value = f"{quantity.write(best.last)} {quantity.unit}".rstrip()
+        named = best.row.case.label(halving.trials[0])
+        yield f"Best: {named}, {quantity.label} {value} after {count(halving.epochs, 'epoch')}."
+    else:
+        yield "No trial has trained all its epochs yet."
+    spent = sum(len(trial.curve) for trial in trials)
+    whole = len(trials) * halving.epochs
+    if spent < whole:
+        yield (
+            f"{spent:,} epochs were trained where {count(len(trials), 'whole trial')} take "
+            f"{whole:,} ({100 * spent / whole:.0f} %)."
+        )
+
+
+def tabulate_trials(
+    rows: Iterable[Row],
+    epochs: Epochs,
+    halving: Halving,
+    how: str = "`python -m bench.search` prints the commands that confirm the best.",
+) -> Iterator[Sheet]:
+    """Yield the table of trials, in the order of `find_trials`, with a sentence on ``how`` to
+    confirm the best."""
+    trials, quantity = find_trials(rows, epochs, halving), QUANTITIES[halving.metric]
+    axes = [name for name in AXES if trials and name in halving.trials[0]]
+
+    def take_metric(n: int, trial: Trial) -> float | None:
+        known = len(trial.curve) >= n and math.isfinite(trial.curve[n - 1])
+        return trial.curve[n - 1] if known else None
+
+    columns: list[Column[Trial]] = [
+        Column("trial", "trial", "in the order in which they were drawn",
+               lambda trial: trial.number),
+        *(axis_column(name, attrgetter("row")) for name in axes),
+        Column("epochs", "epochs", f"trained, of {halving.epochs}",
+               lambda trial: len(trial.curve)),
+        *(
+            Column(f"{halving.metric}_{n}", f"after {n}", quantity.help,
+                   partial(take_metric, n), write=quantity.write, better=quantity.better)
+            for n in (*halving.rungs, halving.epochs)
+        ),
+        Column("outcome", "outcome", "how the trial ended", _describe, wrap=True),
+    ]  # fmt: skip
+    note = (
+        "Each trial is one run of one seed: the order of trials that lie close together is chance. "
+        "A trial that was ended early might have become the best."
+    )
+    yield Sheet(
+        f"Search: {len(trials)} of {count(len(halving.trials), 'trial')}, those that trained "
+        f"longest first, and of them the best by {quantity.title}",
+        columns,
+        trials,
+        [" ".join(filter(None, [note, how]))],
+        words=summarize(trials, halving),
+        empty=(),
+    )
+
+
+def confirm(rows: Iterable[Row], epochs: Epochs, halving: Halving, out: Path) -> list[str]:
+    """Return the commands that run the best trials again with other seeds, as the result of the
+    seed that chose one is biased in its favour, and report on them."""
+    best = [t for t in find_trials(rows, epochs, halving) if t.whole][:CONFIRMED]
+    if not best:
+        return []
+    folder = out.with_name(f"{out.name}-best")
+    ends = ["--repeats", str(REPEATS), "--out", str(folder)]
+    cases = [trial.row.case for trial in best]
+    again = [replace(case, seed=(case.seed + 1) % 2**31) for case in cases]
+    commands = [["bench.sweep", *spell_case(case), *ends] for case in again]
+    commands.append(["bench.report", str(folder)])
+    return [shlex.join(["python", "-m", *words]) for words in commands]
+
+
+_ALWAYS = (
+    *("model", "dataset", "precision", "batch_size"),
+    *("lr", "optimizer", "cudnn_benchmark", "device"),
+)
+"""Axes whose flags are always given, as presets of `bench.sweep` may set other values."""
+
+
+def spell_case(case: Case) -> list[str]:
+    """Return the flags with which `bench.sweep` runs ``case`` again."""
+    words = []
+    for name, axis in AXES.items():
+        value = getattr(case, name)
+        brought = name in ("model", "dataset") and case.workload != IMAGES
+        if not brought and value is not None and (value != axis.default or name in _ALWAYS):
+            words += [axis_flag(name), spell_value(value)]
+    return words
+
+
+SEARCH = Section(
+    "search",
+    "Which settings are the best?",
+    lambda found: (
+        replace(sheet, words=())  # which are the answer
+        for sweep in found.sweeps
+        if sweep.halving
+        for sheet in tabulate_trials(sweep.rows, sweep.epochs, sweep.halving)
+    ),
+)

@@ -1,0 +1,346 @@
+"""What to know before believing the numbers of a report: what ran its cases, warnings, most serious
+first, and the step that helps most.
+
+A warning says what was found, in how many runs, and which flag or command helps.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from operator import attrgetter
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.answers.advice import propose
+from bench.answers.halving import confirm
+from bench.answers.render.table import (
+    Level,
+    NextStep,
+    Notice,
+    name_case,
+    name_outcome,
+)
+from bench.answers.scaling import Search
+from bench.base.limits import MIN_REPEATS, STEADY
+from bench.base.origin import LABELS
+from bench.base.text import ESTIMATE, capitalize, name_first, write_range
+from bench.networks.workloads import IMAGES
+from bench.results.store.rows import group, latest
+from bench.results.study.axes import ORDER, find_varying, list_naming_axes
+from bench.results.study.comparable import refuse_alone, refuse_together
+from bench.results.study.doubts import DOUBTS, SAID_BELOW
+from bench.results.study.quantities import MEMORY, is_number
+from bench.results.study.remedies import QUIETER
+from bench.results.study.runs import Result, Run
+from bench.results.study.sweeps import Sweep
+from bench.schema.case import AXES, Case
+from bench.schema.flags import change_flags
+from bench.schema.record import COMPARABLE, MEASURED, REPEATED, Status
+
+ENVIRONMENT = {
+    "driver": "driver",
+    "torch": "torch",
+    "cuda": "CUDA",
+    "cudnn": "cuDNN",
+    "python": "Python",
+    "cpu": "CPU",
+    "commit": "commit",
+    "device": "device",
+}
+"""Columns of records that say what ran them, and their labels."""
+
+MOST_OUTCOMES = 8  # reasons of cases without a result that a report names
+
+Results = Sequence[Result]
+
+
+# -------------------------------------------------------------------------------- what was measured
+
+
+def describe_subject(
+    title: str, cases: Results, varying: Collection[str], machines: Iterable[str]
+) -> str:
+    """Return one line on what was measured: the sweep, what ran it, what all cases share."""
+    if not cases:
+        return title
+    timed = [case for case in cases if is_number(case.epoch_time_s)]
+    parts = [case.part for case in timed if case.part < 1]
+    part = write_range(parts, lambda share: f"{100 * share:.3g}") if parts else ""
+    whole = "whole epochs, " * (len(parts) < len(timed))
+    versions = name_values(cases, "torch", 2)
+    said = (
+        name_first([*dict.fromkeys(machines)], 2),
+        *_name_kinds(cases),
+        part and f"{whole}{ESTIMATE} from {part} % of an epoch",
+        _name_same(cases, varying),
+        versions and f"torch {versions}",
+    )
+    return f"{title}: {' · '.join(filter(None, said))}"
+
+
+def _name_kinds(cases: Results) -> list[str]:
+    return [LABELS[kind] for kind in dict.fromkeys(c.kind for c in cases) if kind in LABELS]
+
+
+def describe_constants(cases: Results, varying: Collection[str]) -> Iterator[str]:
+    """Yield a sentence on what all cases have in common, and one on each machine that ran them."""
+    if cases and (same := _name_same(cases, varying)):
+        yield f"All cases: {same}."
+    for part in group(cases, attrgetter("ran_on")):
+        told = [part[0].machine]
+        values = {name: name_values(part, name, 4) for name in ENVIRONMENT}
+        told += [f"{ENVIRONMENT[name]} {value}" for name, value in values.items() if value]
+        yield ", ".join([*told, *_name_kinds(part)]) + "."
+
+
+def _name_same(cases: Results, varying: Collection[str]) -> str:
+    """Name the settings that all cases share; of most axes only if they are not the default."""
+    first = cases[0]
+    same = [n for n in ("model", "dataset", "precision", "batch_size") if n not in varying]
+    same += [
+        name
+        for name in ORDER
+        if name in AXES
+        and name not in (*same, *varying, "command")
+        and getattr(first, name) != getattr(Case, name)
+        and len({getattr(case, name) for case in cases}) == 1
+    ]
+    return name_case(first, same)
+
+
+def name_values(cases: Results, name: str, most: int | None = None) -> str:
+    """Return the first ``most`` distinct values of a column, in order: ``12.4 or 12.8``."""
+    values = dict.fromkeys(getattr(case, name) for case in cases)
+    known = [value for value in values if value == value and value != ""]
+    return " or ".join(map(str, known[:most]))
+
+
+def write_notes(cases: Results, varying: Collection[str]) -> Iterator[str]:
+    """Yield why cases failed, which model counts what, and what the memory is of."""
+    axes, lines = list_naming_axes(varying), dict[str, dict[str, None]]()
+    for row in (case for case in cases if case.reason and case.status != Status.OK):
+        # the row says that memory ran out, but not what that was inferred from
+        if row.status != Status.OOM or row.inferred:
+            ended = f"{name_outcome(row)}: {row.reason}"
+            lines.setdefault(ended, {})[name_case(row, axes) or row.model] = None
+    for ended, named in list(lines.items())[:MOST_OUTCOMES]:
+        yield f"{name_first([*named], 3, '; ')}: {ended}"
+    # each row of a command says of what its time is
+    ours = (case for case in cases if case.command is None)
+    counted = dict.fromkeys((case.unit or IMAGES, case.model) for case in ours)
+    if len({unit for unit, _ in counted}) > 1:
+        yield f"Items are {', '.join(f'{unit} of {model}' for unit, model in counted)}."
+    sized = [case for case in cases if is_number(case.memory_bytes)]
+    for measure in dict.fromkeys(c.memory_measure for c in sized if c.kind == "measured"):
+        yield f"Memory: peak of {MEMORY[measure]}."
+    if any(case.kind == "published" for case in sized):
+        yield "Memory of published figures: of the whole card, as published."
+
+
+# ----------------------------------------------------------------------------------------- warnings
+
+
+def warn(
+    every: Sequence[Run],
+    results: Sequence[Result],
+    everything: Sequence[Run] = (),
+    sweeps: Sequence[Sweep] = (),
+    spoken: Mapping[bool, Collection[int]] | None = None,
+) -> list[Notice]:
+    """Return all warnings, most serious first: on ``every`` run and the ``results`` of those that
+    count, on drift in ``everything``, all runs of their sweeps (``every`` by default), and on what
+    ``sweeps`` lack. A first screen has the doubts of the cells ``spoken``, by whether these are
+    fatal; all if None."""
+    runs = latest(every)
+    doubted: dict[bool, list[Notice]] = {True: [], False: []}
+    for doubt in DOUBTS.values():
+        if hit := [run for run in runs if getattr(run, doubt.name)]:
+            told = spoken is None or any(run.cell in spoken[doubt.fatal] for run in hit)
+            told |= doubt.name == "unmet"  # it was asked for, of whatever case
+            level = Level.TABLE if told and doubt.name not in SAID_BELOW else Level.DETAIL
+            said = doubt.warn(hit), doubt.fix.advise(hit), _count(hit, runs)
+            doubted[doubt.fatal].append(Notice(capitalize(doubt.label(hit)), *said, level=level))
+    spread = []
+    if wide := [result for result in results if result.scatter > STEADY]:
+        several = sum(result.repeats > 1 for result in results)
+        found = (
+            f"The times of {len(wide):,} of the {several:,} cases with repeats spread by more than"
+        )
+        found += f" ±{100 * STEADY:.0f} %; they are marked noisy."
+        spread.append(Notice("Spread", found, QUIETER.advise(wide)))
+    return [
+        *(Notice("Incomplete", *gap) for sweep in sweeps for gap in sweep.gaps),
+        *_describe_failures(runs),
+        *doubted[True],
+        *_describe_overwritten(runs),
+        *spread,
+        *_describe_drift(everything or every),
+        *_describe_mixtures(runs),
+        *doubted[False],
+    ]
+
+
+def _describe_overwritten(runs: Sequence[Run]) -> Iterator[Notice]:
+    """Warn of files of the user's that several runs wrote."""
+    for part in group(runs, attrgetter("sweep")):
+        wrote = Counter(name for run in part for name in run.wrote.split("; ") if name)
+        if several := [name for name, times in wrote.items() if times > 1]:
+            found = (
+                f"Several runs of {part[0].sweep} wrote {name_first(several, 3)}, so that only the "
+                "last one's is kept, and nothing of what was there before."
+            )
+            mend = "Put {out} in --command, a folder that each run has for itself."
+            yield Notice(f"Overwritten: {name_first(several, 2)}", found, mend)
+
+
+def _count(hit: Sequence[Run], runs: Sequence[Run]) -> str:
+    if len(hit) == len(runs):
+        return f"all {len(runs):,} runs" if len(runs) > 1 else "the only run"
+    return f"{len(hit):,} of {len(runs):,} runs"
+
+
+def _describe_failures(runs: Sequence[Run]) -> Iterator[Notice]:
+    if failed := [run for run in runs if run.status not in _ENDED]:
+        ends = Counter(run.status.replace("_", " ") for run in failed).most_common()
+        asked = " ".join(list_asked(failed))
+        mend = f"Run them again with --retry {asked}." if asked else ""
+        kinds = ", ".join(f"{n:,} {end}" for end, n in ends)
+        mend = mend or "The same command runs them again."
+        first = next((run for run in failed if run.reason), None)
+        if first is not None:  # a log is beside the records
+            log = f" ({first.log} in its folder)" if first.log else ""
+            mend = f"The first: {first.reason}{log}. {mend}"
+        yield Notice("No result", f"{kinds}.", mend, _count(failed, runs))
+
+
+_ENDED = {*MEASURED, Status.OOM, Status.UNSUPPORTED}
+
+
+def list_asked(runs: Iterable[Run | Result]) -> list[str]:
+    """Return the outcomes that are run again only by ``--retry``."""
+    ends = dict.fromkeys(run.status for run in runs)
+    return [status for status in ends if status not in _ENDED | REPEATED]
+
+
+def _describe_drift(every: Sequence[Run]) -> Iterator[Notice]:
+    """Warn of sentinels, reruns of the first case of a sweep at its end, that took longer or less
+    than all of its runs by more than `STEADY`. Only runs on the same lane and GPU are compared, and
+    only if both or neither ran beside other lanes, and their times are of the same: a slower card
+    is no drift."""
+    tell = attrgetter("cell", "lane", "gpu_uuid", "beside", "period")
+    times: dict[Any, list[float]] = {}
+    sentinels = [run for run in every if run.sentinel and run.timed and run.status in MEASURED]
+    first = latest(every) if sentinels else []
+    for run in (run for run in first if run.timed and run.status in MEASURED):
+        times.setdefault(tell(run), []).append(run.epoch_time_s)
+    for run in sentinels:
+        if (held := times.get(tell(run))) and not (
+            min(held) / (1 + STEADY) <= run.epoch_time_s <= max(held) * (1 + STEADY)
+        ):
+            change = 100 * (run.epoch_time_s / median(held) - 1)
+            found = (
+                f"The first case of {run.sweep}, run again at the end on {run.machine}, took "
+                f"{abs(change):.1f} % {'longer' if change > 0 else 'less'} than before."
+            )
+            yield Notice(
+                f"Drift of {change:+.1f} %",
+                found,
+                "Run the sweep again on an idle machine, with a new --out.",
+            )
+
+
+def _describe_mixtures(runs: Sequence[Run]) -> Iterator[Notice]:
+    for part in group(runs, lambda run: run.sweep):
+        said = []
+        for name in find_varying(part, COMPARABLE):
+            axes, held = COMPARABLE[name], dict[Any, dict[str, None]]()
+            for run in part:
+                empty = "none" if name == "variables" and run.torch else ""
+                if value := getattr(run, name) or empty:
+                    held.setdefault(attrgetter(*axes)(run) if axes else (), {})[value] = None
+            if several := next((values for values in held.values() if len(values) > 1), None):
+                said.append(f"{name.replace('_', ' ')} {name_first([*several], 3, ' or ')}")
+        if said:
+            found = (
+                f"The rows of {part[0].sweep} were measured in different environments, and are "
+                f"compared only within one: {'; '.join(said)}."
+            )
+            yield Notice("Mixed environments", found, "Use a new --out for each.")
+
+
+# ------------------------------------------------------------------------------------- what helps
+
+
+def choose_next(
+    sweeps: Sequence[Sweep], results: Sequence[Result], searches: Sequence[Search] = ()
+) -> NextStep | None:
+    """Return the step that would help most, by the cases that are shown or, without any, by the
+    searches for the largest batch; None if nothing has been recorded or planned."""
+    gaps = any(sweep.gaps and not any(plan.shard for plan in sweep.plans) for sweep in sweeps)
+    gaps |= any(search.wall.ending is None for search in searches)
+    if gaps or any(result.status in REPEATED for result in results):
+        again = "run the same command again, which runs what is missing"
+        return NextStep(again, _repeat(sweeps))
+    if any(search.wall.recommended for search in searches):
+        return NextStep(
+            "bench.sweep with the same flags and --batch-size auto times training at the batch "
+            "sizes that were found"
+        )
+    if asked := list_asked(results):
+        flag = ["--retry", *asked]
+        again = f"the same command with {shlex.join(flag)} runs again what failed"
+        return NextStep(again, _repeat(sweeps, flag))
+    for sweep in sweeps:
+        folder = Path(_name_folder(sweep))
+        if sweep.halving and (best := confirm(sweep.rows, sweep.epochs, sweep.halving, folder)):
+            return NextStep("run the best trial again, with other seeds", best[0])
+    if results and all(result.kind == "published" for result in results):
+        return None  # nobody has the machine
+    folders = shlex.join(map(_name_folder, sweeps))
+    if len(sweeps) == 2:
+        return NextStep("compare the two case by case", f"python -m bench.compare {folders}")
+    timed = [result for result in results if is_number(result.epoch_time_s)]
+    for sweep in sweeps:
+        advice = [one for one in sweep.command.splitlines() if "-m bench.advise " in one]
+        if advice:  # which decides on repeats itself
+            anew = not any(result.trusted for result in timed)
+            how = "search anew, with other programs closed" if anew else "measure more settings"
+            command = propose(advice[-1], Path(_name_folder(sweep)), anew=anew)
+            return NextStep(f"{how}, and with a longer budget", command)
+    apart = (refuse_together(alike) for alike in group(timed, attrgetter("sweep", "model")))
+    if any(map(refuse_alone, timed)) or any(apart):
+        return NextStep("mend what keeps times from being compared, and measure with a new --out")
+    if any(result.repeats < MIN_REPEATS for result in timed):
+        shown = "which differences are real" if len(timed) > 1 else "how far its time repeats"
+        flag = ["--repeats", str(MIN_REPEATS)]
+        again = f"the same command with {shlex.join(flag)} shows {shown}"
+        return NextStep(again, _repeat(sweeps, flag))
+    if {"fp32"} < {r.precision for r in results if is_number(r.profiled_step_s)}:
+        return NextStep("see where the time goes", f"python -m bench.why {folders}")
+    if timed and 2 * sum(result.trusted for result in timed) <= len(timed):
+        return NextStep("do what the first warning says, and measure again with a new --out")
+    if any(sweep.rows for sweep in sweeps):
+        page = f"python -m bench.report {folders} -o report.html"
+        return NextStep("see all of it as a page with a figure", page)
+    return None
+
+
+def _repeat(sweeps: Sequence[Sweep], flags: Sequence[str] = ()) -> str:
+    """Return the command that ran the only sweep, with its folder and these flags; empty if there
+    are several, or shards, or if it took several commands or one that somebody edited."""
+    told = [line for sweep in sweeps for line in sweep.command.splitlines()]
+    if len(told) == len(sweeps) == 1 and not any(plan.shard for plan in sweeps[0].plans):
+        with suppress(ValueError):
+            return change_flags(told[0], ["--out", _name_folder(sweeps[0]), *flags])
+    return ""
+
+
+def _name_folder(sweep: Sweep) -> str:
+    """Return the folder or file of a sweep, relative to the working directory if it lies in it."""
+    near = os.path.relpath(sweep.path)
+    return str(sweep.path.resolve()) if near.startswith(os.pardir) else near

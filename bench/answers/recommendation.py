@@ -1,0 +1,591 @@
+"""The opening sentences of a report: what to train with, what it saves, and how sure that is.
+
+The rule of choice is that of `bench.answers.choice`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+
+from bench.answers.choice import MOST_NAMED, tell_open
+from bench.answers.elsewhere import find_fastest
+from bench.answers.halving import find_trials, summarize
+from bench.answers.render.table import (
+    Answer,
+    name_case,
+    remarks,
+    write_ends,
+    write_ratio,
+    write_time,
+)
+from bench.answers.report_data import Place, ReportData
+from bench.answers.scaling import find_bounds
+from bench.answers.settings import NEUTRAL, Setting, choose_base, judge_speeds
+from bench.base.limits import MIN_REPEATS, NEAR, STEADY
+from bench.base.text import (
+    GIB,
+    capitalize,
+    count,
+    join_words,
+    name_first,
+    write_number,
+    write_percent,
+)
+from bench.networks.workloads import OWN
+from bench.profile.breakdown import list_changes, name_part
+from bench.profile.step import write_ms
+from bench.results.study.axes import MACHINE, list_naming_axes, name_setting, order_values
+from bench.results.study.comparable import refuse_alone, refuse_base
+from bench.results.study.doubts import DOUBTS
+from bench.results.study.effects import judge_learning
+from bench.results.study.estimate import TIME, Estimate, estimate
+from bench.results.study.pairs import find_changes
+from bench.results.study.quantities import QUANTITIES, is_number, over
+from bench.results.study.remedies import SPARE_HOST, list_open
+from bench.results.study.runs import Result, Run, differ_in_memory
+from bench.results.verdict import GUESSING, Claim, Verdict
+from bench.schema.case import Case, free_axes, spell_value
+from bench.schema.record import REFUSED
+from bench.schema.rules import takes
+
+APART = 2.0
+"""Factor between the fastest run of a setting and the slowest of another, three runs each and in
+turns, that is told although other programs ran."""
+
+MOST_PLACES = 3  # with more of them, a table has a row of each in place of sentences
+
+BASELINES = ("tf32", "fp32")
+"""Precisions that a recommendation is held against."""
+
+LEVERS = {
+    "compile": "--compile",
+    "cudnn_benchmark": "--cudnn-benchmark",
+    "channels_last": "--channels-last",
+}
+"""Axes that change which format is the fastest; whether they were tried is said. On an H200 the
+first two made every format faster, and fp32 by twice as much as fp16."""
+
+_PRECISION = free_axes("precision")
+
+_NOT_FATAL = tuple(name for name, doubt in DOUBTS.items() if not doubt.fatal and name != "foreign")
+
+
+def recommend(found: ReportData) -> Iterator[Answer]:
+    """Yield what each search found, and the answer for each machine and workload; of many a table
+    has it."""
+    for sweep in found.sweeps:
+        rules = sweep.halving
+        if rules and (trials := find_trials(sweep.rows, sweep.epochs, rules)):
+            yield Answer(f"Search: {sweep.name}", tuple(summarize(trials, rules)))
+    if len(found.places) > MOST_PLACES:
+        yield Answer("Overall", tuple(_tell_overall(found)))
+        return
+    several = len({place.name for place in found.places}) > 1
+    for place in found.places:
+        about = place.machine + f", {place.name}" * several
+        if told := tuple(filter(None, _tell(found, place))):
+            yield Answer(about, told)
+
+
+def _tell_overall(found: ReportData) -> Iterator[str]:
+    """Yield what most of many places are best trained with, and where the others are."""
+    every, told = len(found.places), [place for place in found.places if place.recommended]
+    held: dict[str, list[Place]] = {}
+    for place in told:
+        if setting := place.recommended:
+            held.setdefault(describe_setting(found, setting), []).append(place)
+    several = len({place.machine for place in found.places}) > 1
+    for name, places in sorted(held.items(), key=lambda pair: -len(pair[1]))[:MOST_NAMED]:
+        where = [place.name + f" · {place.machine}" * several for place in places]
+        own = places[0].settings[0].best.precision == OWN
+        yield f"Train {'' if own else 'in '}{name}: {name_first(where, MOST_NAMED)}."
+    if len(told) < every:
+        yield f"For {every - len(told):,} of {every:,} none is recommended."
+    yield f"The first table has {name_places(found.places)}."
+
+
+def name_places(places: Sequence[Place]) -> str:
+    """Say for what there is an answer; a card that was measured in two folders is one."""
+    networks = [*dict.fromkeys(place.name for place in places)]
+    cards = {one.best.gpu_uuid or place.machine for place in places for one in place.tried}
+    what = networks[0] if len(networks) == 1 else f"each of {len(networks):,} networks"
+    where = f", on each of {len(cards):,} machines" if len(cards) > 1 else ""
+    return f"what to train {what} with{where}"
+
+
+def _tell(found: ReportData, place: Place) -> Iterator[str]:
+    """Yield the sentences on a place; of several only those on time and memory."""
+    chosen = place.chosen
+    if place.searched:
+        pass  # a search is for what learns best, not for what is fastest
+    elif chosen is None:
+        yield place.apart or _tell_unchosen(found, place)
+    elif place.unsteady:
+        single = all(one.best.repeats == 1 for one in place.settings if one.timed)
+        few = "Single runs" if single else f"Fewer than {MIN_REPEATS} runs"
+        yield (
+            f"Lowest time: {describe_setting(found, chosen)}, {write_time(chosen.best)} an epoch. "
+            f"{few} on a CPU, whose times other programs change, are not ranked; use "
+            f"--repeats {MIN_REPEATS}."
+        )
+    else:
+        bases = [*_find_baselines(place, chosen)]
+        yield _tell_chosen(found, place, chosen, bases)
+        yield _tell_pairs(place, chosen, bases)
+        yield _tell_rivals(found, place, chosen)
+        if place.choice and not found.aim:
+            yield tell_open(
+                place.choice,
+                lambda setting: setting.best.batch_size,
+                lambda setting: setting.best.memory_bytes,
+                partial(describe_setting, found),
+            )
+        yield _tell_next(found, place)
+        yield _tell_batch_sizes(place, chosen)
+        lowest = min(
+            (s for s in place.settings if s.timed and not s.best.trusted and not found.aim),
+            key=lambda setting: setting.best.epoch_time_s,
+            default=chosen,
+        )
+        if (1 + NEAR) * lowest.best.epoch_time_s < chosen.best.epoch_time_s:
+            yield f"Lower, but with a warning: {_doubt(found, lowest)}."
+        if len(found.places) == 1:
+            yield _tell_learning(found, place, chosen)
+            yield _tell_certainty(found, place, chosen)
+            yield _tell_untried(found, place, chosen)
+    yield _tell_largest(place)
+
+
+def _tell_unchosen(found: ReportData, place: Place) -> str:
+    lowest = place.lowest
+    if lowest is None:
+        unfit = next(filter(None, (refuse_alone(one.best) for one in place.settings)), "")
+        if unfit:
+            return f"No time can be compared with another: {unfit}."
+        return "No case was timed." if place.settings else ""
+    if found.aim and any(setting.best.trusted for setting in place.settings):
+        return f"No case that can be trusted has a value for --for {found.aim}."
+    some = any(setting.best.trusted for setting in place.settings)
+    which = "Half of the cases or more have" if some else "Every case has"
+    told = f"{which} a warning, so none is recommended. Lowest time: {_doubt(found, lowest)}."
+    return " ".join([told, *_tell_apart(found, place, lowest)])
+
+
+def _tell_apart(found: ReportData, place: Place, lowest: Setting) -> Iterator[str]:
+    """Say how much longer others took in every run, where nothing is doubted but what other
+    programs did: they would have had to run beside each run of one setting, and of no other."""
+    told = []
+    for setting in place.settings:
+        pair = [lowest.best, setting.best]
+        fatal = {n for n, d in DOUBTS.items() for row in pair if d.fatal and getattr(row, n)}
+        if setting is lowest or not fatal <= {"contended", "noisy"}:
+            continue
+        fast, slow = (row.times if row.repeats >= MIN_REPEATS else [] for row in pair)
+        least = over(min(slow, default=0), max(fast, default=0))
+        if least >= APART:
+            told.append(
+                f"{describe_setting(found, setting)} took at least {least:.1f} times as long"
+            )
+    if told:
+        yield f"Even so, by any two of their runs, {name_first(told, MOST_NAMED)}."
+
+
+def _doubt(found: ReportData, lowest: Setting) -> str:
+    doubts = remarks(lowest.best, _NOT_FATAL)
+    return f"{describe_setting(found, lowest)}, {write_time(lowest.best)}: {doubts}"
+
+
+def describe_setting(found: ReportData, setting: Setting) -> str:
+    """Name a setting in a sentence: ``fp16 at batch size 256 (loss scale 128)``."""
+    said = ("precision", "batch_size", "model", "dataset", MACHINE, *NEUTRAL)
+    others = [axis for axis in list_naming_axes(found.varying) if axis not in said]
+    more = ", ".join(filter(None, (name_case(setting.best, [axis]) for axis in others)))
+    row = setting.best
+    told = [row.precision] if row.precision != OWN else []
+    told += [f"at batch size {row.batch_size}"] if row.batch_size else []
+    if not told:  # a command that chooses both
+        return more or row.model
+    return " ".join(told) + (f" ({more})" if more else "")
+
+
+def _find_baselines(place: Place, chosen: Setting) -> Iterator[Setting]:
+    """Yield a tf32 and a fp32 setting that differ from it in nothing but the precision and, see
+    `choose_base`, the batch size."""
+    for name in BASELINES:
+        held = [s for s in place.tried if s.timed and s.best.precision == name]
+        held = [s for s in held if s.differs_in(chosen, (*_PRECISION, "batch_size"))]
+        if held and name != chosen.best.precision:
+            yield choose_base(held, chosen.best.batch_size)
+
+
+def _tell_chosen(found: ReportData, place: Place, chosen: Setting, bases: Sequence[Setting]) -> str:
+    """Say what to train with, how long it takes, and what it saves over the baselines."""
+    row, name = chosen.best, describe_setting(found, chosen)
+    how = " in " if row.precision != OWN else " " if row.batch_size else " with "
+    how = "" if name == row.model else how
+    told = f"Train {place.model} on {place.machine}{how}{name if how else ''}"
+    if sum(setting.timed for setting in place.settings) == 1:  # nothing that it was better than
+        several = sum(is_number(setting.best.epoch_time_s) for setting in place.settings) > 1
+        told = f"Only one setting {'can be compared' if several else 'was timed'}, {name}"
+    told += f": {write_time(chosen.best)} an epoch"
+    told += " (a time with a warning)" * (not row.trusted)
+    if bases:
+        told += f", against {join_words([_write_base(chosen, base) for base in bases])}"
+    saved = _list_saved(row, bases[-1].best) if bases else []
+    return told + (f", with {join_words(saved)}" if saved else "") + "."
+
+
+def _tell_pairs(place: Place, chosen: Setting, bases: Sequence[Setting]) -> str:
+    """Say how many times as fast it is as a baseline at equal batch sizes, where one ratio does not
+    tell: they differ, or it was held against the baseline at another one."""
+    free = (*_PRECISION, "batch_size")
+    held = [chosen.best, *(s.best for s in place.tried if s.differs_in(chosen, free))]
+    told, most, apart = list[str](), 0, False
+    for base in (one.best for one in bases):
+        both = (base.precision, chosen.best.precision)
+        alike = [row for row in held if row.precision in both and row.trusted]
+        for found in filter(None, estimate(TIME, [*find_changes("precision", alike)], alike)):
+            if found.apart or base.batch_size != chosen.best.batch_size:
+                told.append(f"{_list_speeds(found, alike)} times as fast as {base.precision}")
+                most, apart = max(most, found.pairs), apart or found.apart
+    equal = "equal batch sizes" if most > 1 else "an equal batch size"
+    differs = ", so the gain differs by batch size" * apart
+    return f"At {equal} it is {join_words(told)}{differs}." if told else ""
+
+
+def _list_speeds(found: Estimate, rows: Sequence[Result]) -> str:
+    """Write the speed at each batch size or, of many, from which to which they are."""
+    sizes = {row.cell: row.batch_size for row in rows}
+    pairs = zip(found.cells, found.each, strict=True)
+    speeds = sorted((sizes[before], 1 / ratio) for (before, _), ratio in pairs)
+    if many := len(speeds) > MOST_NAMED:
+        speeds.sort(key=itemgetter(1))
+        speeds = [speeds[0], speeds[-1]]
+    said = [f"{write_ratio(speed)} ({size})" for size, speed in speeds]
+    return f"from {' to '.join(said)}" if many else join_words(said)
+
+
+def _write_base(chosen: Setting, base: Setting) -> str:
+    row, size = base.best, base.best.batch_size
+    note = describe_tf32(row) if row.precision == "tf32" and row.device == "cuda" else ""
+    note += "; " * bool(note)
+    where = f" at batch size {size}" * (size != chosen.best.batch_size)
+    told = f"{write_time(base.best)} in {row.precision}{where}"
+    if why := refuse_base(row):
+        return f"{told} ({note}which {why})"
+    (speed,) = judge_speeds([(chosen.best, row)])
+    assert speed.value is not None
+    said = f"{write_ratio(speed.value)} times as fast"
+    if ends := write_ends((speed.low, speed.high), write_ratio, " to "):
+        said += f"; 95 %: {ends}"
+    said += ", not certain" * (speed.judge(STEADY) is Verdict.AMBIGUOUS)
+    return f"{told} ({note}{said}{'; a time with a warning' * (not row.trusted)})"
+
+
+def describe_tf32(row: Result) -> str:
+    """Return where a case in tf32 used it: torch's default is the first alone."""
+    both = "matmul=tf32" in row.flags
+    return "torch's default for convolutions" + ", and in matrix products" * both
+
+
+def _list_saved(row: Result, base: Result) -> list[str]:
+    """Return the memory and the energy beside those of the baseline, if they differ."""
+    said = []
+    ours, theirs = row.memory_bytes, base.memory_bytes
+    if row.memory_measure == base.memory_measure and differ_in_memory(row, base):
+        said.append(f"{ours / GIB:#.3g} instead of {theirs / GIB:#.3g} GiB")
+    share = over(row.energy_per_epoch_j, base.energy_per_epoch_j)
+    if is_number(share) and not refuse_base(base) and not (row.energy or base.energy):
+        said.append(f"{100 * share:.0f} % of {base.precision}'s energy")
+    return said
+
+
+def _tell_rivals(found: ReportData, place: Place, chosen: Setting) -> str:
+    """Say which other precisions are as fast and which slower, with the largest part of what
+    one of these loses."""
+    rivals = [
+        setting
+        for setting in place.settings
+        if setting.timed and setting.differs_in(chosen, _PRECISION)
+        if setting.best.trusted or setting.best.epoch_time_s > (1 + NEAR) * chosen.best.epoch_time_s
+        if setting.best.precision not in BASELINES
+    ]
+    rivals.sort(key=lambda setting: setting.best.epoch_time_s)
+    told: dict[str, list[Setting]] = {"as fast": [], "perhaps slower": [], "slower": []}
+    for setting in rivals:
+        (speed,) = judge_speeds([(chosen.best, setting.best)])
+        near, verdict = speed.value is not None and speed.value < 1 + STEADY, speed.judge(STEADY)
+        perhaps = "perhaps slower" if verdict is Verdict.AMBIGUOUS else "slower"
+        told["as fast" if near or verdict is Verdict.SAME else perhaps].append(setting)
+    parts = []
+    for word, those in told.items():
+        names = [_name_rival(place, s, chosen) for s in those[:MOST_NAMED]]
+        if those:
+            parts.append(f"{word} {'is' if len(names) == 1 else 'are'} {join_words(names)}")
+    loss = next(filter(None, (_find_loss(found, place, chosen, one) for one in told["slower"])), "")
+    return f"{capitalize('; '.join(parts))}{loss}." if parts else ""
+
+
+def _name_rival(place: Place, rival: Setting, chosen: Setting) -> str:
+    """Name a setting by its precision, with its time and, where it is much longer, how often."""
+    times = rival.best.epoch_time_s / chosen.best.epoch_time_s
+    told = [write_time(rival.best)]
+    told += [f"{times:.1f} times as long"] * (times >= MUCH)
+    told += ["a time with a warning"] * (not rival.best.trusted)
+    return f"{_name_precision(place, rival)} ({', '.join(told)})"
+
+
+MUCH = 1.5
+"""From this ratio on it is said how many times as long another precision takes."""
+
+
+def _find_loss(found: ReportData, place: Place, chosen: Setting, slower: Setting) -> str:
+    """Return what most of a slower setting's time is lost by, where both were profiled."""
+    sides = []
+    for setting in (chosen, slower):
+        steps = (found.steps.get(row.cell) for row in setting.cases)
+        sides.append(next((s.breakdown for s in steps if s and s.profiled), None))
+    a, b = sides
+    if a is None or b is None:
+        return ""
+    lost = b.step.step_s - a.step.step_s
+    most = max(list_changes(a, b), key=lambda change: change.change_s)
+    if lost <= STEADY * a.step.step_s or most.change_s <= lost / 2:
+        return ""
+    share = "all" if most.change_s >= lost else write_ms(most.change_s)
+    return (
+        f": a step of {_name_precision(place, slower)} takes {write_ms(lost)} ms longer, "
+        f"{share} of them in {name_part(most.name)}"
+    )
+
+
+def _name_precision(place: Place, setting: Setting) -> str:
+    """Name a setting by its precision, with what follows from that if there were several."""
+    row = setting.best
+    same = [s.best for s in place.settings if s.best.precision == row.precision]
+    vary = [a for a in _PRECISION if len({getattr(other, a) for other in same}) > 1]
+    return name_case(row, ["precision", *vary])
+
+
+def _tell_next(found: ReportData, place: Place) -> str:
+    """Name the setting of the lowest time or, where that is the chosen one, the next, with what is
+    between them; other batch sizes have a sentence of their own."""
+    choice = place.choice
+    if choice is None or found.aim:
+        return ""
+    chosen, others = choice.chosen.best, [*choice.near, *choice.open]
+    others = [s for s in others if s is not choice.chosen and s.best.precision not in BASELINES]
+    if not others:
+        return ""
+    first = min(others, key=lambda setting: setting.best.epoch_time_s)
+    if first in _list_sizes(place, choice.chosen):
+        return ""
+    what = "The lowest time" if first is choice.fastest else "The next"
+    told = f"{what} is {describe_setting(found, first)}, {write_time(first.best)} "
+    told += f"({_write_share(first.best, chosen)})"
+    return f"{told}{_write_memory(first.best, chosen)}."
+
+
+def _write_share(row: Result, chosen: Result) -> str:
+    share = round(row.epoch_time_s / chosen.epoch_time_s - 1, 3)
+    return f"{write_percent(abs(share))} {'less' if share < 0 else 'more'}"
+
+
+def _write_memory(row: Result, chosen: Result) -> str:
+    share = over(row.memory_bytes, chosen.memory_bytes)
+    known = is_number(share) and differ_in_memory(row, chosen)
+    decimals = 1 if abs(share - 1) > 0.05 else 2
+    return f", with {share:.{decimals}f} times the memory" if known else ""
+
+
+def write_wait(row: Result) -> str:
+    """Say of a time that it is not the GPU's."""
+    mends = [way for way in list_open(SPARE_HOST, row) if "--batch-size" not in way]
+    return "because the GPU waits for the host" + (
+        f", which {' or '.join(mends)} may mend" if mends else ""
+    )
+
+
+def _list_sizes(place: Place, chosen: Setting) -> list[Setting]:
+    """Return the nearest smaller and larger batches: of each the setting in the precision of the
+    chosen one or, without it, in the fastest."""
+    row, free = chosen.best, ("batch_size", *_PRECISION)
+    others = [s for s in place.settings if s.timed and s.differs_in(chosen, free)]
+    others = [s for s in others if s.best.trusted or s.best.epoch_time_s > row.epoch_time_s]
+    others = [s for s in others if s.best.precision not in BASELINES or not _is_other(s, row)]
+    others.sort(key=lambda s: (s.best.batch_size, _is_other(s, row), s.best.epoch_time_s))
+    first = [next(held) for _, held in groupby(others, lambda s: s.best.batch_size)]
+    smaller = [s for s in first if s.best.batch_size < row.batch_size]
+    larger = [s for s in first if s.best.batch_size > row.batch_size]
+    return [*smaller[-2:], *larger[:2]]
+
+
+def _tell_batch_sizes(place: Place, chosen: Setting) -> str:
+    """Say what the nearest smaller and larger batches take."""
+    told = list[str]()
+    sizes = _list_sizes(place, chosen)
+    for setting in sizes:
+        one, learnt = setting.best, setting.find_learnt("test_accuracy")
+        said = f"{one.batch_size} takes {write_time(one)}"
+        said += f" in {_name_precision(place, setting)}" * _is_other(setting, chosen.best)
+        if place.choice and setting is place.choice.fastest:
+            said += f", the lowest time ({_write_share(one, chosen.best)})"
+        if one.host_bound:
+            said += f", {write_wait(one)}"
+        said += _write_memory(one, chosen.best)
+        if learnt is not None:
+            what = "" if any("reaches" in one for one in told) else " test accuracy"
+            said += f", and reaches {100 * learnt:.0f} %{what}"
+        told.append(said)
+    return f"Batch size {'; '.join(told)}. {write_caveat([chosen, *sizes])}" if told else ""
+
+
+def _is_other(setting: Setting, row: Result) -> bool:
+    return any(getattr(setting.best, axis) != getattr(row, axis) for axis in _PRECISION)
+
+
+def write_caveat(settings: Sequence[Setting]) -> str:
+    """Say what times and accuracies of several batch sizes do not tell."""
+    known = [row for s in settings for row in s.cases if s.find_learnt("test_accuracy") is not None]
+    said = "Throughput only: "
+    if known:
+        seeds = max(row.seeds for row in known)
+        said += (
+            f"accuracies are of {count(seeds, 'seed')} at one learning rate, and a larger batch "
+        )
+        said += "makes fewer updates; "
+    return (
+        f"{said}at another batch size tune the learning rate again, and compare at equal accuracy."
+    )
+
+
+def _tell_learning(found: ReportData, place: Place, chosen: Setting) -> str:
+    """Say whether it learns as the baseline does, as far as seeds show; of synthetic images that
+    says nothing."""
+    if chosen.best.dataset == "synthetic":
+        return ""
+    several = len({run.run_seed for run in found.runs}) >= MIN_REPEATS
+    for one in judge_learning(found.effects, found.results) if several else ():
+        if one.effect.after == chosen.best.precision and one.found.seeds >= MIN_REPEATS:
+            words = {
+                Claim.EQUIVALENT: "is equivalent to",
+                Claim.BETTER: "is better than",
+                Claim.WORSE: "is worse than",
+                Claim.UNCLEAR: "cannot be told from",
+            }[one.found.verdict]
+            ends = write_ends((one.found.low, one.found.high), one.found.write, " to ")
+            part = " in the part of an epoch that was measured" * (not chosen.best.learnt_whole)
+            why = f" (90 %: {ends})" if ends else f": {GUESSING}" * (one.found.lack == GUESSING)
+            return (
+                f"Over {one.found.seeds} seeds its {one.metric.label}{part} {words} that of "
+                f"{one.effect.before}{why}."
+            )
+    fp32 = [s for s in place.tried if s.best.precision == "fp32"]
+    fp32 = [s for s in fp32 if s.differs_in(chosen, _PRECISION)][:1]
+    for name, unit in (("test_accuracy", " %"), ("train_loss", "")):
+        values = [setting.find_learnt(name) for setting in (chosen, *fp32)]
+        known = [f"{QUANTITIES[name].write(v)}{unit}" for v in values if v is not None]
+        if len(known) == 2:
+            return (
+                f"After the epoch its {QUANTITIES[name].label} is {known[0]}, and fp32's "
+                f"{known[1]}: too few seeds to tell them apart; use --repeats {MIN_REPEATS}"
+                f"{' --evaluate' * takes(chosen.best.case, '--evaluate')}."
+            )
+    return ""
+
+
+def _tell_certainty(found: ReportData, place: Place, chosen: Setting) -> str:
+    """Say how often it was measured, and how far its repeats agree."""
+    row = chosen.best
+    # where none was repeated, settings measured in several ways tell the noise of a single run
+    times = (
+        (s, [one.epoch_time_s for one in s.cases if one.trust and is_number(one.epoch_time_s)])
+        for s in place.settings
+    )
+    apart = [(max(held) / min(held) - 1, s) for s, held in times if len(held) > 1]
+    alone = sum(setting.timed for setting in place.settings) == 1
+    each, medians = ("One run", "Median") if alone else ("One run each", "Medians")
+    said = each if row.repeats == 1 else f"{medians} of {row.repeats} runs"
+    if row.repeats == 1 and apart:
+        said += f"; {_tell_agreement(found, apart)}"
+    elif row.repeats < MIN_REPEATS:
+        chance = (
+            "how far its time repeats is not known"
+            if alone
+            else ("small differences may be chance")
+        )
+        said += f", so {chance}; use --repeats {MIN_REPEATS}"
+    else:
+        most = max(0.001, *(s.best.scatter for s in place.settings if is_number(s.best.scatter)))
+        said += f", which spread by up to ±{100 * most:.1f} %"
+    ratios = row.device == "cpu" and not alone
+    return said + ". Ratios of a CPU say nothing of a GPU" * ratios + "."
+
+
+def _tell_agreement(found: ReportData, apart: Sequence[tuple[float, Setting]]) -> str:
+    """Say how far the runs of each setting differ, with a warning or without one."""
+    alike = [share for share, _ in apart if share <= STEADY]
+    unlike = sorted((one for one in apart if one[0] > STEADY), key=itemgetter(0), reverse=True)
+    said = list[str]()
+    if alike:
+        number = count(len(alike), "setting")
+        number = f"{len(alike)} of {len(apart)} settings" if unlike else number
+        said.append(
+            f"{number} measured more than once agreed within {100 * max(0.001, *alike):.1f} %"
+        )
+    said += [
+        f"{describe_setting(found, setting)} differed by {100 * share:.1f} %"
+        for share, setting in unlike[:MOST_NAMED]
+    ]
+    return "; ".join(said)
+
+
+def _tell_untried(found: ReportData, place: Place, chosen: Setting) -> str:
+    """Say which levers were not tried, and what another folder found with them on this card."""
+    row = chosen.best
+    if row.device != "cuda" or row.kind != "measured" or row.command is not None:
+        return ""
+    off = [
+        axis
+        for axis in LEVERS
+        if takes(row.case, LEVERS[axis])
+        and all(getattr(s.best, axis) == getattr(Case, axis) for s in place.settings)
+    ]
+    if not off:
+        return ""
+    told = f"Not tried: {join_words([LEVERS[axis] for axis in off])}, which may change the order."
+    known = find_fastest(row, off, [sweep.path for sweep in found.sweeps])
+    if known is not None:
+        case = known.row.case
+        how = ", ".join(name_setting(a, spell_value(getattr(case, a))) for a in off
+                        if getattr(case, a) != getattr(Case, a))  # fmt: skip
+        told += (
+            f" With {how}, {case.precision} at batch size {case.batch_size} took "
+            f"{write_number(known.time_s)} s on such a card ({known.where})."
+        )
+    return told
+
+
+def _tell_largest(place: Place) -> str:
+    """Name the largest batch that fits each precision, if any ran out of memory. Only cases
+    with the fewest micro-batches count, as these take less memory."""
+    rows: list[Result | Run] = [*place.probes]
+    rows += [row for setting in place.settings for row in setting.cases]
+    least = min(row.accumulate for row in rows)
+    ended = [row for row in rows if row.accumulate == least]
+    if not any(row.status in REFUSED for row in ended):
+        return ""
+    said = []
+    for limit in order_values("memory_limit", (row.memory_limit for row in ended)):
+        for precision in order_values("precision", (row.precision for row in ended)):
+            alike = [r for r in ended if (r.memory_limit, r.precision) == (limit, precision)]
+            fits, fails = find_bounds(alike)
+            where = f"{precision} under {limit}" if limit else precision
+            if fails:
+                said.append(f"{where} {fits or 'none'} ({fails} does not)")
+            elif fits:
+                said.append(f"{where} at least {fits}")
+    return f"Largest batch size that fits: {', '.join(said)}." if said else ""

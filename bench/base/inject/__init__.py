@@ -1,0 +1,128 @@
+"""What is put into the processes of a user's command: `sitecustomize`, which Python imports when it
+starts, and which writes the files that they open to a listing.
+
+The same is watched in a process of the harness that imports a user's network.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from ast import literal_eval
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.base.inject.sitecustomize import LISTING, SINCE, Watch
+
+_HERE = str(Path(__file__).parent)
+
+
+Files = Mapping[str, str]
+"""A hash of the content of each file, by its path from the current folder if it lies in it."""
+
+
+@dataclass
+class Seen:
+    """What the processes of a case did with the user's files, by their names.
+
+    ``files`` are those that it was made of. ``read`` are those that were changed since the folder
+    was begun, with the time of it in ns, and ``wrote`` those that the case wrote, but for empty
+    ones and those that it added to, of which nothing is lost. ``found`` are
+    columns of an `Environment` that the case's own process determined anew.
+    """
+
+    files: dict[str, str] = field(default_factory=dict)
+    read: dict[str, int] = field(default_factory=dict)
+    wrote: list[str] = field(default_factory=list)
+    found: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A file that a process opened, or put elsewhere: ``how`` is ``read``, ``wrote``, ``added`` to
+    its end as to a log, or ``runs``, which Python ran as a script. ``changed_ns`` and
+    ``size`` are as they were then, ``content`` a hash of it; empty for what is no text of a
+    program's."""
+
+    how: str
+    path: Path
+    changed_ns: int = 0
+    size: int = 0
+    content: str = ""
+
+
+def arm(environment: Mapping[str, str], listing: Path, since_ns: int) -> dict[str, str]:
+    """Return the variables to set beside ``environment`` for a command whose processes list the
+    files that they open in ``listing``; of those that are no text, only what was changed after
+    ``since_ns``, and the first hundred others."""
+    path = os.pathsep.join(filter(None, [_HERE, environment.get("PYTHONPATH")]))
+    return {"PYTHONPATH": path, LISTING: str(listing.absolute()), SINCE: str(since_ns)}
+
+
+@dataclass(frozen=True)
+class Uncaught:
+    """An error that ended a process: the name of its class, and its message."""
+
+    name: str
+    message: str
+
+
+def read_uncaught(listing: Path) -> Uncaught | None:
+    """Return the error that ended the last of a command's programs in Python; None if none did, or
+    if another program in Python began since, as where a shell goes on.
+
+    Only programs that no other one in Python started count: what it makes of the end of its own is
+    its matter.
+    """
+    last, begun = None, set[int]()
+    for how, pid, *told in _read_told(listing):
+        if how not in _OF_PROCESSES:
+            continue
+        parent, name, message = told
+        alone = parent not in begun
+        if how == "began":
+            begun.add(int(pid))
+        if alone:
+            last = Uncaught(name, message) if how == "raised" else None
+    return last
+
+
+def read_listing(listing: Path) -> list[Opened]:
+    """Return what the processes of a command opened, in order; of one that is no Python, or that
+    `python -I` or `-E` starts, nothing is known."""
+    return [*_find_opened(_read_told(listing))]
+
+
+_OF_PROCESSES = ("began", "raised")
+
+
+def _read_told(listing: Path) -> list[tuple[Any, ...]]:
+    with suppress(OSError):
+        return [*_read_lines(listing.read_text("ascii", "replace").splitlines())]
+    return []
+
+
+def _read_lines(lines: Iterable[str]) -> Iterator[tuple[Any, ...]]:
+    for line in lines:
+        with suppress(ValueError, SyntaxError, TypeError):  # cut off, as on a full disk
+            yield tuple(literal_eval(line))
+
+
+def _find_opened(told: Iterable[tuple[Any, ...]]) -> Iterator[Opened]:
+    for how, path, *rest in told:
+        if how not in _OF_PROCESSES:
+            yield Opened(how, Path(path), *rest)
+
+
+def watch() -> list[str]:
+    """Return a list of the files that this process opens from now on, for `read_watched`."""
+    lines: list[str] = []
+    sys.addaudithook(Watch(lines.append).see)
+    return lines
+
+
+def read_watched(lines: Iterable[str]) -> list[Opened]:
+    return [*_find_opened(_read_lines(list(lines)))]

@@ -1,0 +1,71 @@
+"""`python -m bench.doctor`: check what this machine can measure, and how to fix the rest.
+
+The facts are gathered by `bench.workers.examination` and assessed by `bench.workers.judgement`. The
+return code is 1 if something makes numbers unreliable, such as another process that computes on the
+card.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from bench.base.processes import leave
+from bench.base.text import clean
+from bench.machine.host import refuse_missing
+from bench.schema.flags import Parser, command
+from bench.workers.examination import Machine, examine
+from bench.workers.judgement import Level, Remark, judge
+from bench.workers.rates import measure_machine
+
+_MARKS = {Level.FINE: "ok", Level.NOTE: "note", Level.UNBELIEVABLE: "WRONG"}
+
+
+def write_findings(findings: Sequence[Remark]) -> str:
+    """Return the findings as text: a line each, with the fix below it, and a summary at the end."""
+    width = max(len(finding.topic) for finding in findings)
+    lines = []
+    for finding in findings:
+        lines.append(f"{_MARKS[finding.level]:<6}{finding.topic:<{width}}  {clean(finding.what)}")
+        if finding.fix:
+            lines.append(f"{'':<{6 + width}}  fix: {clean(finding.fix)}")
+    levels = Counter(finding.level for finding in findings)
+    wrong = f"make numbers from this machine unreliable: {levels[Level.UNBELIEVABLE]}"
+    return "\n".join([*lines, "", f"{wrong}; notes: {levels[Level.NOTE]}"])
+
+
+def write_json(machine: Machine, findings: Sequence[Remark]) -> str:
+    """Return facts and findings as JSON; what is not known is left out."""
+    facts = asdict(
+        machine, dict_factory=lambda pairs: {name: one for name, one in pairs if one is not None}
+    )
+    said = [{**asdict(f), "level": f.level.name.lower()} for f in findings]
+    return json.dumps({"facts": facts, "findings": said}, indent=2, ensure_ascii=False)
+
+
+@command
+def main(argv: Sequence[str]) -> int:
+    """Examine the machine. Return 0, 1 if something makes numbers unreliable, or 2 for a usage
+    error."""
+    parser = Parser(
+        prog="python -m bench.doctor",
+        description="Say what this machine can measure, and the command that fixes what it cannot.",
+        epilog="Return code 1: something makes numbers unreliable. 2: a wrong flag.",
+    )
+    add = parser.add_argument
+    add("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is (./data)")
+    add("--out", type=Path, metavar="DIR", help="where results go (./results)")
+    add("--json", action="store_true", help="print facts and findings as JSON")
+    given = parser.parse(argv)
+    refuse_missing(["psutil"])
+    machine = measure_machine(examine(data_dir=given.data_dir, out=given.out))
+    findings = judge(machine)
+    print(write_json(machine, findings) if given.json else write_findings(findings))
+    return int(any(finding.level is Level.UNBELIEVABLE for finding in findings))
+
+
+if __name__ == "__main__":
+    leave(main())

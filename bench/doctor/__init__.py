@@ -1,1 +1,0 @@
-"""Checks of what a machine can measure."""

@@ -1,0 +1,1 @@
+"""This machine: its GPUs, their readings, their limits, and what its host is."""

@@ -1,0 +1,1 @@
+"""The folder that is published: asv's site and the page of every sweep."""

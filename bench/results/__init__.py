@@ -1,0 +1,1 @@
+"""Records on disk, and what is derived from them: runs, pairs, warnings, verdicts."""

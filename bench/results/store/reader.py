@@ -1,0 +1,118 @@
+"""Read a sweep's folder: records, steps and epochs, checked and typed."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from bench.base.errors import UsageError
+from bench.results.store.rows import SHARD, Row, Shard, parse_shard
+from bench.results.store.table import (
+    CONFIG,
+    EPOCHS,
+    RANKS,
+    RECORDS,
+    STEPS,
+    TABLES,
+    WORK,
+    read_columns,
+)
+from bench.schema.case import AXES, format_value
+from bench.schema.record import COLUMNS, EpochRow, RankRow, Step, WorkRow
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Part = TypeVar("Part", Step, EpochRow, WorkRow, RankRow)
+
+_FILES: dict[type, str] = {Step: STEPS, EpochRow: EPOCHS, WorkRow: WORK, RankRow: RANKS}
+
+
+def find_records(path: Path) -> list[Path]:
+    """Return the records file of a sweep's folder, those of the shards in a folder that holds them,
+    or ``path`` itself if it is a file. Raises UsageError: there is none, or the shards are not
+    those of one sweep."""
+    file = path / RECORDS if path.is_dir() else path
+    if file.is_file():
+        return [file]
+    if shards := find_shards(path):
+        return [folder / RECORDS for folder in shards]
+    raise UsageError(f"{path}: no records there; give a folder that `bench.sweep --out` wrote")
+
+
+def find_shards(path: Path) -> list[Path]:
+    """Return the folders in ``path`` that hold a shard, by its number. Raises UsageError: they are
+    of several sweeps: two are the same shard, or they are of another number of shards."""
+    shards: dict[Shard, Path] = {}
+    for folder in sorted(file.parent for file in path.glob(f"*/{RECORDS}")):
+        try:
+            shard = parse_shard(str(read_config(folder).get(SHARD)))
+        except UsageError:  # none, or edited
+            continue
+        if shard in shards or any(shard.of != one.of for one in shards):
+            raise UsageError(
+                f"{path}: {folder.name} is of another sweep than {shards.popitem()[1].name}; give "
+                "the folders of one"
+            )
+        shards[shard] = folder
+    return [folder for _, folder in sorted(shards.items())]
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the configuration in a sweep's folder; empty if none can be read."""
+    with suppress(OSError, ValueError):
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        if isinstance(config, dict):
+            return config
+    return {}
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read a sweep's records. ``path`` is a sweep's folder, a folder of shards, or a records file.
+
+    Raises UsageError: it is not a records file of this harness, is of another schema, or holds an
+    invalid value; the message names file, line and column.
+    """
+    tables = [read_columns(file, COLUMNS) for file in find_records(path)]
+    return [
+        Row(dict(zip(columns, row, strict=True)))
+        for columns in tables
+        for row in zip(*columns.values(), strict=True)
+    ]
+
+
+def read_beside(path: Path, kind: type[Part]) -> dict[str, list[Part]]:
+    """Read the rows of one ``kind`` that belong to a sweep's records, by record. Empty if there are
+    none. Raises UsageError: as `read_rows`."""
+    found: dict[str, list[Part]] = defaultdict(list)
+    make: Callable[..., Part] = kind
+    names = [field.name for field in fields(kind)]
+    for records in find_records(path):
+        # results/reference/NAME.csv has its steps in NAME-curve.csv
+        curve = kind is Step and records.name != RECORDS
+        file = records.with_name(f"{records.stem}-curve.csv" if curve else _FILES[kind])
+        if not file.is_file():
+            continue
+        columns = read_columns(file, TABLES[_FILES[kind]])
+        told = ([None if cell != cell else cell for cell in columns[name]] for name in names)
+        for record, *part in zip(columns["record_id"], *told, strict=True):
+            found[record].append(make(*part))
+    return dict(found)
+
+
+def read_records(path: Path) -> pd.DataFrame:
+    """Read a sweep's records as a frame, one row per record, with the columns of `COLUMNS`: numbers
+    are NaN and text is "" where they are empty. An axis that may be empty is text, as in the file.
+    Raises UsageError: as `read_rows`."""
+    import pandas as pd
+
+    tables = [read_columns(file, COLUMNS) for file in find_records(path)]
+    for table in tables:  # before pandas takes None beside a number for NaN
+        told = (name for name in AXES if COLUMNS[name].type is str)
+        table.update({name: [*map(format_value, table[name])] for name in told})
+    return pd.concat(map(pd.DataFrame, tables), ignore_index=True)

@@ -1,0 +1,198 @@
+"""What may stand together: of what a row's time is, and whether the rows of a comparison are of the
+same.
+
+A time is of an epoch, or where a command tells of none, of as many items; of one that does not
+count its items, of as many steps; of one that tells nothing, of a run. Times of other numbers of
+items are compared for one number. How much a step or a run does is not known: its times are
+compared only where the settings that may change it, `AMOUNT`, are equal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from bench.base.text import join_words
+from bench.networks.workloads import IMAGES
+from bench.results.store.rows import Row, group
+from bench.results.study.doubts import DOUBTS
+from bench.schema.case import AXES, FOLLOWS, SAME_QUESTION, UNTIMED
+from bench.schema.command import ITEMS, read_vary
+
+AMOUNT = ("batch_size", "accumulate", "world_size", "epochs", "fraction", "vary", "command")
+"""Axes that may change how much a step or a run of a command does."""
+
+_PER_ITEM = ("epoch_time_s", "epoch_time_low_s", "epoch_time_high_s")
+
+TELL_ITEMS = "call bench.step(items=len(x)) in the script, and items a second are compared"
+
+_TELL_ALWAYS = "let every run take more steps, and " + TELL_ITEMS
+
+
+class Period(NamedTuple):
+    """What a time is of: ``number`` of ``what``, such as items or runs, which are an epoch if
+    ``whole``. ``amount`` has the values of `AMOUNT` if these are not counted."""
+
+    what: str
+    number: float
+    whole: bool
+    amount: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        if self.what == "runs":
+            return "a run"
+        number = f"{self.number:,.0f} {self.what}"
+        return number if not self.whole else f"an epoch of {number}" if self.number else "an epoch"
+
+
+def find_period(run: Row) -> Period:
+    """Return what the time of a run is of, whether it has one or not."""
+    number = 0.0 if math.isnan(run.train_images) else float(run.train_images)
+    if run.command is None:
+        return Period(run.unit or IMAGES, number, whole=True)
+    if run.unit == "items":
+        return Period(run.unit, number, whole=bool(run.steps_per_epoch == run.steps_per_epoch))
+    return Period(run.unit, number, False, tuple(getattr(run, name) for name in AMOUNT))
+
+
+def restate(runs: Iterable[Row]) -> None:
+    """Give the times of rows that count the same, of one network and its data, but other numbers of
+    them, as those of `ITEMS`. Data of other sizes in two sweeps are other data, but a script may
+    tell now of epochs, now of none."""
+    counted = [run for run in runs if run.timed and not run.period.amount and run.period.number]
+    tell = attrgetter("model", "dataset", "period.what")
+    for alike in group(counted, lambda run: (*tell(run), run.command is None and run.sweep)):
+        if len({run.period for run in alike}) == 1:
+            continue
+        for run in alike:
+            for name in _PER_ITEM:
+                setattr(run, name, getattr(run, name) * ITEMS / run.train_images)
+            vars(run).update(train_images=ITEMS, period=Period(run.period.what, ITEMS, whole=False))
+
+
+def find_factor(a: Any, b: Any) -> float:
+    """Return what a time of ``b``, a run or a result, is multiplied by to be of as many items as
+    one of ``a``; both count them, or are of equal steps or runs."""
+    ours, theirs = a.period.number, b.period.number
+    return ours / theirs if ours and theirs else 1.0
+
+
+def take_alike(runs: Sequence[Row]) -> list[Row]:
+    """Return the runs whose times are of what those are that tell most: items before steps, these
+    before a run. Without a time a run is of anything."""
+    known = [run.period.what for run in runs if run.timed]
+    most = min(known, key=lambda what: _LESS.index(what) if what in _LESS else -1, default="")
+    return [run for run in runs if not run.timed or run.period.what == most]
+
+
+_LESS = ("steps", "runs")  # what tells less than counted items, the least last
+
+
+def refuse_together(runs: Iterable[Any]) -> str:
+    """Return why the times of some runs, or results, say nothing of each other, and what mends
+    that, in one sentence; empty if they can be compared."""
+    periods = [*dict.fromkeys(run.period for run in runs if run.timed)]
+    if len({(one.what, one.amount) for one in periods}) < 2:
+        return ""
+    said = [*dict.fromkeys(map(str, periods))]
+    if len({one.what for one in periods}) > 1:
+        mend = _TELL_ALWAYS if any(one.what == "runs" for one in periods) else TELL_ITEMS
+        return f"Times of {join_words(said)} say nothing of each other: {mend}."
+    amounts = [one.amount for one in periods]
+    varying = [
+        name
+        for axis, values in zip(AMOUNT, zip(*amounts, strict=True), strict=True)
+        for name in (_list_varying(values) if axis == "vary" else [axis.replace("_", " ")])
+        if axis == "vary" or len({*values}) > 1
+    ]
+    what = f"A {periods[0].what[:-1]} with another {join_words(varying)}"
+    return f"{what} may do more or less, so its time is not compared: {TELL_ITEMS}."
+
+
+def _list_varying(values: Sequence[str | None]) -> list[str]:
+    """Return the names of one's own placeholders that differ."""
+    read = [read_vary(text) for text in values]
+    return [name for name in read[0] if len({one.get(name) for one in read}) > 1]
+
+
+def refuse_alone(one: Any) -> str:
+    """Return why nothing is compared with a run or a result, see `find_unfit`; empty if it can
+    be. Of a run that went on from what an earlier one left, how much it had to do is not known
+    where it does not count it."""
+    if one.carried and one.period.what == "runs":
+        return "went on from what an earlier run wrote"
+    return str(one.steps_apart or one.items_apart)
+
+
+def refuse_base(one: Any) -> str:
+    """Return why the times of others are not compared with that of a result, as their baseline;
+    empty if they can be. A time of steps that wait for the host, and do not settle, is known by
+    repeats alone."""
+    unsettled = one.unsettled and DOUBTS["unsettled"].forbids(one.repeats)
+    return refuse_alone(one) or ("waits for the host and does not settle" if unsettled else "")
+
+
+def refuse_pair(a: Any, b: Any) -> str:
+    """Return why the times of two runs or results say nothing of each other; empty if they can be
+    compared."""
+    return refuse_alone(a) or refuse_alone(b) or refuse_together((a, b))
+
+
+# -------------------------------------------------------------------------- what a row says it is
+
+
+def find_unfit(runs: Iterable[Row]) -> None:
+    """Set of each run of a command what forbids to compare it, in words, empty if nothing does:
+    ``steps_apart`` if repeats of its case took other numbers of steps, ``items_apart`` if its steps
+    have another number of items than its batch size says."""
+    told = [run for run in runs if run.command is not None and run.timed]
+    for alike in group(told, attrgetter("sweep", "asked", "environment")):
+        took = [_count_steps(run) for run in alike]
+        if len({*took}) > 1:
+            each = join_words([f"{n:,}" if n is not None else "more" for n in took])
+            for run in alike:
+                vars(run).update(steps_apart=f"other steps: repeats took {each}")
+    counted = [run for run in told if run.step_items > 0 and run.batch_size]
+    for alike in group(counted, attrgetter("sweep", "environment", *_SAME_RATIO)):
+        right = _find_ratio(alike)
+        for run in alike:
+            if not _agrees(run, right):
+                size = f"its batch size is {run.batch_size:,}"
+                vars(run).update(items_apart=f"steps of {run.step_items:,.0f} items: {size}")
+
+
+def _count_steps(run: Row) -> int | None:
+    """Return how many steps a script took; None if ``--steps`` ended it before its end. Of too few
+    for a warm-up the first and the sampled one are not measured."""
+    if run.measured_steps != run.measured_steps:
+        return 0
+    if run.steps is not None and run.measured_steps >= run.steps:
+        return None
+    warm = run.warmup_steps if run.warmup_steps == run.warmup_steps else 2
+    return int(run.measured_steps + warm)
+
+
+_SAME_RATIO = tuple(
+    name
+    for name in AXES
+    if name not in ("batch_size", "precision", *FOLLOWS["precision"], *SAME_QUESTION, *UNTIMED)
+)
+"""Axes on which rows agree whose steps have as many items for each of their batch size."""
+
+
+def _find_ratio(alike: Sequence[Row]) -> float | None:
+    """Return how many items a step has for each of the batch size: one, if any row says so, or else
+    what most settings agree on, as tokens may be 128 an item; None if no more agree on one than on
+    another."""
+    if any(_agrees(run, 1.0) for run in alike):
+        return 1.0
+    settings = {(r.batch_size, r.precision, r.step_items / r.batch_size) for r in alike}
+    (best, most), *others = Counter(ratio for *_, ratio in settings).most_common(2)
+    return None if others and others[0][1] == most else best
+
+
+def _agrees(run: Row, ratio: float | None) -> bool:
+    return ratio is not None and abs(run.step_items - ratio * run.batch_size) < 0.5

@@ -1,0 +1,303 @@
+"""Pairs of cases that differ in one axis alone, for every question about a change.
+
+Changes from one baseline, such as fp32 to each other precision, are compared with each other. So
+each of their metrics is taken over the same settings of all other axes (`select_common`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from itertools import pairwise, product
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from bench.networks.workloads import IMAGES
+from bench.results.store.rows import group
+from bench.results.study.axes import (
+    MACHINE,
+    NUMBERS,
+    list_main,
+    order_values,
+    take_value,
+)
+from bench.results.study.comparable import find_factor, refuse_alone, refuse_together
+from bench.results.study.doubts import DOUBTS, SAID_BELOW
+from bench.results.study.runs import SOURCE, Result, Run
+from bench.schema.axis import Trait
+from bench.schema.case import (
+    AXES,
+    FOLLOWS,
+    SAME_QUESTION,
+    free_axes,
+    list_affecting,
+    spell_value,
+)
+from bench.schema.record import COMPARABLE
+
+
+class Pair(NamedTuple):
+    """Two results that differ in one axis alone: before the change and after it.
+
+    Attributes:
+        key: a number that identifies the settings of all other axes.
+        same_loss: whether their losses can be compared.
+    """
+
+    a: Result
+    b: Result
+    key: int
+    same_loss: bool
+
+    @property
+    def cells(self) -> tuple[int, int]:
+        return self.a.cell, self.b.cell
+
+    @property
+    def factor(self) -> float:
+        """What a time after the change is multiplied by to be of as many items as the one before;
+        NaN if they say nothing of each other."""
+        return math.nan if refuse_together((self.a, self.b)) else find_factor(self.a, self.b)
+
+    @property
+    def estimated(self) -> bool:
+        """Whether either measured only a part of an epoch."""
+        return bool(min(self.a.part, self.b.part) < 1)
+
+    @property
+    def doubts(self) -> set[str]:
+        """The `DOUBTS` of either."""
+        told = (name for name in DOUBTS if name not in SAID_BELOW)
+        return {name for name in told if getattr(self.a, name) or getattr(self.b, name)}
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A change of one axis, and its pairs."""
+
+    axis: str
+    before: str
+    after: str
+    pairs: Sequence[Pair]
+
+
+_FROM_DEFAULT = (
+    *("precision", "memory_limit", "clip_grad", "freeze", "start", "command", "vary"),
+    *("parallel", "grad_compression"),
+)
+"""Axes whose default is the baseline of other values; else the first value is."""
+
+
+def find_changes(axis: str, results: Sequence[Result]) -> Iterator[Changed]:
+    """Yield the changes of one axis for which there are pairs.
+
+    A number is compared with the next lower one that ran with all else equal, any other value with
+    the baseline. Of cases that differ only in how much of an epoch was measured, those with equal
+    parts are compared, else those that measured most. None is compared that `refuse_alone` refuses.
+    """
+    # as many GPUs take part in both
+    free = {*free_axes(axis), *SAME_QUESTION} - {"world_size"} | {axis}
+    equal = [name for name in AXES if name not in free]
+    told_by = "device" if axis == MACHINE else axis
+    equal += [column for column, of in COMPARABLE.items() if told_by not in of]
+    if axis == MACHINE:
+        equal.remove("device")
+    else:
+        equal += SOURCE
+    tell, ask = attrgetter(*equal), attrgetter(*SAME_QUESTION)
+    results = [result for result in results if not refuse_alone(result)]
+    if axis in FOLLOWS:
+        results = [results[at] for at in list_main(results, [*map(tell, results)])]
+    values = order_values(axis, (take_value(result, axis) for result in results))
+    places = {value: place for place, value in enumerate(values)}
+    first = places.get(AXES[axis].default, 0) if axis in _FROM_DEFAULT else 0
+    steps: dict[tuple[int, int], list[Pair]] = {}
+    for key, alike in enumerate(group(results, tell)):
+        # cases that ran in two environments of one machine are ambiguous, and left out
+        asked = group(alike, lambda r: (take_value(r, axis), ask(r)))
+        sure = [only for only, *others in asked if not others]
+        known: dict[int, list[Result]] = {place: [] for place in range(len(values))}
+        for result in sure:
+            known[places[take_value(result, axis)]].append(result)
+        there = [place for place, held in known.items() if held]
+        others = [(first, place) for place in there if place != first and first in there]
+        for before, after in pairwise(there) if axis in NUMBERS else others:
+            # prefer equal parts, then the largest
+            a, b = max(
+                product(known[before], known[after]),
+                key=lambda ends: (ends[0].part == ends[1].part, ends[0].part, ends[1].part),
+            )
+            early = a.part < 1 and axis in list_affecting(Trait.LEARNING)
+            same_loss = _describe_data(a) == _describe_data(b) and not early
+            steps.setdefault((before, after), []).append(Pair(a, b, key, same_loss))
+    for before, after in sorted(steps):
+        one, other = (spell_value(values[place]) for place in (before, after))
+        yield Changed(axis, one, other, steps[before, after])
+
+
+def _describe_data(result: Result) -> tuple[Any, ...]:
+    """Return what must be equal in two cases for their losses to be compared."""
+    names = SAME_LOSS if result.workload == IMAGES else (*SAME_LOSS, *OWN_DRAWS)
+    return tuple(getattr(result, name) for name in names)
+
+
+OWN_DRAWS = list_affecting(Trait.DRAWS)
+"""Axes that change the data of a user's workload, so that losses cannot be compared."""
+
+SAME_LOSS = ("part", *list_affecting(Trait.DATA))
+"""Columns that must be equal for losses to be compared: the part of an epoch and the images. Before
+the end of an epoch, axes that affect learning must be equal too."""
+
+
+def select_common(
+    changes: Sequence[Changed],
+    fits: Callable[[Pair], bool],
+    measured: Set[int],
+    sure: Set[int],
+) -> list[tuple[tuple[int, int], ...]]:
+    """Select the pairs to compare for each change, as cells before and after.
+
+    Changes from one baseline keep only the settings that all of them share; without any, each keeps
+    its own. Of these, settings with enough repeats are preferred: shared ones must have enough in
+    all changes that have any such pair. ``fits`` returns whether the metric of a pair can be
+    compared; ``measured`` are the cells that have it, ``sure`` those with enough repeats.
+    """
+    known = [[p for p in change.pairs if {*p.cells} <= measured and fits(p)] for change in changes]
+    families: dict[tuple[str, str], list[int]] = {}
+    for place, change in enumerate(changes):
+        if known[place]:
+            families.setdefault((change.axis, change.before), []).append(place)
+    kept = known[:]
+    for places in families.values():
+        keys = [{pair.key for pair in known[place]} for place in places]
+        good = [{pair.key for pair in known[place] if {*pair.cells} <= sure} for place in places]
+        shared = set.intersection(*keys)
+        best = set.intersection(shared, *filter(None, good)) if any(good) else set()
+        for place, mine, enough in zip(places, keys, good, strict=True):
+            wanted = (best or shared) if shared else (enough or mine)
+            kept[place] = [pair for pair in known[place] if pair.key in wanted]
+    return [tuple(pair.cells for pair in pairs) for pairs in kept]
+
+
+# --------------------------------------------------------------------------------------- two sides
+
+EnvironmentKey = tuple[tuple[str, str], ...]
+"""Columns of `COMPARABLE` and their values, which tell one case in several environments apart."""
+
+
+class Match(NamedTuple):
+    """A case of each side that are compared, by ``cell``. ``told`` identifies the environment if a
+    side ran the case in several."""
+
+    a: int
+    b: int
+    told: EnvironmentKey = ()
+
+
+class Matches(NamedTuple):
+    """The cases of two sides: compared ``pairs``, and by ``cell`` the cases on one side alone, with
+    what tells the environment of each from others of its case."""
+
+    pairs: Sequence[Match]
+    alone: tuple[Mapping[int, EnvironmentKey], Mapping[int, EnvironmentKey]]
+
+
+def match(
+    a: Sequence[Run], b: Sequence[Run], axis: str = "", apart: Collection[str] = ()
+) -> Matches:
+    """Match the cases of two sides: two sweeps, or the cases with either of two values of an axis.
+
+    Matched cases are equal in all axes except:
+
+    - the compared axis and the axes that follow from it (`FOLLOWS`): a precision that scales its
+      loss has a loss scale, and fp32 has none. Of several loss scales, each precision's main one is
+      taken; of cases that differ in an axis that follows from another one, the last;
+    - the axes ``apart`` of a recipe, of which the sides share no value;
+    - the axes that say how a case was measured. Cases that measured an equal part of an epoch are
+      matched, first those with equal settings of these axes; then cases with equal settings that
+      ended elsewhere, as with ``--until``; else the largest part of each side, of an equal
+      ``--fraction`` if there is one. What a side measured of a matched case beside that is neither
+      compared nor alone.
+
+    If a side ran a case in several environments, the columns of `COMPARABLE` that vary are matched
+    like axes, where the two sides share a value. What is still ambiguous is not matched.
+
+    Args:
+        a: a run of each ``cell``; likewise ``b``.
+    """
+    candidates = [_list_candidates(side, axis, apart) for side in (a, b)]
+    pairs = list[Match]()
+    alone = (dict[int, EnvironmentKey](), dict[int, EnvironmentKey]())
+    tell = attrgetter(*COMPARABLE)
+    for key in dict.fromkeys([*candidates[0], *candidates[1]]):
+        ours, theirs = (side.get(key, []) for side in candidates)
+        found = [one for ends in _match_parts(ours, theirs) for one in _match_environments(*ends)]
+        pairs += found
+        for number, side in enumerate((ours, theirs)):
+            runs = [run for held in side for run in held]
+            taken = {pair[number] for pair in found}
+            compared = {tell(run) for run in runs if run.cell in taken}
+            alone[number].update({run.cell: () for run in runs if tell(run) not in compared})
+    places = {run.cell: place for place, run in enumerate(a)}
+    return Matches(sorted(pairs, key=lambda pair: places[pair.a]), alone)
+
+
+def _list_candidates(
+    side: Sequence[Run], axis: str, apart: Collection[str]
+) -> dict[Any, list[list[Run]]]:
+    """Return the cases of one side by what matched cases have in common, each with a run of every
+    environment that it ran in."""
+    free = {*free_axes(axis), *SAME_QUESTION, *apart}
+    tell = attrgetter(*(name for name in AXES if name not in free))
+    if FOLLOWS.get(axis):
+        side = [side[at] for at in list_main(side, [*map(tell, side)])]
+    cases = {(tell(runs[0]), _ask(runs[0])): runs for runs in group(side, attrgetter("axes"))}
+    found: dict[Any, list[list[Run]]] = defaultdict(list)
+    for (key, _), runs in cases.items():
+        found[key].append(runs)
+    return found
+
+
+_ask = attrgetter(*SAME_QUESTION)
+
+
+def _match_parts(
+    ours: Sequence[list[Run]], theirs: Sequence[list[Run]]
+) -> list[tuple[list[Run], list[Run]]]:
+    """Pair cases that measured equal parts of an epoch, or were set alike though one ended
+    elsewhere or failed; without any, pair the largest of each side, of an equal fraction if there
+    is one."""
+
+    def differ(pair: tuple[list[Run], list[Run]]) -> tuple[bool, bool]:
+        (one, *_), (two, *_) = pair
+        return one.part != two.part, _ask(one) != _ask(two)
+
+    pairs: list[tuple[list[Run], list[Run]]] = []
+    for one, two in sorted(product(ours, theirs), key=differ):
+        if not all(differ((one, two))) and not any(one is x or two is y for x, y in pairs):
+            pairs.append((one, two))
+    if pairs or not (ours and theirs):
+        return pairs
+
+    def size(pair: tuple[list[Run], list[Run]]) -> tuple[bool, float, float]:
+        (one, *_), (two, *_) = pair
+        return one.fraction == two.fraction, one.part, two.part
+
+    return [max(product(ours, theirs), key=size)]
+
+
+def _match_environments(ours: Sequence[Run], theirs: Sequence[Run]) -> Iterator[Match]:
+    """Match the cells of one case by the columns of `COMPARABLE` that vary within a side, where the
+    sides share a value."""
+    held = {n: [{getattr(r, n) for r in side} for side in (ours, theirs)] for n in COMPARABLE}
+    shared = [n for n, (x, y) in held.items() if max(len(x), len(y)) > 1 and x & y]
+
+    def tell(run: Run) -> EnvironmentKey:
+        return tuple((name, getattr(run, name)) for name in shared)
+
+    one, two = ({tell(runs[0]): runs for runs in group(side, tell)} for side in (ours, theirs))
+    for told in one.keys() & two.keys():
+        if len(one[told]) == len(two[told]) == 1:
+            yield Match(one[told][0].cell, two[told][0].cell, told)

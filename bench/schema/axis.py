@@ -1,0 +1,227 @@
+"""Axes: the description of each, given once at its field of `bench.schema.case.Case`, and
+parsers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from bench.base.errors import nearest
+from bench.base.text import parse_bytes, read_number, read_percent, read_whole, write_bytes
+from bench.networks.data.synthetic import MOST_CLASSES, parse_shape
+from bench.schema.precision import OPT_LEVELS, POLICIES
+
+Value = str | int | float | bool | None
+
+
+class Trait(StrEnum):
+    """A property that an axis may affect.
+
+    - learning: loss and accuracy. They are compared at the end of an epoch: before that, a larger
+      batch has taken fewer steps, and a loss describes only the first steps. Cases that differ in
+      any other axis, such as the precision, may be compared after equal steps.
+    - rate: the learning rate of each step.
+    - data: the images; losses on different ones cannot be compared. A workload brings its own.
+    - draws: the data of a user's workload: each micro-batch is drawn separately, and a DataLoader
+      uses a dataset instead.
+    - fit: the largest batch that fits in memory.
+    - proof: that of a precision, on single layers: no loss, optimizer or loader is involved.
+    - work: the work of a step, counted operation by operation, without loader workers.
+    - flop: FLOP per image.
+    - first: the loss of the first step, before anything is learned. It depends on what BatchNorm
+      normalises together, and on the running statistics of frozen layers.
+    - kernels: how fast the same step is computed. The references were measured at the axis's
+      default, and do not apply to cases with another value.
+    - recipe: what compared cards must also agree on, besides everything that affects learning.
+    """
+
+    LEARNING = "learning"
+    RATE = "rate"
+    DATA = "data"
+    DRAWS = "draws"
+    FIT = "fit"
+    PROOF = "proof"
+    WORK = "work"
+    FLOP = "flop"
+    FIRST = "first"
+    KERNELS = "kernels"
+    RECIPE = "recipe"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The description of an axis.
+
+    By default an axis does not affect learning, and findings about a case, such as the largest
+    batch that fits, do not apply to a case with another value.
+    """
+
+    default: Any
+    parse: Callable[[str], Value]  # for flags, presets and CSV; its ValueError says what is right
+    help: str
+    common: bool = False  # ``--help`` shows its flag; else only ``--help-all`` does
+    plain: bool = False  # its values are clear without its name
+    affects: tuple[Trait, ...] = (Trait.FIT, Trait.PROOF, Trait.WORK)  # what it affects
+
+
+def axis_flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def describe_axis(default: Value, parse: Callable[[str], Value], help: str, **about: Any) -> Any:
+    """Make a field of `bench.schema.case.Case` that describes an axis; ``about`` are fields of
+    `Axis`."""
+    return field(default=default, metadata={"axis": Axis(default, parse, help, **about)})
+
+
+# ---------------------------------------------------------------------------------- reading values
+
+
+LOADERS = ("device", "torch")
+"""What makes the batches: see `bench.networks.data.batches` and `bench.networks.data.loader`."""
+
+COMPILES = {
+    "off": "every operation by itself, as the network is written",
+    "default": "operations that follow each other are fused; 'on' is another name for it",
+    "reduce-overhead": "as default, and on a GPU all kernels of a pass start at once (CUDA graphs)",
+    "max-autotune": "as reduce-overhead, and products run in the fastest of several kernels",
+}
+"""How torch.compile treats the network: its modes, and ``off``."""
+
+OWN_GRAPHS = ("reduce-overhead", "max-autotune")
+"""Modes of `COMPILES` in which torch.compile makes CUDA graphs itself."""
+
+PARALLELS = {
+    "none": "one GPU",
+    "ddp": "a process per GPU, gradients averaged by torch's DistributedDataParallel",
+}
+"""How several GPUs train one network."""
+
+GRAD_COMPRESSIONS = ("none", "fp16", "bf16")
+"""Number formats in which gradients are exchanged; ``none`` keeps that of the gradients."""
+
+
+def one_of(names: Iterable[str]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError(nearest(text, list(names)))
+        return text
+
+    return parse
+
+
+BATCH_SIZES = (
+    "a batch size is a whole number of at least 1, auto, or a range of powers of two such as "
+    "32..1024 or 32..auto"
+)
+
+
+def parse_number(what: str, low: float, high: float = math.inf) -> Callable[[str], float]:
+    """Return a parser of numbers above ``low`` and up to ``high``."""
+
+    def parse(text: str) -> float:
+        if low < (value := read_number(text)) <= high:
+            return value
+        bound = f"above {low:g}" + (f" and at most {high:g}" if math.isfinite(high) else "")
+        raise ValueError(f"{what} is a finite number {bound}")
+
+    return parse
+
+
+def or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    return lambda text: None if text == "none" else parse(text)
+
+
+def read_scale(text: str) -> float:
+    """Read a loss scale, perhaps a power as maps of scales name it. Raises ValueError: it is not
+    above 0 and finite.
+
+    >>> read_scale("128"), read_scale("2^15"), read_scale("2**-3")
+    (128.0, 32768.0, 0.125)
+    """
+    base, sign, exponent = text.replace("**", "^").partition("^")
+    with suppress(OverflowError):
+        scale = math.pow(float(base), int(exponent)) if sign else float(base)
+        if 0 < scale < math.inf:
+            return scale
+    raise ValueError("it is not above 0 and finite")
+
+
+def parse_loss_scale(text: str) -> float | str:
+    if text in POLICIES:
+        return text
+    if text == "none":
+        return 1.0
+    with suppress(ValueError):
+        return read_scale(text)
+    names = ", ".join(map(repr, POLICIES))
+    raise ValueError(f"a loss scale is a finite number above 0, {names}, or 'none' (a scale of 1)")
+
+
+parse_opt_level = or_none(one_of([*OPT_LEVELS, "none"]))
+
+
+def parse_switch(text: str) -> bool:
+    switches = {"on": True, "true": True, "off": False, "false": False}
+    if text.lower() not in switches:
+        raise ValueError("a boolean value is 'on' or 'off'")
+    return switches[text.lower()]
+
+
+def parse_compile(text: str) -> str:
+    also = {"on": "default", "true": "default", "false": "off"}
+    return one_of(COMPILES)(also.get(text.lower(), text))
+
+
+def parse_whole(
+    what: str, least: int = 1, most: int | None = None, right: str = ""
+) -> Callable[[str], int]:
+    """Return a parser of whole numbers; ``right`` replaces the message of its ValueError."""
+
+    def parse(text: str) -> int:
+        if (number := read_whole(text, least, most)) is None:
+            bound = f"of at least {least}" if most is None else f"from {least} to {most}"
+            raise ValueError(right or f"{what} is a whole number {bound}")
+        return number
+
+    return parse
+
+
+parse_steps = or_none(parse_whole("a number of steps"))
+parse_batch_size = parse_whole("", 0, 10**12, BATCH_SIZES)  # a command chooses 0
+
+
+@or_none
+def parse_until(text: str) -> float:
+    if 0 < (share := (read_percent if "%" in text else read_number)(text)) <= 0.5:
+        return share
+    raise ValueError("how certain a time is to be is a share such as 1%, at most 50%, or 'none'")
+
+
+LEAST_LIMIT = 64 * 2**20
+"""Minimum memory limit in bytes; any process that imports torch needs more."""
+
+
+@or_none
+def parse_memory_limit(text: str) -> str:
+    number = parse_bytes(text)
+    if number < LEAST_LIMIT:
+        raise ValueError(f"a memory limit is at least {write_bytes(LEAST_LIMIT)}, or 'none'")
+    # 0.8GiB is 858993459.2 bytes, which nobody would recognise
+    return write_bytes(number if number % 10**6 == 0 else number - number % 2**20)
+
+
+parse_input = or_none(lambda text: "x".join(map(str, parse_shape(text))))
+parse_classes = or_none(parse_whole("a number of classes", 2, MOST_CLASSES))
+
+
+def parse_lr_warmup(text: str) -> str:
+    if (steps := read_whole(text, 0)) is not None:
+        return str(steps)
+    if 0 <= (share := 100 * read_percent(text)) <= 100:
+        return f"{share:.12g}%" if share else "0"
+    raise ValueError("a warm-up is a number of steps, or a part of them such as 5%")

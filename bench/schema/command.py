@@ -1,0 +1,256 @@
+"""A command as what is trained: its placeholders, and the words that a case puts there.
+
+``python train.py --batch-size {batch_size} --dtype {precision}`` has an axis of `bench.schema.case`
+in each pair of braces, or a variable of the user's own. ``{precision:fp32=,bf16-amp=--amp}`` gives
+the script's own words for its values. The command is started without a shell."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from itertools import product
+from pathlib import Path
+
+from bench.base.errors import UsageError, nearest
+from bench.base.inject.sitecustomize import TEXTS
+from bench.schema.axis import axis_flag
+
+_PLACE = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)(?::([^{}]*))?\}")
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_SHELL = re.compile(r"(?:\||\|\||&&?|;|[0-9&]?>\S*|<|~/\S*|\$\{?[A-Za-z_]\S*)")
+_BETWEEN = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*"|\\[^\n])|(?:\s|\\\n)+""", re.DOTALL)
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+
+
+ITEMS = 10_000
+"""What the time of a command is of that tells of no epoch, or of epochs of other sizes than other
+rows: as many items, whatever the batch size."""
+
+OUT = "out"
+"""The placeholder of a folder that each run of a case has for itself, where no --vary has it."""
+
+BESIDE_COMMAND = ("command", "vary", "device", "steps", "seed")
+"""The axes that a command has without a placeholder for them."""
+
+
+OF_HARNESS = (
+    *("memory_limit", "fraction", "until", "evaluate", "checkpoint", "profile", "parallel"),
+    *("workload", "command", "vary"),
+)
+"""The axes that the harness itself applies to what it trains, and to no command: a row named by one
+would say that it did."""
+
+
+def list_places(command: str) -> list[str]:
+    """Return the names in the placeholders of a command, in order."""
+    return [found[1] for found in _PLACE.finditer(command)]
+
+
+def _read_words(found: re.Match[str]) -> Mapping[str, str] | None:
+    """Return the script's own words for the values of a placeholder, if it has any. Raises
+    ValueError: a value has no word."""
+    if found[2] is None:
+        return None
+    pairs = [part.partition("=") for part in found[2].split(",")]
+    if not all(sign for _, sign, _ in pairs):
+        raise ValueError(
+            f"{{{found[1]}:…}} gives a word for each value, as {{precision:fp32=,bf16-amp=--amp}}"
+        )
+    return {value.strip(): words for value, _, words in pairs}
+
+
+def parse_command(text: str) -> str:
+    """Check a command, and return it with one space between its words, however it was laid out: a
+    sweep tells commands apart by their text. Raises ValueError: it is empty, its quotes are not
+    closed, or it is meant for a shell.
+
+    >>> parse_command("python t.py  \\\\\\n  --note 'a  b'\\n")
+    "python t.py --note 'a  b'"
+    """
+
+    def space(found: re.Match[str]) -> str:
+        return found[1] or " " * (found[0] != "\\\n")  # which a shell leaves out
+
+    text = _BETWEEN.sub(space, text).strip()
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"its quotes do not match ({error})") from None
+    if not split_command(text)[1]:
+        raise ValueError("give what starts your training, such as 'python train.py'")
+    if operator := next(filter(_SHELL.fullmatch, words), ""):
+        raise ValueError(
+            f"{operator} is for a shell, and no shell runs the command; give sh -c '…', or a script"
+        )
+    for found in _PLACE.finditer(text):
+        _read_words(found)
+    return text
+
+
+def parse_vary(text: str) -> str:
+    """Check the values of one's own placeholders, ``lr=0.1 layers=4``, as a cell has them. Raises
+    ValueError: they are not of that form."""
+    for word in shlex.split(text):
+        name, sign, _ = word.partition("=")
+        if not sign or not _NAME.fullmatch(name):
+            raise ValueError("a --vary is a name and its values, such as --vary lr 0.1 0.2")
+    return text
+
+
+def read_vary(text: str | None) -> dict[str, str]:
+    """Return the values of one's own placeholders, by name.
+
+    >>> read_vary("lr=0.1 note='a b'")
+    {'lr': '0.1', 'note': 'a b'}
+    """
+    pairs = (word.partition("=") for word in shlex.split(text or ""))
+    return {name: value for name, _, value in pairs}
+
+
+def write_vary(values: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in values.items())
+
+
+def combine_vary(given: Sequence[Sequence[str]]) -> list[str]:
+    """Return every combination of the values of some ``--vary NAME VALUE …``, the last varying
+    fastest. Raises UsageError: one has no value, no name, or the name of another.
+
+    >>> combine_vary([["lr", "0.1", "0.2"], ["layers", "4"]])
+    ['lr=0.1 layers=4', 'lr=0.2 layers=4']
+    """
+    names = [name for name, *_ in given]
+    for name, *values in given:
+        if not (_NAME.fullmatch(name) and values and names.count(name) == 1):
+            raise UsageError(
+                f"--vary {name}: give a name once, and then its values, such as --vary lr 0.1 0.2"
+            )
+    rows = product(*(values for _, *values in given))
+    return [write_vary(dict(zip(names, row, strict=True))) for row in rows]
+
+
+def fill_places(
+    command: str, values: Mapping[str, str], spell: Callable[[str, str], str] = lambda _, text: text
+) -> str:
+    """Return the command of a case. ``values`` has a text for each placeholder; those without words
+    of the script's own are quoted as one word. ``spell`` writes a placeholder's value as
+    ``values`` does, which may be given in other words. Raises ValueError: a value has no word
+    there.
+
+    >>> fill_places("t.py {precision:fp32=-q,bf16=--amp} {lr}", {"precision": "fp32", "lr": "1"})
+    't.py -q 1'
+    """
+
+    def fill(found: re.Match[str]) -> str:
+        words, value = _read_words(found), values[found[1]]
+        if words is None:
+            return shlex.quote(value)
+        known = {spell(found[1], text): word for text, word in words.items()}
+        if value not in known:
+            there = ", ".join(words)
+            raise ValueError(
+                f"{{{found[1]}:…}} has no word for {value}; it has {there}: add {value}=…"
+            )
+        return known[value]
+
+    return _PLACE.sub(fill, command)
+
+
+def split_command(command: str) -> tuple[dict[str, str], list[str]]:
+    """Return the variables set before a filled command, as ``A=1 python t.py`` sets A, and its
+    words."""
+    variables, words = dict[str, str](), shlex.split(command)
+    while words and (found := _ASSIGNED.fullmatch(words[0])):
+        variables[found[1]] = found[2]
+        words.pop(0)
+    return variables, words
+
+
+def refuse_program(command: str) -> str:
+    """Return why a filled command cannot be started here; empty if it can."""
+    variables, words = split_command(command)
+    program, *rest = words
+    if shutil.which(program, path=variables.get("PATH", os.environ.get("PATH"))) is None:
+        fix = "give its path, or python SCRIPT" if program.endswith(".py") else "give its path"
+        return f"{program!r} is no program that can be run here; {fix}"
+    python = Path(program).name.startswith(("python", "torchrun", "accelerate"))
+    script = next((word for word in rest if word.endswith(".py")), "") if python else ""
+    if script and "-m" not in rest and not Path(script).is_file():
+        return f"there is no file {script}; give its path from this folder"
+    return ""
+
+
+def name_command(command: str) -> str:
+    """Return a short name for what a command trains: its script, or its module or program.
+
+    >>> name_command("A=1 python -u src/train.py -b 4"), name_command("torchrun --nproc 2 -m m.n")
+    ('train.py', 'm.n (command)')
+    """
+    _, words = split_command(_PLACE.sub("x", command))
+    scripts = re.findall(r"[\w./+-]+\.(?:py|sh)\b", " ".join(words))  # also in sh -c '…'
+    script = scripts[0] if scripts else ""
+    name = words[words.index("-m") + 1] if "-m" in words[:-1] and not script else script or words[0]
+    plain = re.sub(r"[^\w.+-]", "-", Path(name).name)
+    return plain if script else f"{plain} (command)"
+
+
+def list_named(command: str) -> list[Path]:
+    """Return the programs and configurations that a command names outside of its placeholders: its
+    script, or ``-m`` module, and FILE in ``--config=FILE``, also within ``sh -c '…'``."""
+    found = dict[Path, None]()
+    words = _list_words(_PLACE.sub("\0", command))
+    for before, word in zip(["", *words], words, strict=False):
+        if before == "-m":
+            module = word.replace(".", "/")
+            found |= dict.fromkeys(map(Path, (f"{module}.py", f"{module}/__main__.py")))
+        elif "\0" not in word and (path := word.rpartition("=")[2]).endswith(TEXTS):
+            found[Path(path)] = None
+    return [path for path in found if path.is_file()]
+
+
+def _list_words(command: str) -> list[str]:
+    words = list[str]()
+    for word in split_command(command)[1]:
+        with suppress(ValueError):  # a text with a quote
+            words += _list_words(word) if " " in word and word != command else [word]
+    return words
+
+
+def refuse_places(
+    command: str, given: Collection[str], own: Sequence[str], axes: Sequence[str]
+) -> str:
+    """Return what is wrong with the placeholders of a command, and what would be right; empty if
+    nothing is.
+
+    ``given`` are the axes with values, ``own`` the names of ``--vary``, and ``axes`` all that a
+    placeholder may name.
+    """
+    places = dict.fromkeys(list_places(command))
+    for name in places:
+        if name == OUT and name not in own:
+            continue
+        if name in OF_HARNESS and name not in own:
+            return (
+                f"{{{name}}}: {axis_flag(name)} is for what the harness trains, and does nothing "
+                f"to a command; give a setting of the script another name: --vary own_{name} …"
+            )
+        if name not in axes and name not in own:
+            near = nearest(name, [*own, *axes], f"add --vary {name} VALUE …")
+            return f"{{{name}}} is neither an axis nor a --vary; {near}"
+        if name not in (*given, *own, "device", "seed"):  # a run has one of the last two
+            return f"{{{name}}} has no value; give {axis_flag(name)} VALUE …"
+    for name in own:
+        if name in axes:
+            return f"--vary {name}: this is an axis; give {axis_flag(name)} VALUE …"
+        if name not in places:
+            return f"--vary {name} is given, but the command has no {{{name}}}; add it there"
+    for name in given:
+        if name not in (*places, *BESIDE_COMMAND):
+            return (
+                f"{axis_flag(name)} is given, but the command has no {{{name}}}; add it there, or "
+                f"leave out {axis_flag(name)}"
+            )
+    return ""

@@ -1,0 +1,281 @@
+"""The rules of axes, from top to bottom: where each applies, which settings go together in a case,
+and which batches its data can be divided into."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from bench.base.errors import UsageError
+from bench.networks.data import SYNTHETIC
+from bench.networks.workloads import COMMAND, IMAGES, OWN
+from bench.schema.axis import OWN_GRAPHS, Value, axis_flag
+from bench.schema.case import (
+    AXES,
+    FOLLOWS,
+    PARTS,
+    SAME_QUESTION,
+    SHAPE,
+    Case,
+    default_lr,
+    divide_items,
+    fill_command,
+    format_value,
+    micro_batch,
+    whole_batch,
+)
+from bench.schema.command import BESIDE_COMMAND, list_places, name_command
+from bench.schema.optimization import count_warmup_steps
+from bench.schema.precision import POLICIES, PRECISIONS
+
+_SCALING, _APEX, _FLOAT8 = (
+    f"--precision {' or '.join(p.name for p in PRECISIONS.values() if getattr(p, what))}"
+    for what in ("scales_loss", "apex", "float8")
+)
+
+Lack = tuple[tuple[str, ...], str, str]
+"""Axes that do not apply to a case, why, and the flag with which they would."""
+
+_APPLY: tuple[tuple[Callable[[Case], bool], Lack], ...] = (
+    (
+        lambda case: PRECISIONS[case.precision].scales_loss,
+        (("loss_scale",), "none of the precisions measured scales a loss", _SCALING),
+    ),
+    (
+        lambda case: PRECISIONS[case.precision].apex,
+        (("opt_level",), "none of the precisions measured is trained by apex", _APEX),
+    ),
+    (
+        lambda case: PRECISIONS[case.precision].float8,
+        (("fp8_recipe",), "none of the precisions measured rounds to fp8", _FLOAT8),
+    ),
+    (
+        lambda case: case.workload == IMAGES,
+        (SHAPE, "a workload brings its own images", f"--workload {IMAGES}"),
+    ),
+    (
+        lambda case: case.dataset == SYNTHETIC,
+        (SHAPE, "it is for synthetic images", f"--dataset {SYNTHETIC}"),
+    ),
+    (
+        lambda case: case.lr_scaling != "none",
+        (("base_batch",), "no learning rate is scaled by it", "--lr-scaling linear or sqrt"),
+    ),
+    (
+        lambda case: case.loader != "device",
+        (("workers",), "the device makes all batches", "--loader torch"),
+    ),
+    (
+        lambda case: case.parallel != "none",
+        (FOLLOWS["parallel"], "it is of training on several GPUs", "--parallel ddp"),
+    ),
+)
+"""Where axes apply that do not apply everywhere."""
+
+
+def list_lacks(case: Case) -> list[Lack]:
+    """Return the axes that do not apply to a case."""
+    return [lack for has, lack in _APPLY if not has(case)]
+
+
+def applies(axis: str, case: Case) -> bool:
+    return not any(axis in axes for axes, *_ in list_lacks(case))
+
+
+def fill_value(axis: str, case: Case) -> Value:
+    """Return the value of an axis that applies to ``case`` and has no value given."""
+    if axis == "loss_scale":
+        return PRECISIONS[case.precision].default_loss_scale
+    if axis == "lr":
+        return default_lr(case.optimizer)
+    return AXES[axis].default  # type: ignore[no-any-return]
+
+
+_OF_GPUS = ("cuda_graphs", "cudnn_benchmark", "sync_bn")
+"""Axes that do nothing on a CPU, or cannot be."""
+
+_FLAG = re.compile(r"--([a-z][a-z-]*)(?: ([\w.]+))?")
+
+
+def takes(case: Case, advice: str) -> bool:
+    """Return whether a case can have what advice on it says: the axis of each flag in it, with the
+    value after the flag if that is one and is not what the case has.
+
+    >>> takes(settle({"device": "cpu"}), "--cuda-graphs on"), takes(settle({}), "a larger --lr")
+    (False, True)
+    """
+    return all(_takes(case, flag.replace("-", "_"), word) for flag, word in _FLAG.findall(advice))
+
+
+def _takes(case: Case, axis: str, word: str) -> bool:
+    if axis not in AXES:
+        return True
+    if case.command is not None:
+        return axis in BESIDE_COMMAND or axis in list_places(case.command)
+    if case.workload != IMAGES and axis in ("model", "dataset"):
+        return False
+    if not applies(axis, case) or (axis in _OF_GPUS and case.device == "cpu"):
+        return False
+    try:
+        value = AXES[axis].parse(word)
+    except ValueError:  # a word of the sentence
+        return True
+    # how it was measured can be left out
+    plain = {name: AXES[name].default for name in SAME_QUESTION}
+    return value != getattr(case, axis) and go_together(replace(case, **plain | {axis: value}))
+
+
+def settle(settings: Mapping[str, Any]) -> Case:
+    """Return the case with these settings, by axis, each where it applies. What is not given, or
+    does not apply, has its default.
+
+    A user's workload has its own name as model; what a command has no placeholder for is its own
+    choice.
+    """
+    case = Case(**settings)
+    if case.command is not None:
+        kept = {*BESIDE_COMMAND, *list_places(case.command)}
+        own: dict[str, Any] = {"precision": OWN, "batch_size": 0, "optimizer": OWN}
+        own["model"] = name_command(case.command)
+        changes = {name: own.get(name, AXES[name].default) for name in AXES if name not in kept}
+        return replace(case, **changes | {"workload": COMMAND, "dataset": OWN})
+    filled = [name for name in ("loss_scale", "lr") if settings.get(name) is None]
+    changes = {name: fill_value(name, case) for name in filled}
+    changes |= {name: AXES[name].default for axes, *_ in list_lacks(case) for name in axes}
+    if case.workload != IMAGES:
+        changes |= {"model": case.workload, "dataset": OWN}
+    return replace(case, **changes)
+
+
+_UNMEASURED = "is not measured"
+_APEXES, _FLOAT8S = (
+    tuple(p.name for p in PRECISIONS.values() if getattr(p, what)) for what in ("apex", "float8")
+)
+Values = tuple[Value, ...] | None  # None: any but the default
+
+_APART: tuple[tuple[str, Values, str, Values, str], ...] = (
+    ("accumulate", None, "cuda_graphs", (True,), _UNMEASURED),
+    ("until", None, "parallel", ("ddp",), _UNMEASURED),
+    ("checkpoint", None, "parallel", ("ddp",), _UNMEASURED),
+    ("checkpoint", None, "cuda_graphs", (True,), _UNMEASURED),
+    ("profile", None, "parallel", ("ddp",), _UNMEASURED),
+    ("profile", None, "cuda_graphs", (True,), _UNMEASURED),
+    ("cuda_graphs", None, "compile", OWN_GRAPHS, _UNMEASURED),
+    ("cuda_graphs", None, "precision", (*_APEXES, *_FLOAT8S), _UNMEASURED),
+    ("parallel", None, "cuda_graphs", (True,), _UNMEASURED),
+    *(("epochs", None, name, None, "is of whole epochs") for name in PARTS),
+    ("dataset", (OWN,), "workload", (IMAGES,), "is that of a --workload of your own"),
+    ("optimizer", (OWN,), "workload", (IMAGES,), "is that of a --workload of your own"),
+    (
+        *("precision", ("fp16-pure",), "optimizer", ("adamw",)),
+        "diverges: squares of gradients flush to zero in fp16",
+    ),
+    (
+        *("precision", ("fp16-pure",), "loss_scale", tuple(POLICIES)),
+        "cannot be: torch's GradScaler unscales no fp16 gradients",
+    ),
+    ("precision", _APEXES, "optimizer", None, "cannot be: apex trains with SGD only"),
+    ("precision", _APEXES, "parallel", None, "cannot be: apex trains on one GPU"),
+    ("schedule", ("onecycle",), "lr_warmup", None, "has two warm-ups"),
+    ("cuda_graphs", None, "device", ("cpu",), "cannot be: a CPU has none"),
+    (
+        *("cuda_graphs", None, "loss_scale", tuple(POLICIES)),
+        "cannot be, because that scale is kept on the host",
+    ),
+    (
+        *("cuda_graphs", None, "optimizer", (OWN,)),
+        "cannot be: torch captures fused steps",
+    ),
+    ("sync_bn", None, "device", ("cpu",), "needs GPUs, as torch's SyncBatchNorm does"),
+)
+"""Values of two axes that do not go together, and why."""
+
+
+def check(case: Case) -> None:
+    """Refuse settings that do not go together. What a command makes of its placeholders is its own
+    matter. Raises UsageError: it says what to give instead, or to leave out."""
+    if case.command is not None:
+        fill_command(case)
+    elif why := next(_list_conflicts(case), ""):
+        raise UsageError(why)
+
+
+def go_together(case: Case) -> bool:
+    """Return whether `check` takes a case that is not a command's."""
+    return not any(_list_conflicts(case))
+
+
+def _list_conflicts(case: Case) -> Iterator[str]:
+    # the number needed for micro-batches of one size always works
+    made = -(-case.batch_size // micro_batch(case))
+    if made != case.accumulate:
+        yield (
+            f"a batch of {case.batch_size} cannot be computed in {case.accumulate} micro-batches, "
+            f"all but the last of one size; give --accumulate {made}"
+        )
+    if case.precision == OWN:
+        yield f"--precision {OWN} is that of a --command; give another, or leave it out"
+    if case.accumulate > 1 and case.own_graphs:  # pytorch issue 169545
+        yield (
+            f"--accumulate {case.accumulate} with --compile {case.compile} fails in torch: its "
+            "graphs write over the gradients that are summed; give --compile default"
+        )
+    if case.workload == COMMAND:
+        yield f"--workload {COMMAND} is that of a --command; give --command 'python train.py …'"
+    for axis, values, other, others, why in _APART:
+        if _is_among(case, axis, values) and _is_among(case, other, others):
+            one, two = (f"{axis_flag(n)} {format_value(getattr(case, n))}" for n in (axis, other))
+            yield f"{one} with {two} {why}; leave out one"
+
+
+def _is_among(case: Case, axis: str, values: Values) -> bool:
+    value = getattr(case, axis)
+    return value != AXES[axis].default if values is None else value in values
+
+
+def check_batches(case: Case, train_images: int, batchnorm: bool = True) -> None:
+    """Refuse a batch size or warm-up that does not fit this number of training images, or items.
+
+    A command makes its own batches. Raises UsageError: the batch is larger than the dataset; a
+    batch, a micro-batch or a GPU's share of one holds one image, and there may be BatchNorm, which
+    needs two; or the learning rate's warm-up is longer than the training.
+    """
+    if case.command is not None:
+        return
+    most = train_images // case.world_size
+    item = "image" if case.workload == IMAGES else "item"
+    batch = f"batch size {case.batch_size}"
+    if case.world_size > 1:
+        batch += f" on each of {case.world_size} {'GPUs' if case.device == 'cuda' else 'processes'}"
+    if case.batch_size > most:
+        raise UsageError(
+            f"{batch} is above the dataset's {train_images} {item}s; use at most {most}"
+        )
+    if batchnorm and (why := _find_uneven(case, train_images)):
+        raise UsageError(f"{batch} leaves {why}; give another")
+    steps = math.ceil(train_images / whole_batch(case))
+    count_warmup_steps(case.lr_warmup, case.epochs * steps)
+
+
+def _find_uneven(case: Case, train_images: int) -> str:
+    """Return what of the batches of a GPU BatchNorm cannot take; empty if it can take all."""
+    item = "image" if case.workload == IMAGES else "item"
+    last, size = divide_items(case, train_images % whole_batch(case)), micro_batch(case)
+    if case.sync_bn and case.world_size > 1:
+        # each SyncBatchNorm waits for the same layer on all other GPUs
+        counts = {math.ceil(items / size) for items in last}
+        if any(last) and (0 in last or len(counts) > 1):
+            return (
+                f"a last batch of {sum(last)} {item}s, which not all of them compute in as many "
+                "micro-batches, and --sync-bn needs that"
+            )
+        return ""
+    for items, what in ((case.batch_size, "batch"), *((items, "last batch") for items in last)):
+        if items == 1:
+            return f"a {what} of one {item}, and BatchNorm needs two"
+        if items and (size == 1 or items % size == 1):
+            return f"a micro-batch of one {item}, and BatchNorm needs two"
+    return ""

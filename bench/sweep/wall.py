@@ -1,0 +1,396 @@
+"""The search for the largest batch that fits: the next batch size to try, given all probes so far,
+what they come to, and the probes in the rows of a folder.
+
+This module neither trains nor reads files, and keeps no state between calls: the next batch size
+and the result follow from the probes alone, so that a search can be resumed from its records.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cache, reduce
+from operator import itemgetter
+from statistics import linear_regression
+from typing import Any, NamedTuple
+
+from bench.base.errors import UsageError
+from bench.base.text import Explained, parse_bytes
+from bench.results.store.rows import Row, fill_unknown, group
+from bench.schema.axis import Trait
+from bench.schema.case import AXES, Case, default_lr, list_affecting
+from bench.schema.record import MEASURED, REFUSED, Status
+from bench.schema.rules import check, check_batches
+
+STEP = 8
+"""Default resolution of the wall, in images: kernels prefer multiples of 8."""
+
+MARGIN = 0.05
+"""Share of memory that the recommended batch leaves free."""
+
+ATTEMPTS = 3
+"""Attempts at a batch size whose runs end without showing whether it fits."""
+
+START = 32
+"""Images of a first micro-batch."""
+
+# The largest factor by which a line is extrapolated beyond its last probe: from a third of the
+# wall, an error of 1 % in the readings moves the wall by up to 4 %.
+_FAR = 3.0
+
+_NEAR = 0.8  # ratio of batch sizes above which a line through them would follow their noise
+
+_LESS = 0.05  # share of memory by which what others leave may differ between probes
+
+SHORT_STEPS, LONG_STEPS = 4, 16
+"""Steps of a probe after its warm-up, and of the longer run that confirms the result. An allocator
+reaches its peak within the warm-up; only a sweep shows growth after more than 16 steps."""
+
+
+@dataclass(frozen=True)
+class MemoryLine:
+    """Memory as a linear function of the batch size: weights, optimizer state and context are
+    fixed, activations grow with the batch."""
+
+    fixed_bytes: float
+    bytes_per_image: float
+
+    def find_largest(self, available_bytes: float) -> int:
+        """Return the largest batch size predicted to fit; 0 if none is."""
+        return max(0, math.floor((available_bytes - self.fixed_bytes) / self.bytes_per_image))
+
+
+def fit_line(points: Sequence[tuple[int, float]]) -> MemoryLine | None:
+    """Fit a least-squares line through (batch size, bytes); None for fewer than two batch sizes, or
+    if memory does not grow with them."""
+    if len({size for size, _ in points}) < 2:
+        return None
+    slope, fixed = linear_regression(*zip(*points, strict=True))
+    return MemoryLine(fixed, slope) if slope > 0 else None
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The result of a run of one batch size, a ``long`` one or a short one; memory in bytes, None
+    if not known. ``room_bytes`` is what others left on the card, or what a limit allows."""
+
+    batch_size: int
+    status: Status
+    used_bytes: float | None = None
+    alloc_retries: int = 0
+    long: bool = False
+    room_bytes: float | None = None
+
+    @property
+    def trained(self) -> bool:
+        """Whether it fitted, even if the loss diverged or a check failed."""
+        return self.status in MEASURED
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The range of a search: ``sizes`` to choose from, ascending, the ``available_bytes`` if known,
+    and ``start``, approximately the first batch size to try."""
+
+    sizes: Sequence[int]
+    available_bytes: float | None = None
+    start: int = START
+
+
+class Ask(NamedTuple):
+    """The batch size to try next, and whether in a longer run."""
+
+    batch_size: int
+    long: bool = False
+
+
+class Ending(Explained):
+    FOUND = "found", "the largest batch that trains was confirmed by a longer run"
+    NO_WALL = "no_wall", "every batch up to the whole dataset trains"
+    NOTHING_FITS = "nothing_fits", "not even the smallest batch trains"
+    UNSUPPORTED = "unsupported", "this device or build cannot run the case"
+    GAVE_UP = (
+        "gave_up",
+        f"a run failed {ATTEMPTS} times, perhaps not from lack of memory, or while others used the "
+        "GPU; see its log, then go on with --retry error timeout killed oom oom_suspected",
+    )
+
+
+ANSWERED = frozenset({Ending.FOUND, Ending.NO_WALL, Ending.UNSUPPORTED})
+"""Endings of a search that need no further runs."""
+
+
+@cache
+def list_sizes(
+    case: Case, images: int, step: int = STEP, batchnorm: bool = True
+) -> tuple[int, ...]:
+    """Return the batch sizes, multiples of ``step``, that a valid ``case`` can train on ``images``
+    images, ascending.
+
+    Left out are sizes that cannot be divided into the case's number of micro-batches, and with
+    ``batchnorm``, those that give a batch or micro-batch of one image.
+    """
+
+    sizes = []
+    first = -(-case.accumulate // step) * step
+    for size in range(first, images + 1, step):
+        with suppress(UsageError):
+            check(sized := replace(case, batch_size=size))
+            check_batches(sized, images, batchnorm)
+            sizes.append(size)
+    return tuple(sizes)
+
+
+class Wall:
+    """What probes of cases that differ only in the batch size show: the largest one, and what to
+    try next.
+
+    A batch whose longer run was refused does not train, even if a short run did; from then on only
+    longer runs count as trained. A suspected lack of memory counts once it was seen twice. If
+    memory is linear, a search takes about 7 probes. For any memory, their number grows with the
+    logarithm of that of `Goal.sizes`; each may take two more runs that neither train nor run out of
+    memory.
+
+    Attributes:
+        largest: the largest batch size that trained.
+        smallest_failing: the smallest above it that did not; sizes between the two are not known.
+        thrashes_from: from this size on a batch trains only by freeing the allocator's cache.
+        recommended: predicted to leave ``margin`` of the memory free; at most the size that a
+            longer run confirmed, and below ``thrashes_from``.
+        line: the memory of batches near the wall.
+        available_bytes: as in `Goal`.
+        margin: as a share.
+        probes: the number of runs, including failed ones.
+        ending: how the search ended; None while it has not.
+        asked: what to try next; None once it has ended.
+    """
+
+    def __init__(self, probes: Sequence[Probe], goal: Goal, margin: float = MARGIN) -> None:
+        self._goal, self._sizes, self.available_bytes = goal, goal.sizes, goal.available_bytes
+        self.probes, self.margin = len(probes), margin
+        suspected = Counter(p.batch_size for p in probes if p.status is Status.OOM_SUSPECTED)
+        refused = {p.batch_size for p in probes if p.status is Status.OOM}
+        refused |= {size for size, times in suspected.items() if times > 1}
+        trained = [p for p in probes if p.trained]
+        longer = {p.batch_size for p in trained if p.long}
+        self._proven = max(longer, default=0)  # trained in a longer run
+        above = refused & {p.batch_size for p in probes if p.long and not p.trained}
+        self._long_only = max(above, default=0) > self._proven
+        self._trained = longer if self._long_only else {p.batch_size for p in trained}
+        self.largest = max(self._trained, default=None)
+        self._refused = {size for size in refused if size > (self.largest or 0)}
+        self.smallest_failing = min(self._refused, default=None)
+        # memory near the largest: of it, sizes within a fifth of it, and the next one below; what
+        # an allocator that retries holds is on no line
+        points = {
+            p.batch_size: p.used_bytes for p in trained if p.used_bytes and not p.alloc_retries
+        }
+        top = max(points, default=0)
+        below = max((size for size in points if size <= _NEAR * top), default=0)
+        self.line = fit_line([(n, used) for n, used in points.items() if n >= below])
+        thrashing = [p.batch_size for p in trained if p.alloc_retries]
+        self.thrashes_from = min(thrashing, default=None)
+        most = (1 - margin) * self._proven
+        if self.line and self.available_bytes:
+            predicted = self.line.find_largest((1 - margin) * self.available_bytes)
+            most = min(self._proven, predicted)
+        fitting = [n for n in self._sizes if n <= most and n < min(thrashing, default=n + 1)]
+        self.recommended = max(fitting, default=None)
+        asked = self._decide(probes)
+        self.asked = asked if isinstance(asked, Ask) else None
+        self.ending = asked if isinstance(asked, Ending) else None
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether the search ended with a longer run that confirmed the largest batch."""
+        return self.ending in (Ending.FOUND, Ending.NO_WALL)
+
+    def _decide(self, probes: Sequence[Probe]) -> Ask | Ending:
+        if not self._sizes:
+            return Ending.NOTHING_FITS
+        if any(probe.status is Status.UNSUPPORTED for probe in probes):
+            return Ending.UNSUPPORTED
+        refused = self.smallest_failing
+        low = -1 if self.largest is None else bisect_left(self._sizes, self.largest)
+        high = len(self._sizes) if refused is None else bisect_left(self._sizes, refused)
+        if high - low > 1:
+            index = min(max(self._choose(low, high), low + 1), high - 1)
+            asked = Ask(self._sizes[index], self._long_only)
+        elif self.largest is None:
+            return Ending.NOTHING_FITS
+        elif self.largest != self._proven:
+            asked = Ask(self.largest, long=True)
+        else:
+            return Ending.NO_WALL if refused is None else Ending.FOUND
+        silent = [p for p in probes if (p.batch_size, p.long) == asked and not p.trained]
+        return asked if len(silent) < ATTEMPTS else Ending.GAVE_UP
+
+    def _choose(self, low: int, high: int) -> int:
+        """Return the index to try between two; the caller clamps it to lie between them.
+
+        The line says where the wall is. From where it is refuted, steps double up to the middle, or
+        if nothing was refused, without an end.
+        """
+        middle, open_above = (low + high) // 2, self.smallest_failing is None
+        back = max(high - (1 << max(0, len(self._refused) - 1)), middle)
+        if self.largest is None and open_above:
+            return bisect_left(self._sizes, self._goal.start)
+        if self.largest is None:
+            return back if self._long_only else middle
+        ahead = self._at_most(2 * self.largest)
+        if self.line and self.available_bytes is not None:
+            wall = self.line.find_largest(self.available_bytes)
+            at = self._at_most(wall)
+            if at >= high:
+                return back
+            if at > low:
+                far = open_above and self.largest * _FAR < wall
+                return self._at_most(wall / 2) if far else at
+            ahead = low + (1 << sum(size > wall for size in self._trained))
+        return ahead if open_above else min(ahead, middle)
+
+    def _at_most(self, size: float) -> int:
+        return bisect_right(self._sizes, size) - 1
+
+
+# ------------------------------------------------------------------------------------------ records
+
+
+APART = tuple(name for name in AXES if name not in list_affecting(Trait.FIT))
+"""Axes that do not change which batches fit: all families have their defaults."""
+
+
+def name_family(case: Case) -> Case:
+    """Return the key of all cases that are searched together: ``case`` without the axes that do not
+    matter, with the optimizer's default learning rate. Its batch size is a placeholder."""
+    plain = {name: getattr(Case, name) for name in APART}
+    plain |= {"lr": default_lr(case.optimizer), "batch_size": Case.batch_size * case.accumulate}
+    return replace(case, **plain)
+
+
+def make_probe(family: Case, batch_size: int, long: bool) -> Case:
+    steps = LONG_STEPS if long else SHORT_STEPS
+    return replace(family, batch_size=batch_size, steps=steps)
+
+
+@dataclass
+class Trial:
+    """The probes of a family so far, in order; ``train_images`` is None if no row has it."""
+
+    family: Case
+    rows: list[Probe] = field(default_factory=list)
+    train_images: int | None = None
+
+    def add(self, row: Row) -> None:
+        """Add a row of the records; a row that was cut off is ignored."""
+        if images := row.number("train_images"):
+            self.train_images = int(images)
+        if row.status in (Status.INTERRUPTED, Status.LOST):
+            return
+        # a peak that was clipped in warm-up would not be on the line either; but where warm-up
+        # times the ways to compute something, one whose workspace does not fit is left out
+        names = ["alloc_retries", *["warmup_alloc_retries"] * (not self.family.autotuned)]
+        retries = sum(row.number(name) or 0 for name in names)
+        limit, card = row.memory_limit, row.number("gpu_memory_bytes")
+        left = card - (row.number("baseline_device_bytes") or 0) if card else None
+        # an allocator that is short of memory frees its cache, and the context grows after that, by
+        # some 150 MB on an H100: the two peaks are not simultaneous
+        held = _peak(row, "reserved") if retries else _read_reserved(row)
+        # on Windows and in WSL a driver moves to the host what the card has no room for
+        spilled = row.status in MEASURED and not limit and left and held and held > left
+        known = [*([parse_bytes(limit)] if limit else []), *([left] if left else [])]
+        self.rows.append(
+            Probe(
+                batch_size=row.batch_size,
+                status=Status.OOM if spilled else row.status,
+                used_bytes=read_peak(row),
+                alloc_retries=int(retries),
+                long=(row.number("steps") or math.inf) > SHORT_STEPS,
+                room_bytes=min(known, default=None),
+            )
+        )
+
+    @property
+    def probes(self) -> list[Probe]:
+        """The probes; one that was refused with clearly less memory left than others had says
+        nothing."""
+        most = max((p.room_bytes for p in self.rows if p.room_bytes), default=0.0)
+        return [
+            replace(p, status=Status.ERROR)
+            if p.status in REFUSED and p.room_bytes and p.room_bytes < (1 - _LESS) * most
+            else p
+            for p in self.rows
+        ]
+
+    def aim(self, images: int, step: int, batchnorm: bool = True) -> Goal:
+        """Return the range of the search; what was tried is in it, as only a network without
+        BatchNorm may be tried at some sizes. The memory is the least that was available to a probe
+        that trained or ran out of it."""
+        sizes = {*list_sizes(self.family, images, step, batchnorm)}
+        sizes |= {probe.batch_size for probe in self.rows}
+        told = [p for p in self.probes if p.trained or p.status in REFUSED]
+        available = min((p.room_bytes for p in told if p.room_bytes), default=None)
+        return Goal(sorted(sizes), available, START * self.family.accumulate)
+
+
+def read_peak(row: Row) -> float | None:
+    """Return the peak memory that counts against the available memory. With a memory limit, it is
+    what torch's allocator reserves, plus the context. Otherwise it is the process's memory, else
+    the device's over its baseline, else the same as with a limit."""
+    readings = [_peak(row, "process"), _peak(row, "device")]
+    readings.insert(0 if row.memory_limit else 2, _read_reserved(row))
+    return next((reading for reading in readings if reading is not None), None)
+
+
+def _read_reserved(row: Row) -> float | None:
+    """Return the peak of torch's allocator plus the context: all of a process's GPU memory."""
+    reserved, context = _peak(row, "reserved"), row.number("context_bytes")
+    return None if reserved is None or context is None else reserved + context
+
+
+def _peak(row: Row, owner: str) -> float | None:
+    peaks = (row.number(f"{phase}_{owner}_bytes") for phase in ("warmup", "peak"))
+    return max((peak for peak in peaks if peak is not None), default=None)
+
+
+def read_trials(rows: Iterable[Row]) -> list[Trial]:
+    """Return the searches in the rows of a folder, in order. Each environment, as with ``--mix``,
+    has its own search."""
+    probes = [(name_family(row.case), row) for row in rows if row.probe]
+    trials: dict[Any, Trial] = {}
+    for alike in group(probes, itemgetter(0)):
+        for (family, row), environment in zip(
+            alike, fill_unknown([row for _, row in alike]), strict=True
+        ):
+            trials.setdefault((family, environment), Trial(family)).add(row)
+    return [*trials.values()]
+
+
+def read_goal(told: Any) -> tuple[int | None, float]:
+    """Read the step and the margin of a folder's last search from ``search`` in its configuration;
+    None and `MARGIN` by default."""
+    told = told if isinstance(told, dict) else {}
+    step, margin = told.get("step"), told.get("margin")
+    return (
+        step if isinstance(step, int) and step > 0 else None,
+        margin if isinstance(margin, float) and 0 <= margin < 1 else MARGIN,
+    )
+
+
+def read_walls(
+    rows: Iterable[Row], step: int | None = None, margin: float = MARGIN
+) -> list[tuple[Case, Wall]]:
+    """Return the family (`name_family`) and the wall of each search in the rows of a folder.
+    ``step`` is the resolution in images, by default the greatest common divisor of the tried batch
+    sizes; the recommended batch leaves ``margin`` free."""
+    found = []
+    for trial in read_trials(rows):
+        tried = [probe.batch_size for probe in trial.rows]
+        common = step or reduce(math.gcd, tried, 0) or STEP
+        goal = trial.aim(trial.train_images or max(tried, default=common), common)
+        found.append((trial.family, Wall(trial.probes, goal, margin)))
+    return found

@@ -1,0 +1,394 @@
+"""Measure a user's own command: its wall time, and its steps if it tells them
+(`bench.workers.script`)."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Container, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.base.errors import UsageError
+from bench.base.inject import Seen, Uncaught, arm, read_listing, read_uncaught
+from bench.base.limits import find_ends
+from bench.base.processes import (
+    TemporaryFolder,
+    die_with_parent,
+    list_children,
+    name_processes,
+    read_held_memory,
+)
+from bench.base.text import count, name_first
+from bench.schema.case import Case, fill_command
+from bench.schema.command import ITEMS, OUT, list_named, list_places, split_command
+from bench.schema.precision import OWN
+from bench.schema.record import MEASURED, EpochRow, Outcome, Status, Step
+from bench.schema.work import Kind, Label, Work
+from bench.training.counting import join_work
+from bench.training.labels import judge_label
+from bench.training.sources import judge_opened, look_at, name_contents, name_file
+from bench.training.timing import Warmup, extrapolate, warm_up
+from bench.workers.endings import find_fault
+from bench.workers.epochs import describe_interval, describe_steps, finite
+from bench.workers.job import Channel, Job
+from bench.workers.measurement import conclude, hold_to_label
+from bench.workers.script import FILE, LOST, SAMPLED
+
+_LOST = re.compile(re.escape(LOST.encode()) + rb": ([^\n]+)\n")
+_POLL_S = 0.02
+_GRACE_S = 3.0
+_LATER_S, _LATER = 0.5, 0.05  # than a command what it started may end, and as a share of its time
+_TAIL_BYTES = 1 << 16  # of the output, to find what an error was
+_LEAST_S = 1e-9  # of a step: the clock of a GPU may see none
+_UNLIMITED = 40  # steps that warm-up supposes will be measured, if the command decides
+
+
+@dataclass
+class _Taken:
+    """A step that a script told of, by ``number`` from 0; ``time_s`` is None for its first one."""
+
+    number: int
+    moment: float
+    time_s: float | None
+    items: int
+    loss: float | None
+
+
+class _Run:
+    """The running command, and what it has told: ``follow`` yields its steps, ``clock_s`` is the
+    time of those that were taken."""
+
+    def __init__(self, job: Job, folder: Path, channel: Channel) -> None:
+        self._job, case = job, job.case
+        self._path, self._read = folder / "steps", 0
+        self.report = channel.reporter("warmup", 0, self.held)
+        self.steps: list[_Taken] = []
+        self.epochs: dict[int, dict[str, float]] = {}  # what was found after as many steps
+        self.work: dict[str, Any] = {}
+        self.who: dict[str, Any] = {}  # the process that tells them
+        self.left: dict[int, str] = {}  # what it started, and what still ran when it had ended
+        self.lost = ""  # why it tells no more
+        self.later_s = 0.0  # how much later than itself what it started ended
+        self._seen = 1  # processes that told steps, or would have
+        self.cards: dict[str, None] = {}  # on which it trained
+        self.uncaught: Uncaught | None = None  # what ended it, of errors in Python
+        self.counted = True  # whether it said how many items each of its steps has
+        self.clock_s, self.follow = 0.0, self._follow()
+        command, out = fill_command(case, str(job.outputs or OUT)), job.outputs
+        variables, words = split_command(command)
+        if out and OUT in list_places(str(case.command)):
+            out.mkdir(parents=True, exist_ok=True)
+        environment = {**os.environ, **variables, FILE: str(self._path)}
+        self._listing, self.named = folder / "files", list_named(command)
+        environment |= arm(environment, self._listing, job.since_ns)
+        self._look = name_contents(self.named)
+        self.began_ns = time.time_ns()
+        sys.stdout.flush()
+        try:
+            self._process = subprocess.Popen(
+                words,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                preexec_fn=partial(die_with_parent, os.getpid()),
+            )
+        except OSError as error:
+            raise UsageError(f"{words[0]!r} cannot be started: {error.strerror}") from None
+        # it has begun: to fork this process, which has torch, took 10 ms and more
+        self.began = time.monotonic()
+        self.ended_s, self._ended = math.nan, threading.Event()
+        threading.Thread(target=self._await_end, daemon=True).start()
+        self.recent = bytearray()
+        self._copier = threading.Thread(target=self._copy, daemon=True)
+        self._copier.start()
+
+    def _await_end(self) -> None:
+        self._process.wait()
+        self.ended_s = time.monotonic() - self.began
+        self._ended.set()
+
+    def _copy(self) -> None:
+        """Copy its output to the log."""
+        stream = self._process.stdout
+        assert stream is not None
+        while data := os.read(stream.fileno(), 1 << 16):
+            self.recent += data
+            del self.recent[:-_TAIL_BYTES]
+            if not self.lost and (found := _LOST.search(self.recent)):
+                self.lost = found[1].decode(errors="replace").strip()
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+
+    def count(self, steps: Sequence[_Taken]) -> int:
+        """Return the items of steps, or their number if it does not say."""
+        if not self.counted:
+            return len(steps)
+        return self.processes * sum(step.items for step in steps)
+
+    @property
+    def processes(self) -> int:
+        """How many processes took items of their own: as many as torch knows of, or of those that a
+        variable names the ones that have told steps."""
+        told: int = self.who.get("processes", 1)
+        return told if self.who.get("known") else min(told, self._seen)
+
+    def _update(self) -> list[_Taken]:
+        """Read what it has told since the last time; return the new steps."""
+        before = len(self.steps)
+        with suppress(FileNotFoundError), self._path.open("rb") as file:
+            file.seek(self._read)
+            data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            self._read += len(whole)
+            for line in whole.splitlines():
+                self._take(*json.loads(line))
+        return self.steps[before:]
+
+    def _take(self, kind: str, *told: Any) -> None:
+        if kind == "step":
+            moment, time_s, items, loss = told
+            self.counted &= items is not None
+            self.steps.append(_Taken(len(self.steps), moment, time_s, items or 1, loss))
+        elif kind == "work":
+            (self.work,) = told
+        elif kind == "who":
+            self.who |= told[0]
+            self.cards |= dict.fromkeys(filter(None, [told[0].get("card")]))
+        elif self.steps:
+            known = {name: value for name, value in told[0].items() if value is not None}
+            self.epochs.setdefault(len(self.steps), {}).update(known)
+
+    def _follow(self) -> Iterator[_Taken]:
+        ended = False
+        while not ended:
+            ended = self._ended.wait(_POLL_S)
+            for step in self._update():
+                self.clock_s += max(step.time_s or 0.0, _LEAST_S)
+                self.report(step.number, step)
+                yield step
+
+    def held(self) -> int:
+        with suppress(OSError):  # it has ended
+            return read_held_memory(self._process.pid)
+        return 0
+
+    def see_files(self) -> Seen:
+        """Tell which of the user's files it was made of, once it has ended. What it names is taken
+        for it too, where no Python told of its files."""
+        opened, self.uncaught = read_listing(self._listing), read_uncaught(self._listing)
+        known = {one.path for one in opened}
+        named = [look_at(path) for path in self.named if path.absolute() not in known]
+        blind = not any(one.how == "read" for one in opened)
+        found = [
+            one
+            for one in filter(None, named)
+            if blind or one.path.suffix == ".sh" or one.path == self.named[0].absolute()
+        ]
+        found = [one for one in found if self._look.get(name_file(one.path)) == one.content]
+        job, roots = self._job, [path.parent for path in self.named]
+        but = [path.parent for path in (job.outputs, job.log) if path]
+        return judge_opened([*opened, *found], roots, but, self.began_ns, job.since_ns)
+
+    def close(self, stop: bool) -> int:
+        """Wait for its end, or bring it about, and that of what it started. Return its code,
+        negative for a signal."""
+        if stop:
+            self._process.terminate()
+        self._ended.wait(_GRACE_S if stop else None)
+        until = time.monotonic() + _GRACE_S
+        while list_children(os.getpid()) and time.monotonic() < until:
+            with suppress(ChildProcessError):
+                os.waitpid(-1, os.WNOHANG)
+            time.sleep(_POLL_S)
+        later_s = time.monotonic() - self.began - self.ended_s
+        if later_s > max(_LATER_S, _LATER * self.ended_s):  # as a shell's "&" leaves it
+            self.ended_s, self.later_s = self.ended_s + later_s, later_s
+        self.left = name_processes([] if stop else list_children(os.getpid()))
+        for pid in list_children(os.getpid()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._ended.wait()
+        self._copier.join(_GRACE_S)
+        self._update()
+        told = [one.read_text() for one in self._path.parent.glob(f"{self._path.name}.*")]
+        self._seen = max(1, len(told))
+        self.cards |= dict.fromkeys(filter(None, told))
+        code = self._process.returncode
+        return 128 - code if code > 128 else code  # a shell says so of what it ran
+
+
+def measure_command(given: Job, channel: Channel) -> Outcome:
+    """Run a command to its end, or with ``--steps`` until as many steps were measured. Raises
+    UsageError: it cannot be started."""
+    case, found = given.case, Outcome()
+    with TemporaryFolder("command") as folder:
+        run = _Run(given, Path(folder), channel)
+        channel.enter("warmup")
+        warm: Warmup | None = None
+        measured, steps, cpu = list[_Taken](), case.steps or _UNLIMITED, torch.device("cpu")
+        with suppress(StopIteration):  # it tells of too few to be steady
+            warm = warm_up(lambda: next(run.follow), cpu, steps, lambda: run.clock_s)
+        if warm is not None:
+            channel.enter("epoch")
+            run.report = channel.reporter("epoch", case.steps or 0, run.held, warm.steps)
+            measured = [*islice(run.follow, case.steps)]
+        stopped = case.steps is not None and len(measured) >= case.steps
+        if not stopped:
+            deque(run.follow, 0)  # what else it tells is left aside
+        channel.enter("evaluation")
+        code = run.close(stopped)
+        found.seen, found.cards = run.see_files(), [*run.cards]
+    if stopped:
+        found.note(f"ended after {count(len(measured), 'measured step')}, as --steps asks")
+    else:
+        _describe_end(found, run, code, case)
+    _describe(found, case, run, warm, measured)
+    channel.send(found)
+    return found
+
+
+def _describe_end(found: Outcome, run: _Run, code: int, case: Case) -> None:
+    """Say how a command ended that was left to end by itself."""
+    fault = find_fault(code, run.recent.decode(errors="replace"), case, run.uncaught)
+    if fault is not None:
+        after = f"; after {count(len(run.steps), 'step')}" if run.steps else ""
+        found.status, found.reason = fault.status, fault.reason + after
+        found.transient = fault.transient
+    elif run.later_s and not run.left:
+        found.note(f"what it started ended {run.later_s:.1f} s later: its time is until then")
+    elif run.left:
+        names = name_first([f"{name}, pid {pid}" for pid, name in run.left.items()], 3, "; ")
+        one = count(len(run.left), "process")
+        if run.who.get("pid") in (None, *run.left):
+            found.status, found.reason = conclude(
+                found.measurement,
+                f"it left {one} running ({names}), so that its time is not that of all its work: "
+                "start the training in the foreground, or wait for it",
+            )
+        else:
+            found.note(f"it left {one} running ({names}), which the sweep ended")
+
+
+_OF_STEPS = ("warmup_steps", "warmup_time_s", "measured_steps", "step_time_median_s", "train_loss")
+
+
+def _describe(
+    found: Outcome, case: Case, run: _Run, warm: Warmup | None, measured: Sequence[_Taken]
+) -> None:
+    m, steps = found.measurement, run.steps
+    if run.lost and steps:
+        found.note(f"it told of its first {count(len(steps), 'step')} alone: {run.lost}")
+    if warm is None:  # too few to be steady: the first starts up, and to count takes another longer
+        measured = [step for step in steps if step.number not in (0, SAMPLED)]
+        found.leave_out("too few steps for a warm-up", "warmup_steps", "warmup_time_s")
+    if not measured:
+        found.unit, found.epoch_items = "runs", 1
+        m.measured_time_s, m.measured_images = run.ended_s, 1
+        if found.status in MEASURED:
+            m.epoch_time_s, m.images_per_s = run.ended_s, 1 / run.ended_s
+        why = "the command does not tell its steps, or too few; call bench.step in it"
+        found.leave_out(run.lost or why, *_OF_STEPS, "labelled_flop_share")
+        return
+    times = [step.time_s or 0.0 for step in measured]
+    m.setup_time_s = steps[0].moment - run.began
+    if warm:
+        m.warmup_steps, m.warmup_time_s = warm.steps, warm.time_s
+        m.warmup_steady = warm.steady
+    found.unit = "items" if run.counted else "steps"
+    whole = steps[: next(iter(run.epochs), 0)]
+    found.epoch_items = run.count(whole) or ITEMS
+    m.measured_steps, m.measured_images = len(measured), run.count(measured)
+    m.measured_time_s, m.steps_per_epoch = sum(times), len(whole) or None
+    if run.counted:
+        m.step_items = _find_usual(steps[: measured[-1].number + 1], run.epochs)
+    full_steps = found.epoch_items * len(measured) / m.measured_images
+    m.epoch_time_s = m.measured_time_s * full_steps / len(times)
+    if full_steps > len(times):
+        describe_interval(found, times, extrapolate(m.measured_time_s, times, full_steps))
+    m.images_per_s = found.epoch_items / m.epoch_time_s
+    describe_steps(m, times)
+    if ends := find_ends(times):
+        m.step_time_first_s, m.step_time_last_s = ends
+    _describe_losses(found, run, case, measured)
+    _describe_work(found, case, run)
+
+
+def _find_usual(steps: Sequence[_Taken], ends: Container[int]) -> int | None:
+    """Return the number of items that more than half of some steps have, None if there is none. The
+    last step of an epoch, of which ``ends`` has the number of the next, may have what was left."""
+    items = [step.items for step in steps if step.number + 1 not in ends]
+    items = items or [step.items for step in steps]
+    (number, times), *_ = Counter(items).most_common(1)
+    return number if 2 * times > len(items) else None
+
+
+def _describe_losses(found: Outcome, run: _Run, case: Case, measured: Sequence[_Taken]) -> None:
+    m, first = found.measurement, measured[0].number
+    for step in measured:
+        loss = None if step.loss is None else finite(step.loss)
+        found.steps.append(Step(step.number, run.count([step]), loss, None, step.time_s))
+    known = run.steps[: measured[-1].number + 1]
+    bad = [step.number for step in known if not math.isfinite(step.loss or 0.0)]
+    if bad:
+        m.first_bad_step = max(0, bad[0] - first)
+    # how many steps the warm-up takes is chance, and the loss is to be the same without it
+    m.train_loss, begin = _average(run.steps[: case.steps]), 0
+    for number, (end, told) in enumerate(run.epochs.items()):
+        own, begin = run.steps[begin:end], end
+        took, m.train_loss = sum(step.time_s or 0.0 for step in own), _average(own)
+        m.test_loss, m.test_accuracy = told.get("loss"), told.get("accuracy")
+        row = EpochRow(number, took, m.train_loss, None, m.test_loss, m.test_accuracy)
+        found.epochs.append(row)
+    if any(step.loss is None for step in measured):
+        found.leave_out("the command tells no loss; give bench.step(loss=…)", "train_loss")
+    if found.status is Status.OK:
+        found.status, found.reason = conclude(m)
+
+
+def _average(steps: Sequence[_Taken]) -> float | None:
+    """Return the mean loss over the items of steps; None if it is not finite, or not known."""
+    images = sum(step.items for step in steps)
+    if not images or any(step.loss is None for step in steps):
+        return None
+    return finite(sum(step.items * (step.loss or 0.0) for step in steps) / images)
+
+
+def _describe_work(found: Outcome, case: Case, run: _Run) -> None:
+    """Count the work of the sampled step, and hold its number formats against the label."""
+    m, sample = found.measurement, run.work
+    if not sample or sample["failure"]:
+        why = sample.get("failure") or "it has no torch, or ended too early to look at a step"
+        found.leave_out(why, "labelled_flop_share", "flop_per_image", "step_bytes")
+        return
+    work = {
+        Label(Kind(kind), operation, format): Work(calls, flop, bytes)
+        for kind, operation, format, calls, flop, bytes in sample["work"]
+    }
+    m.flags = " ".join(f"{name}={value}" for name, value in sample["flags"].items())
+    found.leave_out("formats are counted in a command, and not rounding errors", "arithmetic")
+    found.work = join_work(work, {})
+    # counted in one of the processes
+    items = run.count(run.steps[SAMPLED : SAMPLED + 1]) / run.processes
+    m.flop_per_image = sum(one.flop for one in work.values()) / items
+    m.step_bytes = round(sum(one.bytes for one in work.values()))
+    if case.precision == OWN:
+        found.leave_out("the command has no {precision}", "labelled_flop_share")
+        return
+    capability, flags = (*sample["capability"],), sample["flags"]
+    hold_to_label(found, judge_label(work, case, flags, capability, sample["unseen"]))

@@ -1,0 +1,454 @@
+"""Running each case in a fresh worker process, which is ended with every process it started.
+
+CUDA errors are sticky and cuDNN's choices outlive a case, so no process measures twice.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
+from multiprocessing.connection import wait
+from pathlib import Path
+
+from bench.base.errors import UnsupportedError, UsageError
+from bench.base.processes import (
+    TemporaryFolder,
+    describe_pause,
+    list_stopped,
+    share_cores,
+    usable_cpus,
+)
+from bench.base.text import GIB, count, join_words
+from bench.machine.gpus import CombinedDevice
+from bench.machine.host import describe_other
+from bench.machine.monitor import ENERGY, CommandMonitor, Monitor, Observation
+from bench.machine.nvml import Card, find_card, find_cards, open_device, spell_uuid
+from bench.schema.failure import classify, classify_death, count_oom_kills, list_kinds
+from bench.schema.record import MEASURED, REFUSED, Outcome, Status, write_missing
+from bench.workers.executors import ALL, Executor, Listener, Settings, Stopping
+from bench.workers.job import (
+    END,
+    GO_ON,
+    EpochEnded,
+    Job,
+    Lane,
+    Message,
+    PhaseEntered,
+    Rendezvous,
+)
+from bench.workers.server import EndedError, Process
+
+_CACHE = "TORCHINDUCTOR_CACHE_DIR"  # Triton's is within it
+_ATTEMPTS = 3
+_BACK_OFF_S = 1.0
+_POLL_S = 0.1
+# How long the other workers may take to report their end once one has failed, in s.
+_GRACE_S = 3.0
+
+# How much longer processes wait for each other than a phase may take, in s, so that the phase's
+# deadline comes first, which has their stacks written.
+_MARGIN_S = 60.0
+
+_CUT_SHORT = (Status.TIMEOUT, Status.INTERRUPTED)
+
+
+class SubprocessExecutor(Executor):
+    """An executor that runs each case in its own worker. The parent reads the card while the worker
+    trains. Lanes are GPUs, or equal shares of the cores that this process may use."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._workers: list[Worker | Ranks] = []
+
+    @cached_property
+    def _compiled(self) -> TemporaryFolder:
+        return TemporaryFolder("compiled")
+
+    def open_lanes(self, device: str, wanted: int | None = None) -> Sequence[Lane]:
+        if wanted in (None, 1):
+            return (Lane(),)
+        cards, cores = [] if device == "cpu" else find_cards()[0], usable_cpus()
+        there = len(cores) if device == "cpu" else len(cards)
+        if wanted > there or not there:
+            what = "CPU core" if device == "cpu" else "GPU"
+            raise UsageError(
+                f"--lanes: this process may use {count(there, what)}; give at most as many"
+            )
+        if device == "cpu":
+            shares = share_cores(cores, there if wanted == ALL else wanted)
+            return [Lane(f"cpu{i}", cores=own) for i, own in enumerate(shares)]
+        cards = cards[: wanted or len(cards)]
+        kinds = dict.fromkeys((card.name, round((card.memory_bytes or 0) / GIB)) for card in cards)
+        if len(kinds) > 1:
+            names = join_words([name + f" of {size} GiB" * bool(size) for name, size in kinds])
+            raise UsageError(
+                f"--lanes: the GPUs are of several kinds ({names}), whose rows cannot be compared; "
+                "choose some of one kind with CUDA_VISIBLE_DEVICES"
+            )
+        return [Lane(f"gpu{card.index}", (card.uuid,)) for card in cards]
+
+    def gather(self, lane: Lane, device: str, size: int) -> Lane:
+        """Return the lane's GPU and others of its kind, or this process's cores in equal shares."""
+        if size == 1:
+            return lane
+        if device == "cpu":
+            there, what = len(cores := usable_cpus()), "CPU cores"
+            names = [f"cpu{i}" for i in range(size)]
+            place = Lane("", cores=tuple(cores[: len(cores) // size * size]))
+        else:
+            cards = find_cards()[0]
+            own = find_card(lane.gpus[0], cards) if lane.gpus else None
+            # until it is known which one torch takes: the kind of which there are most
+            kinds = Counter(card.kind for card in cards).most_common(1)
+            kind = own.kind if own else kinds[0][0] if kinds else None
+            alike = [card for card in cards if card.kind == kind]
+            alike.sort(key=lambda card: card is not own)
+            there, what = len(alike), "GPUs of one kind"
+            names = [f"gpu{card.index}" for card in alike[:size]]
+            place = Lane("", tuple(card.uuid for card in alike[:size]))
+        if size > there:
+            raise UnsupportedError(
+                f"world size {size} takes {size} {what}; this machine has {there}"
+            )
+        return replace(place, name="+".join(names)) if lane.name else place
+
+    def run(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:
+        """Run one case; after a transient failure try again, up to three attempts in all."""
+        for tries in range(_ATTEMPTS):
+            if tries:
+                time.sleep(_BACK_OFF_S * 2 ** (tries - 1))
+            try:
+                outcome = self._attempt(job, on_event, stopping)
+            except Exception as error:  # a fault of the machine; the sweep goes on
+                fault = classify(list_kinds(error), str(error))
+                outcome = Outcome(fault.status, fault.reason, transient=fault.transient)
+            outcome.retries = tries
+            if not outcome.transient:
+                break
+        return outcome
+
+    def kill(self) -> None:
+        """End the workers and all they started, at once; without a lock, for signal handlers."""
+        for worker in list(self._workers):
+            worker.kill()
+
+    def close(self) -> None:
+        """Remove compiled code."""
+        if "_compiled" in vars(self):
+            self._compiled.cleanup()
+
+    def choose_cache(self, job: Job) -> dict[str, str]:
+        """Return the variable that gives a compiled case its own cache folder, empty at first.
+
+        torch's default folder would outlive the sweep, and serve other cases that have the same
+        kernels: on a CPU the same two cases started in 12.6 s the first time and in 7.3 s the
+        second time. So the first repeat of a case compiles, and the others use its cache.
+        """
+        if not job.case.compiled or _CACHE in os.environ:
+            return {}
+        return {_CACHE: str(Path(self._compiled.name) / job.case.slug())}
+
+    def _attempt(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:
+        case, uuids, oom_kills = job.case, job.lane.gpus, count_oom_kills()
+        awake, _ = describe_pause()
+        variables, cold = self.choose_cache(job), self.settings.cold
+        shared = CombinedDevice([open_device(uuid) for uuid in uuids]) if uuids[1:] else None
+        kept: Outcome | None = None
+        choice = _list_choice(job)
+        with _open_monitor(job, shared, choice) as monitor:
+            worker: Worker | Ranks
+            if case.parallel == "ddp":
+                worker = Ranks(job, variables, self.settings.timeout_s, cold)
+            else:
+                worker = Worker(job, variables, cold=cold)
+            self._workers.append(worker)
+            answer: Outcome | None = None
+            done: int | None = None  # epochs; None before the first begins
+            trained = False
+            try:
+                if shared:
+                    shared.pids = worker.pids
+                monitor.watch(worker.pid)
+                for message in self._listen(worker, stopping, bool(case.command)):
+                    if isinstance(message, Outcome) and message.follows:
+                        kept = message
+                    elif isinstance(message, Outcome):
+                        answer = message
+                        break
+                    elif isinstance(message, EpochEnded):
+                        assert job.enough
+                        worker.send(END if job.enough(message.row) else GO_ON)
+                    else:
+                        on_event(message)
+                    if isinstance(message, PhaseEntered):
+                        monitor.enter(message.phase)
+                        trained = True  # or is about to
+                        if message.phase != "warmup":
+                            done = message.epoch + (message.phase == "evaluation")
+                        worker.send(GO_ON)
+            finally:
+                returncode = worker.end(patiently=not answer or answer.status not in _CUT_SHORT)
+                self._workers.remove(worker)
+            oom_kills = count_oom_kills() - oom_kills
+            if answer is None:
+                fault = classify_death(returncode, oom_kills, case, trained)
+                reason = worker.failed_rank + fault.reason
+                answer = Outcome(fault.status, reason, transient=fault.transient)
+            if kept and answer.status not in MEASURED:
+                why = dict.fromkeys(kept.follows, answer.reason)
+                answer = replace(kept, missing={**kept.missing, **why})
+            m, allow_shared = answer.measurement, self.settings.allow_shared
+            if isinstance(monitor, CommandMonitor):
+                spelt = {spell_uuid(told.partition("-")[2], choice) for told in answer.cards}
+                monitor.told = [i for i, card in enumerate(choice) if card.uuid in spelt]
+            seen = monitor.close(
+                m.peak_reserved_bytes, m.warmup_reserved_bytes, allow_shared, m.measured_time_s
+            )
+        if paused := describe_pause(awake)[1]:
+            again = f"while it ran, {paused}; its times may have that in them; --retry invalid"
+            seen.verdict = "; ".join(filter(None, [f"{again} measures it anew", seen.verdict]))
+        if worker.note:
+            seen.notes.append(worker.note)
+        outcome = _conclude(answer, seen, allow_shared)
+        if outcome.seen and seen.cards and choice:
+            found = describe_other(choice[seen.cards[0]], find_card(job.gpu_uuid or "", choice))
+            outcome.seen.found |= found
+        if done is not None and case.epochs > 1 and outcome.status not in MEASURED:
+            outcome.reason += f"; after {done} of {case.epochs} epochs"
+        return outcome
+
+    def _listen(
+        self, worker: Worker | Ranks, stopping: Stopping, command: bool
+    ) -> Iterator[Message]:
+        """Yield the worker's messages, with a final `Outcome` if it is stopped or a phase, or a
+        ``command`` as a whole, exceeds its deadline. Raises MessageError: what the worker sent is
+        no message."""
+        phase = "the command" if command else "set-up"
+        deadline = time.monotonic() + self.settings.timeout_s
+        awake, _ = describe_pause()
+        for message in worker.messages():
+            now, paused = describe_pause(awake)
+            if paused:  # while it waited for this process, it had no time
+                awake, deadline = now, time.monotonic() + self.settings.timeout_s
+            if stopping():
+                yield Outcome(Status.INTERRUPTED, "the sweep was stopped")
+                return
+            if time.monotonic() > deadline:
+                pids = worker.pids or [worker.pid]
+                stopped = list_stopped(pids)
+                told = f"{phase} took longer than {self.settings.timeout_s:g} s"
+                if stopped:
+                    names = join_words([*map(str, stopped)])
+                    told += f", since process {names} was stopped, as by kill -STOP or a debugger"
+                    told += ": --retry timeout runs the case again"
+                else:
+                    told += "; raise --timeout"
+                if not {*pids} <= {*stopped}:  # those can tell nothing
+                    worker.dump_stacks()
+                    told += f"; the log has {'its output' if command else 'the stacks'}"
+                yield Outcome(Status.TIMEOUT, told)
+                return
+            if message is not None:
+                yield message
+            if isinstance(message, PhaseEntered) and not command:
+                phase, deadline = message.phase, time.monotonic() + self.settings.timeout_s
+
+
+class Worker(Process):
+    """The process of a case, or one of several."""
+
+    failed_rank = ""
+    """Prefix of the reason why it ended, if it is one of several."""
+    pids: Sequence[int] = ()
+
+    def __init__(
+        self,
+        job: Job,
+        variables: Mapping[str, str],
+        rendezvous: Rendezvous | None = None,
+        cold: bool = False,
+    ) -> None:
+        given = replace(
+            job,
+            checkpoints=job.checkpoints and job.checkpoints.absolute(),
+            trace=job.trace and job.trace.absolute(),
+            enough=None,
+            judged=job.enough is not None,
+            rendezvous=rendezvous,
+            asked_at=time.monotonic(),
+        )
+        super().__init__(
+            "bench.workers.job:work",
+            given,
+            variables={**job.lane.variables, **variables},
+            cores=job.lane.cores,
+            log=job.log,
+            cold=cold,
+        )
+
+
+class Ranks:
+    """The workers of one case that trains in several processes, with the methods of a `Worker`.
+
+    The first worker measures like the only worker of a case. All enter each phase together. The
+    case ends as the first worker does, once all have ended. If any fails, the case ends as that one
+    does: out of memory takes precedence, and a failure because peers were gone counts least.
+
+    Each worker has one of the lane's GPUs, or a share of its cores; ``timeout_s`` is how long a
+    phase may take.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        variables: Mapping[str, str],
+        timeout_s: float,
+        cold: bool = False,
+    ) -> None:
+        self._failed, self._deciding, self.failed_rank = False, 0, ""
+        size, on_cpu = job.case.world_size, job.case.device == "cpu"
+        gpus = [] if on_cpu else [*(job.lane.gpus or filter(None, [job.gpu_uuid]))]
+        # with GPUs, the system chooses the cores, as it does for a single GPU
+        cores = share_cores(job.lane.cores or usable_cpus(), size) if on_cpu else [()] * size
+        self._folder = TemporaryFolder("ranks")
+        store = str(Path(self._folder.name) / "store")
+        self._workers: list[Worker] = []
+        # all run on this machine, whatever its host name resolves to
+        name = "GLOO_SOCKET_IFNAME"
+        given = {name: os.environ.get(name, "lo"), **variables}
+        try:
+            for rank in range(size):
+                lane = replace(job.lane, gpus=job.lane.gpus[rank : rank + 1], cores=cores[rank])
+                rendezvous = Rendezvous(rank, size, store, gpus, timeout_s + _MARGIN_S)
+                placed = replace(job, gpu_uuid=gpus[rank] if gpus else None, lane=lane)
+                self._workers.append(Worker(placed, given, rendezvous, cold))
+        except BaseException:
+            self.end(patiently=False)
+            raise
+        self.note = self._workers[0].note
+        self.pids = [worker.pid for worker in self._workers]
+        self.pid = self.pids[0]
+
+    def messages(self) -> Iterator[Message | None]:
+        """Yield the first worker's messages, a phase once all have announced it, and None at least
+        every 0.1 s. Raises MessageError: a worker sent what is no message."""
+        waiting: dict[int, PhaseEntered | EpochEnded] = {}
+        ends: dict[int, Outcome | None] = {}  # None for a worker that ended without a message
+        decided = math.inf
+        while len(ends) < len(self._workers) and time.monotonic() < decided:
+            left = {r: worker for r, worker in enumerate(self._workers) if r not in ends}
+            wait([worker.connection for worker in left.values()], _POLL_S)
+            for rank, worker in left.items():
+                message: Message | None = None
+                with suppress(EndedError):
+                    try:
+                        message = worker.receive(0)
+                    except TimeoutError:
+                        continue
+                if isinstance(message, PhaseEntered | EpochEnded):
+                    waiting[rank] = message
+                elif message is None or (isinstance(message, Outcome) and not message.follows):
+                    ends[rank] = message
+                    if not self._failed and (message is None or message.status not in MEASURED):
+                        self._failed, decided = True, time.monotonic() + _GRACE_S
+                elif not rank:
+                    yield message
+            if len(waiting) == len(self._workers):
+                yield waiting[0]
+                waiting.clear()
+            yield None
+        self._deciding = rank = min(ends, key=lambda rank: _weigh(ends[rank]))
+        end = ends[rank]
+        if self._failed and len(self._workers) > 1:
+            self.failed_rank = f"rank {rank}: "
+        if end is not None:
+            yield replace(end, reason=self.failed_rank + end.reason) if self._failed else ends[0]
+
+    def send(self, content: str = GO_ON) -> None:
+        for worker in self._workers:
+            worker.send(content)
+
+    def dump_stacks(self) -> None:
+        for worker in self._workers:
+            worker.dump_stacks()
+
+    def kill(self) -> None:
+        for worker in self._workers:
+            worker.kill()
+
+    def end(self, patiently: bool) -> int:
+        """Let the workers end by themselves if ``patiently`` (after a failure, only the one that
+        decided how the case ended); then SIGKILL all. Return the deciding worker's return code."""
+        awaited = [self._deciding] if self._failed else range(len(self._workers))
+        until = time.monotonic() + _GRACE_S
+        for rank in awaited if patiently else ():
+            self._workers[rank].wait(max(0.0, until - time.monotonic()))
+        self.kill()
+        codes = [worker.end(patiently=True) for worker in self._workers]
+        self._folder.cleanup()
+        return codes[self._deciding] if codes else 0
+
+
+def _weigh(end: Outcome | None) -> int:
+    if end is None:
+        return 1
+    if end.status in MEASURED:
+        return 3
+    if end.peer:
+        return 2
+    return 0 if end.status in REFUSED else 1
+
+
+def _open_monitor(
+    job: Job, shared: CombinedDevice | None, choice: Sequence[Card]
+) -> Monitor | CommandMonitor:
+    """Return the monitor of a case: of its card, or of all among which a command chooses."""
+    if job.case.command is None:
+        return Monitor(shared or open_device(job.gpu_uuid))
+    return CommandMonitor(
+        [open_device(card.uuid) for card in choice] or [open_device(job.gpu_uuid)]
+    )
+
+
+def _list_choice(job: Job) -> list[Card]:
+    """Return the cards among which a command chooses; none for other cases, on a CPU, or where NVML
+    knows none."""
+    if job.case.device != "cuda" or job.case.command is None:
+        return []
+    there, _ = find_cards(environ={})  # a command may set CUDA_VISIBLE_DEVICES itself
+    return [card for card in there if not job.lane.gpus or card.uuid in job.lane.gpus]
+
+
+def _conclude(last: Outcome, seen: Observation, allow_shared: bool) -> Outcome:
+    """Combine the worker's measurement with the monitor's observation of the card. If others
+    computed on the card and that is not allowed, out of memory becomes an error: they may have held
+    the memory, and a smaller batch could fail as well."""
+    status, reason = last.status, last.reason
+    if status in REFUSED and seen.values.get("neighbours_computing") and not allow_shared:
+        status = Status.ERROR
+        reason = f"out of memory while others used the GPU; see python -m bench.doctor; {reason}"
+    notes = [last.measurement.notes, *seen.notes]
+    if seen.verdict and status in MEASURED:
+        # invalid takes precedence over the status that it would have had
+        status, reason = Status.INVALID, "; ".join(filter(None, [seen.verdict, reason]))
+    elif seen.verdict:
+        notes.append(seen.verdict)
+    missing, values = {**seen.missing, **last.missing}, dict(seen.values)
+    if last.measurement.resumed_epochs:
+        # an earlier process's energy is not known, but the row's steps and images are of both
+        for name in ENERGY:
+            if values.pop(name, None) is not None:
+                missing[name] = "another process trained the first epochs"
+    m = replace(
+        last.measurement,
+        **values,
+        missing=write_missing(missing) or None,
+        notes="; ".join(filter(None, notes)) or None,
+    )
+    return replace(last, status=status, reason=reason, measurement=m, missing={})

@@ -1,0 +1,219 @@
+"""Hashes that identify a model, and a check that it can be trained.
+
+They are computed once per sweep, for each model in a process of its own, so that the imports of one
+are not counted for another, and a model that ends its process does not end the others. The sweep
+itself imports neither torch nor user code.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from bench.base.errors import UsageError
+from bench.base.inject import Files, watch
+from bench.base.processes import name_signal
+from bench.networks.data.sources import CLASSES, SHAPE, Shape
+from bench.networks.data.synthetic import parse_shape
+from bench.networks.freezing import normalises_batches
+from bench.networks.models import MODELS, build_model, load_factory, split_model
+from bench.networks.workloads import IMAGES, Workload, WorkloadFacts, check_workload
+from bench.schema.case import Case
+from bench.schema.precision import find_class
+from bench.training.sources import hash_content, hash_files, identify_model, judge_process
+from bench.workers.server import EndedError, MessageError, Process
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """The identity of a model: each hash is the first 12 hex digits of a SHA-256.
+
+    ``parameters`` hashes name, shape and dtype of every parameter and buffer, ``structure`` the
+    printed module without memory addresses, ``source`` the ``files`` of the user's that build it,
+    see `bench.training.sources`. ``outputs`` is the number of classes; None for a built-in network,
+    which is not run, and for a workload, which need not have any. ``products`` is the number of
+    layers that fp8 can convert, ``batchnorm`` whether the model has BatchNorm, ``convolves``
+    whether it has convolution layers, and ``still`` the requested freezes that leave no layer
+    normalising by the batch. ``failing`` are the requested precisions in which a CPU cannot train a
+    step, and why."""
+
+    parameters: str
+    structure: str
+    source: str
+    outputs: int | None = None
+    workload: WorkloadFacts | None = None
+    products: int = 0
+    batchnorm: bool = True
+    convolves: bool = True
+    still: tuple[str, ...] = ()
+    failing: Mapping[str, str] = field(default_factory=dict)
+    files: Files = field(default_factory=dict)
+
+
+Examined = Fingerprint | str
+"""What was found of a network or workload, or the line that says what is wrong with it."""
+
+
+def name_subject(case: Case) -> str:
+    """Name what is examined for a case: its workload, or its network with images and classes. A
+    command is not examined.
+
+    >>> from bench.schema.case import Case
+    >>> name_subject(Case("m:f")), name_subject(Case("m:f", input="3x64x64", classes=100))
+    ('m:f', 'm:f 3x64x64 100')
+    """
+    if case.workload != IMAGES:
+        return f"workload:{case.workload}"
+    return " ".join(str(one) for one in (case.model, case.input, case.classes) if one is not None)
+
+
+def name_source(case: Case) -> str:
+    """Return the key of what a case is made of: its script, or its network or workload."""
+    return name_subject(case) if case.command is None else case.model
+
+
+@dataclass(frozen=True)
+class Request:
+    """The network or workload of a ``case``, to be examined, and the values of the axes `freeze`,
+    `start` and `precision` that it is to be trained with."""
+
+    case: Case
+    freezes: tuple[str, ...] = ()
+    starts: tuple[str, ...] = ()
+    precisions: tuple[str, ...] = ("fp32",)
+
+    @property
+    def subject(self) -> str:
+        return name_subject(self.case)
+
+    @property
+    def what(self) -> str:
+        return f"{'model' if self.case.workload == IMAGES else 'workload'} {self.case.model!r}"
+
+
+def list_requests(cases: Iterable[Case]) -> list[Request]:
+    """List the networks and workloads of ``cases``, commands aside, each once."""
+    parts: dict[str, list[Case]] = {}
+    for case in (case for case in cases if case.command is None):
+        parts.setdefault(name_subject(case), []).append(case)
+    asked = []
+    for of in parts.values():
+        frozen = dict.fromkeys(case.freeze for case in of if case.freeze != Case.freeze)
+        starts = dict.fromkeys(case.start for case in of if case.start is not None)
+        precisions = dict.fromkeys(case.precision for case in of)
+        asked.append(Request(of[0], tuple(frozen), tuple(starts), tuple(precisions)))
+    return asked
+
+
+def examine_model(
+    name: str,
+    kind: str = "model",
+    shape: Shape = SHAPE,
+    classes: int = CLASSES,
+    freezes: Sequence[str] = (),
+    starts: Sequence[str] = (),
+    precisions: Sequence[str] = ("fp32",),
+) -> Fingerprint:
+    """Import and build ``name``, a ``model`` or ``workload`` by its kind, run a user's own once in
+    each of ``precisions``, and return its fingerprint.
+
+    The fingerprint does not depend on ``freezes`` and ``starts``; they are only checked. ``shape``
+    is that of the images that a model is tried on; a built-in network is built for this
+    number of ``classes``. A built-in network is built without memory (torch's meta device) and
+    not run: DPN-92 would take 2 s.
+
+    Call it in a process that has imported torch, and no model before. Raises UsageError, one line:
+    the model cannot be imported, built or run in any of ``precisions``, or is no network for
+    images; or ``freezes`` or ``starts`` do not fit it.
+    """
+    import torch
+    from torch.nn.modules.conv import _ConvNd
+
+    from bench.training.float8 import find_products
+    from bench.training.switches import keep_switches
+    from bench.training.trial import (
+        attempt,
+        check_network,
+        check_tuning,
+        try_images,
+        try_precisions,
+        try_workload,
+    )
+
+    before, lines = set(sys.modules), watch() if name not in MODELS else []
+    torch.manual_seed(0)  # as a worker does before it builds: a factory may use random numbers
+    outputs = facts = None
+    failing: Mapping[str, str] = {}
+    workload, what = Workload(), f"{kind} {name!r}"
+    workload.shape, workload.classes = shape, classes
+    with keep_switches({}):
+        if name in MODELS:
+            with torch.device("meta"):
+                model = build_model(name, classes, shape)
+        else:
+            made = attempt(f"{what} cannot be built", lambda: load_factory(name, f"--{kind}")())
+            if kind == "workload":
+                workload = check_workload(name, made)
+                made = attempt(f"{what}: build_model fails", workload.build_model)
+            model = check_network(what, made)
+    still = check_tuning(what, model, workload, freezes, starts)
+    trial = partial(try_precisions, what, workload, model, precisions)
+    if kind == "workload":
+        whole = partial(try_workload, what, workload, freezes)
+        facts, failing = trial(workload.build_model, whole)
+    elif name not in MODELS:
+        outputs, failing = trial(partial(build_model, name), partial(try_images, what, workload))
+    module, _ = split_model(name)
+    files: Files = {}
+    if name in MODELS:
+        source = hash_content(Path(str(sys.modules[module].__file__)))
+    else:
+        files = judge_process(lines, before, module, [*map(Path, starts)]).files
+        source = hash_files(files)
+    products = attempt(f"{what}: find_head fails", partial(find_products, model, workload))
+    return Fingerprint(
+        *identify_model(model),
+        source,
+        outputs,
+        facts,
+        len(products),
+        normalises_batches(model),
+        any(issubclass(find_class(module), _ConvNd) for module in model.modules()),
+        still,
+        failing,
+        files,
+    )
+
+
+def try_model(asked: Request, timeout_s: float, **settings: Any) -> Examined:
+    """Run `examine_model` in a process of its own, a `bench.workers.server.Process` with these
+    settings. Return what it finds, or a line that says what is wrong. Raises TimeoutError."""
+    with Process("bench.workers.fingerprint:answer", asked, **settings) as process:
+        try:
+            found: Examined = process.receive(timeout_s)
+        except MessageError as error:
+            return f"{asked.what} cannot be examined: {error}"
+        except EndedError:
+            code = process.wait() or 0
+            end = f"with return code {code}" if code >= 0 else f"by {name_signal(-code)}"
+            return f"{asked.what} ends its process {end} when it is built and run once"
+    return found
+
+
+def answer(told: Connection, asked: Request) -> None:
+    """Send what `examine_model` finds, or what is wrong."""
+    case = asked.case
+    kind = "model" if case.workload == IMAGES else "workload"
+    shape = SHAPE if case.input is None else parse_shape(case.input)
+    about = (shape, case.classes or CLASSES, asked.freezes, asked.starts, asked.precisions)
+    try:
+        told.send(examine_model(case.model, kind, *about))
+    except UsageError as error:
+        told.send(str(error))
+    except BaseException as error:
+        told.send(f"{asked.what} cannot be examined: {error!r}")
