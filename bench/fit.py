@@ -29,11 +29,12 @@ from bench.schema.flags import (
     parse_whole,
     read_axes,
 )
+from bench.schema.goals import MARGIN
 from bench.schema.grid import AUTO
 from bench.schema.preset import Preset
 from bench.sweep.options import add_running, choose_dataset, read_running
 from bench.sweep.probing import describe_wall, find_largest
-from bench.sweep.wall import ANSWERED, APART, MARGIN, STEP
+from bench.sweep.wall import ANSWERED, APART, STEP
 
 PRECISIONS = {"cuda": ["fp32", "fp16", "bf16-amp"], "cpu": ["fp32", "bf16-amp"]}
 """The default precisions, by device."""

@@ -22,8 +22,8 @@ from bench.results.store.reader import read_beside, read_records, read_rows
 from bench.results.store.rows import latest, read_history
 from bench.schema.case import Case
 from bench.schema.flags import join_flags
+from bench.schema.goals import METRICS, Halving, read_halving
 from bench.schema.grid import grid
-from bench.schema.halving import METRICS, Halving, read_halving
 from bench.schema.optimization import OPTIMIZERS
 from bench.schema.record import EpochRow, Outcome
 from bench.search import __main__ as search

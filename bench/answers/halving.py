@@ -17,7 +17,7 @@ from bench.results.store.rows import Row, keep_latest
 from bench.results.study.quantities import QUANTITIES
 from bench.schema.axis import axis_flag
 from bench.schema.case import AXES, Case, format_value, spell_value
-from bench.schema.halving import Halving
+from bench.schema.goals import Halving
 from bench.schema.record import MEASURED, EpochRow, Status
 
 CONFIRMED = 3

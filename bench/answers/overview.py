@@ -40,6 +40,7 @@ from bench.answers.report_data import Place, ReportData
 from bench.answers.settings import Setting
 from bench.base.limits import MIN_REPEATS
 from bench.base.text import GIB, capitalize, count, write_number
+from bench.networks.workloads import OWN
 from bench.results.store.rows import group
 from bench.results.study.axes import (
     MACHINE,
@@ -52,7 +53,7 @@ from bench.results.study.doubts import SAID_BELOW
 from bench.results.study.quantities import QUANTITIES, is_number
 from bench.results.study.runs import Result
 from bench.schema.case import spell_value
-from bench.schema.precision import OWN, PRECISIONS
+from bench.schema.precision import PRECISIONS
 
 MOST_DOWN = 2  # axes beside precision and loss scale that have a column each, not one for all
 MOST_ACROSS = 5  # columns of 15 characters that fit beside the names of the rows

@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
@@ -57,6 +59,25 @@ def end_children(but: int = 0) -> set[int]:
 
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _control = ctypes.CDLL(None).prctl
+
+
+forked = False
+"""Whether this process was forked by `bench.workers.server`: it is no script's."""
+
+
+def stand_for(module: str) -> None:
+    """Let this process, if `bench.workers.server` forked it, look as if the file of ``module`` was
+    its script: a module may read its own source from ``sys.argv[0]``, or look for what lies beside
+    it."""
+    if not forked:
+        return
+    with suppress(ImportError, ValueError):
+        if (found := find_spec(module)) and (file := found.origin):
+            sys.argv[:] = [file]
+            main = sys.modules["__main__"]
+            main.__file__ = file
+            # of this name, multiprocessing does not import the script again in what it spawns
+            main.__spec__ = ModuleSpec("__main__", None, origin=file)
 
 
 def leave(status: int) -> NoReturn:

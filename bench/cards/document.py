@@ -38,6 +38,7 @@ from bench.answers.settings import Setting, choose, choose_base, judge_speeds
 from bench.base.limits import STEADY
 from bench.base.origin import LABELS
 from bench.base.text import count, name_first
+from bench.networks.workloads import OWN
 from bench.report.document import Report
 from bench.results.store.rows import group
 from bench.results.study.axes import list_main, name_axis, name_setting
@@ -56,7 +57,7 @@ from bench.schema.case import (
     list_affecting,
     spell_value,
 )
-from bench.schema.precision import OWN, PRECISIONS
+from bench.schema.precision import PRECISIONS
 from bench.schema.record import MODEL_PARTS, RELIABLE
 
 BASELINES = ("fp32", "tf32")

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from bench.base.errors import UsageError, nearest
-from bench.schema.precision import calls_batchnorm, find_batchnorm, is_batchnorm
+from bench.networks.modules import calls_batchnorm, find_batchnorm, is_batchnorm
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.base.errors import UsageError, nearest
+from bench.base.processes import stand_for
 from bench.networks.data.sources import CLASSES, SHAPE, Shape
-from bench.workers.server import stand_for
 
 if TYPE_CHECKING:
     from torch import nn

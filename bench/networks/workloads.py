@@ -18,12 +18,15 @@ from bench.networks.data.batches import count_items as count_items
 from bench.networks.data.loader import Dataset, LoadedBatches, load_images, load_items
 from bench.networks.data.sources import CLASSES, SHAPE, Shape
 from bench.networks.models import build_model, load_factory, parse_factory
-from bench.schema.precision import OWN as OWN
-from bench.schema.precision import is_affine_batchnorm
+from bench.networks.modules import is_affine_batchnorm
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+OWN = "own"
+"""The value of the axes ``precision``, ``dataset`` and ``optimizer`` where a user's workload or
+command decides itself."""
 
 IMAGES = "images"
 """The axis value of the harness's own workload, whose network and dataset are axes."""

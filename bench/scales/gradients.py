@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bench.networks.modules import find_class, is_affine_batchnorm
 from bench.results.scale_map import Kind
-from bench.schema.precision import PRECISIONS, find_class, is_affine_batchnorm
+from bench.schema.precision import PRECISIONS
 
 Look = Callable[[int, Kind, Tensor], Tensor | None]
 """Called with the index of a layer, whether a gradient is of its output or of a weight, and the

@@ -15,7 +15,7 @@ from bench.base.processes import leave
 from bench.base.text import count
 from bench.results.store.reader import read_beside, read_rows
 from bench.schema.flags import command
-from bench.schema.halving import Halving
+from bench.schema.goals import Halving
 from bench.schema.record import MEASURED, EpochRow
 from bench.search.options import describe_search, parse_arguments
 from bench.search.trials import run_search

@@ -27,8 +27,8 @@ from bench.schema.flags import (
     parse_whole,
     read_axes,
 )
+from bench.schema.goals import METRICS, Halving, read_halving
 from bench.schema.grid import refuse_auto
-from bench.schema.halving import METRICS, Halving, read_halving
 from bench.schema.precision import PRECISIONS
 from bench.schema.preset import Preset
 from bench.sweep.options import Options, Plan, add_running, plan_cases, read_running

@@ -21,7 +21,7 @@ from bench.base.errors import UsageError
 from bench.results.store.reader import read_beside
 from bench.results.store.rows import LatestAttempt, Row, Run, keep_latest, plan_runs
 from bench.schema.case import Case, list_varying
-from bench.schema.halving import Halving
+from bench.schema.goals import Halving
 from bench.schema.record import MEASURED, EpochRow, Outcome, Record
 from bench.search.options import Search, go_on
 from bench.sweep.display import Display

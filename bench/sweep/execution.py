@@ -24,6 +24,7 @@ from bench.results.store.rows import (
 from bench.results.store.table import RECORDS
 from bench.schema.axis import Value
 from bench.schema.case import AXES, Case, list_varying
+from bench.schema.goals import read_goal
 from bench.schema.record import REPEATED, Outcome, Record, Status
 from bench.sweep.display import Display
 from bench.sweep.folder import (
@@ -38,7 +39,7 @@ from bench.sweep.loop import MOST_LOST, Loop, choose_number, hold_threads, open_
 from bench.sweep.options import Options, Plan, plan_cases
 from bench.sweep.preflight import GUESSED, check_without_torch, describe_plan, is_own
 from bench.sweep.probing import Searches, describe_wall
-from bench.sweep.wall import STEP, Ending, Wall, read_goal
+from bench.sweep.wall import STEP, Ending, Wall
 from bench.workers.executors import Images
 from bench.workers.job import Job, Lane
 from bench.workers.rates import choose_seconds

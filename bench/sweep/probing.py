@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from bench.base.text import count
 from bench.results.store.rows import Row
 from bench.schema.case import Case, list_varying
+from bench.schema.goals import MARGIN
 from bench.schema.grid import AUTO
 from bench.schema.record import Outcome, Record, Status, flatten
 from bench.sweep.display import Display
 from bench.sweep.folder import read_past, write_config
 from bench.sweep.loop import MOST_LOST, Loop, open_loop
 from bench.sweep.options import Options, Plan, plan_cases
-from bench.sweep.wall import MARGIN, STEP, Trial, Wall, make_probe, read_trials
+from bench.sweep.wall import STEP, Trial, Wall, make_probe, read_trials
 from bench.workers.job import Job, Lane
 
 

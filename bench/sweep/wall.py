@@ -23,14 +23,12 @@ from bench.base.text import Explained, parse_bytes
 from bench.results.store.rows import Row, fill_unknown, group
 from bench.schema.axis import Trait
 from bench.schema.case import AXES, Case, default_lr, list_affecting
+from bench.schema.goals import MARGIN
 from bench.schema.record import MEASURED, REFUSED, Status
 from bench.schema.rules import check, check_batches
 
 STEP = 8
 """Default resolution of the wall, in images: kernels prefer multiples of 8."""
-
-MARGIN = 0.05
-"""Share of memory that the recommended batch leaves free."""
 
 ATTEMPTS = 3
 """Attempts at a batch size whose runs end without showing whether it fits."""
@@ -368,17 +366,6 @@ def read_trials(rows: Iterable[Row]) -> list[Trial]:
         ):
             trials.setdefault((family, environment), Trial(family)).add(row)
     return [*trials.values()]
-
-
-def read_goal(told: Any) -> tuple[int | None, float]:
-    """Read the step and the margin of a folder's last search from ``search`` in its configuration;
-    None and `MARGIN` by default."""
-    told = told if isinstance(told, dict) else {}
-    step, margin = told.get("step"), told.get("margin")
-    return (
-        step if isinstance(step, int) and step > 0 else None,
-        margin if isinstance(margin, float) and 0 <= margin < 1 else MARGIN,
-    )
 
 
 def read_walls(

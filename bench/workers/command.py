@@ -34,9 +34,9 @@ from bench.base.processes import (
     read_held_memory,
 )
 from bench.base.text import count, name_first
+from bench.networks.workloads import OWN
 from bench.schema.case import Case, fill_command
 from bench.schema.command import ITEMS, OUT, list_named, list_places, split_command
-from bench.schema.precision import OWN
 from bench.schema.record import MEASURED, EpochRow, Outcome, Status, Step
 from bench.schema.work import Kind, Label, Work
 from bench.training.counting import join_work

@@ -22,9 +22,9 @@ from bench.networks.data.sources import CLASSES, SHAPE, Shape
 from bench.networks.data.synthetic import parse_shape
 from bench.networks.freezing import normalises_batches
 from bench.networks.models import MODELS, build_model, load_factory, split_model
+from bench.networks.modules import find_class
 from bench.networks.workloads import IMAGES, Workload, WorkloadFacts, check_workload
 from bench.schema.case import Case
-from bench.schema.precision import find_class
 from bench.training.sources import hash_content, hash_files, identify_model, judge_process
 from bench.workers.server import EndedError, MessageError, Process
 

@@ -39,8 +39,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import import_module
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from multiprocessing import Pipe, current_process, forkserver, reduction, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -50,6 +48,7 @@ from tempfile import gettempdir
 from types import ModuleType
 from typing import IO, Any, NoReturn
 
+from bench.base import processes
 from bench.base.processes import (
     TemporaryFolder,
     adopt_orphans,
@@ -59,6 +58,7 @@ from bench.base.processes import (
     leave,
     pause_collection,
     remove_left,
+    stand_for,
     usable_cpus,
 )
 from bench.base.text import last_line
@@ -412,7 +412,7 @@ def serve(listener: int, alive: int, warm: bool, folder: str) -> NoReturn:
 
 def _fork_on_request(listener: int, alive: int, warm: bool) -> NoReturn:
     global _inherited, _imported, _server
-    _inherited, _server = dict(os.environ), os.getpid()
+    _inherited, _server, processes.forked = dict(os.environ), os.getpid(), True
     if warm:
         preload()
         # libraries end the threads that they started on import before a fork, and start them again
@@ -451,20 +451,6 @@ def _look_at(files: Iterable[str]) -> dict[str, tuple[int, int]]:
             stat = os.stat(file)  # noqa: PTH116  (of 2,000 files in 5 ms)
             found[file] = (stat.st_mtime_ns, stat.st_size)
     return found
-
-
-def stand_for(module: str) -> None:
-    """Let this process, if it is a `Process`, look as if the file of ``module`` was its script: a
-    module may read its own source from ``sys.argv[0]``, or look for what lies beside it."""
-    if not _server:
-        return
-    with suppress(ImportError, ValueError):
-        if (found := find_spec(module)) and (file := found.origin):
-            sys.argv[:] = [file]
-            main = sys.modules["__main__"]
-            main.__file__ = file
-            # of this name, multiprocessing does not import the script again in what it spawns
-            main.__spec__ = ModuleSpec("__main__", None, origin=file)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Changes to asv's site: it loads nothing from other hosts, opens from disk and draws every plot.
+"""asv's site, and changes to it: it loads nothing from other hosts, opens from disk and draws every plot.
 
 asv 0.6.6's page loads its libraries from CDNs and reads its data by requests that browsers refuse
 for files. `tests/test_publish.py` shows when a newer asv no longer needs this.
@@ -13,9 +13,11 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +121,23 @@ def stand_alone(out: Path, assets: Mapping[str, bytes]) -> None:
     }
     text = json.dumps(files, separators=(",", ":"))
     (out / "files.js").write_text(f"window.asvFiles = {text};\n", encoding="utf-8")
+
+
+def publish_commits(out: Path) -> bool:
+    """Have asv collate its results into ``out``, and make the site stand alone. Returns whether
+    anything was tracked yet; without, there is no site. Raises UsageError: asv or npm is missing,
+    asv fails, or a package is not the pinned one."""
+    if find_spec("asv") is None:
+        raise UsageError("asv is not installed: pip install -e '.[asv]'")
+    from asv.config import Config
+    from asv.results import iter_results
+
+    if not any(iter_results(Config.load().results_dir)):
+        return False
+    assets = fetch_assets(json.loads(ASSETS.read_text()))
+    command = [sys.executable, "-m", "asv", "publish", "--no-pull", "--html-dir", str(out)]
+    asv = subprocess.run(command, capture_output=True, text=True, check=False)
+    if asv.returncode:
+        raise UsageError(f"asv publish failed: {last_line(asv.stdout + asv.stderr)}")
+    stand_alone(out, assets)
+    return True

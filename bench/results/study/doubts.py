@@ -19,11 +19,12 @@ from bench.base.limits import (
 from bench.base.text import count, name_first
 from bench.machine.nvml import EFFECTS
 from bench.networks.data.loader import PREFETCH
+from bench.networks.workloads import OWN
 from bench.results.store.rows import Row
 from bench.results.study.quantities import over
 from bench.results.study.remedies import LONGER, QUIETER, SPARE_HOST, Remedy, Way, say
 from bench.schema.case import Case
-from bench.schema.precision import EMULATE_FP8, MOSTLY_LABELLED, OWN, PRECISIONS, Arithmetic
+from bench.schema.precision import EMULATE_FP8, MOSTLY_LABELLED, PRECISIONS, Arithmetic
 from bench.schema.record import RELIABLE, Status, describe_unmet, read_missing
 
 NOISY_STEPS = 0.05

@@ -14,9 +14,8 @@ from bench.results.store.reader import find_records, read_beside, read_config, r
 from bench.results.store.rows import SHARD, Plan, Row, leave_out_known, read_history
 from bench.results.store.table import RECORDS
 from bench.schema.case import list_varying
-from bench.schema.halving import Halving, read_halving
+from bench.schema.goals import MARGIN, Halving, read_goal, read_halving
 from bench.schema.record import REPEATED, EpochRow, WorkRow
-from bench.sweep.wall import MARGIN, read_goal
 
 REFERENCE = Path(__file__).parents[3] / "results" / "reference" / "rtx-titan-2019.csv"
 """The published figures; only a checkout has them, not an installed package."""

@@ -1,4 +1,5 @@
-"""Successive halving, as data: what a search compares its trials by, and when.
+"""What searches look for, as data: by what and when one compares its trials, and how much memory
+the largest batch leaves free.
 
 Asynchronous successive halving (ASHA: Li et al., "A System for Massively Parallel Hyperparameter
 Tuning", MLSys 2020) gives every trial ``grace`` epochs, and the better ones ``reduction`` times as
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 from bench.base.plain import read_value
 
@@ -71,3 +73,18 @@ def read_halving(told: object) -> Halving | None:
         return None
     sound = found.epochs > found.grace >= 1 and found.reduction >= 2 and found.metric in METRICS
     return found if sound else None
+
+
+MARGIN = 0.05
+"""Share of memory that the recommended batch leaves free."""
+
+
+def read_goal(told: Any) -> tuple[int | None, float]:
+    """Read the step and the margin of a folder's last search from ``search`` in its configuration;
+    None and `MARGIN` by default."""
+    told = told if isinstance(told, dict) else {}
+    step, margin = told.get("step"), told.get("margin")
+    return (
+        step if isinstance(step, int) and step > 0 else None,
+        margin if isinstance(margin, float) and 0 <= margin < 1 else MARGIN,
+    )

@@ -1,0 +1,51 @@
+"""The pages of the published folder: of each sweep, of all cards, and the index to them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.base.text import last_line
+from bench.publish.asv.site import publish_commits
+from bench.results.study.sweeps import list_results
+
+INDEX = Path(__file__).parents[1] / "report" / "templates" / "index.html"
+CARDS = "cards.html"
+
+
+def publish(results: Path, out: Path) -> Path:
+    """Write all pages into ``out``; return the index. Raises UsageError as `publish_commits`
+    does."""
+    import jinja2
+
+    shutil.rmtree(out / "sweeps", ignore_errors=True)  # a sweep may have been removed since
+    (out / "sweeps").mkdir(parents=True)
+    tracked = publish_commits(out / "asv")
+    pages, readable = [], []
+    for path in list_results(results):
+        name = path.name.removesuffix(".csv")
+        file = f"sweeps/{name}.html"
+        if failed := write_page("report", [path], out / file):
+            file = ""
+        else:
+            readable.append(path)
+        pages.append((name, file, failed))
+    cards = readable and not write_page("cards", readable, out / CARDS)
+    template = jinja2.Environment(autoescape=True).from_string(INDEX.read_text("utf-8"))
+    page = template.render(tracked=tracked, cards=CARDS if cards else None, pages=pages)
+    index = out / "index.html"
+    index.write_text(page, encoding="utf-8")
+    return index
+
+
+def write_page(command: str, sources: Sequence[Path], file: Path) -> str:
+    """Write a command's page about some sweeps. Returns why there is none, or an empty text."""
+    words = ["-m", f"bench.{command}", *map(str, sources), "--format", "html", "-o", str(file)]
+    answer = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    failed = last_line(answer.stderr) if answer.returncode else ""
+    if failed:
+        print(f"{sources[0]}: no {command}: {failed}")
+    return failed
