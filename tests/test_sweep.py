@@ -335,9 +335,9 @@ def test_with_nothing_left_torch_is_not_asked_unless_its_rows_may_be_another_s(
     for flags in (["8"], ["8", "16", "--retry", "ok"]):
         with pytest.raises(LookupError):
             run(out, *flags)
-    for place in ("machine.find_torch", "host.name_cpu"):
+    for place in ("workers.examination.find_torch", "machine.host.name_cpu"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"bench.environment.{place}", lambda *_: "another")
+            patch.setattr(f"bench.{place}", lambda *_: "another")
             with pytest.raises(LookupError):
                 run(out, "8", "16")
     monkeypatch.setenv("CUDNN_LOGLEVEL", "1")

@@ -9,7 +9,7 @@ import psutil
 
 def is_worker(process: psutil.Process) -> bool:
     try:
-        return process.name().startswith("bench.workers.job")
+        return process.name().startswith("bench.job")
     except psutil.Error:
         return False
 

@@ -479,7 +479,8 @@ class _Task:
             os._exit(1)
         os.setsid()
         with suppress(OSError):  # what `top` calls it, in 15 letters; on Linux
-            Path("/proc/self/comm").write_text(self.place)
+            module = self.place.partition(":")[0]
+            Path("/proc/self/comm").write_text(f"bench.{module.rpartition('.')[2]}")
         for name in _inherited.keys() - self.environment.keys():
             os.environ.pop(name, None)
         for name, value in self.environment.items():  # and keep what imports have changed

@@ -1,4 +1,5 @@
-"""asv's site, and changes to it: it loads nothing from other hosts, opens from disk and draws every plot.
+"""asv's site, and changes to it: it loads nothing from other hosts, opens from disk and draws every
+plot.
 
 asv 0.6.6's page loads its libraries from CDNs and reads its data by requests that browsers refuse
 for files. `tests/test_publish.py` shows when a newer asv no longer needs this.
