@@ -1,6 +1,6 @@
 """`python -m bench.why`: why a case is faster or slower than another, and not faster still.
 
-The two differ in one axis: by default each precision is explained against fp32. `bench.diagnosis`
+The two differ in one axis: by default each precision is explained against fp32. `bench.profile`
 describes the rules. A sweep needs ``--profile`` for it.
 """
 

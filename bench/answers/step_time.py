@@ -1,4 +1,4 @@
-"""Where the time of a step goes: profiled cases of sweeps, as `bench.diagnosis` takes them, and
+"""Where the time of a step goes: profiled cases of sweeps, as `bench.profile` takes them, and
 pairs of them explained."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Profiled cases of sweeps, each with its step as `bench.diagnosis` takes it."""
+"""Profiled cases of sweeps, each with its step as `bench.profile` takes it."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Quantity:
     is over a time or an energy; its median over repeats is computed from its inverse, so that it
     agrees with the time in the same row, also for an even number of repeats. Tables show the
     spread of repeats where it is at least ``spread``, a share of the value, and a ``learnt``
-    quantity is shown for whole epochs only, see `bench.questions.notes`; files hold both for all.
+    quantity is shown for whole epochs only, see `bench.answers.notices`; files hold both for all.
     """
 
     name: str
