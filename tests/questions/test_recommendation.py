@@ -398,6 +398,23 @@ def test_one_card_measured_in_two_folders_has_one_answer(tmp_path: Path) -> None
     ]  # fmt: skip
 
 
+def test_a_change_is_told_of_one_card_though_each_folder_has_one_side(tmp_path: Path) -> None:
+    """Of two folders that have both the pairs of each are told, and none across them."""
+    report = read_two(tmp_path)
+    assert tell(report, "effects", "change speed pairs") == [
+        "precision: fp32 → fp16 | 2.50× | 1",
+        "batch size: 128 → 256 | 1.02× | 1",
+    ]
+    both = {
+        name: [*once(FP32, 100, **CARD_1), *once(FP16, time, **CARD_1)]
+        for name, time in (("card-3", 50), ("card-4", 25))
+    }
+    folders = [read_sweep(write_sweep(tmp_path / name, rows)) for name, rows in both.items()]
+    assert tell(build(folders), "effects", "change speed pairs") == [
+        "precision: fp32 → fp16 | 2.00, 4.00× | 2"
+    ]
+
+
 @pytest.mark.parametrize(
     "second", [{"gpu_uuid": "GPU-2"}, {"gpu_uuid": ""}, {"torch": "2.14"}, {"variables": "A=1"}]
 )

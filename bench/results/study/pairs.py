@@ -25,7 +25,7 @@ from bench.results.study.axes import (
 )
 from bench.results.study.comparable import find_factor, refuse_alone, refuse_together
 from bench.results.study.doubts import DOUBTS, SAID_BELOW
-from bench.results.study.runs import SOURCE, Result, Run
+from bench.results.study.runs import Result, Run
 from bench.schema.axis import Trait
 from bench.schema.case import (
     AXES,
@@ -96,6 +96,7 @@ def find_changes(axis: str, results: Sequence[Result]) -> Iterator[Changed]:
     A number is compared with the next lower one that ran with all else equal, any other value with
     the baseline. Of cases that differ only in how much of an epoch was measured, those with equal
     parts are compared, else those that measured most. None is compared that `refuse_alone` refuses.
+    Cases of one machine in several folders are compared where no folder has both.
     """
     # as many GPUs take part in both
     free = {*free_axes(axis), *SAME_QUESTION} - {"world_size"} | {axis}
@@ -105,7 +106,7 @@ def find_changes(axis: str, results: Sequence[Result]) -> Iterator[Changed]:
     if axis == MACHINE:
         equal.remove("device")
     else:
-        equal += SOURCE
+        equal.append("ran_on")
     tell, ask = attrgetter(*equal), attrgetter(*SAME_QUESTION)
     results = [result for result in results if not refuse_alone(result)]
     if axis in FOLLOWS:
@@ -114,13 +115,13 @@ def find_changes(axis: str, results: Sequence[Result]) -> Iterator[Changed]:
     places = {value: place for place, value in enumerate(values)}
     first = places.get(AXES[axis].default, 0) if axis in _FROM_DEFAULT else 0
     steps: dict[tuple[int, int], list[Pair]] = {}
-    for key, alike in enumerate(group(results, tell)):
+
+    def list_steps(alike: Sequence[Result]) -> Iterator[tuple[int, int, Result, Result]]:
         # cases that ran in two environments of one machine are ambiguous, and left out
-        asked = group(alike, lambda r: (take_value(r, axis), ask(r)))
-        sure = [only for only, *others in asked if not others]
+        asked = group(alike, lambda r: (r.sweep, take_value(r, axis), ask(r)))
         known: dict[int, list[Result]] = {place: [] for place in range(len(values))}
-        for result in sure:
-            known[places[take_value(result, axis)]].append(result)
+        for only in (only for only, *others in asked if not others):
+            known[places[take_value(only, axis)]].append(only)
         there = [place for place, held in known.items() if held]
         others = [(first, place) for place in there if place != first and first in there]
         for before, after in pairwise(there) if axis in NUMBERS else others:
@@ -129,6 +130,15 @@ def find_changes(axis: str, results: Sequence[Result]) -> Iterator[Changed]:
                 product(known[before], known[after]),
                 key=lambda ends: (ends[0].part == ends[1].part, ends[0].part, ends[1].part),
             )
+            yield before, after, a, b
+
+    for key, alike in enumerate(group(results, tell)):
+        folders = group(alike, attrgetter("sweep"))
+        found = [step for folder in folders for step in list_steps(folder)]
+        within = {step[:2] for step in found}
+        if len(folders) > 1:
+            found += [step for step in list_steps(alike) if step[:2] not in within]
+        for before, after, a, b in found:
             early = a.part < 1 and axis in list_affecting(Trait.LEARNING)
             same_loss = _describe_data(a) == _describe_data(b) and not early
             steps.setdefault((before, after), []).append(Pair(a, b, key, same_loss))
