@@ -34,6 +34,7 @@ from tests.planted.comparisons import (
     trained,
 )
 from tests.planted.records import write_sweep
+from tests.planted.scripts import counted, script
 
 Write = Callable[[str, Sequence[Record]], str]
 
@@ -284,6 +285,16 @@ def test_times_of_two_machines_are_compared_whatever_the_recipe(
     metrics = machine(ours, theirs)["metrics"]
     assert metrics["epoch_time_s"][0]["speed"] == pytest.approx(2)
     assert [row["verdict"] for row in metrics.get("train_loss", [])] in ([], ["no verdict"])
+
+
+def test_what_changed_of_a_script_is_not_said_of_a_network(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = [
+        write(name, counted(script(), [0.01] * 3, model_source=name * 16)) for name in ("a", "b")
+    ]
+    assert main(sides) == 0
+    assert "! They differ: the source files of the script." in capsys.readouterr().out
 
 
 def test_a_gate_on_sweeps_that_share_nothing_fails(

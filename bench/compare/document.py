@@ -209,8 +209,10 @@ def describe(comparison: Comparison) -> Iterator[str]:
     if comparison.axis == "precision" and runs:
         yield f"! {label.warning}: both sides may have done the same work. {label.fix.advise(runs)}"
     edited = comparison.list_edited()
+    scripts = all(run.command is not None for side in (a, b) for run in side.runs)
+    what = "script" if scripts else "network"
     told = [
-        f"the {MODEL_PARTS[name]} of the network" if name in MODEL_PARTS and one != "none" != two
+        f"the {MODEL_PARTS[name]} of the {what}" if name in MODEL_PARTS and one != "none" != two
         else f"{name} ({one} and {two})"
         for name, one, two in comparison.list_differences()
         if name != "model_source" or not edited
