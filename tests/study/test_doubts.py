@@ -125,6 +125,26 @@ def test_an_epoch_that_is_hardly_known_is_noisy_and_has_no_interval(
     assert shown == ("epoch_time_high_s" in values and not doubted)
 
 
+@pytest.mark.parametrize(
+    ("step_items", "values", "doubted"),
+    [
+        (64, {}, True),
+        (None, {}, False),  # steps of 20 to 100 tokens take other times, without noise
+        (None, {"sm_clock_first_mhz": 1980.0, "sm_clock_last_mhz": 1500.0}, True),
+        (None, {"epoch_time_low_s": 0.1, "epoch_time_high_s": 9.0}, True),
+    ],
+)
+def test_steps_of_other_numbers_of_items_are_no_noise(
+    step_items: int | None, values: dict[str, Any], doubted: bool, tmp_path: Path
+) -> None:
+    steps = {"step_time_median_s": 0.1, "step_time_mad_s": 0.03, "step_time_max_s": 0.3}
+    ends = {"step_time_first_s": 0.1, "step_time_last_s": 0.13, "measured_steps": 100}
+    told = {"unit": "items", "step_items": step_items, "measured_time_s": 12.0}
+    (case,) = read(tmp_path, ran(script(), 1.0, **{**steps, **ends, **told, **values}))
+    assert case.noisy is doubted
+    assert not case.slow_steps
+
+
 def test_a_whole_epoch_waits_for_the_host_by_the_profile_of_its_part(tmp_path: Path) -> None:
     """Kernels take what they take, however much of an epoch is measured; in another sweep or
     another environment nobody knows."""

@@ -58,6 +58,12 @@ LEAST_KNOWN = 0.5
 """An epoch time is not known if half its 95 % interval is larger than this share of it."""
 
 
+def _has_unlike_steps(run: Row) -> bool:
+    """Return whether the steps of a script had other numbers of items, such as tokens, each: then
+    they take other times."""
+    return run.command is not None and run.unit == "items" and math.isnan(run.step_items)
+
+
 def has_trend(run: Row) -> bool:
     """Return whether steps or the SM clock changed from the first quarter of an epoch to the last,
     by more than `STEADY` and the noise of the steps.
@@ -69,7 +75,8 @@ def has_trend(run: Row) -> bool:
     noise = 2 * 1.2533 * 1.4826 * run.step_noise * over(2, run.measured_steps / 4) ** 0.5
     slower = over(run.step_time_last_s, run.step_time_first_s) - 1
     clock = over(run.sm_clock_last_mhz, run.sm_clock_first_mhz) - 1
-    return abs(slower) > STEADY + (noise if noise == noise else 0.0) or clock < -STEADY
+    sinks = abs(slower) > STEADY + (noise if noise == noise else 0.0)
+    return bool(clock < -STEADY or (sinks and not _has_unlike_steps(run)))
 
 
 def _has_slow_steps(run: Row) -> bool:
@@ -77,19 +84,20 @@ def _has_slow_steps(run: Row) -> bool:
     measured time longer by more than `STEADY` than median steps take."""
     longer = over(run.measured_time_s / run.measured_steps, run.step_time_median_s) - 1
     slow = run.step_time_max_s > SLOW_STEP * run.step_time_median_s
-    return bool(slow and longer > STEADY and not run.noisy)
+    return bool(slow and longer > STEADY and not (run.noisy or _has_unlike_steps(run)))
 
 
 def _is_noisy(run: Row) -> bool:
     """Return whether steps vary, or have a trend, or did not settle in the warm-up and are too few
     to show whether they did since, or leave the epoch time less certain than ``--until`` asks, and
-    than `STEADY`, or than `LEAST_KNOWN`."""
-    untold = math.isnan(run.step_time_first_s)
+    than `STEADY`, or than `LEAST_KNOWN`. Steps with other numbers of items vary without
+    noise."""
+    untold, unlike = math.isnan(run.step_time_first_s), _has_unlike_steps(run)
     unsteady = untold and not run.warmup_steady and run.warmup_steps == run.warmup_steps
     missed = run.until is not None and run.epoch_time_error > max(run.until, STEADY)
     error = over((run.epoch_time_high_s - run.epoch_time_low_s) / 2, run.epoch_time_s)
-    varies = run.step_noise > NOISY_STEPS or error > LEAST_KNOWN
-    return bool(unsteady or missed or varies or has_trend(run))
+    varies = (run.step_noise > NOISY_STEPS or unsteady) and not unlike
+    return bool(missed or error > LEAST_KNOWN or varies or has_trend(run))
 
 
 def _is_unknown(run: Row) -> bool:
