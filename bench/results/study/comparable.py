@@ -150,7 +150,7 @@ def find_unfit(runs: Iterable[Row]) -> None:
     have another number of items than its batch size says."""
     told = [run for run in runs if run.command is not None and run.timed]
     for alike in group(told, attrgetter("sweep", "asked", "environment")):
-        took = [_count_steps(run) for run in alike]
+        took = [_count_steps(run) for run in alike if run.is_repeat]
         if len({*took}) > 1:
             each = join_words([f"{n:,}" if n is not None else "more" for n in took])
             for run in alike:
