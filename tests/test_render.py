@@ -22,7 +22,7 @@ from bench.answers.render.table import (
     Notice,
     Table,
 )
-from bench.answers.render.text import WIDTH, draw, make_plain
+from bench.answers.render.text import WIDTH, draw, draw_table, make_plain
 
 
 def make(**parts: Any) -> Document:
@@ -134,3 +134,48 @@ def test_latex_leaves_no_special_character_bare(text: str) -> None:
     bare = re.sub(r"\\(?:[&%$#_{}]|text\w+\{\})|\$\\\w+\$|\$\^\\circ\$|\{\[\}|\{\]\}", "", escaped)
     assert not set(bare) & set("&%$#_{}~^\\<>|[]")
     assert "\n" not in escaped
+
+
+def test_heads_take_more_lines_before_cells_do_and_no_cell_is_cut() -> None:
+    heads = (
+        Head("case", "case", number=False),
+        Head("time", "epoch time (s), range"),
+        Head("remarks", "what to know", number=False, wrap=True),
+        Head("left", "left out first", keep=1),
+    )
+    said = "slow steps made it longer by 12 % and more"
+    rows = (
+        (Cell("fp32"), Cell("≈33.14"), Cell(said), Cell("7")),
+        (Cell("fp16"), Cell("≈9.14"), Cell(""), Cell("8")),
+    )
+    table = Table("t", "Results", heads, rows, (), {0: "NVIDIA H200 · cifar10", 1: "another card"})
+
+    def draw_at(width: int) -> list[str]:
+        console = make_plain(width)
+        draw_table(table, console)
+        return console.export_text().splitlines()
+
+    assert draw_at(90) == [
+        "Results",
+        " case  epoch time (s), range  what to know                                left out first",
+        " " + "─" * 87,
+        " NVIDIA H200 · cifar10",
+        " fp32                 ≈33.14  slow steps made it longer by 12 % and more               7",
+        "",
+        " another card",
+        " fp16                  ≈9.14                                                           8",
+    ]
+    assert draw_at(46) == [
+        "Results",
+        "       epoch time                     left out",
+        " case  (s), range  what to know          first",
+        " " + "─" * 45,
+        " NVIDIA H200 · cifar10",
+        " fp32      ≈33.14  slow steps made           7",
+        "                   it longer by 12 %",
+        "                   and more",
+        "",
+        " another card",
+        " fp16       ≈9.14                            8",
+    ]
+    assert draw_at(30)[-2:] == ["  Not shown at this width:", "  left out first."]

@@ -9,17 +9,21 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 
+from rich.box import Box
+from rich.cells import cell_len
 from rich.console import Console
+from rich.table import Table as Grid
 from rich.text import Text
 
-from bench.answers.render.table import Document, Head, Level, Notice, Table
+from bench.answers.render.table import Document, Level, Notice, Table
 from bench.base.text import make_printable
 
 WIDTH = 100
 """Columns if there is no terminal to ask and COLUMNS is not set; tables may need more."""
 
-WRAPPED = 12
+WRAPPED = 14
 """The least width of a column that wraps, such as remarks, before others are left out for it."""
 
 DOUBTS = 3  # on a first screen, a line each
@@ -27,12 +31,18 @@ MORE = "--full"  # the flag that shows what a first screen leaves out
 
 _GAP = "  "
 
+_HEIGHTS = range(1, 7)  # lines of heads
+_RULE = "─"
+_RULED = Box("    \n    \n ── \n    \n ── \n ── \n    \n    \n")  # under heads and groups
+
+_GLUE = "\ue000"  # as wide as a space, but of no line's end; nothing printable
+
 
 def render(report: Document, full: bool = False) -> str:
     """Return the first screen, or the ``full`` report, as plain text. It is as wide as COLUMNS
     says, a first screen at most `WIDTH`; by default a full report is as wide as its tables need."""
     asked = os.environ.get("COLUMNS", "")
-    width = max([WIDTH, *map(_need_whole, report.tables)]) if full else WIDTH
+    width = max([WIDTH, *map(_need, report.tables)]) if full else WIDTH
     console = make_plain(max(int(asked), 40) if asked.isdecimal() and int(asked) else width)
     draw(report, console, full)
     return console.export_text()
@@ -107,7 +117,7 @@ def draw_table(table: Table, console: Console, brief: bool = False) -> None:
     """Print a table: its title, the columns that fit, its notes unless ``brief``, and which columns
     are left out: those with the lowest `Head.keep`, of equals the one further right."""
     shown = table
-    while _need_whole(shown) > console.width and min(head.keep for head in shown.heads) < 9:
+    while _need(shown) > console.width and min(head.keep for head in shown.heads) < 9:
         least = min(reversed(shown.heads), key=lambda head: head.keep)
         kept = [i for i, head in enumerate(shown.heads) if head is not least]
         heads = tuple(shown.heads[i] for i in kept)
@@ -117,78 +127,74 @@ def draw_table(table: Table, console: Console, brief: bool = False) -> None:
     if table.words:
         draw_text(" ".join(table.words), console)
         console.print()
-    lines = (Text(line, style) for line, style in _draw_lines(shown, console.width))
-    console.print(Text("\n").join(lines), no_wrap=True)
+    headings = iter([shown.groups.get(0, ""), *(shown.groups[i] for i in shown.groups if i)])
+    begun, options = False, console.options.update(width=console.width - 1)
+    for parts in console.render_lines(_build(shown, console.width), options, pad=False):
+        line = _unglue(Text.assemble(" ", *((part.text, part.style or "") for part in parts)))
+        ruled = {*line.plain[1:]} == {_RULE}
+        console.print(Text() if ruled and begun else line, no_wrap=True)
+        if ruled:
+            begun = True
+            draw_text(next(headings), console, "bold", " ")
     left = [head.label for head in table.heads if head not in shown.heads]
     missing = [f"Not shown at this width: {', '.join(left)}."] if left else []
     for note in [*(() if brief else table.notes), *missing]:
         draw_text(note, console, "dim", _GAP)
 
 
-def _need_whole(table: Table) -> int:
-    return sum(_find_widths(table, 0)) + len(_GAP) * len(table.heads)
+def _build(table: Table, width: int) -> Grid:
+    """Return what rich draws of the heads and the rows; a rule ends each group. Heads take as few
+    lines as leave the cells whole or, where that takes more than three, broken. Only columns that
+    wrap give way, as long as that is enough."""
+    for height, whole in [*((h, True) for h in (1, 2, 3)), *((h, False) for h in _HEIGHTS)]:
+        if fits := _need(table, height, whole) <= width:
+            break
+    grid = Grid(box=_RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for head, (need, lines) in zip(table.heads, _measure(table, height, True), strict=True):
+        grid.add_column(
+            Text("\n".join(lines)),
+            justify="right" if head.number else "left",
+            width=need if fits and not head.wrap else None,
+            overflow="fold",
+        )
+    for number, row in enumerate(table.rows, 1):
+        cells = (Text(_glue(cell.text), "bold" if cell.chosen else "") for cell in row)
+        grid.add_row(*cells, end_section=number in table.groups)
+    return grid
 
 
-def _find_widths(table: Table, room: int) -> list[int]:
-    """Return the width of each column in characters: what its cells need. The rest of ``room`` goes
-    to columns that wrap, then to heads. The widest shrinks where there is less."""
-    cells = [[len(row[i].text) for row in table.rows] for i in range(len(table.heads))]
-    needed = [max(lengths, default=0) for lengths in cells]
-    widths = [
-        max(1, min(need, WRAPPED) if head.wrap else need, *map(len, head.label.split()))
-        for head, need in zip(table.heads, needed, strict=True)
-    ]
-    room -= len(_GAP) * len(widths)
-    wrapping = [need * head.wrap for head, need in zip(table.heads, needed, strict=True)]
-    for wanted in (wrapping, [len(head.label) for head in table.heads]):
-        for i, want in enumerate(wanted):
-            widths[i] += max(0, min(want - widths[i], room - sum(widths)))
-    while len(widths) < room < sum(widths):
-        widths[widths.index(max(widths))] -= 1
-    return widths
+def _need(table: Table, height: int = _HEIGHTS[-1], whole: bool = False) -> int:
+    """Return how wide a table is at least, with its margin; as `_measure`."""
+    return sum(len(_GAP) + need for need, _ in _measure(table, height, whole)) - 1
 
 
-def _draw_lines(table: Table, width: int) -> Iterator[tuple[str, str]]:
-    """Yield the lines of the heads, then of each row, after the heading of its group if it is the
-    first, with their styles."""
-    widths = _find_widths(table, width)
-    labels = [head.label for head in table.heads]
-    yield from ((line, "") for line in _lay_out(labels, table.heads, widths, upwards=True))
-    yield " " + "─" * (sum(widths) + len(_GAP) * (len(widths) - 1)), ""
-    for number, row in enumerate(table.rows):
-        if number in table.groups:
-            if number:
-                yield "", ""
-            yield from ((f" {line}", "bold") for line in _break(table.groups[number], width - 1))
-        cells = [cell.text for cell in row]
-        yield from ((line, "") for line in _lay_out(cells, table.heads, widths))
+def _measure(table: Table, height: int, whole: bool) -> Iterator[tuple[int, list[str]]]:
+    """Yield the width that each column needs under heads of ``height`` lines, and these: they break
+    between words, and are as wide as the cells if they can. Cells of a column that wraps need no
+    more than `WRAPPED`, unless they are to be ``whole``."""
+    for i, head in enumerate(table.heads):
+        need = max((cell_len(row[i].text) for row in table.rows), default=1)
+        need = min(need, WRAPPED) if head.wrap and not whole else need
+        label = make_printable(head.label)
+        least = max(need, *map(len, label.split()), 1)
+        broken = (textwrap.wrap(label, w, break_on_hyphens=False) for w in count(least))
+        lines = next(lines for lines in broken if len(lines) <= height)
+        yield max(need, *map(cell_len, lines), 1), lines
 
 
-def _lay_out(
-    cells: Sequence[str], heads: Sequence[Head], widths: Sequence[int], upwards: bool = False
-) -> Iterator[str]:
-    """Yield the lines of a row, each cell broken to its width; ``upwards`` aligns the ends."""
-    broken = [_break(cell, width) for cell, width in zip(cells, widths, strict=True)]
-    height = max(map(len, broken), default=0)
-    for at in range(height):
-        line = " "
-        for lines, head, width in zip(broken, heads, widths, strict=True):
-            place = at - (height - len(lines)) * upwards
-            text = lines[place] if 0 <= place < len(lines) else ""
-            line += (text.rjust(width) if head.number else text.ljust(width)) + _GAP
-        yield line.rstrip()
+def _glue(text: str) -> str:
+    """Join a per cent sign to its number, so that no line ends between them."""
+    return make_printable(text).replace(" %", f"{_GLUE}%")
 
 
-def _break(text: str, width: int) -> list[str]:
-    """Break a text into lines between its words, but not before a per cent sign."""
-    kept = make_printable(text).replace(" %", "\xa0%")
-    if 0 < len(kept) <= width:  # as most cells of a long table
-        return [kept.replace("\xa0", " ")]
-    lines = textwrap.wrap(kept, max(width, 1), break_on_hyphens=False)
-    return [line.replace("\xa0", " ") for line in lines]
+def _unglue(line: Text) -> Text:
+    line.plain = line.plain.replace(_GLUE, " ")
+    line.rstrip()
+    return line
 
 
 def draw_text(text: str, console: Console, style: str = "", indent: str = "") -> None:
     """Print a text literally, broken between words."""
-    for line in _break(text, console.width - len(indent)):
-        console.print(Text(indent).append(line, style), no_wrap=True)
+    lines = Text(_glue(text), style).wrap(console, console.width - len(indent))
+    for line in lines if text else ():
+        console.print(Text(indent) + _unglue(line), no_wrap=True)
