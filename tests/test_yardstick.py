@@ -19,9 +19,7 @@ import torch
 from bench.doctor import write_json
 from bench.machine.gpus import Depth, Reading, Unreadable
 from bench.machine.host import describe_host
-from bench.machine.yardstick import Tries, Yardstick, read_tries
-from bench.profile.step import CALL
-from bench.profile.step import RATES as RATE_NAMES
+from bench.profile.rates import CALL, RATES, Tries, Yardstick, read_tries
 from bench.schema.precision import Arithmetic
 from bench.schema.record import Environment, Measurement, Outcome, Status, WorkRow, read_missing
 from bench.sweep.__main__ import main as sweep
@@ -210,7 +208,7 @@ def test_a_sweep_measures_once_and_only_where_it_runs_something(
     names = ("rate_float32", "rate_bfloat16", "rate_copy", "call_time_s")
     assert all(0 < float(first[name]) == float(second[name]) for name in names)
     assert first["rate_tfloat32"] == first["rate_float8"] == ""
-    assert list(read_tries(first["rate_tries"])) == [n for n in (*RATE_NAMES, CALL) if first[n]]
+    assert list(read_tries(first["rate_tries"])) == [n for n in (*RATES, CALL) if first[n]]
 
     run_sweep(tmp_path / "a", "--precision", "bf16")  # it goes on at once
     assert "measuring" not in capsys.readouterr().err

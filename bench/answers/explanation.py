@@ -18,19 +18,16 @@ from bench.profile.breakdown import (
     list_changes,
     name_part,
 )
+from bench.profile.rates import COPY, PRODUCT, has_instructions, write_rate
 from bench.profile.step import (
     CONVOLUTIONS,
-    COPY,
-    PRODUCT,
     Bound,
     Step,
     Wait,
     find_limit,
     find_rate,
-    has_instructions,
     name_arithmetic,
     write_ms,
-    write_rate,
 )
 from bench.results.verdict import Ratio
 from bench.schema.case import AXES, Case

@@ -17,11 +17,11 @@ from bench.base.inject import Files, Seen
 from bench.base.text import GIB, count, name_first
 from bench.machine.host import has_cuda
 from bench.machine.nvml import find_neighbours
-from bench.machine.yardstick import Yardstick
 from bench.networks.data import SYNTHETIC, DatasetInfo
 from bench.networks.data.sources import CLASSES
 from bench.networks.models import MODELS
 from bench.networks.workloads import IMAGES, NO_DATASET, OWN, Workload, WorkloadFacts
+from bench.profile.rates import Yardstick
 from bench.results.store.reader import read_config
 from bench.results.store.rows import SOURCES, plan_runs
 from bench.schema.axis import axis_flag

@@ -21,7 +21,7 @@ from psutil import virtual_memory
 from bench.base.text import first_line
 from bench.machine.gpus import Depth, Device
 from bench.machine.nvml import open_device
-from bench.machine.yardstick import Tries, Yardstick
+from bench.profile.rates import CALL, Tries, Yardstick
 from bench.schema.precision import PRECISIONS, Arithmetic, set_flags
 from bench.training.timing import StepClock, find_accelerator, synchronize
 
@@ -106,9 +106,6 @@ def measure(device: torch.device, seconds: float, card: Device | None = None) ->
     if CALL in found.rates:
         found.rates[CALL] = 1 / found.rates[CALL]
     return found
-
-
-CALL = "call_time_s"
 
 
 def list_rates(device: torch.device) -> list[Rate]:

@@ -18,7 +18,7 @@ from bench.base.text import GIB, count, name_first, read_time
 from bench.machine.host import hash_commit
 from bench.machine.peaks import find_peak, list_peaks
 from bench.networks.workloads import IMAGES
-from bench.profile.step import RATES
+from bench.profile.rates import RATES
 from bench.results.store.rows import group
 from bench.results.study.comparable import refuse_alone
 from bench.results.study.runs import Run, link_runs, list_runs

@@ -41,10 +41,9 @@ from bench.machine.nvml import (
     open_device,
     spell_uuid,
 )
-from bench.machine.yardstick import Yardstick
 from bench.networks.data import find_layout
 from bench.networks.weights import hash_weights
-from bench.profile.step import find_emulated, find_halves
+from bench.profile.rates import Yardstick, find_emulated, find_halves
 from bench.schema.case import DEVICES
 from bench.schema.precision import Apex, Precision, emulates_fp8, find_apex, find_version
 from bench.schema.record import Environment

@@ -12,7 +12,7 @@ from bench.base.processes import RAISE_QUOTA
 from bench.base.text import clean, count
 from bench.machine.host import THREADS, VARIABLES, describe_install
 from bench.machine.nvml import EFFECTS, OF_WHOLE, UNSUPPORTED, NvmlProblem, find_card
-from bench.machine.yardstick import Yardstick
+from bench.profile.rates import Yardstick
 from bench.schema.precision import FP8_INSTALL, PRECISIONS, TRAINED, Precision, refuse_apex
 from bench.workers.examination import Gpu, Machine, Platform
 from bench.workers.rates import check_rates, describe_rates, find_threads

@@ -15,8 +15,7 @@ from bench.base.processes import choose_threads
 from bench.base.text import read_clock
 from bench.machine.host import THREADS
 from bench.machine.peaks import list_peaks
-from bench.machine.yardstick import Tries, Yardstick, read_tries
-from bench.profile.step import CALL, RATES, SAME_DEVICE, write_rate
+from bench.profile.rates import CALL, RATES, SAME_DEVICE, Tries, Yardstick, read_tries, write_rate
 from bench.results.store.reader import read_rows
 from bench.results.store.table import RECORDS
 from bench.schema.case import DEVICES

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.profile.step import Profile, Rates, Step, Wait, find_rate
+from bench.profile.rates import Rates
+from bench.profile.step import Profile, Step, Wait, find_rate
 from bench.schema.record import WorkRow
 from bench.schema.work import Kind
 from tests.planted.steps import RATES, divided, make_row

@@ -21,15 +21,8 @@ from bench.answers.explanation import (
 )
 from bench.profile.breakdown import LEFT_OVER, Ceiling
 from bench.profile.kernels import shorten_kernel
-from bench.profile.step import (
-    Bound,
-    Profile,
-    Rates,
-    Step,
-    Wait,
-    find_emulated,
-    find_halves,
-)
+from bench.profile.rates import Rates, find_emulated, find_halves
+from bench.profile.step import Bound, Profile, Step, Wait
 from bench.results.verdict import Ratio
 from bench.schema.case import Case
 from bench.schema.record import KernelTime, WorkRow, write_kernels

@@ -8,7 +8,8 @@ from typing import Any
 
 from bench.answers.explanation import Side
 from bench.profile.breakdown import Breakdown, divide
-from bench.profile.step import Profile, Rates, Step
+from bench.profile.rates import Rates
+from bench.profile.step import Profile, Step
 from bench.results.store.writer import Store
 from bench.schema.case import Case
 from bench.schema.precision import find_formats

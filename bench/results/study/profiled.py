@@ -10,7 +10,8 @@ from statistics import fmean, geometric_mean
 
 from bench.machine.peaks import list_peaks
 from bench.profile.breakdown import Breakdown, divide
-from bench.profile.step import PROFILED, Profile, Step, take_rates
+from bench.profile.rates import take_rates
+from bench.profile.step import PROFILED, Profile, Step
 from bench.results.study.runs import Result, Run
 from bench.results.study.sweeps import Sweep
 from bench.schema.precision import Arithmetic, find_formats

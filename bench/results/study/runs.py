@@ -16,7 +16,7 @@ from bench.base.limits import STEADY, VARIES
 from bench.base.origin import EXECUTORS, OF_OTHERS
 from bench.machine.host import drop_harmless
 from bench.machine.peaks import list_peaks
-from bench.profile.step import COPY, RATES
+from bench.profile.rates import COPY, RATES
 from bench.results.store.rows import Row, group
 from bench.results.study.comparable import (
     Period,

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from bench.base.origin import EXECUTORS
 from bench.base.processes import hold_to
-from bench.machine.yardstick import Yardstick
 from bench.networks.data import SYNTHETIC, DatasetInfo, find_layout, prepare
 from bench.networks.data.sources import IMAGES
+from bench.profile.rates import Yardstick
 from bench.schema.record import Outcome
 from bench.workers.examination import Machine, ask_processes
 from bench.workers.fingerprint import Request

@@ -24,8 +24,8 @@ from bench.base.processes import TemporaryFolder
 from bench.base.text import clean
 from bench.machine.host import describe_install, find_variables, hash_code
 from bench.machine.nvml import find_cards
-from bench.machine.yardstick import Yardstick
 from bench.networks.data import DatasetInfo
+from bench.profile.rates import Yardstick
 from bench.schema.record import Outcome, Place, Status
 from bench.workers.examination import Machine
 from bench.workers.executors import Executor, Images, Listener, Settings, Stopping
