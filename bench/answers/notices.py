@@ -31,8 +31,8 @@ from bench.base.origin import LABELS
 from bench.base.text import ESTIMATE, capitalize, name_first, write_range
 from bench.networks.workloads import IMAGES
 from bench.results.store.rows import group, latest
-from bench.results.study.axes import ORDER, find_varying, list_naming_axes
-from bench.results.study.comparable import refuse_alone, refuse_together
+from bench.results.study.axes import ORDER, list_naming_axes
+from bench.results.study.comparable import list_mixed, refuse_alone, refuse_together
 from bench.results.study.doubts import DOUBTS, SAID_BELOW
 from bench.results.study.quantities import MEMORY, is_number
 from bench.results.study.remedies import QUIETER
@@ -40,7 +40,7 @@ from bench.results.study.runs import Result, Run
 from bench.results.study.sweeps import Sweep
 from bench.schema.case import AXES, Case
 from bench.schema.flags import change_flags
-from bench.schema.record import COMPARABLE, MEASURED, REPEATED, Status
+from bench.schema.record import MEASURED, REPEATED, Status
 
 ENVIRONMENT = {
     "driver": "driver",
@@ -256,19 +256,14 @@ def _describe_drift(every: Sequence[Run]) -> Iterator[Notice]:
 
 def _describe_mixtures(runs: Sequence[Run]) -> Iterator[Notice]:
     for part in group(runs, lambda run: run.sweep):
-        said = []
-        for name in find_varying(part, COMPARABLE):
-            axes, held = COMPARABLE[name], dict[Any, dict[str, None]]()
-            for run in part:
-                empty = "none" if name == "variables" and run.torch else ""
-                if value := getattr(run, name) or empty:
-                    held.setdefault(attrgetter(*axes)(run) if axes else (), {})[value] = None
-            if several := next((values for values in held.values() if len(values) > 1), None):
-                said.append(f"{name.replace('_', ' ')} {name_first([*several], 3, ' or ')}")
-        if said:
+        mixed = dict[str, str]()
+        for name, values, _ in list_mixed(part):
+            told = f"{name.replace('_', ' ')} {name_first(values, 3, ' or ')}"
+            mixed.setdefault(name, told)
+        if mixed:
             found = (
                 f"The rows of {part[0].sweep} were measured in different environments, and are "
-                f"compared only within one: {'; '.join(said)}."
+                f"compared only within one: {'; '.join(mixed.values())}."
             )
             yield Notice("Mixed environments", found, "Use a new --out for each.")
 

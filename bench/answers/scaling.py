@@ -35,10 +35,10 @@ from bench.answers.render.table import (
 from bench.answers.settings import list_settings
 from bench.results.store.rows import group
 from bench.results.study.axes import find_varying, list_naming_axes
-from bench.results.study.comparable import refuse_pair
+from bench.results.study.comparable import refuse_pair, tell_but
 from bench.results.study.doubts import SAID_BELOW
 from bench.results.study.quantities import QUANTITIES, is_number
-from bench.results.study.runs import SOURCE, Result, Run, tell_but
+from bench.results.study.runs import SOURCE, Result, Run
 from bench.results.study.sweeps import Sweep
 from bench.results.verdict import Ratio, compare
 from bench.schema.case import FOLLOWS, SAME_QUESTION, Case, spell_value

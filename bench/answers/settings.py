@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from bench.answers.choice import Candidate, Choice, choose_among
 from bench.base.limits import MIN_REPEATS, NEAR, STEADY, find_quantile
 from bench.results.store.rows import group
-from bench.results.study.comparable import refuse_alone, refuse_pair
+from bench.results.study.comparable import refuse_alone, refuse_pair, tell_but
 from bench.results.study.doubts import bound_energy
 from bench.results.study.quantities import is_number
-from bench.results.study.runs import Result, Trust, tell_but
+from bench.results.study.runs import Result, Trust
 from bench.results.verdict import Ratio, compare, pool_noise
 from bench.schema.case import AXES, SAME_QUESTION, UNTIMED, Case
 from bench.schema.precision import PRECISIONS

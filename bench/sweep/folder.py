@@ -19,6 +19,7 @@ from bench.base.text import clean, name_first, read_time, replace_file
 from bench.results.store.reader import read_beside, read_config, read_rows
 from bench.results.store.rows import SHARD, SOURCES, Row, Shard
 from bench.results.store.table import BEST, LAST, RECORDS
+from bench.results.study.comparable import list_unlike
 from bench.schema.axis import Trait
 from bench.schema.case import (
     AXES,
@@ -102,17 +103,8 @@ def find_unlike(
     for case in each.values():
         environment = inputs.describe(case)
         examined = case.command is not None or inputs.find_model(case) is not None
-        for name in columns if examined else [name for name in columns if name not in MODEL_PARTS]:
-            axes = COMPARABLE[name]
-            now = clean(getattr(environment, name) or "")
-            # a model or a file is only compared with its own rows
-            same = {*axes, "device", *(list_affecting(Trait.DATA) if axes != ("device",) else ())}
-            others = [
-                row
-                for row in rows
-                if getattr(row, name) != now
-                and all(getattr(row.case, axis) == getattr(case, axis) for axis in same)
-            ]
+        asked = [name for name in columns if examined or name not in MODEL_PARTS]
+        for name, now, others in list_unlike(rows, case, environment, asked):
             unlike.update(map(id, others))
             for told in dict.fromkeys(getattr(row, name) for row in others):
                 differing[_describe_difference(name, told, now, inputs, case)] = None

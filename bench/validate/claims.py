@@ -20,7 +20,7 @@ from bench.machine.peaks import find_peak, list_peaks
 from bench.networks.workloads import IMAGES
 from bench.profile.rates import RATES
 from bench.results.store.rows import group
-from bench.results.study.comparable import refuse_alone
+from bench.results.study.comparable import list_mixed, refuse_alone
 from bench.results.study.runs import Run, link_runs, list_runs
 from bench.results.study.sweeps import Sweep
 from bench.schema.case import AXES, SAME_QUESTION, Case
@@ -118,22 +118,19 @@ def find_unknown_code(evidence: Evidence) -> Iterator[str]:
 
 
 def find_environments(evidence: Evidence) -> Iterator[str]:
-    def list_values(runs: Sequence[Run], column: str) -> list[str]:
-        # a row that was cut off before its worker could look has no value
-        values = dict.fromkeys(getattr(run, column) for run in runs)
-        return [str(value) for value in values if value == value and value != ""]
-
+    columns = [name for name, owners in COMPARABLE.items() if owners == ("device",)]
+    for column, values, rows in list_mixed(evidence.own, columns):
+        listed = name_first(values, 3)
+        yield f"{column} is not the same in all rows of {rows[0].device}: {listed}"
     planned = evidence.config.get("environment")
     here = all(EXECUTORS[run.executor].here for run in evidence.own)
-    for column in (name for name, owners in COMPARABLE.items() if owners == ("device",)):
-        for runs in sorted(group(evidence.own, attrgetter("device")), key=lambda r: r[0].device):
-            device, found = runs[0].device, list_values(runs, column)
-            if len(found) > 1:
-                listed = name_first(found, 3)
-                yield f"{column} is not the same in all rows of {device}: {listed}"
-            told = planned.get(device) if here and isinstance(planned, dict) else None
-            said = told.get(column) if isinstance(told, dict) else None
-            if said and found and str(said) not in found:
+    for runs in group(evidence.own, attrgetter("device")):
+        told = planned.get(runs[0].device) if here and isinstance(planned, dict) else None
+        if not isinstance(told, dict):
+            continue
+        for column in columns:
+            found = [*filter(None, dict.fromkeys(getattr(run, column) for run in runs))]
+            if (said := told.get(column)) and found and str(said) not in found:
                 yield f"{column} is {name_first(found, 3)} in the rows, and {said} in config.json"
 
 

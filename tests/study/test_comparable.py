@@ -5,18 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.cards.document import build as build_cards
 from bench.compare.__main__ import main as compare
+from bench.report.document import build as build_report
 from bench.report.figures import list_panels
 from bench.report.files import write_json
-from bench.results.study.sweeps import read_sweeps
+from bench.results.study.comparable import list_unlike
+from bench.results.study.sweeps import read_sweep, read_sweeps
 from bench.schema.case import Case
 from bench.schema.record import Record, Status
 from bench.validate.__main__ import main as validate
-from tests.planted.records import make_record, ran, write_sweep
+from tests.planted.records import GIB, make_record, measured, ran, write_sweep
 from tests.planted.results import read_report, tell
 from tests.planted.scripts import counted, script, stepped, untold
 from tests.pytest_for_tests import Capture
@@ -181,6 +184,51 @@ def test_no_effect_is_of_times_that_say_nothing_of_each_other(
     name: str, effects: list[str], tmp_path: Path
 ) -> None:
     assert tell(read_report(tmp_path, SAID[name][0]), "effects", "change speed verdict") == effects
+
+
+FP32, FP16 = Case(), Case(precision="fp16", loss_scale=128.0)
+TOLD = {"gpu": "A card", "torch": "2.13", "model_structure": "a", "model_source": "a",
+        "dataset_fingerprint": "a", "power_limit_w": 700.0}  # fmt: skip
+DIFFER: list[tuple[dict[str, Any], str]] = [
+    # what two rows differ in beside their precision, and where nonetheless they stand together: a
+    # sweep goes on, a report pairs them, two folders are compared, cards stand in one group
+    ({}, "resume report compare cards"),
+    ({"power_limit_w": 500.0}, "resume report compare cards"),
+    ({"torch": "2.12"}, "compare cards"),  # a folder is of one version, and of cards the major one
+    ({"torch": "1.13"}, "compare"),
+    ({"gpu": "B card"}, "compare cards"),  # what both are for
+    ({"variables": "A=1"}, "compare cards"),
+    ({"model_source": "b"}, "compare cards"),  # two machines may have two versions of the harness
+    ({"model_structure": "b"}, ""),
+    ({"dataset_fingerprint": "b"}, "compare"),  # which says it
+]
+
+
+@pytest.mark.parametrize(("other", "together"), DIFFER)
+def test_rows_stand_together_by_one_rule_but_for_what_each_question_is_of(
+    other: dict[str, Any], together: str, tmp_path: Path, capsys: Capture
+) -> None:
+    values = {**measured(10.0, 4 * GIB), **TOLD}
+    first, second = make_record(FP32, **values), make_record(FP16, **{**values, **other})
+    both = read_sweep(write_sweep(tmp_path / "both", [first, second]))
+    said = list[str]()
+    if not [*list_unlike(both.rows[:1], FP16, second.environment)]:
+        said.append("resume")
+    report = build_report([both])
+    if tell(report, "effects", "change"):
+        said.append("report")
+    assert bool("Mixed environments" in {one.label for one in report.warnings}) is (
+        "resume" not in said
+    )
+    folders = [
+        write_sweep(tmp_path / name, [make_record(FP32, **{**values, **more, "gpu_uuid": name})])
+        for name, more in (("a", {}), ("b", {"cpu": "x", **other}))
+    ]
+    if not compare([*map(str, folders)]) and "1 case in both" in capsys.readouterr().out:
+        said.append("compare")
+    if len(build_cards(read_sweeps(folders), tmp_path).groups) == 1:
+        said.append("cards")
+    assert " ".join(said) == together
 
 
 def test_files_say_of_what_a_time_is(tmp_path: Path) -> None:

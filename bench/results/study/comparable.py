@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from bench.base.text import join_words
+from bench.base.text import clean, join_words
 from bench.networks.workloads import IMAGES
 from bench.results.store.rows import Row, group
 from bench.results.study.doubts import DOUBTS
-from bench.schema.case import AXES, FOLLOWS, SAME_QUESTION, UNTIMED
+from bench.schema.axis import Trait
+from bench.schema.case import AXES, FOLLOWS, SAME_QUESTION, UNTIMED, Case, list_affecting
 from bench.schema.command import ITEMS, read_vary
+from bench.schema.record import COMPARABLE, Environment
 
 AMOUNT = ("batch_size", "accumulate", "world_size", "epochs", "fraction", "vary", "command")
 """Axes that may change how much a step or a run of a command does."""
@@ -196,3 +198,42 @@ def _find_ratio(alike: Sequence[Row]) -> float | None:
 
 def _agrees(run: Row, ratio: float | None) -> bool:
     return ratio is not None and abs(run.step_items - ratio * run.batch_size) < 0.5
+
+
+# ------------------------------------------------------------------------------------ what ran them
+
+
+def tell_but(free: Collection[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """Return a function that tells runs or results apart that differ in more than the axes
+    ``free``: where they ran, all other axes, and what ran them."""
+    names = (name for name in AXES if name not in free)
+    tell: Callable[[Any], tuple[Any, ...]] = attrgetter("ran_on", *names, "environment", "kind")
+    return tell
+
+
+def list_unlike(
+    rows: Sequence[Row], case: Case, environment: Environment, columns: Iterable[str] = COMPARABLE
+) -> Iterator[tuple[str, str, list[Row]]]:
+    """Yield each of ``columns`` in which a run of a case now would differ from rows, its value now,
+    and these rows. What belongs to a network or a file is only compared with rows of the same data
+    on the same device."""
+    for name in columns:
+        axes, now = {*COMPARABLE[name], "device"}, clean(getattr(environment, name) or "")
+        axes |= {*list_affecting(Trait.DATA)} if axes != {"device"} else set()
+        alike = (row for row in rows if all(getattr(row.case, a) == getattr(case, a) for a in axes))
+        if others := [row for row in alike if getattr(row, name) != now]:
+            yield name, now, others
+
+
+def list_mixed(
+    rows: Sequence[Row], columns: Iterable[str] = COMPARABLE
+) -> Iterator[tuple[str, list[str], list[Row]]]:
+    """Yield each of ``columns`` in which rows differ that agree on all that it belongs to, with its
+    values and these rows. A row that ended before its worker could look has none."""
+    for name in columns:
+        for alike in group(rows, attrgetter(*COMPARABLE[name])):
+            empty = ("none" if name == "variables" and row.torch else "" for row in alike)
+            told = (getattr(row, name) or none for row, none in zip(alike, empty, strict=True))
+            values = [value for value in dict.fromkeys(told) if value]
+            if len(values) > 1:
+                yield name, values, alike

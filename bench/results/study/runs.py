@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from enum import IntEnum, StrEnum
 from functools import cached_property
 from operator import attrgetter
@@ -26,6 +26,7 @@ from bench.results.study.comparable import (
     refuse_pair,
     restate,
     take_alike,
+    tell_but,
 )
 from bench.results.study.doubts import DOUBTS, LEAST_KNOWN
 from bench.results.study.quantities import (
@@ -46,14 +47,6 @@ if TYPE_CHECKING:
 
 
 SOURCE = ("sweep", "machine")
-
-
-def tell_but(free: Collection[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """Return a function that tells runs or results apart that differ in more than the axes
-    ``free``: where they ran, all other axes, and what ran them."""
-    names = (name for name in AXES if name not in free)
-    tell: Callable[[Any], tuple[Any, ...]] = attrgetter("ran_on", *names, "environment", "kind")
-    return tell
 
 
 class Run(Row):
