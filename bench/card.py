@@ -20,6 +20,7 @@ from typing import Any
 
 from bench.base.errors import UnsupportedError, UsageError
 from bench.base.processes import leave, stop_signals
+from bench.base.progress import Progress, watch
 from bench.base.text import GIB, clean, last_line, read_clock, replace_file
 from bench.machine.host import has_cuda
 from bench.machine.nvml import find_cards
@@ -266,11 +267,13 @@ def main(argv: Sequence[str]) -> int:
     identity = {name: getattr(platform.environment, name) for name in COMPARABLE}
     new = {"identity": identity | {"dataset": dataset}, "started_at": read_clock(), "phases": {}}
     state: dict[str, Any] = json.loads(file.read_text()) if file.exists() else new
-    with stop_signals(lambda: None) as stopped:
+    bar = Progress(None, "part", deadline - time.monotonic())
+    with stop_signals(lambda: None) as stopped, bar:
         for name, phase in go_through(folder, state["phases"], words, platform, deadline, stopped):
             state["phases"][name] = phase
             states = {one["state"] for one in state["phases"].values()}
             state["complete"] = name == "report" and states <= {*ENDED}
+            bar.end()
             replace_file(file, json.dumps(state, indent=2) + "\n")
             took, said = phase["seconds"], phase["line"]
             print(f"{name:<10} {phase['state']:<11} {took:4.0f} s  {said}", flush=True)
@@ -306,7 +309,8 @@ def go_through(
         else:
             for part in (MAP,) if name == "scales" else ():
                 (folder / part).unlink(missing_ok=True)  # a part of a map would be refused
-            end = run(["-m", *asked], log, deadline, stopped, float(least))
+            with watch(shlex.join(["python", "-m", *asked])):
+                end = run(["-m", *asked], log, deadline, stopped, float(least))
             told = log.read_text(errors="replace").rpartition(" ==\n")[2]
             said = clean(last_line(told))
             if name == "trust":  # a line for each of its checks

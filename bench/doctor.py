@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench.base.processes import leave
+from bench.base.progress import watch
 from bench.base.text import clean
 from bench.machine.host import refuse_missing
 from bench.schema.flags import Parser, command
@@ -61,7 +62,8 @@ def main(argv: Sequence[str]) -> int:
     add("--json", action="store_true", help="print facts and findings as JSON")
     given = parser.parse(argv)
     refuse_missing(["psutil"])
-    machine = measure_machine(examine(data_dir=given.data_dir, out=given.out))
+    with watch("looking at this machine, and measuring what it can do"):
+        machine = measure_machine(examine(data_dir=given.data_dir, out=given.out))
     findings = judge(machine)
     print(write_json(machine, findings) if given.json else write_findings(findings))
     return int(any(finding.level is Level.UNBELIEVABLE for finding in findings))

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from bench.base.errors import UnsupportedError, UsageError
 from bench.base.processes import leave, list_children
+from bench.base.progress import Progress
 from bench.base.text import count, parse_bytes
 from bench.machine.host import has_cuda
 from bench.machine.nvml import find_neighbours
@@ -328,17 +329,16 @@ def go_through(device: str, out: Path, shared: bool) -> Iterator[tuple[str, str,
     if platform.environment.gpu:
         expected = "what others are forked from holds no file of the driver"
         yield "server", expected, check_server()
-    words = choose_words(device, shared)
-    for check in CHECKS:
-        if check.gpu and device != "cuda":
-            continue
-        if check.name == "script" and not (ROOT / "examples").is_dir():
-            continue
-        yield (
-            check.name,
-            check.expected,
-            run_check(check, words, out, platform.environment.gpu_uuid),
-        )
+    words, uuid = choose_words(device, shared), platform.environment.gpu_uuid
+    asked = [check for check in CHECKS if device == "cuda" or not check.gpu]
+    if not (ROOT / "examples").is_dir():
+        asked = [check for check in asked if check.name != "script"]
+    with Progress(len(asked), "check") as progress:
+        for check in asked:
+            progress.begin(f"{check.name}: {check.expected}")
+            seen = run_check(check, words, out, uuid)
+            progress.end()
+            yield check.name, check.expected, seen
 
 
 @command

@@ -127,4 +127,4 @@ def answer(
     """The map of a network of this file, or of a workload if settings of its case name one."""
     case = replace(SMALL, model=f"scales_for_tests:{model}", **settings)
     images = None if case.workload != IMAGES else data or dataset()
-    return measure(case, images, scales, steps, lambda text: None)
+    return measure(case, images, scales, steps)

@@ -18,7 +18,7 @@ from bench.base.origin import EXECUTORS, Kind
 from bench.schema.record import Outcome, Step
 from bench.sweep import __main__ as sweep
 from bench.workers.executors import Event
-from bench.workers.job import Job
+from bench.workers.job import Job, StepTaken
 from tests.fake_executor import FakeExecutor
 
 DELAY_S = float(os.environ.get("BENCH_TEST_DELAY_S", "0.005"))
@@ -32,8 +32,9 @@ class SlowFake(FakeExecutor):
         self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
     ) -> Outcome:
         """Wait, unless stopped, then answer as the fake does."""
-        end = time.monotonic() + random.uniform(0, DELAY_S)
-        while time.monotonic() < end and not stopping():
+        begun, took = time.monotonic(), random.uniform(0, DELAY_S)
+        while (passed := time.monotonic() - begun) < took and not stopping():
+            on_event(StepTaken("epoch", int(40 * passed / took), 40, 3 << 30))
             time.sleep(min(0.01, DELAY_S))
         outcome = super().run(job, on_event, stopping)
         outcome.steps = [Step(i, 8, 2.5, i, 0.125) for i in range(STEPS)]

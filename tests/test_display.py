@@ -27,15 +27,15 @@ def record(status: Status = Status.OK, reason: str = "", executor: str = "subpro
 
 def test_plain_lines_where_there_is_no_terminal(capsys: Capture, monkeypatch: Patch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("bench.sweep.display.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
     with Display(Path("results/x"), runs=2, done=7, cases=[CASE, CASE]) as display:
-        display.begin(CASE, 1, False)
-        display.show(PhaseEntered("epoch"))
+        display.start(CASE, 1, False)
+        display.hear(PhaseEntered("epoch"))
         for clock[0] in (10.0, 31.0, 32.0):
-            display.show(StepTaken("epoch", step=3, total=20, memory_bytes=2**30))
-        display.end(record())
-        display.begin(CASE, 2, True)
-        display.end(record(Status.OOM, "OutOfMemoryError:\x1b[2J tried\nto [bold]allocate"))
+            display.hear(StepTaken("epoch", step=3, total=20, memory_bytes=2**30))
+        display.conclude(record())
+        display.start(CASE, 2, True)
+        display.conclude(record(Status.OOM, "OutOfMemoryError:\x1b[2J tried\nto [bold]allocate"))
     name = "fp16 · loss scale 128 · batch size 512"
     assert capsys.readouterr().err.splitlines() == [
         "2 to run, 7 already there, into results/x",
@@ -43,32 +43,6 @@ def test_plain_lines_where_there_is_no_terminal(capsys: Capture, monkeypatch: Pa
         f"[1/2] {name}: ≈11.00 s an epoch, 14.00 GiB, loss 2.053, accuracy 29.0 %; about 32 s left",
         f"[2/2] {name} · again, for drift: oom: OutOfMemoryError: [2J tried to [bold]allocate",
     ]
-
-
-def test_a_terminal_gets_a_live_line(monkeypatch: Patch) -> None:
-    """Through a real terminal: case, phase, step and memory stand in one line."""
-    import os
-    import pty
-    import sys
-    import termios
-
-    leader, follower = pty.openpty()
-    with os.fdopen(follower, "w") as terminal:
-        monkeypatch.setattr(sys, "stderr", terminal)
-        termios.tcsetwinsize(terminal, (50, 160))
-        monkeypatch.setenv("TERM", "xterm")
-        with Display(Path("x"), 1, 0) as display:
-            display.begin(CASE, 1, False)
-            display.show(PhaseEntered("warmup"))
-            display.show(StepTaken("epoch", step=9, total=20, memory_bytes=3 * 2**30))
-            display.end(record())
-        terminal.flush()
-        shown = ""
-        while "accuracy" not in shown:  # a terminal hands on piece by piece
-            shown += os.read(leader, 1 << 20).decode()
-    os.close(leader)
-    for text in ("batch size 512", "warmup", "step 10 of 20", "3.00 GiB"):
-        assert text in shown
 
 
 @pytest.mark.parametrize(
@@ -89,21 +63,21 @@ def test_a_run_says_of_what_its_time_is_and_what_failed(
     case, number = Case(command="python train.py", dataset="own"), told.pop("number")
     told |= {"epoch_time_s": 35.07, "measured_images": number, "train_images": number}
     with Display(Path("x"), 1, 0) as display:
-        display.begin(case, 1, False)
-        display.end(make_record(case, status=Status.OK, **told))
+        display.start(case, 1, False)
+        display.conclude(make_record(case, status=Status.OK, **told))
     assert capsys.readouterr().err.endswith(f": {said}\n")
 
 
 def test_what_is_left_is_told_by_case(capsys: Capture, monkeypatch: Patch) -> None:
     """A case of 37 s before one of 242, twice; and two that have not run yet."""
     clock = [0.0]
-    monkeypatch.setattr("bench.sweep.display.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
     small, large = CASE, replace(CASE, batch_size=2048)
     with Display(Path("x"), runs=4, done=0, cases=[small, large] * 2) as display:
         for case, took in ((small, 37), (large, 242), (small, 37), (large, 242)):
-            display.begin(case, 1, False)
+            display.start(case, 1, False)
             clock[0] += took
-            display.end(replace(record(), case=case))
+            display.conclude(replace(record(), case=case))
     lines = capsys.readouterr().err.splitlines()[1:]
     assert [line.partition("; ")[2] for line in lines] == [
         "", "about 4.7 min left", "about 4 min left", ""
@@ -111,9 +85,9 @@ def test_what_is_left_is_told_by_case(capsys: Capture, monkeypatch: Patch) -> No
     others = [replace(CASE, batch_size=size) for size in (1, 2, 3, 4)]
     with Display(Path("x"), runs=4, done=0, cases=others) as display:
         for case in others:
-            display.begin(case, 1, False)
+            display.start(case, 1, False)
             clock[0] += 60
-            display.end(replace(record(), case=case))
+            display.conclude(replace(record(), case=case))
     lines = capsys.readouterr().err.splitlines()[1:]
     assert [line.partition("; ")[2] for line in lines] == [
         "", "about 2 min left if the others take as long",

@@ -202,8 +202,7 @@ def test_a_sweep_measures_once_and_only_where_it_runs_something(
     monkeypatch.setenv(SECONDS, "0.01")
     run_sweep(tmp_path / "a", "--precision", "fp32", "bf16-amp")
     said = capsys.readouterr().err
-    assert said.count("the CPU: measuring what it can do now\n") == 1
-    assert "float32 products " in said
+    assert said.count("the CPU: float32 products ") == 1
     first, second = read_rows(tmp_path / "a")
     names = ("rate_float32", "rate_bfloat16", "rate_copy", "call_time_s")
     assert all(0 < float(first[name]) == float(second[name]) for name in names)

@@ -68,7 +68,8 @@ def find_advice(now: Case, options: Options, budget_s: float, until: float) -> A
         findings = Findings(now, levers, given)
         advisor = Advisor(loop, findings, comparable, budget_s, until)
         known = sum(map(len, findings.runs.values()))
-        with Display(loop.out, None, known, [*levers], "the best setting") as display:
+        what, left_s = "the best setting", until - monotonic()
+        with Display(loop.out, None, known, [*levers], what, limit_s=left_s) as display:
             loop.show_on(display)
             loop.work(advisor)
         pending = advisor.choose(math.inf) is not None

@@ -108,13 +108,16 @@ def stop_signals(kill: Callable[[], None]) -> Iterator[Callable[[], int]]:
         nonlocal received
         if received:
             kill()
-            if os.isatty(2):
-                os.write(2, b"\x1b[?25h\n")  # the live line hides the cursor
+            if announce:
+                os.write(2, b"\n")  # below the live lines
             os._exit(128 + number)
-        received = number
+        received, notice = number, "stopping: what is done is kept; again to stop at once"
+        if announce:
+            announce(notice)
+            return
         try:
             # an interrupted print() cannot be entered again
-            os.write(2, b"\nstopping: what is done is kept; again to stop at once\n")
+            os.write(2, f"\n{notice}\n".encode())
         except OSError:
             discard_output()
 
@@ -136,6 +139,9 @@ def stop_signals(kill: Callable[[], None]) -> Iterator[Callable[[], int]]:
 
 
 _stops = 0
+
+announce: Callable[[str], None] | None = None
+"""Takes the notice of a signal where live lines have the terminal, see `bench.base.progress`."""
 
 
 def describe_pause(since: tuple[int, float] | None = None) -> tuple[tuple[int, float], str]:

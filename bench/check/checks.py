@@ -6,7 +6,6 @@ Importing this module is cheap; torch is imported by `bench.check.findings`.
 from __future__ import annotations
 
 import math
-import sys
 import textwrap
 import time
 from collections.abc import Iterable, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from bench.base.progress import Progress
 from bench.base.text import clean, name_first
 from bench.networks.workloads import IMAGES
 from bench.schema.case import Case, list_varying
@@ -153,11 +153,13 @@ def run_checks(subject: Any, skip: Sequence[str]) -> bool:
     line as each check ends, then an explanation of each failure, how many passed, and what was not
     run."""
     start, answers = time.perf_counter(), list[Answer]()
-    for one in (one for one in CHECKS.values() if one.name not in skip):
-        if sys.stdout.isatty():
-            print(_row(one.name, "…", "", ""), end="\r", flush=True)
-        answers.append(answer(one, subject))
-        print(describe(answers[-1]), flush=True)
+    asked = [one for one in CHECKS.values() if one.name not in skip]
+    with Progress(len(asked), "check") as progress:
+        for one in asked:
+            progress.begin(f"{one.name}: whether {one.shows}")
+            answers.append(answer(one, subject))
+            progress.end()
+            print(describe(answers[-1]), flush=True)
     failed = [found for found in answers if found.result == "FAIL"]
     for found in failed:
         print(explain(found))

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.base.progress import Progress, watch
 from bench.base.text import last_line
 from bench.publish.asv.site import publish_commits
 from bench.results.study.sweeps import list_results
@@ -23,16 +24,20 @@ def publish(results: Path, out: Path) -> Path:
 
     shutil.rmtree(out / "sweeps", ignore_errors=True)  # a sweep may have been removed since
     (out / "sweeps").mkdir(parents=True)
-    tracked = publish_commits(out / "asv")
+    with watch("building the asv site"):
+        tracked = publish_commits(out / "asv")
     pages, readable = [], []
-    for path in list_results(results):
-        name = path.name.removesuffix(".csv")
-        file = f"sweeps/{name}.html"
-        if failed := write_page("report", [path], out / file):
-            file = ""
-        else:
-            readable.append(path)
-        pages.append((name, file, failed))
+    with Progress(len(paths := [*list_results(results)]), "page") as progress:
+        for path in paths:
+            name = path.name.removesuffix(".csv")
+            file = f"sweeps/{name}.html"
+            progress.begin(file)
+            if failed := write_page("report", [path], out / file):
+                file = ""
+            else:
+                readable.append(path)
+            progress.end()
+            pages.append((name, file, failed))
     cards = readable and not write_page("cards", readable, out / CARDS)
     template = jinja2.Environment(autoescape=True).from_string(INDEX.read_text("utf-8"))
     page = template.render(tracked=tracked, cards=CARDS if cards else None, pages=pages)

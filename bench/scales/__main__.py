@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 
 from bench.base.errors import UsageError
 from bench.base.processes import leave
+from bench.base.progress import Progress
 from bench.base.text import read_clock
 from bench.machine.host import choose_device, refuse_missing
 from bench.networks.data import find_layout, load
@@ -117,18 +116,20 @@ def main(argv: Sequence[str]) -> int:
 
     from bench.scales.measurement import measure
 
-    tried, say = sorted(set(given.scales)), partial(print, file=sys.stderr, flush=True)
-    for case in inputs.plan.cases:
-        folder = inputs.data(case).folder
-        try:
-            found = measure(case, load(folder) if folder else None, tried, given.steps, say)
-        except torch.OutOfMemoryError as error:
-            raise UsageError(
-                f"{case.model}, batch size {case.batch_size} ran out of memory; use a smaller "
-                f"--batch-size; what was measured before is in {out}"
-            ) from error
-        scales = replace(scales, cases=(*scales.cases, found))
-        write_map(scales)
+    tried = sorted(set(given.scales))
+    with Progress(len(inputs.plan.cases), "case") as progress:
+        for case in inputs.plan.cases:
+            folder = inputs.data(case).folder
+            try:
+                found = measure(case, load(folder) if folder else None, tried, given.steps)
+            except torch.OutOfMemoryError as error:
+                raise UsageError(
+                    f"{case.model}, batch size {case.batch_size} ran out of memory; use a smaller "
+                    f"--batch-size; what was measured before is in {out}"
+                ) from error
+            scales = replace(scales, cases=(*scales.cases, found))
+            write_map(scales)
+            progress.end()
     show(scales)
     return 0
 

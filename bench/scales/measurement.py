@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.base.progress import watch
 from bench.networks.data import Dataset
 from bench.networks.data.batches import stream
 from bench.networks.workloads import IMAGES, Images, load_workload
@@ -37,24 +38,18 @@ AT = (1, 5, 20)
 """The steps at which gradients are counted: the first, and two after the weights have changed."""
 
 
-def measure(
-    case: Case,
-    data: Dataset | None,
-    scales: Sequence[float],
-    steps: int,
-    say: Callable[[str], None],
-) -> ScaleCase:
+def measure(case: Case, data: Dataset | None, scales: Sequence[float], steps: int) -> ScaleCase:
     """Find what ``scales``, which rise, do to the gradients of a case of 16 bits within its first
     ``steps``. Then train at 1, 128, the recommended scale and a dynamic one. ``data`` is None for a
-    user's workload; ``say`` is called with lines on the progress."""
-    session = Session(case, data, steps)
-    say(f"{case.label(['model', 'precision', 'batch_size'])}: {steps} steps in fp32")
-    found = session.observe(scales)
+    user's workload."""
+    session, name = Session(case, data, steps), case.label(["model", "precision", "batch_size"])
+    with watch(f"{name}, counted in fp32") as session.show:
+        found = session.observe(scales)
     use = find_window(found).use
     recommended = [] if use is None else [format_value(use)]
     for setting in dict.fromkeys(["1", "128", *recommended, "dynamic"]):
-        say(f"{steps} steps at loss scale {setting}")
-        training = session.train(setting)
+        with watch(f"{name}, at loss scale {setting}") as session.show:
+            training = session.train(setting)
         found = replace(found, trainings=(*found.trainings, training))
         if session.real and setting not in POLICIES and any(training.overflowed):
             scale, first = training.scales[0], training.overflowed.index(True) + 1
@@ -72,6 +67,7 @@ class Session:
 
     def __init__(self, case: Case, data: Dataset | None, steps: int) -> None:
         self.case, self.steps, self.device = case, steps, torch.device(case.device)
+        self.show: Callable[[int, int], None] = lambda step, total: None
         self.real = self.device.type == "cuda"
         known = PRECISIONS[case.precision]
         self._format: torch.dtype = getattr(torch, known.autocast or known.weights)
@@ -93,6 +89,7 @@ class Session:
     def batches(self) -> Iterator[tuple[int, Any]]:
         """Yield steps from 1 and their batches, seeded so that dropout is the same every time."""
         for step, batch in enumerate(islice(stream(self._batches), self.steps), 1):
+            self.show(step, self.steps)
             seed_all(self.case.seed + step)
             yield step, batch
 

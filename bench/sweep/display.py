@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Self
 
-from bench.base.processes import discard_output
-from bench.base.text import GIB, clean, write_number, write_seconds
+from bench.base.progress import EVERY_S, Progress
+from bench.base.text import GIB, write_number, write_seconds
 from bench.results.study.comparable import Period
 from bench.schema.case import Case
 from bench.schema.record import MEASURED, Record, Status, describe_unmet
 from bench.workers.executors import Event
-from bench.workers.job import PhaseEntered
+from bench.workers.job import PhaseEntered, WorkBegun
 
-_PLAIN_EVERY_S = 30.0
-
-
-@dataclass
-class _Lane:
-    name: str  # of the lane and its case
-    phase: str = "set-up"
-    began: float = 0.0
-    due: float = 0.0  # when it is next told of, where there is no terminal
+_NAMES = {"warmup": "warm-up"}  # of phases, where their own is not a word
 
 
-class Display:
+class Display(Progress):
     """The running cases with phase, step and memory, and how each ended.
 
-    On a terminal the last line is that of the lane that was heard of last; the only lane of a sweep
-    has no name. ``runs`` is the number of runs to make, ``done`` that of runs already there;
-    ``runs`` is None if each run decides on the next, as in a ``search``. ``axes`` name each case,
-    see `bench.schema.case.list_varying`; ``cases`` are those of the runs to make, as far as known.
+    The only lane of a sweep has no name. ``runs`` is the number of runs to make, ``done`` that of
+    runs already there; ``runs`` is None if each run decides on the next, as in a ``search``, which
+    may have ``limit_s``. ``axes`` name each case, see `bench.schema.case.list_varying`; ``cases``
+    are those of the runs to make, as far as known.
     """
 
     def __init__(
@@ -48,97 +37,72 @@ class Display:
         axes: Sequence[str] | None = None,
         search: str = "the largest batch",
         cases: Iterable[Case] = (),
+        limit_s: float | None = None,
     ) -> None:
-        self._out, self._runs, self._done, self._axes = out, runs, done, axes
-        self._search = search
-        self._index, self._began = 0, time.monotonic()
+        super().__init__(runs, "run", limit_s)
+        self._out, self._there, self._axes, self._search = out, done, axes, search
         self._left = Counter(cases)
         self._took: dict[Case, list[float]] = {}  # of ended runs, in s
-        self._lanes: dict[str, _Lane] = {}
-        self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._began_at: dict[str, float] = {}  # by lane
+        self._names: dict[str, str] = {}  # of what runs, by lane
 
-    def __enter__(self) -> Display:
-        kept = f", {self._done} already there" if self._done else ""
-        what = f"looking for {self._search}" if self._runs is None else f"{self._runs} to run"
+    def __enter__(self) -> Self:
+        kept = f", {self._there} already there" if self._there else ""
+        what = f"looking for {self._search}" if self.total is None else f"{self.total} to run"
         self.say(f"{what}{kept}, into {self._out}")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._show("")
+        return super().__enter__()
 
     def leave_out(self, case: Case, runs: int) -> None:
         """Leave out the other runs of a case, of which there are so many."""
         self._left.pop(case, None)
-        if self._runs is not None:
-            self._runs -= runs
+        if self.total is not None:
+            self.total -= runs
 
-    def say(self, line: str) -> None:
-        """Print a line above the live one."""
-        self._show("")
-        self._print(f"{clean(line)}\n")
-
-    def begin(self, case: Case, repeat: int, sentinel: bool, lane: str = "") -> None:
+    def start(self, case: Case, repeat: int, sentinel: bool, lane: str = "") -> None:
+        """Show a run that is set up."""
         again = "again, for drift" if sentinel else f"repeat {repeat}" if repeat > 1 else ""
-        here = _Lane(" · ".join(filter(None, [lane, case.label(self._axes), again])))
-        here.began = time.monotonic()
-        self._lanes[lane], here.due = here, here.began + _PLAIN_EVERY_S
-        self._show(f"{here.name}: {here.phase}")
+        name = " · ".join(filter(None, [lane, case.label(self._axes), again]))
+        self._names[lane], self._began_at[lane] = name, time.monotonic()
+        self.begin(name, "set-up", lane)
 
-    def show(self, event: Event, lane: str = "") -> None:
-        here = self._lanes[lane]
+    def hear(self, event: Event, lane: str = "") -> None:
+        """Show what a run tells."""
         if isinstance(event, PhaseEntered):
-            here.phase = f"{event.phase} {event.epoch + 1}" if event.epoch else event.phase
-            self._show(f"{here.name}: {here.phase}")
-            return
-        of = f" of {event.total}" if event.total else ""
-        now = f"{here.phase}, step {event.step + 1}{of}, {event.memory_bytes / GIB:.2f} GiB"
-        self._show(f"{here.name}: {now}")
-        if not self._live and time.monotonic() >= here.due:
-            here.due = time.monotonic() + _PLAIN_EVERY_S
-            self.say(f"  {here.name}: {now}")
+            number = f" {event.epoch + 1}" if event.epoch else ""
+            self.enter(f"{_NAMES.get(event.phase, event.phase)}{number}", lane)
+        elif isinstance(event, WorkBegun):
+            self.enter(event.what, lane)
+        else:
+            memory = f"{event.memory_bytes / GIB:.2f} GiB"
+            self.show(event.step + 1, event.total, memory, lane)
 
-    def end(self, record: Record, lane: str = "") -> None:
-        place = ""
-        if record.status is not Status.LOST:  # it counts when it is run again
-            self._index += 1
+    def conclude(self, record: Record, lane: str = "") -> None:
+        """Say how a run ended, and where there is no live bar how long the others take."""
+        place, counts = "", record.status is not Status.LOST  # it counts when it is run again
+        if counts:
             self._left[record.case] -= 1
-            took_s = time.monotonic() - self._lanes[lane].began
+            took_s = time.monotonic() - self._began_at[lane]
             self._took.setdefault(record.case, []).append(took_s)
-            place = f"[{self._index}] " if self._runs is None else f"[{self._index}/{self._runs}] "
-        name = self._lanes[lane].name
-        self.say(f"{place}{name}: {_describe(record)}{self._estimate_left()}")
+            of = "" if self.total is None else f"/{self.total}"
+            place = f"[{self.done + 1}{of}] "
+        left_s, guess = self._estimate_left(self.done + counts)
+        self.end(lane, int(counts), left_s)
+        told = f"; about {write_seconds(left_s)} left{guess}" if left_s > EVERY_S else ""
+        self.say(f"{place}{self._names[lane]}: {_describe(record)}{told * (not self.live)}")
 
-    def _estimate_left(self) -> str:
-        """Say how long the other runs take: as long as those of their case did, and of cases that
-        have none, as long as all did. Of more of these than have ended nothing is said: the first
-        of a sweep may take a seventh of the next."""
+    def _estimate_left(self, done: int) -> tuple[float, str]:
+        """Return how long the other runs take, in s, and on what that depends: as long as those of
+        their case did, and of cases that have none, as long as all did. Of more of these than have
+        ended it is 0, not known: the first of a sweep may take a seventh of the next."""
         known = [fmean(self._took[case]) for case in self._left.elements() if case in self._took]
-        unknown = (self._runs or 0) - self._index - len(known)
-        if unknown > self._index or not self._took:
-            return ""
+        unknown = (self.total or 0) - done - len(known)
+        if unknown > done or not self._took:
+            return 0.0, ""
         every = [took_s for of in self._took.values() for took_s in of]
         # lanes run side by side, and something is done between two runs
         share = (time.monotonic() - self._began) / (sum(every) or 1.0)
         left_s = (sum(known) + max(0, unknown) * fmean(every)) * share
-        guess = " if the others take as long" if unknown > 0 else ""
-        return f"; about {write_seconds(left_s)} left{guess}" if left_s > _PLAIN_EVERY_S else ""
-
-    def _show(self, line: str) -> None:
-        """Write a line over the live one, on a terminal."""
-        if self._live:
-            self._print(line, live=True)
-
-    def _print(self, text: str, live: bool = False) -> None:
-        try:
-            if live:
-                width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
-                text = f"\r\x1b[K{clean(text)[: width - 1]}"
-            print(text, end="", file=sys.stderr, flush=True)
-        except OSError as error:  # of a terminal that was closed, or some other
-            if error.errno not in (errno.EIO, errno.ENOTTY):
-                raise
-            discard_output()
-            self._live = False
+        return left_s, " if the others take as long" if unknown > 0 else ""
 
 
 def _describe(record: Record) -> str:

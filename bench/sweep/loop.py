@@ -24,6 +24,7 @@ from uuid import uuid4
 from bench.base.errors import StoreError, UnsupportedError, UsageError
 from bench.base.inject import Seen
 from bench.base.processes import OtherWork, choose_threads, count_cores, stop_signals, usable_cpus
+from bench.base.progress import watch
 from bench.base.text import count, name_first, read_clock, read_time
 from bench.machine.host import PACKAGES, THREADS, refuse_missing
 from bench.results.store.reader import find_shards
@@ -223,7 +224,7 @@ class Loop:
                     self.rate(free, job.case.device)
         self.rate(lane, job.case.device)
         started_at = read_clock()
-        self.display.begin(job.case, job.repeat, job.sentinel, lane.name)
+        self.display.start(job.case, job.repeat, job.sentinel, lane.name)
         placed = self._place(job, lane)
         if isinstance(placed, Outcome):
             source.settle(job, self._write(job, lane, lane, placed, started_at), placed)
@@ -254,7 +255,7 @@ class Loop:
         if isinstance(said, BaseException):
             raise said
         if not isinstance(said, Outcome):
-            self.display.show(said, lane.name)
+            self.display.hear(said, lane.name)
             return
         job = self._running[lane].job
         record = self._end(lane, said)
@@ -370,7 +371,7 @@ class Loop:
         self.known.learn(record, outcome.work)
         if case.checkpoint and not job.probe:
             self._keep_run(job).finish(record)
-        self.display.end(record, lane.name)
+        self.display.conclude(record, lane.name)
         return record
 
     def _tell_left(self, seen: Seen, m: Measurement) -> None:
@@ -445,8 +446,8 @@ class Loop:
             return
         gpu = platform.environment.gpu
         name = " · ".join(filter(None, [lane.name, gpu or "the CPU"]))
-        self.display.say(f"{name}: measuring what it can do now")
-        found = self.executor.rate(lane, device, seconds)
+        with watch(f"{name}: measuring what it can do now"):
+            found = self.executor.rate(lane, device, seconds)
         self.lanes[lane] = inputs.add_rates(device, found)
         self.display.say(f"{name}: {describe_rates(found, gpu) or 'not known'}")
         self.say(f"warning: {what}; {fix}" for what, fix in check_rates(found, gpu))

@@ -14,6 +14,7 @@ from typing import Any
 
 from bench.base.errors import UnsupportedError, UsageError
 from bench.base.inject import Files, Seen
+from bench.base.progress import watch
 from bench.base.text import GIB, count, name_first
 from bench.machine.host import has_cuda
 from bench.machine.nvml import find_neighbours
@@ -374,6 +375,7 @@ def open_lanes(executor: Executor, cases: Sequence[Case], options: Options) -> S
     return lanes
 
 
+@watch("looking at what this machine can run")
 def examine_lanes(
     executor: Executor, lanes: Sequence[Lane], plan: Plan, options: Options
 ) -> dict[Lane, Inputs]:

@@ -138,6 +138,13 @@ class StepTaken:
 
 
 @dataclass(frozen=True)
+class WorkBegun:
+    """The worker begins something that no measured time has in it; ``what`` names it."""
+
+    what: str
+
+
+@dataclass(frozen=True)
 class EpochEnded:
     """The result of one of several epochs. The worker then waits for `GO_ON`, or `END` to
     end the case here, measured so far and marked as truncated."""
@@ -148,7 +155,7 @@ class EpochEnded:
 GO_ON, END = "go on", "end"
 
 
-Message = PhaseEntered | StepTaken | EpochEnded | Outcome
+Message = PhaseEntered | StepTaken | WorkBegun | EpochEnded | Outcome
 
 
 class Channel:

@@ -65,7 +65,7 @@ from bench.workers.epochs import (
     read_reserved,
     train,
 )
-from bench.workers.job import END, Channel, EpochEnded, Job, Rendezvous
+from bench.workers.job import END, Channel, EpochEnded, Job, Rendezvous, WorkBegun
 from bench.workers.limit import build_limit
 from bench.workers.preparation import (
     end_workers,
@@ -380,6 +380,7 @@ def _look_closer(
             setattr(m, name, known.values[name])
         found.missing |= known.missing
     else:
+        channel.send(WorkBegun("checking the arithmetic"))
         with found.leave_out_on_error(*PROVEN):
             _prove(found, training, batches, case)
     with found.leave_out_on_error("flop_per_image"):
@@ -390,6 +391,7 @@ def _look_closer(
             m.flop_per_image = count_flop(workload, case.freeze)
         if training.conversion:
             m.fp8_flop_share = training.conversion.flop_per_unit / m.flop_per_image
+    channel.send(WorkBegun("counting a step's work"))
     # last: counting and profiling train on, and the profiler's own memory must not be measured
     counted: Mapping[Label, Work] = {}
     with found.leave_out_on_error("step_bytes", "labelled_flop_share"):
@@ -405,6 +407,7 @@ def _look_closer(
     if case.profile:
         columns = ("profiled_steps", *PROFILED)
         channel.send(replace(found, follows=list(columns)))
+        channel.send(WorkBegun("profiling"))
         with found.leave_out_on_error(*columns):
             _profile(found, training, batches, case, given.trace, counted)
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.base.errors import UsageError, nearest
 from bench.base.processes import provide_home
+from bench.base.progress import watch
 from bench.base.text import first_line
 from bench.networks.data import synthetic
 from bench.networks.data.sources import (
@@ -208,15 +209,18 @@ def decode(source: Source, name: str, folder: Path) -> None:
     """Decode a dataset into ``folder``, to be read by every worker."""
     import numpy as np
 
-    digest, counts = sha256(), dict[str, int]()
+    digest, counts = sha256(), dict.fromkeys(IMAGES, 0)
     for split in IMAGES:
         chunks = [(np.empty((0, *source.shape), np.uint8), np.empty(0, np.uint8))]
-        chunks += source.read(split)
+        with watch(f"decoding the {split} images of {name}", "image") as show:
+            for images, labels in source.read(split):
+                chunks.append((images, labels))
+                counts[split] += len(labels)
+                show(counts[split], 0)
         for kind, parts in zip(("images", "labels"), zip(*chunks, strict=True), strict=True):
             array = np.concatenate(parts)
             digest.update(array.data)
             np.save(folder / f"{split}_{kind}.npy", array)
-        counts[split] = sum(len(labels) for _, labels in chunks)
     if not counts["train"]:
         raise UsageError(f"{source.files[0].parent} holds no training images")
     info = DatasetInfo(

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from shutil import copyfileobj
 from typing import IO, TYPE_CHECKING, TypeAlias
 
 from bench.base.errors import UsageError
+from bench.base.progress import watch
 from bench.base.text import first_line, name_first
 
 if TYPE_CHECKING:
@@ -159,8 +159,15 @@ def download(folder: Path) -> Source:
     part, packed = folder / f"{ARCHIVE}.{os.getpid()}.part", folder / ARCHIVE
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with urlopen(URL, timeout=_TIMEOUT_S) as response, part.open("wb") as file:
-            copyfileobj(response, file)
+        with (
+            urlopen(URL, timeout=_TIMEOUT_S) as response,
+            part.open("wb") as file,
+            watch(f"downloading {ARCHIVE}", "MB") as show,
+        ):
+            size = int(response.headers.get("Content-Length") or 0)
+            while data := response.read(1 << 20):
+                file.write(data)
+                show(file.tell() // 10**6, size // 10**6)
         with part.open("rb") as file:
             _check_sum(file, ARCHIVE_MD5)
         part.replace(packed)

@@ -18,10 +18,10 @@ from bench.profile.rates import Yardstick
 from bench.schema.record import Outcome
 from bench.workers.examination import Machine, ask_processes
 from bench.workers.fingerprint import Request
-from bench.workers.job import Job, Lane, PhaseEntered, StepTaken
+from bench.workers.job import Job, Lane, PhaseEntered, StepTaken, WorkBegun
 from bench.workers.rates import measure_rates
 
-Event = PhaseEntered | StepTaken
+Event = PhaseEntered | StepTaken | WorkBegun
 """A progress report of a running case."""
 
 Listener = Callable[[Event], None]
