@@ -37,7 +37,7 @@ from bench.schema.precision import (
     refuse_apex,
 )
 from bench.schema.record import COMPARABLE
-from bench.sweep.folder import default_out
+from bench.sweep.preflight import default_out
 from bench.workers.examination import Platform, probe
 from bench.workers.executors import Settings
 from bench.workers.executors.subprocess import SubprocessExecutor

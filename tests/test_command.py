@@ -343,7 +343,7 @@ def test_mistakes_are_one_line_before_anything_runs(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.py").write_text("")
     # a start measures the load of the CPU, and then asks torch about it
-    for name in ("loop.choose_number", "preflight.examine"):
+    for name in ("preflight.choose_number", "preflight.examine"):
         monkeypatch.delattr(f"bench.sweep.{name}")
     for dry in (["--dry-run"], []):
         assert sweep([*shlex.split(given), "--device", "cpu", *dry]) == 2

@@ -319,7 +319,7 @@ def answers() -> Callable[..., object]:
 @pytest.fixture
 def asked(answers: Callable[..., object], monkeypatch: Patch) -> None:
     """The command does not start a process to ask."""
-    monkeypatch.setattr("bench.scales.__main__.examine", answers)
+    monkeypatch.setattr("bench.sweep.preflight.examine", answers)
 
 
 @pytest.mark.slow

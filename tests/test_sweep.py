@@ -36,7 +36,7 @@ from bench.schema.case import Case
 from bench.schema.flags import join_flags
 from bench.schema.record import Environment, Outcome, Status
 from bench.sweep import __main__ as sweep
-from bench.sweep import execution, loop, preflight
+from bench.sweep import execution, preflight
 from bench.sweep.options import Options, parse_arguments, plan_cases
 from bench.workers import examination as machine
 from bench.workers.executors import Images
@@ -614,9 +614,9 @@ def test_a_folder_s_cases_take_the_threads_of_free_cores(
     """They are those of the row, a resume takes the same, and the user's number holds. Cold, as the
     server of other variables would be of no use to other tests."""
     monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr(loop, "_WATCHED_S", 0.0)
-    monkeypatch.setattr(loop, "usable_cpus", lambda: range(4))
-    monkeypatch.setattr(loop, "count_cores", lambda: 4.0)
+    monkeypatch.setattr(preflight, "_WATCHED_S", 0.0)
+    monkeypatch.setattr(preflight, "usable_cpus", lambda: range(4))
+    monkeypatch.setattr(preflight, "count_cores", lambda: 4.0)
     busy = [1.3]
     monkeypatch.setattr(OtherWork, "cores", lambda self, guests=True: busy[0])
     flags = ["--model", "tests.models_for_tests:good", "--device", "cpu", "--precision", "fp32"]
@@ -633,7 +633,7 @@ def test_a_folder_s_cases_take_the_threads_of_free_cores(
         ([], 4.0, 0.1, None),
         ([], 0.3, 0.0, 1),
     ):
-        monkeypatch.setattr(loop, "count_cores", lambda cores=cores: cores)
-        assert loop.choose_number([CASE], Options(), rows) == wanted
+        monkeypatch.setattr(preflight, "count_cores", lambda cores=cores: cores)
+        assert preflight.choose_number([CASE], Options(), rows) == wanted
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert loop.choose_number([CASE], Options(), there) is None, "the user's own"
+    assert preflight.choose_number([CASE], Options(), there) is None, "the user's own"

@@ -29,7 +29,7 @@ from bench.schema.grid import grid
 from bench.schema.precision import PRECISIONS
 from bench.schema.record import Environment, Outcome, Status
 from bench.sweep.__main__ import main as sweep
-from bench.sweep.preflight import Inputs
+from bench.sweep.inputs import Inputs
 from bench.training.loop import Training
 from bench.training.trial import attempt, check_network, try_workload
 from bench.workers.examination import Platform

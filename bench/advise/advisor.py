@@ -31,7 +31,6 @@ from bench.schema.case import Case, format_value
 from bench.schema.record import REPEATED, Outcome, Record, Status, flatten
 from bench.sweep.display import Display
 from bench.sweep.execution import Grid, OomSkips
-from bench.sweep.folder import read_past, write_config
 from bench.sweep.loop import Loop, open_loop
 from bench.sweep.options import Options, Plan
 from bench.sweep.wall import read_peak
@@ -62,9 +61,8 @@ def find_advice(now: Case, options: Options, budget_s: float, until: float) -> A
     with open_loop(options, Plan([now])) as loop:
         now, given = strip(loop.inputs.plan.cases[0]), options.axes
         levers = list_levers(now, given, loop.inputs.data(now).train_images)
-        loop.lock()
-        comparable, _ = read_past(loop, [now])
-        write_config(loop)
+        comparable = loop.find_comparable([now])
+        loop.write_config()
         findings = Findings(now, levers, given)
         advisor = Advisor(loop, findings, comparable, budget_s, until)
         known = sum(map(len, findings.runs.values()))

@@ -27,11 +27,8 @@ from bench.schema.flags import (
 from bench.schema.grid import grid
 from bench.schema.precision import PRECISIONS
 from bench.schema.preset import default_preset, load_preset
-from bench.sweep.options import Options, Plan
-from bench.sweep.preflight import check
-from bench.workers.examination import examine
-from bench.workers.executors import Images
-from bench.workers.fingerprint import list_requests
+from bench.sweep.options import Options
+from bench.sweep.preflight import check_here
 
 STEPS, LEAST_STEPS = 60, 20
 
@@ -99,9 +96,7 @@ def main(argv: Sequence[str]) -> int:
     axes = read_axes(given)
     cases = choose_cases(axes)
     refuse_missing(["torch", "numpy"])
-    machine = examine([cases[0].device], list_requests(cases))
-    asked = Options(axes, data_dir=given.data_dir, allow_shared=True)
-    inputs = check(Plan(cases), machine, asked, Images.prepare, every=True)
+    inputs = check_here(cases, Options(axes, data_dir=given.data_dir, allow_shared=True))
     cases = inputs.plan.cases
     for case in cases:
         if why := inputs.platforms[case.device].find_emulation(PRECISIONS[case.precision]):

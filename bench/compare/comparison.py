@@ -17,8 +17,8 @@ from typing import Any
 from bench.base.errors import UsageError, nearest
 from bench.base.text import make_printable, write_number
 from bench.networks.models import MODELS
-from bench.results.store.reader import find_records, read_config, read_rows
-from bench.results.store.rows import SOURCES, fill_unknown, group, latest
+from bench.results.store.reader import Sources, find_records, read_rows, read_sources
+from bench.results.store.rows import fill_unknown, group, latest
 from bench.results.study.axes import name_axis, name_setting
 from bench.results.study.comparable import find_factor, refuse_alone, refuse_together, take_alike
 from bench.results.study.doubts import DOUBTS, Doubt
@@ -55,7 +55,7 @@ from bench.schema.case import (
 from bench.schema.flags import parse_percent
 from bench.schema.record import COMPARABLE, MODEL_PARTS, REPEATED, Status
 from bench.schema.rules import applies
-from bench.training.sources import Versions, list_edited
+from bench.training.sources import list_edited
 from bench.workers.fingerprint import name_source
 
 # ------------------------------------------------------------------------------------------- sides
@@ -148,12 +148,12 @@ def read_side(name: str, path: Path) -> Side:
     return Side(name, name, path, runs)
 
 
-def read_versions(path: Path) -> Versions:
+def read_versions(path: Path) -> Sources:
     """Read what the folders of one side tell of the user's files in each version."""
-    found = Versions()
+    found: Sources = {}
     for records in find_records(path):
-        for what, known in Versions(read_config(records.parent).get(SOURCES)).told.items():
-            found.told.setdefault(what, {}).update(known)
+        for what, known in read_sources(records.parent).items():
+            found.setdefault(what, {}).update(known)
     return found
 
 
@@ -273,7 +273,10 @@ class Comparison:
         )
         edited = dict[str, None]()
         for sides in versions:
-            files = (known.find(*side) for known, side in zip(told, sides, strict=True))
+            files = (
+                known.get(what, {}).get(version, {})
+                for known, (what, version) in zip(told, sides, strict=True)
+            )
             edited |= dict.fromkeys(list_edited(*files))
         return [*edited]
 

@@ -33,11 +33,9 @@ from bench.schema.flags import (
     read_axes,
 )
 from bench.schema.grid import grid
-from bench.sweep.options import Options, Plan
-from bench.sweep.preflight import check, refuse_unwritable
-from bench.workers.examination import examine
-from bench.workers.executors import Images
-from bench.workers.fingerprint import list_requests
+from bench.sweep.options import Options
+from bench.sweep.preflight import check_here, refuse_unwritable
+from bench.sweep.versions import Versions
 
 POWERS = tuple(2.0**k for k in range(25))
 """The default scales: the powers of two from 1 to 2^24, which round nothing as factors."""
@@ -105,10 +103,10 @@ def main(argv: Sequence[str]) -> int:
     if (out / MAP).exists():
         raise UsageError(f"--out {out}: holds a map already; choose another, or --show {out}")
     refuse_missing(["torch", "numpy", "pandas"])
-    machine = examine([cases[0].device], list_requests(cases))
     asked = Options(data_dir=given.data_dir, allow_shared=given.allow_shared)
-    inputs = check(Plan(cases), machine, asked, Images.prepare, every=True)
-    environment = asdict(replace(inputs, models={}).describe(cases[0]))  # there may be several
+    inputs = check_here(cases, asked)
+    # there may be several networks
+    environment = asdict(replace(inputs, models={}, versions=Versions()).describe(cases[0]))
     known = {name: value for name, value in environment.items() if value is not None}
     scales = ScaleMap(out, given.invocation, read_clock(), TOLERANCE, known, ())
 

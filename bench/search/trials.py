@@ -26,7 +26,6 @@ from bench.schema.record import MEASURED, EpochRow, Outcome, Record
 from bench.search.options import Search, go_on
 from bench.sweep.display import Display
 from bench.sweep.execution import Grid, OomSkips, remaining_runs
-from bench.sweep.folder import read_past, write_config
 from bench.sweep.loop import Loop, open_loop
 from bench.sweep.options import Plan
 from bench.sweep.wall import name_family
@@ -90,10 +89,9 @@ def run_search(asked: Search) -> tuple[Trials, Loop]:
     Ladder(asked.halving)
     with open_loop(asked.options, Plan([*asked.cases])) as loop:
         cases = loop.inputs.plan.cases
-        loop.lock()
-        comparable, _ = read_past(loop, cases)
+        comparable = loop.find_comparable(cases)
         halving = go_on(loop.out, asked.halving)
-        write_config(loop, cases, halving=asdict(halving))
+        loop.write_config(cases, halving=asdict(halving))
         trials = Trials(loop, halving, cases, comparable)
         known = len(cases) - trials.waiting
         with Display(loop.out, trials.waiting, known, list_varying(cases)) as display:

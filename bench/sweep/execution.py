@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.text import count
-from bench.results.store.reader import read_config, read_rows
+from bench.results.store.reader import read_config, read_rows, read_there
 from bench.results.store.rows import (
     LatestAttempt,
     Run,
@@ -29,13 +29,10 @@ from bench.schema.record import REPEATED, Outcome, Record, Status
 from bench.sweep.display import Display
 from bench.sweep.folder import (
     find_unlike,
-    read_past,
-    read_there,
     refuse_mixing,
     refuse_other_part,
-    write_config,
 )
-from bench.sweep.loop import MOST_LOST, Loop, choose_number, hold_threads, open_loop
+from bench.sweep.loop import MOST_LOST, Loop, open_loop
 from bench.sweep.options import Options, Plan, plan_cases
 from bench.sweep.preflight import GUESSED, check_without_torch, describe_plan, is_own
 from bench.sweep.probing import Searches, describe_wall
@@ -214,14 +211,13 @@ class Conclusion:
 
 def run_sweep(asked: Plan, options: Options) -> Conclusion:
     """Search the requested batch sizes, then run all that is left. Raises UsageError: as
-    `open_loop`, `read_past`, `refuse_other_part` and `Inputs.check_batches`."""
+    `open_loop`, `Loop.find_comparable`, `refuse_other_part` and `Inputs.check_batches`."""
     for device in dict.fromkeys(case.device for case in [*asked.cases, *asked.unsized]):
         choose_seconds(device)  # refuses a wrong environment variable before anything is opened
     if options.out is not None and (there := count_known(asked, options, options.out)):
         with Display(options.out, 0, there):
             return Conclusion(options.out, [], "", False, 0)
     with open_loop(options, asked) as loop:
-        loop.lock()
         return _run(loop, loop.inputs.plan)
 
 
@@ -237,8 +233,7 @@ def count_known(asked: Plan, options: Options, out: Path) -> int:
     rows, runs = read_rows(out), plan_runs(asked.cases, options.repeats)
     if list_left(runs, read_history(rows), options):
         return 0
-    with hold_threads(choose_number(asked.cases, options, rows)):
-        inputs = check_without_torch(asked, options, Images.prepare)
+    inputs = check_without_torch(asked, options, rows, Images.prepare)
     if {case.device for case in asked.cases} - inputs.platforms.keys():
         return 0  # as of a card whose driver cannot be asked
     columns = (*GUESSED, "dataset_fingerprint")
@@ -257,8 +252,7 @@ def rehearse(asked: Plan, options: Options) -> Iterator[str]:
     asked."""
     out, cases = options.out, [*asked.cases, *asked.unsized]
     rows = read_there(out)
-    with hold_threads(choose_number(cases, options, rows) if rows else None):
-        inputs = check_without_torch(asked, options)
+    inputs = check_without_torch(asked, options, rows)
     if out is not None:
         refuse_other_part(out, read_config(out), options.shard)
         if not options.mix:
@@ -274,22 +268,22 @@ def rehearse(asked: Plan, options: Options) -> Iterator[str]:
 def _run(loop: Loop, asked: Plan) -> Conclusion:
     options, config = loop.options, read_config(loop.store.folder)
     refuse_other_part(loop.out, config, options.shard)
-    comparable, rows = read_past(loop, [*asked.cases, *asked.unsized])
+    comparable = loop.find_comparable([*asked.cases, *asked.unsized])
     # the last attempt at each run, and the same of rows that new ones can be compared with
-    before = done = read_history(rows)
-    if len(comparable) < len(rows):
+    before = done = read_history(loop.rows)
+    if len(comparable) < len(loop.rows):
         done = read_history(comparable)
     told, cases, walls = dict[str, Any](), asked.cases, dict[Case, Wall]()
     if asked.families:
         step, margin = read_goal(config.get("search"))
         told["search"] = {"step": step or STEP, "margin": margin}
-        write_config(loop, cases, **told)
+        loop.write_config(cases, **told)
         walls = Searches(loop, asked.families, comparable, step or STEP, margin).find_walls()
         cases = plan_cases(options, walls, loop.inputs.settle).cases
         for case in cases:  # whose batch sizes were just found
             loop.inputs.check_batches(case)
     plan = plan_runs(cases, options.repeats)
-    write_config(loop, cases, **told)
+    loop.write_config(cases, **told)
     runs = list_left(plan, done, options)
     loop.planned = list(dict.fromkeys(case for case, _, _ in runs))
     left = set(runs)

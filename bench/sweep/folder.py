@@ -1,24 +1,21 @@
-"""The results folder of a sweep: where it is, whether its rows can be compared with new ones, the
-folders of its checkpoints, and what its cases share."""
+"""The results folder of a sweep: whether its rows can be compared with new ones, its configuration,
+the folders of its checkpoints, and what its cases share."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.base.errors import UsageError
-from bench.base.inject import Seen
-from bench.base.inject.sitecustomize import TEXTS
-from bench.base.text import clean, name_first, read_time, replace_file
-from bench.results.store.reader import read_beside, read_config, read_rows
+from bench.base.text import clean, name_first, replace_file
+from bench.results.store.reader import read_config
 from bench.results.store.rows import SHARD, SOURCES, Row, Shard
-from bench.results.store.table import BEST, LAST, RECORDS
+from bench.results.store.table import BEST, LAST
+from bench.results.store.writer import Store
 from bench.results.study.comparable import list_unlike
 from bench.schema.axis import Trait
 from bench.schema.case import (
@@ -44,42 +41,14 @@ from bench.schema.record import (
     read_missing,
 )
 from bench.schema.work import add_items
-from bench.sweep.preflight import Inputs, name_data
-from bench.workers.examination import Platform
+from bench.sweep.inputs import Inputs, name_data
+from bench.sweep.options import Options
 from bench.workers.fingerprint import name_source
-
-if TYPE_CHECKING:
-    from bench.sweep.loop import Loop
-
 
 # Keys that stay whatever is measured next: the ``step`` and ``margin`` of the last search for the
 # largest batch, the shard, the rules and trials of a search for the best settings, and the files of
 # what was trained.
 _KEPT = ("search", SHARD, "halving", SOURCES)
-
-
-def default_out(platforms: Mapping[str, Platform]) -> Path:
-    """Return a new folder in ``results``, named after the devices."""
-    names = "-".join(platform.environment.gpu or "cpu" for platform in platforms.values())
-    words = "-".join(re.findall(r"[^\W_]+", names.lower()))
-    return Path("results") / f"{words}-{datetime.now():%Y%m%d-%H%M%S}"
-
-
-def read_there(out: Path | None) -> list[Row]:
-    """Return the rows of a folder, none if it has no records yet."""
-    return read_rows(out) if out is not None and (out / RECORDS).is_file() else []
-
-
-def read_past(loop: Loop, cases: Sequence[Case]) -> tuple[list[Row], list[Row]]:
-    """Return the recorded rows that those of ``cases`` can be compared with, and all rows. Raises
-    UsageError: some rows are not comparable, and --mix is not given: the message says how they
-    differ."""
-    rows = read_rows(out := loop.store.folder)
-    unlike, differing = find_unlike(rows, loop.inputs, cases)
-    if not loop.options.mix:
-        refuse_mixing(out, differing)
-    loop.known.read(rows, read_beside(out, WorkRow))
-    return [row for row in rows if id(row) not in unlike], rows
 
 
 def refuse_mixing(out: Path, differing: Collection[str]) -> None:
@@ -113,7 +82,7 @@ def find_unlike(
 
 def _describe_difference(name: str, told: str, now: str, inputs: Inputs, case: Case) -> str:
     if name == "model_source":
-        changed = inputs.versions.list_changed(name_source(case), told)
+        changed = inputs.versions.list_changed(case, told)
         if changed:
             return f"{name_first(changed, 4)} changed since: {name} was {told}"
     return f"{name} was {told or 'none'}, now {now or 'none'}"
@@ -128,11 +97,17 @@ def refuse_other_part(out: Path, config: Mapping[str, Any], shard: Shard | None)
         raise UsageError(f"--out {out}: holds {held}; {mend}")
 
 
-def write_config(loop: Loop, cases: Sequence[Case] | None = None, **told: Any) -> None:
-    """Write the configuration of a loop's folder: commands, cases, environments, datasets, and the
-    keys of `_KEPT` that are ``told`` or were there. Without ``cases``, because a command chooses
-    them as it goes, the cases already there stay."""
-    options, inputs, before = loop.options, loop.inputs, read_config(loop.store.folder)
+def write_config(
+    store: Store,
+    inputs: Inputs,
+    options: Options,
+    cases: Sequence[Case] | None = None,
+    **told: Any,
+) -> None:
+    """Write the configuration of a folder: commands, cases, environments, datasets, and the keys of
+    `_KEPT` that are ``told`` or were there. Without ``cases``, because a command chooses them as it
+    goes, the cases already there stay."""
+    before = read_config(store.folder)
     earlier = str(before.get("command", "")).splitlines()
     commands = [command for command in earlier if command != options.invocation]
     planned = {"repeats": options.repeats, **spell_cases(cases or [])}
@@ -158,7 +133,7 @@ def write_config(loop: Loop, cases: Sequence[Case] | None = None, **told: Any) -
         **{name: kept[name] for name in _KEPT if kept.get(name)},
     }
     if config != before:
-        loop.store.write_config(config)
+        store.write_config(config)
 
 
 # -------------------------------------------------------------------------------------- checkpoints
@@ -198,45 +173,6 @@ class KeptRun:
             if record.status in MEASURED and self.folder.is_dir():
                 replace_file(self.folder / ENDED, record.record_id + "\n")
             self.folder.parent.rmdir()  # if no run keeps anything
-
-
-# ----------------------------------------------------------------------- what commands leave
-
-
-class Left:
-    """What the commands of earlier runs wrote, and when they ran, which the next ones may read."""
-
-    def __init__(self, rows: Iterable[Row]) -> None:
-        self._wrote, self._ran = set[str](), list[tuple[float, float]]()
-        for row in (row for row in rows if row.case.command is not None):
-            self.add(row.wrote.split("; "), row.started_at, row.finished_at)
-
-    def add(self, wrote: Iterable[str], started_at: str, finished_at: str) -> None:
-        self._wrote.update(filter(None, wrote))
-        self._ran.append((1e9 * read_time(started_at), 1e9 * read_time(finished_at)))
-
-    def find_carried(self, seen: Seen) -> list[str]:
-        """Return the files that a run read and that an earlier one wrote. A text that was changed
-        while one ran, and that it did not write, was edited."""
-        return [
-            name
-            for name, changed_ns in seen.read.items()
-            if name in self._wrote
-            or (
-                not name.endswith(TEXTS)
-                and any(begin <= changed_ns <= end for begin, end in self._ran)
-            )
-        ]
-
-    def find_overwritten(self, seen: Seen) -> list[str]:
-        return [name for name in seen.wrote if name in self._wrote]
-
-    def leave_aside(self, seen: Seen) -> Seen:
-        """Return what a run was made of without what earlier runs wrote."""
-        aside = {*self._wrote, *self.find_carried(seen)}
-        return replace(
-            seen, files={name: one for name, one in seen.files.items() if name not in aside}
-        )
 
 
 # ----------------------------------------------------------------------------- what cases share

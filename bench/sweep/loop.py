@@ -7,14 +7,11 @@ thread, in which its worker is listened to.
 
 from __future__ import annotations
 
-import os
-import re
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -23,11 +20,11 @@ from uuid import uuid4
 
 from bench.base.errors import StoreError, UnsupportedError, UsageError
 from bench.base.inject import Seen
-from bench.base.processes import OtherWork, choose_threads, count_cores, stop_signals, usable_cpus
+from bench.base.processes import stop_signals
 from bench.base.progress import watch
-from bench.base.text import count, name_first, read_clock, read_time
-from bench.machine.host import PACKAGES, THREADS, refuse_missing
-from bench.results.store.reader import find_shards
+from bench.base.text import name_first, read_clock, read_time
+from bench.profile.rates import Yardstick
+from bench.results.store.reader import find_shards, read_beside, read_there
 from bench.results.store.rows import Row, Run
 from bench.results.store.table import CHECKPOINTS, LOGS, OUTPUTS, TRACES
 from bench.results.store.writer import Store
@@ -38,22 +35,18 @@ from bench.schema.record import (
     Outcome,
     Record,
     Status,
+    WorkRow,
     flatten,
     read_missing,
     write_missing,
 )
 from bench.sweep.display import Display
-from bench.sweep.folder import KeptRun, Known, Left, default_out, read_there, write_config
+from bench.sweep.folder import KeptRun, Known, find_unlike, refuse_mixing, write_config
 from bench.sweep.options import Options, Plan
-from bench.sweep.preflight import (
-    Inputs,
-    examine_lanes,
-    open_lanes,
-    refuse_programs,
-    refuse_unwritable,
-    warn_of_emulation,
-)
-from bench.workers.executors import Event, Executor, build_executor
+from bench.sweep.preflight import Settled, settle, warn_of_emulation
+from bench.sweep.versions import Left
+from bench.workers.examination import Platform
+from bench.workers.executors import Event
 from bench.workers.job import Job, Lane
 from bench.workers.rates import check_rates, choose_seconds, describe_rates, read_rates
 
@@ -64,8 +57,6 @@ MOST_LEFT = 50
 """Files that a row names at most of those that its command wrote."""
 
 _POLL_S = 0.5  # between checks whether the sweep was stopped
-
-_WATCHED_S = 1.0  # for which the load of a CPU is watched
 
 
 class Source(Protocol):
@@ -83,62 +74,41 @@ class Source(Protocol):
 
 
 @contextmanager
-def open_loop(options: Options, plan: Plan) -> Iterator[Loop]:
-    """Open and examine the requested lanes for the cases of a plan, and hold them. Raises
-    UsageError: --out cannot be written, a program or package is missing, or as `open_lanes` and
-    `examine_lanes`."""
-    refuse_unwritable(options.out)
-    refuse_programs(plan)
-    refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # only noted if missing
-    with ExitStack() as held:
-        cases = [*plan.cases, *plan.unsized]
-        if (number := choose_number(cases, options)) is not None:
-            held.enter_context(hold_threads(number))
-            print(
-                f"note: an operation takes {count(number, 'thread')}, as many as cores were free "
-                f"when the folder was begun; {THREADS[0]} sets another number",
-                file=sys.stderr,
-                flush=True,
-            )
-        executor = build_executor(options.executor, options.settings)
-        held.enter_context(closing(executor))
-        lanes = open_lanes(executor, cases, options)
-        known = examine_lanes(executor, lanes, plan, options)
-        out = options.out or default_out(known[lanes[0]].platforms)
-        yield Loop(options, executor, known, out, held)
+def open_loop(options: Options, asked: Plan) -> Iterator[Loop]:
+    """Settle a plan, and lock its folder. From then on a signal stops the loop. Raises UsageError:
+    as `settle`, or the folder holds those of shards, whose rows a report would no longer read
+    beside its own."""
+    with settle(asked, options) as settled, ExitStack() as held:
+        if shards := find_shards(out := settled.out):
+            raise UsageError(f"--out {out}: holds {shards[0].name}; choose another folder")
+        store = held.enter_context(Store(out))
+        yield Loop(settled, store, held.enter_context(stop_signals(settled.executor.kill)))
 
 
-@dataclass(eq=False)
 class Loop:
-    """The lanes of a command, with the inputs of each, and the runs on them into one folder. Each
+    """The lanes of a command, with the devices of each, and the runs on them into one folder. Each
     record is written as soon as its run ends."""
 
-    options: Options
-    executor: Executor
-    lanes: dict[Lane, Inputs]
-    out: Path
-    held: ExitStack  # closed at the end
-    notes: list[str] = field(default_factory=list)  # lines that are shown once
-    planned: Sequence[Case] = ()  # what is to run, each case once
-    known: Known = field(default_factory=Known)
-    store: Store = field(init=False)
-    display: Display = field(init=False)
-    _stopped: Callable[[], int] = field(init=False)
-    _rated: set[tuple[str, str]] = field(default_factory=set)  # lane and device
-    _since_ns: int = field(init=False)  # when the first run of the folder began
-    _left: Left = field(init=False)
-    _told: set[str] = field(default_factory=set)  # the warnings of `_tell_left`
-    _idle: deque[Lane] = field(init=False)
-    _running: dict[Lane, _Running] = field(default_factory=dict)
-    _waiting: tuple[Lane, Job] | None = None  # it needs GPUs that others use
-    _said: SimpleQueue[tuple[Lane, Event | Outcome | BaseException]] = field(
-        default_factory=SimpleQueue
-    )
+    display: Display
 
-    @property
-    def inputs(self) -> Inputs:
-        """The inputs of the first lane; models and images are the same for all lanes."""
-        return next(iter(self.lanes.values()))
+    def __init__(self, settled: Settled, store: Store, stopped: Callable[[], int]) -> None:
+        self.options, self.inputs = settled.options, settled.inputs
+        self.lanes, self.out, self.store = settled.lanes, settled.out, store
+        self.rows = read_there(store.folder)  # that were there
+        self.planned: Sequence[Case] = ()  # what is to run, each case once
+        self._executor, self._stopped = settled.executor, stopped
+        self._notes = [*self.inputs.warnings, *store.set_aside]  # lines that are shown once
+        self._known, self._left = Known(), Left(self.rows)
+        begun = [read_time(row.started_at) for row in self.rows]
+        self._since_ns = round(
+            1e9 * min([*begun, time.time()])
+        )  # when the folder's first run began
+        self._rated: set[tuple[Lane, str]] = set()  # lane and device
+        self._told: set[str] = set()  # the warnings of `_tell_left`
+        self._idle = deque(self.lanes)
+        self._running: dict[Lane, _Running] = {}
+        self._waiting: tuple[Lane, Job] | None = None  # it needs GPUs that others use
+        self._said = SimpleQueue[tuple[Lane, Event | Outcome | BaseException]]()
 
     @property
     def resume(self) -> str:
@@ -150,26 +120,29 @@ class Loop:
         """The number of the signal that stopped it, 0 for none."""
         return self._stopped()
 
-    def lock(self) -> None:
-        """Lock the folder. From now on a signal stops the loop. Raises UsageError: it holds the
-        folders of shards, whose rows a report would no longer read beside its own."""
-        if shards := find_shards(self.out):
-            raise UsageError(f"--out {self.out}: holds {shards[0].name}; choose another folder")
-        self.store = self.held.enter_context(Store(self.out))
-        self.notes += [*self.inputs.warnings, *self.store.set_aside]
-        self._stopped = self.held.enter_context(stop_signals(self.executor.kill))
-        self._idle = deque(self.lanes)
-        rows = read_there(self.out)
-        begun = [read_time(row.started_at) for row in rows]
-        self._since_ns, self._left = round(1e9 * min([*begun, time.time()])), Left(rows)
+    # ------------------------------------------------------------------------- its folder
+
+    def find_comparable(self, cases: Sequence[Case]) -> list[Row]:
+        """Return the rows that were there and that those of ``cases`` can be compared with, and
+        know what they found. Raises UsageError: some rows are not comparable, and --mix is not
+        given: the message says how they differ."""
+        unlike, differing = find_unlike(self.rows, self.inputs, cases)
+        if not self.options.mix:
+            refuse_mixing(self.out, differing)
+        self._known.read(self.rows, read_beside(self.out, WorkRow))
+        return [row for row in self.rows if id(row) not in unlike]
+
+    def write_config(self, cases: Sequence[Case] | None = None, **told: Any) -> None:
+        """Write the folder's configuration, see `bench.sweep.folder.write_config`."""
+        write_config(self.store, self.inputs, self.options, cases, **told)
 
     # ------------------------------------------------------------------------- what is shown
 
     def show_on(self, display: Display) -> None:
         """Show the notes, once, and then all runs on ``display``."""
         self.display = display
-        self.say(self.notes)
-        self.notes = []
+        self.say(self._notes)
+        self._notes = []
 
     def say(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -198,7 +171,7 @@ class Loop:
                         with suppress(StoreError):
                             self._end(lane, said)
             if self._running:
-                self.executor.kill()
+                self._executor.kill()
 
     def _assign(self, source: Source) -> None:
         """Start the next runs on idle lanes, as far as they may run at once."""
@@ -239,7 +212,7 @@ class Loop:
     def _run(self, lane: Lane, job: Job) -> None:
         said: Outcome | BaseException
         try:
-            said = self.executor.run(
+            said = self._executor.run(
                 job, lambda event: self._said.put((lane, event)), lambda: bool(self.stopped)
             )
         except BaseException as error:
@@ -280,17 +253,17 @@ class Loop:
             return Outcome(Status.OOM, f"batch size {job.smaller} already ran out of memory")
         if reason := self.refuse(case):
             return Outcome(Status.UNSUPPORTED, reason)
-        inputs = self.lanes[lane]
-        uuid = inputs.platforms[case.device].environment.gpu_uuid
+        platform, inputs = self.lanes[lane][case.device], self.inputs
+        uuid = platform.environment.gpu_uuid
         # several GPUs are those of the kind that was examined
         own = lane
         if uuid and case.world_size > 1 and self.options.here:
             own = replace(lane, gpus=lane.gpus or (uuid,))
         try:
-            place = self.executor.gather(own, case.device, case.world_size)
+            place = self._executor.gather(own, case.device, case.world_size)
         except UnsupportedError as error:
             return Outcome(Status.UNSUPPORTED, str(error))
-        seed = choose_seed(job.run, self.options.same_seed)
+        seed, now = choose_seed(job.run, self.options.same_seed), inputs.describe(case, platform)
         placed = replace(
             job,
             case=case if seed == case.seed else replace(case, seed=seed),
@@ -299,18 +272,17 @@ class Loop:
             log=self.out / LOGS / f"{job.name}-{job.attempt}.log",
             trace=self._place_trace(job),
             outputs=(self.out / OUTPUTS / f"{job.name}-{job.attempt}").absolute(),
+            files=inputs.versions.list_files(case),
             since_ns=self._since_ns,
             lane=place,
         )
         # a retry finds everything itself; and so does a case whose GPU is not known yet
         if job.attempt == 1 and self.options.here:
-            placed = replace(placed, known=self.known.recall(case, inputs.describe(case)))
-        placed = replace(placed, files=inputs.list_files(case))
+            placed = replace(placed, known=self._known.recall(case, now))
         if case.checkpoint and not job.probe:
             kept = self._keep_run(job)
             kept.open()
-            identity = kept.identify(case, inputs.describe(case))
-            placed = replace(placed, checkpoints=kept.folder, identity=identity)
+            placed = replace(placed, checkpoints=kept.folder, identity=kept.identify(case, now))
         return placed
 
     def _write(
@@ -324,20 +296,21 @@ class Loop:
     ) -> Record:
         """Write and show the record of a run that has ended, which ``lane`` took and that ran on
         ``place``, possibly with more GPUs, while at most ``beside`` other lanes were busy."""
-        case, log, known = job.case, f"{LOGS}/{job.name}-{job.attempt}.log", self.lanes[lane]
-        if at := outcome.place:
-            known = known.at(case.device, at)
-        if unrated := known.unrated.get(case.device):
+        case, log = job.case, f"{LOGS}/{job.name}-{job.attempt}.log"
+        platform, at = self.lanes[lane][case.device], outcome.place
+        if at and at.environment is not None:
+            platform = Platform(at.environment, unrated=at.unrated)
+        if platform.unrated:
             m = outcome.measurement
-            m.missing = write_missing(read_missing(m.missing or "") | unrated)
+            m.missing = write_missing(read_missing(m.missing or "") | {**platform.unrated})
         finished_at, told = read_clock(), dict[str, Any]()
         if (seen := outcome.seen) is not None:
             if case.command is not None:
                 self._tell_left(seen, outcome.measurement)
                 wrote, seen = seen.wrote, self._left.leave_aside(seen)
                 self._left.add(wrote, started_at, finished_at)
-            told = self._settle_version(case, lane, seen)
-        environment = replace(known.describe(case), **told)
+            told = self._settle_version(case, seen)
+        environment = replace(self.inputs.describe(case, platform), **told)
         if outcome.unit:  # which a command alone tells
             environment.unit, environment.train_images = outcome.unit, outcome.epoch_items
         record = Record(
@@ -368,7 +341,7 @@ class Loop:
             row = {name: v for name, v in flatten(record).items() if v not in (None, "")}
             self.display.say(f"not written: {row}")
             raise
-        self.known.learn(record, outcome.work)
+        self._known.learn(record, outcome.work)
         if case.checkpoint and not job.probe:
             self._keep_run(job).finish(record)
         self.display.conclude(record, lane.name)
@@ -396,16 +369,13 @@ class Loop:
                 mend = "{out} in --command is a folder that each run has for itself"
                 self.display.say(f"warning: {line}; {mend}")
 
-    def _settle_version(self, case: Case, lane: Lane, seen: Seen) -> dict[str, Any]:
+    def _settle_version(self, case: Case, seen: Seen) -> dict[str, Any]:
         """Return the columns of what a case was made of, and say so if it was not as expected: its
         files were edited while the sweep ran."""
-        versions = self.inputs.versions
-        before = sum(len(files) for of in versions.told.values() for files in of.values())
-        told, edited = self.lanes[lane].settle_version(case, seen)
-        if sum(len(files) for of in versions.told.values() for files in of.values()) > before:
-            write_config(self)
+        told, edited, more = self.inputs.versions.settle(case, seen)
+        if more:
+            self.write_config()
         if edited:
-            self.lanes = {one: inputs.renew(case, told) for one, inputs in self.lanes.items()}
             self.display.say(
                 f"warning: {name_first(edited, 4)} changed while the sweep ran; this run and later "
                 "ones are of another version, and are compared with none before; for all of one "
@@ -427,30 +397,28 @@ class Loop:
         """Measure the rates of a lane before its first case, unless its folder has them, and warn
         of slow ones and of precisions that the device emulates. On a cluster each node measures its
         own."""
-        if (lane.name, device) in self._rated:
+        if (lane, device) in self._rated:
             return
         first = all(device != other for _, other in self._rated)
-        self._rated.add((lane.name, device))
+        self._rated.add((lane, device))
+        platforms = self.lanes[lane]
         if self.options.here and (seconds := choose_seconds(device)):
-            self._find_rates(lane, device, seconds)
+            platforms[device] = platforms[device].rate(self._find_rates(lane, device, seconds))
         if first:
             cases = [c for c in self.planned if c.device == device and not self.refuse(c)]
-            inputs = self.lanes[lane]
-            self.say(warn_of_emulation(cases, inputs.platforms, inputs.models))
+            self.say(warn_of_emulation(cases, platforms, self.inputs.models))
 
-    def _find_rates(self, lane: Lane, device: str, seconds: float) -> None:
-        inputs = self.lanes[lane]
-        platform = inputs.platforms[device]
+    def _find_rates(self, lane: Lane, device: str, seconds: float) -> Yardstick:
+        platform = self.lanes[lane][device]
         if (known := read_rates(platform, self.out)).rates:
-            self.lanes[lane] = inputs.add_rates(device, known)
-            return
+            return known
         gpu = platform.environment.gpu
         name = " · ".join(filter(None, [lane.name, gpu or "the CPU"]))
         with watch(f"{name}: measuring what it can do now"):
-            found = self.executor.rate(lane, device, seconds)
-        self.lanes[lane] = inputs.add_rates(device, found)
+            found = self._executor.rate(lane, device, seconds)
         self.display.say(f"{name}: {describe_rates(found, gpu) or 'not known'}")
         self.say(f"warning: {what}; {fix}" for what, fix in check_rates(found, gpu))
+        return found
 
 
 @dataclass
@@ -473,37 +441,3 @@ def choose_seed(run: Run, same_seed: bool) -> int:
     """
     case, repeat, _ = run
     return case.seed if same_seed else case.seed + repeat - 1
-
-
-def choose_number(
-    cases: Sequence[Case], options: Options, rows: Sequence[Row] | None = None
-) -> int | None:
-    """Return how many threads an operation of the workers takes that run alone on the CPU: as many
-    as cores are free (`choose_threads`), or as before if ``rows`` of the folder, which are read
-    where they are needed, are of a CPU. None for torch's default, or what a variable that the user
-    has set says."""
-    alone = options.here and options.lanes in (None, 1) and not {*THREADS} & {*os.environ}
-    if not (alone and all(case.device == "cpu" and case.world_size == 1 for case in cases)):
-        return None
-    rows = read_there(options.out) if rows is None else rows
-    for row in (row for row in reversed(rows) if row.device == "cpu"):
-        kept = re.search(rf"\b{THREADS[0]}=([0-9]+)", row.variables)
-        return int(kept[1]) if kept else None
-    others = OtherWork()
-    with others.watch():
-        time.sleep(_WATCHED_S)
-    return choose_threads(count_cores(), others.cores(), len(usable_cpus()))
-
-
-@contextmanager
-def hold_threads(number: int | None) -> Iterator[None]:
-    """Let an operation of the workers that are started in the block take so many threads; None for
-    as many as without it."""
-    if number is None:
-        yield
-        return
-    os.environ[THREADS[0]] = str(number)
-    try:
-        yield
-    finally:
-        del os.environ[THREADS[0]]

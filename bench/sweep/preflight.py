@@ -3,47 +3,42 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import dataclass, field, replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from bench.base.errors import UnsupportedError, UsageError
-from bench.base.inject import Files, Seen
+from bench.base.processes import OtherWork, choose_threads, count_cores, usable_cpus
 from bench.base.progress import watch
 from bench.base.text import GIB, count, name_first
-from bench.machine.host import has_cuda
+from bench.machine.host import PACKAGES, THREADS, has_cuda, refuse_missing
 from bench.machine.nvml import find_neighbours
 from bench.networks.data import SYNTHETIC, DatasetInfo
 from bench.networks.data.sources import CLASSES
 from bench.networks.models import MODELS
-from bench.networks.workloads import IMAGES, NO_DATASET, OWN, Workload, WorkloadFacts
-from bench.profile.rates import Yardstick
-from bench.results.store.reader import read_config
-from bench.results.store.rows import SOURCES, plan_runs
+from bench.networks.workloads import IMAGES, NO_DATASET, OWN
+from bench.results.store.reader import read_sources, read_there
+from bench.results.store.rows import Row, plan_runs
 from bench.schema.axis import axis_flag
 from bench.schema.case import AXES, Case, fill_command, format_value, list_varying
-from bench.schema.command import list_named, refuse_program
-from bench.schema.precision import (
-    FP8_INSTALL,
-    PRECISIONS,
-    Apex,
-    find_version,
-    refuse_apex,
-    refuse_fp8,
-)
-from bench.schema.record import MODEL_PARTS, Environment, Place
-from bench.schema.rules import check as check_case
-from bench.schema.rules import check_batches, takes
+from bench.schema.command import refuse_program
+from bench.schema.precision import PRECISIONS
+from bench.schema.record import MODEL_PARTS
+from bench.schema.rules import takes
+from bench.sweep.inputs import Inputs, name_data
 from bench.sweep.options import Options, Plan
-from bench.training.sources import Versions, name_contents
+from bench.sweep.versions import Versions
 from bench.workers.examination import Machine, Platform, examine, guess_devices
 from bench.workers.executors import Executor, Images, build_executor
-from bench.workers.fingerprint import Fingerprint, list_requests, name_source, name_subject
+from bench.workers.fingerprint import Fingerprint, list_requests, name_subject
 from bench.workers.job import Lane
 from bench.workers.judgement import write_warnings
 
@@ -51,169 +46,87 @@ _SHOWN = 12  # lines of cases in a dry run
 
 _AT_ONCE = 8  # lanes examined at once, each by a process of its own
 
+_WATCHED_S = 1.0  # for which the load of a CPU is watched
+
 
 @dataclass(frozen=True)
-class Inputs:
-    """Devices, models and images of the cases, by name, determined once, and the ``plan`` that is
-    left of the cases, with what workloads decide. A dry run lacks what only torch or decoding can
-    tell."""
+class Settled:
+    """A plan that can be run: its ``inputs``, with the cases that are left of it, where they go,
+    and the lanes that an executor holds for them, with the devices of each."""
 
-    platforms: Mapping[str, Platform]
-    models: Mapping[str, Fingerprint]
-    datasets: Mapping[str, DatasetInfo]
-    plan: Plan = field(default_factory=Plan)
-    warnings: Sequence[str] = ()
-    apex: Apex | None = None
-    starts: Mapping[str, str] = field(default_factory=dict)  # hashes of weights, by file
-    versions: Versions = field(default_factory=Versions)  # of what the folder's rows trained
-    named: dict[str, Files] = field(default_factory=dict)  # of each command, what it names
-    # by device, the empty columns of rates, and why they are empty
-    unrated: Mapping[str, dict[str, str]] = field(default_factory=dict)
+    options: Options
+    inputs: Inputs
+    executor: Executor
+    lanes: dict[Lane, dict[str, Platform]]
+    out: Path
 
-    def refuse(self, case: Case) -> str:
-        """Return why the case cannot be run here at all, and what to do; empty if it can."""
-        precision = PRECISIONS[case.precision]
-        platform = self.platforms[case.device]
-        if case.command is not None:
-            return ""
-        if reason := platform.refuse(precision):
-            return reason
-        model = self.find_model(case)
-        # it was tried on a CPU, which lacks kernels that a GPU has
-        if model is not None and case.device == "cpu" and case.precision in model.failing:
-            return model.failing[case.precision]
-        if precision.float8:
-            if model is not None and not model.products:
-                return refuse_fp8(case.model)
-            return "" if find_version("torchao") else FP8_INSTALL
-        return refuse_apex(self.apex, case.device) if precision.apex else ""
 
-    def warn_of_trial(self, case: Case) -> str:
-        """Return a warning if the network failed its trial in the case's precision; else empty."""
-        model = self.find_model(case)
-        if model is None or case.precision not in model.failing:
-            return ""
-        ends = "is not measured: " if case.device == "cpu" else "may fail, as on a CPU "
-        return f"warning: {case.precision} {ends}{model.failing[case.precision]}"
-
-    def find_model(self, case: Case) -> Fingerprint | None:
-        """Return the network or workload of the case; None if it was not examined."""
-        return self.models.get(name_subject(case))
-
-    def _find_facts(self, case: Case) -> WorkloadFacts | None:
-        model = self.find_model(case)
-        return model.workload if model else None
-
-    def data(self, case: Case) -> DatasetInfo:
-        """Return the images that the case trains on, or what is known of a workload's data."""
-        if case.workload == IMAGES:
-            return self.datasets[name_data(case)]
-        samples, classes = Workload.samples, 0  # if it was not examined
-        if case.command is not None:
-            samples = 0
-        elif facts := self._find_facts(case):
-            samples, classes = facts.samples, facts.classes or 0
-        return DatasetInfo(OWN, "", samples, 0, classes, "", "")
-
-    def check_batches(self, case: Case) -> None:
-        check_batches(case, self.data(case).train_images, self.has_batchnorm(case))
-
-    def has_batchnorm(self, case: Case) -> bool:
-        """Return whether the network may have BatchNorm that is not frozen; True if not
-        examined."""
-        model = self.find_model(case)
-        return model is None or (model.batchnorm and case.freeze not in model.still)
-
-    def settle(self, case: Case) -> Case:
-        """Return the case with what its workload sets, such as `OWN`. Raises UsageError: it
-        cannot."""
-        facts = self._find_facts(case)
-        if not (facts and facts.optimizer):
-            return case
-        check_case(case := replace(case, optimizer=OWN))
-        return case
-
-    def add_rates(self, device: str, found: Yardstick) -> Inputs:
-        """Return a copy with the measured rates of a device."""
-        environment = replace(self.platforms[device].environment, **found.columns)
-        return self.at(device, Place("", environment, found.reasons))
-
-    def at(self, device: str, place: Place) -> Inputs:
-        """Return a copy with the environment and rates of a place where a case ran."""
-        if place.environment is None:
-            return self
-        platform = replace(self.platforms[device], environment=place.environment)
-        return replace(
-            self,
-            platforms={**self.platforms, device: platform},
-            unrated={**self.unrated, device: dict(place.unrated)},
+@contextmanager
+def settle(asked: Plan, options: Options) -> Iterator[Settled]:
+    """Check a plan, open and examine its lanes, and hold them. Raises UsageError: --out cannot be
+    written, a program or package is missing, or as `open_lanes` and `check`."""
+    _refuse_at_once(asked, options)
+    refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # only noted if missing
+    cases = [*asked.cases, *asked.unsized]
+    number = choose_number(cases, options)
+    if number is not None:
+        print(
+            f"note: an operation takes {count(number, 'thread')}, as many as cores were free "
+            f"when the folder was begun; {THREADS[0]} sets another number",
+            file=sys.stderr,
+            flush=True,
         )
-
-    def describe(self, case: Case) -> Environment:
-        """Return the environment of the case: machine, images, model and initial weights."""
-        data, model, facts = self.data(case), self.find_model(case), self._find_facts(case)
-        told: dict[str, Any] = {
-            "dataset_fingerprint": data.fingerprint,
-            "dataset_source": data.source,
-            "train_images": facts.units if facts else data.train_images,
-            "test_images": facts.test_units if facts else data.test_images,
-            "dataset_classes": data.classes or None,
-            "start_fingerprint": self.starts.get(case.start or ""),
-        }
-        if model:
-            hashes = ("parameters", "structure", "source")
-            told |= {f"model_{name}": getattr(model, name) for name in hashes}
-        if (core := self.list_core(case)) or case.command is not None:
-            told["model_source"] = self.versions.expect(name_source(case), core)
-        if facts:
-            told["unit"] = facts.unit
-        if case.command is not None:
-            told |= {"train_images": None, "test_images": None}
-        return replace(self.platforms[case.device].environment, **told)
-
-    def list_core(self, case: Case) -> Files:
-        """Return the files that every case of its network or command is made of, as they were when
-        they were examined."""
-        if case.command is None:
-            model = self.find_model(case)
-            return model.files if model else {}
-        return self.named.setdefault(case.command, name_contents(list_named(case.command)))
-
-    def settle_version(self, case: Case, seen: Seen) -> tuple[dict[str, Any], list[str]]:
-        """Return the columns that tell what a case was made of, as its own process saw it, and the
-        files that are not as they were expected to be."""
-        told, edited, core = dict(seen.found), list[str](), self.list_core(case)
-        if core or seen.files:  # not a network of the harness
-            subject = name_source(case)
-            told["model_source"], edited = self.versions.settle(subject, core, seen.files)
-        start = told.get("start_fingerprint")
-        if case.start is not None and start not in (None, self.starts.get(case.start)):
-            edited.append(case.start)
-        return told, edited
-
-    def list_files(self, case: Case) -> Files:
-        """Return the files that a case is expected to be made of, as far as they are known."""
-        core, subject = self.list_core(case), name_source(case)
-        return self.versions.find(subject, self.versions.expect(subject, core)) or core
-
-    def renew(self, case: Case, told: Mapping[str, Any]) -> Inputs:
-        """Return a copy that expects of later cases what one was told to be made of."""
-        models, starts = dict(self.models), dict(self.starts)
-        if model := self.find_model(case):
-            names = ("parameters", "structure", "source")
-            hashes = {name: told[f"model_{name}"] for name in names if told.get(f"model_{name}")}
-            models[name_subject(case)] = replace(model, **hashes)
-        if case.start is not None and "start_fingerprint" in told:
-            starts[case.start] = told["start_fingerprint"]
-        return replace(self, models=models, starts=starts)
+    with (
+        hold_threads(number),
+        closing(build_executor(options.executor, options.settings)) as executor,
+    ):
+        lanes = open_lanes(executor, cases, options)
+        inputs, platforms = examine_lanes(executor, lanes, asked, options)
+        out = options.out or default_out(inputs.platforms)
+        yield Settled(options, inputs, executor, platforms, out)
 
 
-def name_data(case: Case) -> str:
-    """Return the key of a case's images: the dataset, and their shape and classes if given."""
-    return " ".join(filter(None, [case.dataset, case.input, format_value(case.classes)]))
+def check_without_torch(
+    asked: Plan,
+    options: Options,
+    rows: Sequence[Row] = (),
+    prepare: Callable[[Images], DatasetInfo] = Images.count,
+) -> Inputs:
+    """Check a plan as a start does, but ask torch only about the user's own networks, and about
+    others that are frozen or start from a file, and decode no images unless ``prepare`` does.
+    ``rows`` are those of the folder. Raises UsageError: as `settle`."""
+    _refuse_at_once(asked, options)
+    cases, known = [*asked.cases, *asked.unsized], dict[str, Platform]()
+    with hold_threads(choose_number(cases, options, rows) if rows else None):
+        if options.here:  # a cluster is only known once it was joined
+            with closing(build_executor(options.executor, options.settings)) as executor:
+                open_lanes(executor, cases, options)
+            known = guess_devices()
+        own = list_requests(filter(is_own, cases))
+        machine = examine([], own, timeout_s=options.timeout_s) if own else Machine()
+    inputs = check(asked, replace(machine, devices=known), options, prepare)
+    emulated = warn_of_emulation([*inputs.plan.cases, *inputs.plan.unsized], known)
+    return replace(inputs, warnings=[*inputs.warnings, *emulated])
 
 
-# ---------------------------------------------------------------------------------------- the check
+def check_here(cases: Sequence[Case], options: Options) -> Inputs:
+    """Check cases of one device that this process itself is to train. Raises UsageError: one cannot
+    run, or as `check`."""
+    machine = examine([cases[0].device], list_requests(cases))
+    return check(Plan([*cases]), machine, options, Images.prepare, every=True)
+
+
+GUESSED = ("gpu", "driver", "cpu", "torch", "code", "variables", *MODEL_PARTS)
+"""The columns of `COMPARABLE` that are known without torch, those of a model if it was examined."""
+
+
+def is_own(case: Case) -> bool:
+    """Return whether torch has to tell of the network: it is the user's, frozen or begun from a
+    file."""
+    return case.model not in MODELS or case.start is not None or case.freeze != Case.freeze
+
+
+# --------------------------------------------------------------------------- before any examination
 
 
 def refuse_unwritable(out: Path | None) -> None:
@@ -226,12 +139,17 @@ def refuse_unwritable(out: Path | None) -> None:
         raise UsageError(f"--out {out}: {place} is no folder that can be written to; choose one")
 
 
-def refuse_programs(plan: Plan) -> None:
-    """Refuse commands whose program or script is not there, which takes no examination."""
+def _refuse_at_once(plan: Plan, options: Options) -> None:
+    """Refuse what takes no examination: a folder, or commands whose program or script is not
+    there."""
+    refuse_unwritable(options.out)
     cases = [*plan.cases, *plan.unsized]
     for command in dict.fromkeys(fill_command(case) for case in cases if case.command is not None):
         if why := refuse_program(command):
             raise UsageError(f"--command: {why}")
+
+
+# ---------------------------------------------------------------------------------------- the check
 
 
 def check(
@@ -260,9 +178,9 @@ def check(
             raise UsageError(f"--precision {case.precision}: {why}; leave it out")
     refuse_places(platforms, cases, options)
     models, datasets = _take_models(cases, machine, options), dict[str, DatasetInfo]()
-    versions = Versions(read_config(options.out).get(SOURCES) if options.out else None)
-    about = (machine.apex, machine.starts, versions)
-    inputs = Inputs(platforms, models, datasets, plan, (), *about)
+    told = read_sources(options.out) if options.out else None
+    versions = Versions(told, models, machine.starts)
+    inputs = Inputs(platforms, models, datasets, plan, (), machine.apex, versions)
     settle = inputs.settle
     searched = [(settle(case), text) for case, text in plan.searched]
     plan = Plan(list(dict.fromkeys(map(settle, plan.cases))), searched)
@@ -377,12 +295,12 @@ def open_lanes(executor: Executor, cases: Sequence[Case], options: Options) -> S
 
 @watch("looking at what this machine can run")
 def examine_lanes(
-    executor: Executor, lanes: Sequence[Lane], plan: Plan, options: Options
-) -> dict[Lane, Inputs]:
-    """Return the inputs of each lane; on a cluster all are those of the first. Raises UsageError:
-    as `check`."""
+    executor: Executor, lanes: Sequence[Lane], asked: Plan, options: Options
+) -> tuple[Inputs, dict[Lane, dict[str, Platform]]]:
+    """Return what the cases train with, and the devices of each lane: of the others the same kinds
+    as of the first, which on a cluster speaks for all. Raises UsageError: as `check`."""
     first, *others = lanes
-    cases = [*plan.cases, *plan.unsized]
+    cases = [*asked.cases, *asked.unsized]
     devices = list(dict.fromkeys(case.device for case in cases))
     machine = examine(
         devices,
@@ -392,53 +310,63 @@ def examine_lanes(
         timeout_s=options.timeout_s,
         ask=partial(executor.examine, first),
     )
-    inputs = check(plan, machine, options, partial(executor.prepare, first))
+    inputs = check(asked, machine, options, partial(executor.prepare, first))
     inputs = replace(inputs, warnings=[*write_warnings(machine), *inputs.warnings])
 
-    def look(lane: Lane) -> Inputs:
-        """Return the inputs of another lane, which has another device of the same kind."""
-        found = executor.examine(lane, devices, [], options.timeout_s)
-        platforms = found.use(devices)
+    def look(lane: Lane) -> dict[str, Platform]:
+        platforms = executor.examine(lane, devices, [], options.timeout_s).use(devices)
         refuse_places(platforms, cases, options)
-        return replace(inputs, platforms=platforms)
+        return platforms
 
     if not options.here:
-        return dict.fromkeys(lanes, inputs)
+        return inputs, dict.fromkeys(lanes, inputs.platforms)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return dict(zip(lanes, [inputs, *pool.map(look, others)], strict=True))
+        platforms = [inputs.platforms, *pool.map(look, others)]
+    return inputs, dict(zip(lanes, platforms, strict=True))
 
 
-# ---------------------------------------------------------------------------------------- a dry run
+def default_out(platforms: Mapping[str, Platform]) -> Path:
+    """Return a new folder in ``results``, named after the devices."""
+    names = "-".join(platform.environment.gpu or "cpu" for platform in platforms.values())
+    words = "-".join(re.findall(r"[^\W_]+", names.lower()))
+    return Path("results") / f"{words}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-GUESSED = ("gpu", "driver", "cpu", "torch", "code", "variables", *MODEL_PARTS)
-"""The columns of `COMPARABLE` that are known without torch, those of a model if it was examined."""
+def choose_number(
+    cases: Sequence[Case], options: Options, rows: Sequence[Row] | None = None
+) -> int | None:
+    """Return how many threads an operation of the workers takes that run alone on the CPU: as many
+    as cores are free (`choose_threads`), or as before if ``rows`` of the folder, which are read
+    where they are needed, are of a CPU. None for torch's default, or what a variable that the user
+    has set says."""
+    alone = options.here and options.lanes in (None, 1) and not {*THREADS} & {*os.environ}
+    if not (alone and all(case.device == "cpu" and case.world_size == 1 for case in cases)):
+        return None
+    rows = read_there(options.out) if rows is None else rows
+    for row in (row for row in reversed(rows) if row.device == "cpu"):
+        kept = re.search(rf"\b{THREADS[0]}=([0-9]+)", row.variables)
+        return int(kept[1]) if kept else None
+    others = OtherWork()
+    with others.watch():
+        time.sleep(_WATCHED_S)
+    return choose_threads(count_cores(), others.cores(), len(usable_cpus()))
 
 
-def check_without_torch(
-    plan: Plan, options: Options, prepare: Callable[[Images], DatasetInfo] = Images.count
-) -> Inputs:
-    """Check a plan as a start does, but ask torch only about the user's own networks, and about
-    others that are frozen or start from a file, and decode no images unless ``prepare`` does.
-    Raises UsageError: as `open_loop`."""
-    refuse_unwritable(options.out)
-    refuse_programs(plan)
-    cases, known = [*plan.cases, *plan.unsized], dict[str, Platform]()
-    if options.here:  # a cluster is only known once it was joined
-        with closing(build_executor(options.executor, options.settings)) as executor:
-            open_lanes(executor, cases, options)
-        known = guess_devices()
-    own = list_requests(filter(is_own, cases))
-    machine = examine([], own, timeout_s=options.timeout_s) if own else Machine()
-    inputs = check(plan, replace(machine, devices=known), options, prepare)
-    emulated = warn_of_emulation([*inputs.plan.cases, *inputs.plan.unsized], known)
-    return replace(inputs, warnings=[*inputs.warnings, *emulated])
+@contextmanager
+def hold_threads(number: int | None) -> Iterator[None]:
+    """Let an operation of the workers that are started in the block take so many threads; None for
+    as many as without it."""
+    if number is None:
+        yield
+        return
+    os.environ[THREADS[0]] = str(number)
+    try:
+        yield
+    finally:
+        del os.environ[THREADS[0]]
 
 
-def is_own(case: Case) -> bool:
-    """Return whether torch has to tell of the network: it is the user's, frozen or begun from a
-    file."""
-    return case.model not in MODELS or case.start is not None or case.freeze != Case.freeze
+# ----------------------------------------------------------------------------------- what is said
 
 
 def warn_of_emulation(

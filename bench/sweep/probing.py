@@ -12,7 +12,6 @@ from bench.schema.goals import MARGIN
 from bench.schema.grid import AUTO
 from bench.schema.record import Outcome, Record, Status, flatten
 from bench.sweep.display import Display
-from bench.sweep.folder import read_past, write_config
 from bench.sweep.loop import MOST_LOST, Loop, open_loop
 from bench.sweep.options import Options, Plan, plan_cases
 from bench.sweep.wall import STEP, Trial, Wall, make_probe, read_trials
@@ -103,9 +102,8 @@ def find_largest(options: Options, step: int, margin: float) -> tuple[dict[Case,
     plan = Plan(searched=[(family, AUTO) for family in plan_cases(options).families])
     with open_loop(options, plan) as loop:
         families = loop.inputs.plan.families
-        loop.lock()
-        comparable, _ = read_past(loop, families)
-        write_config(loop, search={"step": step, "margin": margin})
+        comparable = loop.find_comparable(families)
+        loop.write_config(search={"step": step, "margin": margin})
         walls = Searches(loop, families, comparable, step, margin).find_walls()
     return walls, loop
 

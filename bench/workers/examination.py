@@ -53,11 +53,17 @@ from bench.workers.server import EndedError, MessageError, call
 
 @dataclass(frozen=True)
 class Platform:
-    """A device as torch sees it: its description for a record, and why it cannot be used, empty if
-    it can."""
+    """A device as torch sees it: its description for a record, why it cannot be used, empty if it
+    can, and by column why rates are missing from the description."""
 
     environment: Environment
     error: str = ""
+    unrated: Mapping[str, str] = field(default_factory=dict)
+
+    def rate(self, found: Yardstick) -> Platform:
+        """Return a copy with the measured rates."""
+        environment = replace(self.environment, **found.columns)
+        return replace(self, environment=environment, unrated=found.reasons)
 
     def refuse(self, precision: Precision) -> str:
         """Return why the device cannot run ``precision`` at all; empty if it can."""

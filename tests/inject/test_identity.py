@@ -17,7 +17,7 @@ from bench.report.__main__ import main as report
 from bench.results.store.reader import read_records
 from bench.sweep.__main__ import main as sweep
 from bench.sweep.display import Display
-from bench.training.sources import Versions, judge_opened
+from bench.training.sources import judge_opened
 
 QUICK = ["--device", "cpu", "--no-report"]
 
@@ -259,18 +259,6 @@ def test_an_error_that_nothing_caught_ends_a_program(
     subprocess.run(["/bin/sh", "-c", command.format(py=sys.executable)], **about)
     assert read_uncaught(listing) == (Uncaught("ValueError", "no data\nat all") if ended else None)
     assert any(one.how == "runs" for one in read_listing(listing)), "files are told beside it"
-
-
-def test_cases_that_open_other_files_are_of_one_version_until_one_changes() -> None:
-    versions = Versions()
-    core = {"t.py": "1"}
-    first, _ = versions.settle("c", core, {"t.py": "1", "a.yaml": "1"})
-    assert versions.settle("c", core, {"t.py": "1", "b.yaml": "1"}) == (first, [])
-    second, edited = versions.settle("c", core, {"t.py": "1", "a.yaml": "2"})
-    assert (second != first, edited) == (True, ["a.yaml"])
-    assert versions.settle("c", core, {"t.py": "1", "a.yaml": "1"}) == (first, ["a.yaml"])
-    shard = Versions()
-    assert shard.settle("c", core, {"t.py": "1", "b.yaml": "1"})[0] == first
 
 
 def test_compare_names_the_files_that_two_folders_ran_other_versions_of(

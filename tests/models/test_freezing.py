@@ -20,7 +20,7 @@ from bench.schema.case import Case
 from bench.schema.grid import grid
 from bench.schema.precision import PRECISIONS, cast
 from bench.schema.record import Outcome, Status
-from bench.sweep.preflight import Inputs
+from bench.sweep.inputs import Inputs
 from bench.training.counting import count_flop
 from bench.workers.epochs import evaluate
 from bench.workers.fingerprint import examine_model

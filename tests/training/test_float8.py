@@ -28,7 +28,7 @@ from bench.schema.precision import (
     set_flags,
 )
 from bench.schema.record import Environment, Outcome, Status
-from bench.sweep.preflight import Inputs
+from bench.sweep.inputs import Inputs
 from bench.training.arithmetic import name_arithmetic
 from bench.training.float8 import convert, find_products
 from bench.training.loop import Training
@@ -235,7 +235,7 @@ def test_a_network_without_products_is_unsupported(monkeypatch: pytest.MonkeyPat
     assert inputs.refuse(Case(precision="fp8")).startswith(said)
     ours = Case(model=TINY, workload=TINY, precision="fp8")
     assert inputs.refuse(ours) == inputs.refuse(Case()) == ""
-    monkeypatch.setattr("bench.sweep.preflight.find_version", lambda package: None)
+    monkeypatch.setattr("bench.sweep.inputs.find_version", lambda package: None)
     assert inputs.refuse(ours) == FP8_INSTALL
     with pytest.raises(UnsupportedError, match="no layer of the network is a matrix product"):
         train(Images16(lambda: nn.Sequential(nn.Flatten(), nn.Linear(3072, 16))))

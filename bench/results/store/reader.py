@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bench.base.errors import UsageError
-from bench.results.store.rows import SHARD, Row, Shard, parse_shard
+from bench.results.store.rows import SHARD, SOURCES, Row, Shard, parse_shard
 from bench.results.store.table import (
     CONFIG,
     EPOCHS,
@@ -27,6 +27,9 @@ from bench.schema.record import COLUMNS, EpochRow, RankRow, Step, WorkRow
 
 if TYPE_CHECKING:
     import pandas as pd
+
+Sources = dict[str, dict[str, dict[str, str]]]
+"""By script or network and the hash that rows have, the hashes of the files of that version."""
 
 Part = TypeVar("Part", Step, EpochRow, WorkRow, RankRow)
 
@@ -84,6 +87,18 @@ def read_rows(path: Path) -> list[Row]:
         for columns in tables
         for row in zip(*columns.values(), strict=True)
     ]
+
+
+def read_sources(folder: Path) -> Sources:
+    """Return which of the user's files each version of what was trained in a folder is made of."""
+    told = read_config(folder).get(SOURCES)
+    return {str(what): dict(of) for what, of in told.items()} if isinstance(told, dict) else {}
+
+
+def read_there(folder: Path | None) -> list[Row]:
+    """Return the rows of a folder, none if it has no records yet. Raises UsageError: as
+    `read_rows`."""
+    return read_rows(folder) if folder is not None and (folder / RECORDS).is_file() else []
 
 
 def read_beside(path: Path, kind: type[Part]) -> dict[str, list[Part]]:

@@ -166,7 +166,7 @@ SHARD = "shard"
 
 SOURCES = "sources"
 """The key of what was trained: by script or network, the files of each version, see
-`bench.training.sources.Versions`."""
+`bench.sweep.versions`."""
 
 
 class Shard(NamedTuple):
