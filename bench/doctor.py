@@ -62,8 +62,9 @@ def main(argv: Sequence[str]) -> int:
     add("--json", action="store_true", help="print facts and findings as JSON")
     given = parser.parse(argv)
     refuse_missing(["psutil"])
-    with watch("looking at this machine, and measuring what it can do"):
-        machine = measure_machine(examine(data_dir=given.data_dir, out=given.out))
+    machine = examine(data_dir=given.data_dir, out=given.out)
+    with watch("measuring what this machine can do now"):
+        machine = measure_machine(machine)
     findings = judge(machine)
     print(write_json(machine, findings) if given.json else write_findings(findings))
     return int(any(finding.level is Level.UNBELIEVABLE for finding in findings))

@@ -335,7 +335,7 @@ def go_through(device: str, out: Path, shared: bool) -> Iterator[tuple[str, str,
         asked = [check for check in asked if check.name != "script"]
     with Progress(len(asked), "check") as progress:
         for check in asked:
-            progress.begin(f"{check.name}: {check.expected}")
+            progress.begin(check.name)
             seen = run_check(check, words, out, uuid)
             progress.end()
             yield check.name, check.expected, seen

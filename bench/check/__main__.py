@@ -11,6 +11,7 @@ from pathlib import Path
 from bench.answers.advice import parse_budget
 from bench.base.errors import UsageError, choose
 from bench.base.processes import leave
+from bench.base.progress import watch
 from bench.check.checks import CHECKS, head, run_checks
 from bench.machine.host import choose_device, refuse_missing
 from bench.schema.axis import Value
@@ -101,7 +102,8 @@ def main(argv: Sequence[str]) -> int:
     for case in cases:
         if why := inputs.platforms[case.device].find_emulation(PRECISIONS[case.precision]):
             print(f"warning: {case.precision}: {why}, so it may be slow", file=sys.stderr)
-    from bench.check.findings import Subject
+    with watch("starting torch"):
+        from bench.check.findings import Subject
 
     failed = False
     for done, case in enumerate(cases, 1):

@@ -156,7 +156,7 @@ def run_checks(subject: Any, skip: Sequence[str]) -> bool:
     asked = [one for one in CHECKS.values() if one.name not in skip]
     with Progress(len(asked), "check") as progress:
         for one in asked:
-            progress.begin(f"{one.name}: whether {one.shows}")
+            progress.begin(one.name)
             answers.append(answer(one, subject))
             progress.end()
             print(describe(answers[-1]), flush=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.base.errors import UsageError
 from bench.base.processes import leave
-from bench.base.progress import Progress
+from bench.base.progress import Progress, watch
 from bench.base.text import read_clock
 from bench.machine.host import choose_device, refuse_missing
 from bench.networks.data import find_layout, load
@@ -110,9 +110,10 @@ def main(argv: Sequence[str]) -> int:
     known = {name: value for name, value in environment.items() if value is not None}
     scales = ScaleMap(out, given.invocation, read_clock(), TOLERANCE, known, ())
 
-    import torch
+    with watch("starting torch"):
+        import torch
 
-    from bench.scales.measurement import measure
+        from bench.scales.measurement import measure
 
     tried = sorted(set(given.scales))
     with Progress(len(inputs.plan.cases), "case") as progress:

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from bench.base.errors import UnsupportedError, UsageError
 from bench.base.processes import OtherWork, choose_threads, count_cores, usable_cpus
-from bench.base.progress import watch
 from bench.base.text import GIB, count, name_first
 from bench.machine.host import PACKAGES, THREADS, has_cuda, refuse_missing
 from bench.machine.nvml import find_neighbours
@@ -293,7 +292,6 @@ def open_lanes(executor: Executor, cases: Sequence[Case], options: Options) -> S
     return lanes
 
 
-@watch("looking at what this machine can run")
 def examine_lanes(
     executor: Executor, lanes: Sequence[Lane], asked: Plan, options: Options
 ) -> tuple[Inputs, dict[Lane, dict[str, Platform]]]:

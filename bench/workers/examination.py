@@ -21,6 +21,7 @@ from typing import Any
 
 from bench.base.errors import UsageError
 from bench.base.processes import OtherWork, Quota, read_governor, usable_cpus
+from bench.base.progress import watch
 from bench.base.text import parse_bytes
 from bench.machine.gpus import READINGS, Depth, Process
 from bench.machine.host import (
@@ -260,6 +261,7 @@ def _free_bytes(place: Path) -> int | None:
         return None
 
 
+@watch("asking torch what this machine can run")
 def ask_processes(
     devices: Sequence[str],
     models: Sequence[Request] = (),
