@@ -106,6 +106,25 @@ def test_output_stays_above_the_bars_and_they_go() -> None:
     assert b"\x1b[38" in terminal.written or b"\x1b[9" in terminal.written, "colours"
 
 
+def test_how_long_is_left_is_told_where_it_is_known() -> None:
+    code = """
+from time import sleep
+from bench.base.progress import Progress
+for bars in (Progress(5, "run"), Progress(None, "run", limit_s=300)):
+    with bars:
+        bars.begin("first")
+        bars.end(left_s=120)
+        sleep(1.2)
+"""
+    written = run_in_terminal(code).written.decode()
+    assert "1 of 5 runs" in written
+    assert "about 2 min left" in written
+    assert written.count(" left") == written.count("1 of 5 runs"), (
+        "a budget says what is left of it"
+    )
+    assert " s of 5 min" in written
+
+
 def test_no_colour_where_that_is_asked_and_no_bars_where_they_cannot_be() -> None:
     coloured = run_in_terminal(PRINTS, NO_COLOR="1").written
     assert b"0 of 2 checks" in coloured

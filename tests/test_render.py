@@ -167,15 +167,15 @@ def test_heads_take_more_lines_before_cells_do_and_no_cell_is_cut() -> None:
     ]
     assert draw_at(46) == [
         "Results",
-        "       epoch time                     left out",
-        " case  (s), range  what to know          first",
+        "         epoch time                   left out",
+        " case    (s), range  what to know        first",
         " " + "─" * 45,
         " NVIDIA H200 · cifar10",
-        " fp32      ≈33.14  slow steps made           7",
-        "                   it longer by 12 %",
-        "                   and more",
+        " fp32        ≈33.14  slow steps made         7",
+        "                     it longer by",
+        "                     12 % and more",
         "",
         " another card",
-        " fp16       ≈9.14                            8",
+        " fp16         ≈9.14                          8",
     ]
     assert draw_at(30)[-2:] == ["  Not shown at this width:", "  left out first."]

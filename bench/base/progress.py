@@ -59,7 +59,7 @@ class Progress:
 
     def __init__(self, total: int | None, noun: str = "", limit_s: float | None = None) -> None:
         self.total, self.done, self._noun, self._limit_s = total, 0, noun, limit_s
-        self.live = _is_live()
+        self.live = total != 0 and _is_live()
         self._lines: dict[str, _Line] = {}
         self._lock, self._closed = threading.RLock(), threading.Event()
         self._began, self._ends, self._notice = time.monotonic(), 0.0, ""

@@ -5,11 +5,9 @@ from __future__ import annotations
 import io
 import os
 import sys
-import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import count
 
 from rich.box import Box
 from rich.cells import cell_len
@@ -146,13 +144,13 @@ def _build(table: Table, width: int) -> Grid:
     """Return what rich draws of the heads and the rows; a rule ends each group. Heads take as few
     lines as leave the cells whole or, where that takes more than three, broken. Only columns that
     wrap give way, as long as that is enough."""
-    for height, whole in [*((h, True) for h in (1, 2, 3)), *((h, False) for h in _HEIGHTS)]:
+    for height, whole in [*((h, True) for h in _HEIGHTS[:3]), *((h, False) for h in _HEIGHTS)]:
         if fits := _need(table, height, whole) <= width:
             break
     grid = Grid(box=_RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for head, (need, lines) in zip(table.heads, _measure(table, height, True), strict=True):
+    for head, need in zip(table.heads, _measure(table, height, whole=True), strict=True):
         grid.add_column(
-            Text("\n".join(lines)),
+            Text(make_printable(head.label)),
             justify="right" if head.number else "left",
             width=need if fits and not head.wrap else None,
             overflow="fold",
@@ -165,21 +163,20 @@ def _build(table: Table, width: int) -> Grid:
 
 def _need(table: Table, height: int = _HEIGHTS[-1], whole: bool = False) -> int:
     """Return how wide a table is at least, with its margin; as `_measure`."""
-    return sum(len(_GAP) + need for need, _ in _measure(table, height, whole)) - 1
+    return sum(_measure(table, height, whole)) + len(_GAP) * len(table.heads) - 1
 
 
-def _measure(table: Table, height: int, whole: bool) -> Iterator[tuple[int, list[str]]]:
-    """Yield the width that each column needs under heads of ``height`` lines, and these: they break
-    between words, and are as wide as the cells if they can. Cells of a column that wraps need no
-    more than `WRAPPED`, unless they are to be ``whole``."""
+def _measure(table: Table, height: int, whole: bool) -> list[int]:
+    """Return the width that each column needs under heads of about ``height`` lines. Cells of a
+    column that wraps need no more than `WRAPPED`, unless they are to be ``whole``."""
+    widths = []
     for i, head in enumerate(table.heads):
         need = max((cell_len(row[i].text) for row in table.rows), default=1)
         need = min(need, WRAPPED) if head.wrap and not whole else need
-        label = make_printable(head.label)
-        least = max(need, *map(len, label.split()), 1)
-        broken = (textwrap.wrap(label, w, break_on_hyphens=False) for w in count(least))
-        lines = next(lines for lines in broken if len(lines) <= height)
-        yield max(need, *map(cell_len, lines), 1), lines
+        words = map(cell_len, head.label.split())
+        line = -(-len(head.label) // height) + (height > 1)  # as its words seldom divide evenly
+        widths.append(max(need, *words, line, 1))
+    return widths
 
 
 def _glue(text: str) -> str:
