@@ -23,7 +23,7 @@ from bench.schema.axis import Value
 from bench.schema.case import FOLLOWS, SAME_QUESTION, Case, parse_value
 from bench.schema.flags import OF_SWEEPS, Parser, add_axes, add_flag, command, describe, read_axes
 from bench.schema.grid import grid
-from bench.schema.preset import Preset
+from bench.schema.preset import ADVICE, Preset
 from bench.sweep.options import add_running, choose_dataset, read_running
 
 
@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
     given = build_parser().parse(argv)
     axes = read_axes(given)
     now = _read_now(given, axes)
-    options = read_running(given, axes, Preset("advise", "", ({},)))
+    options = read_running(given, axes, Preset(ADVICE, "", ({},)))
     if options.lanes not in (None, 1):
         raise UsageError("--lanes: bench.advise measures one case at a time; leave it out")
     answer = find_advice(now, options, given.budget, began + given.budget)

@@ -300,13 +300,12 @@ def choose_next(
     if len(sweeps) == 2:
         return NextStep("compare the two case by case", f"python -m bench.compare {folders}")
     timed = [result for result in results if is_number(result.epoch_time_s)]
-    for sweep in sweeps:
-        advice = [one for one in sweep.command.splitlines() if "-m bench.advise " in one]
-        if advice:  # which decides on repeats itself
-            anew = not any(result.trusted for result in timed)
-            how = "search anew, with other programs closed" if anew else "measure more settings"
-            command = propose(advice[-1], Path(_name_folder(sweep)), anew=anew)
-            return NextStep(f"{how}, and with a longer budget", command)
+    # a search for advice decides on repeats itself
+    for sweep in (sweep for sweep in sweeps if sweep.advised and sweep.command):
+        anew = not any(result.trusted for result in timed)
+        how = "search anew, with other programs closed" if anew else "measure more settings"
+        folder, last = Path(_name_folder(sweep)), sweep.command.splitlines()[-1]
+        return NextStep(f"{how}, and with a longer budget", propose(last, folder, anew=anew))
     apart = (refuse_together(alike) for alike in group(timed, attrgetter("sweep", "model")))
     if any(map(refuse_alone, timed)) or any(apart):
         return NextStep("mend what keeps times from being compared, and measure with a new --out")

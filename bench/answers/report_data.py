@@ -141,8 +141,8 @@ class ReportData:
 def find_present(sweep: Sweep) -> int | None:
     """Return the batch size that is in use, which a search for advice measures first; None of any
     other sweep."""
-    asked = "-m bench.advise " in sweep.command
-    return next((row.case.batch_size for row in sweep.rows if row.is_repeat and asked), None)
+    repeats = (row.case.batch_size for row in sweep.rows if row.is_repeat)
+    return next(repeats, None) if sweep.advised else None
 
 
 M = TypeVar("M", bound=ReportData)

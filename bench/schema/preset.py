@@ -60,6 +60,10 @@ class Preset:
         return grid(*blocks, find=find, asked=asked)
 
 
+ADVICE = "advise"
+"""The name of what a search for advice measures, which has no cases of its own."""
+
+
 def default_preset(device: str) -> str:
     return "rtx-titan" if device == "cuda" else "quick"
 

@@ -115,13 +115,15 @@ def make_run(case: Case | None = None, **values: Any) -> Record:
     return make_record(case or Case(), **{**IMAGINARY, "record_id": identifier, **values})
 
 
-def write_sweep(folder: Path, rows: Iterable[Row], command: str | None = None) -> Path:
+def write_sweep(
+    folder: Path, rows: Iterable[Row], command: str | None = None, preset: str = ""
+) -> Path:
     """Write records, and what stands beside them where they come with it, as a sweep's folder."""
     with Store(folder) as store:
         for row in rows:
             store.append(*(row if isinstance(row, tuple) else (row,)))
         if command is not None:
-            store.write_config({"command": command})
+            store.write_config({"command": command, "preset": preset})
     return folder
 
 

@@ -14,6 +14,7 @@ from bench.results.store.rows import latest
 from bench.results.study.runs import Run, make_results, read_runs
 from bench.results.study.sweeps import read_sweep, read_sweeps
 from bench.schema.case import Case
+from bench.schema.preset import ADVICE
 from bench.schema.record import Record, Status
 from tests.planted.records import GIB, make_record, make_run, measured, write_sweep
 from tests.planted.results import read_results
@@ -144,7 +145,8 @@ def test_two_sweeps_are_compared_and_profiles_explained(tmp_path: Path, planted:
 def test_a_search_for_advice_goes_on_for_longer(shared: int, out: str, tmp_path: Path) -> None:
     """Where no time can be trusted, in another folder: these runs would stay."""
     run = make_run(epoch_time_s=100.0, neighbours_computing=shared)
-    step = steps_of(write_sweep(tmp_path / "s", [run], "python -m bench.advise --model dpn92"))
+    folder = write_sweep(tmp_path / "s", [run], "python -m bench.advise --model dpn92", ADVICE)
+    step = steps_of(folder)
     flags = f"--model dpn92 --out {tmp_path / out} --budget 20m"
     assert step.command == f"python -m bench.advise {flags}"
 

@@ -15,6 +15,7 @@ from bench.results.store.rows import SHARD, Plan, Row, leave_out_known, read_his
 from bench.results.store.table import RECORDS
 from bench.schema.case import list_varying
 from bench.schema.goals import MARGIN, Halving, read_goal, read_halving
+from bench.schema.preset import ADVICE
 from bench.schema.record import REPEATED, EpochRow, WorkRow
 
 REFERENCE = Path(__file__).parents[3] / "results" / "reference" / "rtx-titan-2019.csv"
@@ -33,6 +34,7 @@ class Sweep:
         halving: the search for the best settings, if its runs are trials of one.
         path: its folder, a folder of its shards, or a records file by itself.
         plans: the plan of its last command, or of each of its shards.
+        advised: whether its runs are those of a search for advice.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Sweep:
     margin: float = MARGIN
     halving: Halving | None = None
     plans: Sequence[Plan] = ()
+    advised: bool = False
 
     @cached_property
     def gaps(self) -> list[tuple[str, str]]:
@@ -112,6 +115,7 @@ def read_sweep(path: Path, name: str = "") -> Sweep:
         margin,
         read_halving(config["halving"]) if "halving" in config else None,
         [*map(Plan.of, configs)],
+        config.get("preset") == ADVICE,
     )
 
 
