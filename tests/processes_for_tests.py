@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd
@@ -38,6 +39,17 @@ def pass_on(told: Connection) -> None:
     child.start()
     told.send(os.readlink(f"/proc/self/fd/{queue.get().detach()}").partition(":")[0])  # noqa: PTH115
     child.kill()
+
+
+def tell_sockets(told: Connection) -> None:
+    """Say how many sockets and pipes it has beside its streams, and how many of these each program
+    has that it starts."""
+    links = {}
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        with suppress(OSError):
+            links[int(name)] = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115
+    found = [n for n, to in links.items() if n > 2 and to.startswith(("socket", "pipe"))]
+    told.send((len(found), sum(map(os.get_inheritable, found))))
 
 
 def leave_behind(told: Connection) -> None:

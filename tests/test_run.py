@@ -175,7 +175,7 @@ def test_a_server_is_replaced_when_what_it_imported_changes(site: Path) -> None:
         ("driver = open(__file__)\nprocess.DRIVERS = (__file__,)\n",
          "it has a GPU's driver open (sitecustomize.py)"),
         ("serve = process.serve\ndef refuse(*given):\n"
-         "    if given[2]: raise SystemExit\n    serve(*given)\n"
+         "    if given[1]: raise SystemExit\n    serve(*given)\n"
          "process.serve = refuse\n", "it ended"),
     ],
 )  # fmt: skip
@@ -297,6 +297,14 @@ def test_the_stacks_of_a_process_are_waited_for(tmp_path: Path) -> None:
         process.receive(60)
         process.dump_stacks()
     assert "most recent call first" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.usefixtures("site")
+def test_a_process_has_one_socket_which_is_its_own() -> None:
+    """None of its server's, nor of another process, whose end would not be seen then."""
+    with Process("processes_for_tests:wait") as other:
+        other.receive(60)
+        assert call("processes_for_tests:tell_sockets", timeout_s=60) == (1, 0)
 
 
 @pytest.mark.usefixtures("site")

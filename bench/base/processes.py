@@ -83,8 +83,9 @@ def stand_for(module: str) -> None:
 def leave(status: int) -> NoReturn:
     """End this process as `multiprocessing` ends one: without tearing down imported modules.
 
-    That took a report 0.2 of its 1.6 CPU s, and a process with torch 0.4 to 0.9, more in a fork,
-    which copies each page that it writes to.
+    Both functions are private to the standard library, and were run with Python 3.11, 3.12, 3.13
+    and 3.14. Tearing down took a report 0.2 of its 1.6 CPU s, and a process with torch 0.4 to 0.9,
+    more in a fork, which copies each page that it writes to.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

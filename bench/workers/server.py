@@ -1,8 +1,8 @@
 """A process of its own for each case, model, device and rate, forked from one that has torch.
 
-Starting Python and importing torch takes longer than everything else in a short case. A server, of
-the standard library's `multiprocessing.forkserver`, does it once for all that are forked from it.
-This process never imports torch, nor does the server a user's module.
+Starting Python and importing torch takes longer than everything else in a short case. A server
+does it once for all that are forked from it. This process never imports torch, nor does the server
+a user's module.
 
 A process shares with its server, and so with earlier and later ones, the imported modules, the
 layout of the address space, and Python's hash seed for strings. Everything else is its own: memory
@@ -13,8 +13,8 @@ been started as one.
 Nothing outlives what it was started for. Above the server is its keeper, a process without torch. A
 process dies with its server, and the server with its keeper; what one of them leaves behind, in a
 session of its own too, becomes the keeper's child, which ends it. The keeper ends all when its
-server ends, or the process that started it, however that ends: no other holds the write end of a
-pipe that the keeper reads.
+server ends, or the process that started it, however that ends: no other holds the other end of the
+socket that requests come by.
 
 Before it does anything else, each process makes sure that its server has a single thread and no
 driver of a GPU open, and that the files it imported are unchanged.
@@ -24,12 +24,14 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import multiprocessing.util
 import os
-import pickle
+import select
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -39,18 +41,14 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import import_module
-from multiprocessing import Pipe, current_process, forkserver, reduction, resource_tracker
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from shutil import rmtree
-from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]
-from tempfile import gettempdir
 from types import ModuleType
 from typing import IO, Any, NoReturn
 
 from bench.base import processes
 from bench.base.processes import (
-    TemporaryFolder,
     adopt_orphans,
     die_with_parent,
     end_children,
@@ -89,10 +87,6 @@ loaded."""
 _ANSWER_S = 120.0  # the first process waits until torch is imported, perhaps from a slow disk
 _POLL_S = 0.1
 _END_S = 0.005
-_LONGEST = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")
-"""The longest temporary folder in which multiprocessing can make sockets, whose addresses have at
-most 107 characters: beyond it a DataLoader's worker failed to send a batch, and its process waited
-for that for ever."""
 _GRACE_S = 3.0
 _STACK = b"most recent call first"  # how faulthandler begins a stack
 _DUMPED_S = 5.0  # the longest wait for stacks: on a busy machine 0.5 s was too short
@@ -132,7 +126,7 @@ class Process:
         environment = {**os.environ, **(variables or {})}
         with hold_to(cores):
             self._start(_Task(place, environment, sys.path, str(Path.cwd())), cold)
-        about = (os.fdopen(self._output, "rb"), log, self._recent)
+        about = (self._output, log, self._recent)
         self._log = threading.Thread(target=_keep_log, args=about, daemon=True)
         self._log.start()
         self.send(arguments)
@@ -154,26 +148,23 @@ class Process:
     def _fork(self, server: _Server, task: _Task) -> str:
         """Fork it from a server. Return why that is not possible; empty if it is."""
         self.connection, theirs = Pipe()
-        self._output, output = os.pipe()
-        self._status, status = os.pipe()
+        self._output, output = Pipe(duplex=False)
+        self._status, status = Pipe(duplex=False)  # its id, and then its return code
         self._server = server  # which lives as long as its processes
-        why = f"no answer within {_ANSWER_S:g} s"
-        try:
-            server.request(task, status, theirs.fileno(), output)
-        except OSError:
-            why = "it ended"
-        finally:
-            theirs.close()
-            os.close(output)
-            os.close(status)
+        why = "it ended"
         with suppress(EOFError, OSError):
+            with theirs, output, status:
+                given = [one.fileno() for one in (theirs, output, status)]
+                socket.send_fds(server.requests, [b"?"], given)
+            self.connection.send(task)
             if wait([self._status], _ANSWER_S):
-                why = "it ended"
-                self.pid = forkserver.read_signed(self._status)
+                self.pid = self._status.recv()
                 why = self.connection.recv()
+            else:
+                why = f"no answer within {_ANSWER_S:g} s"
         if why:
             self._close()
-            os.close(self._output)
+            self._output.close()
         return why
 
     def __enter__(self) -> Process:
@@ -217,7 +208,7 @@ class Process:
         """Return its return code, negative for a signal; None if it runs on."""
         if self._code is None and wait([self._status], timeout_s):
             try:
-                self._code = forkserver.read_signed(self._status)
+                self._code = self._status.recv()
             except (OSError, EOFError):  # its server has ended, and the kernel it
                 self._code = -signal.SIGKILL
         return self._code
@@ -250,7 +241,7 @@ class Process:
 
     def _close(self) -> None:
         self.connection.close()
-        os.close(self._status)
+        self._status.close()
 
     def _signal(self, number: int) -> None:
         if self.wait(0) is None:
@@ -264,7 +255,7 @@ def call(place: str, *arguments: Any, timeout_s: float, **settings: Any) -> Any:
         return process.receive(timeout_s)
 
 
-def _keep_log(stream: IO[bytes], path: Path | None, recent: bytearray) -> None:
+def _keep_log(stream: Connection, path: Path | None, recent: bytearray) -> None:
     """Keep the first and the last megabyte of a process's output, the last in ``recent``.
 
     If the log cannot be written, reading goes on; otherwise the process would block for ever."""
@@ -299,43 +290,27 @@ class _Server:
 
     def __init__(self, task: _Task, warm: bool) -> None:
         remove_left()
-        folder = TemporaryFolder("server")
-        alive, ours = os.pipe()
-        number = os.open(folder.name, os.O_RDONLY)
-        self._address = f"/proc/self/fd/{number}/socket"  # an address has at most 107 characters
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(self._address)
-            listener.listen()
-            numbers = (listener.fileno(), alive)
-            given = (*numbers, warm, folder.name)
-            code = (
-                f"import sys; sys.path[:] = {task.path}; from bench.workers.server import serve; "
-            )
+        self.requests, theirs = socket.socketpair()
+        code = f"import sys; sys.path[:] = {task.path}; from bench.workers.server import serve; "
+        with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, *_args_from_interpreter_flags(), "-c", f"{code}serve{given}"],
+                [sys.executable, *_list_flags(), "-c", f"{code}serve{(theirs.fileno(), warm)}"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                pass_fds=numbers,
+                pass_fds=[theirs.fileno()],
                 start_new_session=True,
                 env=task.environment,
                 cwd=task.folder,
             )
-        os.close(alive)
-        self._close = weakref.finalize(self, _end, self.process, folder, ours, number)
+        self._close = weakref.finalize(self, _end, self.process, self.requests)
 
-    def request(self, task: _Task, status: int, connection: int, output: int) -> None:
-        """Ask for a process with these descriptors; its id is written to ``status``, and then its
-        return code. Raises OSError: the server has ended."""
-        taken, told = os.pipe()
-        with os.fdopen(told, "wb") as file, socket.socket(socket.AF_UNIX) as asking:
-            try:
-                asking.connect(self._address)
-                reduction.sendfds(asking, [taken, status, connection, output])
-            finally:
-                os.close(taken)
-            pickle.dump({}, file)  # of what multiprocessing prepares, nothing is wanted
-            pickle.dump(task, file)
+
+def _list_flags() -> list[str]:
+    """Return the options that this Python was started with, such as ``-O``. The function is private
+    to the standard library, and was run with Python 3.11, 3.12, 3.13 and 3.14."""
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return flags
 
 
 _servers: dict[tuple[frozenset[tuple[str, str]], frozenset[int]], _Server] = {}
@@ -360,16 +335,13 @@ def _find_server(task: _Task, instead_of: _Server | None = None) -> _Server:
     return found
 
 
-def _end(process: subprocess.Popen[bytes], folder: TemporaryFolder, *descriptors: int) -> None:
-    for one in descriptors:
-        with suppress(OSError):
-            os.close(one)
+def _end(process: subprocess.Popen[bytes], requests: socket.socket) -> None:
+    requests.close()
     try:
         process.wait(_GRACE_S)  # it ends everything beneath it, and then itself
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    folder.cleanup()
 
 
 # ---------------------------------------------------------------------- in the server, and beneath
@@ -391,26 +363,26 @@ def preload() -> None:
         gc.freeze()
 
 
-def serve(listener: int, alive: int, warm: bool, folder: str) -> NoReturn:
-    """Fork the server, and be its keeper until it ends, or the other end of ``alive`` is closed:
-    then end everything, and remove ``folder``."""
+def serve(number: int, warm: bool) -> NoReturn:
+    """Fork the server, and be its keeper until it ends, or the other end of the socket of this
+    ``number`` is closed: then end everything."""
     global _keeper
     _keeper = os.getpid()
     adopt_orphans()
     if not (server := os.fork()):
         die_with_parent(_keeper)
-        _fork_on_request(listener, alive, warm)
-    os.close(listener)
-    while server in end_children(but=server) and not wait([alive], _POLL_S):
+        _fork_on_request(socket.socket(fileno=number), warm)
+    closed = select.poll()
+    closed.register(number, 0)  # for its end alone, and not for requests
+    while server in end_children(but=server) and not closed.poll(1000 * _POLL_S):
         pass
     until = time.monotonic() + _GRACE_S
     while end_children() and time.monotonic() < until:
         time.sleep(_END_S)
-    rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
-def _fork_on_request(listener: int, alive: int, warm: bool) -> NoReturn:
+def _fork_on_request(requests: socket.socket, warm: bool) -> NoReturn:
     global _inherited, _imported, _server
     _inherited, _server, processes.forked = dict(os.environ), os.getpid(), True
     if warm:
@@ -422,8 +394,42 @@ def _fork_on_request(listener: int, alive: int, warm: bool) -> NoReturn:
         os.waitpid(pid, 0)
         files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
         _imported = _look_at(filter(None, files))
-    with suppress(SystemExit):
-        forkserver.main(listener, alive, [])
+    statuses: dict[int, Connection] = {}  # where the id and the return code of a process are told
+    woken, waking = socket.socketpair()
+    waking.setblocking(False)
+    before = signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(waking.fileno())
+    while ready := wait([requests, woken]):
+        if woken in ready:
+            woken.recv(1 << 16)
+            for pid in [*statuses]:
+                if (ended := os.waitpid(pid, os.WNOHANG))[0]:
+                    with statuses.pop(pid) as status, suppress(OSError):
+                        status.send(os.waitstatus_to_exitcode(ended[1]))
+        if requests in ready:
+            _, given, *_ = socket.recv_fds(requests, 1, 3)
+            if not given:
+                break  # nobody is left to ask
+            for number in given:
+                os.set_inheritable(number, False)
+            ends: list[Connection] = [Connection(one) for one in given]
+            connection, output, status = ends
+            if not (pid := os.fork()):
+                try:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, before)
+                    for one in (requests, woken, waking):
+                        one.close()
+                    for told in (status, *statuses.values()):
+                        told.close()
+                    _become(connection, output)
+                finally:
+                    os._exit(1)
+            connection.close()
+            output.close()
+            statuses[pid] = status
+            with suppress(OSError):
+                status.send(pid)
     os._exit(0)
 
 
@@ -462,54 +468,54 @@ class _Task:
     path: list[str]
     folder: str
 
-    def _bootstrap(self, sentinel: int) -> NoReturn:
-        """Become the process: `multiprocessing` calls this in each fork of a server."""
-        die_with_parent(_server)
-        adopt_orphans()  # a daemon that it starts lives as long as it does
-        os.close(sentinel)
-        # the request has them in the places of two descriptors that would lead back to the server:
-        # what a user's code forks by multiprocessing is none of it
-        home: Any = forkserver._forkserver  # type: ignore[attr-defined]
-        tracker: Any = resource_tracker._resource_tracker  # type: ignore[attr-defined]
-        connection, output = Connection(home._forkserver_alive_fd), tracker._fd
-        home._forkserver_alive_fd = home._forkserver_address = tracker._fd = None
-        why = _refuse()
-        connection.send(why)
-        if why:
-            os._exit(1)
-        os.setsid()
-        with suppress(OSError):  # what `top` calls it, in 15 letters; on Linux
-            module = self.place.partition(":")[0]
-            Path("/proc/self/comm").write_text(f"bench.{module.rpartition('.')[2]}")
-        for name in _inherited.keys() - self.environment.keys():
-            os.environ.pop(name, None)
-        for name, value in self.environment.items():  # and keep what imports have changed
-            if _inherited.get(name) != value:
-                os.environ[name] = value
-        sys.path[:] = self.path
-        os.chdir(self.folder)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        os.close(output)
-        # the server has closed its own
-        sys.stdin = open(0, errors="surrogateescape", closefd=False)  # noqa: SIM115
-        vars(sys)["__stdin__"] = sys.stdin
-        if numpy := sys.modules.get("numpy"):
-            numpy.random.seed()  # Python's own reseeds itself; torch's is the same in each process
-        # the stacks of all threads are printed on a crash, and when the parent sends SIGUSR1
-        if len(folder := gettempdir()) > _LONGEST:
-            number = os.open(folder, os.O_RDONLY)
-            at: Any = current_process()
-            at._config["tempdir"] = f"/proc/{os.getpid()}/fd/{number}"
-        faulthandler.enable()
-        faulthandler.register(signal.SIGUSR1, all_threads=True)
-        code = 1
-        try:
-            module, _, name = self.place.partition(":")
-            sys.modules["__main__"] = ModuleType("__main__")
-            stand_for(module)
-            arguments = connection.recv()
-            code = getattr(import_module(module), name)(connection, *arguments) or 0
-        except BaseException:
-            traceback.print_exc()
-        leave(code)
+
+def _become(connection: Connection, output: Connection) -> NoReturn:
+    """Become the process of the task that comes first, in a fork of a server."""
+    die_with_parent(_server)
+    adopt_orphans()  # a daemon that it starts lives as long as it does
+    task: _Task = connection.recv()
+    why = _refuse()
+    connection.send(why)
+    if why:
+        os._exit(1)
+    os.setsid()
+    with suppress(OSError):  # what `top` calls it, in 15 letters; on Linux
+        name = task.place.partition(":")[0].rpartition(".")[2]
+        Path("/proc/self/comm").write_text(f"bench.{name}")
+    for name in _inherited.keys() - task.environment.keys():
+        os.environ.pop(name, None)
+    for name, value in task.environment.items():  # and keep what imports have changed
+        if _inherited.get(name) != value:
+            os.environ[name] = value
+    sys.path[:] = task.path
+    os.chdir(task.folder)
+    with output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()  # Python's own reseeds itself; torch's is the same in each process
+    _shorten_sockets()
+    # the stacks of all threads are printed on a crash, and when the parent sends SIGUSR1
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    code = 1
+    try:
+        module, _, name = task.place.partition(":")
+        sys.modules["__main__"] = ModuleType("__main__")
+        stand_for(module)
+        arguments = connection.recv()
+        code = getattr(import_module(module), name)(connection, *arguments) or 0
+    except BaseException:
+        traceback.print_exc()
+    leave(code)
+
+
+def _shorten_sockets() -> None:
+    """Have multiprocessing make its sockets in the temporary folder under a name that fits into an
+    address, of at most 107 characters: with a longer one a DataLoader's worker failed to send a
+    batch, and its process waited for that for ever."""
+    if len(folder := tempfile.gettempdir()) > 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx"):
+        number = os.open(folder, os.O_RDONLY)
+        tempfile.tempdir = f"/proc/{os.getpid()}/fd/{number}"
+        multiprocessing.util.get_temp_dir()  # and keep to it
+        tempfile.tempdir = folder
