@@ -17,15 +17,16 @@ from typing import Any
 from bench.base.errors import UsageError, nearest
 from bench.base.text import make_printable, write_number
 from bench.networks.models import MODELS
-from bench.results.store.reader import Sources, find_records, read_rows, read_sources
-from bench.results.store.rows import fill_unknown, group, latest
+from bench.results.store.reader import Sources, find_records, read_sources
+from bench.results.store.rows import group, latest
 from bench.results.study.axes import name_axis, name_setting
 from bench.results.study.comparable import find_factor, refuse_alone, refuse_together, take_alike
 from bench.results.study.doubts import DOUBTS, Doubt
 from bench.results.study.pairs import EnvironmentKey
 from bench.results.study.pairs import match as match_cases
 from bench.results.study.quantities import MEMORY, METRICS, Metric
-from bench.results.study.runs import Run, link_runs, list_readings, list_runs
+from bench.results.study.runs import Run, list_readings, read_runs
+from bench.results.study.sweeps import read_sweep
 from bench.results.verdict import (
     GUESSING,
     Equivalence,
@@ -135,16 +136,8 @@ class Side:
 
 def read_side(name: str, path: Path) -> Side:
     """Read one side. Raises UsageError: it has no records of sweeps, or they cannot be read."""
-    runs = link_runs(latest(list_runs(read_rows(path))))
-    if not runs:
+    if not (runs := latest(read_runs([read_sweep(path)]))):
         raise UsageError(f"{path}: no records of a sweep yet; compare sweeps that have run")
-    # a run that ended before reading its environment takes that of its case
-    for part in group(runs, lambda run: run.asked):
-        for run, told in zip(part, fill_unknown(part), strict=True):
-            vars(run).update(zip(COMPARABLE, told, strict=True))
-    tell, cells = attrgetter("asked", *COMPARABLE), dict[Any, int]()
-    for run in runs:
-        run.cell = cells.setdefault(tell(run), len(cells))
     return Side(name, name, path, runs)
 
 

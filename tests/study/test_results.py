@@ -193,6 +193,13 @@ def test_memory_is_read_by_one_measure_a_machine(tmp_path: Path) -> None:
     assert pick(beside, FP16).memory_bytes > 0  # what may be anything is no measure of others
 
 
+def test_a_run_that_ended_early_is_of_the_environment_of_its_case(tmp_path: Path) -> None:
+    """As in a folder of two versions of torch, where the folder does not tell."""
+    early = make_record(FP32, status=Status.ERROR, reason="boom", repeat=2)
+    cases = cases_of(tmp_path, ran(FP32, 10, torch="2.12"), early, ran(FP16, 10))
+    assert [(case.torch, case.runs) for case in cases] == [("2.12", 2), ("2.13", 1)]
+
+
 UNSETTLED = {"busy_s": 0.03, "step_time_median_s": 0.05, "step_time_mad_s": 0.005}
 TRUSTED: dict[str, tuple[Sequence[Record], Trust, str, str]] = {
     # why no other is compared with it, and what it may be recommended for

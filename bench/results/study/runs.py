@@ -17,7 +17,7 @@ from bench.base.origin import EXECUTORS, OF_OTHERS
 from bench.machine.host import drop_harmless
 from bench.machine.peaks import list_peaks
 from bench.profile.rates import COPY, RATES
-from bench.results.store.rows import Row, group
+from bench.results.store.rows import Row, fill_unknown, group
 from bench.results.study.comparable import (
     Period,
     find_period,
@@ -180,7 +180,12 @@ def read_runs(sweeps: Sequence[Sweep]) -> list[Run]:
             for row in sweep.rows
         ]
         _fill_environment(cells)
-        runs += map(Run, cells)
+        own = [*map(Run, cells)]
+        # in several environments, a run that ended before reading its own takes that of its case
+        for alike in group(own, attrgetter("axes")) if any(run.torch == "" for run in own) else ():
+            for run, told in zip(alike, fill_unknown(alike), strict=True):
+                vars(run).update(zip(COMPARABLE, told, strict=True))
+        runs += own
     _name_places(runs)
     return link_runs(runs)
 
