@@ -22,10 +22,11 @@ from bench.base.processes import leave
 from bench.base.text import clean, count, read_time
 from bench.results.store.reader import read_beside
 from bench.results.study import runs
+from bench.results.study.axes import read_own
 from bench.results.study.doubts import DOUBTS
 from bench.results.study.sweeps import Sweep, read_sweeps
-from bench.schema.axis import Value
-from bench.schema.case import AXES, NAMED, Case, spell_value
+from bench.schema.axis import Value, name_column
+from bench.schema.case import AXES, NAMED, Case, find_axis, list_axes, spell_value
 from bench.schema.flags import Parser, command, describe
 from bench.schema.record import (
     COLUMNS,
@@ -90,6 +91,7 @@ def read_runs(sweep: Sweep, known: Collection[str]) -> Iterator[Run]:
     # read after the records: a sweep writes the steps first, so that these are complete
     steps, epochs = read_beside(sweep.path, Step), read_beside(sweep.path, EpochRow)
     judged = runs.read_runs([replace(sweep, rows=rows)])
+    own = read_own(rows)
     # what a record lacks is left out, and not filled in from others
     for run, raw in zip(judged, runs.list_runs(rows), strict=True):
         row: dict[Any, Any] = vars(raw)
@@ -105,7 +107,7 @@ def read_runs(sweep: Sweep, known: Collection[str]) -> Iterator[Run]:
             record_id=row["record_id"],
             name=_name(raw.case, row, remarks),
             measured=Status(row["status"]) in MEASURED,
-            axes={name: getattr(raw.case, name) for name in AXES},
+            axes={name_column(n): _take(raw.case, n, own) for n in list_axes([raw])},
             facts=facts,
             points=[
                 *_list_points("step", steps.get(row["record_id"], ()), started),
@@ -116,8 +118,13 @@ def read_runs(sweep: Sweep, known: Collection[str]) -> Iterator[Run]:
         )
 
 
+def _take(case: Case, axis: str, own: Mapping[str, Mapping[Any, float]]) -> Value:
+    value: Value = getattr(case, axis)
+    return own[axis].get(value, value) if axis in own else value
+
+
 def _name(case: Case, row: Mapping[Any, Any], remarks: Iterable[str]) -> str:
-    told = [n for n, axis in AXES.items() if n in NAMED or getattr(case, n) != axis.default]
+    told = [n for n in list_axes([case]) if n in NAMED or getattr(case, n) != find_axis(n).default]
     kinds = [kind for kind in ("sentinel", "probe", "inferred") if row[kind]]
     ended = [row["status"]] if row["status"] != Status.OK else []
     ending = " · ".join(dict.fromkeys([f"repeat {row['repeat']}", *kinds, *ended, *remarks]))
@@ -169,7 +176,7 @@ def write_tensorboard(folder: Path, run: Run) -> None:
     settings = {**run.axes, **run.facts}
     # in a block of code nothing is read as Markdown or HTML
     text = "\n".join(f"    {name}: {spell_value(value)}" for name, value in settings.items())
-    told = (*AXES, *COMPARABLE, "sweep", "repeat", "status", "doubts")
+    told = (*run.axes, *COMPARABLE, "sweep", "repeat", "status", "doubts")
     settings = {n: value for n, value in settings.items() if n in told and value is not None}
     about = hparams_pb(settings, start_time_secs=run.started_s), text_pb("record", text)
     # closed whatever happens: the thread of one that is left would write its file again

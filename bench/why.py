@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from bench.base.errors import UsageError
 from bench.base.processes import leave
-from bench.schema.axis import Value
+from bench.results.study.axes import COMPARED, refuse_unknown
+from bench.schema.axis import Value, name_column
 from bench.schema.case import spell_value
 from bench.schema.flags import (
     Parser,
@@ -56,6 +57,7 @@ def explain(sweep: Path, axis: str, ends: Sequence[Value], where: Sequence[Filte
     sweeps = read_sweeps([sweep])
     runs = read_runs(sweeps)
     results = select(make_results(latest(runs)), where)
+    refuse_unknown("--axis", axis, results, COMPARED)
     steps = read_steps(results, sweeps)
     profiled = [r for r in results if r.cell in steps and steps[r.cell].profiled]
     if not profiled:
@@ -65,7 +67,7 @@ def explain(sweep: Path, axis: str, ends: Sequence[Value], where: Sequence[Filte
         )
     found = explain_pairs(steps, results, axis, ends)
     if not found:
-        told = " ".join([axis, *map(spell_value, ends)])
+        told = " ".join([name_column(axis), *map(spell_value, ends)])
         raise UsageError(
             f"{sweep}: no two profiled cases differ in {told} alone; "
             "ask for other values, or for another --axis"

@@ -194,7 +194,7 @@ def arrived(tracker: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 def test_what_arrives(arrived: dict[str, Seen]) -> None:
     run = arrived["id-0"]
-    assert set(AXES) <= set(run.facts)
+    assert {*AXES} - {"vary"} <= set(run.facts)
     assert run.facts["fraction"] == "0.5"
     assert {run.facts[name].lower() for name in ("sentinel", "probe")} <= {"off", "false"}
     assert (run.facts["batch_size"], run.facts["loss_scale"]) == ("128", "none")

@@ -19,11 +19,12 @@ from bench.answers.render.table import (
 from bench.answers.report_data import ReportData
 from bench.base.limits import MIN_REPEATS, STEADY
 from bench.base.text import ESTIMATE
-from bench.results.study.axes import find_varying, name_axis
+from bench.results.study.axes import find_varying
 from bench.results.study.effects import MARGIN, Effect, judge_learning
 from bench.results.study.estimate import ENERGY, LOSS, MEMORY, TIME, Estimate
 from bench.results.study.quantities import Metric
 from bench.results.verdict import Verdict
+from bench.schema.axis import name_axis
 
 MIXED = "mixed"  # the verdict on a change that makes some cases faster and others not
 

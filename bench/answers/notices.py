@@ -31,14 +31,14 @@ from bench.base.origin import LABELS
 from bench.base.text import ESTIMATE, capitalize, name_first, write_range
 from bench.networks.workloads import IMAGES
 from bench.results.store.rows import group, latest
-from bench.results.study.axes import ORDER, list_naming_axes
+from bench.results.study.axes import MACHINE, ORDER, list_naming_axes
 from bench.results.study.comparable import list_mixed, refuse_alone, refuse_together
 from bench.results.study.doubts import DOUBTS, SAID_BELOW
 from bench.results.study.quantities import MEMORY, is_number
 from bench.results.study.remedies import QUIETER
 from bench.results.study.runs import Result, Run
 from bench.results.study.sweeps import Sweep
-from bench.schema.case import AXES, Case
+from bench.schema.case import find_axis, list_axes
 from bench.schema.flags import change_flags
 from bench.schema.record import MEASURED, REPEATED, Status
 
@@ -104,10 +104,9 @@ def _name_same(cases: Results, varying: Collection[str]) -> str:
     same = [n for n in ("model", "dataset", "precision", "batch_size") if n not in varying]
     same += [
         name
-        for name in ORDER
-        if name in AXES
-        and name not in (*same, *varying, "command")
-        and getattr(first, name) != getattr(Case, name)
+        for name in list_axes(cases, ORDER)
+        if name not in (MACHINE, *same, *varying, "command")
+        and getattr(first, name) != find_axis(name).default
         and len({getattr(case, name) for case in cases}) == 1
     ]
     return name_case(first, same)

@@ -14,9 +14,11 @@ from bench.base.limits import MIN_REPEATS
 from bench.networks.workloads import OWN
 from bench.results.store.rows import group, latest
 from bench.results.study.axes import (
+    GROUPS,
     MACHINE,
     Filter,
     find_varying,
+    refuse_unknown,
     select,
     sort_cases,
 )
@@ -159,6 +161,7 @@ def gather(
     axis; ``make`` takes the fields of `ReportData`. Raises UsageError: ``where`` leaves nothing."""
     everything = read_runs(sweeps)
     tried = make_results(latest(everything))
+    refuse_unknown("--by", by, tried, GROUPS)
     results, runs = select(tried, where), select(everything, where)
     varying = find_varying(results)
     order = _order_columns(results, varying, by)

@@ -41,20 +41,21 @@ from bench.base.text import count, name_first
 from bench.networks.workloads import OWN
 from bench.report.document import Report
 from bench.results.store.rows import group
-from bench.results.study.axes import list_main, name_axis, name_setting
+from bench.results.study.axes import list_main, name_setting
 from bench.results.study.comparable import AMOUNT, refuse_alone, refuse_base
 from bench.results.study.doubts import SAID_BELOW
 from bench.results.study.estimate import TIME
 from bench.results.study.runs import Result
 from bench.results.study.sweeps import Sweep
 from bench.results.verdict import Ratio
-from bench.schema.axis import Trait, Value
+from bench.schema.axis import Trait, Value, name_axis
 from bench.schema.case import (
     AXES,
     FOLLOWS,
     SAME_QUESTION,
     UNTIMED,
     list_affecting,
+    list_axes,
     spell_value,
 )
 from bench.schema.precision import PRECISIONS
@@ -134,7 +135,8 @@ class Group:
         """List how it differs from another group: ``momentum 0.1, not 0.01``."""
         hashed = DATA.values()  # a hash says no more than that
         partly = {*hashed, *map(name_axis, AMOUNT)}  # which not all groups have
-        held = ((name, v, other.traits[name]) for name, v in self.traits.items())
+        both = dict.fromkeys([*self.traits, *other.traits])  # each may have own axes
+        held = ((n, self.traits.get(n, "none"), other.traits.get(n, "none")) for n in both)
         told = [
             f"other {name}" if name in hashed else f"{name} {value}, not {theirs}".strip()
             for name, value, theirs in held
@@ -144,7 +146,8 @@ class Group:
 
 
 def _tell_traits(row: Result) -> dict[str, Any]:
-    traits = {name_axis(name): spell_value(getattr(row, name)) for name in RECIPE}
+    axes = list_axes([row], RECIPE)
+    traits = {name_axis(name): spell_value(getattr(row, name)) for name in axes}
     values = {what: getattr(row, name) for name, what in DATA.items()}
     traits |= {what: str(value) if value == value else "" for what, value in values.items()}
     traits["unit"] = row.period.what

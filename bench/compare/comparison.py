@@ -19,7 +19,7 @@ from bench.base.text import make_printable, write_number
 from bench.networks.models import MODELS
 from bench.results.store.reader import Sources, find_records, read_sources
 from bench.results.store.rows import group, latest
-from bench.results.study.axes import name_axis, name_setting
+from bench.results.study.axes import COMPARED, name_setting, refuse_unknown
 from bench.results.study.comparable import find_factor, refuse_alone, refuse_together, take_alike
 from bench.results.study.doubts import DOUBTS, Doubt
 from bench.results.study.pairs import EnvironmentKey
@@ -40,16 +40,17 @@ from bench.results.verdict import (
     withdraw_if_guessing,
 )
 from bench.results.verdict import compare as compare_repeats
-from bench.schema.axis import Trait, Value
+from bench.schema.axis import Trait, Value, name_axis, name_column
 from bench.schema.case import (
-    AXES,
     SAME_QUESTION,
     SWITCHES,
     UNTIMED,
     Case,
+    change_axes,
+    find_axis,
     format_value,
     free_axes,
-    list_affecting,
+    list_axes,
     list_varying,
     spell_value,
 )
@@ -154,15 +155,17 @@ def take_values(a: Side, b: Side | None, axis: str, values: Sequence[Value]) -> 
     """Take one value of ``axis`` from each sweep, or both from ``a``; ``values`` may be empty if
     there is only one choice. Raises UsageError: a sweep has no case with a value, or the values
     must be given."""
+    refuse_unknown("--axis", axis, [*a.runs, *(b.runs if b else ())], COMPARED)
     held = [side.list_values(axis) for side in (a, b) if side]
     wanted = values or [value for found in held for value in found]
     if len({*wanted}) == len(wanted) == 2 and wanted[0] in held[0] and wanted[1] in held[-1]:
         return a.take(axis, wanted[0]), (b or a).take(axis, wanted[1])
     has = " and ".join(", ".join(map(spell_value, found)) or "none" for found in held)
     told = " ".join(map(spell_value, values))
+    name = name_column(axis)
     raise UsageError(
-        f"--axis {axis} {told}".rstrip()
-        + f": name two values of {axis} that were measured, one of each sweep if there are two; "
+        f"--axis {name} {told}".rstrip()
+        + f": name two values of {name} that were measured, one of each sweep if there are two; "
         f"there is {has}"
     )
 
@@ -346,18 +349,18 @@ def _name_cases(cases: Sequence[Case], free: Sequence[str]) -> tuple[dict[Case, 
     """Name each case by the axes that tell it apart from others, but those in which matched cases
     may differ, and name what all cases share. How a case was measured tells it apart only if one
     was measured in several ways."""
-    asked = {case: replace(case, **_list_defaults(free)) for case in cases}
+    asked = {case: change_axes(case, _list_defaults(free)) for case in cases}
     distinct = {*asked.values()}
-    alike = {replace(case, **_list_defaults(SAME_QUESTION)) for case in distinct}
+    alike = {change_axes(case, _list_defaults(SAME_QUESTION)) for case in distinct}
     varying = list_varying(alike if len(alike) == len(distinct) else distinct)
     telling = [name for name in varying if name not in free]
     hidden = {*telling, *free, *SAME_QUESTION}
-    common = asked[cases[0]].label(name for name in AXES if name not in hidden)
+    common = asked[cases[0]].label(name for name in list_axes(cases) if name not in hidden)
     return {case: one.label(telling) for case, one in asked.items()}, common
 
 
 def _list_defaults(axes: Sequence[str]) -> dict[str, Any]:
-    return {name: AXES[name].default for name in axes}
+    return {name: find_axis(name).default for name in axes}
 
 
 def _judge(
@@ -405,7 +408,7 @@ def _refuse(metric: Metric, match: Match, axis: str, apart: Sequence[str]) -> st
     if one.part != two.part:
         mend = "use --fraction 1" if one.command is None else "end both by --steps"
         return f"{one.part:.3g} and {two.part:.3g} of an epoch cannot be compared; {mend}"
-    if metric.seeded and one.part < 1 and axis in list_affecting(Trait.LEARNING):
+    if metric.seeded and one.part < 1 and axis and Trait.LEARNING in find_axis(axis).affects:
         mend = "use --fraction 1" if one.command is None else "let the script train for one"
         return f"less than an epoch does not show what it does to learning; {mend}"
     return ""

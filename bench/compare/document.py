@@ -35,10 +35,10 @@ from bench.base.text import (
 )
 from bench.compare.comparison import TIME, Comparison, Finding, Gate, Match, refuse_runs
 from bench.results.store.rows import group
-from bench.results.study.axes import name_axis
 from bench.results.study.doubts import DOUBTS
 from bench.results.study.quantities import Metric
 from bench.results.verdict import UNCHECKED, Verdict, average_seeds
+from bench.schema.axis import name_axis, name_column
 from bench.schema.case import AXES, SAME_QUESTION
 from bench.schema.record import MODEL_PARTS, Status
 
@@ -195,7 +195,8 @@ def describe(comparison: Comparison) -> Iterator[str]:
         both = f"{a.title} and {b.title} in {a.path}"
     yield from describe_origin(run.executor for side in (a, b) for run in side.runs)
     if matches:
-        where = f"with both values of {comparison.axis}" if comparison.axis else "in both"
+        axis = name_column(comparison.axis)
+        where = f"with both values of {axis}" if axis else "in both"
         yield f"{both}: {count(len(matches), 'case')} {where}, {comparison.common}."
     else:
         yield f"{both}: no case in both; --axis NAME compares two values of a setting."
@@ -299,7 +300,7 @@ def render_json(comparison: Comparison, gates: Sequence[Gate]) -> str:
                 for one in findings if one.equivalence
             ]  # fmt: skip
     document = {
-        "axis": comparison.axis,
+        "axis": name_column(comparison.axis),
         "a": str(a.path),
         "b": str(b.path),
         "origins": list(dict.fromkeys(run.kind for side in (a, b) for run in side.runs)),

@@ -12,6 +12,7 @@ from pathlib import Path
 from bench.answers.settings import AIMS
 from bench.base.errors import choose
 from bench.base.processes import leave
+from bench.results.study.axes import GROUPS
 from bench.schema.flags import (
     Parser,
     add_filters,
@@ -64,12 +65,12 @@ def main(argv: Sequence[str]) -> int:
     if options.aim:
         choose("--for", options.aim, AIMS)
     from bench.report.document import build
-    from bench.results.study.axes import ORDER, parse_filter, parse_name
+    from bench.results.study.axes import parse_filter, parse_name
     from bench.results.study.sweeps import read_sweeps
 
     home = (options.output or Path("report")).resolve().parent
     where = [parse_filter(text) for text in options.where]
-    by = parse_name("--by", options.by, ORDER) if options.by else ""
+    by = parse_name("--by", options.by, GROUPS) if options.by else ""
     report = build(read_sweeps(options.sweeps), home, where, by, options.aim)
     if options.figures:
         from bench.report.figures import write_figures

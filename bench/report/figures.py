@@ -32,11 +32,12 @@ from bench.base.origin import LABELS
 from bench.base.text import GIB, capitalize, clean
 from bench.report.document import Report
 from bench.results.store.rows import group
-from bench.results.study.axes import ORDER, find_varying, list_main, name_axis
+from bench.results.study.axes import ORDER, find_varying, list_main
 from bench.results.study.comparable import refuse_alone
 from bench.results.study.quantities import is_number
 from bench.results.study.runs import Result, Spread
-from bench.schema.case import AXES, FOLLOWS, SAME_QUESTION, spell_value
+from bench.schema.axis import name_axis
+from bench.schema.case import AXES, FOLLOWS, SAME_QUESTION, find_axis, spell_value
 from bench.schema.precision import PRECISIONS
 from bench.schema.record import MEASURED, Status
 
@@ -190,7 +191,7 @@ def _draw_costs(ax: Axes, panel: Panel) -> None:
     also = find_varying(panel.every, [name for name in ORDER if name in HELD])
     last = ""
     for case, place in zip(best, places, strict=True):
-        more = [name_case(case, [n]) for n in also if getattr(case, n) != AXES[n].default]
+        more = [name_case(case, [n]) for n in also if getattr(case, n) != find_axis(n).default]
         text = " · ".join([f"{case.batch_size:g}", *more])
         # where no other setting is; of two precisions at one place, once
         ax.annotate(text * (text != last), place, (-6, -6), textcoords="offset points",

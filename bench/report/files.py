@@ -7,17 +7,20 @@ Numbers are in SI units, as the column names say; every row names its hardware a
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from bench.answers.render.table import Cell, Table
 from bench.report.document import Report
 from bench.results.store.table import write_lines
+from bench.results.study.axes import read_own
 from bench.results.study.comparable import Period
 from bench.results.study.doubts import DOUBTS
 from bench.results.study.quantities import QUANTITIES, is_number
-from bench.results.study.runs import Spread
-from bench.schema.case import AXES
+from bench.results.study.runs import Result, Spread
+from bench.schema.axis import name_column
+from bench.schema.case import list_axes
 from bench.schema.record import COLUMNS
 
 WHERE = (
@@ -33,7 +36,7 @@ WHERE = (
 )
 
 
-def column_names() -> list[str]:
+def list_columns(results: Sequence[Result]) -> list[str]:
     numbers = [
         n
         for q in QUANTITIES.values()
@@ -41,13 +44,14 @@ def column_names() -> list[str]:
     ]
     outcome = ["status", "reason", "inferred", "repeats", "runs", "seeds", "kind", "memory_measure"]
     spread = ["period", "spread", "start_time_s"]
-    return ["sweep", "machine", *AXES, *outcome, *spread, *numbers, *DOUBTS, *WHERE]
+    axes = list_axes(results)
+    return ["sweep", "machine", *axes, *outcome, *spread, *numbers, *DOUBTS, *WHERE]
 
 
 def write_csv(report: Report) -> str:
-    names = column_names()
+    names = list_columns(report.results)
     rows = ([getattr(row, name) for name in names] for row in report.results)
-    return write_lines([names, *rows]).decode()
+    return write_lines([[*map(name_column, names)], *rows]).decode()
 
 
 def describe_columns() -> dict[str, str]:
@@ -64,12 +68,13 @@ def describe_columns() -> dict[str, str]:
 
 def write_json(report: Report) -> str:
     """Return the report as JSON; empty cells are null, and nothing is rounded."""
-    names = column_names()
+    names = list_columns(report.results)
+    own = read_own(report.results)
     described = describe_columns()
     document = {
         "title": report.title,
         "subject": report.subject,
-        "axes": report.varying,
+        "axes": [*map(name_column, report.varying)],
         "constants": report.constants,
         "answers": [asdict(answer) for answer in report.answers],
         "next_step": report.next_step and asdict(report.next_step),
@@ -78,7 +83,14 @@ def write_json(report: Report) -> str:
         "notes": report.notes,
         "outcomes": report.outcomes,
         "columns": {name: described[name] for name in names if name in described},
-        "cases": [{name: _value(getattr(row, name)) for name in names} for row in report.results],
+        "cases": [
+            {
+                name_column(name): _value(own.get(name, {}).get(value, value))
+                for name in names
+                for value in [getattr(row, name)]
+            }
+            for row in report.results
+        ],
     }
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 

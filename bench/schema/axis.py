@@ -72,6 +72,29 @@ def axis_flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def own_axis(name: str) -> str:
+    """Return the axis of a user's own placeholder, named as the command has it.
+
+    >>> own_axis("my_clip"), name_axis("{my_clip}"), name_axis("clip_grad")
+    ('{my_clip}', 'my_clip', 'clip grad')
+    """
+    return f"{{{name}}}"
+
+
+def is_own(axis: str) -> bool:
+    return axis.startswith("{")
+
+
+def name_column(axis: str) -> str:
+    """Return the name of an axis in files and on command lines."""
+    return axis.strip("{}")
+
+
+def name_axis(axis: str) -> str:
+    """Return the name of an axis as people read it."""
+    return name_column(axis) if is_own(axis) else axis.replace("_", " ")
+
+
 def describe_axis(default: Value, parse: Callable[[str], Value], help: str, **about: Any) -> Any:
     """Make a field of `bench.schema.case.Case` that describes an axis; ``about`` are fields of
     `Axis`."""

@@ -6,11 +6,12 @@ key, the CSV column and the asv parameter, and everything else in `bench.schema.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from hashlib import sha256
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -30,6 +31,8 @@ from bench.schema.axis import (
     Trait,
     Value,
     describe_axis,
+    is_own,
+    name_axis,
     one_of,
     or_none,
     parse_batch_size,
@@ -53,6 +56,7 @@ from bench.schema.command import (
     parse_command,
     parse_vary,
     read_vary,
+    write_vary,
 )
 from bench.schema.optimization import LR_SCALINGS, OPTIMIZERS, SCHEDULES
 from bench.schema.precision import FP8_RECIPES, PRECISIONS
@@ -69,7 +73,11 @@ _synthetic = partial(describe_axis, affects=(LEARNING, DATA, FIT, PROOF, WORK, F
 @dataclass(frozen=True)
 class Case:
     """The settings of one measurement, hashable. `loss_scale` is None if the precision scales no
-    loss, and `opt_level` if apex.amp does not train."""
+    loss, and `opt_level` if apex.amp does not train.
+
+    The axes of a user's own placeholders stand in ``vary`` together; each is an attribute by the
+    name that `bench.schema.axis.own_axis` gives it: text, or None where the case has none of it.
+    """
 
     # fmt: off
     model: str = describe_axis("dpn92", parse_model,
@@ -154,8 +162,8 @@ class Case:
         "a script of your own instead, such as 'python train.py -b {batch_size}'", common=True,
         affects=(LEARNING, FIT, PROOF, WORK, FLOP, FIRST))
     vary: str | None = describe_axis(None, or_none(parse_vary),
-        "a placeholder of your own in --command, and its values: --vary lr 0.1 0.2; once for each",
-        plain=True, affects=(LEARNING, FIT, PROOF, WORK, FLOP, FIRST))
+        "a placeholder of your own in --command, and its values: --vary depth 12 24; once for each",
+        affects=(LEARNING, FIT, PROOF, WORK, FLOP, FIRST))
     input: str | None = _synthetic(None, parse_input,
         "shape of synthetic images, such as 3x224x224 (default: the dataset's, 3x32x32)")
     classes: int | None = _synthetic(None, parse_classes,
@@ -183,6 +191,11 @@ class Case:
         "where to train: cuda or cpu (default: cuda if there is one)", common=True, plain=True)
     # fmt: on
 
+    def __getattr__(self, name: str) -> str | None:
+        if not is_own(name):
+            raise AttributeError(name)
+        return read_vary(self.vary).get(name)
+
     @property
     def compiled(self) -> bool:
         return self.compile != Case.compile
@@ -205,8 +218,8 @@ class Case:
         """
         named = list(axes or NAMED)
         if self.command is not None:  # the others are not what its script trains with
-            placed = {"model", "command", "vary", "device", "steps", *list_places(self.command)}
-            named = [name for name in named if name in placed]
+            placed = {"model", "command", "device", "steps", *list_places(self.command)}
+            named = [name for name in named if is_own(name) or name in placed]
         words = [_name_value(name, getattr(self, name)) for name in named]
         if self.command is not None and not any(words):
             words = [self.model]
@@ -224,6 +237,33 @@ class Case:
 
 
 AXES: dict[str, Axis] = {f.name: f.metadata["axis"] for f in fields(Case)}
+
+
+def find_axis(name: str) -> Axis:
+    """Return the description of an axis; those of a user's own placeholders share one."""
+    return AXES["vary" if is_own(name) else name]
+
+
+def list_axes(cases: Iterable[Any], among: Iterable[str] = AXES) -> list[str]:
+    """Return the axes that cases, runs or results have, of ``among``: in place of ``vary`` those of
+    the user's own placeholders."""
+    own = [name for text in dict.fromkeys(case.vary for case in cases) for name in read_vary(text)]
+    told = ([name] if name != "vary" else dict.fromkeys(own) for name in among)
+    return [*chain.from_iterable(told)]
+
+
+def change_axes(case: Case, values: Mapping[str, Any]) -> Case:
+    """Return ``case`` with other values of some axes; None takes away an own one.
+
+    >>> change_axes(Case(vary="depth=12 clip=1"), {"{depth}": None, "lr": 1.0}).vary
+    'clip=1'
+    """
+    own = {name: value for name, value in values.items() if is_own(name)}
+    others = {name: value for name, value in values.items() if name not in own}
+    if own:
+        others["vary"] = write_vary({**read_vary(case.vary), **own})
+    return replace(case, **others)
+
 
 list_values: Callable[[Case], tuple[Value, ...]] = attrgetter(*AXES)
 """The values of all axes of a case, in the order of `AXES`."""
@@ -285,21 +325,23 @@ def free_axes(axis: str) -> tuple[str, ...]:
 def list_varying(cases: Iterable[Case], but: str = "") -> list[str]:
     """Return the axes to name each of ``cases`` by, without ``but``: `NAMED` and any that vary. A
     workload is named by its model."""
-    columns = zip(AXES, zip(*map(list_values, {*cases}), strict=True), strict=False)
+    distinct = {*cases}
+    names = list_axes(distinct)
+    columns = zip(names, zip(*map(attrgetter(*names), distinct), strict=True), strict=False)
     varying = {name for name, values in columns if len(set(values)) > 1}
-    return [n for n in AXES if n in {*varying, *NAMED} and n not in ("workload", but)]
+    return [n for n in names if n in {*varying, *NAMED} and n not in ("workload", but)]
 
 
 def _name_value(name: str, value: Value) -> str | None:
-    if value == AXES[name].default and name not in _AT_DEFAULT:
+    if value == find_axis(name).default and name not in _AT_DEFAULT:
         return None
     if name == "workload" or value == OWN or (name == "batch_size" and value == 0):
         return None  # a workload is named by its model
-    words = name.replace("_", " ")
+    words = name_axis(name)
     if value is True:
         return words
     text = format_value(value)
-    return text if AXES[name].plain else f"{words} {text}"
+    return text if find_axis(name).plain else f"{words} {text}"
 
 
 def format_value(value: Value) -> str:
@@ -343,6 +385,8 @@ def parse_value(name: str, value: object, where: str) -> Value:
     """Parse a value of axis ``name`` from a flag, preset or CSV cell. Raises UsageError: it is
     wrong; the message starts with ``where``, such as ``--batch-size``."""
     text = format_value(value) if isinstance(value, (bool, int, float)) else str(value)
+    if is_own(name):
+        return text
     default: Value = AXES[name].default
     if text and text == format_value(default):
         return default  # as most cells of records and plans
@@ -356,7 +400,7 @@ def fill_command(case: Case, out: str = OUT) -> str:
     """Return the command of a case with its settings in it, and ``out``, a folder of its own.
     Raises UsageError: it gives no word for one of them."""
     assert case.command is not None
-    own = {OUT: out, **read_vary(case.vary)}
+    own = {OUT: out, **{name_axis(axis): text for axis, text in read_vary(case.vary).items()}}
     named = dict.fromkeys(list_places(case.command))
     values = {
         name: own[name] if name in own else spell_value(getattr(case, name)) for name in named

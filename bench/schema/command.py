@@ -12,15 +12,18 @@ import shlex
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import product
 from pathlib import Path
 
 from bench.base.errors import UsageError, nearest
 from bench.base.inject.sitecustomize import TEXTS
-from bench.schema.axis import axis_flag
+from bench.schema.axis import axis_flag, name_column, own_axis
 
 _PLACE = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)(?::([^{}]*))?\}")
+_PIECE = re.compile(r"\\([\\,])|.", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_SUCH_AS = "--vary depth 12 24"
 _SHELL = re.compile(r"(?:\||\|\||&&?|;|[0-9&]?>\S*|<|~/\S*|\$\{?[A-Za-z_]\S*)")
 _BETWEEN = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*"|\\[^\n])|(?:\s|\\\n)+""", re.DOTALL)
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -31,7 +34,7 @@ ITEMS = 10_000
 rows: as many items, whatever the batch size."""
 
 OUT = "out"
-"""The placeholder of a folder that each run of a case has for itself, where no --vary has it."""
+"""The placeholder of a folder that each run of a case has for itself."""
 
 BESIDE_COMMAND = ("command", "vary", "device", "steps", "seed")
 """The axes that a command has without a placeholder for them."""
@@ -50,17 +53,45 @@ def list_places(command: str) -> list[str]:
     return [found[1] for found in _PLACE.finditer(command)]
 
 
-def _read_words(found: re.Match[str]) -> Mapping[str, str] | None:
-    """Return the script's own words for the values of a placeholder, if it has any. Raises
-    ValueError: a value has no word."""
-    if found[2] is None:
-        return None
-    pairs = [part.partition("=") for part in found[2].split(",")]
-    if not all(sign for _, sign, _ in pairs):
+def _split(text: str) -> list[str]:
+    r"""Split a text at its commas; ``\,`` is a comma that does not, and ``\\`` a backslash."""
+    parts = [""]
+    for found in _PIECE.finditer(text):
+        parts[-1] += "" if found[0] == "," else found[1] or found[0]
+        parts += [""] * (found[0] == ",")
+    return parts
+
+
+def _escape(text: str) -> str:
+    return re.sub(r"[\\,]", r"\\\g<0>", text)
+
+
+def quote_value(text: str) -> str:
+    """Return the word of ``--vary`` that stands for a value, whatever is in it."""
+    return _escape(text) if "," in text and "=" in text else text
+
+
+def write_words(words: Mapping[str, str]) -> str:
+    """Return some values with the script's own words for each, as ``--vary`` and placeholders take
+    them.
+
+    >>> print(write_words({"off": "", "on": "--layers 1,2"}))
+    off=,on=--layers 1\\,2
+    """
+    return ",".join(f"{_escape(value)}={_escape(word)}" for value, word in words.items())
+
+
+def _read_words(text: str) -> dict[str, str]:
+    """Read what `write_words` writes. Raises ValueError: a value has no words, no name, or is
+    given twice."""
+    pairs = [part.partition("=") for part in _split(text)]
+    words = {value.strip(): word for value, _, word in pairs}
+    if "" in words or len(words) < len(pairs) or not all(sign for _, sign, _ in pairs):
         raise ValueError(
-            f"{{{found[1]}:…}} gives a word for each value, as {{precision:fp32=,bf16-amp=--amp}}"
+            r"give words for each value, and each once, as off=,on=--amp; "
+            r"a comma of the words themselves is written \,"
         )
-    return {value.strip(): words for value, _, words in pairs}
+    return words
 
 
 def parse_command(text: str) -> str:
@@ -87,49 +118,106 @@ def parse_command(text: str) -> str:
             f"{operator} is for a shell, and no shell runs the command; give sh -c '…', or a script"
         )
     for found in _PLACE.finditer(text):
-        _read_words(found)
+        try:
+            _read_words(found[2] if found[2] is not None else "value=")
+        except ValueError as error:
+            raise ValueError(f"{{{found[1]}:…}}: {error}") from None
     return text
 
 
 def parse_vary(text: str) -> str:
-    """Check the values of one's own placeholders, ``lr=0.1 layers=4``, as a cell has them. Raises
+    """Check the values of one's own placeholders, ``depth=12 clip=4``, as a cell has them. Raises
     ValueError: they are not of that form."""
     for word in shlex.split(text):
         name, sign, _ = word.partition("=")
         if not sign or not _NAME.fullmatch(name):
-            raise ValueError("a --vary is a name and its values, such as --vary lr 0.1 0.2")
+            raise ValueError(f"a --vary is a name and its values, such as {_SUCH_AS}")
     return text
 
 
-def read_vary(text: str | None) -> dict[str, str]:
-    """Return the values of one's own placeholders, by name.
+@cache
+def read_vary(text: str | None) -> Mapping[str, str]:
+    """Return the values of one's own placeholders, by the names of their axes.
 
-    >>> read_vary("lr=0.1 note='a b'")
-    {'lr': '0.1', 'note': 'a b'}
+    >>> read_vary("depth=12 note='a b'")
+    {'{depth}': '12', '{note}': 'a b'}
     """
     pairs = (word.partition("=") for word in shlex.split(text or ""))
-    return {name: value for name, _, value in pairs}
+    return {own_axis(name): value for name, _, value in pairs}
 
 
-def write_vary(values: Mapping[str, str]) -> str:
-    return " ".join(f"{name}={shlex.quote(value)}" for name, value in values.items())
+def write_vary(values: Mapping[str, str | None]) -> str | None:
+    """Return the text that `read_vary` reads; None without a value."""
+    told = {name_column(axis): value for axis, value in values.items() if value is not None}
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in told.items()) or None
 
 
-def combine_vary(given: Sequence[Sequence[str]]) -> list[str]:
+def parse_varied(name: str, texts: Sequence[str]) -> dict[str, str | None]:
+    r"""Read the words after ``--vary NAME``: values, each with the script's own words for it, None
+    where it stands as it is. Raises UsageError: they are of another form.
+
+    A word is a value as it stands. One with commas and a ``=`` is a list of values with words,
+    VALUE=WORDS,VALUE=WORDS: the words are what follows the first ``=``, or nothing, and a comma
+    that divides nothing is written ``\,`` there.
+
+    >>> parse_varied("amp", ["off=,on=--amp"]), parse_varied("sizes", ["1,2", r"a=1\,2"])
+    ({'off': '', 'on': '--amp'}, {'1,2': None, 'a=1,2': None})
+    """
+    found = dict[str, str | None]()
+    where = f"--vary {' '.join([name, *texts])}"[:200]
+    for text in texts:
+        parts = _split(text) if "," in text and "=" in text else [text]
+        try:
+            told: Mapping[str, str | None] = {parts[0]: None}
+            told = _read_words(text) if len(parts) > 1 else told
+        except ValueError as error:
+            raise UsageError(f"{where}: {error}") from None
+        if any(found.get(value, word) != word for value, word in told.items()):
+            raise UsageError(f"{where}: a value is given twice; leave out one")
+        found |= told
+    empty = [text.endswith("=") for text in texts]
+    if any(empty) and not all(empty) and all("=" in text and "," not in text for text in texts):
+        raise UsageError(f"{where}: write the values with their words as one, {','.join(texts)}")
+    if any("{" in (word or "") or "}" in (word or "") for word in found.values()):
+        raise UsageError(f"{where}: the words of a value can hold no braces")
+    return found
+
+
+def combine_vary(
+    given: Sequence[Sequence[str]], commands: Sequence[str | None]
+) -> tuple[list[str | None], list[str | None]]:
     """Return every combination of the values of some ``--vary NAME VALUE …``, the last varying
-    fastest. Raises UsageError: one has no value, no name, or the name of another.
+    fastest, and the commands with the words of these values in their placeholders. Raises
+    UsageError: one has no value, no name, or the name of another, or words are given twice.
 
-    >>> combine_vary([["lr", "0.1", "0.2"], ["layers", "4"]])
-    ['lr=0.1 layers=4', 'lr=0.2 layers=4']
+    >>> combine_vary([["amp", "off=,on=-a"], ["depth", "4"]], ["t.py {amp} {depth}"])
+    (['amp=off depth=4', 'amp=on depth=4'], ['t.py {amp:off=,on=-a} {depth}'])
     """
     names = [name for name, *_ in given]
     for name, *values in given:
         if not (_NAME.fullmatch(name) and values and names.count(name) == 1):
             raise UsageError(
-                f"--vary {name}: give a name once, and then its values, such as --vary lr 0.1 0.2"
+                f"--vary {name}: give a name once, and then its values, such as {_SUCH_AS}"
             )
-    rows = product(*(values for _, *values in given))
-    return [write_vary(dict(zip(names, row, strict=True))) for row in rows]
+    read = {name: parse_varied(name, values) for name, *values in given}
+    told = {
+        name: {value: shlex.quote(value) if word is None else word for value, word in held.items()}
+        for name, held in read.items()
+        if any(word is not None for word in held.values())
+    }
+
+    def put(found: re.Match[str]) -> str:
+        if found[1] not in told:
+            return found[0]
+        if found[2] is not None:
+            raise UsageError(
+                f"--vary {found[1]} and {{{found[1]}:…}} both give words; leave out one"
+            )
+        return f"{{{found[1]}:{write_words(told[found[1]])}}}"
+
+    rows = product(*read.values())
+    varied = [write_vary(dict(zip(names, row, strict=True))) for row in rows]
+    return varied, [command and _PLACE.sub(put, command) for command in commands]
 
 
 def fill_places(
@@ -145,9 +233,10 @@ def fill_places(
     """
 
     def fill(found: re.Match[str]) -> str:
-        words, value = _read_words(found), values[found[1]]
-        if words is None:
+        value = values[found[1]]
+        if found[2] is None:
             return shlex.quote(value)
+        words = _read_words(found[2])
         known = {spell(found[1], text): word for text, word in words.items()}
         if value not in known:
             there = ", ".join(words)
@@ -230,7 +319,7 @@ def refuse_places(
     """
     places = dict.fromkeys(list_places(command))
     for name in places:
-        if name == OUT and name not in own:
+        if name == OUT:
             continue
         if name in OF_HARNESS and name not in own:
             return (

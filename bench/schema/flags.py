@@ -197,13 +197,17 @@ def read_axes(given: argparse.Namespace) -> dict[str, list[Value]]:
     axes: dict[str, list[Value]] = {}
     for name in given.axes:
         texts, flag = getattr(given, name), axis_flag(name)
-        if name == "vary" and texts:
-            axes[name] = [*combine_vary(texts)]
-        elif texts is not None:
+        if name == "vary":
+            continue
+        if texts is not None:
             parsed = (parse_values(name, text, flag) for text in texts or ["on"])
             axes[name] = [*chain.from_iterable(parsed)]
-    if "vary" in axes and "command" not in axes:
-        raise UsageError("--vary is for a placeholder in --command; give that too")
+    if own := getattr(given, "vary", None):
+        if "command" not in axes:
+            raise UsageError("--vary is for a placeholder in --command; give that too")
+        commands = [None if value is None else str(value) for value in axes["command"]]
+        varied, commands = combine_vary(own, commands)
+        axes |= {"vary": [*varied], "command": [*commands]}
     if any(name != IMAGES for name in axes.get("workload", [])):
         for name in ("model", "dataset", *SHAPE):
             if name in axes:

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.base.errors import UsageError
 from bench.networks.models import FACTORY_FORM, is_command
-from bench.schema.axis import BATCH_SIZES, Value, axis_flag
+from bench.schema.axis import BATCH_SIZES, Value, axis_flag, name_axis
 from bench.schema.case import AXES, Case, list_values, make_case, parse_value
 from bench.schema.command import read_vary, refuse_places
 from bench.schema.rules import check, go_together, list_lacks, settle
@@ -133,7 +133,7 @@ def _refuse_for_command(axes: Mapping[str, Sequence[Any]], sizes: Sequence[Any])
         if command is None:
             raise UsageError("--command none beside a command: give them in sweeps of their own")
         for vary in axes.get("vary", [None]):
-            if why := refuse_places(command, given, [*read_vary(vary)], [*AXES]):
+            if why := refuse_places(command, given, [*map(name_axis, read_vary(vary))], [*AXES]):
                 raise UsageError(f"--command: {why}")
     if any(isinstance(size, str) for size in sizes):
         raise UsageError(

@@ -12,7 +12,7 @@ from typing import Any
 from bench.base.errors import UsageError
 from bench.networks.data import SYNTHETIC
 from bench.networks.workloads import COMMAND, IMAGES, OWN
-from bench.schema.axis import OWN_GRAPHS, Value, axis_flag
+from bench.schema.axis import OWN_GRAPHS, Value, axis_flag, is_own
 from bench.schema.case import (
     AXES,
     FOLLOWS,
@@ -82,6 +82,8 @@ def list_lacks(case: Case) -> list[Lack]:
 
 
 def applies(axis: str, case: Case) -> bool:
+    if is_own(axis):
+        return getattr(case, axis) is not None
     return not any(axis in axes for axes, *_ in list_lacks(case))
 
 

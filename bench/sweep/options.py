@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from bench.machine.host import has_cuda, list_devices
 from bench.networks.data import SYNTHETIC, find_layout
 from bench.results.store.rows import Shard, parse_shard
 from bench.schema.axis import Value
-from bench.schema.case import Case
+from bench.schema.case import AXES, Case
 from bench.schema.flags import (
     AdvancedHelp,
     Parser,
@@ -29,7 +29,7 @@ from bench.schema.flags import (
 )
 from bench.schema.grid import fill_auto
 from bench.schema.preset import Preset, default_preset, load_config, load_preset
-from bench.schema.record import Status
+from bench.schema.record import COLUMNS, Status
 from bench.sweep.wall import Wall, name_family
 from bench.workers.executors import ALL, Settings
 
@@ -205,10 +205,25 @@ def _add_switch(group: argparse._ArgumentGroup, flag: str, help: str) -> None:
     group.add_argument(flag, action="store_true", help=help)
 
 
+def _refuse_names(own: Sequence[str], flags: Collection[str]) -> None:
+    """Refuse own axes by whose name files and flags mean something else. Raises UsageError: it says
+    what to give instead."""
+    from bench.report.files import list_columns
+
+    columns = {*COLUMNS, *list_columns([])} if own else set()
+    for name in own:
+        if name not in AXES and (name in flags or name in columns):
+            raise UsageError(
+                f"--vary {name}: this is the name of a flag, or of a column of the results; give "
+                f"another, as --vary own_{name} … with {{own_{name}}} in --command"
+            )
+
+
 def parse_arguments(argv: Sequence[str]) -> Options:
     given = build_parser().parse(argv)
     if given.preset and given.config:
         raise UsageError("--preset and --config are both given; use one")
+    _refuse_names([name for name, *_ in given.vary or ()], vars(given))
     axes = read_axes(given)
     if given.trace and not any(axes.setdefault("profile", [True])):
         raise UsageError("--trace keeps the traces of profiles; leave out --profile off")

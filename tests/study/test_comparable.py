@@ -147,7 +147,7 @@ SAID: dict[str, tuple[Sequence[Record], list[str], list[str]]] = {
     "tokens of two lengths": (
         [*counted(script(8, vary="rate=128"), [0.01] * 3, items=1024),
          *counted(script(8, vary="rate=256"), [0.01] * 3, items=2048)],
-        ["in fp32 at batch size 8 (rate=256): 0.04883 s for 10,000 items."],
+        ["in fp32 at batch size 8 (rate 256): 0.04883 s for 10,000 items."],
         ["0.09766", "0.04883"],
     ),
     "tokens of which it is not known which are right": (

@@ -12,11 +12,12 @@ from typing import Any, Generic, TypeVar
 
 from bench.base.text import ESTIMATE, capitalize
 from bench.networks.workloads import IMAGES
-from bench.results.study.axes import MACHINE, NUMBERS, name_axis, take_value
+from bench.results.study.axes import MACHINE, NUMBERS, read_numbers, take_value
 from bench.results.study.doubts import DOUBTS
 from bench.results.study.quantities import QUANTITIES, is_number
 from bench.results.study.runs import Spread
-from bench.schema.case import AXES, Case, spell_value
+from bench.schema.axis import is_own, name_axis, name_column
+from bench.schema.case import AXES, Case, change_axes, find_axis, spell_value
 from bench.schema.precision import PRECISIONS
 from bench.schema.record import MEASURED, Status
 
@@ -178,8 +179,8 @@ def name_place(row: Row, axes: Collection[str]) -> str:
 
 def name_case(row: Row, axes: Iterable[str]) -> str:
     """Return the `Case.label` of a run or a result, by those of some axes that a `Case` has."""
-    values: dict[str, Any] = {name: getattr(row, name) for name in axes if name in AXES}
-    return Case(**values).label(values)
+    values = {name: getattr(row, name) for name in axes if name in AXES or is_own(name)}
+    return change_axes(Case(), values).label(values)
 
 
 # ------------------------------------------------------------------------------------------ wording
@@ -389,17 +390,18 @@ def axis_column(
     """Return the column of an axis, or of the machine, for the case that ``take`` finds in a row.
     It is never left out. A ``number`` is aligned right; the default depends on the axis."""
     # on the command line the help of an axis says images where it means items
-    told = "where it ran" if axis == MACHINE else AXES[axis].help
+    told = "where it ran" if axis == MACHINE else find_axis(axis).help
 
     def say(one: Any) -> Cell:
         row = take(one)
         if axis == "fp8_recipe" and not PRECISIONS[row.precision].float8:
             return Cell(NOTHING)
         value = take_value(row, axis)
-        return Cell(spell_value(value), value)
+        number = read_numbers([value]).get(value, value) if is_own(axis) else value
+        return Cell(spell_value(value), number)
 
     return Column(
-        axis,
+        name_column(axis),
         name_axis(axis),
         told.replace("images", "items"),
         say,

@@ -28,8 +28,8 @@ from asv.util import ProcessError, UserError, check_output
 from bench.base.errors import UsageError
 from bench.machine.host import has_cuda
 from bench.machine.nvml import find_cards
-from bench.schema.axis import Value
-from bench.schema.case import AXES, NAMED, Case, format_value
+from bench.schema.axis import Value, name_column
+from bench.schema.case import AXES, NAMED, Case, find_axis, format_value, list_axes
 from bench.schema.flags import join_flags, parse_number
 from bench.schema.preset import Preset, load_config, load_preset
 
@@ -52,11 +52,11 @@ def lay_out(cases: Sequence[Case]) -> dict[str, Any]:
     The parameters are `NAMED`, and all others that vary among the cases. asv takes the product of
     all values; a place without a case is not available.
     """
-    told = [name for name in AXES if len({getattr(case, name) for case in cases}) > 1]
+    told = [n for n in list_axes(cases) if len({getattr(case, n) for case in cases}) > 1]
     names = list(dict.fromkeys([*NAMED, *told]))
     placed = [[_place(name, getattr(case, name)) for name in names] for case in cases]
     return {
-        "names": names,
+        "names": [*map(name_column, names)],
         "params": [list(dict.fromkeys(column)) for column in zip(*placed, strict=True)],
         "cases": [
             {
@@ -72,7 +72,7 @@ def lay_out(cases: Sequence[Case]) -> dict[str, Any]:
 
 def _place(name: str, value: Value) -> Value:
     """Return the value of a parameter: a number if the axis is numeric, else text."""
-    default = AXES[name].default
+    default = find_axis(name).default
     if isinstance(default, bool) or not isinstance(default, int | float):
         return format_value(value) or "none"
     return value

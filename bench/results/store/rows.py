@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from operator import attrgetter
 from statistics import variance
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from bench.base.errors import UsageError
 from bench.base.limits import find_half_width
-from bench.schema.axis import Value
+from bench.schema.axis import Value, is_own
 from bench.schema.case import AXES, Case, format_value, list_values, make_case, parse_value
+from bench.schema.command import read_vary
 from bench.schema.record import COMPARABLE, Status
 
 T = TypeVar("T")
@@ -46,9 +47,11 @@ class Row:
     def __init__(self, cells: dict[str, Any]) -> None:
         self.__dict__ = cells  # not a copy: there are 190 a row
 
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
+    def __getattr__(self, name: str) -> Any:
+        """Return its value of a user's own axis."""
+        if not is_own(name):
+            raise AttributeError(name)
+        return read_vary(self.vary).get(name)
 
     @cached_property
     def axes(self) -> tuple[Any, ...]:

@@ -19,9 +19,9 @@ from bench.base.text import clean, join_words
 from bench.networks.workloads import IMAGES
 from bench.results.store.rows import Row, group
 from bench.results.study.doubts import DOUBTS
-from bench.schema.axis import Trait
-from bench.schema.case import AXES, FOLLOWS, SAME_QUESTION, UNTIMED, Case, list_affecting
-from bench.schema.command import ITEMS, read_vary
+from bench.schema.axis import Trait, name_axis
+from bench.schema.case import AXES, FOLLOWS, SAME_QUESTION, UNTIMED, Case, list_affecting, list_axes
+from bench.schema.command import ITEMS
 from bench.schema.record import COMPARABLE, Environment
 
 AMOUNT = ("batch_size", "accumulate", "world_size", "epochs", "fraction", "vary", "command")
@@ -96,28 +96,21 @@ _LESS = ("steps", "runs")  # what tells less than counted items, the least last
 def refuse_together(runs: Iterable[Any]) -> str:
     """Return why the times of some runs, or results, say nothing of each other, and what mends
     that, in one sentence; empty if they can be compared."""
-    periods = [*dict.fromkeys(run.period for run in runs if run.timed)]
+    timed = [run for run in runs if run.timed]
+    periods = [*dict.fromkeys(run.period for run in timed)]
     if len({(one.what, one.amount) for one in periods}) < 2:
         return ""
     said = [*dict.fromkeys(map(str, periods))]
     if len({one.what for one in periods}) > 1:
         mend = _TELL_ALWAYS if any(one.what == "runs" for one in periods) else TELL_ITEMS
         return f"Times of {join_words(said)} say nothing of each other: {mend}."
-    amounts = [one.amount for one in periods]
     varying = [
-        name
-        for axis, values in zip(AMOUNT, zip(*amounts, strict=True), strict=True)
-        for name in (_list_varying(values) if axis == "vary" else [axis.replace("_", " ")])
-        if axis == "vary" or len({*values}) > 1
+        name_axis(name)
+        for name in list_axes(timed, AMOUNT)
+        if len({getattr(run, name) for run in timed}) > 1
     ]
     what = f"A {periods[0].what[:-1]} with another {join_words(varying)}"
     return f"{what} may do more or less, so its time is not compared: {TELL_ITEMS}."
-
-
-def _list_varying(values: Sequence[str | None]) -> list[str]:
-    """Return the names of one's own placeholders that differ."""
-    read = [read_vary(text) for text in values]
-    return [name for name in read[0] if len({one.get(name) for one in read}) > 1]
 
 
 def refuse_alone(one: Any) -> str:

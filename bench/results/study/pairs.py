@@ -18,7 +18,7 @@ from bench.networks.workloads import IMAGES
 from bench.results.store.rows import group
 from bench.results.study.axes import (
     MACHINE,
-    NUMBERS,
+    is_number_axis,
     list_main,
     order_values,
     take_value,
@@ -31,8 +31,10 @@ from bench.schema.case import (
     AXES,
     FOLLOWS,
     SAME_QUESTION,
+    find_axis,
     free_axes,
     list_affecting,
+    list_axes,
     spell_value,
 )
 from bench.schema.record import COMPARABLE
@@ -84,7 +86,7 @@ class Changed:
 
 
 _FROM_DEFAULT = (
-    *("precision", "memory_limit", "clip_grad", "freeze", "start", "command", "vary"),
+    *("precision", "memory_limit", "clip_grad", "freeze", "start", "command"),
     *("parallel", "grad_compression"),
 )
 """Axes whose default is the baseline of other values; else the first value is."""
@@ -100,7 +102,7 @@ def find_changes(axis: str, results: Sequence[Result]) -> Iterator[Changed]:
     """
     # as many GPUs take part in both
     free = {*free_axes(axis), *SAME_QUESTION} - {"world_size"} | {axis}
-    equal = [name for name in AXES if name not in free]
+    equal = [name for name in list_axes(results) if name not in free]
     told_by = "device" if axis == MACHINE else axis
     equal += [column for column, of in COMPARABLE.items() if told_by not in of]
     if axis == MACHINE:
@@ -112,6 +114,7 @@ def find_changes(axis: str, results: Sequence[Result]) -> Iterator[Changed]:
     if axis in FOLLOWS:
         results = [results[at] for at in list_main(results, [*map(tell, results)])]
     values = order_values(axis, (take_value(result, axis) for result in results))
+    numbers = is_number_axis(axis, values)
     places = {value: place for place, value in enumerate(values)}
     first = places.get(AXES[axis].default, 0) if axis in _FROM_DEFAULT else 0
     steps: dict[tuple[int, int], list[Pair]] = {}
@@ -124,7 +127,7 @@ def find_changes(axis: str, results: Sequence[Result]) -> Iterator[Changed]:
             known[places[take_value(only, axis)]].append(only)
         there = [place for place, held in known.items() if held]
         others = [(first, place) for place in there if place != first and first in there]
-        for before, after in pairwise(there) if axis in NUMBERS else others:
+        for before, after in pairwise(there) if numbers else others:
             # prefer equal parts, then the largest
             a, b = max(
                 product(known[before], known[after]),
@@ -139,7 +142,7 @@ def find_changes(axis: str, results: Sequence[Result]) -> Iterator[Changed]:
         if len(folders) > 1:
             found += [step for step in list_steps(alike) if step[:2] not in within]
         for before, after, a, b in found:
-            early = a.part < 1 and axis in list_affecting(Trait.LEARNING)
+            early = a.part < 1 and axis != MACHINE and Trait.LEARNING in find_axis(axis).affects
             same_loss = _describe_data(a) == _describe_data(b) and not early
             steps.setdefault((before, after), []).append(Pair(a, b, key, same_loss))
     for before, after in sorted(steps):
@@ -260,7 +263,7 @@ def _list_candidates(
     """Return the cases of one side by what matched cases have in common, each with a run of every
     environment that it ran in."""
     free = {*free_axes(axis), *SAME_QUESTION, *apart}
-    tell = attrgetter(*(name for name in AXES if name not in free))
+    tell = attrgetter(*(name for name in list_axes(side) if name not in free))
     if FOLLOWS.get(axis):
         side = [side[at] for at in list_main(side, [*map(tell, side)])]
     cases = {(tell(runs[0]), _ask(runs[0])): runs for runs in group(side, attrgetter("axes"))}

@@ -112,7 +112,7 @@ class Run(Row):
             vars(self).update(zip(REACHED, reach(self), strict=True))
             value = vars(self)[name]
         else:
-            raise AttributeError(name)
+            return super().__getattr__(name)
         vars(self)[name] = value
         return value
 
