@@ -208,9 +208,13 @@ def _add_switch(group: argparse._ArgumentGroup, flag: str, help: str) -> None:
 def _refuse_names(own: Sequence[str], flags: Collection[str]) -> None:
     """Refuse own axes by whose name files and flags mean something else. Raises UsageError: it says
     what to give instead."""
-    from bench.report.files import list_columns
+    if not own:
+        return
+    from bench.results.study.doubts import DOUBTS
+    from bench.results.study.quantities import QUANTITIES
+    from bench.results.study.runs import SOURCE
 
-    columns = {*COLUMNS, *list_columns([])} if own else set()
+    columns = {*COLUMNS, *QUANTITIES, *DOUBTS, *SOURCE}
     for name in own:
         if name not in AXES and (name in flags or name in columns):
             raise UsageError(
