@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,11 +27,10 @@ from bench.check.checks import (
     Check,
     Finding,
     OutOfTimeError,
-    answer,
     describe,
     explain,
 )
-from bench.check.findings import Subject, check_seed
+from bench.check.findings import Subject, answer, check_seed
 from bench.networks.data import DatasetInfo, load
 from bench.networks.data.batches import stream
 from bench.networks.workloads import Network, Workload
@@ -109,6 +112,15 @@ def intended() -> nn.Module:
         parameter.requires_grad_(False)
     nn.init.zeros_(net.head.weight)
     return net
+
+
+class Ending(Net):
+    """Ends its process in the first batch of 16 images, as the kernel does without memory."""
+
+    def prepare(self, x: Tensor) -> Tensor:
+        if len(x) == 16:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
 
 
 class Drawing(Net):
@@ -428,7 +440,9 @@ def test_what_raises_fails_and_says_why(data: DatasetInfo, monkeypatch: Patch) -
 
 @pytest.fixture(scope="module")
 def answers() -> Callable[..., object]:
-    return ask_once("test_check:with_a_spare_layer", "workload:test_check:Summing")
+    return ask_once(
+        "test_check:with_a_spare_layer", "test_check:Ending", "workload:test_check:Summing"
+    )
 
 
 @pytest.fixture
@@ -462,6 +476,33 @@ def test_the_command_takes_a_workload(run: Run, capsys: Capture) -> None:
     assert all(len(line) <= 80 for line in told.out.splitlines())
     assert "8 of 8 checks passed" in told.out
     assert re.search(r"^initial-loss +skipped the workload's own", told.out, re.MULTILINE)
+
+
+def test_the_command_outlives_its_training(run: Run, capsys: Capture) -> None:
+    """And says of every check why it has no answer."""
+    assert run("--skip", *sorted(ALL - {"gradients", "seed"}), model="test_check:Ending") == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count("FAIL could not be run") == 2
+    assert said.count("the process of the checks ended with SIGKILL") == 2
+    assert "0 of 2 checks passed" in said
+
+
+ALONE = """
+import sys
+from bench.check.__main__ import main
+skipped = "--skip", *"own-pixels averaging overfit seed memory first-steps baseline".split()
+code = main(["--device", "cpu", "--batch-size", "8", "--model", "test_check:Net", *skipped])
+print(code, "torch" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+def test_the_command_waits_for_torch_once(tmp_path: Path) -> None:
+    """In the process that others are forked from, which is asked of the machine already."""
+    command = [sys.executable, "-c", ALONE]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert done.stdout.splitlines()[-1] == "0 False"
+    assert "2 of 2 checks passed" in done.stdout
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from pathlib import Path
 from bench.answers.advice import parse_budget
 from bench.base.errors import UsageError, choose
 from bench.base.processes import leave
-from bench.base.progress import watch
 from bench.check.checks import CHECKS, head, run_checks
 from bench.machine.host import choose_device, refuse_missing
 from bench.schema.axis import Value
@@ -30,6 +29,7 @@ from bench.schema.precision import PRECISIONS
 from bench.schema.preset import default_preset, load_preset
 from bench.sweep.options import Options
 from bench.sweep.preflight import check_here
+from bench.workers.server import Process
 
 STEPS, LEAST_STEPS = 60, 20
 
@@ -102,17 +102,16 @@ def main(argv: Sequence[str]) -> int:
     for case in cases:
         if why := inputs.platforms[case.device].find_emulation(PRECISIONS[case.precision]):
             print(f"warning: {case.precision}: {why}, so it may be slow", file=sys.stderr)
-    with watch("starting torch"):
-        from bench.check.findings import Subject
-
+    names = [name for name in CHECKS if name not in given.skip]
     failed = False
     for done, case in enumerate(cases, 1):
         print(head(case, cases), flush=True)
         until = began + given.budget * done / len(cases)
         # where a slow machine took long to examine the network, half of it is for the checks
         until = max(until, time.monotonic() + given.budget / 2 / len(cases))
-        subject = Subject(case, inputs.data(case).folder, given.steps, until)
-        failed |= not run_checks(subject, given.skip)
+        about = (case, inputs.data(case).folder, given.steps, until, names)
+        with Process("bench.check.findings:answer_all", *about) as process:
+            failed |= not run_checks(process, names)
     return int(failed)
 
 

@@ -10,13 +10,13 @@ import textwrap
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
 
+from bench.base.processes import name_signal
 from bench.base.progress import Progress
 from bench.base.text import clean, name_first
 from bench.networks.workloads import IMAGES
 from bench.schema.case import Case, list_varying
+from bench.workers.server import EndedError, Process
 
 NOT_RUN = "not run"
 
@@ -63,21 +63,6 @@ class Answer:
     result: str
     finding: Finding | None = None
     why: str = ""
-
-
-def answer(check: Check, subject: Any) -> Answer:
-    """Run a check. Any exception of the training counts as a failure."""
-    findings = import_module("bench.check.findings")
-    try:
-        finding = getattr(findings, f"check_{check.name.replace('-', '_')}")(subject)
-    except InapplicableError as error:
-        return Answer(check, "skipped", why=str(error))
-    except OutOfTimeError:
-        return Answer(check, NOT_RUN, why="the time is over")
-    except Exception as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        return Answer(check, "FAIL", why=why)
-    return Answer(check, "pass" if finding.passed else "FAIL", finding)
 
 
 # the most telling first, but those of 60 to 240 steps, first-steps and baseline, last
@@ -147,17 +132,15 @@ CHECKS: dict[str, Check] = {
 }
 
 
-def run_checks(subject: Any, skip: Sequence[str]) -> bool:
-    """Run the checks of a case except those in ``skip``, and return whether none failed; False too
-    if there was time for none. Print a
-    line as each check ends, then an explanation of each failure, how many passed, and what was not
-    run."""
+def run_checks(process: Process, names: Sequence[str]) -> bool:
+    """Receive the answer of each of these checks, and return whether none failed; False too if
+    there was time for none. Print a line as each check ends, then an explanation of each failure,
+    how many passed, and what was not run."""
     start, answers = time.perf_counter(), list[Answer]()
-    asked = [one for one in CHECKS.values() if one.name not in skip]
-    with Progress(len(asked), "check") as progress:
-        for one in asked:
-            progress.begin(one.name)
-            answers.append(answer(one, subject))
+    with Progress(len(names), "check") as progress:
+        for name in names:
+            progress.begin(name)
+            answers.append(_receive(process, CHECKS[name]))
             progress.end()
             print(describe(answers[-1]), flush=True)
     failed = [found for found in answers if found.result == "FAIL"]
@@ -170,6 +153,16 @@ def run_checks(subject: Any, skip: Sequence[str]) -> bool:
         print(f"not run: {', '.join(late)}; --budget 10m runs all")
     print(flush=True)
     return not failed and (ran > 0 or not late)
+
+
+def _receive(process: Process, check: Check) -> Answer:
+    try:
+        found: Answer = process.receive()
+    except EndedError as error:
+        code = process.wait() or 0
+        end = name_signal(-code) if code < 0 else f"return code {code}"
+        return Answer(check, "FAIL", why=f"the process of the checks ended with {end}: {error}")
+    return found
 
 
 def head(case: Case, cases: Iterable[Case]) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice, repeat
+from multiprocessing.connection import Connection
 from statistics import fmean
 from typing import Any
 
@@ -22,7 +23,15 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bench.base.limits import LEAST_GAIN
-from bench.check.checks import Finding, InapplicableError, OutOfTimeError
+from bench.check.checks import (
+    CHECKS,
+    NOT_RUN,
+    Answer,
+    Check,
+    Finding,
+    InapplicableError,
+    OutOfTimeError,
+)
 from bench.networks.data.batches import Supply, count_items, stream
 from bench.networks.workloads import count_classes
 from bench.schema.case import Case
@@ -102,6 +111,30 @@ class Subject:
             return False
         guess = self.guess(losses[0])
         return fmean(losses[-(len(losses) // 3) :]) < guess - 2 * LEAST_GAIN * abs(guess)
+
+
+def answer(check: Check, subject: Subject) -> Answer:
+    """Run a check. Any exception of the training counts as a failure."""
+    try:
+        finding: Finding = globals()[f"check_{check.name.replace('-', '_')}"](subject)
+    except InapplicableError as error:
+        return Answer(check, "skipped", why=str(error))
+    except OutOfTimeError:
+        return Answer(check, NOT_RUN, why="the time is over")
+    except Exception as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        return Answer(check, "FAIL", why=why)
+    return Answer(check, "pass" if finding.passed else "FAIL", finding)
+
+
+def answer_all(
+    told: Connection, case: Case, folder: str, steps: int, until: float, names: Sequence[str]
+) -> None:
+    """Send the `Answer` of each of these checks as it is found, from a process that was forked with
+    torch imported."""
+    subject = Subject(case, folder, steps, until)
+    for name in names:
+        told.send(answer(CHECKS[name], subject))
 
 
 def pick_items(batch: Any, order: Sequence[int]) -> Any:

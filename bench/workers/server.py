@@ -174,7 +174,7 @@ class Process:
         self.kill()
         self.end(patiently=False)
 
-    def receive(self, timeout_s: float) -> Any:
+    def receive(self, timeout_s: float | None = None) -> Any:
         """Return what it sends next. Raises TimeoutError; EndedError: it ended instead, even if a
         child of it holds the pipe open; and MessageError."""
         if not wait([self.connection, self._status], timeout_s):
