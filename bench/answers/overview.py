@@ -236,7 +236,7 @@ def _tabulate_places(found: ReportData) -> Iterator[Sheet]:
 
 def _doubt(place: Place, setting: Setting) -> str:
     """Say why a setting is shown and not recommended."""
-    if place.unsteady:
+    if place.unsteady and not setting.best.invalid:
         return f"lowest of fewer than {MIN_REPEATS} runs on a CPU, which are not ranked"
     return remarks(setting.best) or "the only one that can be compared"
 

@@ -71,9 +71,10 @@ class Place:
 
     @property
     def lowest(self) -> Setting | None:
-        """The setting of the lowest time, whatever its warnings; None if none was timed."""
+        """The setting of the lowest time, whatever its warnings, but an invalid one, as of another
+        arithmetic than its label's, only where no other was timed; None if none was."""
         timed = [setting for setting in self.settings if setting.timed]
-        return min(timed, key=lambda setting: setting.best.epoch_time_s, default=None)
+        return min(timed, key=lambda one: (one.best.invalid, one.best.epoch_time_s), default=None)
 
 
 @dataclass(frozen=True)
