@@ -57,13 +57,6 @@ with suppress(ImportError):  # the tests for a card need pytest alone
     settings.load_profile("tests")
 
 
-# `--executor fake` is one of the tests' own
-with suppress(ImportError):  # the tests for a card need pytest alone
-    from tests.fake_executor import register
-
-    register()
-
-
 @cache
 def why_no_cuda() -> str:
     """Why the gpu tests skip; empty where they can run."""
@@ -117,6 +110,15 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Text is as wide as it needs, and the fake answers ok, whatever the tests are run in."""
     for name in ("COLUMNS", "BENCH_FAKE_ANSWERS", "BENCH_FAKE_MEMORY", "BENCH_FAKE_LANES"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module")
+def fake() -> Iterator[None]:
+    """The commands of this process know `--executor fake`, which answers without training."""
+    from tests.fake_executor import known
+
+    with known():
+        yield
 
 
 @pytest.fixture

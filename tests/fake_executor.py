@@ -1,7 +1,7 @@
 """`--executor fake`, which answers without training, to drive sweep, store and report in tests.
 
-`tests/conftest.py` makes it known to the commands of its process, and `with_fake` to those in a
-process of their own. It has no machine: none is looked at, and none is warned of.
+The fixture `fake` makes it known to the commands of a file of tests, and `with_fake` to one in a
+process of its own. It has no machine: none is looked at, and none is warned of.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -215,10 +216,6 @@ def _parse_rule(rule: str) -> tuple[str, Value, Status]:
     return axis, parse_value(axis, value, f"{ANSWERS} {axis}"), Status(status)
 
 
-def register() -> None:
-    EXECUTORS["fake"] = Kind("tests.fake_executor:FakeExecutor", "answers without training")
-
-
 def _pass_by(
     devices: Sequence[str], models: Sequence[Request], *, ask: Any = None, **known: Any
 ) -> Any:
@@ -230,7 +227,18 @@ def _pass_by(
     return examine(devices, models, ask=ask, **known)
 
 
-vars(preflight)["examine"] = _pass_by
-vars(preflight)["write_warnings"] = lambda machine: (
-    write_warnings(machine) if machine.results else []
-)
+def _warn(machine: Machine) -> Sequence[str]:
+    return write_warnings(machine) if machine.results else []
+
+
+@contextmanager
+def known() -> Iterator[None]:
+    """The commands of this process know the fake, and look at no machine for it."""
+    real = {name: vars(preflight)[name] for name in ("examine", "write_warnings")}
+    EXECUTORS["fake"] = Kind(f"{__name__}:FakeExecutor", "answers without training")
+    vars(preflight).update(examine=_pass_by, write_warnings=_warn)
+    try:
+        yield
+    finally:
+        vars(preflight).update(real)
+        del EXECUTORS["fake"]

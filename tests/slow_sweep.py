@@ -19,7 +19,7 @@ from bench.schema.record import Outcome, Step
 from bench.sweep import __main__ as sweep
 from bench.workers.executors import Event
 from bench.workers.job import Job, StepTaken
-from tests.fake_executor import FakeExecutor
+from tests.fake_executor import FakeExecutor, known
 
 DELAY_S = float(os.environ.get("BENCH_TEST_DELAY_S", "0.005"))
 STEPS = 5
@@ -51,6 +51,7 @@ class SlowFile(io.FileIO):
 
 
 if __name__ == "__main__":
-    EXECUTORS["fake"] = Kind("__main__:SlowFake")
-    io.FileIO = SlowFile  # type: ignore[misc]
-    sys.exit(sweep.main())
+    with known():
+        EXECUTORS["fake"] = Kind("__main__:SlowFake")
+        io.FileIO = SlowFile  # type: ignore[misc]
+        sys.exit(sweep.main())

@@ -172,6 +172,8 @@ def test_of_a_setting_its_longest_runs_count() -> None:
 
 # -------------------------------------------------------------------------------- its command line
 
+pytestmark = pytest.mark.usefixtures("fake")
+
 FAKE = ["--executor", "fake", "--device", "cuda", "--dataset", "synthetic", "--model", "dpn92"]
 FEW = ["--precision", "fp32", "fp16", "--batch-size", "128", "256", "--compile", "off"]
 FIXED = ["--cuda-graphs", "off", "--channels-last", "off", "--cudnn-benchmark", "off"]

@@ -149,6 +149,7 @@ def run_here(*command: str) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fake")
 def test_every_benchmark_runs(cases: Any, monkeypatch: Patch) -> None:
     """Found by asv's own rules and run as asv runs them, but small, and in one process."""
 

@@ -62,6 +62,8 @@ def _run(self, job, on_event, stopping, answer=FakeExecutor.run):
 
 
 FakeExecutor.run = _run
+held = known()
+held.__enter__()
 """
 
 

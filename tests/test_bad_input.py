@@ -26,6 +26,8 @@ from bench.sweep.__main__ import main as sweep
 from tests.planted.records import make_run, write_sweep
 from tests.pytest_for_tests import Capture, Patch
 
+pytestmark = pytest.mark.usefixtures("fake")
+
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--precision", "fp32"]
 
 

@@ -20,8 +20,7 @@ TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 RUN_ALL = """
 import contextlib, importlib.util, io, json, sys
-from tests import fake_executor
-fake_executor.register()
+from tests.fake_executor import known
 told = []
 for command in sys.argv[1:]:
     name, *words = command.split()
@@ -31,7 +30,8 @@ for command in sys.argv[1:]:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            code = module.main(words)
+            with known():
+                code = module.main(words)
         except SystemExit as end:
             code = end.code
     told.append((code, out.getvalue(), err.getvalue()))

@@ -30,6 +30,8 @@ from tests import fake_executor as fake
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 
+pytestmark = pytest.mark.usefixtures("fake")
+
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
 LIMIT = ["--memory-limit", "1GiB"]
 LINE = "fixed=300MiB image=1MiB low=0.6"

@@ -36,8 +36,8 @@ def write_program(file: Path, text: str) -> None:
 def place(tmp_path: Path) -> Path:
     """A folder with a .venv whose sweeps are the fake's and print no report."""
     quick = "import sys; from bench.sweep import __main__ as sweep; "
-    quick += "from tests.fake_executor import register; register(); "
-    quick += "sweep.print_report = lambda *folders: None; sys.exit(sweep.main())"
+    quick += "from tests.fake_executor import known; "
+    quick += "sweep.print_report = lambda *folders: None\nwith known(): sys.exit(sweep.main())"
     fake = 'set -- "${@/#tf32/bf16}"; '  # which no CPU has
     fake += f"set -- -c '{quick}' \"${{@:3}}\" --executor fake --device cpu"
     fake = f'case "$2" in bench.sweep) {fake};; esac'

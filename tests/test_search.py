@@ -38,6 +38,8 @@ from tests.frames_for_tests import read_epochs, read_steps
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 
+pytestmark = pytest.mark.usefixtures("fake")
+
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
 RANGE = ["--lr", "0.001..10", "--samples", "12", "--seed", "3"]
 

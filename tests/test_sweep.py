@@ -46,6 +46,8 @@ from tests.planted.records import ROOT
 from tests.pytest_for_tests import Capture, Patch
 
 HERE = Path(__file__).parent
+pytestmark = pytest.mark.usefixtures("fake")
+
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
 FP32 = [*FAKE, "--precision", "fp32", "--batch-size"]
 CASE = Case(model="dpn-small", dataset="synthetic", device="cpu", batch_size=8)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import runpy
 import sys
 
-from tests.fake_executor import register
+from tests.fake_executor import known
 
 if __name__ == "__main__":
-    register()
     del sys.argv[0]
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    with known():
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

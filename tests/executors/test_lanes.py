@@ -38,6 +38,9 @@ Watch = Callable[[Callable[[Job], Outcome | None]], None]
 SEEDS = ["--seed", *map(str, range(6))]
 
 
+pytestmark = pytest.mark.usefixtures("fake")
+
+
 @pytest.fixture
 def out(tmp_path: Path, monkeypatch: Patch) -> Path:
     for name in (fake.ANSWERS, fake.LANES, fake.MEMORY):

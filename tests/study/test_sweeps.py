@@ -15,6 +15,8 @@ from bench.sweep.__main__ import main as run_sweep
 from tests.planted.records import FP32, ran, write_sweep
 from tests.planted.results import read_results
 
+pytestmark = pytest.mark.usefixtures("fake")
+
 FAKE = ["--executor", "fake", "--precision", "fp32", "fp16", "--batch-size", "8", "16"]
 
 

@@ -30,7 +30,7 @@ from tests.frames_for_tests import read_steps
 from tests.planted.records import make_run
 from tests.pytest_for_tests import Capture, Patch
 
-pytestmark = pytest.mark.usefixtures("unreported")
+pytestmark = pytest.mark.usefixtures("fake", "unreported")
 
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
 GRID = [*FAKE, "--precision", "fp32", "bf16", "bf16-amp", "--batch-size", "32..128"]
