@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -47,67 +48,40 @@ ROOT, STATE = Path(__file__).parents[1], "card.json"
 ENDED, OPEN = ("done", "absent"), ("left", "cut", "interrupted")  # what failed is run again
 GRACE_S = 8.0  # a sweep stopped by SIGINT ends its worker in 3 s
 
-STEPS = """\
-doctor     12  -           bench.doctor --out {out} {data}
-trust      60  -           bench.trust --out {out}/trust --device {device} {shared}
-rtx-titan  30  -           {nine} {part} --repeats 1
-precisions 5   -           {sweep} {part} {six}
-tests      30  checkout    pytest -v -p no:cacheprovider -m gpu tests/gpu
-plain      5   -           {sweep} {part} {all} --profile
-autotuned  60  GPU         {sweep} {part} {all} --cudnn-benchmark
-compiled   80  compiler    {sweep} {part} {all} --compile
-both       110 GPU+compiler {sweep} {part} {all} --compile --cudnn-benchmark
-epochs     60  -           {sweep} --evaluate {whole}
-as-2019    60  GPU         {run} --preset rtx-titan --repeats 1 {part}
-repeats    20  -           {headline} {part} --repeats 3
-scales     60  -           bench.scales {into} {images} {map}
-wall-limit 30  -           {fit} {limit}
-wall       30  GPU         {fit}
-graphs     20  GPU         {sweep} {part} --precision fp16 --batch-size 128 --cuda-graphs
-apex       30  apex        {sweep} {part} {apex} --batch-size 256 --optimizer sgd
-fp8        80  fp8         {fp8} {part} --precision bf16-amp fp8 --batch-size 16 --compile
-loader     30  -           {sweep} {part} {fp16} --loader torch --workers 0 4
-checkpoint 30  -           {sweep} --steps 20 {fp16} --checkpoint
-ddp        30  -           {sweep} --steps 20 {fp16} --parallel ddp --world-size 1
-ddp-2      30  two-GPUs    {sweep} --steps 20 {fp16} --parallel ddp --world-size 2
-bare-loop  60  checkout    benchmarks.overhead --device {device}
-report     20  -           bench.report {out} -o {out}/report.html
-"""
-"""Name, the least seconds that are worth starting it with, or another case of it, what it needs,
-and the command. A compiled case took 70 to 78 s on an H200, an autotuned one up to 33 s more."""
-
-CARD = {
-    "run": "bench.sweep {into} {images} --retry error killed timeout --no-report",
-    "sweep": "{run} --preset precision --repeats 1",
-    "nine": "{run} --preset rtx-titan --cudnn-benchmark off",
-    "headline": "{nine} --precision fp32 fp16 --batch-size 256 --loss-scale 128",
-    "six": "--batch-size 256",
-    "fp8": "bench.sweep {into} --no-report --repeats 1 --workload examples.transformer:gpt",
-    "fit": "bench.fit {into} {images} --retry error killed timeout --optimizer adamw",
-    "part": "--fraction 0.2 --until 5%",
-    "all": "--precision fp32 tf32 fp16 fp16-amp bf16 bf16-amp --batch-size 256 512",
-    "whole": "--precision fp16 tf32 fp32 --batch-size 256",
-    "fp16": "--precision fp16 --batch-size 256",
-    "map": "--precision fp16 fp16-amp",
-    "apex": "--precision fp16-apex fp16",
-    "limit": "--memory-limit {limit_gib}GiB",
-}
-_SMALL = "--model dpn-small --precision fp32 --batch-size 8"
-REHEARSAL = CARD | {
-    "nine": f"{{run}} {_SMALL}",
-    "headline": f"{{run}} {_SMALL}",
-    "six": _SMALL,
-    "fp16": _SMALL,
-    "all": f"{_SMALL} 16",
-    "whole": f"{_SMALL} --steps 2",
-    "part": "--steps 2",
-    "map": "--batch-size 8 --steps 1 --scales 1 128",
-    "limit": "--memory-limit 560MiB --model dpn-small --precision fp32 --step 48",
-}
-"""What the words in `STEPS` stand for, on a GPU and on a CPU."""
-
 TITAN_GIB = 21
 """What is left of a TITAN RTX, the card of the page of 2019, for a network."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Where the stages run and what they are given: the folder ``out``, the ``dataset``, the flags
+    that say where it is, ``data``, and those that let others use the card, ``shared``."""
+
+    platform: Platform
+    out: str
+    dataset: str = "synthetic"
+    data: Sequence[str] = ()
+    shared: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A command, as Python takes it after -m, with the least seconds that are worth starting it
+    with, or another case of it, and what tells, of a platform, why it cannot run there; empty if it
+    can."""
+
+    name: str
+    least_s: float
+    command: Sequence[str]
+    lacks: Sequence[Callable[[Platform], str]] = ()
+
+
+def _find_no_gpu(platform: Platform) -> str:
+    return "" if platform.environment.gpu else "it is of an NVIDIA GPU"
+
+
+def _find_no_apex(platform: Platform) -> str:
+    return refuse_apex(find_apex(), "cuda" if platform.environment.gpu else "cpu")
 
 
 def _find_no_compiler(platform: Platform) -> str:
@@ -135,18 +109,6 @@ def _find_no_checkout(platform: Platform) -> str:
     return "" if there else "it is in a checkout of the repository, and needs pytest"
 
 
-ABSENT: dict[str, Callable[[Platform], str]] = {
-    "-": lambda platform: "",
-    "GPU": lambda platform: "" if platform.environment.gpu else "it is of an NVIDIA GPU",
-    "apex": lambda p: refuse_apex(find_apex(), "cuda" if p.environment.gpu else "cpu"),
-    "fp8": _find_no_fp8,
-    "compiler": _find_no_compiler,
-    "two-GPUs": _find_no_pair,
-    "checkout": _find_no_checkout,
-}
-"""Why a need of `STEPS` is not met on a platform; empty if it is."""
-
-
 def list_lacks(platform: Platform) -> dict[str, str]:
     """Return the precisions that a card cannot run, or only emulates, with the reasons."""
     formats = {name: PRECISIONS[name] for name in TRAINED}
@@ -154,25 +116,114 @@ def list_lacks(platform: Platform) -> dict[str, str]:
     return {name: why for name, why in found.items() if why} if platform.environment.gpu else {}
 
 
-def choose_words(platform: Platform, **told: str) -> dict[str, str]:
-    """Return what the words of `STEPS` stand for on a platform."""
-    words = (CARD if platform.environment.gpu else REHEARSAL) | told
+def choose_limit(platform: Platform) -> int:
+    """Return the GiB that a network has on a TITAN RTX, or on a smaller card nine tenths of its
+    memory, since a limit above that limits nothing."""
     total = (platform.environment.gpu_memory_bytes or 0) / GIB
-    # nine tenths of a smaller card, since a limit above its memory limits nothing
-    return words | {"limit_gib": str(min(TITAN_GIB, int(0.9 * total)) if total else TITAN_GIB)}
+    return min(TITAN_GIB, int(0.9 * total)) if total else TITAN_GIB
 
 
-def plan_step(
-    need: str, text: str, words: Mapping[str, str], platform: Platform
-) -> tuple[list[str], str]:
-    """Return the command of a step without the precisions that the card lacks; or why there is
+@dataclass(frozen=True)
+class Scale:
+    """How much is measured, by flags of bench.sweep and, in ``map``, of bench.scales: the recipe
+    of 2019 for each ``card`` and for ``repeats``, ``all`` precisions and sizes, a ``part`` of an
+    epoch or the ``whole``, ``one`` case, that of ``fp16``, and what a smaller card can hold."""
+
+    card: str
+    repeats: str
+    all: str
+    part: str
+    whole: str
+    one: str
+    fp16: str
+    map: str
+    limit: str
+
+
+_TITAN = "--preset rtx-titan --cudnn-benchmark off"
+FULL = Scale(
+    card=_TITAN,
+    repeats=f"{_TITAN} --precision fp32 fp16 --batch-size 256 --loss-scale 128",
+    all="--precision fp32 tf32 fp16 fp16-amp bf16 bf16-amp --batch-size 256 512",
+    part="--fraction 0.2 --until 5%",
+    whole="--precision fp16 tf32 fp32 --batch-size 256",
+    one="--batch-size 256",
+    fp16="--precision fp16 --batch-size 256",
+    map="--precision fp16 fp16-amp",
+    limit="",
+)
+_TINY = "--model dpn-small --precision fp32 --batch-size 8"
+SMALL = Scale(
+    card=_TINY,
+    repeats=_TINY,
+    all=f"{_TINY} 16",
+    part="--steps 2",
+    whole=f"{_TINY} --steps 2",
+    one=_TINY,
+    fp16=_TINY,
+    map="--batch-size 8 --steps 1 --scales 1 128",
+    limit="--memory-limit 560MiB --model dpn-small --precision fp32 --step 48",
+)
+"""A rehearsal on a CPU."""
+
+
+def list_stages(setup: Setup) -> list[Stage]:
+    """Return what is run, what a reader gains most by first. A compiled case took 70 to 78 s on an
+    H200, an autotuned one up to 33 s more."""
+    out, gpu = setup.out, setup.platform.environment.gpu
+    device, scale = ["--device", "cuda" if gpu else "cpu"], FULL if gpu else SMALL
+    into = ["--out", out, *device, *setup.shared]
+    images = [*into, "--dataset", setup.dataset, *setup.data]
+    again = ["--retry", "error", "killed", "timeout"]
+
+    def sweep(*flags: str) -> list[str]:
+        return ["bench.sweep", *images, *again, "--no-report", *" ".join(flags).split()]
+
+    once = "--preset precision --repeats 1"
+    some, every = f"{once} {scale.part}", f"{once} {scale.part} {scale.all}"
+    few = f"{once} --steps 20 {scale.fp16}"
+    fit = ["bench.fit", *images, *again, "--optimizer", "adamw"]
+    limit = scale.limit or f"--memory-limit {choose_limit(setup.platform)}GiB"
+    gpt = f"--no-report --repeats 1 --workload examples.transformer:gpt {scale.part}"
+    fp8 = "--precision bf16-amp fp8 --batch-size 16 --compile"
+    tests = ["pytest", "-v", "-p", "no:cacheprovider", "-m", "gpu", "tests/gpu"]
+    on_gpu, compiles = [_find_no_gpu], [_find_no_compiler]
+    graphs = "--precision fp16 --batch-size 128 --cuda-graphs"
+    apex = "--precision fp16-apex fp16 --batch-size 256 --optimizer sgd"
+    return [
+        Stage("doctor", 12, ["bench.doctor", "--out", out, *setup.data]),
+        Stage("trust", 60, ["bench.trust", "--out", f"{out}/trust", *device, *setup.shared]),
+        Stage("rtx-titan", 30, sweep(scale.card, scale.part, "--repeats 1")),
+        Stage("precisions", 5, sweep(some, scale.one)),
+        Stage("tests", 30, tests, [_find_no_checkout]),
+        Stage("plain", 5, sweep(every, "--profile")),
+        Stage("autotuned", 60, sweep(every, "--cudnn-benchmark"), on_gpu),
+        Stage("compiled", 80, sweep(every, "--compile"), compiles),
+        Stage("both", 110, sweep(every, "--compile --cudnn-benchmark"), [*on_gpu, *compiles]),
+        Stage("epochs", 60, sweep(once, "--evaluate", scale.whole)),
+        Stage("as-2019", 60, sweep("--preset rtx-titan --repeats 1", scale.part), on_gpu),
+        Stage("repeats", 20, sweep(scale.repeats, scale.part, "--repeats 3")),
+        Stage("scales", 60, ["bench.scales", *images, *scale.map.split()]),
+        Stage("wall-limit", 30, [*fit, *limit.split()]),
+        Stage("wall", 30, fit, on_gpu),
+        Stage("graphs", 20, sweep(some, graphs), on_gpu),
+        Stage("apex", 30, sweep(some, apex), [_find_no_apex]),
+        Stage("fp8", 80, ["bench.sweep", *into, *gpt.split(), *fp8.split()], [_find_no_fp8]),
+        Stage("loader", 30, sweep(some, scale.fp16, "--loader torch --workers 0 4")),
+        Stage("checkpoint", 30, sweep(few, "--checkpoint")),
+        Stage("ddp", 30, sweep(few, "--parallel ddp --world-size 1")),
+        Stage("ddp-2", 30, sweep(few, "--parallel ddp --world-size 2"), [_find_no_pair]),
+        Stage("bare-loop", 60, ["benchmarks.overhead", *device], [_find_no_checkout]),
+        Stage("report", 20, ["bench.report", out, "-o", f"{out}/report.html"]),
+    ]
+
+
+def plan_stage(stage: Stage, platform: Platform) -> tuple[list[str], str]:
+    """Return the command of a stage without the precisions that the card lacks; or why there is
     none."""
-    lacks = list_lacks(platform)
-    if why := next(filter(None, (ABSENT[each](platform) for each in need.split("+"))), ""):
+    if why := next(filter(None, (find(platform) for find in stage.lacks)), ""):
         return [], why
-    while "{" in text:
-        text = text.format_map(words)
-    flags = shlex.split(text)
+    lacks, flags = list_lacks(platform), [*stage.command]
     if "--precision" not in flags:
         return flags, ""
     begin = flags.index("--precision") + 1
@@ -234,24 +285,17 @@ def main(argv: Sequence[str]) -> int:
     rehearsal = not has_cuda()
     if rehearsal and has_card():
         raise UsageError("torch finds no GPU, though there is one; python -m bench.doctor says why")
-    device = "cpu" if rehearsal else "cuda"
     data = (given.data_dir or Path("data")).absolute()
     real = not rehearsal and (given.data_dir or find_layout(data))
     dataset = "cifar10" if real else "synthetic"
-    images = f"--data-dir {shlex.quote(str(data))}" if real else ""
-    platform = probe(device)
+    platform = probe("cpu" if rehearsal else "cuda")
     # a folder for each card and day
     name = "rehearsal-" * rehearsal + default_out({"": platform}).name.rpartition("-")[0]
     folder = given.out.absolute() / name
     folder.mkdir(parents=True, exist_ok=True)
-    out = shlex.quote(str(folder).removeprefix(f"{ROOT}{os.sep}"))
-    shared = "--allow-shared" * given.allow_shared
-    words = choose_words(
-        platform,
-        **{"out": out, "data": images, "device": device, "shared": shared},
-        images=f"--dataset {dataset} {images}",
-        into=f"--out {out} --device {device} {shared}",
-    )
+    out = str(folder).removeprefix(f"{ROOT}{os.sep}")
+    flags = ["--data-dir", str(data)] if real else []
+    setup = Setup(platform, out, dataset, flags, ["--allow-shared"] * given.allow_shared)
     if rehearsal:
         print(
             "A rehearsal on the CPU, whose figures count for nothing: there is no NVIDIA GPU here; "
@@ -269,7 +313,7 @@ def main(argv: Sequence[str]) -> int:
     state: dict[str, Any] = json.loads(file.read_text()) if file.exists() else new
     bar = Progress(None, "part", deadline - time.monotonic())
     with stop_signals(lambda: None) as stopped, bar:
-        for name, phase in go_through(folder, state["phases"], words, platform, deadline, stopped):
+        for name, phase in go_through(folder, state["phases"], setup, deadline, stopped):
             state["phases"][name] = phase
             states = {one["state"] for one in state["phases"].values()}
             state["complete"] = name == "report" and states <= {*ENDED}
@@ -277,40 +321,44 @@ def main(argv: Sequence[str]) -> int:
             replace_file(file, json.dumps(state, indent=2) + "\n")
             took, said = phase["seconds"], phase["line"]
             print(f"{name:<10} {phase['state']:<11} {took:4.0f} s  {said}", flush=True)
-    print(f"python -m bench.validate {out}" if state["complete"] else "the same command goes on")
+    print(
+        f"python -m bench.validate {shlex.quote(out)}"
+        if state["complete"]
+        else "the same command goes on"
+    )
     return 128 + stopped() if stopped() else int("failed" in states)
 
 
 def go_through(
     folder: Path,
     phases: Mapping[str, Any],
-    words: Mapping[str, str],
-    platform: Platform,
+    setup: Setup,
     deadline: float,
     stopped: Callable[[], int],
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Run the steps that are left, and yield what is to be kept of each: its state, seconds and
+    """Run the stages that are left, and yield what is to be kept of each: its state, seconds and
     last line."""
-    log, steps = folder / "log.txt", [line.split(maxsplit=3) for line in STEPS.splitlines()]
-    for name, least, need, text in steps:
+    log, stages = folder / "log.txt", list_stages(setup)
+    for stage in stages:
+        name, least = stage.name, stage.least_s
         before, now = phases.get(name, {"state": "left", "seconds": 0.0}), time.monotonic()
         if before["state"] in ENDED and name not in ("doctor", "report"):
             continue
-        others = [other for other, *_ in steps if other != name and other in phases]
+        others = [one.name for one in stages if one.name != name and one.name in phases]
         gaps = [other for other in others if phases[other]["state"] in OPEN]
         end, left = before["state"], max(0.0, deadline - now)
-        asked, why = plan_step(need, text, words, platform)
+        asked, why = plan_stage(stage, setup.platform)
         if why:
             end, said = "absent", why
-        elif stopped() or left < float(least):
-            said = "stopped" if stopped() else f"needs about {least} s, {left:.0f} are left"
+        elif stopped() or left < least:
+            said = "stopped" if stopped() else f"needs about {least:g} s, {left:.0f} are left"
         elif name == "report" and gaps:
             said = f"waits for {', '.join(gaps)}"
         else:
             for part in (MAP,) if name == "scales" else ():
                 (folder / part).unlink(missing_ok=True)  # a part of a map would be refused
             with watch(shlex.join(["python", "-m", *asked])):
-                end = run(["-m", *asked], log, deadline, stopped, float(least))
+                end = run(["-m", *asked], log, deadline, stopped, least)
             told = log.read_text(errors="replace").rpartition(" ==\n")[2]
             said = clean(last_line(told))
             if name == "trust":  # a line for each of its checks

@@ -87,24 +87,17 @@ def start(module: str, flags: list[str], machine: Machine) -> str:
 def tell_card(machine: Machine) -> Iterator[str]:
     """What make card does with each of its steps."""
     platform = machine.devices[DEVICE[has_cuda()]]
-    device = DEVICE[has_cuda()]
-    words = card.choose_words(
-        platform,
-        **{"out": "results/x", "data": "", "images": "--dataset synthetic", "shared": ""},
-        **{"into": f"--out results/x --device {device}", "device": device},
-    )
     runs = []
-    for line in card.STEPS.splitlines():
-        name, _, need, text = line.split(maxsplit=3)
-        argv, why = card.plan_step(need, text, words, platform)
+    for stage in card.list_stages(card.Setup(platform, "results/x")):
+        argv, why = card.plan_stage(stage, platform)
         if not why and argv[0] in ("bench.sweep", "bench.fit", "bench.scales"):
             why = start(argv[0], argv[1:], machine)
         if why:
-            yield f"  {name}: {why}"
+            yield f"  {stage.name}: {why}"
         else:
-            runs.append(name)
+            runs.append(stage.name)
     yield f"  run as they are: {' '.join(runs)}"
-    yield f"  limit of wall-limit: {words['limit_gib']} GiB"
+    yield f"  limit of wall-limit: {card.choose_limit(platform)} GiB"
 
 
 SEARCHED = ("sweep", "fit", "advise", "scales", "check")
