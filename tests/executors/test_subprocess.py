@@ -26,7 +26,7 @@ from bench.sweep import __main__ as sweep
 from bench.workers.executors import Event, Settings
 from bench.workers.executors import subprocess as room
 from bench.workers.executors.subprocess import SubprocessExecutor
-from bench.workers.job import Job, Message, PhaseEntered, StepTaken
+from bench.workers.job import Job, Message, PhaseEntered, StepTaken, WorkBegun
 from tests import models_for_tests
 from tests.pytest_for_tests import Patch
 from tests.workers_for_tests import find_workers, gone
@@ -175,6 +175,8 @@ def test_what_a_worker_tells_comes_back(data: DatasetInfo) -> None:
     entered = [(e.phase, e.epoch) for e in events if isinstance(e, PhaseEntered)]
     epochs = [(phase, epoch) for epoch in (0, 1) for phase in ("epoch", "evaluation")]
     assert entered == [("warmup", 0), *epochs]
+    begun = [event.what for event in events if isinstance(event, WorkBegun)]
+    assert begun == ["checking the arithmetic", "counting a step's work"]
     step = next(event for event in reversed(events) if isinstance(event, StepTaken))
     assert (step.phase, step.total) == ("epoch", 10)
     assert step.memory_bytes > 2**20
