@@ -20,7 +20,14 @@ from bench.networks.models import MODELS
 from bench.results.store.reader import Sources, find_records, read_sources
 from bench.results.store.rows import group, latest
 from bench.results.study.axes import COMPARED, name_setting, refuse_unknown
-from bench.results.study.comparable import find_factor, refuse_alone, refuse_together, take_alike
+from bench.results.study.comparable import (
+    find_factor,
+    refuse_alone,
+    refuse_learnt,
+    refuse_part,
+    refuse_together,
+    take_alike,
+)
 from bench.results.study.doubts import DOUBTS, Doubt
 from bench.results.study.pairs import EnvironmentKey
 from bench.results.study.pairs import match as match_cases
@@ -40,7 +47,7 @@ from bench.results.verdict import (
     withdraw_if_guessing,
 )
 from bench.results.verdict import compare as compare_repeats
-from bench.schema.axis import Trait, Value, name_axis, name_column
+from bench.schema.axis import Value, name_axis, name_column
 from bench.schema.case import (
     SAME_QUESTION,
     SWITCHES,
@@ -402,16 +409,9 @@ def _refuse(metric: Metric, match: Match, axis: str, apart: Sequence[str]) -> st
         return f"the sides differ in {' and '.join(map(name_axis, apart))}"
     one, two = (side.runs[0] for side in match.ran)
     # times are per epoch or step, memory is a peak; all other metrics are of the measured steps
-    of_part = metric.seeded or metric is ENERGY
-    if not (of_part and one.part_known and two.part_known):
-        return ""
-    if one.part != two.part:
-        mend = "use --fraction 1" if one.command is None else "end both by --steps"
-        return f"{one.part:.3g} and {two.part:.3g} of an epoch cannot be compared; {mend}"
-    if metric.seeded and one.part < 1 and axis and Trait.LEARNING in find_axis(axis).affects:
-        mend = "use --fraction 1" if one.command is None else "let the script train for one"
-        return f"less than an epoch does not show what it does to learning; {mend}"
-    return ""
+    if metric.seeded:
+        return refuse_learnt(one, two, axis)
+    return refuse_part(one, two) if metric is ENERGY else ""
 
 
 def refuse_runs(metric: Metric, *sides: SideCase) -> str:

@@ -157,6 +157,33 @@ def test_report_and_compare_say_the_same(tmp_path: Path, capsys: Capture) -> Non
     )
 
 
+UNLIKE: list[tuple[str, tuple[Any, Any], dict[str, Any], str]] = [
+    # an axis and its values, other axes, and why losses before and after are not compared
+    ("precision", ("fp32", "bf16"), {}, ""),
+    ("precision", ("fp32", "bf16"), {"fraction": 0.5}, ""),  # as many steps of the same images
+    ("lr", (0.01, 0.1), {}, ""),
+    ("lr", (0.01, 0.1), {"fraction": 0.5}, "less than an epoch does not show what it does to lear"),
+    ("dataset", ("cifar10", "synthetic"), {}, "losses on other data say nothing of each other: da"),
+    ("accumulate", (1, 2), {}, ""),
+    ("accumulate", (1, 2), {"workload": "nets:mix", "model": "nets:mlp"}, "other data"),
+]
+
+
+@pytest.mark.parametrize(("axis", "ends", "axes", "lack"), UNLIKE)
+def test_report_and_compare_say_the_same_of_losses_that_say_nothing(
+    axis: str, ends: tuple[Any, Any], axes: dict[str, Any], lack: str, tmp_path: Path,
+    capsys: Capture,
+) -> None:  # fmt: skip
+    rows = [*chain(*(learn(Case(**{**axes, axis: end}), SEEDS) for end in ends))]
+    told = tell(read_report(tmp_path, rows), "effects", "loss")
+    assert told == ["" if lack else "0.0 %"]
+    asked = ["--axis", axis, *map(str, ends), "--metric", "train_loss", "--format", "json"]
+    assert compare_main([str(tmp_path / "sweep"), *asked]) == 0
+    (compared,) = json.loads(capsys.readouterr().out)["metrics"]["train_loss"]
+    assert bool(compared["lack"]) is bool(lack)
+    assert lack in compared["lack"]
+
+
 @pytest.mark.parametrize(
     ("before", "after", "verdict"),
     [

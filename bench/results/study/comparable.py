@@ -15,12 +15,21 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from bench.base.text import clean, join_words
+from bench.base.text import clean, join_words, name_first
 from bench.networks.workloads import IMAGES
 from bench.results.store.rows import Row, group
 from bench.results.study.doubts import DOUBTS
 from bench.schema.axis import Trait, name_axis
-from bench.schema.case import AXES, FOLLOWS, SAME_QUESTION, UNTIMED, Case, list_affecting, list_axes
+from bench.schema.case import (
+    AXES,
+    FOLLOWS,
+    SAME_QUESTION,
+    UNTIMED,
+    Case,
+    find_axis,
+    list_affecting,
+    list_axes,
+)
 from bench.schema.command import ITEMS
 from bench.schema.record import COMPARABLE, Environment
 
@@ -134,6 +143,38 @@ def refuse_pair(a: Any, b: Any) -> str:
     """Return why the times of two runs or results say nothing of each other; empty if they can be
     compared."""
     return refuse_alone(a) or refuse_alone(b) or refuse_together((a, b))
+
+
+# ------------------------------------------------------------------------------- what was learnt
+
+
+def refuse_part(a: Any, b: Any) -> str:
+    """Return why sums over the measured steps of two runs or results, as of energy, say nothing of
+    each other; empty if both measured as much of an epoch, as far as that is known."""
+    if a.part == b.part or not (a.part_known and b.part_known):
+        return ""
+    mend = "use --fraction 1" if a.command is None else "end both by --steps"
+    return f"{a.part:.3g} and {b.part:.3g} of an epoch cannot be compared; {mend}"
+
+
+def refuse_learnt(a: Any, b: Any, axis: str = "") -> str:
+    """Return why the losses and errors of two runs or results, which differ in ``axis`` if any, say
+    nothing of each other: they are of other data, of another part of an epoch or, before the end of
+    one, of a change to learning. Empty if they can be compared."""
+    own = () if a.workload == IMAGES else list_affecting(Trait.DRAWS)
+    names = ("dataset_fingerprint", *list_affecting(Trait.DATA), *own)
+    told = [(name, getattr(a, name), getattr(b, name)) for name in names]
+    # a run that ended before its worker could look does not know its data
+    unlike = [name for name, x, y in told if x != y and (name in AXES or (x and y))]
+    if unlike:
+        return f"losses on other data say nothing of each other: {name_first(unlike, 2)} differs"
+    if why := refuse_part(a, b):
+        return why
+    learns = axis not in ("", "machine") and Trait.LEARNING in find_axis(axis).affects
+    if a.part_known and a.part < 1 and learns:
+        mend = "use --fraction 1" if a.command is None else "let the script train for one"
+        return f"less than an epoch does not show what it does to learning; {mend}"
+    return ""
 
 
 # -------------------------------------------------------------------------- what a row says it is

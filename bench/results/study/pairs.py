@@ -14,7 +14,6 @@ from itertools import pairwise, product
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from bench.networks.workloads import IMAGES
 from bench.results.store.rows import group
 from bench.results.study.axes import (
     MACHINE,
@@ -23,17 +22,14 @@ from bench.results.study.axes import (
     order_values,
     take_value,
 )
-from bench.results.study.comparable import find_factor, refuse_alone, refuse_together
+from bench.results.study.comparable import find_factor, refuse_alone, refuse_learnt, refuse_together
 from bench.results.study.doubts import DOUBTS, SAID_BELOW
 from bench.results.study.runs import Result, Run
-from bench.schema.axis import Trait
 from bench.schema.case import (
     AXES,
     FOLLOWS,
     SAME_QUESTION,
-    find_axis,
     free_axes,
-    list_affecting,
     list_axes,
     spell_value,
 )
@@ -142,26 +138,11 @@ def find_changes(axis: str, results: Sequence[Result]) -> Iterator[Changed]:
         if len(folders) > 1:
             found += [step for step in list_steps(alike) if step[:2] not in within]
         for before, after, a, b in found:
-            early = a.part < 1 and axis != MACHINE and Trait.LEARNING in find_axis(axis).affects
-            same_loss = _describe_data(a) == _describe_data(b) and not early
+            same_loss = not refuse_learnt(a, b, axis)
             steps.setdefault((before, after), []).append(Pair(a, b, key, same_loss))
     for before, after in sorted(steps):
         one, other = (spell_value(values[place]) for place in (before, after))
         yield Changed(axis, one, other, steps[before, after])
-
-
-def _describe_data(result: Result) -> tuple[Any, ...]:
-    """Return what must be equal in two cases for their losses to be compared."""
-    names = SAME_LOSS if result.workload == IMAGES else (*SAME_LOSS, *OWN_DRAWS)
-    return tuple(getattr(result, name) for name in names)
-
-
-OWN_DRAWS = list_affecting(Trait.DRAWS)
-"""Axes that change the data of a user's workload, so that losses cannot be compared."""
-
-SAME_LOSS = ("part", *list_affecting(Trait.DATA))
-"""Columns that must be equal for losses to be compared: the part of an epoch and the images. Before
-the end of an epoch, axes that affect learning must be equal too."""
 
 
 def select_common(
