@@ -21,7 +21,6 @@ from bench.networks.data.batches import Supply, count_items
 from bench.networks.data.loader import LoadedBatches, measure_rate
 from bench.networks.models import MODELS, split_model
 from bench.networks.weights import hash_weights
-from bench.networks.workloads import Workload
 from bench.profile.step import PROFILED
 from bench.schema.case import Case, count_probed, micro_batch
 from bench.schema.precision import read_flags
@@ -83,98 +82,236 @@ def measure(given: Job, channel: Channel) -> Outcome:
 
     Any error that ends the case is raised.
     """
-    case, found = given.case, Outcome()
-    m = found.measurement
-    imported, lines = set(sys.modules), watch() if case.model not in MODELS else []
-    with pause_collection():
-        device, limit = torch.device(case.device), build_limit(case, given.gpu_uuid)
-        limit.impose()
-        synchronize(device)  # creates the context
-        group = Group()
-        if meets := given.rendezvous:
-            group = Processes(meets.rank, meets.size, meets.store, device, meets.timeout_s)
-        workload, batches, training = set_up(case, given.folder, group)
-    m.setup_time_s, switches = time.monotonic() - given.asked_at, read_switches()
-    found.seen = _see_files(given, training, imported, lines)
-    if found.seen and list_edited(given.files, found.seen.files):
-        given = replace(given, known=KnownResults())  # that of another version
-    _describe_training(found, case, training)
+    run = _Run(given, channel)
+    run.warm_up()
+    own = run.train()
+    run.describe(own)
+    if given.rendezvous:
+        run.describe_group(own, given.rendezvous)
+    if not run.group.rank:
+        run.look_closer()
+    channel.send(run.found)
+    return run.found
 
-    channel.enter("warmup")
-    report = channel.reporter("warmup", 0, read_reserved(device))
-    warm = warm_up_shapes(training, batches, case, report, group.now)
-    m.warmup_steps, m.warmup_time_s, m.warmup_steady = warm.steps, warm.time_s, warm.steady
-    m.first_steps_time_s = warm.first_s
-    _read_peaks(found, device, "warmup")
-    limit.adjust()
-    m.context_bytes = limit.context_bytes
-    if limit.note:
-        found.note(limit.note)
-    if limit.context_bytes is None:
-        found.leave_out("the case ran on a CPU", "context_bytes")
-    start_over(training, batches, case, group.rank)
-    m.warmup_alloc_retries = _count_retries(device)
 
-    rates = learning_rates(case, case.epochs * len(batches))
-    files = Checkpoints(case, given.checkpoints, given.identity, found.fail_checkpoint)
-    done, others = _resume(found, files, training, case)
-    if isinstance(training.exchange, GradientExchange):
-        training.exchange.watch()
-    for index in range(len(done), case.epochs):
-        if accelerator := find_accelerator(device):
-            accelerator.reset_peak_memory_stats(device)  # left by the previous evaluation
-        before = _count_retries(device)
-        channel.enter("epoch", index)
-        group.wait()
+class _Run:
+    """A case in this process: what it trains, with which others, and what was ``found``."""
+
+    def __init__(self, given: Job, channel: Channel) -> None:
+        self.given, self.case, self.channel = given, given.case, channel
+        self.found, self.group = Outcome(), Group()
+        imported, lines = set(sys.modules), watch() if self.case.model not in MODELS else []
+        with pause_collection():
+            self.device = torch.device(self.case.device)
+            self.limit = build_limit(self.case, given.gpu_uuid)
+            self.limit.impose()
+            synchronize(self.device)  # creates the context
+            if meets := given.rendezvous:
+                place = (meets.rank, meets.size, meets.store)
+                self.group = Processes(*place, self.device, meets.timeout_s)
+            self.workload, self.batches, self.training = set_up(self.case, given.folder, self.group)
+        self.found.measurement.setup_time_s = time.monotonic() - given.asked_at
+        self._switches = read_switches()
+        seen = self.found.seen = _see_files(given, self.training, imported, lines)
+        edited = seen and list_edited(given.files, seen.files)
+        self._known = KnownResults() if edited else given.known  # that of another version
+        _describe_training(self.found, self.case, self.training)
+
+    def warm_up(self) -> None:
+        """Warm up, and start over."""
+        found, m = self.found, self.found.measurement
+        self.channel.enter("warmup")
+        report = self.channel.reporter("warmup", 0, read_reserved(self.device))
+        warm = warm_up_shapes(self.training, self.batches, self.case, report, self.group.now)
+        m.warmup_steps, m.warmup_time_s, m.warmup_steady = warm.steps, warm.time_s, warm.steady
+        m.first_steps_time_s = warm.first_s
+        _read_peaks(found, self.device, "warmup")
+        self.limit.adjust()
+        m.context_bytes = self.limit.context_bytes
+        if self.limit.note:
+            found.note(self.limit.note)
+        if self.limit.context_bytes is None:
+            found.leave_out("the case ran on a CPU", "context_bytes")
+        start_over(self.training, self.batches, self.case, self.group.rank)
+        m.warmup_alloc_retries = _count_retries(self.device)
+
+    def train(self) -> list[TimedEpoch]:
+        """Train and evaluate the epochs that no checkpoint has, and return all."""
+        case, found, m = self.case, self.found, self.found.measurement
+        rates = learning_rates(case, case.epochs * len(self.batches))
+        files = Checkpoints(
+            case, self.given.checkpoints, self.given.identity, found.fail_checkpoint
+        )
+        done, others = _resume(found, files, self.training, case)
+        if isinstance(self.training.exchange, GradientExchange):
+            self.training.exchange.watch()
+        for index in range(len(done), case.epochs):
+            done.append(self._train_epoch(index, rates, others))
+            rows = list_epochs(case, done)
+            if files.kept:
+                files.save(self.training, rows, _pack(done, others, m))
+            asks = self.given.judged and len(done) < case.epochs
+            if asks and self.channel.ask(EpochEnded(rows[-1])) == END:
+                m.truncated_after = len(done)
+                break
+        if self.device.type == "cpu":
+            m.other_cores = OtherWork.add(self.group.gather(others)).cores()
+        end_workers(self.batches)
+        self.limit.lift()
+        return done
+
+    def _train_epoch(self, index: int, rates: list[float], others: OtherWork) -> TimedEpoch:
+        m = self.found.measurement
+        if accelerator := find_accelerator(self.device):
+            accelerator.reset_peak_memory_stats(self.device)  # left by the previous evaluation
+        before = _count_retries(self.device)
+        self.channel.enter("epoch", index)
+        self.group.wait()
         with others.watch():
-            fetch = train(training, batches, case, index, rates, channel)
+            fetch = train(self.training, self.batches, self.case, index, rates, self.channel)
         if not index:  # only torch's DataLoader has it
-            m.loader_first_batch_s = getattr(batches, "first_batch_s", None)
-        end_workers(batches)  # after a partial epoch; a whole one has ended its own
-        channel.enter("evaluation", index)
-        _read_peaks(found, device, "peak")
+            m.loader_first_batch_s = getattr(self.batches, "first_batch_s", None)
+        end_workers(self.batches)  # after a partial epoch; a whole one has ended its own
+        self.channel.enter("evaluation", index)
+        _read_peaks(self.found, self.device, "peak")
         if before is not None:
-            m.alloc_retries = (m.alloc_retries or 0) + (_count_retries(device) or 0) - before
-        done.append(fetch())
+            m.alloc_retries = (m.alloc_retries or 0) + (_count_retries(self.device) or 0) - before
+        epoch = fetch()
         # a failure after an epoch must not lose the epoch
-        if case.evaluate and not group.rank:
-            with found.leave_out_on_error(*TESTED):
-                done[-1].tested = evaluate(training, workload, case)
-        rows = list_epochs(case, done)
-        if files.kept:
-            files.save(training, rows, _pack(done, others, m))
-        if given.judged and len(done) < case.epochs and channel.ask(EpochEnded(rows[-1])) == END:
-            m.truncated_after = len(done)
-            break
-    if device.type == "cpu":
-        m.other_cores = OtherWork.add(group.gather(others)).cores()
-    end_workers(batches)
-    limit.lift()
-    if case.cuda_graphs or case.own_graphs:
-        m.peak_allocated_bytes = None
-        found.leave_out("torch does not count what a graph holds", "peak_allocated_bytes")
-    own, done = done, join_epochs(group.gather(done))
-    describe_time(found, case, done, batches, workload)
-    describe_learning(found, case, done, training)
-    found.status, found.reason = conclude(m)
-    found.steps = [*list_steps(case, done)]
-    found.epochs = list_epochs(case, done) if case.epochs > 1 else []
-    with found.leave_out_on_error("loader_samples_per_s"):
-        _describe_loader(found, batches, case, device)
-    m.switched_within = write_switches(find_changes(switches))
-    if case.compile == Case.compile:
-        m.compiled_within = read_compiled().get("unique_graphs")
-    m.flags = " ".join(f"{name}={value}" for name, value in read_flags().items())
-    if meets:
-        describe_group(found, case, training, own, group, meets)
+        if self.case.evaluate and not self.group.rank:
+            with self.found.leave_out_on_error(*TESTED):
+                epoch.tested = evaluate(self.training, self.workload, self.case)
+        return epoch
+
+    def describe(self, own: Sequence[TimedEpoch]) -> None:
+        """Fill in what the epochs of all processes show."""
+        case, found, m = self.case, self.found, self.found.measurement
+        if case.cuda_graphs or case.own_graphs:
+            m.peak_allocated_bytes = None
+            found.leave_out("torch does not count what a graph holds", "peak_allocated_bytes")
+        done = join_epochs(self.group.gather(own))
+        describe_time(found, case, done, self.batches, self.workload)
+        describe_learning(found, case, done, self.training)
+        found.status, found.reason = conclude(m)
+        found.steps = [*list_steps(case, done)]
+        found.epochs = list_epochs(case, done) if case.epochs > 1 else []
+        with found.leave_out_on_error("loader_samples_per_s"):
+            _describe_loader(found, self.batches, case, self.device)
+        m.switched_within = write_switches(find_changes(self._switches))
+        if case.compile == Case.compile:
+            m.compiled_within = read_compiled().get("unique_graphs")
+        m.flags = " ".join(f"{name}={value}" for name, value in read_flags().items())
+
+    def describe_group(self, own: Sequence[TimedEpoch], rendezvous: Rendezvous) -> None:
+        """Fill in what each of several processes did, and what their exchange costs."""
+        m, exchange, group = self.found.measurement, self.training.exchange, self.group
+        assert isinstance(exchange, GradientExchange)
+        m.comm_backend, m.wire_bytes = group.backend, exchange.wire_bytes
+        m.buckets = exchange.buckets
+        assert m.epoch_time_s
+        assert m.measured_time_s
+        times = [one.time_s for one in own]
+        work = [] if self.case.sync_bn else exchange.read_work()
+        row = RankRow(
+            group.rank,
+            rendezvous.gpus[group.rank] if rendezvous.gpus else None,
+            # for a partial epoch, extrapolated by the same factor as the slowest process's time
+            sum(times) * m.epoch_time_s / m.measured_time_s,
+            median(work) if work else None,
+            sum(sum(one.epoch.images) for one in own),
+            m.peak_reserved_bytes,
+            None if rendezvous.gpus else read_peak_memory(),
+        )
+        self.found.ranks = group.gather(row)
+        rates = group.gather(m.loader_samples_per_s)
+        m.loader_samples_per_s = sum(filter(None, rates)) if all(rates) else None
         if not group.rank:
             follows = [*_EXCHANGED, *PROVEN, "flop_per_image", "step_bytes"]
-            channel.send(replace(found, follows=follows))
-        describe_exchange(found, training, batches, case, group)
-    if not group.rank:
-        _look_closer(found, given, channel, training, batches, workload)
-    channel.send(found)
-    return found
+            self.channel.send(replace(self.found, follows=follows))
+        self._describe_exchange(exchange)
+
+    def _describe_exchange(self, exchange: GradientExchange) -> None:
+        """Measure the time that exchanging gradients adds to a step; then this process goes on
+        alone. Raises Exception: it failed in this process, or in another one as noticed here."""
+        m = self.found.measurement
+        assert m.step_time_median_s
+        if self.case.sync_bn:
+            self.found.leave_out(_SYNC_BN, *_EXCHANGED)
+        else:
+            # errors are not caught: a process that went on after a failure would leave the others
+            # waiting in NCCL. So it ends, and its parent keeps the measurement and ends them all
+            exposed = measure_exchange(
+                self.training, self.batches, self.case, self.group, m.step_time_median_s
+            )
+            m.sync_step_s, m.no_sync_step_s = exposed.sync_step_s, exposed.no_sync_step_s
+            m.exposed_error_s = exposed.error_s
+        end_workers(self.batches)
+        exchange.end()
+        self.training.exchange = Exchange()
+        self.group.leave()
+
+    def look_closer(self) -> None:
+        """Find which arithmetic ran, count a step's FLOP and bytes, and profile steps if asked."""
+        found, m, known = self.found, self.found.measurement, self._known
+        sources = dict[str, str]()  # records from which a part is taken
+        if "proof" in known.sources and known.values["flags"] == m.flags:
+            sources["proof"] = known.sources["proof"]
+            for name in (*PROVEN, "proof_notes"):
+                setattr(m, name, known.values[name])
+            found.missing |= known.missing
+        else:
+            self.channel.send(WorkBegun("checking the arithmetic"))
+            with found.leave_out_on_error(*PROVEN):
+                _prove(found, self.training, self.batches, self.case)
+        with found.leave_out_on_error("flop_per_image"):
+            if "flop" in known.sources:
+                sources["flop"] = known.sources["flop"]
+                m.flop_per_image = known.values["flop_per_image"]
+            else:
+                m.flop_per_image = count_flop(self.workload, self.case.freeze)
+            if conversion := self.training.conversion:
+                m.fp8_flop_share = conversion.flop_per_unit / m.flop_per_image
+        counted = self._count_work(sources)
+        m.shared = write_missing(sources) or None
+        if self.case.profile:
+            columns = ("profiled_steps", *PROFILED)
+            self.channel.send(replace(found, follows=list(columns)))
+            self.channel.send(WorkBegun("profiling"))
+            with found.leave_out_on_error(*columns):
+                self._profile(counted)
+
+    def _count_work(self, sources: dict[str, str]) -> Mapping[Label, Work]:
+        """Count the work of a step, or take it from a record that is added to ``sources``, and hold
+        its number formats against the label."""
+        found, known, counted = self.found, self._known, dict[Label, Work]()
+        self.channel.send(WorkBegun("counting a step's work"))
+        # last: counting and profiling train on, and the profiler's own memory must not be measured
+        with found.leave_out_on_error("step_bytes", "labelled_flop_share"):
+            if "work" in known.sources:
+                sources["work"] = known.sources["work"]
+                counted = read_work(known.work)
+            else:
+                counted = count_step(self.training, self.batches, self.case)
+            found.measurement.step_bytes = round(sum(work.bytes for work in counted.values()))
+            hold_to_label(found, judge_label(counted, self.case))
+        found.work = join_work(counted, {})
+        return counted
+
+    def _profile(self, counted: Mapping[Label, Work]) -> None:
+        m, trace = self.found.measurement, self.given.trace
+        assert m.step_time_median_s
+        try:
+            line = profile_step(self.training, self.batches, self.case, m.step_time_median_s, trace)
+        finally:
+            end_workers(self.batches)
+        m.profiled_steps, m.profiled_step_s = line.steps, line.step_s
+        m.busy_s, m.input_wait_s, m.sync_wait_s = line.busy_s, line.input_wait_s, line.sync_wait_s
+        self.found.work = join_work(counted, line.work)
+
+
+_EXCHANGED = ("sync_step_s", "no_sync_step_s", "exposed_error_s")
+
+_SYNC_BN = "with --sync-bn the processes wait for each other in the forward pass too"
 
 
 def _see_files(
@@ -224,65 +361,6 @@ def _describe_training(found: Outcome, case: Case, training: Training) -> None:
         notes.append(f"the workload's own optimizer is {type(training.optimizer).__name__}")
     for note in filter(None, notes):
         found.note(note)
-
-
-# ------------------------------------------------------------------------------- several processes
-
-
-def describe_group(
-    found: Outcome,
-    case: Case,
-    training: Training,
-    own: Sequence[TimedEpoch],
-    group: Group,
-    rendezvous: Rendezvous,
-) -> None:
-    m, exchange = found.measurement, training.exchange
-    assert isinstance(exchange, GradientExchange)
-    m.comm_backend, m.wire_bytes, m.buckets = group.backend, exchange.wire_bytes, exchange.buckets
-    assert m.epoch_time_s
-    assert m.measured_time_s
-    times, work = [one.time_s for one in own], [] if case.sync_bn else exchange.read_work()
-    row = RankRow(
-        group.rank,
-        rendezvous.gpus[group.rank] if rendezvous.gpus else None,
-        # for a partial epoch, extrapolated by the same factor as the slowest process's time
-        sum(times) * m.epoch_time_s / m.measured_time_s,
-        median(work) if work else None,
-        sum(sum(one.epoch.images) for one in own),
-        m.peak_reserved_bytes,
-        None if rendezvous.gpus else read_peak_memory(),
-    )
-    found.ranks = group.gather(row)
-    rates = group.gather(m.loader_samples_per_s)
-    m.loader_samples_per_s = sum(filter(None, rates)) if all(rates) else None
-
-
-def describe_exchange(
-    found: Outcome, training: Training, batches: Supply, case: Case, group: Group
-) -> None:
-    """Measure the time that exchanging gradients adds to a step; then this process goes on alone.
-    Raises Exception: it failed in this process, or in another one as noticed here."""
-    m, exchange = found.measurement, training.exchange
-    assert isinstance(exchange, GradientExchange)
-    assert m.step_time_median_s
-    if case.sync_bn:
-        found.leave_out(_SYNC_BN, *_EXCHANGED)
-    else:
-        # errors are not caught: a process that went on after a failure would leave the others
-        # waiting in NCCL. So it ends, and its parent keeps the measurement and ends them all
-        exposed = measure_exchange(training, batches, case, group, m.step_time_median_s)
-        m.sync_step_s, m.no_sync_step_s = exposed.sync_step_s, exposed.no_sync_step_s
-        m.exposed_error_s = exposed.error_s
-    end_workers(batches)
-    exchange.end()
-    training.exchange = Exchange()
-    group.leave()
-
-
-_EXCHANGED = ("sync_step_s", "no_sync_step_s", "exposed_error_s")
-
-_SYNC_BN = "with --sync-bn the processes wait for each other in the forward pass too"
 
 
 # ---------------------------------------------------------------- epochs of an interrupted process
@@ -364,54 +442,6 @@ def _describe_loader(found: Outcome, batches: Supply, case: Case, device: torch.
 # ---------------------------------------------------------------- what ran, and where its time goes
 
 
-def _look_closer(
-    found: Outcome,
-    given: Job,
-    channel: Channel,
-    training: Training,
-    batches: Supply,
-    workload: Workload,
-) -> None:
-    """Find which arithmetic ran, count a step's FLOP and bytes, and profile steps if asked."""
-    case, known, m, sources = given.case, given.known, found.measurement, dict[str, str]()
-    if "proof" in known.sources and known.values["flags"] == m.flags:
-        sources["proof"] = known.sources["proof"]
-        for name in (*PROVEN, "proof_notes"):
-            setattr(m, name, known.values[name])
-        found.missing |= known.missing
-    else:
-        channel.send(WorkBegun("checking the arithmetic"))
-        with found.leave_out_on_error(*PROVEN):
-            _prove(found, training, batches, case)
-    with found.leave_out_on_error("flop_per_image"):
-        if "flop" in known.sources:
-            sources["flop"] = known.sources["flop"]
-            m.flop_per_image = known.values["flop_per_image"]
-        else:
-            m.flop_per_image = count_flop(workload, case.freeze)
-        if training.conversion:
-            m.fp8_flop_share = training.conversion.flop_per_unit / m.flop_per_image
-    channel.send(WorkBegun("counting a step's work"))
-    # last: counting and profiling train on, and the profiler's own memory must not be measured
-    counted: Mapping[Label, Work] = {}
-    with found.leave_out_on_error("step_bytes", "labelled_flop_share"):
-        if "work" in known.sources:
-            sources["work"] = known.sources["work"]
-            counted = read_work(known.work)
-        else:
-            counted = count_step(training, batches, case)
-        m.step_bytes = round(sum(work.bytes for work in counted.values()))
-        hold_to_label(found, judge_label(counted, case))
-    found.work = join_work(counted, {})
-    m.shared = write_missing(sources) or None
-    if case.profile:
-        columns = ("profiled_steps", *PROFILED)
-        channel.send(replace(found, follows=list(columns)))
-        channel.send(WorkBegun("profiling"))
-        with found.leave_out_on_error(*columns):
-            _profile(found, training, batches, case, given.trace, counted)
-
-
 def _prove(found: Outcome, training: Training, batches: Supply, case: Case) -> None:
     m, precision = found.measurement, training.precision
     # on a GPU as many as in a step, for which cuDNN has already chosen its algorithms: for two it
@@ -451,22 +481,3 @@ def _prove(found: Outcome, training: Training, batches: Supply, case: Case) -> N
     if not contradiction:
         remarks += proof.remarks(precision)
     m.proof_notes = "; ".join(remarks) or None
-
-
-def _profile(
-    found: Outcome,
-    training: Training,
-    batches: Supply,
-    case: Case,
-    trace: Path | None,
-    counted: Mapping[Label, Work],
-) -> None:
-    m = found.measurement
-    assert m.step_time_median_s
-    try:
-        line = profile_step(training, batches, case, m.step_time_median_s, trace)
-    finally:
-        end_workers(batches)
-    m.profiled_steps, m.profiled_step_s = line.steps, line.step_s
-    m.busy_s, m.input_wait_s, m.sync_wait_s = line.busy_s, line.input_wait_s, line.sync_wait_s
-    found.work = join_work(counted, line.work)
