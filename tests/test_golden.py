@@ -156,7 +156,7 @@ def test_every_text_is_compared() -> None:
     formats |= {f"reports/{name}": of for name, (_, of) in REPORTS.items()}
     names = {f"{name}.{format}" for name, of in formats.items() for format in of.split()}
     names |= {f"why/{name}.txt" for name in WHY}
-    names.add("cards/oddities.md")  # of tests/test_cards.py
+    names.add("cards/oddities.md")  # of tests/commands/test_cards.py
     files = {str(path.relative_to(GOLDEN)) for path in GOLDEN.rglob("*.*")}
     assert files == {name.replace(" ", "-") for name in names}
     assert len(files) <= 60

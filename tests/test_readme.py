@@ -333,17 +333,17 @@ def stand_in(command: str) -> str:
     if "bench.why" in command:  # the fake profiles nothing
         return re.sub(r"results/\w+", shlex.quote(str(ROOT / "results" / WHY_SWEEP)), command)
     if "bench.scales" in command and "--show" not in command:
-        # a few steps of one linear layer; tests/test_scales.py maps in earnest
+        # a few steps of one linear layer; tests/commands/test_scales.py maps in earnest
         small = f"--device cpu --model {LINEAR} --dataset synthetic --batch-size 4 --steps 1"
         out = "" if "--out" in command else " --out results/scales"
         return put_flags(command, f"{small} --scales 1 128{out}")
     if "bench.check" in command:
-        # one check of one linear layer; tests/test_check.py has all, of networks that are worth it
+        # one check of one linear layer; commands/test_check.py has all, of real networks
         skipped = " ".join(CHECKS.keys() - {"averaging"})
         small = f"--model {LINEAR} --precision fp32 --device cpu --dataset synthetic"
         return put_flags(command, f"{small} --skip {skipped}")
     if "benchmarks.overhead" in command:
-        return "python -m benchmarks.overhead --help"  # tests/test_asv.py measures one
+        return "python -m benchmarks.overhead --help"  # tests/commands/test_asv.py measures one
     if "bench.doctor" in command:
         return f"{command} || test $? = 1"  # the doctor may rightly find this machine busy
     return command
@@ -406,9 +406,9 @@ LONG = re.compile(r"bench\.(check|doctor|scales)|^pip|^RAY| html ")
 )
 def test_commands_run(command: str, run: Run) -> None:
     if command.startswith("asv ") or command == "make publish":
-        return  # these need a history of commits, which tests/test_asv_site.py makes
+        return  # these need a history of commits, which tests/commands/test_asv_site.py makes
     if re.search("bench.export .* (wandb|mlflow)", command):
-        return  # these take seconds to be imported: tests/test_export.py gives them records
+        return  # these take seconds to be imported: commands/test_export.py gives them records
     printed = run(command)
     assert printed or {"-o", "--figures", ">"} & set(command.split())
     if "ray start" in command:

@@ -10,7 +10,7 @@
    more than `STEADY`, the least unusual is chosen.
 
 So, but for the batch size in use, one that truly takes more than `NEAR` longer than the fastest is
-called near in at most 2.5 % of searches. tests/questions/test_choice.py simulates them.
+called near in at most 2.5 % of searches. tests/answers/test_choice.py simulates them.
 """
 
 from __future__ import annotations

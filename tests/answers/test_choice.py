@@ -1,6 +1,6 @@
 """The rule of recommendation: by hand, and by simulated searches of settings whose truth is known.
 
-`python -m tests.questions.test_choice` prints what docs/numbers.md says of more of them.
+`python -m tests.answers.test_choice` prints what docs/numbers.md says of more of them.
 """
 
 from __future__ import annotations

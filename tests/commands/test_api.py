@@ -20,8 +20,8 @@ from bench.base.errors import UsageError
 from bench.report.__main__ import main as report
 from bench.sweep import execution
 from bench.sweep.options import parse_arguments, plan_cases
+from tests.planted.records import ROOT
 
-ROOT = Path(__file__).parents[1]
 H100, H200 = (
     ROOT / "results" / name
     for name in ("nvidia-h100-80gb-hbm3-20261122-112118", "nvidia-h200-20261126-040407")

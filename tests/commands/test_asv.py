@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.planted.records import ROOT
 from tests.pytest_for_tests import Patch
 
 pytest.importorskip("asv", reason="asv is not installed (the 'asv' extra)")
@@ -31,7 +32,6 @@ from bench.schema.record import Status
 from benchmarks import overhead
 from benchmarks.figures import ABSENT, FIGURES, MEASURED, STATUSES
 
-ROOT = Path(__file__).parents[1]
 NAN = math.nan
 ROW = {
     "status": "ok",

@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
+from tests.planted.records import ROOT
+
 pytest.importorskip("asv", reason="asv is not installed (the 'asv' extra)")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-ROOT = Path(__file__).parents[1]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 GRID = """
 [[grid]]

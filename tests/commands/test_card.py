@@ -25,8 +25,7 @@ from bench.scales.__main__ import build_parser as build_scales
 from bench.schema.record import Environment
 from bench.sweep.options import parse_arguments, plan_cases
 from bench.workers.examination import Platform
-
-ROOT = Path(__file__).parents[1]
+from tests.planted.records import ROOT
 
 STEP = """
 import pathlib, sys, time

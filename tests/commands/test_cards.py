@@ -15,7 +15,7 @@ from bench.cards.document import Cards, build
 from bench.results.study.sweeps import REFERENCE, read_sweeps
 from bench.schema.case import Case
 from bench.schema.record import Record, Status
-from tests.planted.records import GIB, make_record, measured, write_sweep
+from tests.planted.records import GIB, ROOT, make_record, measured, write_sweep
 from tests.test_golden import keep
 
 CARDS = {"NVIDIA A": 1.0, "NVIDIA B": 1.5, "NVIDIA C": 2.0}
@@ -231,7 +231,7 @@ def test_the_command_adds_the_card_of_2019_and_leaves_out_what_cannot_be_read(
 
 def test_the_best_epoch_is_the_best_and_the_rule_s_choice_is_beside_it() -> None:
     """Of the card of 2019 the table said 212.3 s, at batch size 128, where 203.8 is there."""
-    published = Path(__file__).parents[1] / "results" / "reference" / "rtx-titan-2019.csv"
+    published = ROOT / "results" / "reference" / "rtx-titan-2019.csv"
     ((group,),) = [build(read_sweeps([published]), Path()).groups]
     (fp32,) = (entry for entry in group.entries if entry.precision == "fp32")
     assert fp32.best.epoch_time_s == pytest.approx(203.8, abs=0.1)
@@ -241,7 +241,7 @@ def test_the_best_epoch_is_the_best_and_the_rule_s_choice_is_beside_it() -> None
 
 def test_a_baseline_that_is_faster_at_another_batch_size_is_named() -> None:
     """In results/ fp32 takes 148 s at batch size 256, by chance, and 89 s at 64."""
-    sweep = Path(__file__).parents[1] / "results" / "cpu-epyc-20261120"
+    sweep = ROOT / "results" / "cpu-epyc-20261120"
     ((group,),) = [build(read_sweeps([sweep]), Path()).groups]
     fp32, amp = group.entries
     assert (fp32.slow, [row.batch_size for row in amp.slow]) == ((), [64])

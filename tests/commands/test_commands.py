@@ -8,14 +8,13 @@ import sys
 import tomllib
 from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
 from bench import __main__ as listing
+from tests.planted.records import ROOT
 from tests.pytest_for_tests import Capture, Patch
 
-ROOT = Path(__file__).parents[1]
 INTERNAL = {
     "worker",
     "environment",

@@ -18,8 +18,7 @@ import pytest
 from bench.base.errors import UsageError
 from bench.publish import __main__ as publish
 from bench.publish.asv import site as asv_site
-
-ROOT = Path(__file__).parents[1]
+from tests.planted.records import ROOT
 
 
 def pack(files: dict[str, bytes]) -> bytes:

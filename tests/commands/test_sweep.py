@@ -45,7 +45,7 @@ from tests.fake_executor import FakeExecutor
 from tests.planted.records import ROOT
 from tests.pytest_for_tests import Capture, Patch
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 pytestmark = pytest.mark.usefixtures("fake")
 
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
@@ -237,7 +237,7 @@ def test_a_dry_run_asks_for_the_card_and_its_memory(monkeypatch: Patch, capsys: 
 
 def test_rows_of_a_gpu_are_there_where_there_is_none(capsys: Capture, monkeypatch: Patch) -> None:
     """Or where its driver does not answer: nothing of it is compared."""
-    (out,) = (HERE.parent / "results").glob("nvidia-h200-*")
+    (out,) = (TESTS.parent / "results").glob("nvidia-h200-*")
     monkeypatch.setattr(machine, "find_cards", lambda: ([], "NVML: unknown error"))
     flags = ["--preset", "quick", "--device", "cuda", "--precision", "fp32", "--out", str(out)]
     assert sweep.main([*flags, "--dry-run"]) == 0
@@ -475,7 +475,7 @@ def test_other_images_are_not_mixed(out: Path, monkeypatch: Patch, capsys: Captu
 
 def start(out: Path, *flags: str, **environment: str) -> subprocess.Popen[str]:
     """Start a sweep in a process of its own, with the fake that takes its time."""
-    command = [sys.executable, HERE / "slow_sweep.py", *FP32, *flags, "--out", out]
+    command = [sys.executable, TESTS / "slow_sweep.py", *FP32, *flags, "--out", out]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, env={**os.environ, **environment}, **pipes, text=True)
 
@@ -554,7 +554,7 @@ def test_what_nohup_ignores_is_ignored() -> None:
 def test_a_closed_terminal_stops_it_cleanly(out: Path) -> None:
     """What it says then goes nowhere, and ends nothing."""
     terminal, end = os.openpty()
-    command = [sys.executable, HERE / "slow_sweep.py", *FP32, *MANY, "--out", out]
+    command = [sys.executable, TESTS / "slow_sweep.py", *FP32, *MANY, "--out", out]
     environment = {**os.environ, "BENCH_TEST_DELAY_S": "0.05"}
     streams = {"stdin": end, "stdout": end, "stderr": end}
     with subprocess.Popen(["setsid", "--ctty", *command], **streams, env=environment) as process:
@@ -586,7 +586,16 @@ def test_a_sweep_of_another_thread_is_run_without_signals() -> None:
 
 def test_a_disk_that_fills(out: Path) -> None:
     """Stood for by files that may not grow."""
-    command = [sys.executable, HERE / "slow_sweep.py", *FP32, "8", "--repeats", "200", "--out", out]
+    command = [
+        sys.executable,
+        TESTS / "slow_sweep.py",
+        *FP32,
+        "8",
+        "--repeats",
+        "200",
+        "--out",
+        out,
+    ]
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))

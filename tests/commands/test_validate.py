@@ -16,8 +16,8 @@ import pytest
 from bench.validate.__main__ import main
 from bench.validate.claims import CLAIMS, adds_up, validate
 
-RESULTS = Path(__file__).parents[1] / "results"
-DOCS = Path(__file__).parents[1] / "docs" / "results.md"
+RESULTS = Path(__file__).parents[2] / "results"
+DOCS = Path(__file__).parents[2] / "docs" / "results.md"
 H100 = RESULTS / "nvidia-h100-80gb-hbm3-20261122-112118"
 H200 = RESULTS / "nvidia-h200-20261126-040407"
 CPU, ADVICE = RESULTS / "cpu-epyc-20261120", RESULTS / "advice-epyc-20261129"

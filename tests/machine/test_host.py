@@ -30,9 +30,8 @@ from bench.schema.precision import PRECISIONS, Arithmetic
 from bench.schema.record import Environment
 from bench.training.yardstick import list_arithmetics
 from bench.workers.examination import Platform, describe_device, probe
+from tests.planted.records import ROOT
 from tests.pytest_for_tests import Patch
-
-ROOT = Path(__file__).parents[1]
 
 
 def test_packages_are_those_declared() -> None:

@@ -12,7 +12,7 @@ from bench.machine.gpus import Depth, Reading, Unreadable
 from bench.machine.monitor import MONITORED, CommandMonitor, Monitor
 from tests.readings_for_tests import Replay
 
-READINGS = Path(__file__).parent / "readings"
+READINGS = Path(__file__).parents[1] / "readings"
 GB = 10**9
 
 

@@ -16,8 +16,7 @@ from bench.networks.models import build_model, parse_model, split_arguments
 from bench.networks.workloads import Images, parse_workload
 from bench.schema.grid import parse_values
 from bench.training.counting import count_flop
-
-ROOT = Path(__file__).parents[2]
+from tests.planted.records import ROOT
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("dpn92", 34_236_634), ("dpn-small", 155_850)])

@@ -97,7 +97,7 @@ class Comparison:
 
     Attributes:
         command: the arguments of `bench.compare`; the sweeps have their names.
-        finds: what is found, as tests/test_compare.py tells it.
+        finds: what is found, as tests/commands/test_compare.py tells it.
         sweeps: the rows of each.
     """
 

@@ -303,7 +303,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, words: Vocabulary) -> None:
         Recorder(100).read(words)
 
 
-H100 = Path(__file__).parent / "recordings" / "h100-dpn-small-fp16.json.gz"
+H100 = Path(__file__).parents[1] / "recordings" / "h100-dpn-small-fp16.json.gz"
 
 
 def test_a_recorded_step_of_an_h100_is_told_apart(words: Vocabulary) -> None:

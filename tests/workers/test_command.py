@@ -27,7 +27,7 @@ from bench.workers.job import Job, StepTaken
 from tests.frames_for_tests import read_steps, read_work
 from tests.workers_for_tests import gone
 
-SCRIPT = Path(__file__).parent / "scripts_for_tests.py"
+SCRIPT = Path(__file__).parents[1] / "scripts_for_tests.py"
 RUN = f"{shlex.quote(sys.executable)} {shlex.quote(str(SCRIPT))}"
 QUICK = ["--device", "cpu", "--no-report"]
 

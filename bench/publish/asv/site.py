@@ -2,7 +2,7 @@
 plot.
 
 asv 0.6.6's page loads its libraries from CDNs and reads its data by requests that browsers refuse
-for files. `tests/test_publish.py` shows when a newer asv no longer needs this.
+for files. `tests/commands/test_publish.py` shows when a newer asv no longer needs this.
 """
 
 from __future__ import annotations

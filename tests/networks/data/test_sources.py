@@ -20,7 +20,7 @@ from bench.networks.data.sources import ARCHIVE, FOLDER
 from bench.networks.weights import parse_start
 from bench.workers.examination import Machine, examine
 from bench.workers.judgement import Level, judge
-from tests.data.layouts_for_tests import draw, encode, pack, write_batches, write_parquet
+from tests.networks.data.layouts_for_tests import draw, encode, pack, write_batches, write_parquet
 
 
 def read(tmp_path):

@@ -20,6 +20,7 @@ from tests.planted.records import (
     FP16,
     FP32,
     GIB,
+    ROOT,
     list_committed,
     make_record,
     measured,
@@ -90,7 +91,7 @@ def test_an_energy_of_seconds_may_be_five_percent_too_low() -> None:
     s are doubted, and are known well enough not to lose to fp32's 9 s."""
 
     def read(card: str) -> list[Any]:
-        (folder,) = (Path(__file__).parents[2] / "results").glob(f"nvidia-{card}*")
+        (folder,) = (ROOT / "results").glob(f"nvidia-{card}*")
         return read_results(read_sweep(folder))[0]
 
     runs = [run for run in read("h200") if run.batch_size > 128]

@@ -28,9 +28,9 @@ from bench.workers.executors import subprocess as room
 from bench.workers.executors.subprocess import SubprocessExecutor
 from bench.workers.job import Job, Lane
 from tests import fake_executor as fake
+from tests.commands.test_sweep import rows, run
 from tests.fake_executor import FakeExecutor
 from tests.pytest_for_tests import Capture, Patch
-from tests.test_sweep import rows, run
 from tests.workers_for_tests import find_workers
 
 Watch = Callable[[Callable[[Job], Outcome | None]], None]

@@ -31,13 +31,13 @@ from bench.workers.executors import ray as room
 from bench.workers.executors.ray import Errand, RayExecutor
 from bench.workers.executors.subprocess import SubprocessExecutor
 from bench.workers.job import Job, Lane
+from tests.planted.records import ROOT
 from tests.pytest_for_tests import Patch
 from tests.workers_for_tests import gone, is_server, is_worker
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 TINY = Case(device="cpu", model="models_for_tests:good", dataset="synthetic", batch_size=8, steps=2)
 LONG = replace(TINY, steps=None)
 HOST = os.uname().nodename
