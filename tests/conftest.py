@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+from collections import Counter
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -67,12 +68,19 @@ def why_no_cuda() -> str:
     return "" if torch.cuda.is_available() else "torch finds no CUDA device"
 
 
-LONGEST = (
-    "ray readme asv_site run command api html check fingerprint checkpoint export sweep "
-    "subprocess workloads loader commands advise ranks why measurement input labels search parallel"
-)
-"""Files that take more than 10 s of a core, the longest first. Each is for one of the processes
-that share the tests: with a file of two minutes among the last, one core was idle for as long."""
+took: Counter[str] = Counter()
+"""How long each test of this session took, in s."""
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    took[report.nodeid] += report.duration
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Keep how long each test took when it last ran, once for all processes of xdist."""
+    cache = getattr(session.config, "cache", None)
+    if cache and not hasattr(session.config, "workerinput"):
+        cache.set("seconds", cache.get("seconds", {}) | took)
 
 
 @pytest.hookimpl(optionalhook=True)  # the tests for a card need pytest alone
@@ -82,11 +90,15 @@ def pytest_xdist_auto_num_workers() -> int:
     return len(os.sched_getaffinity(0)) + 1
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files, and skip the gpu tests, saying why, where there is no card;
-    those that are slow there come last, so that less is lost where time cuts them."""
-    place = {f"test_{name}.py": i for i, name in enumerate(LONGEST.split())}
-    items.sort(key=lambda item: place.get(item.path.name, len(place)))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the files that took longest, for with one of two minutes among the last, one core
+    was idle for as long. Skip the gpu tests, saying why, where there is no card; those that are
+    slow there come last, so that less is lost where time cuts them."""
+    cache, files = getattr(config, "cache", None), Counter[Path]()
+    seconds = cache.get("seconds", {}) if cache else {}
+    for item in items:
+        files[item.path] += seconds.get(item.nodeid, 0.0)
+    items.sort(key=lambda item: -files[item.path])
     for item in items:
         if item.get_closest_marker("thorough"):
             item.add_marker("slow")
