@@ -6,7 +6,7 @@ The real one needs a GPU; a stand-in keeps the contract here.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,11 +35,10 @@ LEVELS = ("O1", "O2")
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: Patch) -> Start:
+def start(tmp_path: Path, monkeypatch: Patch) -> Iterator[Start]:
     """Begin a training by the stand-in, as a worker does by what is installed."""
     monkeypatch.syspath_prepend(str(install(tmp_path)))
-    for name in [n for n in sys.modules if n.split(".")[0] == "apex"]:
-        monkeypatch.delitem(sys.modules, name)
+    forget()
 
     def begin(opt_level: str | None, scale: float | str, **axes: float | None) -> Training:
         case = Case(
@@ -48,7 +47,14 @@ def start(tmp_path: Path, monkeypatch: Patch) -> Start:
         set_flags(find_formats(case.precision, case.opt_level))
         return ApexTraining(replace(case, **axes), small(), CPU, Workload())  # type: ignore[arg-type]
 
-    return begin
+    yield begin
+    forget()
+
+
+def forget() -> None:
+    """Take out of this process what of apex was imported."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "apex"]:
+        del sys.modules[name]
 
 
 def spoil(item: int) -> Divided:
