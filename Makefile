@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 sweep: $(VENV)/sweep
 	$(BIN) -m bench.sweep $(ARGS)
 
-# some: make test ARGS=tests/test_card.py; without the thirty slow ones: make test ARGS='-m "not slow"'
+# some: make test ARGS=tests/commands/test_card.py; without the thirty slow ones: make test ARGS='-m "not slow"'
 test: lint suite
 
 # without make's own flags, since tests run make

@@ -15,7 +15,7 @@ from bench.base.progress import Progress, watch
 from tests.pytest_for_tests import Capture, Patch
 from tests.terminal_for_tests import Terminal
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 FLAGS = ["--precision", "fp32", "--device", "cpu", "--dataset", "synthetic", "--executor", "fake"]
 FLAGS += ["--no-report", "--repeats", "1"]
 
@@ -25,12 +25,12 @@ def sweep(tmp_path: Path) -> Iterator[Terminal]:
     """A sweep of twelve runs of up to half a second, told of in a terminal."""
     command = [
         sys.executable,
-        HERE / "slow_sweep.py",
+        TESTS / "slow_sweep.py",
         *FLAGS,
         "--batch-size",
         *map(str, range(2, 14)),
     ]
-    environment = {"BENCH_TEST_DELAY_S": "0.5", "PYTHONPATH": str(HERE.parent)}
+    environment = {"BENCH_TEST_DELAY_S": "0.5", "PYTHONPATH": str(TESTS.parent)}
     terminal = Terminal([*command, "--out", tmp_path / "out"], environment=environment)
     yield terminal
     if terminal.process.poll() is None:
