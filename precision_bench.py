@@ -4,7 +4,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 _spec = spec_from_file_location(
-    "precision_bench.script", Path(__file__).with_name("bench") / "script.py"
+    "precision_bench.script", Path(__file__).with_name("bench") / "workers" / "script.py"
 )
 assert _spec is not None
 assert _spec.loader is not None

@@ -164,6 +164,9 @@ class Case:
     vary: str | None = describe_axis(None, or_none(parse_vary),
         "a placeholder of your own in --command, and its values: --vary depth 12 24; once for each",
         affects=(LEARNING, FIT, PROOF, WORK, FLOP, FIRST))
+    items: int | None = describe_axis(None, or_none(parse_whole("a number of items")),
+        "items that a step of a --command is of, in each of its processes (default: what the "
+        "script tells, or its {batch_size})", affects=())
     input: str | None = _synthetic(None, parse_input,
         "shape of synthetic images, such as 3x224x224 (default: the dataset's, 3x32x32)")
     classes: int | None = _synthetic(None, parse_classes,

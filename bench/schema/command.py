@@ -36,7 +36,7 @@ rows: as many items, whatever the batch size."""
 OUT = "out"
 """The placeholder of a folder that each run of a case has for itself."""
 
-BESIDE_COMMAND = ("command", "vary", "device", "steps", "seed")
+BESIDE_COMMAND = ("command", "vary", "device", "steps", "items", "seed")
 """The axes that a command has without a placeholder for them."""
 
 

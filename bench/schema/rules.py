@@ -72,6 +72,10 @@ _APPLY: tuple[tuple[Callable[[Case], bool], Lack], ...] = (
         lambda case: case.parallel != "none",
         (FOLLOWS["parallel"], "it is of training on several GPUs", "--parallel ddp"),
     ),
+    (
+        lambda case: case.command is not None,
+        (("items",), "the harness knows its own", "--command 'python train.py …'"),
+    ),
 )
 """Where axes apply that do not apply everywhere."""
 

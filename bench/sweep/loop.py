@@ -274,6 +274,7 @@ class Loop:
             outputs=(self.out / OUTPUTS / f"{job.name}-{job.attempt}").absolute(),
             files=inputs.versions.list_files(case),
             since_ns=self._since_ns,
+            sees_steps=not self.options.no_steps,
             lane=place,
         )
         # a retry finds everything itself; and so does a case whose GPU is not known yet

@@ -57,6 +57,7 @@ class Options:
     mix: bool = False
     allow_shared: bool = False
     cold: bool = False
+    no_steps: bool = False
     executor: str = "subprocess"
     address: str | None = None
     lanes: int | None = None  # None for the executor's default, ALL for all
@@ -175,6 +176,11 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
             "start each worker as a new Python process (default: fork it from one that has "
             "imported torch, which takes seconds less)"
         ),
+    )
+    _add_switch(
+        how,
+        "--no-steps",
+        AdvancedHelp("leave a --command alone: look for no steps of torch's optimizers in it"),
     )
     add(
         "--lanes",

@@ -1,5 +1,5 @@
-"""Measure a user's own command: its wall time, and its steps if it tells them
-(`bench.workers.script`)."""
+"""Measure a user's own command: its wall time, and its steps, which it tells
+(`bench.workers.script`), or which are seen by torch's optimizers (`bench.workers.hook`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,15 @@ from typing import Any
 import torch
 
 from bench.base.errors import UsageError
-from bench.base.inject import Seen, Uncaught, arm, read_listing, read_uncaught
+from bench.base.inject import (
+    Seen,
+    Uncaught,
+    arm,
+    keep_armed,
+    read_hooked,
+    read_listing,
+    read_uncaught,
+)
 from bench.base.limits import find_ends
 from bench.base.processes import (
     TemporaryFolder,
@@ -43,6 +51,7 @@ from bench.training.counting import join_work
 from bench.training.labels import judge_label
 from bench.training.sources import judge_opened, look_at, name_contents, name_file
 from bench.training.timing import Warmup, extrapolate, warm_up
+from bench.workers import script
 from bench.workers.endings import find_fault
 from bench.workers.epochs import describe_interval, describe_steps, finite
 from bench.workers.job import Channel, Job
@@ -74,12 +83,15 @@ class _Run:
     time of those that were taken."""
 
     def __init__(self, job: Job, folder: Path, channel: Channel) -> None:
-        self._job, case = job, job.case
+        self._job, self.case = job, job.case
+        case = job.case
         self._path, self._read = folder / "steps", 0
         self.report = channel.reporter("warmup", 0, self.held)
         self.steps: list[_Taken] = []
         self.epochs: dict[int, dict[str, float]] = {}  # what was found after as many steps
         self.work: dict[str, Any] = {}
+        self.memory: dict[str, Any] = {}
+        self._happened: dict[str, Any] = {}
         self.who: dict[str, Any] = {}  # the process that tells them
         self.left: dict[int, str] = {}  # what it started, and what still ran when it had ended
         self.lost = ""  # why it tells no more
@@ -87,21 +99,24 @@ class _Run:
         self._seen = 1  # processes that told steps, or would have
         self.cards: dict[str, None] = {}  # on which it trained
         self.uncaught: Uncaught | None = None  # what ended it, of errors in Python
-        self.counted = True  # whether it said how many items each of its steps has
+        self.own = True  # whether it calls bench.step
+        self.counted = True  # whether it is known how many items each of its steps has
         self.clock_s, self.follow = 0.0, self._follow()
+        self._new, self._began_anew = deque[_Taken](), False
         command, out = fill_command(case, str(job.outputs or OUT)), job.outputs
         variables, words = split_command(command)
         if out and OUT in list_places(str(case.command)):
             out.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, **variables, FILE: str(self._path)}
         self._listing, self.named = folder / "files", list_named(command)
-        environment |= arm(environment, self._listing, job.since_ns)
+        hook = str(script.__file__) if job.sees_steps else ""
+        environment |= arm(environment, self._listing, job.since_ns, hook)
         self._look = name_contents(self.named)
         self.began_ns = time.time_ns()
         sys.stdout.flush()
         try:
             self._process = subprocess.Popen(
-                words,
+                keep_armed(words),
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -148,9 +163,8 @@ class _Run:
         told: int = self.who.get("processes", 1)
         return told if self.who.get("known") else min(told, self._seen)
 
-    def _update(self) -> list[_Taken]:
-        """Read what it has told since the last time; return the new steps."""
-        before = len(self.steps)
+    def _update(self) -> None:
+        """Read what it has told since the last time."""
         with suppress(FileNotFoundError), self._path.open("rb") as file:
             file.seek(self._read)
             data = file.read()
@@ -158,17 +172,26 @@ class _Run:
             self._read += len(whole)
             for line in whole.splitlines():
                 self._take(*json.loads(line))
-        return self.steps[before:]
 
     def _take(self, kind: str, *told: Any) -> None:
         if kind == "step":
             moment, time_s, items, loss = told
+            items = items or self.case.items or (None if self.own else self.supposed)
             self.counted &= items is not None
             self.steps.append(_Taken(len(self.steps), moment, time_s, items or 1, loss))
+            self._new.append(self.steps[-1])
+        elif kind == "own":
+            self.own = self.counted = self._began_anew = True
+            self.steps.clear()
+            self.epochs.clear()
+            self._new.clear()
+        elif kind == "memory":
+            self.memory |= told[0]
         elif kind == "work":
             (self.work,) = told
         elif kind == "who":
             self.who |= told[0]
+            self.own = bool(self.who.get("own", self.own))
             self.cards |= dict.fromkeys(filter(None, [told[0].get("card")]))
         elif self.steps:
             known = {name: value for name, value in told[0].items() if value is not None}
@@ -176,9 +199,15 @@ class _Run:
 
     def _follow(self) -> Iterator[_Taken]:
         ended = False
-        while not ended:
-            ended = self._ended.wait(_POLL_S)
-            for step in self._update():
+        while self._new or not ended:
+            if not self._new:
+                ended = self._ended.wait(_POLL_S)
+                self._update()
+            if self._began_anew:
+                self._began_anew, self.follow = False, self._follow()
+                raise _BeganAnewError
+            if self._new:
+                step = self._new.popleft()
                 self.clock_s += max(step.time_s or 0.0, _LEAST_S)
                 self.report(step.number, step)
                 yield step
@@ -188,10 +217,23 @@ class _Run:
             return read_held_memory(self._process.pid)
         return 0
 
+    @property
+    def supposed(self) -> int | None:
+        """How many items a step that was seen is taken to be of: its batch size."""
+        given = "batch_size" in list_places(str(self.case.command))
+        return self.case.batch_size or None if given else None
+
+    def explain_none(self) -> str:
+        """Return why no steps were seen, once it has ended."""
+        if not self._job.sees_steps:
+            return "--no-steps leaves the command alone, and it does not call bench.step"
+        return f"no steps were seen: {_explain(self._happened)}"
+
     def see_files(self) -> Seen:
         """Tell which of the user's files it was made of, once it has ended. What it names is taken
         for it too, where no Python told of its files."""
         opened, self.uncaught = read_listing(self._listing), read_uncaught(self._listing)
+        self._happened = read_hooked(self._listing)
         known = {one.path for one in opened}
         named = [look_at(path) for path in self.named if path.absolute() not in known]
         blind = not any(one.how == "read" for one in opened)
@@ -233,24 +275,37 @@ class _Run:
         return 128 - code if code > 128 else code  # a shell says so of what it ran
 
 
+class _BeganAnewError(Exception):
+    """The command has called bench.step: what was seen of its steps before does not count."""
+
+
+def _explain(known: Mapping[str, str]) -> str:
+    if "began" not in known:
+        return "Python did not tell of itself, as under -I, -E or -S, or in no Python at all"
+    if "failed" in known:
+        return f"this torch does not show them ({known['failed']}); call bench.step in the script"
+    if "torch" not in known:
+        return "the command imports no torch"
+    if "captured" in known:
+        return "they are replayed by a CUDA graph; call bench.step in the script"
+    if "backward" not in known:
+        return "torch ran no backward pass"
+    if "step" not in known:
+        return "no optimizer of torch's took a step; call bench.step in the script"
+    return "too few were taken"
+
+
 def measure_command(given: Job, channel: Channel) -> Outcome:
     """Run a command to its end, or with ``--steps`` until as many steps were measured. Raises
     UsageError: it cannot be started."""
     case, found = given.case, Outcome()
     with TemporaryFolder("command") as folder:
         run = _Run(given, Path(folder), channel)
-        channel.enter("warmup")
-        warm: Warmup | None = None
-        measured, steps, cpu = list[_Taken](), case.steps or _UNLIMITED, torch.device("cpu")
-        with suppress(StopIteration):  # it tells of too few to be steady
-            warm = warm_up(lambda: next(run.follow), cpu, steps, lambda: run.clock_s)
-        if warm is not None:
-            channel.enter("epoch")
-            run.report = channel.reporter("epoch", case.steps or 0, run.held, warm.steps)
-            measured = [*islice(run.follow, case.steps)]
+        while True:
+            with suppress(_BeganAnewError):
+                warm, measured = _take_steps(case, run, channel)
+                break
         stopped = case.steps is not None and len(measured) >= case.steps
-        if not stopped:
-            deque(run.follow, 0)  # what else it tells is left aside
         channel.enter("evaluation")
         code = run.close(stopped)
         found.seen, found.cards = run.see_files(), [*run.cards]
@@ -261,6 +316,24 @@ def measure_command(given: Job, channel: Channel) -> Outcome:
     _describe(found, case, run, warm, measured)
     channel.send(found)
     return found
+
+
+def _take_steps(case: Case, run: _Run, channel: Channel) -> tuple[Warmup | None, list[_Taken]]:
+    """Return the warm-up of a command, None if it takes too few steps to be steady, and the steps
+    to measure: as many as it is to take, or all. Raises _BeganAnewError."""
+    channel.enter("warmup")
+    warm: Warmup | None = None
+    steps, cpu = case.steps or _UNLIMITED, torch.device("cpu")
+    with suppress(StopIteration):
+        warm = warm_up(lambda: next(run.follow), cpu, steps, lambda: run.clock_s)
+    if warm is None:
+        return None, []
+    channel.enter("epoch")
+    run.report = channel.reporter("epoch", case.steps or 0, run.held, warm.steps)
+    measured = [*islice(run.follow, case.steps)]
+    if case.steps is None or len(measured) < case.steps:
+        deque(run.follow, 0)
+    return warm, measured
 
 
 def _describe_end(found: Outcome, run: _Run, code: int, case: Case) -> None:
@@ -297,20 +370,21 @@ def _describe(
     if warm is None:  # too few to be steady: the first starts up, and to count takes another longer
         measured = [step for step in steps if step.number not in (0, SAMPLED)]
         found.leave_out("too few steps for a warm-up", "warmup_steps", "warmup_time_s")
+    measured = [step for step in measured if step.time_s is not None]
     if not measured:
         found.unit, found.epoch_items = "runs", 1
         m.measured_time_s, m.measured_images = run.ended_s, 1
         if found.status in MEASURED:
             m.epoch_time_s, m.images_per_s = run.ended_s, 1 / run.ended_s
-        why = "the command does not tell its steps, or too few; call bench.step in it"
-        found.leave_out(run.lost or why, *_OF_STEPS, "labelled_flop_share")
+        found.leave_out(run.lost or run.explain_none(), *_OF_STEPS, "labelled_flop_share")
         return
+    _describe_seen(found, run)
     times = [step.time_s or 0.0 for step in measured]
     m.setup_time_s = steps[0].moment - run.began
     if warm:
         m.warmup_steps, m.warmup_time_s = warm.steps, warm.time_s
         m.warmup_steady = warm.steady
-    found.unit = "items" if run.counted else "steps"
+    found.unit = "items" if run.counted else "updates" if run.who.get("in_turn") else "steps"
     whole = steps[: next(iter(run.epochs), 0)]
     found.epoch_items = run.count(whole) or ITEMS
     m.measured_steps, m.measured_images = len(measured), run.count(measured)
@@ -327,6 +401,21 @@ def _describe(
         m.step_time_first_s, m.step_time_last_s = ends
     _describe_losses(found, run, case, measured)
     _describe_work(found, case, run)
+
+
+def _describe_seen(found: Outcome, run: _Run) -> None:
+    """Say what is not known of steps that the command does not tell of itself."""
+    if run.own:
+        return
+    passes, tell = run.who.get("passes", 1), "give --items N, or bench.step(items=…)"
+    if run.who.get("in_turn"):
+        run.counted = False
+        found.note("several optimizers step in turn: updates are counted, of any of them")
+    elif passes > 1 and run.counted and not run.case.items:
+        found.note(
+            f"a step has up to {passes} backward passes and is taken to be of one batch; if they "
+            f"add up, {tell}"
+        )
 
 
 def _find_usual(steps: Sequence[_Taken], ends: Container[int]) -> int | None:
@@ -356,7 +445,10 @@ def _describe_losses(found: Outcome, run: _Run, case: Case, measured: Sequence[_
         row = EpochRow(number, took, m.train_loss, None, m.test_loss, m.test_accuracy)
         found.epochs.append(row)
     if any(step.loss is None for step in measured):
-        found.leave_out("the command tells no loss; give bench.step(loss=…)", "train_loss")
+        why = (
+            "the command tells no loss" if run.own else "which number is a step's loss is not known"
+        )
+        found.leave_out(f"{why}; give bench.step(loss=…)", "train_loss")
     if found.status is Status.OK:
         found.status, found.reason = conclude(m)
 

@@ -77,7 +77,8 @@ class Job:
     knows it, None on a CPU. A case of several GPUs or processes uses the GPUs or cores of ``lane``,
     and a worker that does not train alone has a ``rendezvous``. A checkpoint in ``checkpoints`` is
     resumed if it has this ``identity``. It is expected to be made of these ``files``. Of a command,
-    ``outputs`` is a folder of its own, and ``since_ns`` when the results were begun. The ``trace``
+    ``outputs`` is a folder of its own, ``since_ns`` when the results were begun, and ``sees_steps``
+    whether its steps are looked for. The ``trace``
     of a profiled case is kept in a file, as the ``log`` is. ``known`` values are not determined
     again. ``asked_at`` is the time.monotonic() at which the worker was requested, in s."""
 
@@ -102,6 +103,7 @@ class Job:
     probe: bool = False
     attempt: int = 1
     smaller: int | None = None
+    sees_steps: bool = True
 
     @property
     def run(self) -> tuple[Case, int, bool]:

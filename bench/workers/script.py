@@ -1,7 +1,9 @@
-"""What a training script says of itself, one line a step: `step` and `epoch`.
+"""What a training script says of itself, one line a step: `step` and `epoch`; or what is seen of it
+where it says nothing, by `bench.workers.hook`.
 
 Within `bench.sweep --command` they write to a file that the sweep reads; anywhere else they do
-nothing. This module imports neither torch nor anything else that the script has not imported.
+nothing. This module imports neither torch nor anything else that the script has not imported, and
+nothing of the harness: it is also loaded by its path.
 """
 
 from __future__ import annotations
@@ -13,10 +15,14 @@ import operator
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from functools import wraps
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from math import prod
 from operator import itemgetter
+from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -29,6 +35,8 @@ LOST = "bench: the sweep is told of no more steps"
 SAMPLED = 2
 """The step whose operations are counted, from 0: one of the warm-up, and the first is odd."""
 
+_PEAKS_S = 0.5  # between readings of torch's allocator
+
 
 class _Mark(NamedTuple):
     """A boundary between steps: the time.monotonic() of the call, and an event on the GPU of this
@@ -39,55 +47,66 @@ class _Mark(NamedTuple):
     device: int = -1
 
 
-class _Teller:
+class Ended(NamedTuple):
+    """What may be the end of a step that was seen: ``mark``, the boundary from which the next one
+    begins, and the step's loss."""
+
+    mark: _Mark
+    next: _Mark
+    loss: Any
+
+
+class Teller:
     """Writes a line of JSON a step, once its time and loss are known, without waiting for the
     device: of processes that train together the first one, and of others the one that was first.
     Each leaves a file of its own beside it, by its pid, so that they can be counted, with the UUID
     of its GPU.
 
-    ``["who", {…}]`` is the process, and again where another GPU is used. ``["step", moment,
-    seconds, items, loss]``: time.monotonic() when the script had taken it, and null for what is not
-    known. ``["epoch", {…}]`` is the end of an epoch with what was found then, and ``["work", {…}]``
-    the work of a step. Nothing but what the script gives wrong ends its training: where the file
-    cannot be written, `LOST` is printed, and no more is told.
+    ``["who", {…}]`` is the process, and again where another GPU is used, or more is known of its
+    steps. ``["step", moment, seconds, items, loss]``: time.monotonic() when the script had taken
+    it, and null for what is not known. ``["epoch", {…}]`` is the end of an epoch with what was
+    found then, ``["work", {…}]`` the work of a step, and ``["memory", {…}]`` bytes of memory.
+    ``["own"]``: the script has called `step`, and what was seen before does not count. Nothing but
+    what the script gives wrong ends its training: where the file cannot be written, `LOST` is
+    printed, and no more is told.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._file: int | None = None  # open once there is a step
-        self._silent = False
+        self.own = False  # the script calls `step`
+        self.finish_seen: Callable[[], None] | None = (
+            None  # of `bench.workers.hook`, if it is there
+        )
+        os.register_at_fork(after_in_child=self.reset)
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew, as in a process that was forked."""
+        self._open = self._silent = False  # open once there is a step
         self._device = -1  # the GPU that trains; -1 for none, which has no events
         self._began: _Mark | None = None  # the boundary before the next step
         self._waiting: deque[tuple[_Mark | None, _Mark, int | None, Any]] = deque()
+        self._file, self._inode = -1, (0, 0)
+        self._read = 0.0  # when torch's allocator was
         self._steps = 0
         self._sample: Any = None
+        self._looked = False
+        self._who: dict[str, Any] = {}
+
+    # ------------------------------------------------------------ what the script says
 
     def step(self, items: int | None, loss: Any) -> None:
         count = None if items is None else _read_items(items)
         if loss is not None:
             _refuse_loss(loss)
-        with self._guard():
-            self._step(count, loss)
-
-    def _step(self, items: int | None, loss: Any) -> None:
-        if self._file is None and not self._silent:
-            self._open(loss)
-        if self._file is None:
-            return
-        if self._sample is not None:
-            self._end_sample()
-        if (device := _find_gpu(loss, self._device)) != self._device:
-            self._device = device
-            self._write("who", self._describe())
-        number = None if loss is None else _take_loss(loss)
-        now = _mark(self._device)
-        self._waiting.append((self._began, now, items, number))
-        self._began = now
-        self._tell()
-        self._steps += 1
-        if self._steps == SAMPLED and "torch" in sys.modules:
-            self._begin_sample()
-            self._began = _mark(self._device)
+        with self:
+            self._take_over()
+            if self._begin(loss):
+                self._end_sample()
+                self._append(_mark(self._device), count, None if loss is None else _take_loss(loss))
+                if self._steps == SAMPLED and "torch" in sys.modules:
+                    self._begin_sample()
+                    self._began = _mark(self._device)
 
     def epoch(self, loss: Any, accuracy: Any) -> None:
         told = {"loss": loss, "accuracy": accuracy}
@@ -100,26 +119,107 @@ class _Teller:
             raise ValueError(
                 f"bench.epoch(accuracy=…) takes a fraction from 0 to 1, and this is {share:g}"
             )
-        with self._guard():
-            if self._file is not None:
+        with self:
+            if self._open:
+                if self.finish_seen is not None:
+                    self.finish_seen()
                 self._tell(wait=True)
                 self._write("epoch", values)
                 self._began = _mark(self._device)
 
-    @contextmanager
-    def _guard(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # the user's training goes on
-            self._file, self._silent = None, True
+    def _take_over(self) -> None:
+        """Take the script's word for its steps from now on."""
+        if not self.own and self._steps:
+            self._write("own")
+            self._end_sample()
+            self._steps, self._began = 0, None
             self._waiting.clear()
-            with suppress(Exception):
-                if self._sample is not None:
-                    self._sample.end()
-            with suppress(Exception):
-                print(f"{LOST}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        self.own = True
 
-    def _open(self, loss: Any) -> None:
+    # --------------------------------------------------------------- what the hook sees
+
+    def end(
+        self, before: Ended | None, loss: Any, whole: bool, optimizers: Collection[Any]
+    ) -> Ended:
+        """Return the end of a step, in place of one ``before`` it that was not yet the end. It is
+        ``whole`` if all ``optimizers`` of the step before it have taken part in it."""
+        if self.own or not self._begin(next(iter(optimizers), None)):
+            if whole and self.own and self._open:
+                self._look(optimizers)
+            return _NOTHING
+        mark = _mark(self._device, before.mark if before else None)
+        number = before.loss if before else None
+        if loss is not None:
+            with suppress(Exception):  # such as one that is not there outside of functorch
+                number = _take_loss(loss)
+        ended = Ended(mark, mark, number)
+        if whole and self._steps == SAMPLED:
+            self._end_sample()
+            self._look(optimizers)
+            ended = ended._replace(next=_mark(self._device))
+        if whole and self._steps == SAMPLED - 1 and self._sample is None:
+            self._begin_sample()
+            ended = ended._replace(next=_mark(self._device))
+        return ended
+
+    def commit(self, ended: Ended, fresh: bool) -> None:
+        """Tell of a step that has ended; what lay before a ``fresh`` one was no step."""
+        if self.own or not self._open:
+            return
+        if fresh:
+            self._began = None
+        self._append(ended.mark, None, ended.loss)
+        self._began = ended.next
+        if self._steps > SAMPLED:
+            self._end_sample()
+
+    def note(self, **told: Any) -> None:
+        """Tell something of the steps, if it is new."""
+        if self._open and not self.own and not told.items() <= self._who.items():
+            self._who |= told
+            self._write("who", told)
+
+    def is_capturing(self) -> bool:
+        """Return whether a CUDA graph is made of what runs now."""
+        cuda = sys.modules["torch"].cuda
+        return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
+
+    # ---------------------------------------------------------------------------- steps
+
+    def __enter__(self) -> None:
+        """Let nothing that fails within be the script's problem."""
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._open, self._silent = False, True
+        self._waiting.clear()
+        with suppress(Exception):
+            if self._sample is not None:
+                self._sample.end()
+        with suppress(Exception):
+            print(f"{LOST}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return True
+
+    def _begin(self, loss: Any) -> bool:
+        """Return whether this process tells of steps, and see to it that it does, and of the GPU of
+        a loss, or of the weights of an optimizer."""
+        if self._silent:
+            return False
+        if not self._open:
+            self._begin_telling(loss)
+        elif (device := _find_gpu(loss, self._device)) != self._device:
+            self._device = device
+            self._write("who", self._describe())
+        return self._open
+
+    def _append(self, mark: _Mark, items: int | None, loss: Any) -> None:
+        self._waiting.append((self._began, mark, items, loss))
+        self._began = mark
+        self._tell()
+        self._steps += 1
+
+    def _begin_telling(self, loss: Any) -> None:
         self._silent = _read_group()[0] != 0
         self._device = _find_gpu(loss, self._device)
         own = os.open(f"{self._path}.{os.getpid()}", os.O_WRONLY | os.O_CREAT, 0o600)
@@ -130,19 +230,21 @@ class _Teller:
         if self._silent:
             return
         try:
-            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         except FileExistsError:
             self._silent = True
         else:
+            self._open = True
             self._write("who", self._describe())
-            atexit.register(self._finish)
+            _call_at_end(self._finish)
 
     def _describe(self) -> dict[str, Any]:
         """Return which process this is, among how many that take other items, whether torch knows
         their number, and which GPU it trains on."""
         _, processes, known = _read_group()
         card = self._name_card()
-        return {"pid": os.getpid(), "processes": processes, "known": known, "card": card}
+        told = {"pid": os.getpid(), "processes": processes, "known": known, "card": card}
+        return {**told, "own": self.own}
 
     def _name_card(self) -> str | None:
         if self._device < 0:
@@ -151,38 +253,58 @@ class _Teller:
         return f"GPU-{properties.uuid}" if hasattr(properties, "uuid") else None
 
     def _finish(self) -> None:
-        with self._guard():
-            if self._file is not None:
+        with self:
+            if self._open:
+                if self.finish_seen is not None:
+                    self.finish_seen()
                 self._tell(wait=True)
 
     def _tell(self, wait: bool = False) -> None:
-        """Write the steps that the device has finished, or all, for which it waits."""
+        """Tell of the steps that the device has finished, or of all, for which it waits."""
         while self._waiting:
             began, now, items, loss = self._waiting[0]
             if wait and now.event is not None:
                 now.event.synchronize()
             elif now.event is not None and not now.event.query():
-                return
+                break
             self._waiting.popleft()
             took = None if began is None else now.moment - began.moment
             if began and began.event is not None and began.device == now.device:
                 took = float(began.event.elapsed_time(now.event)) / 1e3
             self._write("step", now.moment, took, items, None if loss is None else float(loss))
+        if self._device >= 0 and monotonic() > self._read + _PEAKS_S:
+            self._read, cuda = monotonic(), sys.modules["torch"].cuda
+            allocated = cuda.max_memory_allocated(self._device)
+            reserved = cuda.max_memory_reserved(self._device)
+            told = {"peak_allocated_bytes": allocated, "peak_reserved_bytes": reserved}
+            self._write("memory", told)
 
     def _write(self, *told: Any) -> None:
-        assert self._file is not None
+        try:
+            same = self._identify() == self._inode
+        except OSError:
+            same = False
+        if not same:  # the script has closed all descriptors, and another file may have got this
+            self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+            self._inode = self._identify()
         os.write(self._file, f"{json.dumps(told)}\n".encode())
+
+    def _identify(self) -> tuple[int, int]:
+        found = os.fstat(self._file)
+        return found.st_dev, found.st_ino
+
+    # ------------------------------------------------------- what is counted of one step
 
     def _begin_sample(self) -> None:
         try:
-            from bench.training.counting import Sample
-
-            self._sample = Sample()
+            self._sample = import_own("bench.training.counting").Sample()
             self._sample.begin()
         except Exception as error:  # the user's training goes on
             self._fail_sample(error)
 
     def _end_sample(self) -> None:
+        if self._sample is None:
+            return
         sample, self._sample = self._sample, None
         try:
             self._write("work", sample.end(self._device))
@@ -193,6 +315,17 @@ class _Teller:
         self._sample = None
         why = f"no operations were counted: {type(error).__name__}: {error}"
         self._write("work", {"failure": why})
+
+    def _look(self, optimizers: Collection[Any]) -> None:
+        """Tell once what memory weights, gradients and optimizers take."""
+        if self._looked or self._steps != SAMPLED or not optimizers:
+            return
+        self._looked = True
+        try:
+            told = import_own("bench.training.memory").measure_held(optimizers)
+        except Exception as error:
+            told = {"failure": f"{type(error).__name__}: {error}"}
+        self._write("memory", told)
 
 
 def _read_group() -> tuple[int, int, bool]:
@@ -231,11 +364,15 @@ def _count_sharing() -> int:
     return prod(size for name, size in sizes if name.lower().strip("_0123456789") in _SHARING)
 
 
-def _find_gpu(loss: Any, before: int) -> int:
-    """Return the index of the GPU that trains: that of the loss, or the one that holds this
-    process's tensors; the current one, if several do. -1 is none: an idle GPU times nothing."""
-    if getattr(loss, "is_cuda", False):
-        return int(loss.get_device())
+def _find_gpu(trains: Any, before: int) -> int:
+    """Return the index of the GPU that trains: that of the loss, or of an optimizer's first weight,
+    or the one that holds this process's tensors; the current one, if several do. -1 is none: an
+    idle GPU times nothing."""
+    for group in getattr(trains, "param_groups", ()):
+        trains = group["params"][0] if group["params"] else None
+        break
+    if getattr(trains, "is_cuda", False):
+        return int(trains.get_device())
     torch = sys.modules.get("torch")
     if before >= 0 or torch is None or not torch.cuda.is_initialized():
         return before
@@ -244,13 +381,18 @@ def _find_gpu(loss: Any, before: int) -> int:
     return current if current in held or not held[:1] else held[0]
 
 
-def _mark(device: int) -> _Mark:
+def _mark(device: int, instead: _Mark | None = None) -> _Mark:
+    """Return a boundary that is here, with the event of one ``instead`` of which it is."""
     if device < 0:
         return _Mark(monotonic())
     cuda = sys.modules["torch"].cuda
-    event = cuda.Event(enable_timing=True)
+    event = instead.event if instead and instead.device == device else None
+    event = event or cuda.Event(enable_timing=True)
     event.record(cuda.current_stream(device))
     return _Mark(monotonic(), event, device)
+
+
+_NOTHING = Ended(_Mark(0.0), _Mark(0.0), None)  # of what is not told
 
 
 def _refuse_loss(loss: Any) -> None:
@@ -288,8 +430,65 @@ def _read_number(of: str, value: Any) -> float:
         ) from None
 
 
-_path = os.environ.get(FILE, "")
-_teller = _Teller(_path) if _path else None
+_OWN: dict[str, Any] = {}  # modules of the harness, where the script has another `bench`
+
+
+def import_own(name: str) -> Any:
+    """Import a module of this harness, whichever package ``bench`` the script has, or none: it
+    stays the script's."""
+    start = next(p for p in Path(__file__).parents if not (p.parent / "__init__.py").exists())
+    there = sys.modules.get("bench") or find_spec("bench")
+    file = getattr(there, "__file__", None) or getattr(there, "origin", None)
+    if file and os.path.realpath(file) == os.path.realpath(start / "__init__.py"):
+        return import_module(name)
+    hidden = _take_modules()
+    try:
+        sys.modules.update(_OWN)
+        if not _OWN:
+            spec = spec_from_file_location("bench", start / "__init__.py")
+            assert spec is not None
+            assert spec.loader is not None
+            sys.modules["bench"] = package = module_from_spec(spec)
+            spec.loader.exec_module(package)
+        return import_module(name)
+    finally:
+        _OWN.update(_take_modules())
+        sys.modules.update(hidden)
+
+
+def _take_modules() -> dict[str, Any]:
+    names = [name for name in sys.modules if name.partition(".")[0] == "bench"]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+def _call_at_end(finish: Callable[[], None]) -> None:
+    """Call this when the process ends, also as those end that multiprocessing forks."""
+    atexit.register(finish)
+    end = os._exit
+
+    @wraps(end)
+    def _exit(*args: Any, **kwargs: Any) -> Any:
+        finish()
+        end(*args, **kwargs)
+
+    os._exit = _exit
+
+
+def arm(tell: Callable[[str], object]) -> None:
+    """See the steps of this process by `bench.workers.hook`, once it has imported torch. ``tell``
+    takes what happens."""
+    if _teller is not None:
+        import_own("bench.workers.hook").arm(_teller, tell)
+
+
+def _find_teller() -> Teller | None:
+    """Return the one of this process, of which this module may have copies under other names."""
+    path = os.environ.get(FILE, "")
+    told: Teller | None = vars(sys).setdefault("_bench_teller", Teller(path)) if path else None
+    return told
+
+
+_teller = _find_teller()
 
 
 def step(items: int | None = None, loss: Any = None) -> None:

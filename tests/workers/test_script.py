@@ -15,7 +15,12 @@ import torch
 from torch import nn
 from torch._C import _len_torch_dispatch_stack
 
-from bench.workers.script import LOST, SAMPLED, _read_group, _Teller
+from bench.workers.script import LOST, SAMPLED, Teller, _read_group
+
+
+@pytest.fixture(autouse=True)
+def no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.workers.script._call_at_end", lambda finish: None)
 
 
 def read(path: Path, kind: str) -> list[Any]:
@@ -44,6 +49,8 @@ def fake_torch(held: list[int]) -> Any:
         is_initialized=lambda: True,
         device_count=lambda: len(held),
         memory_allocated=lambda index: held[index],
+        max_memory_allocated=lambda index: 7,
+        max_memory_reserved=lambda index: 8,
         current_device=lambda: 0,
         current_stream=lambda index: index,
         get_device_properties=lambda index: SimpleNamespace(uuid=f"card-{index}"),
@@ -79,13 +86,13 @@ def test_a_step_is_timed_on_the_gpu_that_trains(
     monkeypatch.setitem(sys.modules, "torch", fake_torch(held))
     monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
     monkeypatch.setattr("bench.workers.script.SAMPLED", -1)
-    teller = _Teller(str(tmp_path / "steps"))
+    teller = Teller(str(tmp_path / "steps"))
     for loss in losses:
         teller.step(4, loss)
     who = [one["card"] for (one,) in read(tmp_path / "steps", "who") if one["card"]]
     told = read(tmp_path / "steps", "step")
     assert who == cards
-    _Teller(str(tmp_path / "steps")).step(4, losses[0])  # one that is not the first to tell
+    Teller(str(tmp_path / "steps")).step(4, losses[0])  # one that is not the first to tell
     assert (tmp_path / f"steps.{os.getpid()}").read_text() == cards[0]
     assert [time_s and int(time_s) for _, time_s, _, _ in told] == times
 
@@ -96,7 +103,7 @@ def test_variables_that_were_left_over_silence_nobody(
 ) -> None:
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", rank and "4")
-    teller = _Teller(str(tmp_path / "steps"))
+    teller = Teller(str(tmp_path / "steps"))
     teller.step(4, 1.0)
     ((who,),) = read(tmp_path / "steps", "who")
     assert (who["pid"], who["known"]) == (os.getpid(), False)
@@ -138,11 +145,11 @@ def test_processes_that_share_their_items_count_once(
 def test_a_full_disk_ends_no_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nowhere = _Teller(str(tmp_path / "gone" / "steps"))
+    nowhere = Teller(str(tmp_path / "gone" / "steps"))
     nowhere.step(4, 1.0)
     nowhere.step(4, 1.0)
     assert capsys.readouterr().err.count(f"{LOST}: FileNotFoundError") == 1
-    teller = _Teller(str(tmp_path / "steps"))
+    teller = Teller(str(tmp_path / "steps"))
     teller.step(4, 1.0)
 
     def write(*_: Any) -> int:
@@ -159,7 +166,7 @@ def test_a_full_disk_ends_no_training(
         teller.step(0, 1.0)
 
 
-def train(teller: _Teller, run: Any, steps: int = 6) -> None:
+def train(teller: Teller, run: Any, steps: int = 6) -> None:
     weight = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([weight], 0.1)
     for step in range(steps):
@@ -195,7 +202,7 @@ def test_a_network_that_is_first_compiled_in_the_counted_step_runs_compiled(
         y: torch.Tensor = made(x) if step >= SAMPLED else x
         return y
 
-    train(_Teller(str(tmp_path / "steps")), run)
+    train(Teller(str(tmp_path / "steps")), run)
     assert len(called) == 6 - SAMPLED
     ((work,),) = read(tmp_path / "steps", "work")
     assert work["failure"] == "compiled code does not show its operations"
@@ -203,7 +210,7 @@ def test_a_network_that_is_first_compiled_in_the_counted_step_runs_compiled(
 
 @pytest.mark.usefixtures("uncompiled")
 def test_a_counted_step_leaves_no_mode_behind(tmp_path: Path) -> None:
-    teller, forked = _Teller(str(tmp_path / "steps")), list[int]()
+    teller, forked = Teller(str(tmp_path / "steps")), list[int]()
 
     def run(x: torch.Tensor, step: int) -> torch.Tensor:
         if step == SAMPLED:

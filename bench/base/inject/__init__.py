@@ -7,15 +7,17 @@ The same is watched in a process of the harness that imports a user's network.
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import sys
 from ast import literal_eval
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.base.inject.sitecustomize import LISTING, SINCE, Watch
+from bench.base.inject.sitecustomize import HOOK, LISTING, SINCE, Watch
 
 _HERE = str(Path(__file__).parent)
 
@@ -54,12 +56,32 @@ class Opened:
     content: str = ""
 
 
-def arm(environment: Mapping[str, str], listing: Path, since_ns: int) -> dict[str, str]:
+def arm(
+    environment: Mapping[str, str], listing: Path, since_ns: int, hook: str = ""
+) -> dict[str, str]:
     """Return the variables to set beside ``environment`` for a command whose processes list the
     files that they open in ``listing``; of those that are no text, only what was changed after
-    ``since_ns``, and the first hundred others."""
+    ``since_ns``, and the first hundred others. ``hook`` is the path of a module whose ``arm`` they
+    call once they have torch."""
     path = os.pathsep.join(filter(None, [_HERE, environment.get("PYTHONPATH")]))
-    return {"PYTHONPATH": path, LISTING: str(listing.absolute()), SINCE: str(since_ns)}
+    told = {LISTING: str(listing.absolute()), SINCE: str(since_ns), HOOK: hook}
+    return {"PYTHONPATH": path} | told
+
+
+_ASSIGNED = re.compile(r"(?<![\w$])PYTHONPATH=")
+
+
+def keep_armed(words: Sequence[str]) -> list[str]:
+    """Return the words of a command with what is put into its processes also where it sets
+    ``PYTHONPATH`` itself, by ``env`` or in ``sh -c '…'``."""
+    first = f"PYTHONPATH={_HERE}{os.pathsep}"
+    quoted = f"PYTHONPATH={shlex.quote(_HERE)}{os.pathsep}"
+    return [
+        word.replace("PYTHONPATH=", first, 1)
+        if word.startswith("PYTHONPATH=")
+        else _ASSIGNED.sub(lambda _: quoted, word)
+        for word in words
+    ]
 
 
 @dataclass(frozen=True)
@@ -79,7 +101,7 @@ def read_uncaught(listing: Path) -> Uncaught | None:
     """
     last, begun = None, set[int]()
     for how, pid, *told in _read_told(listing):
-        if how not in _OF_PROCESSES:
+        if how not in ("began", "raised"):
             continue
         parent, name, message = told
         alone = parent not in begun
@@ -96,7 +118,15 @@ def read_listing(listing: Path) -> list[Opened]:
     return [*_find_opened(_read_told(listing))]
 
 
-_OF_PROCESSES = ("began", "raised")
+def read_hooked(listing: Path) -> dict[str, Any]:
+    """Return what is known of a command's processes, see `bench.workers.hook.HAPPENED`:
+    ``began`` if any was Python, and ``failed`` with the reason why nothing could be seen."""
+    told = _read_told(listing)
+    began: dict[str, Any] = dict.fromkeys(how for how, *_ in told if how == "began")
+    return began | {one[3]: one[4] for one in told if one[0] == "hook"}
+
+
+_OF_PROCESSES = ("began", "raised", "hook")
 
 
 def _read_told(listing: Path) -> list[tuple[Any, ...]]:

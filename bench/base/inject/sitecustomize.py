@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 LISTING, SINCE = "BENCH_FILES", "BENCH_FILES_SINCE"
 """Environment variables: the file that is written to, and a time in ns, see `Watch`."""
 
+HOOK = "BENCH_HOOK"
+"""Environment variable: the module, by its path, whose ``arm`` sees the steps of a process that has
+imported torch."""
+
 TEXTS = (".py", ".sh", ".yaml", ".yml", ".toml", ".json", ".cfg", ".ini", ".conf", ".gin")
 """Ends of names of programs, and of what configures them."""
 
@@ -51,7 +55,8 @@ class Watch:
         self._busy: set[int] = set()  # threads that look at a file, by which they open it
         self._data = self._written = 0
         library = os.path.dirname(os.__file__)
-        self._aside = (library, "/proc/", "/sys/", "/dev/")
+        own = os.path.abspath(__file__).rpartition("/base/inject/")[0] + os.sep
+        self._aside = (library, own, "/proc/", "/sys/", "/dev/")
 
     def see(self, event: str, args: tuple[Any, ...]) -> None:
         at = _EVENTS.get(event)
@@ -74,7 +79,8 @@ class Watch:
             self._busy.discard(me)
 
     def tell_process(self, how: str, name: str = "", message: object = "") -> None:
-        """Tell that this process has begun, or that an error ends it that nothing caught."""
+        """Tell that this process has begun, what of its steps is seen, or that an error ends it
+        that nothing caught."""
         try:
             told = str(message)[:_MOST_TOLD]
             self._tell(write_line(how, str(os.getpid()), os.getppid(), name, told))
@@ -113,6 +119,29 @@ class Watch:
         self._tell(write_line(how, path, *about))
 
 
+class Finder:
+    """Calls ``arm`` once torch is imported, and finds nothing itself."""
+
+    def __init__(self, arm: Callable[[], object]) -> None:
+        self._arm = arm
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        spec = sys.modules["_frozen_importlib"]._find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                del spec.loader.exec_module
+                run(module)
+                self._arm()
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+
 def _hash(content: bytes) -> str:
     try:
         from _sha2 import sha256
@@ -138,6 +167,18 @@ def _append_to(listing: str) -> Callable[[str], object]:
     return append
 
 
+def _arm_hook() -> None:
+    try:
+        from importlib.util import module_from_spec, spec_from_file_location
+
+        spec: Any = spec_from_file_location("_bench_script", os.environ[HOOK])
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.arm(lambda what: _watch.tell_process("hook", what))
+    except Exception as error:
+        _watch.tell_process("hook", "failed", f"{type(error).__name__}: {error}")
+
+
 def _import_hidden() -> None:
     """Import the `sitecustomize` that this one hides, as Python does where it finds one."""
     here = os.path.dirname(os.path.abspath(__file__))
@@ -157,6 +198,8 @@ if __name__ == "sitecustomize":
             _watch = Watch(_append_to(os.environ[LISTING]), int(os.environ.get(SINCE) or 0))
             _watch.tell_process("began")
             sys.addaudithook(_watch.see)
+            if os.environ.get(HOOK):
+                sys.meta_path.insert(0, Finder(_arm_hook))  # type: ignore[arg-type]
         except Exception:
             pass
     _import_hidden()

@@ -2,7 +2,8 @@
 same.
 
 A time is of an epoch, or where a command tells of none, of as many items; of one that does not
-count its items, of as many steps; of one that tells nothing, of a run. Times of other numbers of
+count its items, of as many steps, or updates of several optimizers; of one that tells nothing, of a
+run. Times of other numbers of
 items are compared for one number. How much a step or a run does is not known: its times are
 compared only where the settings that may change it, `AMOUNT`, are equal.
 """
@@ -99,7 +100,7 @@ def take_alike(runs: Sequence[Row]) -> list[Row]:
     return [run for run in runs if not run.timed or run.period.what == most]
 
 
-_LESS = ("steps", "runs")  # what tells less than counted items, the least last
+_LESS = ("steps", "updates", "runs")  # what tells less than counted items, the least last
 
 
 def refuse_together(runs: Iterable[Any]) -> str:
