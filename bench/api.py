@@ -10,7 +10,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,6 +23,7 @@ from bench.base.errors import UsageError
 from bench.base.processes import provide_home
 from bench.schema.axis import axis_flag
 from bench.schema.case import AXES, spell_value
+from bench.schema.command import quote_value, write_words
 from bench.workers.notebook import MAIN, write_module
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def sweep(
     model: Factory | Sequence[Factory] | None = None,
     *,
     workload: Factory | Sequence[Factory] | None = None,
-    vary: dict[str, Sequence[Value]] | None = None,
+    vary: dict[str, Sequence[Value] | Mapping[Value, str]] | None = None,
     out: str | os.PathLike[str] | None = None,
     **flags: Value | Sequence[Value],
 ) -> Sweep:
@@ -54,7 +55,8 @@ def sweep(
             without arguments that returns a `torch.nn.Module`; or several. A function of a notebook
             is written to a module in ``out``, with what it uses.
         workload: likewise a function that returns a `bench.networks.workloads.Workload`.
-        vary: values of placeholders of one's own in ``command``, by name.
+        vary: values of placeholders of one's own in ``command``, by name; as a dict, the script's
+            own words for each, such as ``{"amp": {"off": "", "on": "--amp"}}``.
         out: folder of the results (default: a new one in ``results``).
         flags: any other flag of the command, a value or several: ``precision=["fp32",
             "bf16-amp"]``, ``batch_size=[64, 128]``, ``repeats=3``, ``steps=20``, ``device="cpu"``.
@@ -77,7 +79,7 @@ def sweep(
     for name, value in flags.items():
         words += _spell_flag(name, value)
     for name, values in (vary or {}).items():
-        words += ["--vary", name, *map(spell_value, _list(values))]
+        words += ["--vary", name, *_spell_own(values)]
     options = parse_arguments(words)
     plan = plan_cases(options)
     if options.dry_run:
@@ -108,6 +110,12 @@ def _spell_flag(name: str, value: object) -> list[str]:
     if values == [None] and (axis is None or axis.default is not None or name == "loss_scale"):
         return []
     return [axis_flag(name), *map(spell_value, values)]
+
+
+def _spell_own(values: Value | Sequence[Value] | Mapping[Value, str]) -> list[str]:
+    if isinstance(values, Mapping):
+        return [write_words({spell_value(value): word for value, word in values.items()})]
+    return [quote_value(spell_value(value)) for value in _list(values)]
 
 
 def _list(given: Any) -> list[Any]:

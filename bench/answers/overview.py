@@ -238,6 +238,8 @@ def _doubt(place: Place, setting: Setting) -> str:
     """Say why a setting is shown and not recommended."""
     if place.unsteady and not setting.best.invalid:
         return f"lowest of fewer than {MIN_REPEATS} runs on a CPU, which are not ranked"
+    if place.unknown:
+        return "the lowest time; whether it trains as well is not known"
     return remarks(setting.best) or "the only one that can be compared"
 
 

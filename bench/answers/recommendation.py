@@ -47,6 +47,7 @@ from bench.results.study.quantities import QUANTITIES, is_number, over
 from bench.results.study.remedies import SPARE_HOST, list_open
 from bench.results.study.runs import Result, Run, differ_in_memory
 from bench.results.verdict import GUESSING, Claim, Verdict
+from bench.schema.axis import name_axis
 from bench.schema.case import Case, free_axes, spell_value
 from bench.schema.record import REFUSED
 from bench.schema.rules import takes
@@ -123,6 +124,15 @@ def _tell(found: ReportData, place: Place) -> Iterator[str]:
         pass  # a search is for what learns best, not for what is fastest
     elif chosen is None:
         yield place.apart or _tell_unchosen(found, place)
+    elif place.unknown:
+        names = join_words([*map(name_axis, place.unknown)])
+        fastest = place.choice.fastest if place.choice else chosen
+        yield (
+            f"Lowest time: {describe_setting(found, fastest)}, {write_time(fastest.best)} an "
+            "epoch. "
+            f"Whether another {names} trains as well is not known, so none is recommended; tell "
+            "the loss by bench.step(loss=…) in the script, or give bench.report --for time."
+        )
     elif place.unsteady:
         single = all(one.best.repeats == 1 for one in place.settings if one.timed)
         few = "Single runs" if single else f"Fewer than {MIN_REPEATS} runs"

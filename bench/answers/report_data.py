@@ -27,7 +27,7 @@ from bench.results.study.effects import Effect, find_effects
 from bench.results.study.profiled import Profiled, read_steps
 from bench.results.study.runs import SOURCE, Result, Run, make_results, read_runs
 from bench.results.study.sweeps import Sweep
-from bench.schema.case import SAME_QUESTION
+from bench.schema.case import SAME_QUESTION, list_axes
 
 PLACE = ("ran_on", "model", "dataset")
 """What a recommendation is for: a network on its data, on one machine."""
@@ -48,6 +48,9 @@ class Place:
     choice: Choice[Setting] | None  # by `choose`
     searched: bool  # whether its cases are trials of a search for what learns best
     apart: str  # why its times say nothing of each other, and what mends that; empty if they do
+    # the user's own axes in which its settings differ, if some of these tell no loss and nothing
+    # was asked for: what another value trains is not known then
+    unknown: Sequence[str]
 
     @property
     def chosen(self) -> Setting | None:
@@ -65,9 +68,11 @@ class Place:
     @property
     def recommended(self) -> Setting | None:
         """The setting that is told to train with: no unsteady one, no only one, and none of a
-        search, which is for what learns best and not for what is fastest."""
+        search, which is for what learns best and not for what is fastest; and none of which it is
+        not known what it trains."""
         alone = sum(setting.timed for setting in self.settings) == 1
-        return None if self.searched or self.unsteady or alone else self.chosen
+        unsure = self.searched or self.unsteady or self.unknown or alone
+        return None if unsure else self.chosen
 
     @property
     def lowest(self) -> Setting | None:
@@ -132,6 +137,7 @@ class ReportData:
                 else choose(mine, self.aim, next(filter(None, used), None)),
                 bool(search),
                 apart,
+                () if self.aim else _list_unknown(mine),
             )
             found.append(place)
         return found
@@ -139,6 +145,13 @@ class ReportData:
     @cached_property
     def effects(self) -> tuple[Effect, ...]:
         return tuple(find_effects(self.results, self.varying))
+
+
+def _list_unknown(settings: Sequence[Setting]) -> list[str]:
+    """Return the user's own axes in which timed settings differ of which one tells no loss."""
+    rows = [one.best for one in settings if one.timed]
+    own = list_axes(rows, ["vary"]) if any(row.train_loss != row.train_loss for row in rows) else []
+    return [axis for axis in own if len({getattr(row, axis) for row in rows}) > 1]
 
 
 def find_present(sweep: Sweep) -> int | None:

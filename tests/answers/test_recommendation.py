@@ -230,6 +230,26 @@ def test_a_command_with_a_batch_size_and_no_precision_is_trained_at_that(tmp_pat
     assert "Train train.py on A card at batch size 8: " in answer.sentences[0]
 
 
+def test_a_faster_value_of_the_user_s_own_is_not_recommended_where_its_loss_is_unknown(
+    tmp_path: Path,
+) -> None:
+    """It may train something else, such as fewer layers."""
+    cases = [script(vary=f"rate={rate}") for rate in "12"]
+    times = ([0.01, 0.0101, 0.0099], [0.005, 0.0051, 0.0049])
+
+    def read(name: str, aim: str = "", **values: Any) -> str:
+        rows = [one for pair in zip(cases, times, strict=True) for one in counted(*pair, **values)]
+        sweep = read_sweep(write_sweep(tmp_path / name, rows))
+        (answer,) = build([sweep], tmp_path, aim=aim).answers
+        return " ".join(answer.sentences)
+
+    unknown = read("unknown", train_loss=None)
+    assert "Lowest time: fp32 at batch size 64 (rate 2), ≈0.7812 s" in unknown
+    assert "Whether another rate trains as well is not known, so none is recommended" in unknown
+    for recommended in (read("loss", train_loss=2.0), read("time", "time", train_loss=None)):
+        assert "Train train.py on A card in fp32 at batch size 64 (rate 2): " in recommended
+
+
 ALIKE: dict[str, tuple[str, Sequence[Record], str]] = {
     "a quarter more time for a thousandth of the memory": (
         "memory", [*once(BF16, 100, 4.000), *once(FP16, 125, 3.996)], "in bf16 at batch size 128",
