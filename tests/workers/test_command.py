@@ -405,3 +405,43 @@ def test_outside_a_sweep_its_lines_do_nothing_and_import_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = json.loads(done.stdout)
     assert not {"torch", "pandas", "numpy", "bench.schema.case"} & {*loaded}
+
+
+STEPS = """
+import time, bench
+from speed import STEP_S
+for _ in range(30):
+    time.sleep(STEP_S)
+    bench.step(items=8)
+"""
+
+
+@pytest.mark.slow
+def test_two_checkouts_are_measured_in_turns_and_a_slower_one_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step three times as long, and one as long as before, on a machine that others use."""
+
+    def git(*words: str) -> None:
+        known = ("-c", "user.name=a", "-c", "user.email=a@b", "-C", "main")
+        subprocess.run(["git", *known, *words], check=True, capture_output=True)
+
+    monkeypatch.chdir(tmp_path)
+    Path("main").mkdir()
+    Path("main/train.py").write_text(STEPS)
+    Path("main/speed.py").write_text("STEP_S = 0.01")
+    for words in ("init", "add -A", "commit -m a"):
+        git(*words.split())
+    for tree in ("pr", "same"):
+        git("worktree", "add", f"../{tree}", "-b", tree)
+    Path("pr/speed.py").write_text("STEP_S = 0.03")
+    given = ["--command", f"{shlex.quote(sys.executable)} {{tree}}/train.py"]
+    given += ["--vary", "tree", "main", "pr", "same", "--repeats", "3", "--out", "out", *QUICK]
+    assert sweep(given) == 0
+    ran = [row["vary"] for row in read_records(Path("out")).to_dict("records")]
+    assert ran[:6] == ["tree=main", "tree=pr", "tree=same"] * 2
+    for tree, code in (("pr", 1), ("same", 0)):
+        found = compare(["out", "--axis", "tree", "main", tree, "--fail-on", "slower:50%"])
+        assert found == code, capsys.readouterr().out
+    assert report(["out", "--full"]) == 0
+    assert "tree: main → pr" in capsys.readouterr().out
