@@ -357,7 +357,7 @@ def go_through(
         else:
             for part in (MAP,) if name == "scales" else ():
                 (folder / part).unlink(missing_ok=True)  # a part of a map would be refused
-            with watch(shlex.join(["python", "-m", *asked])):
+            with watch(f"{name}: {shlex.join(asked)}"):
                 end = run(["-m", *asked], log, deadline, stopped, least)
             told = log.read_text(errors="replace").rpartition(" ==\n")[2]
             said = clean(last_line(told))

@@ -150,9 +150,10 @@ def _build(table: Table, width: int) -> Grid:
     grid = Grid(box=_RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for head, need in zip(table.heads, _measure(table, height, whole=True), strict=True):
         grid.add_column(
-            Text(make_printable(head.label)),
+            Text(make_printable(head.label), no_wrap=False),
             justify="right" if head.number else "left",
             width=need if fits and not head.wrap else None,
+            no_wrap=fits and not head.wrap,
             overflow="fold",
         )
     for number, row in enumerate(table.rows, 1):
