@@ -59,7 +59,7 @@ class Progress:
 
     def __init__(self, total: int | None, noun: str = "", limit_s: float | None = None) -> None:
         self.total, self.done, self._noun, self._limit_s = total, 0, noun, limit_s
-        self.live = total != 0 and _is_live()
+        self.live = total != 0 and _is_live()  # drawn for nothing it would only flicker
         self._lines: dict[str, _Line] = {}
         self._lock, self._closed = threading.RLock(), threading.Event()
         self._began, self._ends, self._notice = time.monotonic(), 0.0, ""
@@ -120,7 +120,8 @@ class Progress:
         """Show that it enters a phase."""
         with self._lock:
             line = self._lines[key]
-            line.phase, line.began, line.step, line.beside = phase, time.monotonic(), 0, ""
+            line.phase, line.began, line.beside = phase, time.monotonic(), ""
+            line.step = line.total = 0
 
     def show(self, step: int, total: int = 0, beside: str = "", key: str = "") -> None:
         """Show the step that it takes, from 1, and what is known beside that."""
@@ -208,9 +209,10 @@ def watch(name: str, unit: str = "step") -> Iterator[Callable[[int, int], None]]
 
 
 def _is_live() -> bool:
-    """Return whether standard error is a terminal that draws, and this command has it now: one in
-    the background writes among the lines of others."""
-    if not sys.stderr.isatty() or os.environ.get("TERM", "") in ("dumb", "unknown", ""):
+    """Return whether standard error is a terminal that draws, and this thread has it now: a command
+    in the background writes among the lines of others, and other threads beside the main one."""
+    main = threading.current_thread() is threading.main_thread()
+    if not (main and sys.stderr.isatty()) or os.environ.get("TERM", "") in ("dumb", "unknown", ""):
         return False
     try:
         return os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp()

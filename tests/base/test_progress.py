@@ -106,6 +106,24 @@ def test_output_stays_above_the_bars_and_they_go() -> None:
     assert b"\x1b[38" in terminal.written or b"\x1b[9" in terminal.written, "colours"
 
 
+def test_a_phase_without_steps_has_no_bar() -> None:
+    code = """
+from time import sleep
+from bench.base.progress import Progress
+with Progress(None) as bars:
+    bars.begin("fp32")
+    bars.show(3, 12)
+    bars.enter("evaluation")
+    sleep(30)
+"""
+    terminal = Terminal([sys.executable, "-c", code])
+    (line,) = terminal.read(lambda lines: "evaluation" in "".join(lines))
+    terminal.process.kill()
+    terminal.finish()
+    assert line.startswith("fp32")
+    assert "━" not in line
+
+
 def test_how_long_is_left_is_told_where_it_is_known() -> None:
     code = """
 from time import sleep
