@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.base.errors import UsageError
 from bench.base.processes import provide_home
-from bench.schema.axis import axis_flag
+from bench.schema.axis import Value, axis_flag
 from bench.schema.case import AXES, spell_value
 from bench.schema.command import quote_value, write_words
 from bench.workers.notebook import MAIN, write_module
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 
     from bench.report.document import Report
 
-MARGIN = 0.02  # the smallest difference that matters, as of bench.compare
-
-Value = str | int | float | bool | None
+_MARGIN = 0.02  # the smallest difference that matters, as of bench.compare
 
 Factory = str | Callable[[], Any]
 """A network or a workload: by name, or what makes it."""
@@ -202,7 +200,7 @@ class Sweep:
         from bench.compare.document import FORMATS
 
         a, b = read_side("A", self.folders[0]), read_side("B", other.folders[0])
-        comparison = compare(a, b, choose_metrics(a, b), margin=MARGIN, equal=MARGIN)
+        comparison = compare(a, b, choose_metrics(a, b), margin=_MARGIN, equal=_MARGIN)
         refuse_other_models(comparison)
         rows = [
             {"metric": name, **{k: v for k, v in case.items() if not isinstance(v, list | dict)}}

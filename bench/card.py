@@ -44,8 +44,8 @@ from bench.workers.executors import Settings
 from bench.workers.executors.subprocess import SubprocessExecutor
 from bench.workers.job import Lane
 
-ROOT, STATE = Path(__file__).parents[1], "card.json"
-ENDED, OPEN = ("done", "absent"), ("left", "cut", "interrupted")  # what failed is run again
+_ROOT, STATE = Path(__file__).parents[1], "card.json"
+_ENDED, OPEN = ("done", "absent"), ("left", "cut", "interrupted")  # what failed is run again
 GRACE_S = 8.0  # a sweep stopped by SIGINT ends its worker in 3 s
 
 TITAN_GIB = 21
@@ -65,7 +65,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Stage:
+class _Stage:
     """A command, as Python takes it after -m, with the least seconds that are worth starting it
     with, or another case of it, and what tells, of a platform, why it cannot run there; empty if it
     can."""
@@ -105,7 +105,7 @@ def _find_no_fp8(platform: Platform) -> str:
 
 
 def _find_no_checkout(platform: Platform) -> str:
-    there = (ROOT / "tests").is_dir() and find_spec("pytest")
+    there = (_ROOT / "tests").is_dir() and find_spec("pytest")
     return "" if there else "it is in a checkout of the repository, and needs pytest"
 
 
@@ -167,7 +167,7 @@ SMALL = Scale(
 """A rehearsal on a CPU."""
 
 
-def list_stages(setup: Setup) -> list[Stage]:
+def list_stages(setup: Setup) -> list[_Stage]:
     """Return what is run, what a reader gains most by first. A compiled case took 70 to 78 s on an
     H200, an autotuned one up to 33 s more."""
     out, gpu = setup.out, setup.platform.environment.gpu
@@ -191,34 +191,34 @@ def list_stages(setup: Setup) -> list[Stage]:
     graphs = "--precision fp16 --batch-size 128 --cuda-graphs"
     apex = "--precision fp16-apex fp16 --batch-size 256 --optimizer sgd"
     return [
-        Stage("doctor", 12, ["bench.doctor", "--out", out, *setup.data]),
-        Stage("trust", 60, ["bench.trust", "--out", f"{out}/trust", *device, *setup.shared]),
-        Stage("rtx-titan", 30, sweep(scale.card, scale.part, "--repeats 1")),
-        Stage("precisions", 5, sweep(some, scale.one)),
-        Stage("tests", 30, tests, [_find_no_checkout]),
-        Stage("plain", 5, sweep(every, "--profile")),
-        Stage("autotuned", 60, sweep(every, "--cudnn-benchmark"), on_gpu),
-        Stage("compiled", 80, sweep(every, "--compile"), compiles),
-        Stage("both", 110, sweep(every, "--compile --cudnn-benchmark"), [*on_gpu, *compiles]),
-        Stage("epochs", 60, sweep(once, "--evaluate", scale.whole)),
-        Stage("as-2019", 60, sweep("--preset rtx-titan --repeats 1", scale.part), on_gpu),
-        Stage("repeats", 20, sweep(scale.repeats, scale.part, "--repeats 3")),
-        Stage("scales", 60, ["bench.scales", *images, *scale.map.split()]),
-        Stage("wall-limit", 30, [*fit, *limit.split()]),
-        Stage("wall", 30, fit, on_gpu),
-        Stage("graphs", 20, sweep(some, graphs), on_gpu),
-        Stage("apex", 30, sweep(some, apex), [_find_no_apex]),
-        Stage("fp8", 80, ["bench.sweep", *into, *gpt.split(), *fp8.split()], [_find_no_fp8]),
-        Stage("loader", 30, sweep(some, scale.fp16, "--loader torch --workers 0 4")),
-        Stage("checkpoint", 30, sweep(few, "--checkpoint")),
-        Stage("ddp", 30, sweep(few, "--parallel ddp --world-size 1")),
-        Stage("ddp-2", 30, sweep(few, "--parallel ddp --world-size 2"), [_find_no_pair]),
-        Stage("bare-loop", 60, ["benchmarks.overhead", *device], [_find_no_checkout]),
-        Stage("report", 20, ["bench.report", out, "-o", f"{out}/report.html"]),
+        _Stage("doctor", 12, ["bench.doctor", "--out", out, *setup.data]),
+        _Stage("trust", 60, ["bench.trust", "--out", f"{out}/trust", *device, *setup.shared]),
+        _Stage("rtx-titan", 30, sweep(scale.card, scale.part, "--repeats 1")),
+        _Stage("precisions", 5, sweep(some, scale.one)),
+        _Stage("tests", 30, tests, [_find_no_checkout]),
+        _Stage("plain", 5, sweep(every, "--profile")),
+        _Stage("autotuned", 60, sweep(every, "--cudnn-benchmark"), on_gpu),
+        _Stage("compiled", 80, sweep(every, "--compile"), compiles),
+        _Stage("both", 110, sweep(every, "--compile --cudnn-benchmark"), [*on_gpu, *compiles]),
+        _Stage("epochs", 60, sweep(once, "--evaluate", scale.whole)),
+        _Stage("as-2019", 60, sweep("--preset rtx-titan --repeats 1", scale.part), on_gpu),
+        _Stage("repeats", 20, sweep(scale.repeats, scale.part, "--repeats 3")),
+        _Stage("scales", 60, ["bench.scales", *images, *scale.map.split()]),
+        _Stage("wall-limit", 30, [*fit, *limit.split()]),
+        _Stage("wall", 30, fit, on_gpu),
+        _Stage("graphs", 20, sweep(some, graphs), on_gpu),
+        _Stage("apex", 30, sweep(some, apex), [_find_no_apex]),
+        _Stage("fp8", 80, ["bench.sweep", *into, *gpt.split(), *fp8.split()], [_find_no_fp8]),
+        _Stage("loader", 30, sweep(some, scale.fp16, "--loader torch --workers 0 4")),
+        _Stage("checkpoint", 30, sweep(few, "--checkpoint")),
+        _Stage("ddp", 30, sweep(few, "--parallel ddp --world-size 1")),
+        _Stage("ddp-2", 30, sweep(few, "--parallel ddp --world-size 2"), [_find_no_pair]),
+        _Stage("bare-loop", 60, ["benchmarks.overhead", *device], [_find_no_checkout]),
+        _Stage("report", 20, ["bench.report", out, "-o", f"{out}/report.html"]),
     ]
 
 
-def plan_stage(stage: Stage, platform: Platform) -> tuple[list[str], str]:
+def plan_stage(stage: _Stage, platform: Platform) -> tuple[list[str], str]:
     """Return the command of a stage without the precisions that the card lacks; or why there is
     none."""
     if why := next(filter(None, (find(platform) for find in stage.lacks)), ""):
@@ -241,7 +241,7 @@ def run(
     before = _measure(records)
     with log.open("a") as file:
         print(f"\n== {shlex.join(command)} ==", file=file, flush=True)
-        options: Any = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file, "cwd": ROOT}
+        options: Any = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file, "cwd": _ROOT}
         options["start_new_session"] = True  # so that Ctrl-C reaches it only from here
         child = subprocess.Popen([sys.executable, *command], **options)
     while child.poll() is None:
@@ -293,7 +293,7 @@ def main(argv: Sequence[str]) -> int:
     name = "rehearsal-" * rehearsal + default_out({"": platform}).name.rpartition("-")[0]
     folder = given.out.absolute() / name
     folder.mkdir(parents=True, exist_ok=True)
-    out = str(folder).removeprefix(f"{ROOT}{os.sep}")
+    out = str(folder).removeprefix(f"{_ROOT}{os.sep}")
     flags = ["--data-dir", str(data)] if real else []
     setup = Setup(platform, out, dataset, flags, ["--allow-shared"] * given.allow_shared)
     if rehearsal:
@@ -316,7 +316,7 @@ def main(argv: Sequence[str]) -> int:
         for name, phase in go_through(folder, state["phases"], setup, deadline, stopped):
             state["phases"][name] = phase
             states = {one["state"] for one in state["phases"].values()}
-            state["complete"] = name == "report" and states <= {*ENDED}
+            state["complete"] = name == "report" and states <= {*_ENDED}
             bar.end()
             replace_file(file, json.dumps(state, indent=2) + "\n")
             took, said = phase["seconds"], phase["line"]
@@ -342,7 +342,7 @@ def go_through(
     for stage in stages:
         name, least = stage.name, stage.least_s
         before, now = phases.get(name, {"state": "left", "seconds": 0.0}), time.monotonic()
-        if before["state"] in ENDED and name not in ("doctor", "report"):
+        if before["state"] in _ENDED and name not in ("doctor", "report"):
             continue
         others = [one.name for one in stages if one.name != name and one.name in phases]
         gaps = [other for other in others if phases[other]["state"] in OPEN]

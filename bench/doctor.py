@@ -19,10 +19,10 @@ from bench.base.text import clean
 from bench.machine.host import refuse_missing
 from bench.schema.flags import Parser, command
 from bench.workers.examination import Machine, examine
-from bench.workers.judgement import Level, Remark, judge
+from bench.workers.judgement import Remark, Severity, judge
 from bench.workers.rates import measure_machine
 
-_MARKS = {Level.FINE: "ok", Level.NOTE: "note", Level.UNBELIEVABLE: "WRONG"}
+_MARKS = {Severity.FINE: "ok", Severity.NOTE: "note", Severity.UNBELIEVABLE: "WRONG"}
 
 
 def write_findings(findings: Sequence[Remark]) -> str:
@@ -34,8 +34,8 @@ def write_findings(findings: Sequence[Remark]) -> str:
         if finding.fix:
             lines.append(f"{'':<{6 + width}}  fix: {clean(finding.fix)}")
     levels = Counter(finding.level for finding in findings)
-    wrong = f"make numbers from this machine unreliable: {levels[Level.UNBELIEVABLE]}"
-    return "\n".join([*lines, "", f"{wrong}; notes: {levels[Level.NOTE]}"])
+    wrong = f"make numbers from this machine unreliable: {levels[Severity.UNBELIEVABLE]}"
+    return "\n".join([*lines, "", f"{wrong}; notes: {levels[Severity.NOTE]}"])
 
 
 def write_json(machine: Machine, findings: Sequence[Remark]) -> str:
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
         machine = measure_machine(machine)
     findings = judge(machine)
     print(write_json(machine, findings) if given.json else write_findings(findings))
-    return int(any(finding.level is Level.UNBELIEVABLE for finding in findings))
+    return int(any(finding.level is Severity.UNBELIEVABLE for finding in findings))
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ from bench.results.store.reader import read_beside
 from bench.results.study import runs
 from bench.results.study.axes import read_own
 from bench.results.study.doubts import DOUBTS
-from bench.results.study.sweeps import Sweep, read_sweeps
+from bench.results.study.sweeps import SweepFolder, read_sweeps
 from bench.schema.axis import Value, name_column
-from bench.schema.case import AXES, NAMED, Case, find_axis, list_axes, spell_value
+from bench.schema.case import AXES, NAMING_AXES, Case, find_axis, list_axes, spell_value
 from bench.schema.flags import Parser, command, describe
 from bench.schema.record import (
     COLUMNS,
@@ -40,7 +40,7 @@ from bench.schema.record import (
 )
 
 PROJECT = "gpu-precision-bench"
-OUT = Path("trackers")
+_OUT = Path("trackers")
 EXPORTED = "exported.txt"
 """The ids of the records that are in a tracker's folder, each added once it is complete."""
 
@@ -54,7 +54,7 @@ _OF_EPOCH = [name for name in EPOCH_COLUMNS if name not in ("record_id", "epoch"
 
 
 @dataclass(frozen=True)
-class Point:
+class TrackedPoint:
     """The values of one step or epoch, or of the result, at a time in seconds since 1970."""
 
     of: str
@@ -64,7 +64,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Run:
+class TrackedRun:
     """One record as trackers take it. Values that a record lacks are left out, never zero.
 
     ``name`` gives the case and, so that no figure is seen without them, how the case ended if not
@@ -78,11 +78,11 @@ class Run:
     measured: bool
     axes: dict[str, Value]
     facts: dict[str, Value]
-    points: list[Point]
+    points: list[TrackedPoint]
     started_s: float
 
 
-def read_runs(sweep: Sweep, known: Collection[str]) -> Iterator[Run]:
+def read_runs(sweep: SweepFolder, known: Collection[str]) -> Iterator[TrackedRun]:
     """Yield the runs of a sweep's records, in order, except those whose ids are ``known``. Raises
     UsageError: a file cannot be read."""
     rows = [*{r.record_id: r for r in sweep.rows if r.record_id not in known}.values()]
@@ -103,7 +103,7 @@ def read_runs(sweep: Sweep, known: Collection[str]) -> Iterator[Run]:
             facts |= {"doubts": "; ".join(remarks), "warnings": warnings[:_LONGEST_TEXT]}
         started = read_time(row["started_at"])
         ended = max(read_time(row["finished_at"]), started)
-        yield Run(
+        yield TrackedRun(
             record_id=row["record_id"],
             name=_name(raw.case, row, remarks),
             measured=Status(row["status"]) in MEASURED,
@@ -112,7 +112,7 @@ def read_runs(sweep: Sweep, known: Collection[str]) -> Iterator[Run]:
             points=[
                 *_list_points("step", steps.get(row["record_id"], ()), started),
                 *_list_points("epoch", epochs.get(row["record_id"], ()), started),
-                Point("result", 0, ended, _read_numbers(row, "result", _NUMBERS)),
+                TrackedPoint("result", 0, ended, _read_numbers(row, "result", _NUMBERS)),
             ],
             started_s=started,
         )
@@ -124,7 +124,9 @@ def _take(case: Case, axis: str, own: Mapping[str, Mapping[Any, float]]) -> Valu
 
 
 def _name(case: Case, row: Mapping[Any, Any], remarks: Iterable[str]) -> str:
-    told = [n for n in list_axes([case]) if n in NAMED or getattr(case, n) != find_axis(n).default]
+    told = [
+        n for n in list_axes([case]) if n in NAMING_AXES or getattr(case, n) != find_axis(n).default
+    ]
     kinds = [kind for kind in ("sentinel", "probe", "inferred") if row[kind]]
     ended = [row["status"]] if row["status"] != Status.OK else []
     ending = " · ".join(dict.fromkeys([f"repeat {row['repeat']}", *kinds, *ended, *remarks]))
@@ -152,7 +154,7 @@ def _read_numbers(row: Mapping[Any, Any], of: str, names: Iterable[str]) -> dict
 
 def _list_points(
     of: str, rows: Sequence[Step] | Sequence[EpochRow], started_s: float
-) -> Iterator[Point]:
+) -> Iterator[TrackedPoint]:
     """Yield the rows of a record's steps or epochs, each at its end."""
     at = started_s
     for row in map(vars, rows):
@@ -160,10 +162,10 @@ def _list_points(
         values = _read_numbers(row, of, _OF_STEP if of == "step" else _OF_EPOCH)
         if of == "step" and row["images"] and row["correct"] is not None:
             values["step/accuracy"] = row["correct"] / row["images"]
-        yield Point(of, row[of], at, values)
+        yield TrackedPoint(of, row[of], at, values)
 
 
-def write_tensorboard(folder: Path, run: Run) -> None:
+def write_tensorboard(folder: Path, run: TrackedRun) -> None:
     """Write one folder with one event file, without TensorFlow and torch."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
@@ -189,7 +191,7 @@ def write_tensorboard(folder: Path, run: Run) -> None:
             writer.add_event(Event(wall_time=point.at_s, step=point.number, summary=summary))
 
 
-def write_wandb(folder: Path, run: Run) -> None:
+def write_wandb(folder: Path, run: TrackedRun) -> None:
     """Write one offline run of Weights & Biases; nothing is sent or printed."""
     # read when wandb is imported and its service starts
     os.environ |= {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
@@ -233,7 +235,7 @@ def write_wandb(folder: Path, run: Run) -> None:
     wandb.teardown()
 
 
-def write_mlflow(folder: Path, run: Run) -> None:
+def write_mlflow(folder: Path, run: TrackedRun) -> None:
     """Write one run into a SQLite file of MLflow, without a server."""
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # read when mlflow is imported
     from mlflow.entities import Metric, Param
@@ -278,10 +280,10 @@ def main(argv: Sequence[str]) -> int:
     add = parser.add_argument
     add("sweeps", nargs="+", type=Path, metavar="SWEEP", help="a sweep's folder or records file")
     add("--to", required=True, metavar="TRACKER", help=f"one of: {', '.join(TRACKERS)}")
-    add("--out", type=Path, metavar="DIR", help=f"folder to write to (default: {OUT}/TRACKER)")
+    add("--out", type=Path, metavar="DIR", help=f"folder to write to (default: {_OUT}/TRACKER)")
     given = parser.parse(argv)
     write, show = choose("--to", given.to, TRACKERS)
-    sweeps, folder = read_sweeps(given.sweeps), given.out or OUT / given.to
+    sweeps, folder = read_sweeps(given.sweeps), given.out or _OUT / given.to
     exported = folder / EXPORTED
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -29,17 +29,17 @@ from bench.schema.flags import (
     parse_whole,
     read_axes,
 )
-from bench.schema.goals import MARGIN
+from bench.schema.goals import FREE_MARGIN
 from bench.schema.grid import AUTO
 from bench.schema.preset import Preset
 from bench.sweep.options import add_running, choose_dataset, read_running
 from bench.sweep.probing import describe_wall, find_largest
-from bench.sweep.wall import ANSWERED, APART, STEP
+from bench.sweep.wall import ANSWERED, STEP, UNRELATED_AXES
 
-PRECISIONS = {"cuda": ["fp32", "fp16", "bf16-amp"], "cpu": ["fp32", "bf16-amp"]}
+DEFAULT_PRECISIONS = {"cuda": ["fp32", "fp16", "bf16-amp"], "cpu": ["fp32", "bf16-amp"]}
 """The default precisions, by device."""
 
-TOLD = (
+_TOLD = (
     *("largest", "smallest_failing", "thrashes_from", "recommended"),
     *("line", "available_bytes", "margin", "probes", "ending"),
 )
@@ -49,7 +49,7 @@ TOLD = (
 def build_parser() -> Parser:
     parser = Parser(
         prog="python -m bench.fit",
-        absent=dict.fromkeys(("batch_size", *APART), "it chooses what its runs measure")
+        absent=dict.fromkeys(("batch_size", *UNRELATED_AXES), "it chooses what its runs measure")
         | OF_SWEEPS,
         usage="%(prog)s [--precision NAME …] [--memory-limit SIZE] [--out DIR] […]",
         description=describe(__doc__),
@@ -67,15 +67,16 @@ def build_parser() -> Parser:
         group,
         "--margin",
         "P%",
-        f"recommend a batch size that leaves this share of memory free ({100 * MARGIN:g}%%)",
+        f"recommend a batch size that leaves this share of memory free ({100 * FREE_MARGIN:g}%%)",
         _parse_margin,
-        MARGIN,
+        FREE_MARGIN,
     )
     group.add_argument("--json", action="store_true", help="print JSON on standard output")
     add_axes(
         parser,
         "each takes one value or several, and each combination is searched; default precisions: "
-        f"{' '.join(PRECISIONS['cuda'])} on a GPU, {' '.join(PRECISIONS['cpu'])} on a CPU; without "
+        f"{' '.join(DEFAULT_PRECISIONS['cuda'])} on a GPU, "
+        f"{' '.join(DEFAULT_PRECISIONS['cpu'])} on a CPU; without "
         "images in --data-dir, synthetic ones, which take as much memory",
     )
     add_running(parser)
@@ -91,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
     """
     given = build_parser().parse(argv)
     axes = read_axes(given)
-    known = (PRECISIONS[str(device)] for device in list_devices(axes))
+    known = (DEFAULT_PRECISIONS[str(device)] for device in list_devices(axes))
     # not treated as flags: settings that this machine cannot run become rows that say so
     chosen: dict[str, list[Value]] = {
         "precision": [*dict.fromkeys(chain.from_iterable(known))],
@@ -104,7 +105,7 @@ def main(argv: Sequence[str]) -> int:
     if given.json:
         told = [
             {name: text for name in named if (text := format_value(getattr(family, name)))}
-            | {name: getattr(wall, name) for name in TOLD}
+            | {name: getattr(wall, name) for name in _TOLD}
             | {"step": given.step}
             for family, wall in walls.items()
         ]

@@ -33,9 +33,9 @@ from bench.workers.examination import probe
 from bench.workers.executors import Settings
 from bench.workers.executors.subprocess import SubprocessExecutor
 from bench.workers.job import Lane
-from bench.workers.rates import SECONDS
+from bench.workers.rates import RATES_VARIABLE
 
-ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[1]
 
 SETUP_S = 3.0
 """The longest set-up of a small case on a GPU, which took about 0.7 s on an H200."""
@@ -53,7 +53,7 @@ END_S = 30.0  # after a signal, or the end of another process
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observed:
     """What the commands of a check left: their latest rows, what they printed, return codes, and
     how long they took from the moment of an interference."""
 
@@ -71,14 +71,14 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Check:
+class Expectation:
     """A check: what is expected of the ``commands``, with `WORDS`; ``judge`` returns what was seen
     if that is something else. ``harm`` is done to a command once a worker of it runs."""
 
     name: str
     expected: str
     commands: tuple[str, ...]
-    judge: Callable[[Seen], str]
+    judge: Callable[[Observed], str]
     gpu: bool = False
     harm: Callable[[subprocess.Popen[str], int], None] | None = None
 
@@ -86,12 +86,12 @@ class Check:
 # ----------------------------------------------------------------------------- what may be wrong
 
 
-def _find_failed(seen: Seen) -> str:
+def _find_failed(seen: Observed) -> str:
     bad = [f"{row.status}: {row.reason}" for row in seen.rows if row.status != Status.OK]
     return bad[0] if bad else "" if seen.rows else seen.printed.strip()[-200:] or "no row"
 
 
-def _judge_setup(seen: Seen) -> str:
+def _judge_setup(seen: Observed) -> str:
     held = [row.number("baseline_device_bytes") for row in seen.rows]
     slow = max((row.number("setup_time_s") or 0.0 for row in seen.rows), default=0.0)
     known = [size for size in held if size is not None]
@@ -106,7 +106,7 @@ def _judge_setup(seen: Seen) -> str:
     return next(filter(None, wrong), "")
 
 
-def _judge_limit(seen: Seen) -> str:
+def _judge_limit(seen: Observed) -> str:
     ordered = sorted(seen.rows, key=lambda row: row.batch_size)
     if len(ordered) != 2 or ordered[0].status != Status.OK:
         return _find_failed(seen)
@@ -119,7 +119,7 @@ def _judge_limit(seen: Seen) -> str:
     return ""
 
 
-def _judge_counting(seen: Seen) -> str:
+def _judge_counting(seen: Observed) -> str:
     if wrong := _find_failed(seen):
         return wrong
     after: dict[bool, float] = {}
@@ -132,25 +132,25 @@ def _judge_counting(seen: Seen) -> str:
     return f"{more:.1f} s longer with autotuning" if more > COUNTING_S else ""
 
 
-def _judge_script(seen: Seen) -> str:
+def _judge_script(seen: Observed) -> str:
     if wrong := _find_failed(seen):
         return wrong
     untold = any(row.number("step_time_median_s") is None for row in seen.rows)
     return "no time of its steps" if untold else ""
 
 
-def _judge_fit(seen: Seen) -> str:
+def _judge_fit(seen: Observed) -> str:
     fine = seen.codes == [0] and "leaves" in seen.printed
     return "" if fine else seen.printed.strip()[-200:]
 
 
-def _judge_killed(seen: Seen) -> str:
+def _judge_killed(seen: Observed) -> str:
     ends = [row.status for row in seen.rows]
     late = seen.late
     return "" if ends == [Status.KILLED] and not late else f"{ends} after {seen.ended_s:.0f} s"
 
 
-def _judge_stopped(seen: Seen) -> str:
+def _judge_stopped(seen: Observed) -> str:
     if seen.codes != [128 + signal.SIGINT] or seen.late:
         return f"return code {seen.codes[0]} after {seen.ended_s:.0f} s"
     left = find_neighbours(seen.uuid) if seen.uuid else ()
@@ -165,67 +165,67 @@ def _interrupt(child: subprocess.Popen[str], worker: int) -> None:
     child.send_signal(signal.SIGINT)
 
 
-CHECKS = (
-    Check(
+EXPECTATIONS = (
+    Expectation(
         "set-up",
         f"two small cases, each set up in about 0.7 s (at most {SETUP_S:g}) from a process that "
         "has torch, on a card with the same memory held and no neighbour",
         ("{sweep} --batch-size 32 64",),
         _judge_setup,
     ),
-    Check(
+    Expectation(
         "limit",
         "a small batch trains within a memory limit, and a large one runs out of memory",
         ("{sweep} --memory-limit {limit} --batch-size 16 {large}",),
         _judge_limit,
     ),
-    Check(
+    Expectation(
         "graphs",
         "captured steps, with clipped gradients and without",
         ("{sweep} --cuda-graphs --clip-grad none 1 --batch-size 64",),
         _find_failed,
         gpu=True,
     ),
-    Check(
+    Expectation(
         "autotuning",
         f"what follows the steps takes at most {COUNTING_S:g} s longer with it",
         ("{sweep} --batch-size 64", "{sweep} --batch-size 64 --cudnn-benchmark"),
         _judge_counting,
         gpu=True,
     ),
-    Check(
+    Expectation(
         "script",
         "a script's own steps are timed, by bench.step",
         ("bench.sweep {into} --command '{python} {root}/examples/train.py --steps 12'",),
         _judge_script,
     ),
-    Check(
+    Expectation(
         "fit",
         "the largest batch under a memory limit is found",
         ("bench.fit {into} --dataset synthetic {small} --memory-limit {limit} --step 64",),
         _judge_fit,
         gpu=True,  # on a CPU its probes take minutes, and make card rehearses it
     ),
-    Check(
+    Expectation(
         "ddp",
         "a network trained by DistributedDataParallel",
         ("{sweep} --batch-size 64 --parallel ddp --world-size {ranks}",),
         _find_failed,
     ),
-    Check(
+    Expectation(
         "killed rank",
         f"a row that says killed, within {END_S:g} s",
         ("{sweep} --batch-size 32 --steps 5000 --parallel ddp --world-size {ranks}",),
         _judge_killed,
         harm=_kill,
     ),
-    Check(
+    Expectation(
         "compiled",
         "a compiled network, with a last batch that is smaller",
         ("{sweep} --batch-size 96 --compile",),
         _find_failed,
     ),
-    Check(
+    Expectation(
         "interrupted",
         f"Ctrl-C ends a compiled case within {END_S:g} s and leaves nothing on the card",
         ("{sweep} --batch-size 48 --steps 5000 --compile",),
@@ -245,7 +245,7 @@ SIZES = {
     "cuda": {"small": "--model dpn-small --precision fp16", "limit": "3GiB", "large": "8192"},
     "cpu": {"small": "--model dpn-small --precision fp32", "limit": "560MiB", "large": "512"},
 }
-"""What the words of `CHECKS` stand for, on each device."""
+"""What the words of `EXPECTATIONS` stand for, on each device."""
 
 
 # ----------------------------------------------------------------------------------- how they run
@@ -262,7 +262,7 @@ def check_server() -> str:
     return ""
 
 
-def run_check(check: Check, words: dict[str, str], out: Path, uuid: str | None) -> str:
+def run_check(check: Expectation, words: dict[str, str], out: Path, uuid: str | None) -> str:
     """Run the commands of a check, each into a folder of its own in ``out``. Return what was seen
     if it is not what was expected."""
     rows, said, codes, ended = list[Row](), list[str](), list[int](), 0.0
@@ -291,7 +291,7 @@ def run_check(check: Check, words: dict[str, str], out: Path, uuid: str | None) 
         if (folder / RECORDS).is_file():
             latest = {row.case: row for row in read_rows(folder)}
             rows += latest.values()
-    return check.judge(Seen(rows, said[-1], codes, words["device"], uuid, ended))
+    return check.judge(Observed(rows, said[-1], codes, words["device"], uuid, ended))
 
 
 def _await_worker(child: subprocess.Popen[str]) -> int:
@@ -316,10 +316,10 @@ def _count_ranks(device: str) -> int:
 
 
 def choose_words(device: str, shared: bool) -> dict[str, str]:
-    """Return what the words of `CHECKS` stand for."""
+    """Return what the words of `EXPECTATIONS` stand for."""
     about = {"device": device, "ranks": str(_count_ranks(device))}
     about["where"] = f"--device {device}" + " --allow-shared" * shared
-    about |= {"python": shlex.quote(sys.executable), "root": str(ROOT)}
+    about |= {"python": shlex.quote(sys.executable), "root": str(_ROOT)}
     return WORDS | SIZES[device] | about
 
 
@@ -330,8 +330,8 @@ def go_through(device: str, out: Path, shared: bool) -> Iterator[tuple[str, str,
         expected = "what others are forked from holds no file of the driver"
         yield "server", expected, check_server()
     words, uuid = choose_words(device, shared), platform.environment.gpu_uuid
-    asked = [check for check in CHECKS if device == "cuda" or not check.gpu]
-    if not (ROOT / "examples").is_dir():
+    asked = [check for check in EXPECTATIONS if device == "cuda" or not check.gpu]
+    if not (_ROOT / "examples").is_dir():
         asked = [check for check in asked if check.name != "script"]
     with Progress(len(asked), "check") as progress:
         for check in asked:
@@ -352,7 +352,7 @@ def main(argv: Sequence[str]) -> int:
     given = parser.parse(argv)
     if given.device not in SIZES:
         raise UsageError(f"--device {given.device}: give cuda or cpu")
-    os.environ[SECONDS] = "0"  # rates tell nothing here
+    os.environ[RATES_VARIABLE] = "0"  # rates tell nothing here
     wrong, number = [], 0
     for name, expected, seen in go_through(given.device, given.out.absolute(), given.allow_shared):
         number += 1

@@ -28,13 +28,13 @@ from bench.schema.flags import (
 )
 
 if TYPE_CHECKING:
-    from bench.answers.explanation import Explanation, Side
+    from bench.answers.explanation import Explanation, StepSide
     from bench.answers.render.table import Notice
     from bench.results.study.axes import Filter
 
 
 @dataclass(frozen=True)
-class Answer:
+class Explanations:
     """The explained pairs, what they were measured on, and doubts about them."""
 
     explanations: Sequence[Explanation]
@@ -42,7 +42,7 @@ class Answer:
     doubts: Sequence[Notice]
 
 
-def explain(sweep: Path, axis: str, ends: Sequence[Value], where: Sequence[Filter]) -> Answer:
+def explain(sweep: Path, axis: str, ends: Sequence[Value], where: Sequence[Filter]) -> Explanations:
     """Explain the pairs of a sweep that differ in ``axis`` alone. ``ends`` are its values before
     and after; without them, any. Raises UsageError: there is no such pair, or none was
     profiled."""
@@ -73,10 +73,10 @@ def explain(sweep: Path, axis: str, ends: Sequence[Value], where: Sequence[Filte
             "ask for other values, or for another --axis"
         )
     doubts = warn(select(runs, where), results, runs)
-    return Answer(found, list(describe_constants(results, find_varying(results))), doubts)
+    return Explanations(found, list(describe_constants(results, find_varying(results))), doubts)
 
 
-def render_text(answer: Answer, full: bool = False) -> str:
+def render_text(answer: Explanations, full: bool = False) -> str:
     """Render each pair for a terminal: a summary, the reasons, and the changes between the two
     steps; with ``full``, the evidence."""
     from bench.answers.render import text
@@ -95,7 +95,7 @@ def render_text(answer: Answer, full: bool = False) -> str:
     return console.export_text()
 
 
-def render_json(answer: Answer, full: bool = True) -> str:
+def render_json(answer: Explanations, full: bool = True) -> str:
     """Render every figure, in SI units."""
     document = {
         "conditions": list(answer.conditions),
@@ -123,7 +123,7 @@ def _lay_out(found: Explanation) -> dict[str, Any]:
     }
 
 
-def _lay_out_side(side: Side) -> dict[str, Any]:
+def _lay_out_side(side: StepSide) -> dict[str, Any]:
     return {
         "name": side.name,
         "case": asdict(side.case),
@@ -135,7 +135,7 @@ def _lay_out_side(side: Side) -> dict[str, Any]:
     }
 
 
-FORMATS = {"text": render_text, "json": render_json}
+_FORMATS = {"text": render_text, "json": render_json}
 
 
 @command
@@ -163,7 +163,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse(argv)
     from bench.results.study.axes import parse_change, parse_filter
 
-    render = choose_format(options, FORMATS)
+    render = choose_format(options, _FORMATS)
     axis, values = parse_change(options.axis)
     answer = explain(options.sweep, axis, values, [parse_filter(text) for text in options.where])
     write_document(render(answer, options.full), options.output)

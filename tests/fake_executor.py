@@ -17,18 +17,18 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from bench.base.errors import UnsupportedError, UsageError
-from bench.base.origin import EXECUTORS, Kind
+from bench.base.origin import EXECUTORS, ExecutorKind
 from bench.base.text import parse_bytes
 from bench.machine.host import describe_host, find_torch
 from bench.networks.data import SYNTHETIC, DatasetInfo, find_layout
-from bench.networks.data.sources import CLASSES, IMAGES
+from bench.networks.data.sources import CIFAR10_IMAGES, CLASSES
 from bench.networks.weights import hash_weights
 from bench.schema.axis import Value
 from bench.schema.case import Case, parse_value
 from bench.schema.record import MEASURED, EpochRow, Measurement, Outcome, Status
 from bench.sweep import preflight
 from bench.workers.examination import Machine, Platform, examine
-from bench.workers.executors import Executor, Images, Listener, Settings, Stopping
+from bench.workers.executors import Executor, ImageRequest, Listener, Settings, Stopping
 from bench.workers.fingerprint import Fingerprint, Request
 from bench.workers.job import Job, Lane
 from bench.workers.judgement import write_warnings
@@ -126,11 +126,13 @@ class FakeExecutor(Executor):
             models={asked.subject: Fingerprint("", "", "", products=1) for asked in models},
         )
 
-    def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
+    def prepare(self, lane: Lane, images: ImageRequest) -> DatasetInfo:
         if images.name == SYNTHETIC or find_layout(images.data_dir):
             return super().prepare(lane, images)
         # nothing is downloaded for invented results
-        return DatasetInfo(images.name, "", IMAGES["train"], IMAGES["test"], CLASSES, "", "")
+        return DatasetInfo(
+            images.name, "", CIFAR10_IMAGES["train"], CIFAR10_IMAGES["test"], CLASSES, "", ""
+        )
 
     def run(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:
         if stopping():
@@ -235,7 +237,7 @@ def _warn(machine: Machine) -> Sequence[str]:
 def known() -> Iterator[None]:
     """The commands of this process know the fake, and look at no machine for it."""
     real = {name: vars(preflight)[name] for name in ("examine", "write_warnings")}
-    EXECUTORS["fake"] = Kind(f"{__name__}:FakeExecutor", "answers without training")
+    EXECUTORS["fake"] = ExecutorKind(f"{__name__}:FakeExecutor", "answers without training")
     vars(preflight).update(examine=_pass_by, write_warnings=_warn)
     try:
         yield

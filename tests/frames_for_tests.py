@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from bench.results.store.reader import find_records
-from bench.results.store.table import EPOCHS, STEPS, TABLES, WORK, read_columns
+from bench.results.store.table import EPOCHS, STEPS, TABLES, WORK_FILE, read_columns
 
 
 def read_frame(name: str, path: Path) -> pd.DataFrame:
@@ -18,4 +18,4 @@ def read_frame(name: str, path: Path) -> pd.DataFrame:
 
 
 read_steps, read_epochs = partial(read_frame, STEPS), partial(read_frame, EPOCHS)
-read_work = partial(read_frame, WORK)
+read_work = partial(read_frame, WORK_FILE)

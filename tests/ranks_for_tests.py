@@ -26,7 +26,7 @@ from bench.networks.data.batches import Batches, Divided, Share
 from bench.networks.workloads import Loss, Workload
 from bench.schema.case import Case, whole_batch
 from bench.training.loop import Training, merge, train_epoch
-from bench.training.parallel import GradientExchange, Group, Processes, measure_exchange
+from bench.training.parallel import GradientExchange, Processes, ProcessGroup, measure_exchange
 from bench.training.timing import StepClock
 
 CPU = torch.device("cpu")
@@ -69,7 +69,7 @@ def open_data(items: int, case: Case, share: Share) -> Batches:
 
 
 def train(
-    items: int, case: Case, group: Group | None, **settings: Any
+    items: int, case: Case, group: ProcessGroup | None, **settings: Any
 ) -> tuple[Exact, list[float], list[int]]:
     """Train an epoch of so many images; the training, mean losses, and images of each step."""
     training = Exact(**settings)
@@ -90,7 +90,7 @@ def _hash(weights: Tensor) -> Any:
     return sha256(weights.numpy().tobytes())
 
 
-def gradients(group: Group) -> dict[str, Any]:
+def gradients(group: ProcessGroup) -> dict[str, Any]:
     """Gradients of each step, by number of images and micro-batches, beside one process's."""
     found = {}
     for items, accumulate in ((21, 1), (21, 2), (16, 1), (8 * group.size + 1, 1)):
@@ -109,7 +109,7 @@ def gradients(group: Group) -> dict[str, Any]:
     return found
 
 
-def clipped(group: Group) -> dict[str, Any]:
+def clipped(group: ProcessGroup) -> dict[str, Any]:
     """Weights, and norms of the steps' gradients, clipped in all processes and in one."""
     settings = {"clip_grad": 0.5}
     case = replace(CASE, world_size=group.size, accumulate=2)
@@ -121,7 +121,7 @@ def clipped(group: Group) -> dict[str, Any]:
     }
 
 
-def compressed(group: Group) -> dict[str, Any]:
+def compressed(group: ProcessGroup) -> dict[str, Any]:
     """Gradients that were exchanged in half precision: their errors, bytes and buckets."""
     found = {}
     for name in ("none", "fp16", "bf16"):
@@ -138,7 +138,7 @@ def compressed(group: Group) -> dict[str, Any]:
     return found
 
 
-def divided_first(group: Group) -> dict[str, Tensor]:
+def divided_first(group: ProcessGroup) -> dict[str, Tensor]:
     """Gradients at the ends of float16's range: 40,000 in each process, and 1e-6."""
 
     class Given(Exact):
@@ -153,7 +153,7 @@ def divided_first(group: Group) -> dict[str, Tensor]:
     return {"high": float(training.seen[0][0]), "low": float(training.seen[0][-1])}
 
 
-def overflow(group: Group) -> dict[str, Any]:
+def overflow(group: ProcessGroup) -> dict[str, Any]:
     """A gradient that overflows in the last process alone, under two dynamic scales."""
 
     def spoil(batch: Divided, bad: bool) -> Divided:
@@ -187,7 +187,7 @@ def overflow(group: Group) -> dict[str, Any]:
 class Slow(Exact):
     """A training that sleeps in each step of the last process."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: ProcessGroup) -> None:
         self._sleeps = group.rank == group.size - 1
         super().__init__()
 
@@ -197,7 +197,7 @@ class Slow(Exact):
         return super().compute_loss(batch, compiled)
 
 
-def straggler(group: Group) -> dict[str, Any]:
+def straggler(group: ProcessGroup) -> dict[str, Any]:
     """The last process sleeps in each step: step times and work of each, and what is exposed."""
     case = replace(CASE, world_size=group.size)
     training = Slow(group)
@@ -215,7 +215,7 @@ def straggler(group: Group) -> dict[str, Any]:
     }
 
 
-def exposed(group: Group) -> dict[str, Any]:
+def exposed(group: ProcessGroup) -> dict[str, Any]:
     """Sending gradients takes `SLEEP_S` in which nothing else happens."""
     case = replace(CASE, world_size=group.size)
     real = dist.all_reduce
@@ -240,7 +240,7 @@ def exposed(group: Group) -> dict[str, Any]:
     return {"exposed": found, "same": group.gather(same)}
 
 
-SCENARIOS: dict[str, Callable[[Group], Any]] = {
+SCENARIOS: dict[str, Callable[[ProcessGroup], Any]] = {
     one.__name__: one
     for one in (
         gradients,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from bench.machine.gpus import Depth, Device, Process, Reading
+from bench.machine.gpus import Depth, Device, GpuProcess, Reading
 
 
 class Replay(Device):
@@ -25,7 +25,7 @@ class Replay(Device):
         for row in self._rows if depth == Depth.EDGE else ():
             edge = row.pop("edge", False)
             if row.get("others") is not None:
-                row["others"] = tuple(Process(**process) for process in row["others"])
+                row["others"] = tuple(GpuProcess(**process) for process in row["others"])
             if row.get("throttle") is not None:
                 row["throttle"] = tuple(row["throttle"])
             readings.append(Reading(**row))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bench.networks.data import Dataset, DatasetInfo
+from bench.networks.data import DatasetInfo, ImageArrays
 from bench.networks.workloads import IMAGES, Workload
 from bench.networks.workloads import Network as Run
 from bench.results.scale_map import ScaleCase
@@ -94,7 +94,7 @@ class Rows(Workload):
 BATCH = 4
 
 
-def dataset(seed: int | None = None, images: int = 16) -> Dataset:
+def dataset(seed: int | None = None, images: int = 16) -> ImageArrays:
     """Grey images of class 0, or random images of random classes."""
     rng = np.random.default_rng(seed)
     x = np.full((images, 3, 32, 32), 128, np.uint8)
@@ -103,7 +103,7 @@ def dataset(seed: int | None = None, images: int = 16) -> Dataset:
         x = rng.integers(0, 256, x.shape, np.uint8)
         y = rng.integers(0, 10, images).astype(np.uint8)
     info = DatasetInfo("synthetic", "", images, 0, 10, "", "")
-    return Dataset(info, x, y, x[:0], y[:0])
+    return ImageArrays(info, x, y, x[:0], y[:0])
 
 
 SMALL = Case(
@@ -119,7 +119,7 @@ POWERS = tuple(2.0**k for k in range(41))
 
 def answer(
     model: str = "small_gradients",
-    data: Dataset | None = None,
+    data: ImageArrays | None = None,
     steps: int = 3,
     scales: Sequence[float] = POWERS,
     **settings: Any,

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench.base.origin import EXECUTORS, Kind
+from bench.base.origin import EXECUTORS, ExecutorKind
 from bench.schema.record import Outcome, Step
 from bench.sweep import __main__ as sweep
-from bench.workers.executors import Event
+from bench.workers.executors import CaseEvent
 from bench.workers.job import Job, StepTaken
 from tests.fake_executor import FakeExecutor, known
 
@@ -29,7 +29,7 @@ class SlowFake(FakeExecutor):
     """Answers after a while, with a short curve."""
 
     def run(
-        self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
+        self, job: Job, on_event: Callable[[CaseEvent], None], stopping: Callable[[], bool]
     ) -> Outcome:
         """Wait, unless stopped, then answer as the fake does."""
         begun, took = time.monotonic(), random.uniform(0, DELAY_S)
@@ -52,6 +52,6 @@ class SlowFile(io.FileIO):
 
 if __name__ == "__main__":
     with known():
-        EXECUTORS["fake"] = Kind("__main__:SlowFake")
+        EXECUTORS["fake"] = ExecutorKind("__main__:SlowFake")
         io.FileIO = SlowFile  # type: ignore[misc]
         sys.exit(sweep.main())

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.base.errors import UsageError
-from bench.networks.data import Dataset, load, prepare
+from bench.networks.data import ImageArrays, load, prepare
 from bench.networks.data.batches import Batches, Counted, Divided, Supply
 from bench.networks.data.synthetic import count_images
 from bench.networks.workloads import Images, Network, Workload
@@ -27,7 +27,7 @@ from bench.schema.grid import grid
 from bench.schema.record import Measurement, Status
 from bench.schema.rules import check_batches
 from bench.sweep.__main__ import main as sweep
-from bench.sweep.wall import Probe, Trial, name_family
+from bench.sweep.wall import Probe, ProbedFamily, name_family
 from bench.training.counting import count_flop
 from bench.workers.fingerprint import examine_model
 from tests.pytest_for_tests import Capture
@@ -49,11 +49,11 @@ def of_cifar() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def dataset() -> Dataset:
+def dataset() -> ImageArrays:
     return load(prepare("synthetic", data_dir=None, input="3x64x64", classes=300).folder)
 
 
-def test_large_images_take_no_more_memory_than_cifar(dataset: Dataset) -> None:
+def test_large_images_take_no_more_memory_than_cifar(dataset: ImageArrays) -> None:
     info = dataset.info
     assert dataset.train_images.shape == (12_500, 3, 64, 64)
     assert dataset.test_images.shape == (info.test_images, 3, 64, 64) == (2_500, 3, 64, 64)
@@ -81,7 +81,7 @@ def test_an_epoch_visits_few_images_again() -> None:
     assert [len(y) for _, y in batches.evaluation(4)] == [4, 3]
 
 
-def test_a_network_is_built_and_counted_for_its_images(dataset: Dataset) -> None:
+def test_a_network_is_built_and_counted_for_its_images(dataset: ImageArrays) -> None:
     images = Images("dpn-small", dataset)
     assert (images.samples, images.shape, images.classes) == (50_000, (3, 64, 64), 300)
     model = images.build_model()
@@ -160,9 +160,9 @@ def test_one_item_is_a_batch_unless_there_may_be_batchnorm() -> None:
 def test_a_search_without_batchnorm_may_try_every_size() -> None:
     """64 images at 21 leave one. Records alone tell by what was tried."""
     family = name_family(Case(dataset="synthetic", device="cpu"))
-    assert 21 in Trial(family, [Probe(21, Status.OK)]).aim(64, 1).sizes
-    assert not {1, 21} & set(Trial(family, [Probe(20, Status.OK)]).aim(64, 1).sizes)
-    assert {1, 21} <= set(Trial(family).aim(64, 1, batchnorm=False).sizes)
+    assert 21 in ProbedFamily(family, [Probe(21, Status.OK)]).aim(64, 1).sizes
+    assert not {1, 21} & set(ProbedFamily(family, [Probe(20, Status.OK)]).aim(64, 1).sizes)
+    assert {1, 21} <= set(ProbedFamily(family).aim(64, 1, batchnorm=False).sizes)
 
 
 # ------------------------------------------------------------------------------------ a user's data

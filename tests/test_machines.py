@@ -20,7 +20,7 @@ from bench.advise.__main__ import build_parser as build_advise
 from bench.base.errors import UsageError
 from bench.check.__main__ import build_parser as build_check
 from bench.check.__main__ import choose_cases as choose_checked
-from bench.fit import PRECISIONS as FITTED
+from bench.fit import DEFAULT_PRECISIONS as FITTED
 from bench.fit import build_parser as build_fit
 from bench.machine.gpus import Depth
 from bench.machine.host import has_cuda
@@ -34,7 +34,7 @@ from bench.sweep.loop import Loop
 from bench.sweep.options import Options, Plan, parse_arguments, plan_cases, read_running
 from bench.sweep.preflight import check, open_lanes
 from bench.workers.examination import Machine, examine, guess_devices
-from bench.workers.executors import ALL, Images, Settings
+from bench.workers.executors import ALL, ImageRequest, Settings
 from bench.workers.executors.subprocess import SubprocessExecutor
 from bench.workers.judgement import judge
 from tests.machines_for_tests import MACHINES
@@ -74,7 +74,7 @@ def start(module: str, flags: list[str], machine: Machine) -> str:
     asked, options, every = plan(module, flags)
     if module in ("bench.sweep", "bench.fit", "bench.advise") and options.here:
         open_lanes(SubprocessExecutor(Settings()), [*asked.cases, *asked.unsized], options)
-    inputs = check(asked, machine, options, Images.count, every=every)
+    inputs = check(asked, machine, options, ImageRequest.count, every=every)
     loop: Any = SimpleNamespace(inputs=inputs, options=options)
     left: dict[str, dict[str, None]] = {}
     for case in [*asked.cases, *asked.unsized]:

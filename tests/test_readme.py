@@ -29,7 +29,7 @@ import pandas as pd
 import pytest
 
 from bench.__main__ import COMMANDS as PROGRAMS
-from bench.advise.advisor import Answer
+from bench.advise.advisor import Advice
 from bench.advise.findings import Findings, list_levers, strip
 from bench.answers.explanation import CURES
 from bench.check.checks import CHECKS
@@ -184,7 +184,7 @@ def write_advice() -> str:
         findings.add(row.case, row)
     runs = read_runs([read_sweep(ADVICE)])
     folder = Path("results") / ADVICE.name
-    answer = Answer(findings, {}, folder, config["command"], True, runs=runs)
+    answer = Advice(findings, {}, folder, config["command"], True, runs=runs)
     return "\n".join(answer.write()) + "\n"
 
 

@@ -10,7 +10,7 @@ import pytest
 from bench.compare.__main__ import main as compare
 from bench.report.__main__ import main as report
 from bench.results.store.reader import read_records
-from bench.results.verdict import Claim, Verdict, compare_seeds, judge_equivalences
+from bench.results.verdict import EquivalenceVerdict, Verdict, compare_seeds, judge_equivalences
 from bench.schema.case import Case
 from bench.sweep.__main__ import main as sweep
 from tests.frames_for_tests import read_steps
@@ -69,7 +69,11 @@ def test_differences_are_judged_in_the_direction_of_the_loss(
 
 def test_equivalence_below_zero_has_a_margin_of_the_mean() -> None:
     a = dict(enumerate(NEAR))
-    for factor, claim in ((1.001, Claim.EQUIVALENT), (0.9, Claim.WORSE), (1.1, Claim.BETTER)):
+    for factor, claim in (
+        (1.001, EquivalenceVerdict.EQUIVALENT),
+        (0.9, EquivalenceVerdict.WORSE),
+        (1.1, EquivalenceVerdict.BETTER),
+    ):
         b = {seed: factor * loss + 1e-3 * (seed % 2) for seed, loss in a.items()}
         pair = ({s: [v] for s, v in a.items()}, {s: [v] for s, v in b.items()})
         (found,) = judge_equivalences([pair], 0.02)

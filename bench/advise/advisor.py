@@ -44,7 +44,7 @@ intervals, which then need not allow for a drift, were of 2 to 32 %."""
 MOST_S = 10.0
 """Most seconds of a run's steps, as far as they can be predicted; `UNTIL` ends most before."""
 
-LEAST_STEPS = 8
+_LEAST_STEPS = 8
 """Steps that a run measures however long they take: an epoch has no interval below six steps."""
 
 EXPLORE = 0.7
@@ -55,7 +55,7 @@ SEEDS = 5
 """Seeds by which to compare what two settings learn."""
 
 
-def find_advice(now: Case, options: Options, budget_s: float, until: float) -> Answer:
+def find_advice(now: Case, options: Options, budget_s: float, until: float) -> Advice:
     """Search from the setting that is used ``now``, until ``until`` by `time.monotonic`, and return
     what was found."""
     with open_loop(options, Plan([now])) as loop:
@@ -72,7 +72,7 @@ def find_advice(now: Case, options: Options, budget_s: float, until: float) -> A
             loop.work(advisor)
         pending = advisor.choose(math.inf) is not None
     runs = read_runs([read_sweep(loop.out)])
-    return Answer(findings, advisor.left_out, loop.out, loop.resume, pending, loop.stopped, runs)
+    return Advice(findings, advisor.left_out, loop.out, loop.resume, pending, loop.stopped, runs)
 
 
 class Advisor(Grid):
@@ -168,9 +168,9 @@ class Advisor(Grid):
 
     def _size(self, setting: Case) -> Case:
         """Return the case that measures a setting: the one that did, if it was for longer than
-        `LEAST_STEPS`, or else one for `MOST_S`, and at least `LEAST_STEPS`."""
+        `_LEAST_STEPS`, or else one for `MOST_S`, and at least `_LEAST_STEPS`."""
         items = max(1, self.loop.inputs.data(setting).train_images)
-        part = LEAST_STEPS * setting.batch_size / items
+        part = _LEAST_STEPS * setting.batch_size / items
         known = self.findings.cases.get(setting)
         if known and known.fraction > 1.1 * part:  # it was rounded
             return known
@@ -202,7 +202,7 @@ def name(setting: Case, now: Case) -> str:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Advice:
     """The outcome of a search."""
 
     findings: Findings

@@ -42,7 +42,7 @@ Batch sizes follow from the present one. max-autotune is left out: it takes minu
 OCTAVES = range(-2, 6)
 """Doublings of the present batch size that are tried."""
 
-FEWEST_STEPS = 8
+_FEWEST_STEPS = 8
 """Fewest steps of an epoch; with fewer, a larger batch would be all of the data."""
 
 ROUNDS = 3
@@ -75,7 +75,7 @@ def list_levers(
         items: the number of training items of an epoch.
     """
     sizes = [round(now.batch_size * 2.0**octave) for octave in OCTAVES]
-    most = max(now.batch_size, items // FEWEST_STEPS)
+    most = max(now.batch_size, items // _FEWEST_STEPS)
     levers = {**LEVERS[now.device], "batch_size": [n for n in sizes if 1 <= n <= most]}
     asked = {name: values for name, values in given.items() if name in levers or len(values) > 1}
     return levers | asked

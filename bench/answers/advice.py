@@ -12,7 +12,7 @@ from bench.schema.flags import change_flags, split_flags
 
 BUDGET = "10m"
 
-MORE = 2
+_MORE = 2
 """Multiple of the budget to propose if the budget was too small."""
 
 
@@ -30,6 +30,6 @@ def propose(command: str, folder: Path, *, longer: bool = True, anew: bool = Fal
     have, or begins one ``anew`` in a folder beside it, since runs with a warning stay in theirs."""
     flags = split_flags(shlex.split(command)[3:])
     given = flags.get("--budget", [BUDGET])[-1].rpartition("=")[2]
-    minutes = math.ceil(parse_budget("--budget", given) * (MORE if longer else 1) / 60)
+    minutes = math.ceil(parse_budget("--budget", given) * (_MORE if longer else 1) / 60)
     out = folder.with_name(f"{folder.name}-again") if anew else folder
     return change_flags(command, ["--out", str(out), "--budget", f"{minutes}m"])

@@ -20,13 +20,13 @@ from bench.answers.report_data import ReportData
 from bench.base.limits import MIN_REPEATS, STEADY
 from bench.base.text import ESTIMATE
 from bench.results.study.axes import find_varying
-from bench.results.study.effects import MARGIN, Effect, judge_learning
-from bench.results.study.estimate import ENERGY, LOSS, MEMORY, TIME, Estimate
+from bench.results.study.effects import EQUAL_MARGIN, Effect, judge_learning
+from bench.results.study.estimate import ENERGY, LOSS, MEMORY_METRIC, TIME, Estimate
 from bench.results.study.quantities import Metric
 from bench.results.verdict import Verdict
 from bench.schema.axis import name_axis
 
-MIXED = "mixed"  # the verdict on a change that makes some cases faster and others not
+_MIXED = "mixed"  # the verdict on a change that makes some cases faster and others not
 
 
 def _tabulate_effects(found: ReportData) -> Iterator[Sheet]:
@@ -82,13 +82,15 @@ def _tabulate_effects(found: ReportData) -> Iterator[Sheet]:
         Column("pairs", "pairs", "how many pairs of cases differ in that alone", write_pairs,
                number=True, keep=8),
         Column("memory", "memory", "change of the peak",
-               lambda effect: write_percent(MEMORY, effect), number=True, better="lower", keep=6),
+               lambda effect: write_percent(MEMORY_METRIC, effect),
+               number=True, better="lower", keep=6),
         Column("energy", "energy", "change of an epoch's",
                lambda effect: write_percent(ENERGY, effect), number=True, better="lower", keep=4),
         Column("loss", "loss", "change of the training loss; below zero the difference", write_loss,
                better="lower",
                keep=5),
-        Column("learnt", "learns as well?", f"equivalence within {100 * MARGIN:.0f} %, over seeds",
+        Column("learnt", "learns as well?",
+               f"equivalence within {100 * EQUAL_MARGIN:.0f} %, over seeds",
                say_learnt, keep=7, wrap=True),
         Column("doubts", "remarks", "what speaks against a case of these",
                lambda effect: ", ".join(effect.doubts), keep=8, wrap=True),
@@ -110,23 +112,23 @@ def _tabulate_effects(found: ReportData) -> Iterator[Sheet]:
     )
 
 
-MOST_LISTED = 4  # ratios that a cell lists
+_MOST_LISTED = 4  # ratios that a cell lists
 
 
 def _list_ratios(each: Sequence[float]) -> str:
     """List the speeds of pairs that have no common one, or from which to which they are."""
     speeds = sorted(1 / ratio for ratio in each)
-    if len(speeds) > MOST_LISTED:
+    if len(speeds) > _MOST_LISTED:
         return f"{write_ratio(speeds[0])} to {write_ratio(speeds[-1])}×"
     return f"{', '.join(map(write_ratio, speeds))}×"
 
 
 def _judge_time(found: ReportData, time: Estimate) -> str:
     """Return the verdict on a change, and by what axis its pairs differ if they do."""
-    word = MIXED if time.mixed else TIME.word(time.ratio.judge(STEADY))
+    word = _MIXED if time.mixed else TIME.word(time.ratio.judge(STEADY))
     if not time.apart:
         return word
-    known = word not in (MIXED, TIME.word(Verdict.NONE), TIME.word(Verdict.AMBIGUOUS))
+    known = word not in (_MIXED, TIME.word(Verdict.NONE), TIME.word(Verdict.AMBIGUOUS))
     cells = {before for before, _ in time.cells}
     axes = find_varying([result for result in found.results if result.cell in cells])
     told = f"differs by {name_axis(axes[0])}" if len(axes) == 1 else "differs"
@@ -139,4 +141,4 @@ def _write_signed(value: float, decimals: int) -> str:
     return text if float(text) else text[1:]
 
 
-EFFECTS = Section("effects", "What does each change do?", _tabulate_effects)
+EFFECTS_SECTION = Section("effects", "What does each change do?", _tabulate_effects)

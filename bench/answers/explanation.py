@@ -13,7 +13,7 @@ from bench.profile.breakdown import (
     Breakdown,
     Ceiling,
     Change,
-    Timed,
+    TimedWork,
     find_ceiling,
     list_changes,
     name_part,
@@ -22,7 +22,7 @@ from bench.profile.rates import COPY, PRODUCT, has_instructions, write_rate
 from bench.profile.step import (
     CONVOLUTIONS,
     Bound,
-    Step,
+    StepWork,
     Wait,
     find_limit,
     find_rate,
@@ -34,7 +34,7 @@ from bench.schema.case import AXES, Case
 from bench.schema.precision import Arithmetic
 from bench.schema.record import WorkRow, read_kernels
 from bench.schema.rules import takes
-from bench.schema.work import Kind
+from bench.schema.work import WorkKind
 
 
 class Cause(Explained):
@@ -57,12 +57,12 @@ class Cause(Explained):
 
 
 @dataclass(frozen=True)
-class Side:
+class StepSide:
     """One of the two cases of a pair. Times of A are scaled to the number of items in B's step."""
 
     name: str  # its difference from the other: ``fp32``, ``compile default``
     case: Case
-    step: Step
+    step: StepWork
     breakdown: Breakdown
     format: str  # what its products' inputs are rounded to, as `bench.schema.precision.Arithmetic`
     times: tuple[float, ...] = ()  # the median step of each repeat, in s
@@ -90,8 +90,8 @@ class Explanation:
     of the steps, with `LEFT_OVER` last; the reasons and ``unexplained_s`` add up to the steps.
     Changes and reasons are sorted, the largest first."""
 
-    a: Side
-    b: Side
+    a: StepSide
+    b: StepSide
     items: int  # per step, which both train on or are scaled to
     speedup: Ratio  # time of A over that of B, with the interval of the repeats
     ceiling: Ceiling | None  # the most that B can gain; None if not known
@@ -161,7 +161,7 @@ def list_cures(cause: Cause, case: Case) -> tuple[str, ...]:
 LOW = (Arithmetic.FLOAT16, Arithmetic.BFLOAT16, Arithmetic.FLOAT8)
 """Formats of fewer bits than float32."""
 
-OWN_FORMAT = (Kind.OPTIMIZER, Kind.COPY)
+OWN_FORMAT = (WorkKind.OPTIMIZER, WorkKind.COPY)
 """Kinds that use float32 by design, not because autocast keeps them there."""
 
 
@@ -181,20 +181,20 @@ TENSOR_CORES = (
 
 
 @dataclass(frozen=True)
-class Share:
+class CauseShare:
     """A part of a step's time due to one cause; ``timed`` is its operation, None for a wait."""
 
     cause: Cause
     time_s: float
-    timed: Timed | None = None
+    timed: TimedWork | None = None
 
 
-def find_shares(side: Side, clock: float = 1.0) -> Iterator[Share]:
+def find_shares(side: StepSide, clock: float = 1.0) -> Iterator[CauseShare]:
     """Divide a step's time among causes, leaving out time without a cause. ``clock`` is the step's
     clock rate over that of the step it is compared with, at most 1."""
     for timed in side.breakdown.rows:
         for cause, time_s in _divide(timed, side, clock):
-            yield Share(cause, time_s, timed)
+            yield CauseShare(cause, time_s, timed)
     limit = Cause.MEMORY_LIMIT if side.alloc_retries else None
     for wait, cause in (
         (Wait.INPUT, Cause.LOADER),
@@ -202,18 +202,18 @@ def find_shares(side: Side, clock: float = 1.0) -> Iterator[Share]:
         (Wait.IDLE, limit or Cause.LAUNCH),
     ):
         if time_s := side.breakdown.parts.get(wait, 0.0):
-            yield Share(cause, time_s)
+            yield CauseShare(cause, time_s)
 
 
 _WHOLLY = {
-    Kind.INPUT: Cause.LOADER,
-    Kind.CAST: Cause.ADDED,
-    Kind.LOSS_SCALING: Cause.ADDED,
-    Kind.LAYOUT: Cause.LAYOUT,
+    WorkKind.INPUT: Cause.LOADER,
+    WorkKind.CAST: Cause.ADDED,
+    WorkKind.LOSS_SCALING: Cause.ADDED,
+    WorkKind.LAYOUT: Cause.LAYOUT,
 }
 
 
-def _divide(timed: Timed, side: Side, clock: float) -> Iterator[tuple[Cause, float]]:
+def _divide(timed: TimedWork, side: StepSide, clock: float) -> Iterator[tuple[Cause, float]]:
     row, time_s, step = timed.row, timed.time_s, side.step
     if whole := _find_whole(timed, side):
         yield whole, time_s
@@ -239,8 +239,8 @@ def _divide(timed: Timed, side: Side, clock: float) -> Iterator[tuple[Cause, flo
         yield Cause.BELOW_COPY if moves else slow, time_s - floor
 
 
-def _find_whole(timed: Timed, side: Side) -> Cause | None:
-    row, kind = timed.row, Kind(timed.row.kind)
+def _find_whole(timed: TimedWork, side: StepSide) -> Cause | None:
+    row, kind = timed.row, WorkKind(timed.row.kind)
     if cause := _WHOLLY.get(kind):
         return cause
     if timed.bound is Bound.LAUNCH:
@@ -253,7 +253,7 @@ def _find_whole(timed: Timed, side: Side) -> Cause | None:
     return Cause.EMULATED if emulated else None
 
 
-def _find_rates(row: WorkRow, step: Step) -> tuple[float, float]:
+def _find_rates(row: WorkRow, step: StepWork) -> tuple[float, float]:
     """Return the rates of a row's format and of float32; 0 if not measured. Both are rates of
     convolutions if the row is one and both were measured, else of products."""
     name = name_arithmetic(row.format, step.arithmetic)
@@ -262,7 +262,7 @@ def _find_rates(row: WorkRow, step: Step) -> tuple[float, float]:
     return rates.get(name, 0.0), rates.get(Arithmetic.FLOAT32, 0.0)
 
 
-def lacks_tensor_cores(timed: Timed, step: Step) -> bool:
+def lacks_tensor_cores(timed: TimedWork, step: StepWork) -> bool:
     """Return whether products ran without the tensor cores that their format has. The names of
     kernels decide. If none was recorded, a rate below float32's decides: weaker evidence, as a
     convolution on tensor cores may be as slow."""
@@ -284,17 +284,17 @@ def lacks_tensor_cores(timed: Timed, step: Step) -> bool:
 # ---------------------------------------------------------------------------------------- sentences
 
 
-MOST_NAMED = 3  # operations that a sentence names
+_MOST_NAMED = 3  # operations that a sentence names
 FEWEST_MS = 1e-3  # less than this many ms of a step is not mentioned
-TOLD = 3  # most reasons or changes to name in sentences; tables have all
+_TOLD = 3  # most reasons or changes to name in sentences; tables have all
 WORTH = 0.1  # share of the answer from which a reason after the first is named
 
 
 def name_operation(row: WorkRow) -> str:
     """Name an operation; a convolution with its kind, a cast with its format."""
     if row.kind in CONVOLUTIONS:
-        return f"{'grouped ' * (row.kind == Kind.GROUPED)}convolution {row.operation}"
-    if row.kind == Kind.CAST:
+        return f"{'grouped ' * (row.kind == WorkKind.GROUPED)}convolution {row.operation}"
+    if row.kind == WorkKind.CAST:
         return f"{row.operation} {row.format}"
     return row.operation
 
@@ -314,10 +314,10 @@ _WAITED = {
 }
 
 
-def show(cause: Cause, shares: Sequence[Share], side: Side, other: Side) -> str:
+def show(cause: Cause, shares: Sequence[CauseShare], side: StepSide, other: StepSide) -> str:
     """Return the evidence of a cause in a side's step as a sentence; ``shares`` are the cause's."""
     # fp16 copies gradients to the masters, and these to the weights, by one operation
-    held: dict[str, list[tuple[float, Timed]]] = {}
+    held: dict[str, list[tuple[float, TimedWork]]] = {}
     for share in shares:
         if share.timed:
             own = held.setdefault(name_operation(share.timed.row), [])
@@ -335,7 +335,7 @@ def show(cause: Cause, shares: Sequence[Share], side: Side, other: Side) -> str:
             "nvidia-smi -q -d POWER,CLOCK shows the limit"
         )
     named = []
-    for name, of in longest[:MOST_NAMED]:
+    for name, of in longest[:_MOST_NAMED]:
         rate = of[0][1].traffic if cause is Cause.BELOW_COPY else of[0][1].flops
         speed = f" at {write_rate(_SLOW[cause], rate)}" if rate and cause in _SLOW else ""
         named.append(f"{name} {write_ms(sum(time_s for time_s, _ in of))} ms{speed}")
@@ -385,7 +385,7 @@ def describe(found: Explanation) -> Iterator[str]:
     # the first few that matter
     main = [
         reason
-        for place, reason in enumerate(found.reasons[:TOLD])
+        for place, reason in enumerate(found.reasons[:_TOLD])
         if found.share(reason) >= (WORTH if place else 0)
     ]
     if main:
@@ -405,7 +405,7 @@ def describe(found: Explanation) -> Iterator[str]:
         yield f"What may help: {', '.join(cures)}."
 
 
-def write_host(side: Side) -> str:
+def write_host(side: StepSide) -> str:
     """Say that a GPU was idle for much of a step; empty if it was not."""
     step_s = side.step.step_s
     busy_s = step_s - sum(side.breakdown.parts.get(wait, 0.0) for wait in Wait)
@@ -419,7 +419,7 @@ def _say_changes(found: Explanation) -> Iterator[str]:
     if abs(whole) <= STEADY * found.b.step.step_s:
         yield f"The two steps take the same time, within {100 * STEADY:.0f} %."
         return
-    told = [change for change in found.changes if change.change_s / whole >= WORTH][:TOLD]
+    told = [change for change in found.changes if change.change_s / whole >= WORTH][:_TOLD]
     listed = ", ".join(
         f"{write_ms(abs(change.change_s))} ms {name_part(change.name)} "
         f"({write_ms(change.before_s)} → {write_ms(change.after_s)} ms)"
@@ -440,7 +440,7 @@ def _say_changes(found: Explanation) -> Iterator[str]:
 # without a cause, add up to each step exactly.
 
 
-def explain(a: Side, b: Side, items: int, speedup: Ratio, about: str = "") -> Explanation:
+def explain(a: StepSide, b: StepSide, items: int, speedup: Ratio, about: str = "") -> Explanation:
     """Explain why B is faster or slower than A."""
     before, after = a.step.step_s, b.step.step_s
     ceiling = find_ceiling(a.step, b.step, b.case.compiled, b.breakdown)
@@ -459,7 +459,7 @@ def explain(a: Side, b: Side, items: int, speedup: Ratio, about: str = "") -> Ex
     return Explanation(a, b, items, speedup, ceiling, changes, tuple(reasons), unexplained, about)
 
 
-def _list_reasons(a: Side, b: Side) -> Iterator[Reason]:
+def _list_reasons(a: StepSide, b: StepSide) -> Iterator[Reason]:
     clock = b.sm_clock_mhz / a.sm_clock_mhz if a.sm_clock_mhz and b.sm_clock_mhz else 1.0
     ours, theirs = list(find_shares(a)), list(find_shares(b, clock if clock < 1 - STEADY else 1.0))
     for cause in Cause:

@@ -19,13 +19,13 @@ from typing import Any
 from bench.answers.advice import propose
 from bench.answers.halving import confirm
 from bench.answers.render.table import (
-    Level,
     NextStep,
     Notice,
+    Prominence,
     name_case,
     name_outcome,
 )
-from bench.answers.scaling import Search
+from bench.answers.scaling import BatchSearch
 from bench.base.limits import MIN_REPEATS, STEADY
 from bench.base.origin import LABELS
 from bench.base.text import ESTIMATE, capitalize, name_first, write_range
@@ -34,10 +34,10 @@ from bench.results.store.rows import group, latest
 from bench.results.study.axes import MACHINE, ORDER, list_naming_axes
 from bench.results.study.comparable import list_mixed, refuse_alone, refuse_together
 from bench.results.study.doubts import DOUBTS, SAID_BELOW
-from bench.results.study.quantities import MEMORY, is_number
+from bench.results.study.quantities import MEMORY_MEASURES, is_number
 from bench.results.study.remedies import QUIETER
 from bench.results.study.runs import Result, Run
-from bench.results.study.sweeps import Sweep
+from bench.results.study.sweeps import SweepFolder
 from bench.schema.case import find_axis, list_axes
 from bench.schema.flags import change_flags
 from bench.schema.record import MEASURED, REPEATED, Status
@@ -56,14 +56,14 @@ ENVIRONMENT = {
 
 MOST_OUTCOMES = 8  # reasons of cases without a result that a report names
 
-Results = Sequence[Result]
+_Results = Sequence[Result]
 
 
 # -------------------------------------------------------------------------------- what was measured
 
 
 def describe_subject(
-    title: str, cases: Results, varying: Collection[str], machines: Iterable[str]
+    title: str, cases: _Results, varying: Collection[str], machines: Iterable[str]
 ) -> str:
     """Return one line on what was measured: the sweep, what ran it, what all cases share."""
     if not cases:
@@ -83,11 +83,11 @@ def describe_subject(
     return f"{title}: {' · '.join(filter(None, said))}"
 
 
-def _name_kinds(cases: Results) -> list[str]:
+def _name_kinds(cases: _Results) -> list[str]:
     return [LABELS[kind] for kind in dict.fromkeys(c.kind for c in cases) if kind in LABELS]
 
 
-def describe_constants(cases: Results, varying: Collection[str]) -> Iterator[str]:
+def describe_constants(cases: _Results, varying: Collection[str]) -> Iterator[str]:
     """Yield a sentence on what all cases have in common, and one on each machine that ran them."""
     if cases and (same := _name_same(cases, varying)):
         yield f"All cases: {same}."
@@ -98,7 +98,7 @@ def describe_constants(cases: Results, varying: Collection[str]) -> Iterator[str
         yield ", ".join([*told, *_name_kinds(part)]) + "."
 
 
-def _name_same(cases: Results, varying: Collection[str]) -> str:
+def _name_same(cases: _Results, varying: Collection[str]) -> str:
     """Name the settings that all cases share; of most axes only if they are not the default."""
     first = cases[0]
     same = [n for n in ("model", "dataset", "precision", "batch_size") if n not in varying]
@@ -112,14 +112,14 @@ def _name_same(cases: Results, varying: Collection[str]) -> str:
     return name_case(first, same)
 
 
-def name_values(cases: Results, name: str, most: int | None = None) -> str:
+def name_values(cases: _Results, name: str, most: int | None = None) -> str:
     """Return the first ``most`` distinct values of a column, in order: ``12.4 or 12.8``."""
     values = dict.fromkeys(getattr(case, name) for case in cases)
     known = [value for value in values if value == value and value != ""]
     return " or ".join(map(str, known[:most]))
 
 
-def write_notes(cases: Results, varying: Collection[str]) -> Iterator[str]:
+def write_notes(cases: _Results, varying: Collection[str]) -> Iterator[str]:
     """Yield why cases failed, which model counts what, and what the memory is of."""
     axes, lines = list_naming_axes(varying), dict[str, dict[str, None]]()
     for row in (case for case in cases if case.reason and case.status != Status.OK):
@@ -136,7 +136,7 @@ def write_notes(cases: Results, varying: Collection[str]) -> Iterator[str]:
         yield f"Items are {', '.join(f'{unit} of {model}' for unit, model in counted)}."
     sized = [case for case in cases if is_number(case.memory_bytes)]
     for measure in dict.fromkeys(c.memory_measure for c in sized if c.kind == "measured"):
-        yield f"Memory: peak of {MEMORY[measure]}."
+        yield f"Memory: peak of {MEMORY_MEASURES[measure]}."
     if any(case.kind == "published" for case in sized):
         yield "Memory of published figures: of the whole card, as published."
 
@@ -148,7 +148,7 @@ def warn(
     every: Sequence[Run],
     results: Sequence[Result],
     everything: Sequence[Run] = (),
-    sweeps: Sequence[Sweep] = (),
+    sweeps: Sequence[SweepFolder] = (),
     spoken: Mapping[bool, Collection[int]] | None = None,
 ) -> list[Notice]:
     """Return all warnings, most serious first: on ``every`` run and the ``results`` of those that
@@ -161,7 +161,7 @@ def warn(
         if hit := [run for run in runs if getattr(run, doubt.name)]:
             told = spoken is None or any(run.cell in spoken[doubt.fatal] for run in hit)
             told |= doubt.name == "unmet"  # it was asked for, of whatever case
-            level = Level.TABLE if told and doubt.name not in SAID_BELOW else Level.DETAIL
+            level = Prominence.TABLE if told and doubt.name not in SAID_BELOW else Prominence.DETAIL
             said = doubt.warn(hit), doubt.fix.advise(hit), _count(hit, runs)
             doubted[doubt.fatal].append(Notice(capitalize(doubt.label(hit)), *said, level=level))
     spread = []
@@ -271,7 +271,7 @@ def _describe_mixtures(runs: Sequence[Run]) -> Iterator[Notice]:
 
 
 def choose_next(
-    sweeps: Sequence[Sweep], results: Sequence[Result], searches: Sequence[Search] = ()
+    sweeps: Sequence[SweepFolder], results: Sequence[Result], searches: Sequence[BatchSearch] = ()
 ) -> NextStep | None:
     """Return the step that would help most, by the cases that are shown or, without any, by the
     searches for the largest batch; None if nothing has been recorded or planned."""
@@ -323,7 +323,7 @@ def choose_next(
     return None
 
 
-def _repeat(sweeps: Sequence[Sweep], flags: Sequence[str] = ()) -> str:
+def _repeat(sweeps: Sequence[SweepFolder], flags: Sequence[str] = ()) -> str:
     """Return the command that ran the only sweep, with its folder and these flags; empty if there
     are several, or shards, or if it took several commands or one that somebody edited."""
     told = [line for sweep in sweeps for line in sweep.command.splitlines()]
@@ -333,7 +333,7 @@ def _repeat(sweeps: Sequence[Sweep], flags: Sequence[str] = ()) -> str:
     return ""
 
 
-def _name_folder(sweep: Sweep) -> str:
+def _name_folder(sweep: SweepFolder) -> str:
     """Return the folder or file of a sweep, relative to the working directory if it lies in it."""
     near = os.path.relpath(sweep.path)
     return str(sweep.path.resolve()) if near.startswith(os.pardir) else near

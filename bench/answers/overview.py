@@ -23,7 +23,7 @@ from bench.answers.render.table import (
     NOTHING,
     Cell,
     Column,
-    Level,
+    Prominence,
     Section,
     Sheet,
     axis_column,
@@ -36,7 +36,7 @@ from bench.answers.render.table import (
     remarks,
     write_ratio,
 )
-from bench.answers.report_data import Place, ReportData
+from bench.answers.report_data import ReportData, Target
 from bench.answers.settings import Setting
 from bench.base.limits import MIN_REPEATS
 from bench.base.text import GIB, capitalize, count, write_number
@@ -208,11 +208,11 @@ def _tabulate_places(found: ReportData) -> Iterator[Sheet]:
     rows = [(place, setting) for place, setting in chosen if setting is not None]
     several = len({place.machine for place in found.places}) > 1
 
-    def name(pair: tuple[Place, Setting]) -> str:
+    def name(pair: tuple[Target, Setting]) -> str:
         where = f" · {pair[0].machine}" if several else ""
         return f"{pair[0].name}{where}"
 
-    def take(pair: tuple[Place, Setting]) -> Result:
+    def take(pair: tuple[Target, Setting]) -> Result:
         return pair[1].best
 
     yield Sheet(
@@ -234,7 +234,7 @@ def _tabulate_places(found: ReportData) -> Iterator[Sheet]:
     )  # fmt: skip
 
 
-def _doubt(place: Place, setting: Setting) -> str:
+def _doubt(place: Target, setting: Setting) -> str:
     """Say why a setting is shown and not recommended."""
     if place.unsteady and not setting.best.invalid:
         return f"lowest of fewer than {MIN_REPEATS} runs on a CPU, which are not ranked"
@@ -322,11 +322,11 @@ def _tabulate_reached(found: ReportData) -> Iterator[Sheet]:
 
 
 PLACES = Section(
-    "places", "What should each network be trained with?", _tabulate_places, Level.TABLE
+    "places", "What should each network be trained with?", _tabulate_places, Prominence.TABLE
 )
-TIMES = Section("times", "How long does each setting take?", _tabulate_times, Level.TABLE)
+TIMES = Section("times", "How long does each setting take?", _tabulate_times, Prominence.TABLE)
 COSTS = Section(
-    "costs", "What memory does each take, and what did it learn?", _tabulate_costs, Level.TABLE
+    "costs", "What memory does each take, and what did it learn?", _tabulate_costs, Prominence.TABLE
 )
 OVERVIEW = Section(
     "overview",

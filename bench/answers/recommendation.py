@@ -21,7 +21,7 @@ from bench.answers.render.table import (
     write_ratio,
     write_time,
 )
-from bench.answers.report_data import Place, ReportData
+from bench.answers.report_data import ReportData, Target
 from bench.answers.scaling import find_bounds
 from bench.answers.settings import NEUTRAL, Setting, choose_base, judge_speeds
 from bench.base.limits import MIN_REPEATS, NEAR, STEADY
@@ -46,22 +46,22 @@ from bench.results.study.pairs import find_changes
 from bench.results.study.quantities import QUANTITIES, is_number, over
 from bench.results.study.remedies import SPARE_HOST, list_open
 from bench.results.study.runs import Result, Run, differ_in_memory
-from bench.results.verdict import GUESSING, Claim, Verdict
+from bench.results.verdict import GUESSING, EquivalenceVerdict, Verdict
 from bench.schema.axis import name_axis
 from bench.schema.case import Case, free_axes, spell_value
 from bench.schema.record import REFUSED
 from bench.schema.rules import takes
 
-APART = 2.0
+_APART = 2.0
 """Factor between the fastest run of a setting and the slowest of another, three runs each and in
 turns, that is told although other programs ran."""
 
 MOST_PLACES = 3  # with more of them, a table has a row of each in place of sentences
 
-BASELINES = ("tf32", "fp32")
+_BASELINES = ("tf32", "fp32")
 """Precisions that a recommendation is held against."""
 
-LEVERS = {
+_LEVERS = {
     "compile": "--compile",
     "cudnn_benchmark": "--cudnn-benchmark",
     "channels_last": "--channels-last",
@@ -94,7 +94,7 @@ def recommend(found: ReportData) -> Iterator[Answer]:
 def _tell_overall(found: ReportData) -> Iterator[str]:
     """Yield what most of many places are best trained with, and where the others are."""
     every, told = len(found.places), [place for place in found.places if place.recommended]
-    held: dict[str, list[Place]] = {}
+    held: dict[str, list[Target]] = {}
     for place in told:
         if setting := place.recommended:
             held.setdefault(describe_setting(found, setting), []).append(place)
@@ -108,7 +108,7 @@ def _tell_overall(found: ReportData) -> Iterator[str]:
     yield f"The first table has {name_places(found.places)}."
 
 
-def name_places(places: Sequence[Place]) -> str:
+def name_places(places: Sequence[Target]) -> str:
     """Say for what there is an answer; a card that was measured in two folders is one."""
     networks = [*dict.fromkeys(place.name for place in places)]
     cards = {one.best.gpu_uuid or place.machine for place in places for one in place.tried}
@@ -117,7 +117,7 @@ def name_places(places: Sequence[Place]) -> str:
     return f"what to train {what} with{where}"
 
 
-def _tell(found: ReportData, place: Place) -> Iterator[str]:
+def _tell(found: ReportData, place: Target) -> Iterator[str]:
     """Yield the sentences on a place; of several only those on time and memory."""
     chosen = place.chosen
     if place.searched:
@@ -169,7 +169,7 @@ def _tell(found: ReportData, place: Place) -> Iterator[str]:
     yield _tell_largest(place)
 
 
-def _tell_unchosen(found: ReportData, place: Place) -> str:
+def _tell_unchosen(found: ReportData, place: Target) -> str:
     lowest = place.lowest
     if lowest is None:
         unfit = next(filter(None, (refuse_alone(one.best) for one in place.settings)), "")
@@ -184,7 +184,7 @@ def _tell_unchosen(found: ReportData, place: Place) -> str:
     return " ".join([told, *_tell_apart(found, place, lowest)])
 
 
-def _tell_apart(found: ReportData, place: Place, lowest: Setting) -> Iterator[str]:
+def _tell_apart(found: ReportData, place: Target, lowest: Setting) -> Iterator[str]:
     """Say how much longer others took in every run, where nothing is doubted but what other
     programs did: they would have had to run beside each run of one setting, and of no other."""
     told = []
@@ -195,7 +195,7 @@ def _tell_apart(found: ReportData, place: Place, lowest: Setting) -> Iterator[st
             continue
         fast, slow = (row.times if row.repeats >= MIN_REPEATS else [] for row in pair)
         least = over(min(slow, default=0), max(fast, default=0))
-        if least >= APART:
+        if least >= _APART:
             told.append(
                 f"{describe_setting(found, setting)} took at least {least:.1f} times as long"
             )
@@ -221,17 +221,19 @@ def describe_setting(found: ReportData, setting: Setting) -> str:
     return " ".join(told) + (f" ({more})" if more else "")
 
 
-def _find_baselines(place: Place, chosen: Setting) -> Iterator[Setting]:
+def _find_baselines(place: Target, chosen: Setting) -> Iterator[Setting]:
     """Yield a tf32 and a fp32 setting that differ from it in nothing but the precision and, see
     `choose_base`, the batch size."""
-    for name in BASELINES:
+    for name in _BASELINES:
         held = [s for s in place.tried if s.timed and s.best.precision == name]
         held = [s for s in held if s.differs_in(chosen, (*_PRECISION, "batch_size"))]
         if held and name != chosen.best.precision:
             yield choose_base(held, chosen.best.batch_size)
 
 
-def _tell_chosen(found: ReportData, place: Place, chosen: Setting, bases: Sequence[Setting]) -> str:
+def _tell_chosen(
+    found: ReportData, place: Target, chosen: Setting, bases: Sequence[Setting]
+) -> str:
     """Say what to train with, how long it takes, and what it saves over the baselines."""
     row, name = chosen.best, describe_setting(found, chosen)
     how = " in " if row.precision != OWN else " " if row.batch_size else " with "
@@ -248,7 +250,7 @@ def _tell_chosen(found: ReportData, place: Place, chosen: Setting, bases: Sequen
     return told + (f", with {join_words(saved)}" if saved else "") + "."
 
 
-def _tell_pairs(place: Place, chosen: Setting, bases: Sequence[Setting]) -> str:
+def _tell_pairs(place: Target, chosen: Setting, bases: Sequence[Setting]) -> str:
     """Say how many times as fast it is as a baseline at equal batch sizes, where one ratio does not
     tell: they differ, or it was held against the baseline at another one."""
     free = (*_PRECISION, "batch_size")
@@ -313,7 +315,7 @@ def _list_saved(row: Result, base: Result) -> list[str]:
     return said
 
 
-def _tell_rivals(found: ReportData, place: Place, chosen: Setting) -> str:
+def _tell_rivals(found: ReportData, place: Target, chosen: Setting) -> str:
     """Say which other precisions are as fast and which slower, with the largest part of what
     one of these loses."""
     rivals = [
@@ -321,7 +323,7 @@ def _tell_rivals(found: ReportData, place: Place, chosen: Setting) -> str:
         for setting in place.settings
         if setting.timed and setting.differs_in(chosen, _PRECISION)
         if setting.best.trusted or setting.best.epoch_time_s > (1 + NEAR) * chosen.best.epoch_time_s
-        if setting.best.precision not in BASELINES
+        if setting.best.precision not in _BASELINES
     ]
     rivals.sort(key=lambda setting: setting.best.epoch_time_s)
     told: dict[str, list[Setting]] = {"as fast": [], "perhaps slower": [], "slower": []}
@@ -339,7 +341,7 @@ def _tell_rivals(found: ReportData, place: Place, chosen: Setting) -> str:
     return f"{capitalize('; '.join(parts))}{loss}." if parts else ""
 
 
-def _name_rival(place: Place, rival: Setting, chosen: Setting) -> str:
+def _name_rival(place: Target, rival: Setting, chosen: Setting) -> str:
     """Name a setting by its precision, with its time and, where it is much longer, how often."""
     times = rival.best.epoch_time_s / chosen.best.epoch_time_s
     told = [write_time(rival.best)]
@@ -352,7 +354,7 @@ MUCH = 1.5
 """From this ratio on it is said how many times as long another precision takes."""
 
 
-def _find_loss(found: ReportData, place: Place, chosen: Setting, slower: Setting) -> str:
+def _find_loss(found: ReportData, place: Target, chosen: Setting, slower: Setting) -> str:
     """Return what most of a slower setting's time is lost by, where both were profiled."""
     sides = []
     for setting in (chosen, slower):
@@ -372,7 +374,7 @@ def _find_loss(found: ReportData, place: Place, chosen: Setting, slower: Setting
     )
 
 
-def _name_precision(place: Place, setting: Setting) -> str:
+def _name_precision(place: Target, setting: Setting) -> str:
     """Name a setting by its precision, with what follows from that if there were several."""
     row = setting.best
     same = [s.best for s in place.settings if s.best.precision == row.precision]
@@ -380,14 +382,14 @@ def _name_precision(place: Place, setting: Setting) -> str:
     return name_case(row, ["precision", *vary])
 
 
-def _tell_next(found: ReportData, place: Place) -> str:
+def _tell_next(found: ReportData, place: Target) -> str:
     """Name the setting of the lowest time or, where that is the chosen one, the next, with what is
     between them; other batch sizes have a sentence of their own."""
     choice = place.choice
     if choice is None or found.aim:
         return ""
     chosen, others = choice.chosen.best, [*choice.near, *choice.open]
-    others = [s for s in others if s is not choice.chosen and s.best.precision not in BASELINES]
+    others = [s for s in others if s is not choice.chosen and s.best.precision not in _BASELINES]
     if not others:
         return ""
     first = min(others, key=lambda setting: setting.best.epoch_time_s)
@@ -419,13 +421,13 @@ def write_wait(row: Result) -> str:
     )
 
 
-def _list_sizes(place: Place, chosen: Setting) -> list[Setting]:
+def _list_sizes(place: Target, chosen: Setting) -> list[Setting]:
     """Return the nearest smaller and larger batches: of each the setting in the precision of the
     chosen one or, without it, in the fastest."""
     row, free = chosen.best, ("batch_size", *_PRECISION)
     others = [s for s in place.settings if s.timed and s.differs_in(chosen, free)]
     others = [s for s in others if s.best.trusted or s.best.epoch_time_s > row.epoch_time_s]
-    others = [s for s in others if s.best.precision not in BASELINES or not _is_other(s, row)]
+    others = [s for s in others if s.best.precision not in _BASELINES or not _is_other(s, row)]
     others.sort(key=lambda s: (s.best.batch_size, _is_other(s, row), s.best.epoch_time_s))
     first = [next(held) for _, held in groupby(others, lambda s: s.best.batch_size)]
     smaller = [s for s in first if s.best.batch_size < row.batch_size]
@@ -433,7 +435,7 @@ def _list_sizes(place: Place, chosen: Setting) -> list[Setting]:
     return [*smaller[-2:], *larger[:2]]
 
 
-def _tell_batch_sizes(place: Place, chosen: Setting) -> str:
+def _tell_batch_sizes(place: Target, chosen: Setting) -> str:
     """Say what the nearest smaller and larger batches take."""
     told = list[str]()
     sizes = _list_sizes(place, chosen)
@@ -472,7 +474,7 @@ def write_caveat(settings: Sequence[Setting]) -> str:
     )
 
 
-def _tell_learning(found: ReportData, place: Place, chosen: Setting) -> str:
+def _tell_learning(found: ReportData, place: Target, chosen: Setting) -> str:
     """Say whether it learns as the baseline does, as far as seeds show; of synthetic images that
     says nothing."""
     if chosen.best.dataset == "synthetic":
@@ -481,10 +483,10 @@ def _tell_learning(found: ReportData, place: Place, chosen: Setting) -> str:
     for one in judge_learning(found.effects, found.results) if several else ():
         if one.effect.after == chosen.best.precision and one.found.seeds >= MIN_REPEATS:
             words = {
-                Claim.EQUIVALENT: "is equivalent to",
-                Claim.BETTER: "is better than",
-                Claim.WORSE: "is worse than",
-                Claim.UNCLEAR: "cannot be told from",
+                EquivalenceVerdict.EQUIVALENT: "is equivalent to",
+                EquivalenceVerdict.BETTER: "is better than",
+                EquivalenceVerdict.WORSE: "is worse than",
+                EquivalenceVerdict.UNCLEAR: "cannot be told from",
             }[one.found.verdict]
             ends = write_ends((one.found.low, one.found.high), one.found.write, " to ")
             part = " in the part of an epoch that was measured" * (not chosen.best.learnt_whole)
@@ -507,7 +509,7 @@ def _tell_learning(found: ReportData, place: Place, chosen: Setting) -> str:
     return ""
 
 
-def _tell_certainty(found: ReportData, place: Place, chosen: Setting) -> str:
+def _tell_certainty(found: ReportData, place: Target, chosen: Setting) -> str:
     """Say how often it was measured, and how far its repeats agree."""
     row = chosen.best
     # where none was repeated, settings measured in several ways tell the noise of a single run
@@ -553,20 +555,20 @@ def _tell_agreement(found: ReportData, apart: Sequence[tuple[float, Setting]]) -
     return "; ".join(said)
 
 
-def _tell_untried(found: ReportData, place: Place, chosen: Setting) -> str:
+def _tell_untried(found: ReportData, place: Target, chosen: Setting) -> str:
     """Say which levers were not tried, and what another folder found with them on this card."""
     row = chosen.best
     if row.device != "cuda" or row.kind != "measured" or row.command is not None:
         return ""
     off = [
         axis
-        for axis in LEVERS
-        if takes(row.case, LEVERS[axis])
+        for axis in _LEVERS
+        if takes(row.case, _LEVERS[axis])
         and all(getattr(s.best, axis) == getattr(Case, axis) for s in place.settings)
     ]
     if not off:
         return ""
-    told = f"Not tried: {join_words([LEVERS[axis] for axis in off])}, which may change the order."
+    told = f"Not tried: {join_words([_LEVERS[axis] for axis in off])}, which may change the order."
     known = find_fastest(row, off, [sweep.path for sweep in found.sweeps])
     if known is not None:
         case = known.row.case
@@ -579,7 +581,7 @@ def _tell_untried(found: ReportData, place: Place, chosen: Setting) -> str:
     return told
 
 
-def _tell_largest(place: Place) -> str:
+def _tell_largest(place: Target) -> str:
     """Name the largest batch that fits each precision, if any ran out of memory. Only cases
     with the fewest micro-batches count, as these take less memory."""
     rows: list[Result | Run] = [*place.probes]

@@ -26,7 +26,7 @@ from bench.results.study.comparable import refuse_alone, refuse_together
 from bench.results.study.effects import Effect, find_effects
 from bench.results.study.profiled import Profiled, read_steps
 from bench.results.study.runs import SOURCE, Result, Run, make_results, read_runs
-from bench.results.study.sweeps import Sweep
+from bench.results.study.sweeps import SweepFolder
 from bench.schema.case import SAME_QUESTION, list_axes
 
 PLACE = ("ran_on", "model", "dataset")
@@ -36,7 +36,7 @@ _tell_place = attrgetter(*PLACE)
 
 
 @dataclass(frozen=True)
-class Place:
+class Target:
     """A network and its data on one machine, and what is known of them."""
 
     machine: str  # its display name
@@ -86,7 +86,7 @@ class Place:
 class ReportData:
     """The data of a report, and results that several of its sections share."""
 
-    sweeps: Sequence[Sweep]
+    sweeps: Sequence[SweepFolder]
     everything: Sequence[Run]  # all records
     runs: Sequence[Run]  # those of ``everything`` that ``--where`` selects
     results: Sequence[Result]  # the cases, in the order of the overview
@@ -103,7 +103,7 @@ class ReportData:
         return list_settings(self.results)
 
     @cached_property
-    def places(self) -> list[Place]:
+    def places(self) -> list[Target]:
         """The networks, each on its data and a machine, machine by machine."""
         searched = {sweep.name for sweep in self.sweeps if sweep.halving is not None}
         present = {sweep.name: find_present(sweep) for sweep in self.sweeps}
@@ -125,7 +125,7 @@ class ReportData:
             apart = refuse_together([one.best for one in mine])
             if apart and (unfit := next(filter(None, (refuse_alone(s.best) for s in mine)), "")):
                 apart = f"No time is compared with another: {unfit}."
-            place = Place(
+            place = Target(
                 ran_on,
                 model,
                 model if dataset == OWN else f"{model} on {dataset}",
@@ -154,7 +154,7 @@ def _list_unknown(settings: Sequence[Setting]) -> list[str]:
     return [axis for axis in own if len({getattr(row, axis) for row in rows}) > 1]
 
 
-def find_present(sweep: Sweep) -> int | None:
+def find_present(sweep: SweepFolder) -> int | None:
     """Return the batch size that is in use, which a search for advice measures first; None of any
     other sweep."""
     repeats = (row.case.batch_size for row in sweep.rows if row.is_repeat)
@@ -166,7 +166,7 @@ M = TypeVar("M", bound=ReportData)
 
 def gather(
     make: Callable[..., M],
-    sweeps: Sequence[Sweep],
+    sweeps: Sequence[SweepFolder],
     where: Sequence[Filter] = (),
     by: str = "",
     aim: str = "",

@@ -15,9 +15,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.answers.render.table import (
+    AnyRow,
     Cell,
     Column,
-    Row,
     Section,
     Sheet,
     axis_column,
@@ -39,7 +39,7 @@ from bench.results.study.comparable import refuse_pair, tell_but
 from bench.results.study.doubts import SAID_BELOW
 from bench.results.study.quantities import QUANTITIES, is_number
 from bench.results.study.runs import SOURCE, Result, Run
-from bench.results.study.sweeps import Sweep
+from bench.results.study.sweeps import SweepFolder
 from bench.results.verdict import Ratio, compare
 from bench.schema.case import FOLLOWS, SAME_QUESTION, Case, spell_value
 from bench.schema.record import MEASURED, REFUSED, RELIABLE
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _OTHERS = ("batch_size", *SAME_QUESTION)
 
 
-def find_bounds(rows: Sequence[Row]) -> tuple[int | None, int | None]:
+def find_bounds(rows: Sequence[AnyRow]) -> tuple[int | None, int | None]:
     """Return the largest batch size that was trained, and the smallest above it that ran out of
     memory, by cases and probes."""
     fits = max((int(row.batch_size) for row in rows if row.status in MEASURED), default=None)
@@ -59,7 +59,7 @@ def find_bounds(rows: Sequence[Row]) -> tuple[int | None, int | None]:
     return fits, min((size for size in failed if size > (fits or 0)), default=None)
 
 
-class Search(NamedTuple):
+class BatchSearch(NamedTuple):
     """A search for the largest batch: where it ran, for which cases, and what it found."""
 
     ran_on: str
@@ -67,7 +67,7 @@ class Search(NamedTuple):
     wall: Wall
 
 
-def find_searches(runs: Sequence[Run], sweeps: Sequence[Sweep]) -> list[Search]:
+def find_searches(runs: Sequence[Run], sweeps: Sequence[SweepFolder]) -> list[BatchSearch]:
     """Return the searches in runs, each with the step and margin of its sweep."""
     if not any(run.probe for run in runs):
         return []
@@ -78,11 +78,11 @@ def find_searches(runs: Sequence[Run], sweeps: Sequence[Sweep]) -> list[Search]:
         mine = {run.record_id for run in part}
         rows = [row for row in sweep.rows if row.record_id in mine]
         walls = read_walls(rows, sweep.step, sweep.margin)
-        found += [Search(part[0].ran_on, *wall) for wall in walls]
+        found += [BatchSearch(part[0].ran_on, *wall) for wall in walls]
     return found
 
 
-def list_keys(cases: Sequence[Row], take: Callable[[Any], Row]) -> list[Column[Any]]:
+def list_keys(cases: Sequence[AnyRow], take: Callable[[Any], AnyRow]) -> list[Column[Any]]:
     """Return columns for the precision and the other axes in which ``cases`` differ. ``take`` maps
     a row of the table to its case."""
     shown = dict.fromkeys(["precision", *find_varying(cases)])
@@ -95,7 +95,7 @@ def _tabulate_walls(found: ReportData) -> Iterator[Sheet]:
         for search in find_searches(found.runs, found.sweeps)
     ]
     fine = all(wall.ending is Ending.FOUND for _, wall in rows)
-    columns: list[Column[tuple[Row, Wall]]] = [
+    columns: list[Column[tuple[AnyRow, Wall]]] = [
         *list_keys([row for row, _ in rows], lambda row: row[0]),
         Column("largest", "largest batch", "that was trained", lambda row: row[1].largest,
                better="higher"),
@@ -118,7 +118,7 @@ def _tabulate_walls(found: ReportData) -> Iterator[Sheet]:
     yield Sheet("Largest batch that fits, by probes of a few steps", columns, rows, [note])
 
 
-def _describe_search(search: Search) -> Row:
+def _describe_search(search: BatchSearch) -> AnyRow:
     return SimpleNamespace(ran_on=search.ran_on, **vars(search.family))
 
 
@@ -134,7 +134,7 @@ _WAYS = tuple(name for name in SPREADING if name != "world_size")
 
 
 @dataclass(frozen=True)
-class Point:
+class _Point:
     """The case of a line on one number of GPUs."""
 
     row: Result  # the case
@@ -163,7 +163,7 @@ class Line:
     """A case on one GPU, if it was measured, and the same on several, by their number."""
 
     strong: bool  # whether the global batch is constant, and not the batch of each GPU
-    points: tuple[Point, ...]
+    points: tuple[_Point, ...]
 
 
 def find_lines(results: Sequence[Result]) -> list[Line]:
@@ -176,11 +176,11 @@ def find_lines(results: Sequence[Result]) -> list[Line]:
         return []
     timed = [setting.best for setting in list_settings(timed)]
 
-    def read(row: Result, base: Result | None) -> Point:
+    def read(row: Result, base: Result | None) -> _Point:
         if base is None or row is base or refuse_pair(base, row):
-            return Point(row, None, Ratio())
+            return _Point(row, None, Ratio())
         (ratio,) = compare([(base.times, row.times)])
-        return Point(row, base, ratio)
+        return _Point(row, base, ratio)
 
     weak, strong = ([*_gather(timed, strong, read)] for strong in (False, True))
     lines = [line for line in (*weak, *strong) if len(line.points) > 1]
@@ -195,7 +195,7 @@ def count_items(row: Result) -> int:
 
 
 def _gather(
-    results: Sequence[Result], strong: bool, read: Callable[[Result, Result | None], Point]
+    results: Sequence[Result], strong: bool, read: Callable[[Result, Result | None], _Point]
 ) -> Iterator[Line]:
     tell, ways = tell_but({*SPREADING, *SAME_QUESTION, "batch_size"}), attrgetter(*_WAYS)
 
@@ -231,11 +231,11 @@ def _tabulate_scaling(found: ReportData) -> Iterator[Sheet]:
     on_cards = any(point.row.device == "cuda" for line in lines for point in line.points)
     what = "GPUs" if on_cards else "processes"
 
-    def write(point: Point, value: float, write: Callable[[float], str]) -> Cell | None:
+    def write(point: _Point, value: float, write: Callable[[float], str]) -> Cell | None:
         mark = mark_part(*(row for row in (point.row, point.base) if row is not None))
         return None if math.isnan(value) else Cell(mark + write(value), value)
 
-    def write_exposed(point: Point) -> Cell:
+    def write_exposed(point: _Point) -> Cell:
         row, cell = point.row, quantity_cell("exposed_s", point.row, spread=False)
         # within a run, or between the runs where that is wider
         halves = (row.exposed_error_s, (row.exposed_s_high - row.exposed_s_low) / 2)
@@ -244,7 +244,7 @@ def _tabulate_scaling(found: ReportData) -> Iterator[Sheet]:
         return replace(cell, text=f"{cell.text} ± {exposed.write(error)}") if known else cell
 
     quantity = partial(quantity_column, take=lambda point: point.row, spread=False)
-    columns: list[Column[Point]] = [
+    columns: list[Column[_Point]] = [
         Column("world_size", what, "that train one network together", lambda point: point.gpus,
                always=True),
         Column("batch_size", "batch size", "of each", lambda point: int(point.row.batch_size)),

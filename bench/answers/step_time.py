@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 
-from bench.answers.explanation import Explanation, Side, describe, explain
+from bench.answers.explanation import Explanation, StepSide, describe, explain
 from bench.answers.render.table import (
     NOTHING,
     Cell,
@@ -22,7 +22,7 @@ from bench.answers.render.table import (
 from bench.answers.report_data import ReportData
 from bench.base.text import ESTIMATE, capitalize
 from bench.profile.breakdown import LEFT_OVER, Breakdown, Change, divide, name_part
-from bench.profile.step import Profile, Step, write_ms
+from bench.profile.step import Profile, StepWork, write_ms
 from bench.results.study.axes import MACHINE, find_varying, list_naming_axes, name_setting
 from bench.results.study.pairs import find_changes
 from bench.results.study.profiled import Profiled
@@ -35,7 +35,7 @@ from bench.schema.record import WorkRow, read_kernels, write_kernels
 
 MOST_PARTS = 7  # parts of a step with a column of their own; the others are summed
 
-Divided = tuple[Result, Breakdown]
+_Divided = tuple[Result, Breakdown]
 
 
 def _tabulate_breakdowns(found: ReportData) -> Iterator[Sheet]:
@@ -47,12 +47,12 @@ def _tabulate_breakdowns(found: ReportData) -> Iterator[Sheet]:
             largest[name] = max(largest.get(name, 0.0), abs(share))
     parts = sorted(largest, key=lambda name: -largest[name])
 
-    def add_shares(names: Sequence[str], step: Divided) -> float:
+    def add_shares(names: Sequence[str], step: _Divided) -> float:
         shares = _share(step[1])
         return sum(shares.get(name, 0.0) for name in names)
 
     named = list_naming_axes(found.varying)
-    columns: list[Column[Divided]] = [
+    columns: list[Column[_Divided]] = [
         Column("case", "case", "the settings that tell it apart",
                lambda step: name_place(step[0], named), wrap=True),
         Column("step", "step (ms)", "a median step, not profiled",
@@ -92,12 +92,12 @@ BREAKDOWNS = Section("time", "Where does the time of a step go?", _tabulate_brea
 
 # ------------------------------------------------------------------------------- pairs, explained
 
-NAMED = 0.05
+_NAMED = 0.05
 """Share of the step, or of the loss, from which the evidence of a reason is shown."""
 
-LEAST_S = 1e-6  # parts that take less time in both steps are left out
+_LEAST_S = 1e-6  # parts that take less time in both steps are left out
 
-Part = tuple[Cell, Change]
+_Part = tuple[Cell, Change]
 """A row of a table of reasons or changes: its name, and its time in both steps."""
 
 
@@ -111,14 +111,14 @@ def tabulate_explained(pairs: Sequence[Explanation]) -> Iterator[Sheet]:
 def tabulate_reasons(why: Explanation) -> Sheet:
     """Tell what the step after goes to, or what it lost by; the evidence below."""
     lost, whole = why.lost, why.change_s if why.lost else why.b.step.step_s
-    rows: list[Part] = [
+    rows: list[_Part] = [
         (Cell(r.cause.meaning, str(r.cause)), Change("", r.before_s, r.after_s))
         for r in why.reasons
     ]
-    if any(abs(left) >= LEAST_S for left in why.unexplained_s):
+    if any(abs(left) >= _LEAST_S for left in why.unexplained_s):
         rows.append((Cell("not explained", ""), Change("", *why.unexplained_s)))
     before, after, change = _end_columns(why)
-    columns: list[Column[Part]] = [
+    columns: list[Column[_Part]] = [
         Column("reason", "what it lost by" if lost else "what the time goes to", "a cause",
                lambda row: row[0], number=False),
         *((before, after, change) if lost else (after,)),
@@ -129,13 +129,13 @@ def tabulate_reasons(why: Explanation) -> Sheet:
     notes = [
         f"{capitalize(reason.cause.meaning)}: {reason.evidence}"
         for reason in why.reasons
-        if reason.evidence and why.share(reason) >= NAMED
+        if reason.evidence and why.share(reason) >= _NAMED
     ]
     title = " · ".join(filter(None, (f"Why: {why.a.name} → {why.b.name}", why.about)))
     return Sheet(title, columns, rows, notes, words=describe(why), name="reasons", empty=())
 
 
-def _end_columns(why: Explanation) -> list[Column[Part]]:
+def _end_columns(why: Explanation) -> list[Column[_Part]]:
     def write_change(change_s: float) -> str:
         text = write_ms(change_s)
         return text if change_s <= 0 or text == "0" else f"+{text}"
@@ -152,18 +152,18 @@ def _end_columns(why: Explanation) -> list[Column[Part]]:
 
 def tabulate_changes(why: Explanation) -> Sheet:
     """Tell the changes from one step time to the other, by kind of work; they add up."""
-    rows: list[Part] = [
+    rows: list[_Part] = [
         (Cell(name_part(change.name), str(change.name)), change)
         for change in why.changes
-        if max(abs(change.before_s), abs(change.after_s)) >= LEAST_S
+        if max(abs(change.before_s), abs(change.after_s)) >= _LEAST_S
     ]
     rows.append((Cell("the whole step"), Change("", why.a.step.step_s, why.b.step.step_s)))
 
-    def find_speedup(row: Part) -> float | None:
+    def find_speedup(row: _Part) -> float | None:
         before_s, after_s = row[1].before_s, row[1].after_s
         return before_s / after_s if min(before_s, after_s) > 0 else None
 
-    columns: list[Column[Part]] = [
+    columns: list[Column[_Part]] = [
         Column("part", "part of the step", "", lambda row: row[0], wrap=True),
         *_end_columns(why),
         Column("speedup", "speed-up (×)", "of this part alone", find_speedup, keep=8,
@@ -213,7 +213,7 @@ def _find_pairs(
             yield pair.cells if forward else pair.cells[::-1]
 
 
-def make_side(axis: str, one: Profiled, factor: float = 1.0) -> Side:
+def make_side(axis: str, one: Profiled, factor: float = 1.0) -> StepSide:
     """Return a profiled case as a side of a pair, scaled to ``factor`` times its items. Raises
     ValueError: it has no profile."""
     case, step, breakdown = one.run.case, one.step, one.breakdown
@@ -222,7 +222,7 @@ def make_side(axis: str, one: Profiled, factor: float = 1.0) -> Side:
         breakdown = divide(step)
     if breakdown is None:
         raise ValueError(f"{case.label()} has no profile")
-    return Side(
+    return StepSide(
         name_setting(axis, spell_value(getattr(case, axis))),
         case,
         step,
@@ -234,7 +234,7 @@ def make_side(axis: str, one: Profiled, factor: float = 1.0) -> Side:
     )
 
 
-def scale_step(step: Step, factor: float) -> Step:
+def scale_step(step: StepWork, factor: float) -> StepWork:
     """Return a step with ``factor`` times the work, as several steps have."""
 
     def scale(row: WorkRow) -> WorkRow:

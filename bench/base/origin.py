@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Kind:
+class ExecutorKind:
     """An executor as ``module:class``, and what must be known about it before it is loaded."""
 
     place: str
@@ -16,9 +16,11 @@ class Kind:
     # can be asked after each epoch whether to go on; else it finds a place for each case itself
 
 
-EXECUTORS: dict[str, Kind] = {
-    "subprocess": Kind("bench.workers.executors.subprocess:SubprocessExecutor", "on this machine"),
-    "ray": Kind(
+EXECUTORS: dict[str, ExecutorKind] = {
+    "subprocess": ExecutorKind(
+        "bench.workers.executors.subprocess:SubprocessExecutor", "on this machine"
+    ),
+    "ray": ExecutorKind(
         "bench.workers.executors.ray:RayExecutor", "on the nodes of a Ray cluster", here=False
     ),
 }

@@ -18,7 +18,7 @@ from bench.base.errors import UsageError
 from bench.base.processes import leave
 from bench.schema.flags import Parser, add_output, choose_format, command, describe, write_document
 
-FORMATS = {
+_FORMATS = {
     "text": "bench.answers.render.text:render",
     "md": "bench.answers.render.documents:render_markdown",
     "html": "bench.report.html:render",
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     add_output(parser, "text, md or html")
     add("--full", action="store_true", help="print all warnings, tables and notes")
     given = parser.parse(argv)
-    module, _, name = choose_format(given, FORMATS).partition(":")
+    module, _, name = choose_format(given, _FORMATS).partition(":")
     from bench.cards.document import build
     from bench.results.study.sweeps import REFERENCE, list_results, read_sweeps
 

@@ -20,8 +20,8 @@ from bench.answers.render.table import (
     Answer,
     Cell,
     Column,
-    Level,
     NextStep,
+    Prominence,
     Section,
     Sheet,
     find_wording,
@@ -46,7 +46,7 @@ from bench.results.study.comparable import AMOUNT, refuse_alone, refuse_base
 from bench.results.study.doubts import SAID_BELOW
 from bench.results.study.estimate import TIME
 from bench.results.study.runs import Result
-from bench.results.study.sweeps import Sweep
+from bench.results.study.sweeps import SweepFolder
 from bench.results.verdict import Ratio
 from bench.schema.axis import Trait, Value, name_axis
 from bench.schema.case import (
@@ -61,10 +61,10 @@ from bench.schema.case import (
 from bench.schema.precision import PRECISIONS
 from bench.schema.record import MODEL_PARTS, RELIABLE
 
-BASELINES = ("fp32", "tf32")
+_BASELINES = ("fp32", "tf32")
 """The precisions with which each one is compared, on the same card."""
 
-RECIPE = (
+_RECIPE = (
     *(
         name
         for name in list_affecting(Trait.LEARNING)
@@ -74,20 +74,20 @@ RECIPE = (
 )
 """Axes in which compared cards agree: what is trained, and in what."""
 
-LEVERS = tuple(
+_LEVERS = tuple(
     name
     for name in AXES
-    if name not in (*RECIPE, *UNTIMED, *SAME_QUESTION, "precision", "batch_size", "device")
+    if name not in (*_RECIPE, *UNTIMED, *SAME_QUESTION, "precision", "batch_size", "device")
     and name not in FOLLOWS["precision"]
 )
 """Axes that change the speed of a step, but not the recipe."""
 
-DATA = {"dataset_fingerprint": "images", "train_images": "number of images"} | {
+_DATA = {"dataset_fingerprint": "images", "train_images": "number of images"} | {
     name: what for name, what in MODEL_PARTS.items() if name != "model_source"
 }
 """Columns in which compared cards agree, and what each describes."""
 
-_tell_setting = attrgetter("batch_size", *LEVERS)
+_tell_setting = attrgetter("batch_size", *_LEVERS)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Entry:
     equal: Result | None  # its case at the setting at which its group is compared
     base: Mapping[str, Result]  # this card's cases there that it is compared with, by precision
     over: Mapping[str, Ratio]  # how many times as fast it is, by the same precisions
-    # the case of the lowest time that can be trusted, of all its batch sizes and `LEVERS`, or of
+    # the case of the lowest time that can be trusted, of all its batch sizes and `_LEVERS`, or of
     # the lowest, whatever its warnings
     best: Result
     chosen: Result | None = None  # what the rule of reports recommends of them
@@ -118,7 +118,7 @@ class CardPair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Group:
+class CardGroup:
     """Cards that may be compared, the fastest first; ``traits`` are what they share, by its
     name."""
 
@@ -131,9 +131,9 @@ class Group:
     def cards(self) -> list[str]:
         return list(dict.fromkeys(entry.card for entry in self.entries))
 
-    def tell_apart(self, other: Group) -> list[str]:
+    def tell_apart(self, other: CardGroup) -> list[str]:
         """List how it differs from another group: ``momentum 0.1, not 0.01``."""
-        hashed = DATA.values()  # a hash says no more than that
+        hashed = _DATA.values()  # a hash says no more than that
         partly = {*hashed, *map(name_axis, AMOUNT)}  # which not all groups have
         both = dict.fromkeys([*self.traits, *other.traits])  # each may have own axes
         held = ((n, self.traits.get(n, "none"), other.traits.get(n, "none")) for n in both)
@@ -146,19 +146,19 @@ class Group:
 
 
 def _tell_traits(row: Result) -> dict[str, Any]:
-    axes = list_axes([row], RECIPE)
+    axes = list_axes([row], _RECIPE)
     traits = {name_axis(name): spell_value(getattr(row, name)) for name in axes}
-    values = {what: getattr(row, name) for name, what in DATA.items()}
+    values = {what: getattr(row, name) for name, what in _DATA.items()}
     traits |= {what: str(value) if value == value else "" for what, value in values.items()}
     traits["unit"] = row.period.what
     amount = row.period.amount or ("",) * len(AMOUNT)
     told = zip(AMOUNT, amount, strict=True)
-    traits |= {name_axis(name): value for name, value in told if name not in RECIPE}
+    traits |= {name_axis(name): value for name, value in told if name not in _RECIPE}
     traits["torch"] = row.torch.partition(".")[0] or "unknown"
     return traits | {"": LABELS.get(row.kind, row.kind)}
 
 
-def find_groups(found: ReportData) -> list[Group]:
+def find_groups(found: ReportData) -> list[CardGroup]:
     """Group cards that may be compared. Measured groups come first, then published and unknown
     ones; in each, those with a sound time, then with most cards and precisions."""
     timed = [row for row in found.results if row.status in RELIABLE and not refuse_alone(row)]
@@ -187,7 +187,7 @@ def _name_cards(results: Sequence[Result]) -> dict[int, str]:
     }
 
 
-def _make_group(timed: Sequence[Result], names: Mapping[int, str]) -> Group:
+def _make_group(timed: Sequence[Result], names: Mapping[int, str]) -> CardGroup:
     # of a card's cases the first counts: without doubts, with most of an epoch and most repeats
     timed = sorted(timed, key=attrgetter("started_at"), reverse=True)
     timed.sort(key=lambda row: (not row.trusted, -row.part, -row.repeats, row.seed))
@@ -199,7 +199,7 @@ def _make_group(timed: Sequence[Result], names: Mapping[int, str]) -> Group:
     speeds = {entry.card: rate_card(entry) for entry in sorted(entries, key=rate_card)}
     entries.sort(key=lambda entry: speeds[entry.card], reverse=True)
     pairs = _judge_pairs([*dict.fromkeys(entry.card for entry in entries)], timed, usual, names)
-    return Group(_tell_traits(usual), usual, entries, pairs)
+    return CardGroup(_tell_traits(usual), usual, entries, pairs)
 
 
 def rate_card(entry: Entry) -> tuple[bool, float]:
@@ -221,7 +221,7 @@ def _choose_setting(timed: Sequence[Result], names: Mapping[int, str]) -> Result
 
 def list_levers(row: Result) -> list[str]:
     """List the levers of a case that are not at their defaults."""
-    return name_unusual(row, {name: AXES[name].default for name in LEVERS})
+    return name_unusual(row, {name: AXES[name].default for name in _LEVERS})
 
 
 def name_precision(row: Result) -> str:
@@ -248,10 +248,10 @@ def _list_entries(
     equal = {row.precision: row for row in reversed(here)}
     pairs = [
         (base, name)
-        for at, base in enumerate(BASELINES)
+        for at, base in enumerate(_BASELINES)
         for name in PRECISIONS
         if base in equal and not refuse_base(equal[base])
-        if name in equal and name not in BASELINES[: at + 1]
+        if name in equal and name not in _BASELINES[: at + 1]
     ]
     ratios = judge_speeds([(equal[name], equal[base]) for base, name in pairs])
     over = dict(zip(pairs, ratios, strict=True))
@@ -261,7 +261,7 @@ def _list_entries(
             continue
         settings = [Setting((same[0],)) for same in group(own, _tell_setting)]
         fastest, chosen = choose(settings, "time"), choose(settings)
-        bases = [base for base in BASELINES if (base, precision) in over]
+        bases = [base for base in _BASELINES if (base, precision) in over]
         fastest_bases = (_find_base(usual, timed, base) for base in bases)
         yield Entry(
             names[own[0].cell],
@@ -275,7 +275,7 @@ def _list_entries(
         )
 
 
-_tell_levers = attrgetter(*LEVERS)
+_tell_levers = attrgetter(*_LEVERS)
 
 
 def _find_base(usual: Result, timed: Sequence[Result], base: str) -> Result:
@@ -425,8 +425,10 @@ def _tabulate_pairs(found: Cards) -> Iterator[Sheet]:
     yield Sheet("Card against card", columns, rows, [note], headings)
 
 
-CARDS = Section("cards", "What does each card do in each precision?", _tabulate_cards, Level.TABLE)
-PAIRS = Section("pairs", "Is one card faster than another?", _tabulate_pairs, Level.TABLE)
+CARDS = Section(
+    "cards", "What does each card do in each precision?", _tabulate_cards, Prominence.TABLE
+)
+PAIRS = Section("pairs", "Is one card faster than another?", _tabulate_pairs, Prominence.TABLE)
 
 
 @dataclass(frozen=True)
@@ -436,7 +438,7 @@ class Cards(Report):
     sections: ClassVar[tuple[Section, ...]] = (CARDS, PAIRS)
 
     @cached_property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[CardGroup]:
         return find_groups(self)
 
     @cached_property
@@ -462,7 +464,7 @@ class Cards(Report):
     def next_step(self) -> NextStep | None:
         return NextStep("measure your own card, and send it in", "make card")
 
-    def _describe_group(self, one: Group) -> str:
+    def _describe_group(self, one: CardGroup) -> str:
         """Say what a group's fastest card is best trained in, how much faster it is than other
         cards there, and why it is apart from the first group."""
         entry = max(one.entries, key=rate_card)
@@ -484,5 +486,5 @@ class Cards(Report):
         return f"{told}." + (f" Not compared with 1: {apart}." if one is not self.groups[0] else "")
 
 
-def build(sweeps: Sequence[Sweep], home: Path) -> Cards:
+def build(sweeps: Sequence[SweepFolder], home: Path) -> Cards:
     return gather(partial(Cards, home=home), sweeps)

@@ -31,7 +31,7 @@ from bench.sweep.options import Options
 from bench.sweep.preflight import check_here
 from bench.workers.server import Process
 
-STEPS, LEAST_STEPS = 60, 20
+_STEPS, FEWEST_CHECKED = 60, 20
 
 BUDGET_S = 60.0
 """Time of all checks, in s. On two busy cores they took 92 to 384 s for small networks."""
@@ -65,10 +65,10 @@ def build_parser() -> Parser:
     add = parser.add_argument
     add(
         "--steps",
-        type=lambda text: parse_whole("--steps", text, LEAST_STEPS),
-        default=STEPS,
+        type=lambda text: parse_whole("--steps", text, FEWEST_CHECKED),
+        default=_STEPS,
         metavar="N",
-        help=f"first steps to look at ({STEPS}); four times as many where the loss falls late",
+        help=f"first steps to look at ({_STEPS}); four times as many where the loss falls late",
     )
     add(
         "--budget",

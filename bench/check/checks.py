@@ -55,7 +55,7 @@ class OutOfTimeError(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
+class CheckResult:
     """What a check found, ``pass``, ``FAIL``, ``skipped`` or ``not run``; without a finding ``why``
     says why it does not apply or could not run."""
 
@@ -136,7 +136,7 @@ def run_checks(process: Process, names: Sequence[str]) -> bool:
     """Receive the answer of each of these checks, and return whether none failed; False too if
     there was time for none. Print a line as each check ends, then an explanation of each failure,
     how many passed, and what was not run."""
-    start, answers = time.perf_counter(), list[Answer]()
+    start, answers = time.perf_counter(), list[CheckResult]()
     with Progress(len(names), "check") as progress:
         for name in names:
             progress.begin(name)
@@ -155,13 +155,15 @@ def run_checks(process: Process, names: Sequence[str]) -> bool:
     return not failed and (ran > 0 or not late)
 
 
-def _receive(process: Process, check: Check) -> Answer:
+def _receive(process: Process, check: Check) -> CheckResult:
     try:
-        found: Answer = process.receive()
+        found: CheckResult = process.receive()
     except EndedError as error:
         code = process.wait() or 0
         end = name_signal(-code) if code < 0 else f"return code {code}"
-        return Answer(check, "FAIL", why=f"the process of the checks ended with {end}: {error}")
+        return CheckResult(
+            check, "FAIL", why=f"the process of the checks ended with {end}: {error}"
+        )
     return found
 
 
@@ -177,7 +179,7 @@ def _row(name: str, result: str, figure: str, bounds: str) -> str:
     return clean(f"{name:<13} {result:<7} {figure:<38} {bounds}")
 
 
-def describe(found: Answer) -> str:
+def describe(found: CheckResult) -> str:
     """Return the line of a check, with the range in which it passes.
 
     >>> described = describe(Answer(CHECKS["seed"], "pass", Finding(0.5, "apart", high=1)))
@@ -196,7 +198,7 @@ def describe(found: Answer) -> str:
     return _row(found.check.name, found.result, f"{finding.value:.4g} {finding.unit}", bounds)
 
 
-def explain(found: Answer) -> str:
+def explain(found: CheckResult) -> str:
     named = name_first(found.finding.named if found.finding else [], 8, "; ")
     said = f"{found.check.name} failed. Expected: {found.check.shows}. {found.check.fix}"
     lines = [said, *(f"  {text}" for text in (found.why, named) if text)]

@@ -26,8 +26,8 @@ from bench.base.limits import LEAST_GAIN
 from bench.check.checks import (
     CHECKS,
     NOT_RUN,
-    Answer,
     Check,
+    CheckResult,
     Finding,
     InapplicableError,
     OutOfTimeError,
@@ -113,25 +113,25 @@ class Subject:
         return fmean(losses[-(len(losses) // 3) :]) < guess - 2 * LEAST_GAIN * abs(guess)
 
 
-def answer(check: Check, subject: Subject) -> Answer:
+def answer(check: Check, subject: Subject) -> CheckResult:
     """Run a check. Any exception of the training counts as a failure."""
     try:
         finding: Finding = globals()[f"check_{check.name.replace('-', '_')}"](subject)
     except InapplicableError as error:
-        return Answer(check, "skipped", why=str(error))
+        return CheckResult(check, "skipped", why=str(error))
     except OutOfTimeError:
-        return Answer(check, NOT_RUN, why="the time is over")
+        return CheckResult(check, NOT_RUN, why="the time is over")
     except Exception as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        return Answer(check, "FAIL", why=why)
-    return Answer(check, "pass" if finding.passed else "FAIL", finding)
+        return CheckResult(check, "FAIL", why=why)
+    return CheckResult(check, "pass" if finding.passed else "FAIL", finding)
 
 
 def answer_all(
     told: Connection, case: Case, folder: str, steps: int, until: float, names: Sequence[str]
 ) -> None:
-    """Send the `Answer` of each of these checks as it is found, from a process that was forked with
-    torch imported."""
+    """Send the `CheckResult` of each of these checks as it is found, from a process that was forked
+    with torch imported."""
     subject = Subject(case, folder, steps, until)
     for name in names:
         told.send(answer(CHECKS[name], subject))

@@ -31,7 +31,7 @@ from bench.results.study.comparable import (
 from bench.results.study.doubts import DOUBTS, Doubt
 from bench.results.study.pairs import EnvironmentKey
 from bench.results.study.pairs import match as match_cases
-from bench.results.study.quantities import MEMORY, METRICS, Metric
+from bench.results.study.quantities import MEMORY_MEASURES, METRICS, Metric
 from bench.results.study.runs import Run, list_readings, read_runs
 from bench.results.study.sweeps import read_sweep
 from bench.results.verdict import (
@@ -111,7 +111,7 @@ class SideCase:
 
 
 @dataclass(frozen=True, eq=False)
-class Side:
+class _Side:
     """One side: the latest attempt at each of its runs, without sentinels. Their ``cell`` tells
     cases in each environment apart."""
 
@@ -129,7 +129,7 @@ class Side:
         cases = (run.case for run in self.runs)
         return list(dict.fromkeys(getattr(c, axis) for c in cases if applies(axis, c)))
 
-    def take(self, axis: str, value: Value) -> Side:
+    def take(self, axis: str, value: Value) -> _Side:
         """Return the cases with one value of an axis."""
         title = name_setting(axis, spell_value(value))
         name = format_value(value) if axis in SWITCHES else title
@@ -142,11 +142,11 @@ class Side:
         return [value for value in values if value not in ("", "nan")]
 
 
-def read_side(name: str, path: Path) -> Side:
+def read_side(name: str, path: Path) -> _Side:
     """Read one side. Raises UsageError: it has no records of sweeps, or they cannot be read."""
     if not (runs := latest(read_runs([read_sweep(path)]))):
         raise UsageError(f"{path}: no records of a sweep yet; compare sweeps that have run")
-    return Side(name, name, path, runs)
+    return _Side(name, name, path, runs)
 
 
 def read_versions(path: Path) -> Sources:
@@ -158,7 +158,9 @@ def read_versions(path: Path) -> Sources:
     return found
 
 
-def take_values(a: Side, b: Side | None, axis: str, values: Sequence[Value]) -> tuple[Side, Side]:
+def take_values(
+    a: _Side, b: _Side | None, axis: str, values: Sequence[Value]
+) -> tuple[_Side, _Side]:
     """Take one value of ``axis`` from each sweep, or both from ``a``; ``values`` may be empty if
     there is only one choice. Raises UsageError: a sweep has no case with a value, or the values
     must be given."""
@@ -179,7 +181,7 @@ def take_values(a: Side, b: Side | None, axis: str, values: Sequence[Value]) -> 
 
 # --------------------------------------------------------------------------------------- comparison
 
-TIME, ENERGY = METRICS["epoch_time_s"], METRICS["energy_j"]
+_TIME, _ENERGY = METRICS["epoch_time_s"], METRICS["energy_j"]
 
 SPOILING = ("throttled", "contended", "unsettled", "noisy")
 """Doubts with which times are not relied on, as far as they forbid it."""
@@ -222,7 +224,7 @@ class Match:
 
 
 @dataclass(eq=False)
-class Finding:
+class MetricVerdict:
     """One metric of one match: the readings of both sides, their ratio and, for a loss or an error
     with a ratio, whether B's is equivalent to A's."""
 
@@ -243,7 +245,7 @@ class Comparison:
     """The comparison of two sides. Margins are fractions: the smallest differences that matter, for
     verdicts and for equivalence."""
 
-    sides: tuple[Side, Side]
+    sides: tuple[_Side, _Side]
     axis: str  # the axis whose two values are the sides; empty for two sweeps
     apart: tuple[str, ...]  # axes of `UNTIMED` of which the sides share no value
     margin: float
@@ -251,7 +253,7 @@ class Comparison:
     common: str  # the settings that all cases share
     matches: list[Match]  # in the order of A
     alone: tuple[list[str], list[str]]  # the cases that only A or only B has
-    metrics: dict[Metric, list[Finding]]
+    metrics: dict[Metric, list[MetricVerdict]]
 
     @property
     def names(self) -> tuple[str, str]:
@@ -307,7 +309,7 @@ def follows(column: str, axis: str) -> bool:
     return axis != "device" and axis in COMPARABLE.get(column, ())
 
 
-def choose_metrics(a: Side, b: Side) -> list[Metric]:
+def choose_metrics(a: _Side, b: _Side) -> list[Metric]:
     """Return time, loss, energy, and the first measure of memory and test error, as far as both
     sides have them."""
 
@@ -315,15 +317,15 @@ def choose_metrics(a: Side, b: Side) -> list[Metric]:
         told = ([getattr(run, column) for run in side.runs] for side in (a, b))
         return all(any(value == value for value in values) for values in told)
 
-    memory = next(filter(have, MEMORY), "")
+    memory = next(filter(have, MEMORY_MEASURES), "")
     names = ("epoch_time_s", memory, "train_loss", "energy_j", "test_top1_error")
     known = [METRICS[name] for name in names if name]
     return [metric for metric in known if have(metric.error_of or metric.name)]
 
 
 def compare(
-    a: Side,
-    b: Side,
+    a: _Side,
+    b: _Side,
     metrics: Sequence[Metric],
     axis: str = "",
     margin: float = 0.02,
@@ -372,16 +374,16 @@ def _list_defaults(axes: Sequence[str]) -> dict[str, Any]:
 
 def _judge(
     metric: Metric, matches: Sequence[Match], axis: str, apart: Sequence[str], equal: float
-) -> list[Finding]:
+) -> list[MetricVerdict]:
     """Judge one metric of all matches in which a side has it, as one family."""
     found = []
     for match in matches:
         ours, theirs = (side.read(metric) for side in match.ran)
         if ours or theirs:
             lack = _refuse(metric, match, axis, apart)
-            if metric in (TIME, ENERGY) and not lack:
+            if metric in (_TIME, _ENERGY) and not lack:
                 theirs = {seed: [v * match.factor for v in held] for seed, held in theirs.items()}
-            found.append(Finding(match, (ours, theirs), Ratio(lack=lack)))
+            found.append(MetricVerdict(match, (ours, theirs), Ratio(lack=lack)))
     family = [one for one in found if not one.ratio.lack]
     if not metric.seeded:
         ratios = compare_repeats([one.values for one in family], metric.deterministic)
@@ -411,14 +413,14 @@ def _refuse(metric: Metric, match: Match, axis: str, apart: Sequence[str]) -> st
     # times are per epoch or step, memory is a peak; all other metrics are of the measured steps
     if metric.seeded:
         return refuse_learnt(one, two, axis)
-    return refuse_part(one, two) if metric is ENERGY else ""
+    return refuse_part(one, two) if metric is _ENERGY else ""
 
 
 def refuse_runs(metric: Metric, *sides: SideCase) -> str:
     """Say why runs of the two sides are not compared in a metric; empty if they are."""
     every = [run for side in sides for run in side.runs]
     unfit = next(filter(None, map(refuse_alone, every)), "")
-    return unfit or (refuse_together(every) if metric in (TIME, ENERGY) else "")
+    return unfit or (refuse_together(every) if metric in (_TIME, _ENERGY) else "")
 
 
 def refuse_other_models(comparison: Comparison) -> None:

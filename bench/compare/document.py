@@ -33,7 +33,7 @@ from bench.base.text import (
     write_number,
     write_percent,
 )
-from bench.compare.comparison import TIME, Comparison, Finding, Gate, Match, refuse_runs
+from bench.compare.comparison import _TIME, Comparison, Gate, Match, MetricVerdict, refuse_runs
 from bench.results.store.rows import group
 from bench.results.study.doubts import DOUBTS
 from bench.results.study.quantities import Metric
@@ -86,7 +86,9 @@ DIFFERENCE = (
 )
 
 
-def _tabulate_metric(comparison: Comparison, metric: Metric, findings: Sequence[Finding]) -> Table:
+def _tabulate_metric(
+    comparison: Comparison, metric: Metric, findings: Sequence[MetricVerdict]
+) -> Table:
     a, b = comparison.names
     ratio = "speed" if metric.speed else "ratio" if comparison.axis else "B/A"
     wording = find_wording([run for side in comparison.sides for run in side.runs])
@@ -100,7 +102,7 @@ def _tabulate_metric(comparison: Comparison, metric: Metric, findings: Sequence[
         of_a, of_b = finding.values
         rows.append({
             "case": finding.match.label,
-            **(of if metric is TIME else {}),
+            **(of if metric is _TIME else {}),
             a: _write_level(finding, metric, 0),
             b: _write_level(finding, metric, 1),
             ratio: NOTHING if value is None else write(value),
@@ -124,7 +126,7 @@ def _tabulate_metric(comparison: Comparison, metric: Metric, findings: Sequence[
     return _tabulate(title, rows, remarks, notes)
 
 
-def _write_level(finding: Finding, metric: Metric, place: int) -> str:
+def _write_level(finding: MetricVerdict, metric: Metric, place: int) -> str:
     """Write what the ratio is of: the median of repeats, or the mean over seeds."""
     values = finding.values[place]
     if not values:
@@ -139,7 +141,7 @@ def _write_p(p: float | None) -> str:
 
 
 def _tabulate_equivalence(
-    comparison: Comparison, metric: Metric, judged: Sequence[Finding]
+    comparison: Comparison, metric: Metric, judged: Sequence[MetricVerdict]
 ) -> Table:
     rows, remarks = [], []
     for finding in judged:
@@ -166,7 +168,7 @@ def _tabulate_equivalence(
     return _tabulate(title, rows, remarks, [note])
 
 
-def remark(comparison: Comparison, metric: Metric, finding: Finding) -> Iterator[str]:
+def remark(comparison: Comparison, metric: Metric, finding: MetricVerdict) -> Iterator[str]:
     """Yield what a reader must know about a finding before relying on it."""
     for name, side, values in zip(comparison.names, finding.match.ran, finding.values, strict=True):
         if {run.status for run in side.runs} != {Status.OK} or len(values) < len(side.runs):
@@ -174,7 +176,7 @@ def remark(comparison: Comparison, metric: Metric, finding: Finding) -> Iterator
     pairs = finding.ratio.pairs
     if pairs and max(map(len, finding.readings)) > pairs:
         yield f"only the {count(pairs, 'seed')} that both sides ran"
-    if metric is TIME and finding.match.factor != 1 and not finding.ratio.lack:
+    if metric is _TIME and finding.match.factor != 1 and not finding.ratio.lack:
         whose = finding.match.ran[0].runs[0].period
         first, second = comparison.names
         yield f"the time of {second} is given for {whose}, as that of {first} is"
@@ -201,7 +203,7 @@ def describe(comparison: Comparison) -> Iterator[str]:
     else:
         yield f"{both}: no case in both; --axis NAME compares two values of a setting."
     yield from _tell_speed(comparison)
-    refused = (refuse_runs(TIME, *one.ran) for one in matches)
+    refused = (refuse_runs(_TIME, *one.ran) for one in matches)
     if apart := [*dict.fromkeys(filter(None, refused))]:
         said = [why if why.endswith(".") else f"Not compared: {why}." for why in apart]
         yield f"! {name_first(said, 3, ' ')}"
@@ -235,7 +237,7 @@ def describe(comparison: Comparison) -> Iterator[str]:
             yield f"! Only in {side.title}, not compared: {name_first(alone, 3, '; ')}."
 
 
-MOST_LISTED = 5  # ratios that a sentence lists
+_MOST_LISTED = 5  # ratios that a sentence lists
 
 _ask = attrgetter(*(name for name in AXES if name not in SAME_QUESTION))
 
@@ -256,7 +258,7 @@ def _tell_speed(comparison: Comparison) -> Iterator[str]:
         if not speeds:
             continue
         said = f"{b} is {write_ratio(median(speeds))} times as fast as {a}"
-        if len(speeds) > MOST_LISTED:
+        if len(speeds) > _MOST_LISTED:
             ends = f"from {write_ratio(speeds[0])} to {write_ratio(speeds[-1])}"
             said += f" (median of {len(speeds)} settings, {ends})"
         elif len(speeds) > 1:
@@ -324,7 +326,7 @@ def render_json(comparison: Comparison, gates: Sequence[Gate]) -> str:
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
-def _lay_out(comparison: Comparison, metric: Metric, finding: Finding) -> dict[str, Any]:
+def _lay_out(comparison: Comparison, metric: Metric, finding: MetricVerdict) -> dict[str, Any]:
     a, b = finding.values
     seeds = [[seed for seed, held in side.items() for _ in held] for side in finding.readings]
     return {

@@ -1,8 +1,7 @@
 """The `Device` that a monitor watches, and its readings.
 
-`Host` is a CPU and `Unreadable` a card that nothing can be read from; `bench.machine.nvml` has the
-card itself. torch is never imported here.
-"""
+`HostReadings` is a CPU and `Unreadable` a card that nothing can be read from; `bench.machine.nvml`
+has the card itself. torch is never imported here."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ class Depth(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class GpuProcess:
     """A process that computes on the card and is not the worker's."""
 
     pid: int
@@ -56,7 +55,7 @@ class Reading:
     memory_clock_mhz: int | None = None
     temperature_c: int | None = None
     throttle: tuple[str, ...] | None = None
-    others: tuple[Process, ...] | None = None
+    others: tuple[GpuProcess, ...] | None = None
 
 
 READINGS = tuple(f.name for f in fields(Reading) if f.name != "time_ns")
@@ -200,7 +199,7 @@ class Unreadable(Device):
 
 
 @dataclass
-class Host(Unreadable):
+class HostReadings(Unreadable):
     """A CPU: only the memory that the worker and its descendants hold is read. New descendants are
     looked for only at phase boundaries, as the search takes time from the cores that train, or if
     it is `whole` five times a second, as a command starts what it likes."""

@@ -14,10 +14,10 @@ from itertools import chain, pairwise
 from statistics import median
 from typing import Any, Literal
 
-from bench.machine.gpus import Depth, Device, Process, Reading
+from bench.machine.gpus import Depth, Device, GpuProcess, Reading
 from bench.machine.nvml import EFFECTS
 
-Phase = Literal["baseline", "setup", "warmup", "epoch", "evaluation"]
+MonitorPhase = Literal["baseline", "setup", "warmup", "epoch", "evaluation"]
 """In this order. Evaluation is everything that follows the epoch, if only the worker's exit."""
 
 
@@ -26,7 +26,7 @@ def _union(seen: Sequence[Sequence[str]]) -> str:
 
 
 _WHOLE, _FIRST, _LAST = (0.0, 1.0), (0.0, 0.25), (0.75, 1.0)
-_Column = tuple[str, Phase, Callable[[Any], Any], tuple[float, float]]
+_Column = tuple[str, MonitorPhase, Callable[[Any], Any], tuple[float, float]]
 
 # column: the quantity, the phase, what its values come to, and which part of the phase by time
 _COLUMNS: Mapping[str, _Column] = {
@@ -43,14 +43,14 @@ _COLUMNS: Mapping[str, _Column] = {
     "temperature_c": ("temperature_c", "epoch", max, _WHOLE),
     "throttle_during": ("throttle", "epoch", _union, _WHOLE),
 }
-ENERGY = ("energy_j", "mean_power_w")
+ENERGY_COLUMNS = ("energy_j", "mean_power_w")
 _LEAST_POWERS = 10  # between which power is summed: 2 s, as some drivers tell the mean of a second
 _SUMMED = "the card has no counter of energy: it is the power, read five times a second, over time"
 _PASSING = (
     0.05  # a reason to slow down, met in a smaller share of the readings, hardly changes time
 )
 _NEIGHBOURS = ("neighbours", "neighbours_computing")
-MONITORED = (*_COLUMNS, *ENERGY, *_NEIGHBOURS)
+MONITORED = (*_COLUMNS, *ENERGY_COLUMNS, *_NEIGHBOURS)
 """The fields of `Measurement` a monitor fills."""
 
 _MEMORY = ("device_bytes", "process_bytes")
@@ -78,7 +78,7 @@ class _Stay:
     """One stay in a phase: the reading that ended the phase before it, the later ones up to that
     at its end, and the peaks of memory among these. A worker enters most phases once."""
 
-    phase: Phase
+    phase: MonitorPhase
     opened: list[Reading] = field(default_factory=list)
     readings: list[Reading] = field(default_factory=list)
     peaks: dict[str, int] = field(default_factory=dict)
@@ -117,7 +117,7 @@ class Monitor:
             self._device.watch(pid)
         self.enter("setup")
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: MonitorPhase) -> None:
         """End the current phase and enter the next, with a full reading in between.
 
         Epoch and evaluation may be entered again, alternately, for each further epoch. Warm-up
@@ -193,10 +193,12 @@ class Monitor:
             stay.readings += readings
         return readings
 
-    def _list(self, phase: Phase) -> list[_Stay]:
+    def _list(self, phase: MonitorPhase) -> list[_Stay]:
         return [stay for stay in self._stays if stay.phase == phase]
 
-    def _values(self, quantity: str, phase: Phase, part: tuple[float, float] = _WHOLE) -> list[Any]:
+    def _values(
+        self, quantity: str, phase: MonitorPhase, part: tuple[float, float] = _WHOLE
+    ) -> list[Any]:
         """Return the values of a part of a phase; time between stays does not count."""
         stays, moments, passed = self._list(phase), list[tuple[int, Reading]](), 0
         if phase != "baseline" and quantity in _MEMORY:
@@ -211,7 +213,7 @@ class Monitor:
         known = [value for value in values if value is not None]
         return known[:1] if phase == "baseline" else known
 
-    def _why(self, quantity: str, phase: Phase) -> str:
+    def _why(self, quantity: str, phase: MonitorPhase) -> str:
         if not self._list(phase):
             return f"{phase} was not reached"
         return self._device.why(quantity) or f"not read during {phase}"
@@ -235,7 +237,7 @@ class Monitor:
         epochs = self._list("epoch")
         if not epochs or not all(stay.ended for stay in epochs):
             reason = "epoch did not end" if epochs else "epoch was not reached"
-            seen.missing |= dict.fromkeys(ENERGY, reason)
+            seen.missing |= dict.fromkeys(ENERGY_COLUMNS, reason)
             return
         ends = [(stay.opened[0], stay.readings[-1]) for stay in epochs]
         seconds = sum(last.time_ns - first.time_ns for first, last in ends) / 1e9
@@ -251,7 +253,7 @@ class Monitor:
         elif len(gains) < len(ends) or min(gains) < 0 or not energy:
             why = self._device.why("energy_j")
             why = why or "the energy counter was not read, stood still or went back"
-            seen.missing |= dict.fromkeys(ENERGY, why)
+            seen.missing |= dict.fromkeys(ENERGY_COLUMNS, why)
             return
         seen.values |= {"energy_j": energy, "mean_power_w": energy / seconds}
 
@@ -294,7 +296,7 @@ class Monitor:
         if not known:
             seen.missing |= dict.fromkeys(_NEIGHBOURS, self._why("others", "baseline"))
             return ""
-        during = dict[int, Process]()
+        during = dict[int, GpuProcess]()
         for other in chain.from_iterable(known):
             largest = during.get(other.pid, other)
             during[other.pid] = max(largest, other, key=lambda p: p.bytes or 0)
@@ -331,7 +333,7 @@ class CommandMonitor:
         for monitor in self._monitors:
             monitor.watch(pid)
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: MonitorPhase) -> None:
         for monitor in self._monitors:
             monitor.enter(phase)
 

@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.text import Explained, is_whole
-from bench.machine.gpus import Depth, Device, Host, Process, ProcessTree, Reading, Unreadable
+from bench.machine.gpus import (
+    Depth,
+    Device,
+    GpuProcess,
+    HostReadings,
+    ProcessTree,
+    Reading,
+    Unreadable,
+)
 
 THROTTLES: Mapping[int, tuple[str, str]] = {
     0x001: ("idle", "idle"),
@@ -214,11 +222,11 @@ class Nvml(Device):
 
     def _attribute(
         self, listed: Mapping[int, int | None]
-    ) -> tuple[int | None, tuple[Process, ...]]:
+    ) -> tuple[int | None, tuple[GpuProcess, ...]]:
         """Return the memory of the worker's processes, and the others that compute on the card."""
         mine = self._own(listed.keys())
         others = tuple(
-            Process(pid, size, _name(pid)) for pid, size in listed.items() if pid not in mine
+            GpuProcess(pid, size, _name(pid)) for pid, size in listed.items() if pid not in mine
         )
         sizes = [size for pid in mine if (size := listed[pid]) is not None]
         if mine and len(sizes) == len(mine):
@@ -258,14 +266,14 @@ def open_device(uuid: str | None, nvml: Any = None) -> Device:
     read becomes an `Unreadable` with the reason: training goes on without the readings. ``nvml``
     replaces the module pynvml."""
     if uuid is None:
-        return Host()
+        return HostReadings()
     try:
         return Nvml(uuid, nvml)
     except NvmlMissingError as missing:
         return Unreadable(str(missing))
 
 
-def find_neighbours(uuid: str, nvml: Any = None) -> tuple[Process, ...] | None:
+def find_neighbours(uuid: str, nvml: Any = None) -> tuple[GpuProcess, ...] | None:
     """Return the processes on the card, without this one's descendants, and this one first if it
     uses it, as a notebook may; None if unknown."""
     device = open_device(uuid, nvml)

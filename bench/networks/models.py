@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.base.errors import UsageError, nearest
 from bench.base.processes import stand_for
-from bench.networks.data.sources import CLASSES, SHAPE, Shape
+from bench.networks.data.sources import CIFAR10_SHAPE, CLASSES, Shape
 
 if TYPE_CHECKING:
     from torch import nn
@@ -108,7 +108,7 @@ def split_model(name: str) -> tuple[str, str]:
     return module, factory
 
 
-def build_model(name: str, classes: int = CLASSES, shape: Shape = SHAPE) -> nn.Module:
+def build_model(name: str, classes: int = CLASSES, shape: Shape = CIFAR10_SHAPE) -> nn.Module:
     """Build the network ``name``, which maps float images (N, *shape), ``shape`` being channels,
     height and width, to logits (N, classes).
 
@@ -118,7 +118,7 @@ def build_model(name: str, classes: int = CLASSES, shape: Shape = SHAPE) -> nn.M
     """
     factory: Callable[..., nn.Module] = load_factory(name)
     # defaults are not passed, so that an entry of `MODELS` may be a function without arguments
-    special = (classes, shape[0]) != (CLASSES, SHAPE[0])
+    special = (classes, shape[0]) != (CLASSES, CIFAR10_SHAPE[0])
     return factory(classes, shape[0]) if name in MODELS and special else factory()
 
 

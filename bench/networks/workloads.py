@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
 from bench.base.errors import UsageError
-from bench.networks.data import Dataset as Prepared
+from bench.networks.data import ImageArrays as Prepared
 from bench.networks.data.batches import BatchArguments, Batches, MadeBatches, Supply
 from bench.networks.data.batches import count_items as count_items
 from bench.networks.data.loader import Dataset, LoadedBatches, load_images, load_items
-from bench.networks.data.sources import CLASSES, SHAPE, Shape
+from bench.networks.data.sources import CIFAR10_SHAPE, CLASSES, Shape
 from bench.networks.models import build_model, load_factory, parse_factory
 from bench.networks.modules import is_affine_batchnorm
 
@@ -128,7 +128,7 @@ class Workload:
     test_samples = 0
     """Number of test items; 0 for none."""
 
-    shape: Shape = SHAPE
+    shape: Shape = CIFAR10_SHAPE
     """Shape of an image from the default `make_batch`."""
 
     classes = CLASSES
@@ -268,7 +268,7 @@ class Images(Workload):
             "images": self.data.train_images,
             "labels": self.data.train_labels,
             "samples": self._epoch,
-            "augment": self.shape == SHAPE,
+            "augment": self.shape == CIFAR10_SHAPE,
         }
 
     def open_tests(self, *, batch_size: int, device: torch.device) -> Supply:

@@ -19,17 +19,17 @@ from operator import itemgetter
 from bench.base.limits import STEADY
 from bench.base.text import ESTIMATE
 from bench.profile.kernels import CONVERSIONS
-from bench.profile.step import Bound, Step, Wait, find_limit, find_rate
+from bench.profile.step import Bound, StepWork, Wait, find_limit, find_rate
 from bench.schema.record import WorkRow, read_kernels
-from bench.schema.work import COMPUTING, Kind
+from bench.schema.work import COMPUTING, WorkKind
 
 DOMINANT = 2 / 3  # share of a step from which one bound is its verdict
 LISTED = 0.1  # share of a step from which a bound is named in a mixed verdict
 
 OVERLAPPING = (
-    {Kind.GROUPED},
-    {Kind.GROUPED, Kind.CONVOLUTION, Kind.CONVOLUTION_1X1},
-    set(Kind),
+    {WorkKind.GROUPED},
+    {WorkKind.GROUPED, WorkKind.CONVOLUTION, WorkKind.CONVOLUTION_1X1},
+    set(WorkKind),
 )
 """Sets of kinds whose kernels may overlap; each is used only if those before do not suffice. cuDNN
 runs fp32's grouped convolutions on several streams. On an H100 (cuDNN 9.19), the kernels of DPN-92
@@ -38,7 +38,7 @@ bf16 none overlap, and normalisation, additions and the rest take as long as und
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedWork:
     """Operations, with their time in a step that is not profiled. ``flops`` and ``traffic`` are the
     FLOP/s and bytes/s that they reached; None if not counted, or if beyond the card's data sheet:
     then the data come from a cache, or the time is wrong."""
@@ -57,14 +57,14 @@ class Breakdown:
     found when it is first asked for. ``left_over_s`` is the step's time less its parts: kernels
     that no operation launched. It is negative if kernels alone took longer than the step."""
 
-    step: Step
+    step: StepWork
     times: tuple[tuple[WorkRow, float], ...]  # of its operations, in s
-    parts: Mapping[str, float]  # the time of each `bench.schema.work.Kind` and `Wait`, in s
+    parts: Mapping[str, float]  # the time of each `bench.schema.work.WorkKind` and `Wait`, in s
     left_over_s: float
     estimated: bool  # kernels overlapped, and how they shared the time was not measured
 
     @cached_property
-    def rows(self) -> tuple[Timed, ...]:
+    def rows(self) -> tuple[TimedWork, ...]:
         """Its operations, with what limits each."""
         return tuple(_time(row, time_s, self.step) for row, time_s in self.times)
 
@@ -111,7 +111,7 @@ _WAITS = {
 """What limits the time of each wait."""
 
 
-def divide(step: Step) -> Breakdown | None:
+def divide(step: StepWork) -> Breakdown | None:
     """Divide a step's time among kinds of work and waits; None without a profile."""
     profile = step.profile
     if profile is None or profile.step_s <= 0:
@@ -164,7 +164,7 @@ def _estimate_shares(work: Iterable[WorkRow], busy_s: float) -> dict[str, float]
     return {}
 
 
-def _time(row: WorkRow, time_s: float, step: Step) -> Timed:
+def _time(row: WorkRow, time_s: float, step: StepWork) -> TimedWork:
     limits = find_rate(row.format, step.peaks, step.arithmetic), step.peaks.copy
     reached = [amount / time_s if amount else None for amount in (row.flop, row.bytes)]
     flops, traffic = (
@@ -177,18 +177,18 @@ def _time(row: WorkRow, time_s: float, step: Step) -> Timed:
         spent = sum(k.time_s for k in named if any(part in k.name for part in CONVERSIONS))
         layout_s = time_s * min(spent / row.time_s, 1.0)
     bound = _find_bound(row, time_s - layout_s, step)
-    return Timed(row, time_s, bound, flops, traffic, 0.0 if bound is Bound.LAUNCH else layout_s)
+    return TimedWork(row, time_s, bound, flops, traffic, 0.0 if bound is Bound.LAUNCH else layout_s)
 
 
-def _find_bound(row: WorkRow, time_s: float, step: Step) -> Bound | None:
+def _find_bound(row: WorkRow, time_s: float, step: StepWork) -> Bound | None:
     """Return what limits a row that takes ``time_s`` of the step. Making a batch is limited by the
     loader. Products that take far longer than their memory traffic and their start are limited by
     how they compute, such as without tensor cores. Work that was not counted, such as a kernel that
     compilation fused, is judged by its time per call and its kind. torch does not report the FLOP
     of recurrent layers, so their bound is not known."""
-    if row.kind == Kind.INPUT:
+    if row.kind == WorkKind.INPUT:
         return Bound.LOADER
-    if row.kind == Kind.RECURRENT and not row.flop:
+    if row.kind == WorkKind.RECURRENT and not row.flop:
         return None
     computes, start_s = row.kind in COMPUTING, step.rates.call_s
     start_s = None if start_s is None else row.calls * start_s
@@ -200,7 +200,7 @@ def _find_bound(row: WorkRow, time_s: float, step: Step) -> Bound | None:
         if start_s is not None and least_s < start_s:
             least_s, bound = start_s, Bound.LAUNCH
         return Bound.COMPUTE if computes and time_s > 2 * least_s else bound
-    if start_s is None or row.kind == Kind.OTHER:
+    if start_s is None or row.kind == WorkKind.OTHER:
         return None
     if time_s < start_s:
         return Bound.LAUNCH
@@ -214,7 +214,7 @@ def _find_bound(row: WorkRow, time_s: float, step: Step) -> Bound | None:
 class Change:
     """The time of one part in A's step and in B's."""
 
-    name: str  # a `bench.schema.work.Kind`, a `Wait`, or `LEFT_OVER`
+    name: str  # a `bench.schema.work.WorkKind`, a `Wait`, or `LEFT_OVER`
     before_s: float
     after_s: float
 
@@ -238,7 +238,7 @@ def name_part(name: str) -> str:
     """Name a kind of work, a wait or what is left over."""
     if name == LEFT_OVER:
         return "left over"
-    return Wait(name).meaning if name in list(Wait) else Kind(name).meaning
+    return Wait(name).meaning if name in list(Wait) else WorkKind(name).meaning
 
 
 # ------------------------------------------------------------------------------------------ ceiling
@@ -260,7 +260,9 @@ class Ceiling:
     memory: float  # the share of memory traffic in that time
 
 
-def find_ceiling(before: Step, after: Step, compiled: bool, breakdown: Breakdown) -> Ceiling | None:
+def find_ceiling(
+    before: StepWork, after: StepWork, compiled: bool, breakdown: Breakdown
+) -> Ceiling | None:
     """Return the most that the second step can gain on the first, of which only the time is used.
     None if the second is compiled (it moves less than was counted), or if its work was not counted,
     needs a rate that was not measured, or would take longer than the step: then rates were measured

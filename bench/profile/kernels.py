@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from bench.schema.work import Kind, Label
+from bench.schema.work import Label, WorkKind
 
 
 @dataclass(frozen=True)
@@ -20,28 +20,28 @@ class Vocabulary:
         wraps: whether an operation, by its name with namespace, only calls others.
     """
 
-    kind: Callable[[str], Kind]
+    kind: Callable[[str], WorkKind]
     free: Callable[[str], bool]
     wraps: Callable[[str], bool]
 
 
 _HEAVIEST = (
-    Kind.ATTENTION,
-    Kind.NORMALISATION,
-    Kind.REDUCTION,
-    Kind.LOSS,
-    Kind.OPTIMIZER,
-    Kind.INDEXING,
-    Kind.CONCATENATION,
-    Kind.ELEMENTWISE,
-    Kind.CAST,
-    Kind.LAYOUT,
-    Kind.COPY,
+    WorkKind.ATTENTION,
+    WorkKind.NORMALISATION,
+    WorkKind.REDUCTION,
+    WorkKind.LOSS,
+    WorkKind.OPTIMIZER,
+    WorkKind.INDEXING,
+    WorkKind.CONCATENATION,
+    WorkKind.ELEMENTWISE,
+    WorkKind.CAST,
+    WorkKind.LAYOUT,
+    WorkKind.COPY,
 )
 _PRODUCTS = {
-    Kind.MATMUL: ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm"),
-    Kind.CONVOLUTION: ("convolution", "convolution_backward"),
-    Kind.ATTENTION: ("flex_attention", "flex_attention_backward"),
+    WorkKind.MATMUL: ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm"),
+    WorkKind.CONVOLUTION: ("convolution", "convolution_backward"),
+    WorkKind.ATTENTION: ("flex_attention", "flex_attention_backward"),
 }
 _BROUGHT = frozenset(name for products in _PRODUCTS.values() for name in products)
 
@@ -64,9 +64,12 @@ def label_fused(name: str, vocabulary: Vocabulary) -> Label:
         for kind, products in _PRODUCTS.items():
             if any(one in products for one in names):
                 return Label(kind, operation)
-    special = {"_to_copy": Kind.CAST, **dict.fromkeys((*_BROUGHT, "clone", "permute"), Kind.LAYOUT)}
+    special = {
+        "_to_copy": WorkKind.CAST,
+        **dict.fromkeys((*_BROUGHT, "clone", "permute"), WorkKind.LAYOUT),
+    }
     kinds = {special.get(one) or vocabulary.kind(one) for one in names}
-    return Label(next((kind for kind in _HEAVIEST if kind in kinds), Kind.OTHER), operation)
+    return Label(next((kind for kind in _HEAVIEST if kind in kinds), WorkKind.OTHER), operation)
 
 
 def _split_names(text: str, vocabulary: Vocabulary) -> list[str]:
@@ -74,7 +77,7 @@ def _split_names(text: str, vocabulary: Vocabulary) -> list[str]:
 
     def is_operation(name: str) -> bool:
         listed = name in _BROUGHT or name == "_to_copy" or vocabulary.free(name)
-        return listed or vocabulary.kind(name) is not Kind.OTHER
+        return listed or vocabulary.kind(name) is not WorkKind.OTHER
 
     words, names = text.split("_"), dict[str, None]()
     while words:
@@ -93,28 +96,28 @@ CONVERSIONS = ("genericTranspose", "nchwToNhwc", "nhwcToNchw", "tensorTransform"
 """Parts of the names of kernels with which cuDNN and cuBLAS change the memory layout of their
 operands: on an H200, 16 % of DPN-92's step in fp16, 13 % in tf32 and bf16, under 1 % in fp32."""
 
-_KERNELS: dict[str, Kind] = {
-    "Memcpy": Kind.COPY,
-    "Memset": Kind.COPY,
-    "flash": Kind.ATTENTION,
-    "fmha": Kind.ATTENTION,
-    "wgrad": Kind.CONVOLUTION,
-    "dgrad": Kind.CONVOLUTION,
-    "fprop": Kind.CONVOLUTION,
-    "conv": Kind.CONVOLUTION,
-    "batch_norm": Kind.NORMALISATION,
-    "bn_": Kind.NORMALISATION,
-    "layer_norm": Kind.NORMALISATION,
-    "gemm": Kind.MATMUL,
-    "gemv": Kind.MATMUL,
-    "cutlass": Kind.MATMUL,
-    "nvjet": Kind.MATMUL,  # cuBLAS on Hopper; cuDNN uses it for 1×1 convolutions too
-    **dict.fromkeys(CONVERSIONS, Kind.LAYOUT),
-    "multi_tensor_apply": Kind.OPTIMIZER,
-    "reduce": Kind.REDUCTION,
-    "CatArray": Kind.CONCATENATION,
-    "index": Kind.INDEXING,
-    "elementwise": Kind.ELEMENTWISE,
+_KERNELS: dict[str, WorkKind] = {
+    "Memcpy": WorkKind.COPY,
+    "Memset": WorkKind.COPY,
+    "flash": WorkKind.ATTENTION,
+    "fmha": WorkKind.ATTENTION,
+    "wgrad": WorkKind.CONVOLUTION,
+    "dgrad": WorkKind.CONVOLUTION,
+    "fprop": WorkKind.CONVOLUTION,
+    "conv": WorkKind.CONVOLUTION,
+    "batch_norm": WorkKind.NORMALISATION,
+    "bn_": WorkKind.NORMALISATION,
+    "layer_norm": WorkKind.NORMALISATION,
+    "gemm": WorkKind.MATMUL,
+    "gemv": WorkKind.MATMUL,
+    "cutlass": WorkKind.MATMUL,
+    "nvjet": WorkKind.MATMUL,  # cuBLAS on Hopper; cuDNN uses it for 1×1 convolutions too
+    **dict.fromkeys(CONVERSIONS, WorkKind.LAYOUT),
+    "multi_tensor_apply": WorkKind.OPTIMIZER,
+    "reduce": WorkKind.REDUCTION,
+    "CatArray": WorkKind.CONCATENATION,
+    "index": WorkKind.INDEXING,
+    "elementwise": WorkKind.ELEMENTWISE,
 }
 """The kind of a kernel without an operator, such as one of a CUDA graph; first match wins."""
 
@@ -122,7 +125,7 @@ _KERNELS: dict[str, Kind] = {
 def label_kernel(name: str, vocabulary: Vocabulary) -> Label:
     if is_fused(name):
         return label_fused(name, vocabulary)
-    kind = next((kind for part, kind in _KERNELS.items() if part in name), Kind.OTHER)
+    kind = next((kind for part, kind in _KERNELS.items() if part in name), WorkKind.OTHER)
     return Label(kind, re.split(r"<| \(", shorten_kernel(name), maxsplit=1)[0])
 
 

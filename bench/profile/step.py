@@ -9,7 +9,7 @@ from bench.base.text import Explained
 from bench.profile.rates import Rates, has_instructions
 from bench.schema.precision import Arithmetic
 from bench.schema.record import WorkRow
-from bench.schema.work import Kind
+from bench.schema.work import WorkKind
 
 
 class Bound(Explained):
@@ -45,7 +45,7 @@ PROFILED = ("profiled_step_s", "busy_s", "input_wait_s", "sync_wait_s")
 
 
 @dataclass(frozen=True)
-class Step:
+class StepWork:
     """A median step of a case, not profiled, with the work in it."""
 
     step_s: float
@@ -66,7 +66,7 @@ class Step:
 # means not counted, or that a rate was not measured.
 
 
-CONVOLUTIONS = (Kind.CONVOLUTION_1X1, Kind.CONVOLUTION, Kind.GROUPED)
+CONVOLUTIONS = (WorkKind.CONVOLUTION_1X1, WorkKind.CONVOLUTION, WorkKind.GROUPED)
 
 
 def write_ms(time_s: float) -> str:
@@ -87,9 +87,9 @@ def name_arithmetic(format: str, arithmetic: str) -> str:
 
 
 def find_rate(format: str, rates: Rates, arithmetic: str, kind: str = "") -> float | None:
-    """Return the FLOP/s of products of a format, in work of a `Kind`. For convolutions it is the
-    higher of their rate and that of products, as neither alone bounds other convolutions, unless
-    convolutions are emulated: then it is theirs."""
+    """Return the FLOP/s of products of a format, in work of a `WorkKind`. For convolutions it is
+    the higher of their rate and that of products, as neither alone bounds other convolutions,
+    unless convolutions are emulated: then it is theirs."""
     name = name_arithmetic(format, arithmetic)
     rate = rates.products.get(name)
     if kind not in CONVOLUTIONS or (own := rates.convolutions.get(name)) is None:

@@ -21,17 +21,17 @@ from typing import Any
 
 from bench.profile.kernels import Vocabulary, is_fused, label_fused, label_kernel, shorten_kernel
 from bench.schema.work import (
-    CONVOLUTIONS,
+    ANY_CONVOLUTION,
     MOVES,
-    Kind,
     Label,
+    WorkKind,
     base_name,
     label_convolution,
     place_kind,
     read_groups,
 )
 
-STEPS = "bench::steps"
+STEPS_REGION = "bench::steps"
 """The region of a trace that holds all steps and nothing else."""
 
 _NETWORK = "network"
@@ -44,13 +44,13 @@ _WAITS = frozenset(
 """Calls that return to the host once the GPU has finished its queued work."""
 
 
-def name_region(part: Kind | None) -> str:
+def name_region(part: WorkKind | None) -> str:
     """Return the name of a part's region in a trace; of the network's region for None."""
     return f"{_MARK}{part or _NETWORK}"
 
 
 @dataclass(eq=False)
-class Event:
+class TraceEvent:
     """One event of a trace: times in s, the thread that it ran on, and its arguments."""
 
     name: str
@@ -58,8 +58,8 @@ class Event:
     end: float
     thread: tuple[Any, Any] = (0, 0)
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    parent: Event | None = None
-    children: list[Event] = field(default_factory=list)
+    parent: TraceEvent | None = None
+    children: list[TraceEvent] = field(default_factory=list)
 
     @property
     def duration(self) -> float:
@@ -70,14 +70,14 @@ class Event:
 class Trace:
     """The events of a trace: operators, GPU kernels, calls of the GPU runtime, and regions."""
 
-    operators: Sequence[Event] = ()
-    kernels: Sequence[Event] = ()
-    calls: Sequence[Event] = ()
-    regions: Sequence[Event] = ()
+    operators: Sequence[TraceEvent] = ()
+    kernels: Sequence[TraceEvent] = ()
+    calls: Sequence[TraceEvent] = ()
+    regions: Sequence[TraceEvent] = ()
 
 
 @dataclass
-class Timed:
+class TimedOperations:
     """How often operations of a label ran in a step, and for how many seconds.
 
     Attributes:
@@ -91,16 +91,18 @@ class Timed:
     exclusive_s: float = 0.0
     kernels: dict[str, float] = field(default_factory=dict)
 
-    def add(self, other: Timed) -> None:
+    def add(self, other: TimedOperations) -> None:
         self.calls += other.calls
         self.time_s += other.time_s
         self.exclusive_s += other.exclusive_s
         for name, time_s in other.kernels.items():
             self.kernels[name] = self.kernels.get(name, 0.0) + time_s
 
-    def scale(self, factor: float) -> Timed:
+    def scale(self, factor: float) -> TimedOperations:
         kernels = {name: time_s * factor for name, time_s in self.kernels.items()}
-        return Timed(self.calls * factor, self.time_s * factor, self.exclusive_s * factor, kernels)
+        return TimedOperations(
+            self.calls * factor, self.time_s * factor, self.exclusive_s * factor, kernels
+        )
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ class Timeline:
     busy_s: float
     input_wait_s: float
     sync_wait_s: float
-    work: dict[Label, Timed]
+    work: dict[Label, TimedOperations]
 
 
 def read_trace(file: Path) -> Trace:
@@ -129,7 +131,7 @@ def read_trace(file: Path) -> Trace:
 
 def build_trace(events: Iterable[Mapping[str, Any]]) -> Trace:
     """Sort the events of a trace, given as in its JSON, into a `Trace`."""
-    operators, kernels, calls, regions = [list[Event]() for _ in range(4)]
+    operators, kernels, calls, regions = [list[TraceEvent]() for _ in range(4)]
     places = {
         "cpu_op": operators,
         "user_annotation": regions,
@@ -141,7 +143,7 @@ def build_trace(events: Iterable[Mapping[str, Any]]) -> Trace:
             continue
         start = float(raw["ts"]) / 1e6
         places[raw["cat"]].append(
-            Event(
+            TraceEvent(
                 str(raw["name"]),
                 start,
                 start + float(raw.get("dur", 0)) / 1e6,
@@ -154,9 +156,9 @@ def build_trace(events: Iterable[Mapping[str, Any]]) -> Trace:
     return Trace(operators, kernels, calls, regions)
 
 
-def _link(operators: Iterable[Event]) -> None:
+def _link(operators: Iterable[TraceEvent]) -> None:
     """Link each operator to its caller: the innermost operator around it on its thread."""
-    around: dict[tuple[Any, Any], list[Event]] = {}
+    around: dict[tuple[Any, Any], list[TraceEvent]] = {}
     for event in operators:
         stack = around.setdefault(event.thread, [])
         while stack and stack[-1].end <= event.start:
@@ -168,12 +170,12 @@ def _link(operators: Iterable[Event]) -> None:
 
 
 def summarize(trace: Trace, steps: int, vocabulary: Vocabulary, device: str) -> Timeline:
-    """Return the mean of the ``steps`` in the region `STEPS` of a trace, whose parts of a step are
-    regions named by `name_region`; ``device`` is cuda or cpu. Raises ValueError: the trace has no
-    such region, or no kernel of a GPU."""
-    window = next((e for e in trace.regions if e.name == STEPS), None)
+    """Return the mean of the ``steps`` in the region `STEPS_REGION` of a trace, whose parts of a
+    step are regions named by `name_region`; ``device`` is cuda or cpu. Raises ValueError: the trace
+    has no such region, or no kernel of a GPU."""
+    window = next((e for e in trace.regions if e.name == STEPS_REGION), None)
     if window is None:
-        raise ValueError(f"the trace has no region {STEPS}")
+        raise ValueError(f"the trace has no region {STEPS_REGION}")
     view = _View(trace, vocabulary, window)
     found = _read_cpu(view) if device == "cpu" else _read_gpu(view)
     return Timeline(
@@ -187,7 +189,7 @@ def summarize(trace: Trace, steps: int, vocabulary: Vocabulary, device: str) -> 
 
 
 class _View:
-    def __init__(self, trace: Trace, vocabulary: Vocabulary, window: Event) -> None:
+    def __init__(self, trace: Trace, vocabulary: Vocabulary, window: TraceEvent) -> None:
         self.trace, self.vocabulary, self.window = trace, vocabulary, window
         # the parts of a step run on the training thread
         marked = [
@@ -197,11 +199,11 @@ class _View:
             if window.start <= e.start < window.end
         ]
         self.inputs = _unite(
-            [(e.start, e.end) for e in marked if e.name == name_region(Kind.INPUT)]
+            [(e.start, e.end) for e in marked if e.name == name_region(WorkKind.INPUT)]
         )
         self._changes, self._parts = _lay_out(marked)
 
-    def label(self, event: Event) -> Label:
+    def label(self, event: TraceEvent) -> Label:
         if is_fused(event.name):
             found = label_fused(event.name, self.vocabulary)
         else:
@@ -214,7 +216,7 @@ class _View:
         at = bisect_right(self._changes, moment)
         return replace(label, kind=place_kind(label.kind, self._parts[at - 1] if at else None))
 
-    def works(self, event: Event) -> bool:
+    def works(self, event: TraceEvent) -> bool:
         """Return whether an operator does work itself, unlike wrappers, autograd nodes and
         regions."""
         if is_fused(event.name):
@@ -224,7 +226,7 @@ class _View:
             return False
         return not self.vocabulary.wraps(event.name)
 
-    def find_owner(self, event: Event | None) -> Event | None:
+    def find_owner(self, event: TraceEvent | None) -> TraceEvent | None:
         """Return the outermost operator that does work around ``event``, itself included."""
         owner = None
         while event is not None:
@@ -237,7 +239,7 @@ class _View:
 def _read_cpu(view: _View) -> Timeline:
     """Read the operators of the training thread, each with the time of all it called."""
     window = view.window
-    work: dict[Label, Timed] = {}
+    work: dict[Label, TimedOperations] = {}
     spans = []
     for event in view.trace.operators:
         inside = window.start <= event.start < window.end and event.thread == window.thread
@@ -246,8 +248,8 @@ def _read_cpu(view: _View) -> Timeline:
         if view.vocabulary.free(base_name(event.name)):
             continue  # its time is overhead of the program, not of moving an element
         label = view.label(event)
-        timed = Timed(1, event.duration, event.duration)
-        work.setdefault(label, Timed()).add(timed)
+        timed = TimedOperations(1, event.duration, event.duration)
+        work.setdefault(label, TimedOperations()).add(timed)
         spans.append((event.start, event.end))
     waiting = _length(view.inputs) - _overlap(view.inputs, spans)
     busy = sum(timed.time_s for timed in work.values())
@@ -262,7 +264,7 @@ def _read_gpu(view: _View) -> Timeline:
         raise ValueError("the profiler saw no kernel; it needs CUPTI, and the right to use it")
     operators = {e.arguments.get("External id"): e for e in trace.operators}
     launches = {e.arguments.get("correlation"): e for e in trace.calls}
-    work: dict[Label, Timed] = {}
+    work: dict[Label, TimedOperations] = {}
     owners: dict[Label, set[int]] = {}
     spans = [(e.start, e.end) for e in kernels]
     for kernel, exclusive_s in zip(kernels, divide_overlaps(spans), strict=True):
@@ -275,8 +277,8 @@ def _read_gpu(view: _View) -> Timeline:
             named = label_kernel(kernel.name, view.vocabulary)
             label = view.place(named, launch.start) if launch else named
         took = kernel.duration
-        timed = Timed(1, took, exclusive_s, {shorten_kernel(kernel.name): took})
-        work.setdefault(label, Timed()).add(timed)
+        timed = TimedOperations(1, took, exclusive_s, {shorten_kernel(kernel.name): took})
+        work.setdefault(label, TimedOperations()).add(timed)
     for label, called in owners.items():
         work[label].calls = len(called)  # an operation may take several kernels
     busy = _unite(spans)
@@ -319,12 +321,12 @@ _FORMATS = {
 }
 
 
-def label_operator(event: Event, vocabulary: Vocabulary) -> Label:
+def label_operator(event: TraceEvent, vocabulary: Vocabulary) -> Label:
     """Return an operator's label by name, shapes and formats; no format for lists of tensors."""
     name, known = base_name(event.name), event.arguments
     formats = _read_formats(event)
     first = next(iter([f for f in formats if "float" in f] or formats), "")
-    if name in CONVOLUTIONS:
+    if name in ANY_CONVOLUTION:
         shapes = known.get("Input Dims") or []
         at = 2 if name.endswith("backward") else 1
         if len(shapes) > at and len(shapes[at]) > 2:
@@ -335,24 +337,24 @@ def label_operator(event: Event, vocabulary: Vocabulary) -> Label:
     return Label(vocabulary.kind(name), name, first)
 
 
-def _read_formats(event: Event) -> list[str]:
+def _read_formats(event: TraceEvent) -> list[str]:
     types = event.arguments.get("Input type") or []
     return [_FORMATS[t] for t in types if t in _FORMATS]
 
 
-def _label_move(event: Event, name: str, format: str) -> Label:
+def _label_move(event: TraceEvent, name: str, format: str) -> Label:
     """Return whether a copy casts, changes the layout or does neither, by the copies it makes."""
     for copy in (e for e in _walk(event) if base_name(e.name) == "copy"):
         to, source = [*_read_formats(copy), "", ""][:2]
         if to and source and to != source:
-            return Label(Kind.CAST, name, f"{source}→{to}")
+            return Label(WorkKind.CAST, name, f"{source}→{to}")
         shapes, strides = (copy.arguments.get(f"Input {key}") or [] for key in ("Dims", "Strides"))
         if len(strides) > 1 and strides[0] != strides[1] and math.prod(shapes[0]) > 1:
-            return Label(Kind.LAYOUT, name, format)
-    return Label(Kind.COPY, name, format)
+            return Label(WorkKind.LAYOUT, name, format)
+    return Label(WorkKind.COPY, name, format)
 
 
-def _walk(event: Event) -> Iterator[Event]:
+def _walk(event: TraceEvent) -> Iterator[TraceEvent]:
     yield event
     for child in event.children:
         yield from _walk(child)
@@ -416,15 +418,15 @@ def _overlap(a: Sequence[Span], b: Sequence[Span]) -> float:
     return total
 
 
-def _lay_out(regions: Iterable[Event]) -> tuple[list[float], list[Kind | None]]:
+def _lay_out(regions: Iterable[TraceEvent]) -> tuple[list[float], list[WorkKind | None]]:
     """Return the moments at which the innermost region changes, and the part from each on."""
     edges = sorted(
         [(e.start, 1, -e.end, e) for e in regions] + [(e.end, 0, -e.start, e) for e in regions],
         key=lambda edge: edge[:3],
     )
-    open_: list[Event] = []
+    open_: list[TraceEvent] = []
     moments: list[float] = []
-    parts: list[Kind | None] = []
+    parts: list[WorkKind | None] = []
     for moment, begins, _, event in edges:
         if begins:
             open_.append(event)
@@ -432,5 +434,5 @@ def _lay_out(regions: Iterable[Event]) -> tuple[list[float], list[Kind | None]]:
             open_.remove(event)
         name = open_[-1].name.removeprefix(_MARK) if open_ else _NETWORK
         moments.append(moment)
-        parts.append(None if name == _NETWORK else Kind(name))
+        parts.append(None if name == _NETWORK else WorkKind(name))
     return moments, parts

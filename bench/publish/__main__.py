@@ -15,7 +15,7 @@ from bench.base.processes import leave
 from bench.publish.pages import publish
 from bench.schema.flags import Parser, command, describe
 
-CONFIG = Path("asv.conf.json")
+_CONFIG = Path("asv.conf.json")
 
 
 @command
@@ -26,8 +26,8 @@ def main(argv: Sequence[str]) -> int:
     add("--out", type=Path, default=Path("html"), metavar="DIR", help="folder to write (html)")
     add("--results", type=Path, default=Path("results"), metavar="DIR", help="of sweeps (results)")
     given = parser.parse(argv)
-    if not CONFIG.is_file():
-        raise UsageError(f"no {CONFIG} here; run it in the root of the project")
+    if not _CONFIG.is_file():
+        raise UsageError(f"no {_CONFIG} here; run it in the root of the project")
     print(f"published: {publish(given.results, given.out)}")
     return 0
 

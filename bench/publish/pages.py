@@ -14,7 +14,7 @@ from bench.publish.asv.site import publish_commits
 from bench.results.study.sweeps import list_results
 
 INDEX = Path(__file__).parents[1] / "report" / "templates" / "index.html"
-CARDS = "cards.html"
+_CARDS = "cards.html"
 
 
 def publish(results: Path, out: Path) -> Path:
@@ -38,9 +38,9 @@ def publish(results: Path, out: Path) -> Path:
                 readable.append(path)
             progress.end()
             pages.append((name, file, failed))
-    cards = readable and not write_page("cards", readable, out / CARDS)
+    cards = readable and not write_page("cards", readable, out / _CARDS)
     template = jinja2.Environment(autoescape=True).from_string(INDEX.read_text("utf-8"))
-    page = template.render(tracked=tracked, cards=CARDS if cards else None, pages=pages)
+    page = template.render(tracked=tracked, cards=_CARDS if cards else None, pages=pages)
     index = out / "index.html"
     index.write_text(page, encoding="utf-8")
     return index

@@ -23,7 +23,7 @@ from bench.schema.flags import (
     write_document,
 )
 
-FORMATS = {
+REPORT_FORMATS = {
     "text": (
         "bench.answers.render.text:render",
         "the answer, the cases and three warnings; --full prints all tables",
@@ -38,7 +38,7 @@ FORMATS = {
 
 
 def build_parser() -> Parser:
-    lines = "\n".join(f"  {name:7}{help}" for name, (_, help) in FORMATS.items())
+    lines = "\n".join(f"  {name:7}{help}" for name, (_, help) in REPORT_FORMATS.items())
     parser = Parser(
         prog="python -m bench.report",
         description="Show the results of one or several sweeps.",
@@ -61,7 +61,7 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Show the results; returns 0, or 2 for a usage error."""
     options = build_parser().parse(argv)
-    place, _ = choose_format(options, FORMATS)
+    place, _ = choose_format(options, REPORT_FORMATS)
     if options.aim:
         choose("--for", options.aim, AIMS)
     from bench.report.document import build

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import ClassVar
 
-from bench.answers.effects import EFFECTS
+from bench.answers.effects import EFFECTS_SECTION
 from bench.answers.halving import SEARCH
 from bench.answers.notices import (
     choose_next,
@@ -22,9 +22,9 @@ from bench.answers.overview import COSTS, OVERVIEW, PLACES, REACHED, TIMES
 from bench.answers.recommendation import recommend
 from bench.answers.render.table import (
     Answer,
-    Level,
     NextStep,
     Notice,
+    Prominence,
     Section,
     Table,
     Wording,
@@ -36,7 +36,7 @@ from bench.answers.scaling import SCALING, WALLS, find_searches
 from bench.answers.step_time import BREAKDOWNS
 from bench.base.text import count, name_first
 from bench.results.study.axes import Filter
-from bench.results.study.sweeps import Sweep
+from bench.results.study.sweeps import SweepFolder
 from bench.schema.record import Status
 
 SECTIONS: tuple[Section, ...] = (
@@ -44,7 +44,7 @@ SECTIONS: tuple[Section, ...] = (
     TIMES,
     COSTS,
     OVERVIEW,
-    EFFECTS,
+    EFFECTS_SECTION,
     BREAKDOWNS,
     REACHED,
     WALLS,
@@ -133,7 +133,9 @@ class Report(ReportData):
         say = self.wording.say
         sections = self.sections
         if not self.results:
-            sections = tuple(replace(s, level=Level.TABLE) if s is WALLS else s for s in sections)
+            sections = tuple(
+                replace(s, level=Prominence.TABLE) if s is WALLS else s for s in sections
+            )
 
         return tuple(
             replace(
@@ -144,13 +146,13 @@ class Report(ReportData):
                 notes=tuple(map(say, table.notes)),
             )
             for section in sections
-            if not opening or section.level is not Level.DETAIL
+            if not opening or section.level is not Prominence.DETAIL
             for table in section.lay_out(section.list_sheets(self))
         )
 
 
 def build(
-    sweeps: Sequence[Sweep],
+    sweeps: Sequence[SweepFolder],
     home: Path | None = None,
     where: Sequence[Filter] = (),
     by: str = "",

@@ -42,7 +42,7 @@ from bench.schema.precision import PRECISIONS
 from bench.schema.record import MEASURED, Status
 
 MOST_PANELS = 6
-APART = 8  # a larger ratio between panels' largest values gives each a scale of its own
+_APART = 8  # a larger ratio between panels' largest values gives each a scale of its own
 
 PANEL = ("ran_on", "model", "dataset", "kind", "environment")  # what those of one panel agree on
 _FREE = (*PANEL, "device", "precision", *FOLLOWS["precision"], "batch_size", *SAME_QUESTION)
@@ -121,7 +121,7 @@ def find_frontier(cases: Sequence[Result]) -> list[Result]:
 # ---------------------------------------------------------------------------------------- drawing
 
 
-INK, GRID, PAPER = "#15181c", "#c9ced6", "#ffffff"
+INK, _GRID, PAPER = "#15181c", "#c9ced6", "#ffffff"
 
 
 PALETTE: tuple[tuple[str, str], ...] = (
@@ -152,7 +152,7 @@ _LOOK: Any = {
     **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color"), INK),
     **dict.fromkeys(("xtick.color", "ytick.color"), INK),
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same picture everywhere
-    "grid.color": GRID,
+    "grid.color": _GRID,
     "text.parse_math": False,  # a name may hold mathtext markup
     "font.size": 10.5,
     "axes.facecolor": "none",
@@ -243,7 +243,7 @@ def _list_signs(panels: Sequence[Panel], costs: bool) -> list[Line2D]:
     return signs
 
 
-class Kind(NamedTuple):
+class Drawing(NamedTuple):
     """A figure: the name of its files and of its place on a page, its heading, what to see in it,
     and how a panel is drawn."""
 
@@ -260,13 +260,13 @@ class Kind(NamedTuple):
         return self.draw is _draw_costs
 
 
-KINDS = (
-    Kind(
+DRAWINGS = (
+    Drawing(
         "images-per-s", "images/s by batch size",
         "Higher is better. Each precision at its main loss scale.",
         "batch size", "images/s", _draw_rates,
     ),
-    Kind(
+    Drawing(
         "time-memory", "Epoch time against memory",
         "Lower left is better. The dotted line joins the settings that no other beats in both "
         "time and memory; the numbers are their batch sizes.",
@@ -275,13 +275,13 @@ KINDS = (
 )  # fmt: skip
 
 
-def list_figures(panels: Sequence[Panel]) -> list[tuple[Kind, list[Panel]]]:
+def list_figures(panels: Sequence[Panel]) -> list[tuple[Drawing, list[Panel]]]:
     """Return the figures that there is data for, with the panels of each."""
-    fit = [(kind, [p for p in panels if len(p.every) > 1 or not kind.costs]) for kind in KINDS]
+    fit = [(kind, [p for p in panels if len(p.every) > 1 or not kind.costs]) for kind in DRAWINGS]
     return [(kind, held) for kind, held in fit if held]
 
 
-def draw(kind: Kind, panels: Sequence[Panel], columns: int, say: Callable[[str], str]) -> Figure:
+def draw(kind: Drawing, panels: Sequence[Panel], columns: int, say: Callable[[str], str]) -> Figure:
     """Draw the panels, in so many columns, with the legend of all below them. ``say`` words what is
     counted."""
     wide = min(columns, len(panels))
@@ -301,7 +301,7 @@ def draw(kind: Kind, panels: Sequence[Panel], columns: int, say: Callable[[str],
             tops.append(((first.model, first.dataset), ax.get_ylim()[1]))
             axes.append(ax)
         for ax, (what, top) in zip(axes, tops, strict=True):  # of one network, one scale
-            ax.set_ylim(0, max(t for of, t in tops if of == what and t <= APART * top))
+            ax.set_ylim(0, max(t for of, t in tops if of == what and t <= _APART * top))
         signs = _list_signs(panels, kind.costs)
         canvas.legend(handles=signs, loc="outside lower left", fontsize=9,
                       ncols=3 * wide, handlelength=1.6, columnspacing=1.2)  # fmt: skip
@@ -329,7 +329,7 @@ def _save(canvas: Figure) -> str:
 _VARIABLES = {
     "#000000": "currentColor",
     INK: "currentColor",
-    GRID: "var(--grid)",
+    _GRID: "var(--grid)",
     PAPER: "var(--paper)",
     **{light: f"var(--{name})" for name, (light, _) in COLOURS.items()},
 }

@@ -51,7 +51,7 @@ class Fate(StrEnum):
     OVERFLOWED = "overflowed"  # beyond the largest finite value, or inf or NaN before
 
 
-class Kind(StrEnum):
+class GradientKind(StrEnum):
     """Which gradients of a layer: ``OUTPUT`` is the gradient of the loss with respect to the
     layer's output, where its backward pass begins; ``WEIGHT`` is that of its parameters."""
 
@@ -96,7 +96,7 @@ class Gradients:
     step: int
     scale: float
     layer: str
-    kind: Kind
+    kind: GradientKind
     tally: Tally
 
 
@@ -162,20 +162,20 @@ class ScaleCase:
         return f"{self.precision}, {self.model}, batch size {self.batch_size}{images}"
 
     @cached_property
-    def _totals(self) -> Mapping[tuple[float, Kind, int], Tally]:
-        totals: dict[tuple[float, Kind, int], Tally] = defaultdict(Tally)
+    def _totals(self) -> Mapping[tuple[float, GradientKind, int], Tally]:
+        totals: dict[tuple[float, GradientKind, int], Tally] = defaultdict(Tally)
         for row in self.gradients:
             totals[row.scale, row.kind, row.step] += row.tally
         return totals
 
-    def share(self, fate: Fate, scale: float, kind: Kind) -> float:
+    def share(self, fate: Fate, scale: float, kind: GradientKind) -> float:
         """Return the share of values of all layers, at the step where it is largest."""
         totals = self._totals.items()
         tallies = (tally for (s, k, _), tally in totals if (s, k) == (scale, kind))
         return max((tally.share(fate) for tally in tallies), default=0.0)
 
     def lost(self, scale: float) -> float:
-        return max(self.share(Fate.FLUSHED, scale, kind) for kind in Kind)
+        return max(self.share(Fate.FLUSHED, scale, kind) for kind in GradientKind)
 
     def training(self, setting: str) -> ScaledTraining | None:
         return next((t for t in self.trainings if t.setting == setting), None)
@@ -258,7 +258,7 @@ def find_window(case: ScaleCase, tolerance: float = TOLERANCE) -> Window:
 
 def _find_starved(case: ScaleCase, held: Sequence[float]) -> dict[float, str]:
     """Return, for each scale that starves a layer, the one losing most beyond its best scale."""
-    lost: dict[tuple[str, Kind], dict[float, float]] = {}
+    lost: dict[tuple[str, GradientKind], dict[float, float]] = {}
     for row in case.gradients:
         # by the step that loses most; what is not counted at a scale is not lost there
         shares = lost.setdefault((row.layer, row.kind), dict.fromkeys(held, 0.0))

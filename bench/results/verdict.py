@@ -41,7 +41,7 @@ ROUNDING = 1e-12
 # ratios from 1/4 to 4, in 5 to 8 % of comparisons. A paired case has n - 1, which is exact.
 
 
-class Spread(NamedTuple):
+class GroupSpread(NamedTuple):
     variance: float
     number: int
 
@@ -53,7 +53,7 @@ class Difference:
     none: the degrees of freedom are pairs - 1."""
 
     shift: float
-    sides: tuple[tuple[Spread, Spread], ...]
+    sides: tuple[tuple[GroupSpread, GroupSpread], ...]
     pairs: int = 0
 
     @property
@@ -79,7 +79,7 @@ class Difference:
         return 1 / parts
 
 
-def _square_error(sides: tuple[Spread, Spread]) -> float:
+def _square_error(sides: tuple[GroupSpread, GroupSpread]) -> float:
     return sum(spread.variance / spread.number for spread in sides)
 
 
@@ -118,7 +118,7 @@ def find_unit(a: Sequence[float], b: Sequence[float]) -> float:
 def subtract(
     a: Sequence[float],
     b: Sequence[float],
-    take: Callable[[Sequence[float]], tuple[float, Spread]],
+    take: Callable[[Sequence[float]], tuple[float, GroupSpread]],
 ) -> Difference | str:
     """Return the difference of two sides, or why there is none; ``take`` is `summarize` or
     `summarize_middle`."""
@@ -130,22 +130,22 @@ def subtract(
     return Difference(level_b - level_a, ((spread_a, spread_b),))
 
 
-def summarize(values: Sequence[float]) -> tuple[float, Spread]:
+def summarize(values: Sequence[float]) -> tuple[float, GroupSpread]:
     """Return the mean of the logarithms and their unbiased variance: 0 if all values are equal."""
     logs = [math.log(value) for value in values]
     mean = fmean(logs)
     if max(values) - min(values) <= ROUNDING * max(values):
-        return mean, Spread(0.0, len(logs))
+        return mean, GroupSpread(0.0, len(logs))
     squares = math.fsum((log - mean) ** 2 for log in logs)
-    return mean, Spread(squares / (len(logs) - 1), len(logs))
+    return mean, GroupSpread(squares / (len(logs) - 1), len(logs))
 
 
-def summarize_middle(values: Sequence[float]) -> tuple[float, Spread]:
+def summarize_middle(values: Sequence[float]) -> tuple[float, GroupSpread]:
     """Return the logarithm of the median, and the variance of logarithms by which a mean of as many
     would be as uncertain as that median is."""
     _, spread = summarize(values)
     more = _OF_MEDIANS[len(values)] if len(values) < len(_OF_MEDIANS) else math.pi / 2
-    return math.log(median(values)), Spread(spread.variance * more, spread.number)
+    return math.log(median(values)), GroupSpread(spread.variance * more, spread.number)
 
 
 _OF_MEDIANS = (1, 1, 1, 1.346, 1.193, 1.434, 1.288, 1.473, 1.346, 1.495, 1.383)
@@ -386,7 +386,7 @@ def subtract_seeds(pair: Seeded) -> tuple[Difference | str, float]:
     if isinstance(whole, str) or not shared or (len(shared) >= MIN_SEEDS and not whole.error):
         return whole, unit
     shift, spread = summarize([b[seed] / a[seed] for seed in shared])
-    return Difference(shift, ((spread, Spread(0.0, len(shared))),), len(shared)), unit
+    return Difference(shift, ((spread, GroupSpread(0.0, len(shared))),), len(shared)), unit
 
 
 def average_seeds(readings: Mapping[int, Sequence[float]]) -> float:
@@ -454,7 +454,7 @@ ERROR = 0.05
 """Error probability of a single claim of equivalence, and of all claims of a family."""
 
 
-class Claim(Enum):
+class EquivalenceVerdict(Enum):
     """Verdicts of a test of equivalence of B against A; lower is better."""
 
     EQUIVALENT = "equivalent"
@@ -476,7 +476,7 @@ class Equivalence:
         unit: as of `Ratio`.
     """
 
-    verdict: Claim
+    verdict: EquivalenceVerdict
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
@@ -492,13 +492,15 @@ class Equivalence:
 
 def withdraw(found: Equivalence, lack: str) -> Equivalence:
     """Keep the ratio, but replace the verdict by the reason ``lack``."""
-    return replace(found, verdict=Claim.UNCLEAR, lack=lack, low=None, high=None, p=None)
+    return replace(
+        found, verdict=EquivalenceVerdict.UNCLEAR, lack=lack, low=None, high=None, p=None
+    )
 
 
 def withdraw_if_guessing(found: Equivalence, guessing: Sequence[bool]) -> Equivalence:
     """Withdraw a verdict on networks that guess, unless it is that only one of them learnt.
     ``guessing`` is whether the loss of each side, if known, is still that of guessing."""
-    differs = found.verdict in (Claim.BETTER, Claim.WORSE)
+    differs = found.verdict in (EquivalenceVerdict.BETTER, EquivalenceVerdict.WORSE)
     believed = not any(guessing) or (differs and not all(guessing))
     return found if believed else withdraw(found, GUESSING)
 
@@ -517,13 +519,13 @@ def judge_equivalences(family: Sequence[Seeded], margin: float) -> list[Equivale
     results = []
     for (case, unit), ratio in both:
         if isinstance(case, str):
-            results.append(Equivalence(Claim.UNCLEAR, lack=case, unit=unit))
+            results.append(Equivalence(EquivalenceVerdict.UNCLEAR, lack=case, unit=unit))
             continue
         within, beyond = next(tests) if ratio.p is not None else (None, 1.0)
         sure = ratio.exact or (within is not None and min(within, beyond) < ERROR)
-        claim = Claim.WORSE if case.shift > 0 else Claim.BETTER
+        claim = EquivalenceVerdict.WORSE if case.shift > 0 else EquivalenceVerdict.BETTER
         if not sure or abs(case.shift) <= limit:
-            claim = Claim.EQUIVALENT if sure else Claim.UNCLEAR
+            claim = EquivalenceVerdict.EQUIVALENT if sure else EquivalenceVerdict.UNCLEAR
         ends, seeds = (ratio.low, ratio.high), min(case.counts)
         results.append(Equivalence(claim, ratio.value, *ends, within, seeds, ratio.lack, unit))
     return results

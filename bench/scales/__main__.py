@@ -40,7 +40,7 @@ from bench.sweep.versions import Versions
 POWERS = tuple(2.0**k for k in range(25))
 """The default scales: the powers of two from 1 to 2^24, which round nothing as factors."""
 
-STEPS = 20
+_STEPS = 20
 
 NARROW = ("fp16", "fp16-amp", "bf16", "bf16-amp")
 """Precisions whose gradients can flush and overflow, and that a loss scale is chosen for: fp8
@@ -69,9 +69,9 @@ def build_parser() -> Parser:
     add(
         "--steps",
         type=lambda text: parse_whole("--steps", text, 1),
-        default=STEPS,
+        default=_STEPS,
         metavar="N",
-        help=f"steps of each training ({STEPS})",
+        help=f"steps of each training ({_STEPS})",
     )
     add("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is (./data)")
     add("--allow-shared", action="store_true", help="run on a GPU that others use")

@@ -11,7 +11,7 @@ from bench.answers.render.table import Cell, Column, Section, Sheet, join
 from bench.results.scale_map import (
     HOW,
     Fate,
-    Kind,
+    GradientKind,
     ScaleCase,
     ScaledTraining,
     ScaleMap,
@@ -63,7 +63,7 @@ def tabulate_scale_map(scales: ScaleMap) -> Iterator[Sheet]:
         (case.label, [(case, window, scale) for scale in case.scales]) for case, window in judged
     )
 
-    def write_share(kind: Kind, fate: Fate, line: _Line) -> Cell:
+    def write_share(kind: GradientKind, fate: Fate, line: _Line) -> Cell:
         share = line[0].share(fate, line[2], kind)
         return Cell(f"{100 * share:.3g}", share)
 
@@ -77,7 +77,7 @@ def tabulate_scale_map(scales: ScaleMap) -> Iterator[Sheet]:
         *(
             Column(f"{kind}_{fate}", f"{kind}s {word} (%)", "a share of the values that are not "
                    "zero before", partial(write_share, kind, fate), better="lower")
-            for kind in Kind
+            for kind in GradientKind
             for fate, word in ((Fate.FLUSHED, "underflow"), (Fate.OVERFLOWED, "overflow"))
         ),
         Column("judgement", "verdict", "what the rule makes of it", judge, wrap=True),

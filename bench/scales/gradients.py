@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from bench.networks.modules import find_class, is_affine_batchnorm
-from bench.results.scale_map import Kind
+from bench.results.scale_map import GradientKind
 from bench.schema.precision import PRECISIONS
 
-Look = Callable[[int, Kind, Tensor], Tensor | None]
+Look = Callable[[int, GradientKind, Tensor], Tensor | None]
 """Called with the index of a layer, whether a gradient is of its output or of a weight, and the
 gradient; returns what replaces it, or None to leave it."""
 
-KINDS = tuple(Kind)
+GRADIENT_KINDS = tuple(GradientKind)
 
 LIMITS = {torch.float16: 65520.0, torch.bfloat16: (2 - 2**-8) * 2.0**127}
 """The smallest value that a format rounds to infinity: half way from its largest to the next."""
@@ -74,13 +74,13 @@ def attach(model: nn.Module, look: Look) -> None:
 
     def watch(module: nn.Module, inputs: Any, output: Any, index: int) -> None:
         if isinstance(output, Tensor) and output.requires_grad:
-            output.register_hook(partial(look, index, Kind.OUTPUT))
+            output.register_hook(partial(look, index, GradientKind.OUTPUT))
 
     for index, module in enumerate(find_layers(model).values()):
         module.register_forward_hook(partial(watch, index=index))
         for parameter in module.parameters(recurse=False):
             if parameter.requires_grad:
-                parameter.register_hook(partial(look, index, Kind.WEIGHT))  # type: ignore[no-untyped-call]
+                parameter.register_hook(partial(look, index, GradientKind.WEIGHT))  # type: ignore[no-untyped-call]
 
 
 def find_bounds(format: torch.dtype, scales: Sequence[float]) -> Tensor:
@@ -97,7 +97,7 @@ def find_bounds(format: torch.dtype, scales: Sequence[float]) -> Tensor:
     return torch.where(below, near.nextafter(torch.tensor(torch.inf)), near)
 
 
-class Counter:
+class GradientCounter:
     """Counts of fp32 gradients between the `find_bounds` of all scales, and the largest gradient of
     every step: ``peaks`` float32 (steps, layers, kinds), NaN if a gradient was NaN."""
 
@@ -115,17 +115,17 @@ class Counter:
         least = torch.tensor([2.0**-149], device=device)
         self._cuts = torch.cat([least, self._bounds.flatten()]).unique()
         self._one = torch.ones((), dtype=torch.int64, device=device)
-        shape = layers, len(KINDS)
+        shape = layers, len(GRADIENT_KINDS)
         cells = len(at), *shape, len(self._cuts) + 1
         self._counts = torch.zeros(cells, dtype=torch.int64, device=device)
         self.peaks = torch.zeros(steps, *shape, device=device)
         self.step = 0
         """The step that gradients belong to, from 1; to be set before each step."""
 
-    def __call__(self, layer: int, kind: Kind, gradient: Tensor) -> None:
+    def __call__(self, layer: int, kind: GradientKind, gradient: Tensor) -> None:
         if not gradient.numel():
             return
-        place = layer, KINDS.index(kind)
+        place = layer, GRADIENT_KINDS.index(kind)
         values = gradient.detach().float().abs().flatten()
         peak = self.peaks[self.step - 1][place]
         torch.maximum(peak, values.amax(), out=peak)
@@ -150,8 +150,8 @@ def round_gradients(kept: Sequence[bool], format: torch.dtype) -> Look:
     """Return a `Look` that rounds gradients to a format, and keeps their dtype. Those of weights of
     the layers ``kept`` stay as they are."""
 
-    def look(layer: int, kind: Kind, gradient: Tensor) -> Tensor | None:
-        if kind is Kind.WEIGHT and kept[layer]:
+    def look(layer: int, kind: GradientKind, gradient: Tensor) -> Tensor | None:
+        if kind is GradientKind.WEIGHT and kept[layer]:
             return None
         return gradient.to(format).to(gradient.dtype)
 

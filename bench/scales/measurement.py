@@ -13,14 +13,21 @@ import torch
 from torch import Tensor
 
 from bench.base.progress import watch
-from bench.networks.data import Dataset
+from bench.networks.data import ImageArrays
 from bench.networks.data.batches import stream
 from bench.networks.workloads import IMAGES, Images, load_workload
-from bench.results.scale_map import Gradients, Kind, ScaleCase, ScaledTraining, Tally, find_window
+from bench.results.scale_map import (
+    GradientKind,
+    Gradients,
+    ScaleCase,
+    ScaledTraining,
+    Tally,
+    find_window,
+)
 from bench.scales.gradients import (
-    KINDS,
+    GRADIENT_KINDS,
     LIMITS,
-    Counter,
+    GradientCounter,
     attach,
     find_layers,
     list_kept,
@@ -38,7 +45,7 @@ AT = (1, 5, 20)
 """The steps at which gradients are counted: the first, and two after the weights have changed."""
 
 
-def measure(case: Case, data: Dataset | None, scales: Sequence[float], steps: int) -> ScaleCase:
+def measure(case: Case, data: ImageArrays | None, scales: Sequence[float], steps: int) -> ScaleCase:
     """Find what ``scales``, which rise, do to the gradients of a case of 16 bits within its first
     ``steps``. Then train at 1, 128, the recommended scale and a dynamic one. ``data`` is None for a
     user's workload."""
@@ -65,7 +72,7 @@ class Session:
     which takes about 100 times as long in fp16, they compute in fp32 and round the gradients.
     """
 
-    def __init__(self, case: Case, data: Dataset | None, steps: int) -> None:
+    def __init__(self, case: Case, data: ImageArrays | None, steps: int) -> None:
         self.case, self.steps, self.device = case, steps, torch.device(case.device)
         self.show: Callable[[int, int], None] = lambda step, total: None
         self.real = self.device.type == "cuda"
@@ -97,7 +104,9 @@ class Session:
         """Train in fp32 and count what each scale does to the gradients that are rounded."""
         training = self.prepare("fp32")
         at = tuple(step for step in AT if step <= self.steps)
-        counter = Counter(len(self.layers), self._format, scales, self.steps, at, self.device)
+        counter = GradientCounter(
+            len(self.layers), self._format, scales, self.steps, at, self.device
+        )
         losses: list[Tensor] = []
         attach(training.model, counter)
         for step, batch in self.batches():
@@ -106,13 +115,13 @@ class Session:
         # the host does not wait for the device before this
         fates, peaks = counter.fates.tolist(), counter.peaks.cpu()
         rounded = [
-            (i, KINDS.index(kind))
+            (i, GRADIENT_KINDS.index(kind))
             for i, kept in enumerate(self._kept)
-            for kind in KINDS
-            if not (kept and kind is Kind.WEIGHT)
+            for kind in GRADIENT_KINDS
+            if not (kept and kind is GradientKind.WEIGHT)
         ]
         gradients = tuple(
-            Gradients(step, scale, self.layers[i], KINDS[kind], Tally(*counted))
+            Gradients(step, scale, self.layers[i], GRADIENT_KINDS[kind], Tally(*counted))
             for slot, step in enumerate(at)
             for i, kind in rounded
             for scale, counted in zip(scales, fates[slot][i][kind], strict=True)

@@ -214,12 +214,12 @@ class Case:
         return self.compile in OWN_GRAPHS and self.device == "cuda"
 
     def label(self, axes: Iterable[str] | None = None) -> str:
-        """Return a readable name by ``axes``, or `NAMED`: ``fp16 · loss scale 128 · batch size
-        512``.
+        """Return a readable name by ``axes``, or `NAMING_AXES`: ``fp16 · loss scale 128 · batch
+        size 512``.
 
         With several GPUs, ``batch_size`` is per GPU, so the global batch is named too.
         """
-        named = list(axes or NAMED)
+        named = list(axes or NAMING_AXES)
         if self.command is not None:  # the others are not what its script trains with
             placed = {"model", "command", "device", "steps", *list_places(self.command)}
             named = [name for name in named if is_own(name) or name in placed]
@@ -291,10 +291,10 @@ PARTS = ("fraction", "steps", "until")
 SAME_QUESTION = (*PARTS, "evaluate", "profile")
 """Axes that say how a case was measured; they never distinguish two questions."""
 
-SHAPE = ("input", "classes")
+SYNTHETIC_AXES = ("input", "classes")
 """Axes of synthetic images alone."""
 
-NAMED = ("precision", "loss_scale", "batch_size")
+NAMING_AXES = ("precision", "loss_scale", "batch_size")
 """The axes that name a case even where they do not vary."""
 
 _AT_DEFAULT = ("model", "dataset", "precision", "batch_size", "lr", "fraction", "seed", "device")
@@ -326,13 +326,13 @@ def free_axes(axis: str) -> tuple[str, ...]:
 
 
 def list_varying(cases: Iterable[Case], but: str = "") -> list[str]:
-    """Return the axes to name each of ``cases`` by, without ``but``: `NAMED` and any that vary. A
-    workload is named by its model."""
+    """Return the axes to name each of ``cases`` by, without ``but``: `NAMING_AXES` and any that
+    vary. A workload is named by its model."""
     distinct = {*cases}
     names = list_axes(distinct)
     columns = zip(names, zip(*map(attrgetter(*names), distinct), strict=True), strict=False)
     varying = {name for name, values in columns if len(set(values)) > 1}
-    return [n for n in names if n in {*varying, *NAMED} and n not in ("workload", but)]
+    return [n for n in names if n in {*varying, *NAMING_AXES} and n not in ("workload", but)]
 
 
 def _name_value(name: str, value: Value) -> str | None:
@@ -367,7 +367,7 @@ def spell_cases(cases: Iterable[Case]) -> dict[str, Any]:
     shared, told = dict[str, str](), dict[str, Iterable[str]]()
     for name, column in zip(AXES, zip(*map(list_values, cases), strict=True), strict=False):
         texts = {value: format_value(value) for value in {*column}}
-        if len(texts) > 1 or name in NAMED:
+        if len(texts) > 1 or name in NAMING_AXES:
             told[name] = map(texts.__getitem__, column)
         else:
             (shared[name],) = texts.values()

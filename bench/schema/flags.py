@@ -24,7 +24,7 @@ from bench.base.text import capitalize, clean, read_number, read_percent, read_w
 from bench.networks.data import SYNTHETIC
 from bench.networks.workloads import IMAGES
 from bench.schema.axis import Value, axis_flag
-from bench.schema.case import AXES, SHAPE, SWITCHES
+from bench.schema.case import AXES, SWITCHES, SYNTHETIC_AXES
 from bench.schema.command import combine_vary
 from bench.schema.grid import parse_values
 
@@ -34,7 +34,7 @@ OF_SWEEPS = dict.fromkeys(("command", "vary"), "only bench.sweep runs a command"
 """Axes that only bench.sweep has a flag for, and why."""
 
 OF_OTHER_IMAGES = dict.fromkeys(
-    SHAPE, "its images are of 3x32x32 or a --workload's, unlike those of bench.sweep"
+    SYNTHETIC_AXES, "its images are of 3x32x32 or a --workload's, unlike those of bench.sweep"
 )
 """Axes that a command with images of its own has no flag for, and why."""
 
@@ -209,12 +209,12 @@ def read_axes(given: argparse.Namespace) -> dict[str, list[Value]]:
         varied, commands = combine_vary(own, commands)
         axes |= {"vary": [*varied], "command": [*commands]}
     if any(name != IMAGES for name in axes.get("workload", [])):
-        for name in ("model", "dataset", *SHAPE):
+        for name in ("model", "dataset", *SYNTHETIC_AXES):
             if name in axes:
                 raise UsageError(
                     f"--workload brings its own {name}; leave out {axis_flag(name)}, or --workload"
                 )
-    if axes.keys() & {*SHAPE}:
+    if axes.keys() & {*SYNTHETIC_AXES}:
         axes.setdefault("dataset", [SYNTHETIC])  # also where a preset names another
     return axes
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.base.plain import read_value
 
-METRICS = {
+SEARCH_METRICS = {
     "test_accuracy": "higher",
     "test_loss": "lower",
     "train_accuracy": "higher",
@@ -28,7 +28,7 @@ class Halving:
     """How a search compares trials.
 
     Attributes:
-        metric: a key of `METRICS`.
+        metric: a key of `SEARCH_METRICS`.
         epochs: length of a whole trial.
         grace: epochs before which no trial is ended.
         reduction: about one in this many trials at a rung continues.
@@ -44,7 +44,7 @@ class Halving:
 
     @property
     def higher(self) -> bool:
-        return METRICS[self.metric] == "higher"
+        return SEARCH_METRICS[self.metric] == "higher"
 
     @property
     def rungs(self) -> list[int]:
@@ -71,20 +71,22 @@ def read_halving(told: object) -> Halving | None:
         )
     except (ValueError, TypeError):
         return None
-    sound = found.epochs > found.grace >= 1 and found.reduction >= 2 and found.metric in METRICS
+    sound = (
+        found.epochs > found.grace >= 1 and found.reduction >= 2 and found.metric in SEARCH_METRICS
+    )
     return found if sound else None
 
 
-MARGIN = 0.05
+FREE_MARGIN = 0.05
 """Share of memory that the recommended batch leaves free."""
 
 
 def read_goal(told: Any) -> tuple[int | None, float]:
     """Read the step and the margin of a folder's last search from ``search`` in its configuration;
-    None and `MARGIN` by default."""
+    None and `FREE_MARGIN` by default."""
     told = told if isinstance(told, dict) else {}
     step, margin = told.get("step"), told.get("margin")
     return (
         step if isinstance(step, int) and step > 0 else None,
-        margin if isinstance(margin, float) and 0 <= margin < 1 else MARGIN,
+        margin if isinstance(margin, float) and 0 <= margin < 1 else FREE_MARGIN,
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.base.errors import UsageError, nearest
 from bench.schema.axis import Value
-from bench.schema.case import AXES, FOLLOWS, PARTS, SHAPE, Case
+from bench.schema.case import AXES, FOLLOWS, PARTS, SYNTHETIC_AXES, Case
 from bench.schema.grid import grid, parse_values, refuse_auto
 
 _FOLDER = files("bench.schema") / "presets"
@@ -54,7 +54,7 @@ class Preset:
         case. A preset's own axis is not asked for if a flag decides whether it applies.
         """
         blocks = [{**defaults, **block} for block in self.override(flags)]
-        decides = FOLLOWS | {"workload": SHAPE, "dataset": SHAPE}
+        decides = FOLLOWS | {"workload": SYNTHETIC_AXES, "dataset": SYNTHETIC_AXES}
         decided = {name for flag in flags for name in decides.get(flag, ())}
         asked = AXES.keys() - (decided - flags.keys())
         return grid(*blocks, find=find, asked=asked)

@@ -17,8 +17,8 @@ from bench.base.errors import UsageError
 from bench.base.inject import Seen
 from bench.base.text import Explained, count
 from bench.schema.axis import Trait
-from bench.schema.case import AXES, SHAPE, Case, list_affecting
-from bench.schema.work import Kind
+from bench.schema.case import AXES, SYNTHETIC_AXES, Case, list_affecting
+from bench.schema.work import WorkKind
 
 SCHEMA = 11
 """The version of the tables. A new column needs no new one: a file without it is read as empty, or
@@ -395,7 +395,7 @@ class WorkRow:
     """
 
     # fmt: off
-    kind: str = column("; ".join(f"{kind}: {kind.meaning}" for kind in Kind))
+    kind: str = column("; ".join(f"{kind}: {kind.meaning}" for kind in WorkKind))
     operation: str = column("its name, or window, groups and channels of a convolution")
     format: str = column("number format of what it reads first, or the two of a cast")
     calls: int = column("operations of a step")
@@ -533,39 +533,39 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Column:
+class ColumnInfo:
     name: str
     type: type
     help: str
     optional: bool = False
 
 
-def _columns(kind: type) -> Iterator[Column]:
+def _columns(kind: type) -> Iterator[ColumnInfo]:
     for f in fields(kind):
         if text := f.metadata.get("help"):
             name, empty, _ = str(f.type).partition(" | None")
             type_ = {"bool": bool, "float": float, "int": int}.get(name, str)
             optional = bool(empty) or f.metadata.get("optional", False)
-            yield Column(f.name, type_, text, optional)
+            yield ColumnInfo(f.name, type_, text, optional)
 
 
-def _by_name(*columns: Column) -> dict[str, Column]:
+def _by_name(*columns: ColumnInfo) -> dict[str, ColumnInfo]:
     return {column.name: column for column in columns}
 
 
-def _join(kind: type, what: str) -> dict[str, Column]:
+def _join(kind: type, what: str) -> dict[str, ColumnInfo]:
     """Return the columns of a table whose rows belong to records."""
-    return _by_name(Column("record_id", str, f"the record {what} belongs to"), *_columns(kind))
+    return _by_name(ColumnInfo("record_id", str, f"the record {what} belongs to"), *_columns(kind))
 
 
 _record_id, *_outcome = _columns(Record)
 
-COLUMNS: dict[str, Column] = _by_name(
-    Column("schema", int, "version of this table"),
+COLUMNS: dict[str, ColumnInfo] = _by_name(
+    ColumnInfo("schema", int, "version of this table"),
     _record_id,
     # an axis that may be empty is text: a loss scale is a number, the name of a rule or nothing
     *(
-        Column(name, str if axis.default is None else type(axis.default), axis.help)
+        ColumnInfo(name, str if axis.default is None else type(axis.default), axis.help)
         for name, axis in AXES.items()
     ),
     *_outcome,
@@ -580,7 +580,7 @@ RANK_COLUMNS = _join(RankRow, "that the process")
 _OWNERS = {
     "device": ("device",),
     "dataset": list_affecting(Trait.DATA),
-    "model": ("model", *SHAPE),
+    "model": ("model", *SYNTHETIC_AXES),
     "start": ("start",),
 }
 

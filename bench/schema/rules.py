@@ -18,7 +18,7 @@ from bench.schema.case import (
     FOLLOWS,
     PARTS,
     SAME_QUESTION,
-    SHAPE,
+    SYNTHETIC_AXES,
     Case,
     default_lr,
     divide_items,
@@ -54,11 +54,11 @@ _APPLY: tuple[tuple[Callable[[Case], bool], Lack], ...] = (
     ),
     (
         lambda case: case.workload == IMAGES,
-        (SHAPE, "a workload brings its own images", f"--workload {IMAGES}"),
+        (SYNTHETIC_AXES, "a workload brings its own images", f"--workload {IMAGES}"),
     ),
     (
         lambda case: case.dataset == SYNTHETIC,
-        (SHAPE, "it is for synthetic images", f"--dataset {SYNTHETIC}"),
+        (SYNTHETIC_AXES, "it is for synthetic images", f"--dataset {SYNTHETIC}"),
     ),
     (
         lambda case: case.lr_scaling != "none",

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from bench.base.text import Explained
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-class Kind(Explained):
+class WorkKind(Explained):
     """A kind of work, by the operation; the last four, by the part of the step that it ran in."""
 
     CONVOLUTION_1X1 = "convolution_1x1", "1×1 convolutions"
@@ -37,7 +37,13 @@ class Kind(Explained):
 
 
 COMPUTING = frozenset(
-    {Kind.CONVOLUTION_1X1, Kind.CONVOLUTION, Kind.GROUPED, Kind.MATMUL, Kind.ATTENTION}
+    {
+        WorkKind.CONVOLUTION_1X1,
+        WorkKind.CONVOLUTION,
+        WorkKind.GROUPED,
+        WorkKind.MATMUL,
+        WorkKind.ATTENTION,
+    }
 )
 """Kinds that multiply and add; all others mostly move memory."""
 
@@ -51,7 +57,7 @@ class Label:
     ``float32→bfloat16``. Neither depends on the batch size.
     """
 
-    kind: Kind
+    kind: WorkKind
     operation: str
     format: str = ""
 
@@ -77,16 +83,16 @@ class Work:
         self.bytes += other.bytes
 
 
-def add_items(work: T, items: int) -> T:
+def add_items(work: _T, items: int) -> _T:
     """Return a `Work`, or a row of it, with ``items`` more (or fewer) items per micro-batch; its
     values per item must be known."""
     one: Any = work
     flop, bytes = items * one.flop_per_item, items * one.bytes_per_item
-    more: T = replace(one, flop=one.flop + flop, bytes=one.bytes + bytes)
+    more: _T = replace(one, flop=one.flop + flop, bytes=one.bytes + bytes)
     return more
 
 
-CONVOLUTIONS = frozenset(
+ANY_CONVOLUTION = frozenset(
     [
         "convolution",
         "convolution_overrideable",
@@ -112,10 +118,10 @@ def base_name(name: str) -> str:
     return plain.rstrip("_") if not plain.startswith("__") else plain
 
 
-def place_kind(kind: Kind, part: Kind | None) -> Kind:
+def place_kind(kind: WorkKind, part: WorkKind | None) -> WorkKind:
     """Return the kind of an operation within a part of the step: that part. A network may run
     inside its loss, though, so products and convolutions there keep their kind."""
-    return kind if part is None or (part is Kind.LOSS and kind in COMPUTING) else part
+    return kind if part is None or (part is WorkKind.LOSS and kind in COMPUTING) else part
 
 
 def read_groups(name: str, args: Sequence[Any]) -> int:
@@ -135,6 +141,6 @@ def label_convolution(weight: Sequence[int], groups: int, format: str = "") -> L
     shape = "×".join(map(str, window))
     if groups > 1:
         name = f"{shape}, {groups} groups of {inputs}→{outputs // groups}"
-        return Label(Kind.GROUPED, name, format)
-    kind = Kind.CONVOLUTION_1X1 if math.prod(window) == 1 else Kind.CONVOLUTION
+        return Label(WorkKind.GROUPED, name, format)
+    kind = WorkKind.CONVOLUTION_1X1 if math.prod(window) == 1 else WorkKind.CONVOLUTION
     return Label(kind, f"{shape}, {inputs}→{outputs}", format)

@@ -27,16 +27,16 @@ from bench.schema.flags import (
     parse_whole,
     read_axes,
 )
-from bench.schema.goals import METRICS, Halving, read_halving
+from bench.schema.goals import SEARCH_METRICS, Halving, read_halving
 from bench.schema.grid import refuse_auto
 from bench.schema.precision import PRECISIONS
 from bench.schema.preset import Preset
 from bench.sweep.options import Options, Plan, add_running, plan_cases, read_running
 from bench.sweep.preflight import check_without_torch, describe_plan
 
-EPOCHS, SAMPLES, GRACE, REDUCTION, METRIC = 9, 16, 1, 3, "test_accuracy"
+_EPOCHS, SAMPLES, GRACE, REDUCTION, METRIC = 9, 16, 1, 3, "test_accuracy"
 
-BATCHES = [64, 128, 256, 512]
+_BATCHES = [64, 128, 256, 512]
 LOSS_SCALES: list[Value] = [128.0, 1024.0, "dynamic"]
 """The default values to search; loss scales, for the precisions that scale a loss."""
 
@@ -158,7 +158,7 @@ def build_parser(docstring: str | None) -> Parser:
     add(
         "--metric",
         "NAME",
-        f"what trials are compared by: {', '.join(METRICS)} ({METRIC})",
+        f"what trials are compared by: {', '.join(SEARCH_METRICS)} ({METRIC})",
         default=METRIC,
     )
     add("--grace", "E", f"epochs that every trial trains ({GRACE})", default=str(GRACE))
@@ -173,8 +173,8 @@ def build_parser(docstring: str | None) -> Parser:
     add_axes(
         parser,
         "each takes one value or several, and --lr a range such as 0.001..0.1, from which rates "
-        f"are drawn log-uniformly; defaults: --epochs {EPOCHS}, --batch-size "
-        f"{' '.join(map(str, BATCHES))}, --loss-scale {' '.join(map(format_value, LOSS_SCALES))} "
+        f"are drawn log-uniformly; defaults: --epochs {_EPOCHS}, --batch-size "
+        f"{' '.join(map(str, _BATCHES))}, --loss-scale {' '.join(map(format_value, LOSS_SCALES))} "
         "for the precisions that scale a loss, and --lr from a tenth to ten times the optimizer's "
         "own; --seed is also that of the draw",
     )
@@ -189,9 +189,9 @@ def parse_arguments(argv: Sequence[str], docstring: str | None = None) -> Search
             f"--executor {given.executor}: bench.search decides while trials run, which it does on "
             "this machine alone; leave it out"
         )
-    choose("--metric", given.metric, METRICS)
+    choose("--metric", given.metric, SEARCH_METRICS)
     rates = _take_range(given)
-    axes: dict[str, list[Value]] = {"epochs": [EPOCHS], "seed": [Case.seed], **read_axes(given)}
+    axes: dict[str, list[Value]] = {"epochs": [_EPOCHS], "seed": [Case.seed], **read_axes(given)}
     for name in ("epochs", "seed"):
         if len(axes[name]) > 1:
             raise UsageError(f"--{name} takes one value here, for all trials")
@@ -211,7 +211,7 @@ def parse_arguments(argv: Sequence[str], docstring: str | None = None) -> Search
         axes["evaluate"] = [True]
     # loss scales are for fp16, which a CPU computes too slowly
     usual = "fp16" if list_devices(axes) == ["cuda"] else "fp32"
-    searched: dict[str, Sequence[Value]] = {"batch_size": BATCHES, "precision": [usual]}
+    searched: dict[str, Sequence[Value]] = {"batch_size": _BATCHES, "precision": [usual]}
     if any(PRECISIONS[str(name)].scales_loss for name in axes.get("precision", [usual])):
         searched["loss_scale"] = LOSS_SCALES
     options = read_running(given, axes, Preset("search", "", (searched,)))

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 
 from bench.base.errors import UsageError
 from bench.results.store.reader import read_beside
-from bench.results.store.rows import LatestAttempt, Row, Run, keep_latest, plan_runs
+from bench.results.store.rows import LatestAttempt, PlannedRun, Row, keep_latest, plan_runs
 from bench.schema.case import Case, list_varying
 from bench.schema.goals import Halving
 from bench.schema.record import MEASURED, EpochRow, Outcome, Record
@@ -115,7 +115,7 @@ class Trials(Grid):
         self._curves: list[list[float | None]] = []  # in the order in which trials ended
         self._ladder: Ladder | None = None
         epochs = read_beside(loop.store.folder, EpochRow)
-        before: dict[Run, LatestAttempt] = {}
+        before: dict[PlannedRun, LatestAttempt] = {}
         for row in keep_latest(row for row in rows if row.is_repeat):
             before[row.case, row.repeat, False] = LatestAttempt(
                 row.status, row.attempt, row.inferred, lane=row.lane

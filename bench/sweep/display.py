@@ -14,7 +14,7 @@ from bench.base.text import GIB, write_number, write_seconds
 from bench.results.study.comparable import Period
 from bench.schema.case import Case
 from bench.schema.record import MEASURED, Record, Status, describe_unmet
-from bench.workers.executors import Event
+from bench.workers.executors import CaseEvent
 from bench.workers.job import PhaseEntered, WorkBegun
 
 _NAMES = {"warmup": "warm-up"}  # of phases, where their own is not a word
@@ -65,7 +65,7 @@ class Display(Progress):
         self._names[lane], self._began_at[lane] = name, time.monotonic()
         self.begin(name, "set-up", lane)
 
-    def hear(self, event: Event, lane: str = "") -> None:
+    def hear(self, event: CaseEvent, lane: str = "") -> None:
         """Show what a run tells."""
         if isinstance(event, PhaseEntered):
             number = f" {event.epoch + 1}" if event.epoch else ""

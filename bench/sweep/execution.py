@@ -14,7 +14,7 @@ from bench.base.text import count
 from bench.results.store.reader import read_config, read_rows, read_there
 from bench.results.store.rows import (
     LatestAttempt,
-    Run,
+    PlannedRun,
     collect_times,
     is_known,
     leave_out_known,
@@ -37,7 +37,7 @@ from bench.sweep.options import Options, Plan, plan_cases
 from bench.sweep.preflight import GUESSED, check_without_torch, describe_plan, is_own
 from bench.sweep.probing import Searches, describe_wall
 from bench.sweep.wall import STEP, Ending, Wall
-from bench.workers.executors import Images
+from bench.workers.executors import ImageRequest
 from bench.workers.job import Job, Lane
 from bench.workers.rates import choose_seconds
 
@@ -45,14 +45,14 @@ _FAILED = (Status.ERROR, Status.KILLED, Status.TIMEOUT, Status.LOST)
 
 
 def remaining_runs(
-    runs: Sequence[Run],
-    history: Mapping[Run, LatestAttempt],
+    runs: Sequence[PlannedRun],
+    history: Mapping[PlannedRun, LatestAttempt],
     retry: Collection[Status],
-) -> list[Run]:
+) -> list[PlannedRun]:
     """Return the runs that have no outcome yet, or one that is to be retried."""
     again = REPEATED | set(retry)
 
-    def remains(run: Run) -> bool:
+    def remains(run: PlannedRun) -> bool:
         past = history.get(run)
         return past is None or past.status in again
 
@@ -72,7 +72,7 @@ class OomSkips:
 
     def __init__(
         self,
-        history: Mapping[Run, LatestAttempt],
+        history: Mapping[PlannedRun, LatestAttempt],
         family: Callable[[Case], Hashable] = _list_others,
     ) -> None:
         self._smallest: dict[Hashable, int] = {}
@@ -106,8 +106,8 @@ class Grid:
     def __init__(
         self,
         loop: Loop,
-        runs: Sequence[Run],
-        before: Mapping[Run, LatestAttempt],
+        runs: Sequence[PlannedRun],
+        before: Mapping[PlannedRun, LatestAttempt],
         skips: OomSkips,
         times: Mapping[Case, Sequence[float]],
     ) -> None:
@@ -117,7 +117,7 @@ class Grid:
         self._attempts = Counter({run: past.attempt for run, past in before.items()})
         self._skips = skips
         self._times = {case: list(of) for case, of in times.items()}
-        self._losses = Counter[Run]()
+        self._losses = Counter[PlannedRun]()
         self._ran = Counter[tuple[Case, str]]()  # how often a case ran on a lane
         self.running = 0  # runs that were taken and have not ended
         # the lane of each run, for its sentinel; on several GPUs, the lane of the first
@@ -156,7 +156,7 @@ class Grid:
             case, repeat=repeat, sentinel=sentinel, attempt=self._attempts[run], smaller=smaller
         )
 
-    def _choose(self, lane: Lane) -> Run:
+    def _choose(self, lane: Lane) -> PlannedRun:
         """Choose the next run: of the same repeat, the case that ran least often on this lane.
 
         If cases were assigned in turn, each would have the same GPU in all its repeats whenever the
@@ -233,7 +233,7 @@ def count_known(asked: Plan, options: Options, out: Path) -> int:
     rows, runs = read_rows(out), plan_runs(asked.cases, options.repeats)
     if list_left(runs, read_history(rows), options):
         return 0
-    inputs = check_without_torch(asked, options, rows, Images.prepare)
+    inputs = check_without_torch(asked, options, rows, ImageRequest.prepare)
     if {case.device for case in asked.cases} - inputs.platforms.keys():
         return 0  # as of a card whose driver cannot be asked
     columns = (*GUESSED, "dataset_fingerprint")
@@ -241,8 +241,8 @@ def count_known(asked: Plan, options: Options, out: Path) -> int:
 
 
 def list_left(
-    runs: Sequence[Run], done: Mapping[Run, LatestAttempt], options: Options
-) -> list[Run]:
+    runs: Sequence[PlannedRun], done: Mapping[PlannedRun, LatestAttempt], options: Options
+) -> list[PlannedRun]:
     """Return the runs of a plan that those ``done`` leave to do."""
     return remaining_runs(leave_out_known(runs, done), done, options.retry)
 

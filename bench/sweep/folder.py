@@ -139,7 +139,7 @@ def write_config(
 # -------------------------------------------------------------------------------------- checkpoints
 
 
-ENDED = "record_id"
+_ENDED = "record_id"
 """A file beside the checkpoints of a run that has its row, with the row's ``record_id``. Without
 it, the checkpoints are of an interrupted run, and are resumed."""
 
@@ -154,9 +154,9 @@ class KeptRun:
 
     def open(self) -> None:
         """Remove the files of a run that has ended, so that it starts anew."""
-        if (self.folder / ENDED).exists():
+        if (self.folder / _ENDED).exists():
             with suppress(OSError):
-                for name in (LAST, BEST, ENDED):
+                for name in (LAST, BEST, _ENDED):
                     (self.folder / name).unlink(missing_ok=True)
 
     def identify(self, case: Case, environment: Environment) -> dict[str, str]:
@@ -171,7 +171,7 @@ class KeptRun:
         """Mark the run as ended if its record has a measurement."""
         with suppress(OSError):
             if record.status in MEASURED and self.folder.is_dir():
-                replace_file(self.folder / ENDED, record.record_id + "\n")
+                replace_file(self.folder / _ENDED, record.record_id + "\n")
             self.folder.parent.rmdir()  # if no run keeps anything
 
 

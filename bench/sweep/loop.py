@@ -25,7 +25,7 @@ from bench.base.progress import watch
 from bench.base.text import name_first, read_clock, read_time
 from bench.profile.rates import Yardstick
 from bench.results.store.reader import find_shards, read_beside, read_there
-from bench.results.store.rows import Row, Run
+from bench.results.store.rows import PlannedRun, Row
 from bench.results.store.table import CHECKPOINTS, LOGS, OUTPUTS, TRACES
 from bench.results.store.writer import Store
 from bench.schema.case import Case
@@ -46,7 +46,7 @@ from bench.sweep.options import Options, Plan
 from bench.sweep.preflight import Settled, settle, warn_of_emulation
 from bench.sweep.versions import Left
 from bench.workers.examination import Platform
-from bench.workers.executors import Event
+from bench.workers.executors import CaseEvent
 from bench.workers.job import Job, Lane
 from bench.workers.rates import check_rates, choose_seconds, describe_rates, read_rates
 
@@ -59,7 +59,7 @@ MOST_LEFT = 50
 _POLL_S = 0.5  # between checks whether the sweep was stopped
 
 
-class Source(Protocol):
+class CaseSource(Protocol):
     """Decides what runs next on the lanes of a loop."""
 
     @property
@@ -108,7 +108,7 @@ class Loop:
         self._idle = deque(self.lanes)
         self._running: dict[Lane, _Running] = {}
         self._waiting: tuple[Lane, Job] | None = None  # it needs GPUs that others use
-        self._said = SimpleQueue[tuple[Lane, Event | Outcome | BaseException]]()
+        self._said = SimpleQueue[tuple[Lane, CaseEvent | Outcome | BaseException]]()
 
     @property
     def resume(self) -> str:
@@ -150,7 +150,7 @@ class Loop:
 
     # ------------------------------------------------------------------------------ the runs
 
-    def work(self, source: Source) -> None:
+    def work(self, source: CaseSource) -> None:
         """Run everything in ``source``; if stopped, what is left stays there. Raises StoreError: a
         record could not be written."""
         try:
@@ -173,7 +173,7 @@ class Loop:
             if self._running:
                 self._executor.kill()
 
-    def _assign(self, source: Source) -> None:
+    def _assign(self, source: CaseSource) -> None:
         """Start the next runs on idle lanes, as far as they may run at once."""
         if self._waiting and not self._running:
             waiting, self._waiting = self._waiting, None
@@ -188,7 +188,7 @@ class Loop:
                 elif self._start(source, lane, job):
                     break
 
-    def _start(self, source: Source, lane: Lane, job: Job) -> bool:
+    def _start(self, source: CaseSource, lane: Lane, job: Job) -> bool:
         """Start a run. Return False if it had its outcome at once."""
         if not self._running:
             # while nothing runs, measuring rates disturbs no case, nor is it disturbed
@@ -219,7 +219,7 @@ class Loop:
             said = error
         self._said.put((lane, said))
 
-    def _hear(self, source: Source) -> None:
+    def _hear(self, source: CaseSource) -> None:
         """Handle the next message of a lane: the progress or the outcome of a run."""
         try:
             lane, said = self._said.get(timeout=_POLL_S)
@@ -434,7 +434,7 @@ class _Running:
         return self.job.case.world_size > 1
 
 
-def choose_seed(run: Run, same_seed: bool) -> int:
+def choose_seed(run: PlannedRun, same_seed: bool) -> int:
     """Return the seed of a run: for repeat N the case's plus N - 1, or the case's for all repeats.
 
     The loss of one epoch differs more between seeds than most changes alter it, so repeats with the

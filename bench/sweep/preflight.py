@@ -36,7 +36,7 @@ from bench.sweep.inputs import Inputs, name_data
 from bench.sweep.options import Options, Plan
 from bench.sweep.versions import Versions
 from bench.workers.examination import Machine, Platform, examine, guess_devices
-from bench.workers.executors import Executor, Images, build_executor
+from bench.workers.executors import Executor, ImageRequest, build_executor
 from bench.workers.fingerprint import Fingerprint, list_requests, name_subject
 from bench.workers.job import Lane
 from bench.workers.judgement import write_warnings
@@ -89,7 +89,7 @@ def check_without_torch(
     asked: Plan,
     options: Options,
     rows: Sequence[Row] = (),
-    prepare: Callable[[Images], DatasetInfo] = Images.count,
+    prepare: Callable[[ImageRequest], DatasetInfo] = ImageRequest.count,
 ) -> Inputs:
     """Check a plan as a start does, but ask torch only about the user's own networks, and about
     others that are frozen or start from a file, and decode no images unless ``prepare`` does.
@@ -112,7 +112,7 @@ def check_here(cases: Sequence[Case], options: Options) -> Inputs:
     """Check cases of one device that this process itself is to train. Raises UsageError: one cannot
     run, or as `check`."""
     machine = examine([cases[0].device], list_requests(cases))
-    return check(Plan([*cases]), machine, options, Images.prepare, every=True)
+    return check(Plan([*cases]), machine, options, ImageRequest.prepare, every=True)
 
 
 GUESSED = ("gpu", "driver", "cpu", "torch", "code", "variables", *MODEL_PARTS)
@@ -155,7 +155,7 @@ def check(
     plan: Plan,
     machine: Machine,
     options: Options,
-    prepare: Callable[[Images], DatasetInfo],
+    prepare: Callable[[ImageRequest], DatasetInfo],
     *,
     every: bool = False,
 ) -> Inputs:
@@ -188,7 +188,7 @@ def check(
         if why := inputs.refuse(case):
             raise UsageError(f"--precision {case.precision}: {why}; leave it out")
     for name, case in {name_data(c): c for c in cases if c.workload == IMAGES}.items():
-        asked = Images(case.dataset, options.data_dir, case.input, case.classes)
+        asked = ImageRequest(case.dataset, options.data_dir, case.input, case.classes)
         datasets[name] = prepare(asked)
     for case in plan.cases:
         inputs.check_batches(case)

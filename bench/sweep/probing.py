@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from bench.base.text import count
 from bench.results.store.rows import Row
 from bench.schema.case import Case, list_varying
-from bench.schema.goals import MARGIN
+from bench.schema.goals import FREE_MARGIN
 from bench.schema.grid import AUTO
 from bench.schema.record import Outcome, Record, Status, flatten
 from bench.sweep.display import Display
 from bench.sweep.loop import MOST_LOST, Loop, open_loop
 from bench.sweep.options import Options, Plan, plan_cases
-from bench.sweep.wall import STEP, Trial, Wall, make_probe, read_trials
+from bench.sweep.wall import STEP, ProbedFamily, Wall, make_probe, read_trials
 from bench.workers.job import Job, Lane
 
 
@@ -33,7 +33,7 @@ class Searches:
         families: Sequence[Case],
         rows: Sequence[Row],
         step: int = STEP,
-        margin: float = MARGIN,
+        margin: float = FREE_MARGIN,
     ) -> None:
         self.loop = loop
         self.walls: dict[Case, Wall] = {}
@@ -44,7 +44,7 @@ class Searches:
         self._attempts = Counter(row.case for row in rows if row.probe)
         self.axes = list_varying(families, but="batch_size")
         # the searches that have not ended, and the families of the probes that run
-        self._left = {family: trials.get(family) or Trial(family) for family in families}
+        self._left = {family: trials.get(family) or ProbedFamily(family) for family in families}
         self._running: dict[Case, Case] = {}
         self._losses = Counter[Case]()
         self.known = sum(len(trial.rows) for trial in self._left.values())
@@ -78,7 +78,7 @@ class Searches:
         wall = self.walls[family] = self._build(self._left.pop(family))
         self.loop.display.say(f"{family.label(self.axes)}: {describe_wall(wall)}")
 
-    def _build(self, trial: Trial) -> Wall:
+    def _build(self, trial: ProbedFamily) -> Wall:
         inputs = self.loop.inputs
         images, batchnorm = inputs.data(trial.family).train_images, inputs.has_batchnorm
         goal = trial.aim(images, self._step, batchnorm(trial.family))

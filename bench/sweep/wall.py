@@ -23,7 +23,7 @@ from bench.base.text import Explained, parse_bytes
 from bench.results.store.rows import Row, fill_unknown, group
 from bench.schema.axis import Trait
 from bench.schema.case import AXES, Case, default_lr, list_affecting
-from bench.schema.goals import MARGIN
+from bench.schema.goals import FREE_MARGIN
 from bench.schema.record import MEASURED, REFUSED, Status
 from bench.schema.rules import check, check_batches
 
@@ -167,7 +167,7 @@ class Wall:
         asked: what to try next; None once it has ended.
     """
 
-    def __init__(self, probes: Sequence[Probe], goal: Goal, margin: float = MARGIN) -> None:
+    def __init__(self, probes: Sequence[Probe], goal: Goal, margin: float = FREE_MARGIN) -> None:
         self._goal, self._sizes, self.available_bytes = goal, goal.sizes, goal.available_bytes
         self.probes, self.margin = len(probes), margin
         suspected = Counter(p.batch_size for p in probes if p.status is Status.OOM_SUSPECTED)
@@ -258,14 +258,14 @@ class Wall:
 # ------------------------------------------------------------------------------------------ records
 
 
-APART = tuple(name for name in AXES if name not in list_affecting(Trait.FIT))
+UNRELATED_AXES = tuple(name for name in AXES if name not in list_affecting(Trait.FIT))
 """Axes that do not change which batches fit: all families have their defaults."""
 
 
 def name_family(case: Case) -> Case:
     """Return the key of all cases that are searched together: ``case`` without the axes that do not
     matter, with the optimizer's default learning rate. Its batch size is a placeholder."""
-    plain = {name: getattr(Case, name) for name in APART}
+    plain = {name: getattr(Case, name) for name in UNRELATED_AXES}
     plain |= {"lr": default_lr(case.optimizer), "batch_size": Case.batch_size * case.accumulate}
     return replace(case, **plain)
 
@@ -276,7 +276,7 @@ def make_probe(family: Case, batch_size: int, long: bool) -> Case:
 
 
 @dataclass
-class Trial:
+class ProbedFamily:
     """The probes of a family so far, in order; ``train_images`` is None if no row has it."""
 
     family: Case
@@ -355,21 +355,21 @@ def _peak(row: Row, owner: str) -> float | None:
     return max((peak for peak in peaks if peak is not None), default=None)
 
 
-def read_trials(rows: Iterable[Row]) -> list[Trial]:
+def read_trials(rows: Iterable[Row]) -> list[ProbedFamily]:
     """Return the searches in the rows of a folder, in order. Each environment, as with ``--mix``,
     has its own search."""
     probes = [(name_family(row.case), row) for row in rows if row.probe]
-    trials: dict[Any, Trial] = {}
+    trials: dict[Any, ProbedFamily] = {}
     for alike in group(probes, itemgetter(0)):
         for (family, row), environment in zip(
             alike, fill_unknown([row for _, row in alike]), strict=True
         ):
-            trials.setdefault((family, environment), Trial(family)).add(row)
+            trials.setdefault((family, environment), ProbedFamily(family)).add(row)
     return [*trials.values()]
 
 
 def read_walls(
-    rows: Iterable[Row], step: int | None = None, margin: float = MARGIN
+    rows: Iterable[Row], step: int | None = None, margin: float = FREE_MARGIN
 ) -> list[tuple[Case, Wall]]:
     """Return the family (`name_family`) and the wall of each search in the rows of a folder.
     ``step`` is the resolution in images, by default the greatest common divisor of the tried batch

@@ -22,7 +22,7 @@ from bench.base.text import clean, sync_folder
 from bench.training.loop import Training
 from bench.training.timing import find_accelerator, synchronize
 
-FORMAT = 1
+_FORMAT = 1
 """Version of the file format; other versions are not read."""
 
 
@@ -38,7 +38,7 @@ def save_checkpoint(file: Path, training: Training, **beside: Any) -> None:
     keeps state that cannot be read.
     """
     content = {
-        "format": FORMAT,
+        "format": _FORMAT,
         "training": training.state(),
         "random": _read_random(training.device),
         **beside,
@@ -70,8 +70,8 @@ def load_checkpoint(file: Path) -> dict[str, Any]:
     except Exception as error:  # each of three readers raises its own types
         why = clean(str(error))[:200]
         raise CheckpointError(f"{file.name} cannot be read as a whole ({why})") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise CheckpointError(f"{file.name} is of another format than {FORMAT}")
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise CheckpointError(f"{file.name} is of another format than {_FORMAT}")
     return content
 
 

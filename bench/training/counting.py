@@ -25,17 +25,17 @@ from bench.networks.data.batches import Divided, Supply
 from bench.networks.freezing import NONE, freeze
 from bench.networks.workloads import Loss, Workload, sketch_batch
 from bench.profile.kernels import Vocabulary
-from bench.profile.timeline import Timed
+from bench.profile.timeline import TimedOperations
 from bench.schema.case import Case, micro_batch
 from bench.schema.precision import read_flags
 from bench.schema.record import KernelTime, WorkRow, write_kernels
 from bench.schema.work import (
+    ANY_CONVOLUTION,
     COMPUTING,
-    CONVOLUTIONS,
     MOVES,
-    Kind,
     Label,
     Work,
+    WorkKind,
     add_items,
     base_name,
     label_convolution,
@@ -48,38 +48,42 @@ if TYPE_CHECKING:
     from bench.training.loop import Training
 
 
-_NAMED: dict[Kind, str] = {
-    Kind.MATMUL: "mm addmm bmm baddbmm addmv mv dot addbmm linear matmul _scaled_mm _grouped_mm "
+_NAMED: dict[WorkKind, str] = {
+    WorkKind.MATMUL: "mm addmm bmm baddbmm addmv mv dot addbmm linear matmul _scaled_mm "
+    "_grouped_mm "
     "linear_backward mkldnn_linear _addmm_activation",
-    Kind.ATTENTION: "_scaled_dot_product_flash_attention "
+    WorkKind.ATTENTION: "_scaled_dot_product_flash_attention "
     "_scaled_dot_product_flash_attention_for_cpu "
     "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention "
     "_scaled_dot_product_attention_math _scaled_dot_product_fused_attention_overrideable "
     "scaled_dot_product_attention _flash_attention_forward _efficient_attention_forward "
     "_cudnn_attention_forward _flash_attention _efficient_attention _cudnn_attention",
-    Kind.RECURRENT: "_cudnn_rnn lstm gru _thnn_fused_lstm_cell _thnn_fused_gru_cell "
+    WorkKind.RECURRENT: "_cudnn_rnn lstm gru _thnn_fused_lstm_cell _thnn_fused_gru_cell "
     "mkldnn_rnn_layer _cudnn_rnn_flatten_weight",
-    Kind.NORMALISATION: "native_batch_norm cudnn_batch_norm batch_norm _native_batch_norm_legit "
+    WorkKind.NORMALISATION: "native_batch_norm cudnn_batch_norm batch_norm "
+    "_native_batch_norm_legit "
     "_batch_norm_with_update native_layer_norm layer_norm native_group_norm group_norm "
     "_fused_rms_norm rms_norm batch_norm_stats batch_norm_elemt batch_norm_gather_stats "
     "miopen_batch_norm _batch_norm_impl_index",
-    Kind.REDUCTION: "sum mean amax amin max min argmax argmin norm linalg_vector_norm var var_mean "
+    WorkKind.REDUCTION: "sum mean amax amin max min argmax argmin norm linalg_vector_norm var "
+    "var_mean "
     "std any all prod logsumexp cumsum topk sort avg_pool2d max_pool2d max_pool2d_with_indices "
     "adaptive_avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d avg_pool1d max_pool1d "
     "avg_pool3d _amp_foreach_non_finite_check_and_unscale_ _foreach_norm equal",
-    Kind.COPY: "clone copy contiguous fill zero zeros zeros_like ones ones_like full full_like "
+    WorkKind.COPY: "clone copy contiguous fill zero zeros zeros_like ones ones_like full full_like "
     "new_zeros new_full new_ones arange scalar_tensor lift_fresh_copy lift_fresh _pin_memory "
     "_foreach_zero _foreach_copy _local_scalar_dense randn rand randint randperm normal uniform "
     "bernoulli random repeat linspace eye tril_indices triu_indices",
-    Kind.CONCATENATION: "cat stack split split_with_sizes slice_backward slice_scatter narrow_copy "
+    WorkKind.CONCATENATION: "cat stack split split_with_sizes slice_backward slice_scatter "
+    "narrow_copy "
     "constant_pad_nd pad _chunk_cat select_backward select_scatter new_empty_strided "
     "split_with_sizes_copy roll flip",
-    Kind.INDEXING: "embedding embedding_dense_backward index index_select index_put index_add "
+    WorkKind.INDEXING: "embedding embedding_dense_backward index index_select index_put index_add "
     "gather scatter scatter_add _unsafe_index _unsafe_index_put masked_select nonzero take "
     "index_copy masked_scatter _index_put_impl unfold_backward",
-    Kind.ELEMENTWISE: "native_dropout native_dropout_backward dropout _softmax softmax "
+    WorkKind.ELEMENTWISE: "native_dropout native_dropout_backward dropout _softmax softmax "
     "_softmax_backward_data upsample_nearest2d upsample_bilinear2d glu_backward prelu",
-    Kind.LOSS: "_log_softmax log_softmax _log_softmax_backward_data nll_loss_forward "
+    WorkKind.LOSS: "_log_softmax log_softmax _log_softmax_backward_data nll_loss_forward "
     "nll_loss_backward nll_loss nll_loss2d_forward nll_loss2d_backward cross_entropy_loss "
     "mse_loss mse_loss_backward binary_cross_entropy binary_cross_entropy_with_logits",
 }
@@ -91,16 +95,16 @@ _OVERWRITES = {"copy", "zero", "fill", "_foreach_copy", "_foreach_zero", "normal
 _PICKS = {"embedding", "index", "index_select", "gather", "_unsafe_index"}
 
 
-class Counter(TorchDispatchMode):
+class WorkCounter(TorchDispatchMode):
     """Counts the work of the operations that run within it, summed by label."""
 
     def __init__(self) -> None:
         super().__init__()
         self.work: dict[Label, Work] = {}
-        self._parts: list[Kind | None] = []
+        self._parts: list[WorkKind | None] = []
 
     @contextmanager
-    def inside(self, part: Kind | None) -> Iterator[None]:
+    def inside(self, part: WorkKind | None) -> Iterator[None]:
         """Assign the operations within to this part of the step; None for the network."""
         self._parts.append(part)
         try:
@@ -151,7 +155,7 @@ def is_free_name(name: str) -> bool:
 
 @cache
 def is_wrapper(name: str) -> bool:
-    """Return whether an operation only calls others, which a `Counter` then sees in its place.
+    """Return whether an operation only calls others, which a `WorkCounter` then sees in its place.
 
     >>> is_wrapper("aten::conv2d"), is_wrapper("aten::convolution")
     (True, False)
@@ -184,7 +188,7 @@ def find_label(func: Any, args: tuple[Any, ...], out: Any) -> Label:
     name = base_name(str(func))
     tensors = [t for t in tree_leaves(args) if isinstance(t, Tensor)]
     format = _name_format(tensors or [t for t in tree_leaves(out) if isinstance(t, Tensor)])
-    if name in CONVOLUTIONS:
+    if name in ANY_CONVOLUTION:
         # in the backward pass the weights are the third argument
         weight = args[2] if name.endswith("backward") else args[1]
         return label_convolution(weight.shape, read_groups(name, args), format)
@@ -196,9 +200,9 @@ def find_label(func: Any, args: tuple[Any, ...], out: Any) -> Label:
             moves = list(zip([out], tensors, strict=False))
         for to, source in moves:
             if to.dtype != source.dtype:
-                return Label(Kind.CAST, name, f"{_name_format([source])}→{_name_format([to])}")
+                return Label(WorkKind.CAST, name, f"{_name_format([source])}→{_name_format([to])}")
         laid = any(to.stride() != source.stride() and to.numel() > 1 for to, source in moves)
-        return Label(Kind.LAYOUT if laid else Kind.COPY, name, format)
+        return Label(WorkKind.LAYOUT if laid else WorkKind.COPY, name, format)
     return Label(name_kind(name), name, format)
 
 
@@ -208,24 +212,24 @@ def _name_format(tensors: Sequence[Tensor]) -> str:
 
 
 @cache
-def name_kind(name: str) -> Kind:
+def name_kind(name: str) -> WorkKind:
     """Return the kind of an operation by its `base_name` alone. Operations not listed here are
     classified by torch's own tags, and backward operations by the forward one."""
     if name in _KINDS:
         return _KINDS[name]
     forward = name.removesuffix("_data").removesuffix("_backward")
     if name.startswith(("_fused_adam", "_fused_sgd", "_fused_adagrad")):
-        return Kind.OPTIMIZER
+        return WorkKind.OPTIMIZER
     if name.startswith("_amp_"):
-        return Kind.LOSS_SCALING
+        return WorkKind.LOSS_SCALING
     if name.startswith("_foreach_"):
-        return Kind.ELEMENTWISE
+        return WorkKind.ELEMENTWISE
     tags = {tag for overload in _list_overloads("aten", name) for tag in overload.tags}
     if torch.Tag.pointwise in tags:
-        return Kind.ELEMENTWISE
+        return WorkKind.ELEMENTWISE
     if torch.Tag.reduction in tags:
-        return Kind.REDUCTION
-    return name_kind(forward) if forward != name else Kind.OTHER
+        return WorkKind.REDUCTION
+    return name_kind(forward) if forward != name else WorkKind.OTHER
 
 
 def _count_products(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:
@@ -313,7 +317,7 @@ def _size(tensor: Tensor) -> int:
     return math.prod(size for size, stride in pairs if stride or not size) * tensor.element_size()
 
 
-Inside = Callable[[Kind | None], AbstractContextManager[Any]]
+Inside = Callable[[WorkKind | None], AbstractContextManager[Any]]
 """Returns a context whose operations belong to a part of the step; None for the network."""
 
 
@@ -321,13 +325,13 @@ Inside = Callable[[Kind | None], AbstractContextManager[Any]]
 def mark_parts(training: Training, inside: Inside) -> Iterator[None]:
     """Run the parts of each step within ``inside(part)`` while this context lasts."""
     scale, optimizer = (getattr(training, name, None) for name in ("loss_scale", "optimizer"))
-    places: list[tuple[Any, str, Kind | None]] = [
-        (training, "compute_loss", Kind.LOSS),
+    places: list[tuple[Any, str, WorkKind | None]] = [
+        (training, "compute_loss", WorkKind.LOSS),
         (training, "_run", None),
-        (training, "update", Kind.OPTIMIZER),
-        (scale, "scale", Kind.LOSS_SCALING),
-        (scale, "step", Kind.LOSS_SCALING),
-        (optimizer, "step", Kind.OPTIMIZER),
+        (training, "update", WorkKind.OPTIMIZER),
+        (scale, "scale", WorkKind.LOSS_SCALING),
+        (scale, "step", WorkKind.LOSS_SCALING),
+        (optimizer, "step", WorkKind.OPTIMIZER),
     ]
     places = [place for place in places if hasattr(place[0], place[1])]  # apex lacks some
     with ExitStack() as stack:
@@ -349,14 +353,16 @@ def mark_input(batches: Iterable[Divided], inside: Inside) -> Iterator[Divided]:
 def _draw(things: Iterable[Any], inside: Inside) -> Iterator[Any]:
     source, absent = iter(things), object()
     while True:
-        with inside(Kind.INPUT):
+        with inside(WorkKind.INPUT):
             one = next(source, absent)
         if one is absent:
             return
         yield one
 
 
-def _wrap(function: Callable[..., Any], part: Kind | None, inside: Inside) -> Callable[..., Any]:
+def _wrap(
+    function: Callable[..., Any], part: WorkKind | None, inside: Inside
+) -> Callable[..., Any]:
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         with inside(part):
@@ -415,7 +421,7 @@ def _count_items(
     captured, training.captured = training.captured, None
     # shapes that no step has would be autotuned too, for 20 s and more
     tunes, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
-    counter = Counter()
+    counter = WorkCounter()
     try:
         with counter, mark_parts(training, counter.inside):
             # the data in order, which needs no DataLoader workers
@@ -439,7 +445,7 @@ def count_flop(workload: Workload, frozen: str = NONE) -> float:
             network = workload.build_model()
         freeze(network, frozen, workload.find_head)
         batch = sketch_batch(workload, 2)
-        counter = Counter()
+        counter = WorkCounter()
         with counter:
             found = workload.compute_loss(network, batch)
             (found.loss if isinstance(found, Loss) else found).backward()
@@ -447,7 +453,9 @@ def count_flop(workload: Workload, frozen: str = NONE) -> float:
     return sum(one.flop for one in work.values()) / workload.count_units(2)
 
 
-def join_work(counted: Mapping[Label, Work], timed: Mapping[Label, Timed]) -> list[WorkRow]:
+def join_work(
+    counted: Mapping[Label, Work], timed: Mapping[Label, TimedOperations]
+) -> list[WorkRow]:
     """Return one row per label, from counted work and measured times. A trace lacks the number
     format of lists of tensors: the time of a label without one is divided among the counted labels
     of the same operation in proportion to their bytes."""
@@ -462,7 +470,7 @@ def join_work(counted: Mapping[Label, Work], timed: Mapping[Label, Timed]) -> li
         if total := sum(alike.values()):
             one = rest.pop(label)
             for other, bytes in alike.items():
-                times.setdefault(other, Timed()).add(one.scale(bytes / total))
+                times.setdefault(other, TimedOperations()).add(one.scale(bytes / total))
     rows = []
     for label, work in counted.items():
         time = _spell_time(times.get(label))
@@ -476,7 +484,7 @@ def join_work(counted: Mapping[Label, Work], timed: Mapping[Label, Timed]) -> li
 
 def read_work(rows: Iterable[WorkRow]) -> dict[Label, Work]:
     return {
-        Label(Kind(row.kind), row.operation, row.format): Work(
+        Label(WorkKind(row.kind), row.operation, row.format): Work(
             row.calls, row.flop or 0.0, row.bytes or 0.0, row.flop_per_item, row.bytes_per_item
         )
         for row in rows
@@ -486,7 +494,7 @@ def read_work(rows: Iterable[WorkRow]) -> dict[Label, Work]:
 MOST_KERNELS = 6  # named of a row
 
 
-def _spell_time(timed: Timed | None) -> tuple[float | None, float | None, str]:
+def _spell_time(timed: TimedOperations | None) -> tuple[float | None, float | None, str]:
     if timed is None:
         return None, None, ""
     kernels = [KernelTime(name, time_s) for name, time_s in timed.kernels.items()]
@@ -502,7 +510,7 @@ def _spell(label: Label) -> tuple[str, str, str]:
 # ------------------------------------------------------------------------------------------- sample
 
 
-class Sample(Counter):
+class Sample(WorkCounter):
     """Counts the operations of a user's training from `begin` to `end`, and neither ends nor bends
     it: what cannot be counted has a reason, ``failure``."""
 
@@ -597,7 +605,7 @@ def _is_counted(func: Any) -> bool:
     operation, or a recurrent layer's, has no formula."""
     if func.namespace not in ("aten", "prim", "prims"):
         return func.namespace in ("profiler", "c10d", "_c10d_functional", "torchvision")
-    products = name_kind(base_name(str(func))) in (*COMPUTING, Kind.RECURRENT)
+    products = name_kind(base_name(str(func))) in (*COMPUTING, WorkKind.RECURRENT)
     packet = func.overloadpacket
     return not products or _ALIKE.get(packet, packet) in flop_registry
 

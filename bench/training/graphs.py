@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-Results = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
+StepResults = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
 """The return type of `bench.training.loop.Training.step`."""
 
 WARMUP_STEPS = 3
@@ -52,7 +52,7 @@ class Captured:
     contents, in one piece."""
 
     def __init__(
-        self, step: Callable[[Any], Results], batch: Any, recorder: CudaGraph | None = None
+        self, step: Callable[[Any], StepResults], batch: Any, recorder: CudaGraph | None = None
     ) -> None:
         self._recorder = recorder or CudaGraph()
         self._batch = tree_map_only(Tensor, torch.clone, batch)
@@ -72,7 +72,7 @@ class Captured:
         ours, theirs = tree_leaves(self._batch), tree_leaves(batch)
         return len(ours) == len(theirs) and all(map(_is_alike, ours, theirs))
 
-    def step(self, batch: Any) -> Results:
+    def step(self, batch: Any) -> StepResults:
         """Train on a batch that `fits`."""
         for kept, one in zip(tree_leaves(self._batch), tree_leaves(batch), strict=True):
             if isinstance(kept, Tensor):

@@ -25,7 +25,7 @@ from bench.schema.case import Case, whole_batch
 from bench.schema.optimization import scale_lr
 from bench.schema.precision import autocast, cast, find_formats
 from bench.training.float8 import Conversion, convert
-from bench.training.graphs import Captured, CudaGraph, Results
+from bench.training.graphs import Captured, CudaGraph, StepResults
 from bench.training.loss_scale import build_loss_scale, clip
 from bench.training.optimizers import build_optimizer, clear_state
 from bench.training.timing import StepClock
@@ -201,7 +201,7 @@ class Training:
         trained on as before."""
         self.captured = Captured(self._step, _join(batch), recorder)
 
-    def step(self, batch: Any) -> Results:
+    def step(self, batch: Any) -> StepResults:
         """Train on one batch, whole or in micro-batches, and update once.
 
         The loss of a micro-batch of n of N items is weighted by n / N, so that their gradients sum
@@ -220,7 +220,7 @@ class Training:
         whole = _join(batch)
         return self.captured.step(whole) if self.captured.fits(whole) else self._step(whole)
 
-    def _step(self, batch: Any) -> Results:
+    def _step(self, batch: Any) -> StepResults:
         size, parts = count_items(batch), batch.parts if isinstance(batch, Divided) else [batch]
         weight = self.exchange.begin(batch)
         losses, hits, done = [], [], 0

@@ -32,10 +32,10 @@ from bench.schema.case import Case
 from bench.training.loop import Exchange, Training
 from bench.training.timing import StepClock, synchronize
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-class Group:
+class ProcessGroup:
     """The group of processes that train one network; in this class, a single process."""
 
     rank = 0
@@ -43,7 +43,7 @@ class Group:
     backend: str | None = None
     """Name and version of the library that exchanges gradients."""
 
-    def gather(self, value: T) -> list[T]:
+    def gather(self, value: _T) -> list[_T]:
         """Return the values of all processes, in the order of their ranks; all wait for it."""
         return [value]
 
@@ -58,7 +58,7 @@ class Group:
         """Leave the group; all processes must call this."""
 
 
-class Processes(Group):
+class Processes(ProcessGroup):
     """Processes of one machine, joined by torch.distributed: NCCL between GPUs, gloo on CPUs.
     Other values than gradients (clocks, times, losses) go through gloo, so that no GPU waits for
     them. All processes name the same new file ``store``; each trains on the first GPU it sees."""
@@ -81,7 +81,7 @@ class Processes(Group):
             timeout=timedelta(seconds=timeout_s),
         )
 
-    def gather(self, value: T) -> list[T]:
+    def gather(self, value: _T) -> list[_T]:
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value)
         return values
@@ -114,7 +114,7 @@ class GradientExchange(Exchange):
     overflow and skip a step together.
     """
 
-    def __init__(self, training: Training, case: Case, group: Group) -> None:
+    def __init__(self, training: Training, case: Case, group: ProcessGroup) -> None:
         # of the last step: in how many buckets gradients were exchanged, and the bytes sent
         self.buckets: int | None = None
         self.wire_bytes: int | None = None
@@ -215,7 +215,7 @@ pairs and 4.3 for three: six pairs of shorter blocks are more precise than three
 
 
 def measure_exchange(
-    training: Training, batches: Supply, case: Case, group: Group, step_s: float
+    training: Training, batches: Supply, case: Case, group: ProcessGroup, step_s: float
 ) -> Exposed:
     """Measure the time of a step with and without gradient exchange, each the mean over blocks of
     the results of `find_slowest`.

@@ -16,16 +16,16 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from bench.base.processes import TemporaryFolder, pause_collection
 from bench.networks.data.batches import Supply, repeat
-from bench.profile.timeline import STEPS, Timeline, name_region, read_trace, summarize
+from bench.profile.timeline import STEPS_REGION, Timeline, name_region, read_trace, summarize
 from bench.schema.case import Case
-from bench.schema.work import Kind
+from bench.schema.work import WorkKind
 from bench.training.counting import mark_input, mark_parts, read_vocabulary
 from bench.training.timing import synchronize
 
 if TYPE_CHECKING:
     from bench.training.loop import Training
 
-SECONDS = 1.0
+_SECONDS = 1.0
 """Total time of the steps under the profiler, within the limits of `FEWEST` and `MOST` steps.
 
 One of them is not profiled: it includes the profiler's start."""
@@ -56,7 +56,7 @@ def profile_step(
     if case.workers and 0 < left < steps:
         steps = left  # the next epoch starts other workers, for which a median step does not wait
 
-    def mark(part: Kind | None) -> AbstractContextManager[Any]:
+    def mark(part: WorkKind | None) -> AbstractContextManager[Any]:
         return record_function(name_region(part))
 
     activities = [ProfilerActivity.CPU]
@@ -78,7 +78,7 @@ def profile_step(
                 training.step(next(supply))
                 synchronize(device)
                 profiler.step()
-                with record_function(STEPS):
+                with record_function(STEPS_REGION):
                     for batch in islice(supply, steps):
                         training.step(batch)
                 synchronize(device)
@@ -101,5 +101,5 @@ def choose_steps(step_s: float, device: str, workers: int = 0) -> int:
     (2, 4)
     """
     most = FEWEST if device == "cuda" else MOST
-    steps = min(max(math.floor(SECONDS / step_s) - 1, FEWEST), most)
+    steps = min(max(math.floor(_SECONDS / step_s) - 1, FEWEST), most)
     return steps if not workers else workers * math.ceil(steps / workers)

@@ -230,7 +230,7 @@ _WITHOUT_GRAPHS = {
 
 
 @dataclass(frozen=True)
-class Setting:
+class LayerSetting:
     """How a case runs its layers, the batch size to probe, and whether weights are ``frozen``."""
 
     precision: Precision
@@ -242,7 +242,7 @@ class Setting:
 
 
 def prove(
-    setting: Setting,
+    setting: LayerSetting,
     compute: Callable[[], object],
     items: int,
     conversion: Conversion | None = None,
@@ -271,7 +271,7 @@ def prove(
     return Proof(proofs, _multiply(setting), dense, tuple(dict.fromkeys(notes)))
 
 
-def _probe_converted(conversion: Conversion, setting: Setting, notes: list[str]) -> LayerProof:
+def _probe_converted(conversion: Conversion, setting: LayerSetting, notes: list[str]) -> LayerProof:
     """Run the network's own layer, with a weight and inputs whose exact result is known."""
     product = conversion.largest
     trained = product.layer.weight.requires_grad
@@ -297,7 +297,7 @@ def _probe_converted(conversion: Conversion, setting: Setting, notes: list[str])
 
 def probe(
     layer: Layer,
-    setting: Setting,
+    setting: LayerSetting,
     notes: list[str],
     compute: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> LayerProof:
@@ -371,7 +371,7 @@ def probe(
     )
 
 
-def _multiply(setting: Setting) -> OperationProof:
+def _multiply(setting: LayerSetting) -> OperationProof:
     rng = torch.Generator().manual_seed(0)
     a, b = torch.randn(256, 512, generator=rng), torch.randn(512, 256, generator=rng)
     dtype = getattr(torch, setting.precision.weights)

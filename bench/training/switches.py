@@ -42,7 +42,7 @@ _BACKENDS = (
 
 _sdp = torch.backends.cuda
 
-SWITCHES: dict[str, Switch] = {
+_SWITCHES: dict[str, Switch] = {
     **{name: _backend(name) for name in _BACKENDS},
     "flash_sdp": (_sdp.flash_sdp_enabled, _sdp.enable_flash_sdp),
     "mem_efficient_sdp": (_sdp.mem_efficient_sdp_enabled, _sdp.enable_mem_efficient_sdp),
@@ -69,7 +69,7 @@ SWITCHES: dict[str, Switch] = {
 
 
 def read_switches() -> dict[str, Any]:
-    return {name: read() for name, (read, _) in SWITCHES.items()}
+    return {name: read() for name, (read, _) in _SWITCHES.items()}
 
 
 def find_changes(before: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,8 +85,8 @@ def keep_switches(changed: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         found = find_changes(before)
-        for name in found:  # in the order of `SWITCHES`
-            _, set_back = SWITCHES[name]
+        for name in found:  # in the order of `_SWITCHES`
+            _, set_back = _SWITCHES[name]
             set_back(before[name])
         changed |= found
 

@@ -243,7 +243,7 @@ def extrapolate(
     n / tau is the effective sample size of a series with autocorrelation r between neighbours
     (AR(1): Zwiers and von Storch, J. Climate 8 (1995) 336); s is corrected by tau for it. r is that
     of the series, its bias removed after Kendall (Biometrika 41 (1954) 403), between 0 and 0.95.
-    With fewer than `FEWEST_STEPS` steady steps there is no interval.
+    With fewer than `_FEWEST_STEPS` steady steps there is no interval.
 
     With ``drift``, or if the steps have one whose own interval excludes 0, it also includes the
     interval for a linear drift of b per step, fitted by least squares (Draper and Smith, Applied
@@ -271,7 +271,7 @@ def extrapolate(
         steady = times[max(len(times) - len(steady), ahead) :]
     left, mean = full_steps - len(times), fmean(steady)
     epoch_s = measured_s + left * mean
-    if len(steady) < FEWEST_STEPS or left <= 0:
+    if len(steady) < _FEWEST_STEPS or left <= 0:
         return Extrapolation(epoch_s, None, None)
     smaller = (math.ceil(full_steps) - full_steps) * mean
     low, high = _span(steady, mean, left, drift)
@@ -403,5 +403,5 @@ MANY_STEPS = 30
 which held in as many of 600 simulated series, 90 %, and in 87 instead of 88 % after 36."""
 
 
-FEWEST_STEPS = 5
+_FEWEST_STEPS = 5
 """Minimum number of steady steps for an interval of an extrapolated epoch."""

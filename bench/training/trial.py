@@ -26,7 +26,7 @@ from bench.training.loop import Training
 _TRIED = 2
 """Items in a trial batch: BatchNorm needs two."""
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 _CPU = torch.device("cpu")
 
@@ -77,13 +77,13 @@ def try_precisions(
     model: nn.Module,
     precisions: Iterable[str],
     build: Callable[[], nn.Module],
-    whole: Callable[[nn.Module, str], T],
-) -> tuple[T, dict[str, str]]:
+    whole: Callable[[nn.Module, str], _T],
+) -> tuple[_T, dict[str, str]]:
     """Run the ``whole`` trial, `try_images` or `try_workload`, in the first of ``precisions`` in
     which it passes, and train a step in each other that a CPU can try. Return what the trial found,
     and why others fail. ``model`` is cast by none of them: those that cast get a network of their
     own by ``build``. Raises UsageError: it fails in all."""
-    passed, failing = list[T](), dict[str, str]()
+    passed, failing = list[_T](), dict[str, str]()
     tried = list_tried(precisions)
     for precision in sorted(tried, key=lambda name: PRECISIONS[name].casts):
         try:

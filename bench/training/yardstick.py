@@ -29,7 +29,7 @@ PRODUCT_ROWS = {"cuda": (1024, 2048, 4096, 8192), "cpu": (128, 256, 512, 1024, 2
 """Rows of square matrices. The largest fill every GPU: their product takes 1.4 ms at 800
 TFLOP/s."""
 
-IMAGES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_IMAGES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Batch sizes of a convolution."""
 
 COPIED_BYTES = {"cuda": 2**30, "cpu": 2**28}
@@ -115,7 +115,7 @@ def list_rates(device: torch.device) -> list[Rate]:
     for arithmetic, (window, channels) in product(formats, WINDOWS.items()):
         if device.type == "cpu":
             make = partial(make_convolution, arithmetic, device, window, channels)
-            rates.append(Rate(f"rate_conv_{arithmetic}", make, IMAGES, 2))
+            rates.append(Rate(f"rate_conv_{arithmetic}", make, _IMAGES, 2))
     return [
         *rates,
         Rate("rate_copy", partial(make_copy, device)),

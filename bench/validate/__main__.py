@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     add("folders", nargs="+", type=Path, metavar="FOLDER", help="a sweep's folder or records file")
     add("--format", default="text", metavar="FORMAT", help="text or json (default: text)")
     given = parser.parse(argv)
-    write = choose("--format", given.format, FORMATS)
+    write = choose("--format", given.format, _FORMATS)
     for folder in given.folders:
         find_records(folder)
     results = [validate(folder) for folder in given.folders]
@@ -72,7 +72,7 @@ def _write(result: dict[str, Any]) -> str:
     return "\n".join([*lines, f"{count(ends.total(), 'check')}: {said}."])
 
 
-FORMATS: dict[str, Callable[[list[dict[str, Any]]], str]] = {
+_FORMATS: dict[str, Callable[[list[dict[str, Any]]], str]] = {
     "text": lambda results: "\n\n".join(map(_write, results)),
     "json": lambda results: json.dumps(results, indent=2),
 }

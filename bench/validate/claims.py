@@ -22,11 +22,11 @@ from bench.profile.rates import RATES
 from bench.results.store.rows import group
 from bench.results.study.comparable import list_mixed, refuse_alone
 from bench.results.study.runs import Run, link_runs, list_runs
-from bench.results.study.sweeps import Sweep
+from bench.results.study.sweeps import SweepFolder
 from bench.schema.case import AXES, SAME_QUESTION, Case
 from bench.schema.precision import BITS, Arithmetic, find_formats
 from bench.schema.record import COMPARABLE, Status, read_missing
-from bench.validate.evidence import Evidence, Row, read_evidence
+from bench.validate.evidence import Evidence, EvidenceRow, read_evidence
 
 KNOWN_FAULTS = "known-faults.txt"
 """A file beside the folders, of whoever publishes them: lines ``FOLDER: check: reason`` accept a
@@ -79,7 +79,7 @@ class Need:
     """What a claim is checked by: a row that has it, and how that is called."""
 
     words: str
-    met: Callable[[Row], bool]
+    met: Callable[[EvidenceRow], bool]
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _differ(one: float, other: float, within: float) -> bool:
     return not math.isclose(one, other, rel_tol=within, abs_tol=1e-12)
 
 
-def _of_rows(find: Callable[[Row], Iterator[str]]) -> Callable[[Evidence], Iterator[str]]:
+def _of_rows(find: Callable[[EvidenceRow], Iterator[str]]) -> Callable[[Evidence], Iterator[str]]:
     """Make a claim about each row by itself; its faults start with the name of the row."""
     return lambda evidence: (f"{row.name}: {fault}" for row in evidence.rows for fault in find(row))
 
@@ -206,13 +206,13 @@ def find_unlike(evidence: Evidence) -> Iterator[str]:
             yield f"{runs[0].case.label()}: {why}"
 
 
-def find_wrong_rates(row: Row) -> Iterator[str]:
+def find_wrong_rates(row: EvidenceRow) -> Iterator[str]:
     for column, peak in list_peaks(row["gpu"]).items():
         if column in RATES and row.has(column) and row[column] > peak:
             yield f"{column} is {row[column]:.4g}, and the card's data sheet says {peak:.4g}"
 
 
-def find_wrong_card(row: Row) -> Iterator[str]:
+def find_wrong_card(row: EvidenceRow) -> Iterator[str]:
     if (sheet := find_peak(row["gpu"])) is None:
         return
     if row.has("capability") and row["capability"] != sheet.capability:
@@ -229,7 +229,7 @@ def find_wrong_card(row: Row) -> Iterator[str]:
             yield f"{column} is {row[column]:.0f}, and {row['gpu']} runs at {sheet.clock} at most"
 
 
-def find_wrong_speed(row: Row) -> Iterator[str]:
+def find_wrong_speed(row: EvidenceRow) -> Iterator[str]:
     flops, moved = row.run.of_peaks, row.run.of_bandwidth
     if flops > 1:
         yield f"{flops:.3g} times the FLOP/s that {row['gpu']} does"
@@ -237,7 +237,7 @@ def find_wrong_speed(row: Row) -> Iterator[str]:
         yield f"{moved:.3g} times the bytes/s of {row['gpu']}'s memory"
 
 
-def find_wrong_energy(row: Row) -> Iterator[str]:
+def find_wrong_energy(row: EvidenceRow) -> Iterator[str]:
     if not row.has("energy_j", "measured_time_s"):
         return
     power_w = row["energy_j"] / row["measured_time_s"]
@@ -271,12 +271,12 @@ def find_unlike_power(evidence: Evidence) -> Iterator[str]:
                 break
 
 
-def _tell_apart(row: Row, other: Row) -> str:
+def _tell_apart(row: EvidenceRow, other: EvidenceRow) -> str:
     told = f"started at {row['started_at']}"
     return told if row.name == other.name else f"{row.name}, {told}"
 
 
-def find_wrong_memory(row: Row) -> Iterator[str]:
+def find_wrong_memory(row: EvidenceRow) -> Iterator[str]:
     parts = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_process_bytes")
     inside = [(part, row[part]) for part in parts if row.has(part)]
     if row["device"] == "cuda":
@@ -296,7 +296,7 @@ def find_wrong_memory(row: Row) -> Iterator[str]:
         )
 
 
-def find_wrong_steps(row: Row) -> Iterator[str]:
+def find_wrong_steps(row: EvidenceRow) -> Iterator[str]:
     steps, times = row.steps, row.times
     if not len(steps):
         if row.has("measured_steps"):
@@ -337,7 +337,7 @@ def adds_up(times: Sequence[float], measured_s: float, epochs: int = 1) -> bool:
     return -CLOCKS * whole <= measured_s - whole <= CLOCKS * whole + wait
 
 
-def find_wrong_epochs(row: Row) -> Iterator[str]:
+def find_wrong_epochs(row: EvidenceRow) -> Iterator[str]:
     if not row.has("epoch_time_s", "measured_time_s", "train_images"):
         return
     if row.case.command is not None:  # its steps are its own, and may be unlike
@@ -375,7 +375,7 @@ def find_wrong_learning(evidence: Evidence) -> Iterator[str]:
                     yield f"{row.name}: {name} is {told:.4f}, and {right:.4f} in epochs.csv"
 
 
-def _compare_steps(row: Row) -> Iterator[str]:
+def _compare_steps(row: EvidenceRow) -> Iterator[str]:
     steps = row.steps
     several = row.case.epochs > 1 or row.case.command is not None  # whose warm-up learns too
     if not len(steps) or several or row["status"] != Status.OK:
@@ -390,7 +390,7 @@ def _compare_steps(row: Row) -> Iterator[str]:
             yield f"its accuracy is {row['train_accuracy']:.4f}, and {share:.4f} by its steps"
 
 
-def find_wrong_work(row: Row) -> Iterator[str]:
+def find_wrong_work(row: EvidenceRow) -> Iterator[str]:
     right = FLOP_PER_IMAGE.get((row.case.model, row.case.input, row.case.classes))
     if right and row.has("flop_per_image") and _differ(row["flop_per_image"], right, EXACT):
         yield f"{row['flop_per_image']:.5g} FLOP an image, not {right:.5g}"
@@ -430,7 +430,7 @@ def find_wrong_profiles(evidence: Evidence) -> Iterator[str]:
                 )
 
 
-def find_wrong_proofs(row: Row) -> Iterator[str]:
+def find_wrong_proofs(row: EvidenceRow) -> Iterator[str]:
     label, precision = find_formats(row.case.precision, row.case.opt_level).arithmetic, row.case
     # some layers may round less than the precision says, as cuDNN's grouped ones in tf32
     ran = row["arithmetic"].split("/")
@@ -449,7 +449,7 @@ def find_wrong_proofs(row: Row) -> Iterator[str]:
             yield f"{precision.precision} sets {name}={mode}, and the worker read {flag}"
 
 
-def find_wrong_data(row: Row) -> Iterator[str]:
+def find_wrong_data(row: EvidenceRow) -> Iterator[str]:
     if row.case.dataset == "cifar10" and not row.case.input and row["workload"] == IMAGES:
         for column, right in CIFAR10.items():
             if row.has(column) and row[column] != right:
@@ -542,11 +542,11 @@ CLAIMS = (
 
 # ------------------------------------------------------------------------------------ the verdict
 
-OK, NOTHING, KNOWN, FAULT = "ok", "none", "known", "FAULT"
-"""The results of a check; `NOTHING` if a folder has no data for it."""
+OK, _NOTHING, KNOWN, FAULT = "ok", "none", "known", "FAULT"
+"""The results of a check; `_NOTHING` if a folder has no data for it."""
 
 
-def read_known(sweep: Sweep) -> tuple[Path, dict[str, str]]:
+def read_known(sweep: SweepFolder) -> tuple[Path, dict[str, str]]:
     """Return the file `KNOWN_FAULTS` beside a folder, and what it accepts there: the reason of each
     check. Raises UsageError: it names a check that there is not."""
     place = sweep.path.resolve()
@@ -585,7 +585,7 @@ def validate(folder: Path) -> dict[str, Any]:
         found = {"name": claim.name, "shows": claim.shows, "faults": [*claim.find(evidence)]}
         found["result"] = FAULT if found["faults"] else OK
         if not found["faults"] and claim.need and claim.is_empty(evidence):
-            found |= {"result": NOTHING, "lacks": claim.need.words}
+            found |= {"result": _NOTHING, "lacks": claim.need.words}
         if claim.name in known:
             found["reason"] = f"{known[claim.name]} ({file.name} beside the folder)"
             if found["faults"]:

@@ -11,13 +11,13 @@ from typing import Any
 from bench.base.origin import EXECUTORS
 from bench.results.store.reader import read_beside, read_config
 from bench.results.study.runs import Run, list_runs
-from bench.results.study.sweeps import Sweep, read_sweep
+from bench.results.study.sweeps import SweepFolder, read_sweep
 from bench.schema.case import Case, list_varying
 from bench.schema.record import MEASURED, Step, WorkRow
 
 
 @dataclass(frozen=True)
-class Row:
+class EvidenceRow:
     """A measured row: its name within the folder, its run, and its rows of the ``steps`` and
     ``work`` tables. Its cells are given by column, None for empty numbers."""
 
@@ -52,7 +52,7 @@ class Row:
 class Evidence:
     """The tables and plans of a folder, and its records as they are written."""
 
-    sweep: Sweep
+    sweep: SweepFolder
     runs: list[Run]
     steps: dict[str, list[Step]]
     config: dict[str, Any]
@@ -64,10 +64,10 @@ class Evidence:
         return [run for run in self.runs if run.executor in EXECUTORS]
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[EvidenceRow]:
         """The own rows whose status says that they were measured, without inferred ones."""
         return [
-            Row(self.name(run), run, self.steps.get(run.record_id, ()), work)
+            EvidenceRow(self.name(run), run, self.steps.get(run.record_id, ()), work)
             for run in self.own
             if run.status in MEASURED and not run.inferred
             for work in [self.sweep.work.get(run.record_id, ())]

@@ -46,7 +46,7 @@ from bench.networks.workloads import OWN
 from bench.schema.case import Case, fill_command
 from bench.schema.command import ITEMS, OUT, list_named, list_places, split_command
 from bench.schema.record import MEASURED, EpochRow, Outcome, Status, Step
-from bench.schema.work import Kind, Label, Work
+from bench.schema.work import Label, Work, WorkKind
 from bench.training.counting import join_work
 from bench.training.labels import judge_label
 from bench.training.sources import judge_opened, look_at, name_contents, name_file
@@ -469,7 +469,7 @@ def _describe_work(found: Outcome, case: Case, run: _Run) -> None:
         found.leave_out(why, "labelled_flop_share", "flop_per_image", "step_bytes")
         return
     work = {
-        Label(Kind(kind), operation, format): Work(calls, flop, bytes)
+        Label(WorkKind(kind), operation, format): Work(calls, flop, bytes)
         for kind, operation, format, calls, flop, bytes in sample["work"]
     }
     m.flags = " ".join(f"{name}={value}" for name, value in sample["flags"].items())

@@ -23,7 +23,7 @@ from bench.base.errors import UsageError
 from bench.base.processes import OtherWork, Quota, read_governor, usable_cpus
 from bench.base.progress import watch
 from bench.base.text import parse_bytes
-from bench.machine.gpus import READINGS, Depth, Process
+from bench.machine.gpus import READINGS, Depth, GpuProcess
 from bench.machine.host import (
     describe_card,
     describe_host,
@@ -138,7 +138,7 @@ class Gpu:
 
     card: Card
     lacks: dict[str, str] = field(default_factory=dict)
-    others: tuple[Process, ...] | None = None
+    others: tuple[GpuProcess, ...] | None = None
     throttle: tuple[str, ...] | None = None
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from bench.base.errors import UsageError
 from bench.base.inject import Files, watch
 from bench.base.processes import name_signal
-from bench.networks.data.sources import CLASSES, SHAPE, Shape
+from bench.networks.data.sources import CIFAR10_SHAPE, CLASSES, Shape
 from bench.networks.data.synthetic import parse_shape
 from bench.networks.freezing import normalises_batches
 from bench.networks.models import MODELS, build_model, load_factory, split_model
@@ -113,7 +113,7 @@ def list_requests(cases: Iterable[Case]) -> list[Request]:
 def examine_model(
     name: str,
     kind: str = "model",
-    shape: Shape = SHAPE,
+    shape: Shape = CIFAR10_SHAPE,
     classes: int = CLASSES,
     freezes: Sequence[str] = (),
     starts: Sequence[str] = (),
@@ -209,7 +209,7 @@ def answer(told: Connection, asked: Request) -> None:
     """Send what `examine_model` finds, or what is wrong."""
     case = asked.case
     kind = "model" if case.workload == IMAGES else "workload"
-    shape = SHAPE if case.input is None else parse_shape(case.input)
+    shape = CIFAR10_SHAPE if case.input is None else parse_shape(case.input)
     about = (shape, case.classes or CLASSES, asked.freezes, asked.starts, asked.precisions)
     try:
         told.send(examine_model(case.model, kind, *about))

@@ -26,7 +26,7 @@ from bench.schema.record import EpochRow, KnownResults, Outcome, Status
 from bench.workers.limit import lift_host_limit
 from bench.workers.server import preload
 
-Phase = Literal["warmup", "epoch", "evaluation"]
+WorkerPhase = Literal["warmup", "epoch", "evaluation"]
 """The phases that a worker announces, in this order; the last two once for each epoch."""
 
 _REPORT_EVERY_S = 0.2
@@ -125,7 +125,7 @@ class PhaseEntered:
     """The worker is about to enter ``phase`` and waits for `GO_ON`. ``epoch`` counts from 0: it is
     the epoch that begins or, for an evaluation, the one that has just ended."""
 
-    phase: Phase
+    phase: WorkerPhase
     epoch: int = 0
 
 
@@ -133,7 +133,7 @@ class PhaseEntered:
 class StepTaken:
     """Step ``step`` (from 0) of ``total`` was taken; ``total`` is 0 if unknown."""
 
-    phase: Phase
+    phase: WorkerPhase
     step: int
     total: int
     memory_bytes: int
@@ -170,7 +170,7 @@ class Channel:
         if self._parent:
             self._parent.send(message)
 
-    def enter(self, phase: Phase, epoch: int = 0) -> None:
+    def enter(self, phase: WorkerPhase, epoch: int = 0) -> None:
         self.ask(PhaseEntered(phase, epoch))
 
     def ask(self, message: Message) -> object:
@@ -179,7 +179,7 @@ class Channel:
         return self._parent.recv() if self._parent else GO_ON
 
     def reporter(
-        self, phase: Phase, total: int, held: Callable[[], int], first: int = 0
+        self, phase: WorkerPhase, total: int, held: Callable[[], int], first: int = 0
     ) -> Callable[[int, object], None]:
         """Return what tells of a step now and then, with the memory that is ``held``; ``first`` is
         the number of the phase's first step."""

@@ -20,7 +20,7 @@ from bench.workers.rates import check_rates, describe_rates, find_threads
 GB = 1e9
 
 
-class Level(IntEnum):
+class Severity(IntEnum):
     FINE = 0
     NOTE = 1
     UNBELIEVABLE = 2
@@ -31,29 +31,29 @@ class Remark:
     """A remark on the machine, and the command that fixes it, empty if none is needed. ``numbers``
     is false if it does not affect the numbers that a sweep measures."""
 
-    level: Level
+    level: Severity
     topic: str
     what: str
     fix: str = ""
     numbers: bool = True
 
 
-_fine, _note, _wrong = (partial(Remark, level) for level in Level)
+_fine, _note, _wrong = (partial(Remark, level) for level in Severity)
 
 
 def judge(machine: Machine) -> list[Remark]:
     """Return the remarks on a machine, in the order of the topics, whatever their level."""
     judges = (_judge_torch, _judge_cards, _judge_cpu, _judge_places, _judge_software)
     remarks = [remark for judge in judges for remark in judge(machine)]
-    wrong = {remark.topic for remark in remarks if remark.level is Level.UNBELIEVABLE}
+    wrong = {remark.topic for remark in remarks if remark.level is Severity.UNBELIEVABLE}
     return [*remarks, *_judge_rates(machine, wrong)]
 
 
 def write_warnings(machine: Machine) -> list[str]:
     """Return what a sweep prints before it starts: a line for each problem, the worst first."""
-    found = [f for f in judge(machine) if f.numbers and f.level > Level.FINE]
+    found = [f for f in judge(machine) if f.numbers and f.level > Severity.FINE]
     found.sort(key=lambda finding: -finding.level)
-    words = {Level.NOTE: "note", Level.UNBELIEVABLE: "warning"}
+    words = {Severity.NOTE: "note", Severity.UNBELIEVABLE: "warning"}
     return [f"{words[f.level]}: {clean(f.what)}; {clean(f.fix)}" for f in found]
 
 

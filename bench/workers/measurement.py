@@ -44,9 +44,9 @@ from bench.training.counting import (
 from bench.training.labels import Judgement, Standing, judge_label
 from bench.training.loop import Exchange, Training
 from bench.training.optimizers import learning_rates
-from bench.training.parallel import GradientExchange, Group, Processes, measure_exchange
+from bench.training.parallel import GradientExchange, Processes, ProcessGroup, measure_exchange
 from bench.training.profiling import profile_step
-from bench.training.proof import Setting, prove
+from bench.training.proof import LayerSetting, prove
 from bench.training.sources import judge_process, list_edited
 from bench.training.switches import find_changes, read_switches, write_switches
 from bench.training.timing import find_accelerator, synchronize
@@ -99,7 +99,7 @@ class _Run:
 
     def __init__(self, given: Job, channel: Channel) -> None:
         self.given, self.case, self.channel = given, given.case, channel
-        self.found, self.group = Outcome(), Group()
+        self.found, self.group = Outcome(), ProcessGroup()
         imported, lines = set(sys.modules), watch() if self.case.model not in MODELS else []
         with pause_collection():
             self.device = torch.device(self.case.device)
@@ -448,7 +448,7 @@ def _prove(found: Outcome, training: Training, batches: Supply, case: Case) -> N
     # would choose them again for every layer, or with cudnn_benchmark time them
     looked = 2 if training.device.type == "cpu" else micro_batch(case)
     batch = next(batches.evaluation(looked))
-    setting = Setting(
+    setting = LayerSetting(
         precision,
         training.device,
         count_probed(case),

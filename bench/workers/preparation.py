@@ -19,13 +19,13 @@ from bench.networks.workloads import Workload
 from bench.schema.case import Case, micro_batch, whole_batch
 from bench.training.building import build_training, open_workload, seed_all
 from bench.training.loop import Training
-from bench.training.parallel import GradientExchange, Group
+from bench.training.parallel import GradientExchange, ProcessGroup
 from bench.training.switches import keep_switches
 from bench.training.timing import Warmup, find_accelerator, synchronize, warm_up
 
 
 def set_up(
-    case: Case, folder: str, group: Group | None = None
+    case: Case, folder: str, group: ProcessGroup | None = None
 ) -> tuple[Workload, Supply, Training]:
     """Set the flags, load the data to the device and build the network, ready to train in all
     processes of a ``group``."""

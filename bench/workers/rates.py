@@ -23,7 +23,7 @@ from bench.schema.record import COMPARABLE
 from bench.workers.examination import Machine, Platform
 from bench.workers.server import EndedError, MessageError, call
 
-SECONDS = "BENCH_YARDSTICK_S"
+RATES_VARIABLE = "BENCH_YARDSTICK_S"
 
 _DEFAULT_S = {"cuda": 0.2, "cpu": 0.1}
 _START_S = 120.0  # to load torch and CUDA's libraries from a slow disk
@@ -32,14 +32,16 @@ _SLOWEST = 250  # times the seconds per rate: seven rates or more, and emulated 
 
 def choose_seconds(device: str) -> float:
     """Return how long the tries of each rate may take together, in s; 0 to measure none. Raises
-    UsageError: the variable `SECONDS` is not a number of seconds."""
-    text = os.environ.get(SECONDS, "")
+    UsageError: the variable `RATES_VARIABLE` is not a number of seconds."""
+    text = os.environ.get(RATES_VARIABLE, "")
     try:
         seconds = float(text) if text else _DEFAULT_S[device]
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= 60:
-        raise UsageError(f"{SECONDS}={text}: give seconds for each rate, from 0 to 60; 0: none")
+        raise UsageError(
+            f"{RATES_VARIABLE}={text}: give seconds for each rate, from 0 to 60; 0: none"
+        )
     return seconds
 
 

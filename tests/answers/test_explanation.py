@@ -14,7 +14,7 @@ from bench.answers.explanation import (
     CURES,
     Cause,
     Explanation,
-    Side,
+    StepSide,
     describe,
     explain,
     list_cures,
@@ -22,16 +22,16 @@ from bench.answers.explanation import (
 from bench.profile.breakdown import LEFT_OVER, Ceiling
 from bench.profile.kernels import shorten_kernel
 from bench.profile.rates import Rates, find_emulated, find_halves
-from bench.profile.step import Bound, Profile, Step, Wait
+from bench.profile.step import Bound, Profile, StepWork, Wait
 from bench.results.verdict import Ratio
 from bench.schema.case import Case
 from bench.schema.record import KernelTime, WorkRow, write_kernels
-from bench.schema.work import Kind
+from bench.schema.work import WorkKind
 from tests.planted.steps import CPU_RATES, RATES, divided, make_row, make_side, make_step
 
-PRODUCTS = make_row(Kind.MATMUL, "mm", 10.0, flop=0.45e12, bytes=1e9)
-TRAFFIC = make_row(Kind.ELEMENTWISE, "relu", 10.0, bytes=36e9)
-TINY = make_row(Kind.ELEMENTWISE, "add", 10.0, calls=2000, bytes=1e6)
+PRODUCTS = make_row(WorkKind.MATMUL, "mm", 10.0, flop=0.45e12, bytes=1e9)
+TRAFFIC = make_row(WorkKind.ELEMENTWISE, "relu", 10.0, bytes=36e9)
+TINY = make_row(WorkKind.ELEMENTWISE, "add", 10.0, calls=2000, bytes=1e6)
 
 
 @pytest.mark.parametrize(
@@ -42,12 +42,12 @@ TINY = make_row(Kind.ELEMENTWISE, "add", 10.0, calls=2000, bytes=1e6)
         (make_step(10.5, [TINY]), Bound.LAUNCH),
         (make_step(50.0, [PRODUCTS]), Bound.LAUNCH),
         (make_step(50.0, [PRODUCTS], input_wait=80.0), Bound.LOADER),
-        (make_step(10.5, [make_row(Kind.INPUT, "index", 10.0, bytes=1e9)]), Bound.LOADER),
+        (make_step(10.5, [make_row(WorkKind.INPUT, "index", 10.0, bytes=1e9)]), Bound.LOADER),
         # a kernel that compilation made of several operations was not counted
         (make_step(10.5, [replace(TRAFFIC, flop=None, bytes=None)]), Bound.MEMORY),
     ],
 )
-def test_a_step_is_limited_by_what_most_of_it_is(step: Step, bound: Bound) -> None:
+def test_a_step_is_limited_by_what_most_of_it_is(step: StepWork, bound: Bound) -> None:
     breakdown = divided(step)
     assert breakdown.bound is bound
     share = breakdown.bounds[bound]
@@ -66,11 +66,11 @@ SEVERAL = [replace(TRAFFIC, time_s=6e-3), replace(PRODUCTS, time_s=2e-3)]
         # without measured rates there are shares of waits alone
         (make_step(20.0, [TRAFFIC], rates=Rates()), "mixed (50 % launch-bound, 50 % not known)"),
         # of recurrent layers torch does not tell the FLOP
-        (make_step(12.0, [make_row(Kind.RECURRENT, "_cudnn_rnn", 10.0, bytes=36e9)]),
+        (make_step(12.0, [make_row(WorkKind.RECURRENT, "_cudnn_rnn", 10.0, bytes=36e9)]),
          "mixed (17 % launch-bound, 83 % not known)"),
     ],
 )  # fmt: skip
-def test_a_step_limited_by_several_things_lists_their_shares(step: Step, verdict: str) -> None:
+def test_a_step_limited_by_several_things_lists_their_shares(step: StepWork, verdict: str) -> None:
     breakdown = divided(step)
     assert breakdown.bound is None
     assert breakdown.verdict == verdict
@@ -81,17 +81,17 @@ def test_a_step_limited_by_several_things_lists_their_shares(step: Step, verdict
     [
         # the profiler doubled the gaps: half of what it saw of waiting for batches is left
         (make_step(14.0, [TRAFFIC], profiled_ms=18.0, input_wait=6.0),
-         {Kind.ELEMENTWISE: 10, Wait.INPUT: 3, Wait.IDLE: 1}),
+         {WorkKind.ELEMENTWISE: 10, Wait.INPUT: 3, Wait.IDLE: 1}),
         # on a CPU all is stretched alike
         (make_step(10.0, [TRAFFIC], device="cpu", profiled_ms=12.5),
-         {Kind.ELEMENTWISE: 8, Wait.IDLE: 2}),
+         {WorkKind.ELEMENTWISE: 8, Wait.IDLE: 2}),
         # kernels that take longer than the step are left over
-        (Step(9e-3, [TRAFFIC], RATES, "cuda", profile=Profile(12e-3, 10e-3)),
-         {Kind.ELEMENTWISE: 10, LEFT_OVER: -1}),
+        (StepWork(9e-3, [TRAFFIC], RATES, "cuda", profile=Profile(12e-3, 10e-3)),
+         {WorkKind.ELEMENTWISE: 10, LEFT_OVER: -1}),
     ],
 )  # fmt: skip
 def test_the_time_of_a_step_is_divided_as_the_profile_says(
-    step: Step, parts: dict[str, float]
+    step: StepWork, parts: dict[str, float]
 ) -> None:
     breakdown = divided(step)
     found = {name: 1e3 * time_s for name, time_s in breakdown.parts.items()}
@@ -117,7 +117,7 @@ def compare(
     **after_is: Any,
 ) -> Explanation:
     """Explain a pair of steps, each of rows and so many ms idle."""
-    sides: list[Side] = []
+    sides: list[StepSide] = []
     waits = {name: after_is.pop(name) for name in ("input_wait", "sync_wait") if name in after_is}
     for rows, ms, name in zip((before, after), idle, precisions, strict=True):
         busy = 1e3 * sum(row.time_s or 0 for row in rows)
@@ -134,20 +134,20 @@ def write(found: Explanation) -> str:
     return " ".join(describe(found))
 
 
-MM32 = make_row(Kind.MATMUL, "mm", 12.0, flop=0.6e12, bytes=1e8, **FP32)  # at 50 TFLOP/s
-MM16 = make_row(Kind.MATMUL, "mm", 1.0, flop=0.6e12, bytes=5e7, **FP16)  # at 600 TFLOP/s
-RELU32 = make_row(Kind.ELEMENTWISE, "relu", 8.0, bytes=32e9, **FP32)
-RELU16 = make_row(Kind.ELEMENTWISE, "relu", 4.0, bytes=16e9, **FP16)
-NORM16 = make_row(Kind.NORMALISATION, "cudnn_batch_norm", 5.0, bytes=16e9, **FP16)
-NATIVE = make_row(Kind.NORMALISATION, "native_batch_norm", 16.0, bytes=16e9, format="bfloat16")
+MM32 = make_row(WorkKind.MATMUL, "mm", 12.0, flop=0.6e12, bytes=1e8, **FP32)  # at 50 TFLOP/s
+MM16 = make_row(WorkKind.MATMUL, "mm", 1.0, flop=0.6e12, bytes=5e7, **FP16)  # at 600 TFLOP/s
+RELU32 = make_row(WorkKind.ELEMENTWISE, "relu", 8.0, bytes=32e9, **FP32)
+RELU16 = make_row(WorkKind.ELEMENTWISE, "relu", 4.0, bytes=16e9, **FP16)
+NORM16 = make_row(WorkKind.NORMALISATION, "cudnn_batch_norm", 5.0, bytes=16e9, **FP16)
+NATIVE = make_row(WorkKind.NORMALISATION, "native_batch_norm", 16.0, bytes=16e9, format="bfloat16")
 GROUPS = "3×3, 32 groups of 24→24"
-CONV32 = make_row(Kind.GROUPED, GROUPS, 12.0, flop=0.12e12, bytes=1e9, **FP32)
-CONV16 = make_row(Kind.GROUPED, GROUPS, 9.0, flop=0.12e12, bytes=0.5e9, **FP16)
-SOFTMAX = make_row(Kind.ELEMENTWISE, "_softmax", 6.0, bytes=24e9, **FP32)
-CAST = make_row(Kind.CAST, "_to_copy", 5.0, bytes=20e9, format="float32→float16", calls=160)
-TURN = make_row(Kind.LAYOUT, "clone", 5.0, bytes=20e9, **FP16)
-SMALL32 = make_row(Kind.MATMUL, "mm", 12.0, flop=0.3e12, bytes=1e8, **FP32)
-SMALL16 = make_row(Kind.MATMUL, "mm", 6.0, flop=0.3e12, bytes=5e7, **FP16)
+CONV32 = make_row(WorkKind.GROUPED, GROUPS, 12.0, flop=0.12e12, bytes=1e9, **FP32)
+CONV16 = make_row(WorkKind.GROUPED, GROUPS, 9.0, flop=0.12e12, bytes=0.5e9, **FP16)
+SOFTMAX = make_row(WorkKind.ELEMENTWISE, "_softmax", 6.0, bytes=24e9, **FP32)
+CAST = make_row(WorkKind.CAST, "_to_copy", 5.0, bytes=20e9, format="float32→float16", calls=160)
+TURN = make_row(WorkKind.LAYOUT, "clone", 5.0, bytes=20e9, **FP16)
+SMALL32 = make_row(WorkKind.MATMUL, "mm", 12.0, flop=0.3e12, bytes=1e8, **FP32)
+SMALL16 = make_row(WorkKind.MATMUL, "mm", 6.0, flop=0.3e12, bytes=5e7, **FP16)
 
 # a cause, and what it has of the second step in ms
 PLANTED: dict[str, tuple[Explanation, Cause, float]] = {
@@ -182,8 +182,9 @@ PLANTED: dict[str, tuple[Explanation, Cause, float]] = {
         Cause.CLOCKS, 1.0,
     ),
     "emulated": (
-        compare([make_row(Kind.MATMUL, "mm", 10.0, flop=2e9, bytes=1e6, **FP32)],
-                [make_row(Kind.MATMUL, "mm", 1000.0, flop=2e9, bytes=5e5, **FP16)], device="cpu"),
+        compare([make_row(WorkKind.MATMUL, "mm", 10.0, flop=2e9, bytes=1e6, **FP32)],
+                [make_row(WorkKind.MATMUL, "mm", 1000.0, flop=2e9, bytes=5e5, **FP16)],
+                device="cpu"),
         Cause.EMULATED, 1000.0,
     ),
 }  # fmt: skip
@@ -261,7 +262,7 @@ def test_a_step_gains_at_most_its_measured_time_over_the_least_of_the_other() ->
 
 
 def test_what_a_cache_made_faster_than_copies_has_its_own_time_in_the_bound() -> None:
-    cached = make_row(Kind.ELEMENTWISE, "relu", 0.8, bytes=4e9, **FP16)
+    cached = make_row(WorkKind.ELEMENTWISE, "relu", 0.8, bytes=4e9, **FP16)
     found = compare([RELU32], [cached], idle=(0.0, 1.0))
     # 8 ms of 32 GB at 4 TB/s, and 0.8 of 4, which take 1.8 with the start
     assert found.ceiling.speedup == pytest.approx(10)
@@ -284,12 +285,12 @@ def test_what_beats_the_yardstick_has_no_bound(row: WorkRow, rates: Rates) -> No
 @pytest.mark.parametrize(
     ("kind", "cause", "reach"),
     [
-        (Kind.CONVOLUTION_1X1, Cause.PRODUCTS, "machine reaches 300"),
-        (Kind.MATMUL, Cause.EMULATED, "machine reaches 1.3"),
+        (WorkKind.CONVOLUTION_1X1, Cause.PRODUCTS, "machine reaches 300"),
+        (WorkKind.MATMUL, Cause.EMULATED, "machine reaches 1.3"),
     ],
 )
 def test_convolutions_on_a_cpu_are_judged_by_what_convolutions_reach(
-    kind: Kind, cause: Cause, reach: str
+    kind: WorkKind, cause: Cause, reach: str
 ) -> None:
     convolutions = {"float32": 100e9, "bfloat16": 300e9}
     rates = Rates({"float32": 141e9, "bfloat16": 1.3e9}, 11e9, 2e-6, convolutions)
@@ -311,7 +312,7 @@ def test_a_format_is_emulated_by_one_rule(share: float, cpu: bool | None, gpu: b
     for device, known in (("cpu", cpu), ("cuda", gpu)):
         rates = Rates({"float32": 100e9, "bfloat16": share * 100e9}, 11e9, 2e-6)
         before, after = (
-            make_row(Kind.MATMUL, "mm", 2000.0, flop=2e9, bytes=1e7, format=format)
+            make_row(WorkKind.MATMUL, "mm", 2000.0, flop=2e9, bytes=1e7, format=format)
             for format in ("float32", "bfloat16")
         )
         precisions = ("fp32", "bf16-amp")
@@ -349,7 +350,7 @@ def test_only_what_the_case_can_have_and_has_not_is_advised() -> None:
 
 # ------------------------------------------------------------------------------------- properties
 
-KINDS, OPERATIONS = st.sampled_from(list(Kind)), st.sampled_from(["one", "two", "three"])
+KINDS, OPERATIONS = st.sampled_from(list(WorkKind)), st.sampled_from(["one", "two", "three"])
 TIMES = st.none() | st.floats(1e-7, 0.1)
 AMOUNTS = st.none() | st.floats(0, 1e13)
 
@@ -367,7 +368,7 @@ def rows(draw: st.DrawFn, formats: Sequence[str]) -> list[WorkRow]:
 @st.composite
 def steps(
     draw: st.DrawFn, formats: Sequence[str] = ("float32", "float16", "float32→float16")
-) -> Step:
+) -> StepWork:
     wall = draw(st.floats(1e-4, 1.0))
     share = st.floats(0, 1)
     busy = wall * draw(share)
@@ -376,11 +377,11 @@ def steps(
     profile = Profile(wall, busy, waits, (gaps - waits) * draw(share))
     device = draw(st.sampled_from(["cpu", "cuda"]))
     rates = draw(st.sampled_from([RATES, CPU_RATES, Rates()]))
-    return Step(draw(st.floats(1e-4, 1.0)), draw(rows(formats)), rates, device, profile=profile)
+    return StepWork(draw(st.floats(1e-4, 1.0)), draw(rows(formats)), rates, device, profile=profile)
 
 
 @given(steps())
-def test_parts_add_up_to_the_step(step: Step) -> None:
+def test_parts_add_up_to_the_step(step: StepWork) -> None:
     breakdown = divided(step)
     assert sum(breakdown.parts.values()) + breakdown.left_over_s == pytest.approx(step.step_s)
     assert all(time_s >= 0 for time_s in breakdown.parts.values())
@@ -394,7 +395,7 @@ def test_parts_add_up_to_the_step(step: Step) -> None:
     st.sampled_from(["fp32", "tf32", "fp16", "bf16-amp", "fp8"]),
 )
 def test_changes_add_up_to_the_difference_and_reasons_to_the_steps(
-    before: Step, after: Step, precision: str
+    before: StepWork, after: StepWork, precision: str
 ) -> None:
     a, b = make_side("fp32", before), make_side(precision, after, sm_clock_mhz=1000.0)
     a = replace(a, sm_clock_mhz=2000.0)

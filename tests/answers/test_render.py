@@ -17,9 +17,9 @@ from bench.answers.render.table import (
     Cell,
     Document,
     Head,
-    Level,
     NextStep,
     Notice,
+    Prominence,
     Table,
 )
 from bench.answers.render.text import WIDTH, draw, draw_table, make_plain
@@ -27,7 +27,7 @@ from bench.answers.render.text import WIDTH, draw, draw_table, make_plain
 
 def make(**parts: Any) -> Document:
     """A document of parts that are given."""
-    opening = tuple(table for table in parts["tables"] if table.level is not Level.DETAIL)
+    opening = tuple(table for table in parts["tables"] if table.level is not Prominence.DETAIL)
     return cast(Document, SimpleNamespace(constants=(), opening=opening, **parts))
 
 
@@ -62,7 +62,7 @@ def documents(draw_from: st.DrawFn) -> Document:
         cells = st.tuples(*(WORDS.map(Cell) for _ in heads))
         rows = tuple(take(3, cells)) * draw_from(st.sampled_from([1, 1, 40]))
         groups = dict.fromkeys(range(0, len(rows), 3), "group")
-        level = draw_from(st.sampled_from(list(Level)))
+        level = draw_from(st.sampled_from(list(Prominence)))
         return Table("t", draw_from(WORDS), heads, rows, (), groups, tuple(take(3)), level)
 
     notices = st.builds(Notice, st.text(min_size=1, max_size=50), WORDS, WORDS, WORDS)
@@ -91,7 +91,10 @@ def make_document(**parts: Any) -> Document:
     given: dict[str, Any] = {
         "answers": (Answer("", ("It is fast.",)),),
         "warnings": (),
-        "tables": (table, Table("b", "Beside", table.heads, table.rows, (), level=Level.TABLE)),
+        "tables": (
+            table,
+            Table("b", "Beside", table.heads, table.rows, (), level=Prominence.TABLE),
+        ),
         "next_step": None,
     }
     given |= {"title": "t", "subject": "t: A card", "notes": (), "outcomes": "1 run: 1 ok."}
@@ -104,7 +107,7 @@ def test_doubts_with_one_remedy_are_one_line_and_three_are_shown() -> None:
         Notice("Noisy", "found", fix, "6 of 18 runs"),
         Notice("Throttled", "found", "Improve the cooling.", "1 of 18 runs"),
         Notice("Spread", "found", fix),
-        Notice("Extrapolated", "found", "Use --fraction 1.", level=Level.DETAIL),
+        Notice("Extrapolated", "found", "Use --fraction 1.", level=Prominence.DETAIL),
         *(Notice(f"N{i}", "found", f"Use --flag {i}.") for i in range(3)),
     ]
     lines = screen_of(make_document(warnings=tuple(notices))).splitlines()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bench.advise.__main__ import main
-from bench.advise.advisor import Answer
+from bench.advise.advisor import Advice
 from bench.advise.findings import Findings, change, list_changes, list_levers
 from bench.answers.advice import parse_budget
 from bench.base.errors import UsageError
@@ -140,7 +140,7 @@ def test_what_rests_on_a_doubted_run_may_be_chance(doubted: int | None, tmp_path
     for row in measured.rows:
         findings.add(row.case, row)
     command = "python -m bench.advise --budget=90s --model dpn92"
-    said = [*Answer(findings, {}, tmp_path, command, runs=read_runs([measured])).write()]
+    said = [*Advice(findings, {}, tmp_path, command, runs=read_runs([measured])).write()]
     chance = ["which may be chance" in line for line in said if "× (" in line]
     assert chance == {64: [False, True], 32: [True, True], None: [False, False]}[doubted]
     warned = [line for line in said if line.startswith("! ")]
@@ -157,7 +157,7 @@ def test_what_follows_from_a_change_is_no_change() -> None:
 
 
 def answer(findings: Findings) -> list[str]:
-    return list(Answer(findings, {}, Path("results/x"), "").write())
+    return list(Advice(findings, {}, Path("results/x"), "").write())
 
 
 def test_of_a_setting_its_longest_runs_count() -> None:

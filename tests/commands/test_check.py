@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.check import findings
-from bench.check.__main__ import LEAST_STEPS, choose_cases, main
+from bench.check.__main__ import FEWEST_CHECKED, choose_cases, main
 from bench.check.checks import (
     CHECKS,
     Check,
@@ -460,7 +460,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(asked: None, images: Path) -> Run:
     def run(*flags: str, model: str) -> int:
-        common = ["--device", "cpu", "--batch-size", "16", "--steps", str(LEAST_STEPS)]
+        common = ["--device", "cpu", "--batch-size", "16", "--steps", str(FEWEST_CHECKED)]
         common += ["--data-dir", str(images), "--budget", "1h"]
         own = ["--model", model, "--dataset", "synthetic"] if model else []
         return main(join_flags(common, own, flags))

@@ -15,7 +15,7 @@ import pytest
 
 from bench.compare.__main__ import main
 from bench.results.study.quantities import METRICS
-from bench.results.verdict import Claim, Verdict
+from bench.results.verdict import EquivalenceVerdict, Verdict
 from bench.schema.case import Case, spell_value
 from bench.schema.record import Record, Status
 from tests.planted.comparisons import (
@@ -125,7 +125,9 @@ def test_every_verdict_is_found_somewhere() -> None:
     found = " ".join(planted.finds for planted in COMPARISONS.values())
     words = {metric.word(verdict) for metric in METRICS.values() for verdict in Verdict}
     assert {
-        word for word in (*words, *(claim.value for claim in Claim)) if word not in found
+        word
+        for word in (*words, *(claim.value for claim in EquivalenceVerdict))
+        if word not in found
     } == set()
 
 

@@ -20,11 +20,11 @@ from bench.machine.nvml import NvmlProblem
 from bench.schema.precision import Apex, find_apex
 from bench.schema.record import Environment
 from bench.workers.examination import Cpu, Machine, Platform, describe
-from bench.workers.judgement import Level, Remark, judge, write_warnings
+from bench.workers.judgement import Remark, Severity, judge, write_warnings
 from tests.machines_for_tests import GPU, RECORDINGS, FakeNvml, read_machine
 from tests.pytest_for_tests import Capture, Patch
 
-FINE, NOTE, UNBELIEVABLE = Level
+FINE, NOTE, UNBELIEVABLE = Severity
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def matter(machine: Machine) -> dict[str, Remark]:
 
 # -------------------------------------------------------------------------------- what is said
 
-SAID: dict[str, dict[str, tuple[Level, str, str]]] = {
+SAID: dict[str, dict[str, tuple[Severity, str, str]]] = {
     "healthy": {},
     "steal": {
         "images": (NOTE, "CIFAR-10 is not in", "--dataset synthetic"),
@@ -102,7 +102,9 @@ def test_a_recorded_machine(name: str, tmp_path: Path, monkeypatch: Patch, capsy
         (0, 0.06, UNBELIEVABLE),
     ],
 )
-def test_how_busy_is_too_busy(healthy: Machine, others: float, steal: float, level: Level) -> None:
+def test_how_busy_is_too_busy(
+    healthy: Machine, others: float, steal: float, level: Severity
+) -> None:
     """Of 16 cores."""
     busy = replace(healthy, cpu=replace(healthy.cpu, others=others, steal=steal))
     assert max(f.level for f in judge(busy) if f.topic == "CPU") is level
@@ -140,7 +142,7 @@ CPU_BUILD = {"cuda": Platform(Environment(torch="2.13.0+cpu"), error=REFUSED)}
     ids=lambda value: str(value)[:40],
 )
 def test_each_lack_has_its_fix(
-    healthy: Machine, topic: str, level: Level, what: str, fix: str, change: dict[str, Any]
+    healthy: Machine, topic: str, level: Severity, what: str, fix: str, change: dict[str, Any]
 ) -> None:
     gone = {"gpus": ()} if topic == "driver" else {}
     finding = matter(replace(healthy, **gone, **change))[topic]

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from bench import export as command
-from bench.export import Point, Run, read_runs
+from bench.export import TrackedPoint, TrackedRun, read_runs
 from bench.results.store.table import RECORDS
 from bench.results.store.writer import Store
-from bench.results.study.sweeps import Sweep, read_sweep
+from bench.results.study.sweeps import SweepFolder, read_sweep
 from bench.schema.case import AXES, Case
 from bench.schema.record import MEASURED, EpochRow, Record, Status, Step
 from tests.planted.records import make_run
@@ -232,10 +232,10 @@ def test_every_outcome_arrives(arrived: dict[str, Seen]) -> None:
     assert len(bad["notes"]) == 5000
 
 
-class Deadly(list[Point]):
+class Deadly(list[TrackedPoint]):
     """Points of which the third is never reached."""
 
-    def __iter__(self) -> Iterator[Point]:
+    def __iter__(self) -> Iterator[TrackedPoint]:
         yield from self[:2]
         raise KeyboardInterrupt
 
@@ -247,7 +247,7 @@ def test_interrupted_within_a_record_it_is_mended_and_again_nothing_is_doubled(
     records = [measure(name, repeat=n) for n, name in enumerate(("a1", "b2", "c-3_"), 1)]
     sweep, out = write_sweep(tmp_path / "sweep", *records), tmp_path / "out"
 
-    def read_and_die(sweep: Sweep, known: set[str]) -> Iterator[Run]:
+    def read_and_die(sweep: SweepFolder, known: set[str]) -> Iterator[TrackedRun]:
         for run in read_runs(sweep, known):
             yield replace(run, points=Deadly(run.points)) if run.record_id == "b2" else run
 

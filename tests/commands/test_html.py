@@ -17,7 +17,7 @@ from PIL import Image
 
 from bench.report.__main__ import main as write
 from bench.report.document import build
-from bench.report.figures import COLOURS, HELD, KINDS, Panel, draw, find_frontier, list_panels
+from bench.report.figures import COLOURS, DRAWINGS, HELD, Panel, draw, find_frontier, list_panels
 from bench.results.study.sweeps import read_sweeps
 from bench.schema.case import Case
 from tests.planted.records import ROOT, ran
@@ -311,7 +311,7 @@ def test_a_mark_tells_repeats_warnings_and_what_is_recommended() -> None:
         (panel,) = list_panels(report)
         chosen = {(c.precision, c.batch_size) for c in panel.cases if c.cell in panel.chosen}
         assert chosen == {ringed[folder]}
-        for kind in KINDS:
+        for kind in DRAWINGS:
             (ax,) = draw(kind, [panel], 1, str).axes
             lines = ax.get_lines()
             assert len([x for x in lines if x.get_markersize() == 15]) == 1
@@ -326,13 +326,13 @@ def test_repeats_that_agree_to_the_last_digit_have_a_bar_of_no_length(tmp_path: 
     """The reciprocal of the reciprocal of their images/s is another number."""
     rows = [row for size in (64, 128) for row in ran(Case(batch_size=size), (3.3, 3.3, 3.3))]
     (panel,) = list_panels(read_report(tmp_path, rows))
-    (ax,) = draw(KINDS[0], [panel], 1, str).axes
+    (ax,) = draw(DRAWINGS[0], [panel], 1, str).axes
     assert len(ax.containers) == 2
 
 
 def test_every_batch_size_has_a_tick_and_a_baseline_its_line(tmp_path: Path) -> None:
     def list_ticks(panel: Panel) -> list[str]:
-        (ax,) = draw(KINDS[0], [panel], 1, str).axes
+        (ax,) = draw(DRAWINGS[0], [panel], 1, str).axes
         assert [*ax.get_xticks()] == sorted({c.batch_size for c in panel.cases})
         return [label.get_text() for label in ax.get_xticklabels()]
 
@@ -343,7 +343,7 @@ def test_every_batch_size_has_a_tick_and_a_baseline_its_line(tmp_path: Path) -> 
     (panel,) = list_panels(read_report(tmp_path, rows))
     assert list_ticks(panel) == [str(size) if size != 129 else "" for size in sizes]
     (panel,) = list_panels(build(read_sweeps([H100])))
-    (ax,) = draw(KINDS[0], [panel], 1, str).axes
+    (ax,) = draw(DRAWINGS[0], [panel], 1, str).axes
     tf32 = [x for x in ax.get_lines() if x.get_color() == COLOURS["tf32"][0]]
     assert max(len(x.get_xdata()) for x in tf32) == 2
 

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.report.__main__ import FORMATS, main
+from bench.report.__main__ import REPORT_FORMATS, main
 from bench.results.store.table import write_lines
 from bench.schema.case import Case
 from bench.schema.record import Status
@@ -82,7 +82,7 @@ def test_bad_input_is_one_line_and_rc_2(
 
 def test_a_folder_without_rows_yet_is_no_error(tmp_path: Path, report: Run) -> None:
     folder = write_sweep(tmp_path / "new", [])
-    for format in FORMATS:
+    for format in REPORT_FORMATS:
         code, out, err = report(folder, "--format", format)
         assert (code, err) == (0, "")
         assert format != "text" or "No run has ended here yet." in out

@@ -21,8 +21,8 @@ from bench.results.scale_map import (
     HEADROOM,
     MAP,
     Fate,
+    GradientKind,
     Gradients,
-    Kind,
     ScaleCase,
     ScaledTraining,
     ScaleMap,
@@ -37,7 +37,14 @@ from bench.scales.document import (
     summarize_scale_map,
     tabulate_scale_map,
 )
-from bench.scales.gradients import KINDS, LIMITS, Counter, attach, list_kept, round_gradients
+from bench.scales.gradients import (
+    GRADIENT_KINDS,
+    LIMITS,
+    GradientCounter,
+    attach,
+    list_kept,
+    round_gradients,
+)
 from tests.asked_for_tests import ask_once
 from tests.pytest_for_tests import Capture, Patch
 from tests.scales_for_tests import BATCH, answer, dataset, network
@@ -67,9 +74,9 @@ def exact_fate(value: float, scale: float, format: str) -> Fate:
 
 def count(values: Tensor, format: str, scale: float) -> Tally:
     """The fates of ``values``, as the map counts them."""
-    counter = Counter(1, FORMATS[format][0], [scale], 1, [1], torch.device("cpu"))
+    counter = GradientCounter(1, FORMATS[format][0], [scale], 1, [1], torch.device("cpu"))
     counter.step = 1
-    counter(0, Kind.OUTPUT, values)
+    counter(0, GradientKind.OUTPUT, values)
     return Tally(*counter.fates[0, 0, 0, 0].tolist())
 
 
@@ -144,8 +151,8 @@ def test_a_planted_window_is_found() -> None:
     """0.1 / 4 x 2^-20 is below 2^-25 and twice that is not; 0.9 x 2^-20 x 2^37 is above 65520."""
     case = answer()
     assert case.layers == ("head",)
-    assert case.share(Fate.FLUSHED, 1.0, Kind.OUTPUT) == 0.9
-    assert case.share(Fate.FLUSHED, 1.0, Kind.WEIGHT) == 0.0
+    assert case.share(Fate.FLUSHED, 1.0, GradientKind.OUTPUT) == 0.9
+    assert case.share(Fate.FLUSHED, 1.0, GradientKind.WEIGHT) == 0.0
     assert case.lost(1.0) == 0.9
     assert case.lost(2.0) == 0.0
     window = find_window(case)
@@ -156,8 +163,8 @@ def test_a_planted_window_is_found() -> None:
     assert min(case.overflows) == 2.0**37
     assert case.overflows[2.0**37] == 1
     # of the outputs 0.9 / 4 x 2^-20 overflows two powers of two later
-    assert case.share(Fate.OVERFLOWED, 2.0**38, Kind.OUTPUT) == 0.0
-    assert case.share(Fate.OVERFLOWED, 2.0**39, Kind.OUTPUT) == 0.1
+    assert case.share(Fate.OVERFLOWED, 2.0**38, GradientKind.OUTPUT) == 0.0
+    assert case.share(Fate.OVERFLOWED, 2.0**39, GradientKind.OUTPUT) == 0.1
     assert case.peaks == pytest.approx([0.9 * 2.0**-20] * 3, rel=1e-3)
     counted = sum(sum(vars(g.tally).values()) for g in case.gradients)
     assert counted == (BATCH * 10 + 20) * len(case.scales) * len(case.at)
@@ -183,8 +190,8 @@ def test_what_a_workload_keeps_in_fp32_is_not_rounded() -> None:
     for keeps in (lambda m: isinstance(m, nn.LayerNorm), lambda m: m is model[0]):
         assert list_kept(model, "fp16", keeps) == [True, False]
     look, value = round_gradients([True, False], torch.float16), torch.tensor([1 + 2.0**-20])
-    assert look(0, Kind.WEIGHT, value) is None
-    assert look(1, Kind.WEIGHT, value) == 1.0
+    assert look(0, GradientKind.WEIGHT, value) is None
+    assert look(1, GradientKind.WEIGHT, value) == 1.0
 
 
 def test_the_trace_of_a_dynamic_scale() -> None:
@@ -226,7 +233,7 @@ def make_case(
     gradients = tuple(
         Gradients(1, s, "conv", kind, Tally(7, n, 0, 1000 - n))
         for s, n in zip(scales, lost, strict=True)
-        for kind in KINDS
+        for kind in GRADIENT_KINDS
     )
     case = ScaleCase(
         model="dpn-small", dataset="synthetic", precision="fp16", batch_size=128, lr=0.01, seed=0,
@@ -359,7 +366,7 @@ def make_layers(*shares: tuple[Tally, ...], **settings: Any) -> ScaleCase:
     scales = tuple(2.0**k for k in range(len(shares[0])))
     names = ("stem", "head", "pool")[: len(shares)]
     gradients = tuple(
-        Gradients(1, scale, name, Kind.OUTPUT, tally)
+        Gradients(1, scale, name, GradientKind.OUTPUT, tally)
         for name, tallies in zip(names, shares, strict=True)
         for scale, tally in zip(scales, tallies, strict=True)
     )

@@ -22,7 +22,7 @@ from bench.results.store.reader import read_beside, read_records, read_rows
 from bench.results.store.rows import latest, read_history
 from bench.schema.case import Case
 from bench.schema.flags import join_flags
-from bench.schema.goals import METRICS, Halving, read_halving
+from bench.schema.goals import SEARCH_METRICS, Halving, read_halving
 from bench.schema.grid import grid
 from bench.schema.optimization import OPTIMIZERS
 from bench.schema.record import EpochRow, Outcome
@@ -108,7 +108,7 @@ class Rungs:
 def halvings(draw: st.DrawFn) -> Halving:
     epochs = draw(st.integers(2, 30))
     return Halving(
-        draw(st.sampled_from(list(METRICS))),
+        draw(st.sampled_from(list(SEARCH_METRICS))),
         epochs,
         grace=draw(st.integers(1, epochs - 1)),
         reduction=draw(st.integers(2, 5)),

@@ -39,7 +39,7 @@ from bench.sweep import __main__ as sweep
 from bench.sweep import execution, preflight
 from bench.sweep.options import Options, parse_arguments, plan_cases
 from bench.workers import examination as machine
-from bench.workers.executors import Images
+from bench.workers.executors import ImageRequest
 from tests import fake_executor as fake
 from tests.fake_executor import FakeExecutor
 from tests.planted.records import ROOT
@@ -462,9 +462,9 @@ def test_what_does_not_change_numbers_may_differ(out: Path, host: Callable[..., 
 
 def test_other_images_are_not_mixed(out: Path, monkeypatch: Patch, capsys: Capture) -> None:
     run(out, "8")
-    plain = Images.prepare
+    plain = ImageRequest.prepare
     monkeypatch.setattr(
-        Images, "prepare", lambda images: replace(plain(images), fingerprint="feedface")
+        ImageRequest, "prepare", lambda images: replace(plain(images), fingerprint="feedface")
     )
     run(out, "8", rc=2)
     assert "dataset_fingerprint was" in capsys.readouterr().err

@@ -27,9 +27,9 @@ LATE = {"cudnn_benchmark": True, "finished_at": "2026-11-29T10:00:30.000Z"}
 
 
 def judge(name: str, *changes: dict[str, Any], **about: Any) -> str:
-    (check,) = (check for check in trust.CHECKS if check.name == name)
+    (check,) = (check for check in trust.EXPECTATIONS if check.name == name)
     told = {"printed": "", "codes": [0], "device": "cuda", "uuid": None, **about}
-    return check.judge(trust.Seen([Row(OK | change) for change in changes], **told))
+    return check.judge(trust.Observed([Row(OK | change) for change in changes], **told))
 
 
 @pytest.mark.parametrize(
@@ -109,5 +109,5 @@ def test_a_killed_rank_and_an_interrupted_case_on_a_cpu(monkeypatch: Patch, tmp_
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
     words = trust.choose_words("cpu", shared=False)
     for name in ("killed rank", "interrupted"):
-        (check,) = (check for check in trust.CHECKS if check.name == name)
+        (check,) = (check for check in trust.EXPECTATIONS if check.name == name)
         assert trust.run_check(check, words, tmp_path, None) == ""

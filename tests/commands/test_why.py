@@ -13,7 +13,7 @@ import pytest
 
 from bench.answers.explanation import describe
 from bench.answers.step_time import explain_pairs
-from bench.profile.step import Step
+from bench.profile.step import StepWork
 from bench.profile.timeline import read_trace
 from bench.results.store.reader import read_records
 from bench.results.store.writer import Store
@@ -21,7 +21,7 @@ from bench.results.study.axes import find_varying
 from bench.results.study.profiled import read_steps
 from bench.results.study.sweeps import read_sweeps
 from bench.schema.case import Case
-from bench.schema.work import Kind
+from bench.schema.work import WorkKind
 from bench.sweep.__main__ import main as sweep_main
 from bench.training.profiling import MOST
 from bench.why import main
@@ -32,23 +32,25 @@ from tests.planted.steps import make_profiled, make_row, make_step, write_profil
 from tests.pytest_for_tests import Capture
 
 
-def make_network(precision: str, times: float = 1.0, idle: float = 2.0) -> Step:
+def make_network(precision: str, times: float = 1.0, idle: float = 2.0) -> StepWork:
     """A step of a network in fp32 or fp16, its work so many times that of batch size 128."""
     low = precision == "fp16"
     format, size = ("float16", 0.5) if low else ("float32", 1.0)
     rows = [
         make_row(
-            Kind.MATMUL, "mm", (5.0 if low else 60.0) * times,
+            WorkKind.MATMUL, "mm", (5.0 if low else 60.0) * times,
             format=format, flop=3e12 * times, bytes=4e9 * size * times,
         ),
         make_row(
-            Kind.NORMALISATION, "native_batch_norm", (10.0 if low else 18.0) * times,
+            WorkKind.NORMALISATION, "native_batch_norm", (10.0 if low else 18.0) * times,
             format=format, bytes=64e9 * size * times,
         ),
     ]  # fmt: skip
     if low:
         rows.append(
-            make_row(Kind.CAST, "_to_copy", 3.0, format="float32→float16", bytes=12e9, calls=160)
+            make_row(
+                WorkKind.CAST, "_to_copy", 3.0, format="float32→float16", bytes=12e9, calls=160
+            )
         )
     busy = sum(1e3 * (row.time_s or 0) for row in rows)
     return make_step(busy + idle, rows)

@@ -34,7 +34,7 @@ from bench.schema.precision import (
 from bench.schema.record import Outcome, Status
 from bench.training.loop import Training, train_epoch
 from bench.training.optimizers import learning_rates
-from bench.training.proof import Setting, prove
+from bench.training.proof import LayerSetting, prove
 from bench.training.timing import StepClock
 from bench.workers.epochs import read_reserved
 from bench.workers.examination import Platform, probe
@@ -131,7 +131,7 @@ def test_proof(name: str, platform: Platform) -> None:
     precision, device = PRECISIONS[name], torch.device("cuda")
     training = Training(Case(precision=name), build_model("dpn26"), device, Workload())
     images = torch.randn(2, 3, 32, 32, device=device)
-    proof = prove(Setting(precision, device, 512), lambda: training.compute(images), 2)
+    proof = prove(LayerSetting(precision, device, 512), lambda: training.compute(images), 2)
     print(*proof.findings, sep="\n")
     assert proof.contradicts(precision) == ""
 
@@ -141,7 +141,7 @@ def test_tf32_left_on_under_an_fp32_label_is_caught(platform: Platform) -> None:
     set_flags(PRECISIONS["tf32"])
     device = torch.device("cuda")
     model, images = build_model("dpn26").to(device), torch.randn(2, 3, 32, 32, device=device)
-    proof = prove(Setting(PRECISIONS["fp32"], device, 512), lambda: model(images), 2)
+    proof = prove(LayerSetting(PRECISIONS["fp32"], device, 512), lambda: model(images), 2)
     set_flags(PRECISIONS["fp32"])
     assert "labelled fp32" in str(proof.contradicts(PRECISIONS["fp32"]))
 

@@ -17,7 +17,7 @@ import pytest
 from bench.base.errors import UsageError
 from bench.base.processes import list_children, read_cpu_time
 from bench.machine import gpus as gpu
-from bench.machine.gpus import CombinedDevice, Depth, Host, Process, Reading, Unreadable
+from bench.machine.gpus import CombinedDevice, Depth, GpuProcess, HostReadings, Reading, Unreadable
 from bench.machine.nvml import (
     EFFECTS,
     OF_WHOLE,
@@ -128,7 +128,7 @@ def test_a_card_that_cannot_be_opened_is_unseen_and_nvml_is_shut_down():
     assert isinstance(device, Unreadable)
     assert device.why("energy_j") == "NVML: Not Found"
     assert nvml.open == 0
-    assert type(open_device(None)) is Host
+    assert type(open_device(None)) is HostReadings
 
 
 CALLS = {
@@ -385,7 +385,7 @@ def test_cuda_visible_devices(visible, chosen):
 
 
 def test_a_host_without_a_worker_and_after_it(child):
-    host = Host()
+    host = HostReadings()
     assert read(host).process_bytes is None
     host.watch(os.getpid())  # with the child, found at an edge
     together = read(host, Depth.EDGE).process_bytes
@@ -422,7 +422,7 @@ def test_several_cards_are_read_as_one():
     assert reading.sm_clock_mhz == 1400
     assert reading.process_bytes == 5
     assert reading.throttle == ("board limit", "sync boost")
-    assert reading.others == (Process(3),)
+    assert reading.others == (GpuProcess(3),)
     assert cards.why("temperature_c") == "no sensor"
 
 
@@ -471,7 +471,7 @@ def test_pages_that_processes_share_are_counted_once(monkeypatch):
     with subprocess.Popen(command, **pipes, start_new_session=True) as process:
         try:
             process.stdout.readline()
-            host, untold = Host(), Host()
+            host, untold = HostReadings(), HostReadings()
             host.watch(process.pid)
             process.stdin.write(b"\n")
             process.stdin.flush()

@@ -23,7 +23,7 @@ from bench.profile.rates import CALL, RATES, Tries, Yardstick, read_tries
 from bench.schema.precision import Arithmetic
 from bench.schema.record import Environment, Measurement, Outcome, Status, WorkRow, read_missing
 from bench.sweep.__main__ import main as sweep
-from bench.training.counting import Counter
+from bench.training.counting import WorkCounter
 from bench.training.timing import ACCELERATORS
 from bench.training.yardstick import (
     FEWEST_TRIES,
@@ -41,7 +41,7 @@ from bench.workers.executors.subprocess import SubprocessExecutor
 from bench.workers.fingerprint import Fingerprint
 from bench.workers.judgement import judge
 from bench.workers.rates import (
-    SECONDS,
+    RATES_VARIABLE,
     check_rates,
     describe_rates,
     measure_machine,
@@ -60,7 +60,7 @@ def test_tasks_are_of_the_flop_they_are_said_to_be(arithmetic: Arithmetic) -> No
         make_product(arithmetic, CPU, 64),
         *(make_convolution(arithmetic, CPU, window, channels=8, images=2) for window in (1, 3)),
     ):
-        with Counter() as counter:
+        with WorkCounter() as counter:
             task.action()
         assert {label.format for label in counter.work} == {arithmetic}
         assert sum(work.flop for work in counter.work.values()) == task.amount
@@ -69,7 +69,7 @@ def test_tasks_are_of_the_flop_they_are_said_to_be(arithmetic: Arithmetic) -> No
 
 def test_a_copy_is_read_and_written() -> None:
     task = make_copy(CPU)
-    with Counter() as counter:
+    with WorkCounter() as counter:
         task.action()
     assert sum(work.bytes for work in counter.work.values()) == task.amount
 
@@ -186,7 +186,7 @@ def answer_rates(monkeypatch: Patch, found: Yardstick) -> list[str]:
         asked.append(device)
         return found
 
-    monkeypatch.setenv(SECONDS, "0.01")
+    monkeypatch.setenv(RATES_VARIABLE, "0.01")
     monkeypatch.setattr(SubprocessExecutor, "rate", rate)
     return asked
 
@@ -199,7 +199,7 @@ def read_rows(out: Path) -> list[dict[str, str]]:
 def test_a_sweep_measures_once_and_only_where_it_runs_something(
     tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
-    monkeypatch.setenv(SECONDS, "0.01")
+    monkeypatch.setenv(RATES_VARIABLE, "0.01")
     run_sweep(tmp_path / "a", "--precision", "fp32", "bf16-amp")
     said = capsys.readouterr().err
     assert said.count("the CPU: float32 products ") == 1
@@ -259,7 +259,7 @@ def test_the_doctor_measures_anew(tmp_path: Path, monkeypatch: Patch) -> None:
     about = Platform(Environment(**{**DEVICE, "torch": "2.13.0"}))
     machine = replace(recorded, devices={"cpu": about}, models={})
     found = Yardstick({"rate_float32": 2e12, "rate_copy": 1e9}, tries={"rate_copy": Tries(3)})
-    monkeypatch.setenv(SECONDS, "0.2")
+    monkeypatch.setenv(RATES_VARIABLE, "0.2")
     monkeypatch.setattr("bench.workers.rates.measure_rates", lambda *_: found)
     examined = measure_machine(machine)
     assert examined.yardsticks == {"cpu": found}
@@ -287,7 +287,7 @@ def test_the_doctor_measures_with_the_threads_of_free_cores(
 
     machine = read_machine(RECORDINGS / "cpu-only.json")
     busy = replace(machine, cpu=replace(machine.cpu, others=others), variables=variables)
-    monkeypatch.setenv(SECONDS, "0.2")
+    monkeypatch.setenv(RATES_VARIABLE, "0.2")
     monkeypatch.setattr("bench.workers.rates.measure_rates", measure)
     (rates,) = (f for f in judge(measure_machine(busy)) if f.topic == "rates")
     assert asked == [threads and {"OMP_NUM_THREADS": threads}]
@@ -326,7 +326,7 @@ def test_a_rate_above_the_data_sheet_is_doubted_and_not_told() -> None:
 def test_a_wrong_variable_is_refused_before_a_sweep_opens_its_folder(
     monkeypatch: Patch, tmp_path: Path, capsys: Capture
 ) -> None:
-    monkeypatch.setenv(SECONDS, "long")
+    monkeypatch.setenv(RATES_VARIABLE, "long")
     out = tmp_path / "out"
     assert sweep(["--preset", "quick", "--device", "cpu", "--out", str(out)]) == 2
     assert "give seconds for each rate" in capsys.readouterr().err

@@ -9,11 +9,11 @@ from bench.answers.render.table import NOTHING
 from bench.report.document import SECTIONS, Report, build
 from bench.results.store.rows import latest
 from bench.results.study.runs import Result, Run, make_results, read_runs
-from bench.results.study.sweeps import Sweep, read_sweep
+from bench.results.study.sweeps import SweepFolder, read_sweep
 from tests.planted.records import Row, write_sweep
 
 
-def read_results(*sweeps: Sweep) -> tuple[list[Run], list[Result]]:
+def read_results(*sweeps: SweepFolder) -> tuple[list[Run], list[Result]]:
     """All runs of sweeps, and the results of those that count."""
     runs = read_runs(sweeps)
     return runs, make_results(latest(runs))

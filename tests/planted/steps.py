@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.answers.explanation import Side
+from bench.answers.explanation import StepSide
 from bench.profile.breakdown import Breakdown, divide
 from bench.profile.rates import Rates
-from bench.profile.step import Profile, Step
+from bench.profile.step import Profile, StepWork
 from bench.results.store.writer import Store
 from bench.schema.case import Case
 from bench.schema.precision import find_formats
 from bench.schema.record import Record, WorkRow
-from bench.schema.work import Kind
+from bench.schema.work import WorkKind
 from tests.planted.records import make_run
 
 RATES = Rates(
@@ -31,7 +31,7 @@ HOLD |= {"rate_copy": RATES.copy, "call_time_s": RATES.call_s}
 
 
 def make_row(
-    kind: Kind,
+    kind: WorkKind,
     operation: str,
     ms: float | None,
     *,
@@ -45,31 +45,33 @@ def make_row(
     return WorkRow(kind, operation, format, calls, flop, bytes, time_s)
 
 
-def make_step(ms: float, rows: Sequence[WorkRow], *, device: str = "cuda", **values: Any) -> Step:
+def make_step(
+    ms: float, rows: Sequence[WorkRow], *, device: str = "cuda", **values: Any
+) -> StepWork:
     """A step that took so many ms without a profiler, and twice its idle time under it."""
     busy = sum(row.time_s or 0.0 for row in rows)
     waits = {name: values.pop(name, 0.0) / 1e3 for name in ("input_wait", "sync_wait")}
     wall = values.pop("profiled_ms", ms + (ms - 1e3 * busy)) / 1e3
     profile = Profile(wall, busy, waits["input_wait"], waits["sync_wait"])
     rates = values.pop("rates", RATES if device == "cuda" else CPU_RATES)
-    return Step(ms / 1e3, rows, rates, device, profile=profile, **values)
+    return StepWork(ms / 1e3, rows, rates, device, profile=profile, **values)
 
 
-def divided(step: Step) -> Breakdown:
+def divided(step: StepWork) -> Breakdown:
     """The breakdown of a step that has a profile."""
     breakdown = divide(step)
     assert breakdown is not None
     return breakdown
 
 
-def make_side(precision: str, step: Step, **values: Any) -> Side:
+def make_side(precision: str, step: StepWork, **values: Any) -> StepSide:
     """A side of a pair of precisions."""
     case = values.pop("case", None) or Case(precision=precision, device=step.device)
     format = find_formats(case.precision, case.opt_level).arithmetic
-    return Side(precision, case, step, divided(step), format, (step.step_s,), **values)
+    return StepSide(precision, case, step, divided(step), format, (step.step_s,), **values)
 
 
-def make_profiled(case: Case, step: Step, repeat: int = 1, **values: Any) -> Record:
+def make_profiled(case: Case, step: StepWork, repeat: int = 1, **values: Any) -> Record:
     """A record of a case with the profile of a step; `HOLD` are its rates."""
     profile = step.profile
     assert profile is not None
@@ -92,7 +94,7 @@ def make_profiled(case: Case, step: Step, repeat: int = 1, **values: Any) -> Rec
 
 
 def write_profiled(
-    folder: Path, runs: Sequence[tuple[Case, Step]], repeats: int = 3, **values: Any
+    folder: Path, runs: Sequence[tuple[Case, StepWork]], repeats: int = 3, **values: Any
 ) -> Path:
     """A sweep of profiled cases; repeats are 0.5 % apart. ``values`` are columns of all records."""
     with Store(folder) as store:

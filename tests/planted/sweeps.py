@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.schema.case import Case
 from bench.schema.record import EpochRow, RankRow, Record, Status, Step, WorkRow
-from bench.schema.work import Kind
+from bench.schema.work import WorkKind
 from tests.planted.doubts import list_doubted, list_drifted
 from tests.planted.records import GIB, HOSTILE, Row, make_card, make_record, measured, write_sweep
 from tests.planted.scripts import list_scripts
@@ -149,14 +149,14 @@ RATES = {
 """What the card of `list_profiled` was measured to do."""
 
 WORK = {
-    (Kind.CONVOLUTION_1X1, "1×1, 304→512"): (180, 11.76e9, 117e6, 192, 26.5),
-    (Kind.GROUPED, "3×3, 32 groups of 3→3"): (90, 0.48e9, 28e6, 60, 40),
-    (Kind.NORMALISATION, "native_batch_norm_backward"): (98, 0, 190e6, 60, 28),
-    (Kind.ELEMENTWISE, "threshold_backward"): (240, 0, 146e6, 40, 18),
-    (Kind.CONCATENATION, "slice_backward"): (60, 0, 97e6, 14, 8),
-    (Kind.CAST, "copy"): (160, 0, 0, 0, 7),
-    (Kind.OPTIMIZER, "_foreach_add"): (12, 0, 0, 1.4, 1.4),
-    (Kind.LOSS, "nll_loss_forward"): (4, 0, 1e3, 0.1, 0.1),
+    (WorkKind.CONVOLUTION_1X1, "1×1, 304→512"): (180, 11.76e9, 117e6, 192, 26.5),
+    (WorkKind.GROUPED, "3×3, 32 groups of 3→3"): (90, 0.48e9, 28e6, 60, 40),
+    (WorkKind.NORMALISATION, "native_batch_norm_backward"): (98, 0, 190e6, 60, 28),
+    (WorkKind.ELEMENTWISE, "threshold_backward"): (240, 0, 146e6, 40, 18),
+    (WorkKind.CONCATENATION, "slice_backward"): (60, 0, 97e6, 14, 8),
+    (WorkKind.CAST, "copy"): (160, 0, 0, 0, 7),
+    (WorkKind.OPTIMIZER, "_foreach_add"): (12, 0, 0, 1.4, 1.4),
+    (WorkKind.LOSS, "nll_loss_forward"): (4, 0, 1e3, 0.1, 0.1),
 }
 """A step of `list_profiled`: calls, FLOP and bytes an item at fp32, and milliseconds of 512 items
 at fp32 and at bf16-amp."""
@@ -176,7 +176,9 @@ def list_profiled(repeats: int = 3) -> Iterator[Row]:
         half = precision != "fp32"
         work = []
         for (kind, operation), (calls, flop, bytes, *ms) in WORK.items():
-            format = ("float32→" if kind is Kind.CAST else "") + "bfloat16" if half else "float32"
+            format = (
+                ("float32→" if kind is WorkKind.CAST else "") + "bfloat16" if half else "float32"
+            )
             moved, time_s = bytes * batch / (2 if half else 1), ms[half] / 1e3 * batch / 512
             if ms[half]:
                 work += [WorkRow(str(kind), operation, format, calls, flop * batch, moved, time_s)]

@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.profile.rates import Rates
-from bench.profile.step import Profile, Step, Wait, find_rate
+from bench.profile.step import Profile, StepWork, Wait, find_rate
 from bench.schema.record import WorkRow
-from bench.schema.work import Kind
+from bench.schema.work import WorkKind
 from tests.planted.steps import RATES, divided, make_row
 
 H100 = "NVIDIA H100 80GB HBM3"
 PEAKS = Rates({"float32": 67e12, "float16": 989.5e12}, 3.35e12)
 
-NORM = make_row(Kind.NORMALISATION, "cudnn_batch_norm", 20.0, bytes=40e9)
-ADD = make_row(Kind.ELEMENTWISE, "add", 20.0, bytes=60e9)
-DENSE = make_row(Kind.CONVOLUTION_1X1, "1×1, 64→256", 60.0, flop=0.8e12, bytes=10e9)
-GROUPED = make_row(Kind.GROUPED, "3×3, 32 groups of 3→3", 41.3, flop=0.1e12, bytes=10e9)
+NORM = make_row(WorkKind.NORMALISATION, "cudnn_batch_norm", 20.0, bytes=40e9)
+ADD = make_row(WorkKind.ELEMENTWISE, "add", 20.0, bytes=60e9)
+DENSE = make_row(WorkKind.CONVOLUTION_1X1, "1×1, 64→256", 60.0, flop=0.8e12, bytes=10e9)
+GROUPED = make_row(WorkKind.GROUPED, "3×3, 32 groups of 3→3", 41.3, flop=0.1e12, bytes=10e9)
 OVERLAPPED = [NORM, ADD, DENSE, GROUPED]
 """Kernels of 141.3 ms in 111.3: those of the grouped convolutions ran on several streams."""
 
@@ -33,10 +33,10 @@ MEASURED = [
 """The same, with what a profile measured of each row's own time."""
 
 
-def make_step(ms: float, rows: Sequence[WorkRow], busy_ms: float, **values: Any) -> Step:
+def make_step(ms: float, rows: Sequence[WorkRow], busy_ms: float, **values: Any) -> StepWork:
     """A step on a GPU whose kernels take all of it but 2 ms under the profiler."""
     profile = Profile((busy_ms + 2) / 1e3, busy_ms / 1e3)
-    return Step(ms / 1e3, rows, RATES, "cuda", profile=profile, **{"peaks": PEAKS, **values})
+    return StepWork(ms / 1e3, rows, RATES, "cuda", profile=profile, **{"peaks": PEAKS, **values})
 
 
 @pytest.mark.parametrize(
@@ -69,11 +69,13 @@ def test_what_overlaps_is_taken_from_the_likeliest_kinds(
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(list(Kind)), st.floats(1e-6, 1.0)), min_size=1, max_size=8),
+    st.lists(
+        st.tuples(st.sampled_from(list(WorkKind)), st.floats(1e-6, 1.0)), min_size=1, max_size=8
+    ),
     st.floats(0.01, 1.0),
 )
 def test_operations_add_up_to_the_time_in_which_any_ran(
-    drawn: list[tuple[Kind, float]], share: float
+    drawn: list[tuple[WorkKind, float]], share: float
 ) -> None:
     rows = [make_row(kind, f"{i}", 1e3 * time_s) for i, (kind, time_s) in enumerate(drawn)]
     busy = share * sum(time_s for _, time_s in drawn)
@@ -87,9 +89,9 @@ def test_operations_add_up_to_the_time_in_which_any_ran(
 
 def test_no_rate_above_the_data_sheet_is_told() -> None:
     """bf16-amp's relu at batch size 128 had 3.42 TB/s of an H100: a part of it was in its cache."""
-    cached = make_row(Kind.ELEMENTWISE, "relu", 1.0, bytes=3.42e9)
-    wrong = make_row(Kind.MATMUL, "mm", 1.0, format="float16", flop=0.99e12, bytes=1e9)
-    sound = make_row(Kind.MATMUL, "addmm", 1.0, format="float16", flop=0.98e12, bytes=3.3e9)
+    cached = make_row(WorkKind.ELEMENTWISE, "relu", 1.0, bytes=3.42e9)
+    wrong = make_row(WorkKind.MATMUL, "mm", 1.0, format="float16", flop=0.99e12, bytes=1e9)
+    sound = make_row(WorkKind.MATMUL, "addmm", 1.0, format="float16", flop=0.98e12, bytes=3.3e9)
     breakdown = divided(make_step(4.0, [cached, wrong, sound], 3.0))
     rows = {timed.row.operation: timed for timed in breakdown.rows}
     assert rows["relu"].traffic is None

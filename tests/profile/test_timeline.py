@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from bench.profile.kernels import Vocabulary, label_kernel
 from bench.profile.timeline import (
-    STEPS,
+    STEPS_REGION,
     Timeline,
     Trace,
     build_trace,
@@ -25,7 +25,7 @@ from bench.profile.timeline import (
     read_trace,
     summarize,
 )
-from bench.schema.work import Kind, Label
+from bench.schema.work import Label, WorkKind
 from bench.training.counting import read_vocabulary
 
 MAIN, BACKWARD = 1, 2
@@ -45,7 +45,7 @@ class Recorder:
         self.events: list[dict[str, Any]] = []
         self._ids = 0
         if end is not None:
-            self.region(STEPS, 0, end)
+            self.region(STEPS_REGION, 0, end)
 
     def _add(self, cat: str, name: str, start: float, end: float, tid: int, **args: Any) -> None:
         event = {"ph": "X", "cat": cat, "name": name, "pid": 7, "tid": tid}
@@ -54,7 +54,7 @@ class Recorder:
     def region(self, name: str, start: float, end: float) -> None:
         self._add("user_annotation", name, start, end, MAIN)
 
-    def part(self, part: Kind | None, start: float, end: float) -> None:
+    def part(self, part: WorkKind | None, start: float, end: float) -> None:
         self.region(name_region(part), start, end)
 
     def operator(
@@ -96,9 +96,9 @@ class Recorder:
         return summarize(build_trace(self.events), steps, words, device)
 
 
-def seconds(line: Timeline) -> dict[Kind, float]:
+def seconds(line: Timeline) -> dict[WorkKind, float]:
     """µs of each kind."""
-    kinds: dict[Kind, float] = {}
+    kinds: dict[WorkKind, float] = {}
     for label, timed in line.work.items():
         kinds[label.kind] = kinds.get(label.kind, 0) + round(timed.time_s / US, 3)
     return kinds
@@ -125,7 +125,7 @@ def test_a_kernel_is_of_the_operation_that_launched_it(words: Vocabulary) -> Non
     trace.kernel("void cudnn::ops::nchwToNhwcKernel<__half>", 20, 30, inner)
     line = trace.read(words)
     (label,) = line.work
-    assert label == Label(Kind.GROUPED, "3×3, 32 groups of 2→1", "float16")
+    assert label == Label(WorkKind.GROUPED, "3×3, 32 groups of 2→1", "float16")
     assert (line.work[label].calls, us(line.work[label].time_s)) == (1, 50)
     assert us(line.busy_s) == 50
 
@@ -145,9 +145,9 @@ def test_each_instant_belongs_in_equal_parts_to_the_kernels_that_run_in_it(
     line = trace.read(words)
     found = {label.kind: (us(one.time_s), us(one.exclusive_s)) for label, one in line.work.items()}
     assert found == {
-        Kind.GROUPED: (80, 50),
-        Kind.NORMALISATION: (20, 15 + 2.5),
-        Kind.ELEMENTWISE: (10, 2.5 + 5),
+        WorkKind.GROUPED: (80, 50),
+        WorkKind.NORMALISATION: (20, 15 + 2.5),
+        WorkKind.ELEMENTWISE: (10, 2.5 + 5),
     }
     assert us(line.busy_s) == 50 + 25
 
@@ -173,7 +173,7 @@ def test_gaps_are_told_apart(words: Vocabulary) -> None:
     trace = Recorder(1000)
     add = trace.operator("aten::add", 1, 2)
     trace.kernel("k", 0, 100, add)
-    trace.part(Kind.INPUT, 90, 300)  # of which the GPU waits for 200
+    trace.part(WorkKind.INPUT, 90, 300)  # of which the GPU waits for 200
     trace.kernel("k", 310, 400, add)  # 10 more until the first launch
     trace.operator("aten::item", 320, 420)
     trace.call("cudaStreamSynchronize", 330, 405)  # returns after the kernel's end
@@ -215,15 +215,15 @@ def test_steps_are_averaged_and_what_runs_on_counts(words: Vocabulary) -> None:
 def test_parts_of_the_step_hold_on_every_thread(words: Vocabulary) -> None:
     """The backward pass has a thread of its own; where it is in the step, its time tells."""
     trace = Recorder(1000)
-    trace.part(Kind.LOSS, 0, 100)
+    trace.part(WorkKind.LOSS, 0, 100)
     trace.part(None, 10, 60)
-    trace.part(Kind.OPTIMIZER, 500, 600)
-    trace.part(Kind.LOSS_SCALING, 520, 530)
-    places = {Kind.LOSS: 70, Kind.OPTIMIZER: 510, Kind.LOSS_SCALING: 522}
+    trace.part(WorkKind.OPTIMIZER, 500, 600)
+    trace.part(WorkKind.LOSS_SCALING, 520, 530)
+    places = {WorkKind.LOSS: 70, WorkKind.OPTIMIZER: 510, WorkKind.LOSS_SCALING: 522}
     for at, tid in [(20, MAIN), *((at, MAIN) for at in places.values()), (300, BACKWARD)]:
         mul = trace.operator("aten::mul", at, at + 2, tid=tid)
         trace.kernel("k", at + 5, at + 6, mul)
-    assert seconds(trace.read(words)) == {Kind.ELEMENTWISE: 2, **dict.fromkeys(places, 1)}
+    assert seconds(trace.read(words)) == {WorkKind.ELEMENTWISE: 2, **dict.fromkeys(places, 1)}
 
 
 def test_a_copy_is_what_it_does(words: Vocabulary) -> None:
@@ -244,36 +244,36 @@ def test_a_copy_is_what_it_does(words: Vocabulary) -> None:
     trace.kernel("Memcpy HtoD (Pageable -> Device)", 300, 310, cat="gpu_memcpy")
     trace.kernel("Memset (Device)", 320, 321, cat="gpu_memset")
     assert list(trace.read(words).work) == [
-        Label(Kind.CAST, "_to_copy", "float32→bfloat16"),
-        Label(Kind.LAYOUT, "_to_copy", "float32"),
-        Label(Kind.COPY, "clone", "float32"),
-        Label(Kind.COPY, "Memcpy HtoD"),
-        Label(Kind.COPY, "Memset"),
+        Label(WorkKind.CAST, "_to_copy", "float32→bfloat16"),
+        Label(WorkKind.LAYOUT, "_to_copy", "float32"),
+        Label(WorkKind.COPY, "clone", "float32"),
+        Label(WorkKind.COPY, "Memcpy HtoD"),
+        Label(WorkKind.COPY, "Memset"),
     ]
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "operation"),
     [
-        ("triton_poi_fused_add_relu_3", Kind.ELEMENTWISE, "add + relu"),
+        ("triton_poi_fused_add_relu_3", WorkKind.ELEMENTWISE, "add + relu"),
         (
             "triton_red_fused__native_batch_norm_legit_functional_add_relu_12",
-            Kind.NORMALISATION,
+            WorkKind.NORMALISATION,
             "_native_batch_norm_legit + add + relu",
         ),
-        ("graph_0_cpp_fused__to_copy_0", Kind.CAST, "_to_copy"),
-        ("triton_poi_fused_nobody_knows_1", Kind.OTHER, "nobody_knows_1"),
+        ("graph_0_cpp_fused__to_copy_0", WorkKind.CAST, "_to_copy"),
+        ("triton_poi_fused_nobody_knows_1", WorkKind.OTHER, "nobody_knows_1"),
     ],
 )
 def test_a_fused_kernel_is_of_the_operations_in_its_name(
-    name: str, kind: Kind, operation: str, words: Vocabulary
+    name: str, kind: WorkKind, operation: str, words: Vocabulary
 ) -> None:
     assert label_kernel(name, words) == Label(kind, operation)
 
 
 def test_operators_of_a_cpu_take_what_they_call_with_them(words: Vocabulary) -> None:
     trace = Recorder(100)
-    trace.part(Kind.INPUT, 0, 30)  # 10 of work, 20 asleep
+    trace.part(WorkKind.INPUT, 0, 30)  # 10 of work, 20 asleep
     trace.operator("aten::mul", 5, 15)
     trace.operator("aten::linear", 30, 60)
     trace.operator("aten::t", 31, 33)
@@ -286,7 +286,7 @@ def test_operators_of_a_cpu_take_what_they_call_with_them(words: Vocabulary) -> 
     trace.operator("aten::slice", 81, 85)
     trace.operator("aten::sum", 20, 90, tid=BACKWARD)  # a loader's thread
     line = trace.read(words, device="cpu")
-    assert seconds(line) == {Kind.INPUT: 10, Kind.MATMUL: 24, Kind.CONCATENATION: 18}
+    assert seconds(line) == {WorkKind.INPUT: 10, WorkKind.MATMUL: 24, WorkKind.CONCATENATION: 18}
     assert all(one.exclusive_s == one.time_s for one in line.work.values())
     assert not any(one.kernels for one in line.work.values())
     assert (us(line.step_s), us(line.busy_s), us(line.input_wait_s)) == (100, 52, 20)
@@ -321,7 +321,14 @@ def test_a_recorded_step_of_an_h100_is_told_apart(words: Vocabulary) -> None:
     assert sum(sum(t.kernels.values()) for t in line.work.values()) == pytest.approx(took)
     assert line.step_s == pytest.approx(steps["dur"] / 1e6 / 10, rel=0.05)
     kinds = {label.kind for label in line.work}
-    assert Kind.OTHER not in kinds
-    assert {Kind.GROUPED, Kind.NORMALISATION, Kind.OPTIMIZER, Kind.LOSS_SCALING} < kinds
+    assert WorkKind.OTHER not in kinds
+    assert {
+        WorkKind.GROUPED,
+        WorkKind.NORMALISATION,
+        WorkKind.OPTIMIZER,
+        WorkKind.LOSS_SCALING,
+    } < kinds
     # 2019's recipe casts its images, and the loss back to float32
-    assert sum(timed.calls for label, timed in line.work.items() if label.kind is Kind.CAST) == 3
+    assert (
+        sum(timed.calls for label, timed in line.work.items() if label.kind is WorkKind.CAST) == 3
+    )

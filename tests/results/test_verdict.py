@@ -14,8 +14,8 @@ from scipy import stats
 
 from bench.base.limits import MIN_REPEATS
 from bench.results.verdict import (
-    Claim,
     Equivalence,
+    EquivalenceVerdict,
     Ratio,
     Seeded,
     Verdict,
@@ -232,7 +232,11 @@ def test_a_seed_that_one_side_lacks_is_in_no_ratio() -> None:
     assert (ratio.value, ratio.pairs) == (pytest.approx(1.01), 2)
     assert ratio.lack == "needs 3 seeds a side, has 2"
     (found,) = judge_equivalences([(a, b)], MARGIN)
-    assert (found.ratio, found.seeds, found.verdict) == (pytest.approx(1.01), 2, Claim.UNCLEAR)
+    assert (found.ratio, found.seeds, found.verdict) == (
+        pytest.approx(1.01),
+        2,
+        EquivalenceVerdict.UNCLEAR,
+    )
 
 
 # ------------------------------------------------------------------------------------ equivalence
@@ -267,19 +271,19 @@ def test_equivalence_by_hand() -> None:
     assert found.p == pytest.approx(max(above, below), rel=1e-9)
     interval = stats.ttest_1samp(differences, 0).confidence_interval(0.90)
     assert (found.low, found.high) == pytest.approx(tuple(map(math.exp, interval)), rel=1e-9)
-    assert (found.verdict, found.seeds) == (Claim.EQUIVALENT, 5)
+    assert (found.verdict, found.seeds) == (EquivalenceVerdict.EQUIVALENT, 5)
 
 
 @pytest.mark.parametrize(
     ("factor", "claim"),
     [
-        (1.0, Claim.EQUIVALENT),
-        (1.018, Claim.UNCLEAR),
-        (1.04, Claim.WORSE),
-        (1 / 1.04, Claim.BETTER),
+        (1.0, EquivalenceVerdict.EQUIVALENT),
+        (1.018, EquivalenceVerdict.UNCLEAR),
+        (1.04, EquivalenceVerdict.WORSE),
+        (1 / 1.04, EquivalenceVerdict.BETTER),
     ],
 )
-def test_claims(factor: float, claim: Claim) -> None:
+def test_claims(factor: float, claim: EquivalenceVerdict) -> None:
     found = judge_equivalence(dict(enumerate(LOSSES)), dict(enumerate(scaled(factor))), MARGIN)
     assert found.verdict is claim
 
@@ -288,9 +292,9 @@ def test_losses_equal_in_every_seed_are_equivalent_at_any_margin() -> None:
     """But not those of too few seeds."""
     same = dict(enumerate(LOSSES))
     found = judge_equivalence(same, dict(same), 0.0)
-    assert (found.verdict, found.low, found.high) == (Claim.EQUIVALENT, 1.0, 1.0)
+    assert (found.verdict, found.low, found.high) == (EquivalenceVerdict.EQUIVALENT, 1.0, 1.0)
     two = judge_equivalence({0: 2.0, 1: 2.5}, {0: 2.0, 1: 2.5}, MARGIN)
-    assert (two.verdict, two.lack) == (Claim.UNCLEAR, "needs 3 seeds a side, has 2")
+    assert (two.verdict, two.lack) == (EquivalenceVerdict.UNCLEAR, "needs 3 seeds a side, has 2")
 
 
 # ------------------------------------------------------------------------------------ simulation
@@ -389,7 +393,7 @@ def simulate_equivalence(
     ]
 
 
-def claim_rate(found: list[list[Equivalence]], *claims: Claim) -> float:
+def claim_rate(found: list[list[Equivalence]], *claims: EquivalenceVerdict) -> float:
     """How often any case of a family gets such a claim."""
     return float(np.mean([any(each.verdict in claims for each in family) for family in found]))
 
@@ -415,8 +419,8 @@ def test_a_difference_of_the_margin_is_seldom_called_equivalent(
 ) -> None:
     trials = 3000 if cases == 1 else 800
     found = simulate_equivalence(ratio, noise, seeds, paired, cases, trials)
-    assert claim_rate(found, Claim.EQUIVALENT) <= chance(0.05, trials)
-    wrong = Claim.WORSE if ratio > 1 else Claim.BETTER
+    assert claim_rate(found, EquivalenceVerdict.EQUIVALENT) <= chance(0.05, trials)
+    wrong = EquivalenceVerdict.WORSE if ratio > 1 else EquivalenceVerdict.BETTER
     assert claim_rate(found, wrong) <= chance(0.025 if cases == 1 else 0.05, trials)
 
 

@@ -15,7 +15,7 @@ from bench.results.store.rows import parse_axis
 from bench.schema.axis import COMPILES
 from bench.schema.case import (
     AXES,
-    NAMED,
+    NAMING_AXES,
     Case,
     format_value,
     list_varying,
@@ -77,8 +77,8 @@ def test_cases_are_spelled_as_each_of_their_values_is(cases: list[Case]) -> None
     told = spell_cases(cases)
     spelled = [{**told["settings"], **own} for own in told["cases"]]
     assert spelled == [{n: format_value(getattr(c, n)) for n in AXES} for c in cases]
-    assert not any(told["settings"].keys() & {*own, *NAMED} for own in told["cases"])
-    for name in {*AXES} - told["settings"].keys() - {*NAMED}:
+    assert not any(told["settings"].keys() & {*own, *NAMING_AXES} for own in told["cases"])
+    for name in {*AXES} - told["settings"].keys() - {*NAMING_AXES}:
         assert len({own[name] for own in told["cases"]}) > 1 or not cases
     read = [make_case(*(parse_axis(name, texts[name]) for name in AXES)) for texts in spelled]
     assert read == cases
@@ -150,7 +150,7 @@ def test_a_batch_fits_or_is_refused(batch: int, images: int) -> None:
 @given(st.lists(CASES, min_size=1, max_size=4, unique=True))
 def test_axes_that_vary_tell_cases_apart(cases: list[Case]) -> None:
     axes = list_varying(cases)
-    assert set(NAMED) <= set(axes)
+    assert set(NAMING_AXES) <= set(axes)
     assert len({tuple(getattr(case, name) for name in axes) for case in cases}) == len(cases)
 
 

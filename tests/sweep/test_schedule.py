@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.base.errors import UsageError
-from bench.results.store.rows import LatestAttempt, Run, find_width, plan_runs
+from bench.results.store.rows import LatestAttempt, PlannedRun, find_width, plan_runs
 from bench.schema.case import Case
 from bench.schema.grid import grid
 from bench.schema.record import Status
@@ -85,7 +85,7 @@ def test_what_has_an_outcome_is_done_unless_it_was_cut_off(
     assert left == closed([r for r in runs if outcomes.get(r, "error") in again])
 
 
-def closed(left: list[Run]) -> list[Run]:
+def closed(left: list[PlannedRun]) -> list[PlannedRun]:
     """Whatever is run, the sentinel comes after it: an earlier one closes the sweep no longer."""
     sentinel = plan_runs(CASES, 2)[-1]
     return [*left, sentinel] if left and sentinel not in left else left

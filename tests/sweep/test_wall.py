@@ -20,7 +20,7 @@ from bench.sweep.wall import (
     Ending,
     Goal,
     Probe,
-    Trial,
+    ProbedFamily,
     Wall,
     list_sizes,
     make_probe,
@@ -227,9 +227,9 @@ GIB = 2**30
 CARD = name_family(Case(precision="bf16-amp", device="cuda"))
 
 
-def add_rows(family: Case, *rows: dict[str, Any]) -> Trial:
+def add_rows(family: Case, *rows: dict[str, Any]) -> ProbedFamily:
     """The search that rows of probes are, each with its batch size and columns; ok by default."""
-    trial = Trial(family)
+    trial = ProbedFamily(family)
     for columns in map(dict, rows):
         size, status = columns.pop("batch_size"), columns.pop("status", Status.OK)
         case = make_probe(family, size, columns.pop("long", False))

@@ -20,7 +20,7 @@ from bench.networks.workloads import Workload
 from bench.schema.case import Case
 from bench.schema.precision import Apex, find_formats, refuse_apex, set_flags
 from bench.schema.record import Status
-from bench.schema.work import Kind
+from bench.schema.work import WorkKind
 from bench.training.apex import ApexTraining
 from bench.training.loop import Training
 from bench.workers.executors import Settings
@@ -150,4 +150,4 @@ def test_a_worker_trains_with_what_is_installed(
     assert outcome.measurement.arithmetic == "float16"
     assert {step.loss_scale for step in outcome.steps} == {128.0}
     assert outcome.measurement.profiled_steps
-    assert Kind.OPTIMIZER in {row.kind for row in outcome.work}
+    assert WorkKind.OPTIMIZER in {row.kind for row in outcome.work}

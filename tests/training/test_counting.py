@@ -16,9 +16,9 @@ from bench.networks.workloads import Images, Workload
 from bench.schema.case import Case
 from bench.schema.grid import grid
 from bench.schema.precision import PRECISIONS
-from bench.schema.work import Kind, Label, Work
+from bench.schema.work import Label, Work, WorkKind
 from bench.training.counting import (
-    Counter,
+    WorkCounter,
     _count_items,
     count_bytes,
     count_flop,
@@ -31,15 +31,15 @@ from bench.training.switches import read_switches
 from tests.training_for_tests import CPU, run_case
 
 
-def sum_kinds(work: Mapping[Label, Work]) -> dict[Kind, Work]:
-    kinds: dict[Kind, Work] = {}
+def sum_kinds(work: Mapping[Label, Work]) -> dict[WorkKind, Work]:
+    kinds: dict[WorkKind, Work] = {}
     for label, one in work.items():
         kinds.setdefault(label.kind, Work()).add(one)
     return kinds
 
 
-def count(run: Callable[[], Any]) -> dict[Kind, Work]:
-    with Counter() as counter:
+def count(run: Callable[[], Any]) -> dict[WorkKind, Work]:
+    with WorkCounter() as counter:
         run()
     return sum_kinds(counter.work)
 
@@ -59,33 +59,36 @@ PLACES, FIRST = torch.tensor([1, 1, 2]), torch.tensor([0] * 5)
     ("run", "kind", "flop", "elements"),
     [
         # 2 FLOP for each output element, input channel of its group and place of the window
-        (lambda: F.conv2d(X, POINT), Kind.CONVOLUTION_1X1, 2 * 192 * 8, N + 48 + 192),
-        (lambda: F.conv2d(X, WINDOW, padding=1), Kind.CONVOLUTION, 2 * 192 * 72, N + 432 + 192),
-        (lambda: F.conv2d(X, GROUPS, padding=1, groups=4), Kind.GROUPED, 2 * N * 18, 2 * N + 144),
-        (lambda: A @ B, Kind.MATMUL, 2 * 3 * 4 * 5, 12 + 20 + 15),
-        (lambda: X + X, Kind.ELEMENTWISE, 0, N + N),  # one tensor twice is read once
-        (lambda: X + BIAS, Kind.ELEMENTWISE, 0, N + 8 + N),
-        (lambda: X.mul_(1), Kind.ELEMENTWISE, 0, 2 * N),
-        (lambda: torch._foreach_mul([X, A], 2), Kind.ELEMENTWISE, 0, 2 * (N + 12)),
-        (lambda: F.avg_pool2d(X, 4), Kind.REDUCTION, 0, N + 16),
-        (lambda: torch.cat([X, X[:1]]), Kind.CONCATENATION, 0, 2 * (N + N // 2)),
+        (lambda: F.conv2d(X, POINT), WorkKind.CONVOLUTION_1X1, 2 * 192 * 8, N + 48 + 192),
+        (lambda: F.conv2d(X, WINDOW, padding=1), WorkKind.CONVOLUTION, 2 * 192 * 72, N + 432 + 192),
+        (
+            lambda: F.conv2d(X, GROUPS, padding=1, groups=4),
+            *(WorkKind.GROUPED, 2 * N * 18, 2 * N + 144),
+        ),
+        (lambda: A @ B, WorkKind.MATMUL, 2 * 3 * 4 * 5, 12 + 20 + 15),
+        (lambda: X + X, WorkKind.ELEMENTWISE, 0, N + N),  # one tensor twice is read once
+        (lambda: X + BIAS, WorkKind.ELEMENTWISE, 0, N + 8 + N),
+        (lambda: X.mul_(1), WorkKind.ELEMENTWISE, 0, 2 * N),
+        (lambda: torch._foreach_mul([X, A], 2), WorkKind.ELEMENTWISE, 0, 2 * (N + 12)),
+        (lambda: F.avg_pool2d(X, 4), WorkKind.REDUCTION, 0, N + 16),
+        (lambda: torch.cat([X, X[:1]]), WorkKind.CONCATENATION, 0, 2 * (N + N // 2)),
         # what is normalised is read twice; 8 means and 8 deviations are written besides
-        (lambda: F.batch_norm(X, None, None, training=True), Kind.NORMALISATION, 0, 3 * N + 16),
-        (lambda: F.layer_norm(X, (4,)), Kind.NORMALISATION, 0, 2 * N + 2 * 64),
+        (lambda: F.batch_norm(X, None, None, training=True), WorkKind.NORMALISATION, 0, 3 * N + 16),
+        (lambda: F.layer_norm(X, (4,)), WorkKind.NORMALISATION, 0, 2 * N + 2 * 64),
         # three rows of the table; the places are of 8 bytes
-        (lambda: F.embedding(PLACES, TABLE), Kind.INDEXING, 0, 2 * 3 * 16 + 2 * 3),
+        (lambda: F.embedding(PLACES, TABLE), WorkKind.INDEXING, 0, 2 * 3 * 16 + 2 * 3),
         # a row that is taken five times is read once
-        (lambda: F.embedding(FIRST, TABLE[:1]), Kind.INDEXING, 0, 16 + 5 * 16 + 2 * 5),
-        (lambda: X.to(memory_format=torch.channels_last), Kind.LAYOUT, 0, 2 * N),
-        (lambda: X.clone(), Kind.COPY, 0, 2 * N),
-        (lambda: X.to(torch.bfloat16), Kind.CAST, 0, N + N // 2),
+        (lambda: F.embedding(FIRST, TABLE[:1]), WorkKind.INDEXING, 0, 16 + 5 * 16 + 2 * 5),
+        (lambda: X.to(memory_format=torch.channels_last), WorkKind.LAYOUT, 0, 2 * N),
+        (lambda: X.clone(), WorkKind.COPY, 0, 2 * N),
+        (lambda: X.to(torch.bfloat16), WorkKind.CAST, 0, N + N // 2),
         # views cost nothing
-        (lambda: X.permute(1, 0, 2, 3)[4:].detach().relu(), Kind.ELEMENTWISE, 0, N),
-        (lambda: F.cross_entropy(A, PLACES), Kind.LOSS, 0, 2 * 12 + 12 + 2 * 3 + 2),
+        (lambda: X.permute(1, 0, 2, 3)[4:].detach().relu(), WorkKind.ELEMENTWISE, 0, N),
+        (lambda: F.cross_entropy(A, PLACES), WorkKind.LOSS, 0, 2 * 12 + 12 + 2 * 3 + 2),
     ],
 )  # fmt: skip
 def test_an_operation_by_hand(
-    run: Callable[[], Any], kind: Kind, flop: float, elements: int
+    run: Callable[[], Any], kind: WorkKind, flop: float, elements: int
 ) -> None:
     found = count(run)
     assert list(found) == [kind]
@@ -152,11 +155,11 @@ def test_a_step_of_any_size_from_a_few_small_ones() -> None:
     work = sum_kinds(count_step(*train(case, workload), case))
     weights, part = 30720, 16
     # the first layer's input has no gradient
-    assert work[Kind.MATMUL].flop == 64 * 2 * 2 * weights
-    assert work[Kind.MATMUL].bytes == 4 * 4 * 2 * (part * 3072 + weights + part * 10)
+    assert work[WorkKind.MATMUL].flop == 64 * 2 * 2 * weights
+    assert work[WorkKind.MATMUL].bytes == 4 * 4 * 2 * (part * 3072 + weights + part * 10)
     # weights, gradients and momentum, each read and written
-    assert work[Kind.OPTIMIZER] == Work(1, 0, 4 * 6 * weights)
-    assert Kind.OTHER not in work
+    assert work[WorkKind.OPTIMIZER] == Work(1, 0, 4 * 6 * weights)
+    assert WorkKind.OTHER not in work
 
 
 @pytest.mark.parametrize(
@@ -233,8 +236,8 @@ def test_flop_are_those_that_are_counted_on_shapes(precision: str) -> None:
     case, workload = case_of(precision, batch_size=8), few_pixels()
     work = sum_kinds(count_step(*train(case, workload), case))
     assert sum(w.flop for w in work.values()) == 8 * count_flop(workload)
-    assert Kind.OTHER not in work
-    assert (Kind.CAST in work) is (precision != "fp32")
+    assert WorkKind.OTHER not in work
+    assert (WorkKind.CAST in work) is (precision != "fp32")
 
 
 def test_a_row_has_the_traffic_of_its_step() -> None:
@@ -245,4 +248,4 @@ def test_a_row_has_the_traffic_of_its_step() -> None:
     told = count_step(*train(case, Flat()), case)
     assert found.measurement.step_bytes == round(sum(work.bytes for work in told.values()))
     assert found.measurement.step_bytes == round(sum(row.bytes or 0 for row in found.work))
-    assert {row.kind for row in found.work} >= {Kind.MATMUL, Kind.OPTIMIZER, Kind.LOSS}
+    assert {row.kind for row in found.work} >= {WorkKind.MATMUL, WorkKind.OPTIMIZER, WorkKind.LOSS}

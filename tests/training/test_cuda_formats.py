@@ -19,8 +19,8 @@ from torch.func import functional_call
 
 from bench.schema.case import Case
 from bench.schema.precision import PRECISIONS, cast
-from bench.schema.work import Kind
-from bench.training.counting import Counter
+from bench.schema.work import WorkKind
+from bench.training.counting import WorkCounter
 from bench.training.labels import judge_label
 
 pytestmark = pytest.mark.skipif(
@@ -44,7 +44,7 @@ def cast_by_itself(name: str | None) -> Iterator[None]:
         torch.set_autocast_dtype("cuda", torch.float16)
 
 
-def count_forward(precision: str) -> Counter:
+def count_forward(precision: str) -> WorkCounter:
     known = PRECISIONS[precision]
     layers = (nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten())
     network = cast(nn.Sequential(*layers, nn.Linear(16 * 36, 10)), known)
@@ -53,7 +53,7 @@ def count_forward(precision: str) -> Counter:
         state = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in held.items()}
         images = torch.randn(4, 3, 8, 8, dtype=getattr(torch, known.weights))
         labels = torch.zeros(4, dtype=torch.long)
-        with Counter() as counter, cast_by_itself(known.autocast):
+        with WorkCounter() as counter, cast_by_itself(known.autocast):
             F.cross_entropy(functional_call(network, state, images).float(), labels)
     return counter
 
@@ -87,7 +87,7 @@ if __name__ == "__main__":
     found = {}
     for tried in TRIED:
         work = count_forward(tried).work
-        norms = [label for label in work if label.kind is Kind.NORMALISATION]
+        norms = [label for label in work if label.kind is WorkKind.NORMALISATION]
         found[tried] = {
             "shares": {other: judge_label(work, Case(precision=other)).share for other in TRIED},
             "norms": [(label.operation, label.format) for label in norms],

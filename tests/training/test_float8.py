@@ -32,7 +32,7 @@ from bench.sweep.inputs import Inputs
 from bench.training.arithmetic import name_arithmetic
 from bench.training.float8 import convert, find_products
 from bench.training.loop import Training
-from bench.training.proof import Proof, Setting, prove
+from bench.training.proof import LayerSetting, Proof, prove
 from bench.workers.examination import Platform
 from bench.workers.fingerprint import examine_model
 from examples import transformer
@@ -172,7 +172,7 @@ def test_rounding_is_named(bits: int, said: str) -> None:
 def prove_conversion(training: Training, layer: nn.Linear | None = None, **settings: Any) -> Proof:
     """The proof of a training; ``layer`` stands for all that it converted."""
     batch = training.workload.make_batch(2, CPU, torch.Generator().manual_seed(0))
-    setting, conversion = Setting(FP8, CPU, 16, **settings), training.conversion
+    setting, conversion = LayerSetting(FP8, CPU, 16, **settings), training.conversion
     if layer is not None:
         conversion = replace(conversion, products=(replace(conversion.largest, layer=layer),))
     return prove(setting, lambda: training.compute_loss(batch), 2, conversion)

@@ -10,15 +10,15 @@ import pytest
 from bench.report.__main__ import main as report
 from bench.results.store.reader import read_records
 from bench.schema.case import Case
-from bench.schema.work import Kind, Label, Work
+from bench.schema.work import Label, Work, WorkKind
 from bench.sweep.__main__ import main as sweep
 from bench.training.labels import judge_label
 from tests.pytest_for_tests import Capture
 
 TF32, IEEE = {"conv": "tf32", "matmul": "tf32"}, {"conv": "ieee", "matmul": "ieee"}
 READ = {
-    "float32": Label(Kind.MATMUL, "mm", "float32"),
-    "bfloat16": Label(Kind.MATMUL, "mm", "bfloat16"),
+    "float32": Label(WorkKind.MATMUL, "mm", "float32"),
+    "bfloat16": Label(WorkKind.MATMUL, "mm", "bfloat16"),
 }
 HELD: list[tuple[str, dict[str, int], dict[str, str] | None, str]] = [
     # what is labelled, the FLOP by what they read, torch's flags where no probe tells how float32

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from bench.networks.workloads import Workload
-from bench.profile.timeline import Timed, Timeline
+from bench.profile.timeline import TimedOperations, Timeline
 from bench.schema.case import Case
 from bench.schema.grid import grid
 from bench.schema.record import Outcome
-from bench.schema.work import Kind, Label, Work
+from bench.schema.work import Label, Work, WorkKind
 from bench.sweep.__main__ import main as sweep
 from bench.sweep.options import parse_arguments, plan_cases
 from bench.training import profiling
@@ -77,16 +77,16 @@ def test_the_kind_of_work_that_is_planted_is_found() -> None:
     # a busy machine may take the core away within one of the few other operations
     for _ in range(3):
         line = run(Planted())
-        found: dict[Kind, float] = {}
+        found: dict[WorkKind, float] = {}
         for label, timed in line.work.items():
             found[label.kind] = found.get(label.kind, 0.0) + timed.time_s / line.busy_s
-        if max(found, key=found.__getitem__) is Kind.MATMUL:
+        if max(found, key=found.__getitem__) is WorkKind.MATMUL:
             break
-    assert max(found, key=found.__getitem__) is Kind.MATMUL
-    calls = sum(timed.calls for label, timed in line.work.items() if label.kind is Kind.MATMUL)
+    assert max(found, key=found.__getitem__) is WorkKind.MATMUL
+    calls = sum(timed.calls for label, timed in line.work.items() if label.kind is WorkKind.MATMUL)
     assert calls == 3 * LAYERS - 1, "of the first layer's input there is no gradient"
     assert sum(found.values()) == pytest.approx(1)
-    assert Kind.OTHER not in found
+    assert WorkKind.OTHER not in found
 
 
 def test_a_sleeping_loader_is_waited_for() -> None:
@@ -127,7 +127,7 @@ def test_a_case_holds_what_was_profiled(found: Outcome) -> None:
     assert m.sync_wait_s == 0
     assert m.busy_s == pytest.approx(sum(row.time_s or 0 for row in found.work))
     assert [row.exclusive_s for row in found.work] == [row.time_s for row in found.work]
-    products = [row for row in found.work if row.kind == Kind.MATMUL]
+    products = [row for row in found.work if row.kind == WorkKind.MATMUL]
     assert [row.operation for row in products] == ["addmm", "mm"]
     assert all(row.flop and row.bytes and row.time_s for row in products)
     # counted, and of no list of tensors: each has its time
@@ -148,14 +148,14 @@ def test_a_profile_that_fails_costs_only_itself(monkeypatch: Patch) -> None:
 
 def test_time_joins_what_was_counted() -> None:
     """Exactly; or divided over formats, where the trace knows none; or in a row of its own."""
-    mm, half = Label(Kind.MATMUL, "mm", "float32"), Label(Kind.MATMUL, "mm", "float16")
-    cats = [Label(Kind.CONCATENATION, "cat", format) for format in ("float32", "float16")]
+    mm, half = Label(WorkKind.MATMUL, "mm", "float32"), Label(WorkKind.MATMUL, "mm", "float16")
+    cats = [Label(WorkKind.CONCATENATION, "cat", format) for format in ("float32", "float16")]
     counted = {mm: Work(2, 8.0, 4.0), cats[0]: Work(1, 0.0, 30.0), cats[1]: Work(1, 0.0, 10.0)}
     timed = {
-        mm: Timed(2, 5.0, 4.0, {"gemm_nn": 0.3, "gemm_tn": 4.7}),
-        half: Timed(1.4, 3.0, 3.0, {f"part_{i}": 0.3 for i in range(10)}),
-        Label(Kind.CONCATENATION, "cat"): Timed(2, 8.0, 4.0, {"CatArray": 8.0}),
-        Label(Kind.OTHER, "mystery"): Timed(0.3, 1.0, 1.0),
+        mm: TimedOperations(2, 5.0, 4.0, {"gemm_nn": 0.3, "gemm_tn": 4.7}),
+        half: TimedOperations(1.4, 3.0, 3.0, {f"part_{i}": 0.3 for i in range(10)}),
+        Label(WorkKind.CONCATENATION, "cat"): TimedOperations(2, 8.0, 4.0, {"CatArray": 8.0}),
+        Label(WorkKind.OTHER, "mystery"): TimedOperations(0.3, 1.0, 1.0),
     }
     rows = {(r.operation, r.format): r for r in join_work(counted, timed)}
     assert {key: (row.time_s, row.exclusive_s) for key, row in rows.items()} == {

@@ -19,7 +19,7 @@ from bench.schema.precision import PRECISIONS, Arithmetic, Precision, autocast, 
 from bench.training import proof as proof_module
 from bench.training.arithmetic import OperationProof, name_arithmetic
 from bench.training.loop import Training
-from bench.training.proof import DENSE, Layer, LayerProof, Proof, Setting, find_layers, prove
+from bench.training.proof import DENSE, Layer, LayerProof, LayerSetting, Proof, find_layers, prove
 
 CPU = torch.device("cpu")
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3))
@@ -137,7 +137,7 @@ def prove_model(
 ) -> Proof:
     memory = torch.channels_last if channels_last else torch.contiguous_format
     precision = PRECISIONS[name]
-    setting = Setting(precision, CPU, 32, memory, compile)
+    setting = LayerSetting(precision, CPU, 32, memory, compile)
     images = IMAGES.to(getattr(torch, precision.weights))
     cast(model, precision)
 
@@ -165,7 +165,7 @@ def test_a_lie_is_found() -> None:
     """fp32 by its label, bf16 by what it does, gradients included."""
     liar = Precision("fp32", "", autocast="bfloat16")
     training = Training(Case(precision="bf16-amp"), build_model("dpn-small"), CPU, Workload())
-    found = prove(Setting(liar, CPU, 8), lambda: training.compute(IMAGES), len(IMAGES))
+    found = prove(LayerSetting(liar, CPU, 8), lambda: training.compute(IMAGES), len(IMAGES))
     contradiction = found.contradicts(PRECISIONS["fp32"])
     assert contradiction.count("(error ") == 8  # dense as well
     assert "weight gradient of the 3×3 convolution" in str(contradiction)
@@ -242,7 +242,7 @@ def test_the_dense_convolution_is_large_enough_at_any_batch(
     monkeypatch.setattr(Layer, "compute", compute)
     monkeypatch.setitem(proof_module._FLOP, "cpu", 1e10)
     model = nn.Conv2d(3, 8, 3, padding=1)
-    found = prove(Setting(PRECISIONS["tf32"], CPU, 1), partial(model, IMAGES), len(IMAGES))
+    found = prove(LayerSetting(PRECISIONS["tf32"], CPU, 1), partial(model, IMAGES), len(IMAGES))
     assert found.dense.arithmetic == "tfloat32"
     assert found.layers[0].forward.arithmetic == "float32"
 

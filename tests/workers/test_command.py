@@ -17,11 +17,11 @@ from bench.report.__main__ import main as report
 from bench.results.store.reader import read_records
 from bench.schema.case import AXES, Case, fill_command
 from bench.schema.command import parse_command
-from bench.schema.work import Kind, Label, Work
+from bench.schema.work import Label, Work, WorkKind
 from bench.sweep.__main__ import main as sweep
 from bench.training.labels import judge_label
 from bench.validate.__main__ import main as validate
-from bench.workers.executors import Event, Settings
+from bench.workers.executors import CaseEvent, Settings
 from bench.workers.executors.subprocess import SubprocessExecutor
 from bench.workers.job import Job, StepTaken
 from tests.frames_for_tests import read_steps, read_work
@@ -235,9 +235,9 @@ def test_a_label_that_changed_nothing_is_invalid(
 
 
 _CONV, _PRODUCT, _BF16 = (
-    Label(Kind.CONVOLUTION, "3×3", "float32"),
-    Label(Kind.MATMUL, "mm", "float32"),
-    Label(Kind.ATTENTION, "_flash_attention_backward", "bfloat16"),
+    Label(WorkKind.CONVOLUTION, "3×3", "float32"),
+    Label(WorkKind.MATMUL, "mm", "float32"),
+    Label(WorkKind.ATTENTION, "_flash_attention_backward", "bfloat16"),
 )
 _OLD, _NEW, _CPU = (7, 5), (8, 0), (0, 0)
 
@@ -292,7 +292,7 @@ def test_a_command_is_the_same_however_it_is_laid_out(given: str, kept: str) -> 
 
 
 def test_progress_counts_the_steps_that_are_asked_for() -> None:
-    events: list[Event] = []
+    events: list[CaseEvent] = []
     case = Case(command=f"{RUN} none", device="cpu", steps=9)
     SubprocessExecutor(Settings()).run(Job(case), events.append, lambda: False)
     told = [event for event in events if isinstance(event, StepTaken)]

@@ -19,7 +19,7 @@ import pytest
 from bench.networks.data import DatasetInfo
 from bench.schema.case import Case
 from bench.schema.record import Measurement, Status
-from bench.workers.executors import Event, Settings
+from bench.workers.executors import CaseEvent, Settings
 from bench.workers.executors.subprocess import SubprocessExecutor
 from bench.workers.fingerprint import Request
 from bench.workers.job import Job, Lane, PhaseEntered
@@ -47,7 +47,7 @@ class Run:
         self.losses = [step.loss for step in self.outcome.steps]
         assert self.outcome.measurement.notes is None
 
-    def _see(self, event: Event) -> None:
+    def _see(self, event: CaseEvent) -> None:
         if isinstance(event, PhaseEntered) and event.phase == "warmup":
             (worker,) = find_workers()
             self.worker, self.parent = worker.pid, worker.ppid()

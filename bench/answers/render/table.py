@@ -51,7 +51,7 @@ class Head:
     wrap: bool = False
 
 
-class Level(Enum):
+class Prominence(Enum):
     """The prominence of a table: what the first screen shows of it."""
 
     TABLE = "its rows"
@@ -72,7 +72,7 @@ class Table:
     notes: tuple[str, ...]
     groups: Mapping[int, str] = field(default_factory=dict)
     words: tuple[str, ...] = ()
-    level: Level = Level.DETAIL
+    level: Prominence = Prominence.DETAIL
     question: str = ""
 
 
@@ -92,7 +92,9 @@ class Notice:
     found: str  # as sentences
     remedy: str = ""  # a sentence with the flag or the command that helps; empty for none
     where: str = ""  # how much of the data it affects: ``6 of 18 runs``; may be empty
-    level: Level = Level.TABLE  # `Level.DETAIL` if a first screen says it in another way
+    level: Prominence = (
+        Prominence.TABLE
+    )  # `Prominence.DETAIL` if a first screen says it in another way
 
     @property
     def text(self) -> str:
@@ -124,10 +126,10 @@ sentences ``constants`` and ``notes``;
 # -------------------------------------------------------------------------------------------- cells
 
 
-Row = Any  # a run or a result, its cells and quantities as attributes
+AnyRow = Any  # a run or a result, its cells and quantities as attributes
 
 
-def mark_part(*rows: Row) -> str:
+def mark_part(*rows: AnyRow) -> str:
     """Return the mark of an estimate if one of these cases measured less than an epoch."""
     return ESTIMATE if any(row.part < 1 for row in rows) else ""
 
@@ -150,20 +152,20 @@ def write_ratio(value: float) -> str:
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
-def name_spread(cases: Iterable[Row]) -> str:
+def name_spread(cases: Iterable[AnyRow]) -> str:
     """Return the suffix of the times' column head, which names the kind of their spread."""
     kinds = {case.spread for case in cases} - {Spread.NONE.value}
     words = {Spread.WITHIN.value: " [within the run]", Spread.RANGE.value: ", range"}
     return ", spread" if len(kinds) > 1 else "".join(map(words.__getitem__, kinds))
 
 
-def name_outcome(row: Row) -> str:
+def name_outcome(row: AnyRow) -> str:
     """Name how a row without a time ended: out of memory in words, else by its status."""
     names = {Status.OOM: "out of memory", Status.OOM_SUSPECTED: "out of memory?"}
     return names.get(row.status, str(row.status)) + " (inferred)" * bool(row.inferred)
 
 
-def remarks(row: Row, but: Iterable[str] = ()) -> str:
+def remarks(row: AnyRow, but: Iterable[str] = ()) -> str:
     """Return what a reader must know before believing a row, except the doubts in ``but``."""
     said = [d.mark(row) for d in DOUBTS.values() if d.name not in but and getattr(row, d.name)]
     if row.runs > row.repeats:
@@ -171,13 +173,13 @@ def remarks(row: Row, but: Iterable[str] = ()) -> str:
     return ", ".join(said)
 
 
-def name_place(row: Row, axes: Collection[str]) -> str:
+def name_place(row: AnyRow, axes: Collection[str]) -> str:
     """Name a case as `name_case`, after its machine if that is among the axes."""
     where = [row.ran_on] if MACHINE in axes else []
     return " · ".join([*where, name_case(row, axes)])
 
 
-def name_case(row: Row, axes: Iterable[str]) -> str:
+def name_case(row: AnyRow, axes: Iterable[str]) -> str:
     """Return the `Case.label` of a run or a result, by those of some axes that a `Case` has."""
     values = {name: getattr(row, name) for name in axes if name in AXES or is_own(name)}
     return change_axes(Case(), values).label(values)
@@ -247,7 +249,7 @@ class Wording:
         return self.say_period(text)
 
 
-def find_wording(cases: Iterable[Row]) -> Wording:
+def find_wording(cases: Iterable[AnyRow]) -> Wording:
     every = list(cases)
     units = {case.unit or IMAGES for case in every} or {IMAGES}
     unit = units.pop() if len(units) == 1 else SEVERAL
@@ -263,13 +265,13 @@ def find_wording(cases: Iterable[Row]) -> Wording:
 # ----------------------------------------------------------------------------------------- sections
 
 
-R = TypeVar("R")
+_R = TypeVar("_R")
 
 Said = Cell | str | float | None  # what a column shows of a row: a cell, text, a number, or nothing
 
 
 @dataclass(frozen=True)
-class Column(Generic[R]):
+class Column(Generic[_R]):
     """A column: its `Head`, and ``say``, which returns what it shows of a row. An empty column is
     left out unless ``always`` is set. One that may ``wrap`` holds words, others numbers, unless
     ``number`` says otherwise. Numbers are written by ``write``; NaN is empty."""
@@ -277,7 +279,7 @@ class Column(Generic[R]):
     name: str
     label: str
     help: str
-    say: Callable[[R], Said]
+    say: Callable[[_R], Said]
     number: bool | None = None
     better: str = ""
     keep: int = 9
@@ -285,7 +287,7 @@ class Column(Generic[R]):
     always: bool = False
     write: Callable[[Any], str] = str
 
-    def fill(self, row: R) -> Cell:
+    def fill(self, row: _R) -> Cell:
         """Return the cell of a row."""
         said = self.say(row)
         if isinstance(said, Cell):
@@ -322,7 +324,7 @@ class Section:
     name: str  # of its table
     question: str  # as a reader would ask it
     list_sheets: Callable[[Any], Iterable[Sheet]]  # from a `bench.answers.report_data.ReportData`
-    level: Level = Level.DETAIL  # of its tables
+    level: Prominence = Prominence.DETAIL  # of its tables
 
     def lay_out(self, sheets: Iterable[Sheet]) -> Iterator[Table]:
         """Fill the sheets that have rows, without the columns in which all cells are empty."""
@@ -350,9 +352,9 @@ class Section:
             )
 
 
-def join(parts: Iterable[tuple[str, Iterable[R]]]) -> tuple[list[R], dict[int, str]]:
+def join(parts: Iterable[tuple[str, Iterable[_R]]]) -> tuple[list[_R], dict[int, str]]:
     """Return the rows of parts, each under a heading, and their `Sheet.groups`."""
-    rows: list[R] = []
+    rows: list[_R] = []
     groups: dict[int, str] = {}
     for heading, part in parts:
         groups[len(rows)] = heading
@@ -362,7 +364,7 @@ def join(parts: Iterable[tuple[str, Iterable[R]]]) -> tuple[list[R], dict[int, s
 
 def quantity_column(
     name: str,
-    take: Callable[[Any], Row] = lambda row: row,
+    take: Callable[[Any], AnyRow] = lambda row: row,
     label: str = "",
     *,
     spread: bool = True,
@@ -384,7 +386,7 @@ def quantity_column(
 
 def axis_column(
     axis: str,
-    take: Callable[[Any], Row] = lambda row: row,
+    take: Callable[[Any], AnyRow] = lambda row: row,
     number: bool | None = None,
 ) -> Column[Any]:
     """Return the column of an axis, or of the machine, for the case that ``take`` finds in a row.
@@ -411,7 +413,7 @@ def axis_column(
     )
 
 
-def quantity_cell(name: str, row: Row, *, spread: bool = True) -> Cell:
+def quantity_cell(name: str, row: AnyRow, *, spread: bool = True) -> Cell:
     """Return the cell of one of `QUANTITIES` of a case, with the ends of its spread and the mark of
     an estimate, without unit. A case of less than an epoch shows nothing that was learnt; one
     without a time shows how it ended in place of the epoch time. Ends over repeats are in
@@ -432,6 +434,6 @@ def quantity_cell(name: str, row: Row, *, spread: bool = True) -> Cell:
     return Cell(f"{ESTIMATE * estimated}{text}", value, estimated)
 
 
-def write_time(row: Row) -> str:
+def write_time(row: AnyRow) -> str:
     """Write the epoch time of a case with its unit."""
     return f"{quantity_cell('epoch_time_s', row, spread=False).text} s"

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from bench.answers.render.table import Document, Level, Notice, Table
+from bench.answers.render.table import Document, Notice, Prominence, Table
 from bench.base.text import make_printable
 
 WIDTH = 100
@@ -24,7 +24,7 @@ WIDTH = 100
 WRAPPED = 14
 """The least width of a column that wraps, such as remarks, before others are left out for it."""
 
-DOUBTS = 3  # on a first screen, a line each
+_DOUBTS = 3  # on a first screen, a line each
 MORE = "--full"  # the flag that shows what a first screen leaves out
 
 _GAP = "  "
@@ -69,7 +69,7 @@ def make_plain(width: int) -> Console:
 
 def draw(report: Document, console: Console, full: bool = False) -> None:
     """Print the first screen, or the ``full`` report, on a console of rich's. A first screen has
-    the answer, the tables of `Level.TABLE`, and three doubts."""
+    the answer, the tables of `Prominence.TABLE`, and three doubts."""
     say = partial(draw_text, console=console)
     say(report.title if full else report.subject, style="bold")
     for sentence in report.constants if full else ():
@@ -88,7 +88,7 @@ def draw(report: Document, console: Console, full: bool = False) -> None:
     for warning in report.warnings if full else ():
         say(f"! {warning.line}", style="yellow")
     for table in report.tables if full else report.opening:
-        if full or table.level is Level.TABLE:
+        if full or table.level is Prominence.TABLE:
             console.print()
             draw_table(table, console)
     console.print()
@@ -104,11 +104,11 @@ def list_doubts(notices: Sequence[Notice]) -> list[str]:
     Spread: Close other programs.``"""
     groups: dict[str, list[str]] = {}
     for notice in notices:
-        if notice.level is Level.TABLE:
+        if notice.level is Prominence.TABLE:
             where = f" ({notice.where})" if notice.where else ""
             groups.setdefault(notice.remedy or notice.found, []).append(notice.label + where)
     said = (f"{', '.join(dict.fromkeys(labels))}: {end}" for end, labels in groups.items())
-    return [*said][:DOUBTS]
+    return [*said][:_DOUBTS]
 
 
 def draw_table(table: Table, console: Console, brief: bool = False) -> None:

@@ -22,10 +22,10 @@ from bench.base.progress import watch
 from bench.base.text import first_line
 from bench.networks.data import synthetic
 from bench.networks.data.sources import (
+    CIFAR10_IMAGES,
+    CIFAR10_SHAPE,
     CLASSES,
-    IMAGES,
-    SHAPE,
-    Source,
+    ImageSource,
     detect,
     download,
 )
@@ -43,7 +43,7 @@ DATASETS: dict[str, str] = {
 }
 
 # Part of the cache key: increase it whenever the same source files decode to something else.
-FORMAT = 2
+_FORMAT = 2
 
 KEPT = 12
 """Number of most recently used cache entries to keep. One of CIFAR-10 takes 184 MB, and each source
@@ -74,7 +74,7 @@ class DatasetInfo:
 
 
 @dataclass(frozen=True)
-class Dataset:
+class ImageArrays:
     """Read-only arrays mapped from disk: images uint8 (N, C, H, W), RGB; labels (N,). The test
     arrays have N = 0 if the source holds no test images. CIFAR-10 is (N, 3, 32, 32). Large
     synthetic images may be fewer than the images of an epoch."""
@@ -112,7 +112,7 @@ def prepare(
     if name not in DATASETS:
         raise UsageError(f"unknown dataset {name!r}; {nearest(name, list(DATASETS))}")
     if name == SYNTHETIC:
-        shape = synthetic.parse_shape(input) if input else SHAPE
+        shape = synthetic.parse_shape(input) if input else CIFAR10_SHAPE
         source = synthetic.source(shape, classes or CLASSES)
     else:
         place = data_dir or Path("data")
@@ -131,7 +131,7 @@ def find_layout(data_dir: Path | None) -> str | None:
     return source.layout if source else None
 
 
-def load(folder: str | Path) -> Dataset:
+def load(folder: str | Path) -> ImageArrays:
     """Open the dataset that ``prepare`` wrote to ``folder`` (``DatasetInfo.folder``), mapped, not
     read. Raises UsageError: the folder does not hold a whole dataset."""
     import numpy as np
@@ -147,7 +147,7 @@ def load(folder: str | Path) -> Dataset:
         ) from error
     with suppress(OSError):  # used now, for `_remove_unused`; another user's cache is read-only
         os.utime(folder)
-    return Dataset(info, *arrays)
+    return ImageArrays(info, *arrays)
 
 
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
@@ -159,15 +159,15 @@ def find_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "gpu-precision-bench")
 
 
-def _key(source: Source) -> str:
-    identity: list[object] = [FORMAT, source.layout, source.recipe]
+def _key(source: ImageSource) -> str:
+    identity: list[object] = [_FORMAT, source.layout, source.recipe]
     for file in source.files:
         stat = file.stat()
         identity.append((str(file.absolute()), stat.st_size, stat.st_mtime_ns))
     return sha256(json.dumps(identity).encode()).hexdigest()[:16]
 
 
-def _store(source: Source, name: str, folder: Path) -> DatasetInfo:
+def _store(source: ImageSource, name: str, folder: Path) -> DatasetInfo:
     from filelock import FileLock
 
     partial = folder.with_name(folder.name + ".partial")
@@ -205,12 +205,12 @@ def _remove_unused(cache: Path) -> None:
             rmtree(entry, ignore_errors=True)
 
 
-def decode(source: Source, name: str, folder: Path) -> None:
+def decode(source: ImageSource, name: str, folder: Path) -> None:
     """Decode a dataset into ``folder``, to be read by every worker."""
     import numpy as np
 
-    digest, counts = sha256(), dict.fromkeys(IMAGES, 0)
-    for split in IMAGES:
+    digest, counts = sha256(), dict.fromkeys(CIFAR10_IMAGES, 0)
+    for split in CIFAR10_IMAGES:
         chunks = [(np.empty((0, *source.shape), np.uint8), np.empty(0, np.uint8))]
         with watch(f"decoding the {split} images of {name}", "image") as show:
             for images, labels in source.read(split):

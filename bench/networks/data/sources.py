@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     Chunk: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.unsignedinteger]]
 
 Shape = tuple[int, int, int]  # of an image: channels, height and width
-SHAPE = (3, 32, 32)
+CIFAR10_SHAPE = (3, 32, 32)
 CLASSES = 10
-IMAGES = {"train": 50_000, "test": 10_000}
+CIFAR10_IMAGES = {"train": 50_000, "test": 10_000}
 
 FOLDER, ARCHIVE, PARQUET = "cifar-10-batches-py", "cifar-10-python.tar.gz", "parquet"
 """The layouts, by their names in records; they are searched for in this order, each in --data-dir
@@ -42,7 +42,7 @@ URL = f"https://www.cs.toronto.edu/~kriz/{ARCHIVE}"
 
 # These sums are those published in torchvision.datasets.CIFAR10.
 ARCHIVE_MD5 = "c58f30108f718f92721af3b95e74349a"
-BATCHES = {
+_BATCHES = {
     "data_batch_1": "c99cafc152244af753f735de768cd75f",
     "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
     "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
@@ -51,7 +51,7 @@ BATCHES = {
     "test_batch": "40351d587109b95175f43aff81a1287e",
 }
 
-CHUNK = 1000  # images decoded at a time: 3 MB
+_CHUNK = 1000  # images decoded at a time: 3 MB
 
 _REMEDIES = (
     "give --data-dir a folder that holds CIFAR-10 (cifar-10-batches-py, its archive or Parquet) or "
@@ -62,7 +62,7 @@ _TIMEOUT_S = 30.0  # without a byte
 
 
 @dataclass(frozen=True)
-class Source:
+class ImageSource:
     """One dataset, found but not yet read.
 
     ``files`` are all files that will be read; they key the cache, or ``recipe`` does if the images
@@ -74,12 +74,12 @@ class Source:
     files: tuple[Path, ...]
     read: Callable[[str], Iterator[Chunk]]
     classes: int = CLASSES
-    shape: Shape = SHAPE
+    shape: Shape = CIFAR10_SHAPE
     epoch: int = 0
     recipe: str = ""
 
 
-def detect(folder: Path) -> Source | None:
+def detect(folder: Path) -> ImageSource | None:
     """Find CIFAR-10 in ``folder`` or one of its sub-folders; return None if it is not there. Raises
     UsageError: ``folder`` is a file, a batch or a shard is missing, or a file is at the first look
     something else."""
@@ -87,16 +87,16 @@ def detect(folder: Path) -> Source | None:
         raise UsageError(f"--data-dir {folder} is a file; give the folder that holds it")
     places = [folder, *sorted(folder.glob("[!.]*/"))]
     for place in places:
-        if any((place / name).is_file() for name in BATCHES):
-            if lacking := [name for name in BATCHES if not (place / name).is_file()]:
+        if any((place / name).is_file() for name in _BATCHES):
+            if lacking := [name for name in _BATCHES if not (place / name).is_file()]:
                 raise UsageError(f"{place} lacks {', '.join(lacking)}; unpack {ARCHIVE} again")
-            batches = tuple(place / name for name in BATCHES)
+            batches = tuple(place / name for name in _BATCHES)
             _refuse_foreign(*batches)
-            return Source(FOLDER, batches, partial(_read_folder, place))
+            return ImageSource(FOLDER, batches, partial(_read_folder, place))
     for place in places:
         if (packed := place / ARCHIVE).is_file():
             _refuse_foreign(packed)
-            return Source(ARCHIVE, (packed,), partial(_read_archive, packed))
+            return ImageSource(ARCHIVE, (packed,), partial(_read_archive, packed))
     for place in places:
         if train := sorted(place.glob("*train*.parquet")):
             # "latest-train.parquet" holds no test images
@@ -105,7 +105,7 @@ def detect(folder: Path) -> Source | None:
             for paths in shards.values():
                 _refuse_parts(paths)
                 _refuse_foreign(*paths)
-            return Source(PARQUET, (*train, *test), partial(_read_parquet, shards))
+            return ImageSource(PARQUET, (*train, *test), partial(_read_parquet, shards))
     return None
 
 
@@ -150,7 +150,7 @@ def _refuse_parts(paths: list[Path]) -> None:
             )
 
 
-def download(folder: Path) -> Source:
+def download(folder: Path) -> ImageSource:
     """Download the archive into ``folder``, where it appears once it is whole. Raises UsageError:
     it cannot be downloaded, or is truncated or altered."""
     from http.client import HTTPException
@@ -177,7 +177,7 @@ def download(folder: Path) -> Source:
         ) from error
     finally:
         part.unlink(missing_ok=True)
-    return Source(ARCHIVE, (packed,), partial(_read_archive, packed))
+    return ImageSource(ARCHIVE, (packed,), partial(_read_archive, packed))
 
 
 def _check_sum(file: IO[bytes], md5: str) -> None:
@@ -189,14 +189,14 @@ def _check_sum(file: IO[bytes], md5: str) -> None:
 
 
 def _list_batches(split: str) -> list[str]:
-    return [name for name in BATCHES if name.startswith("test") == (split == "test")]
+    return [name for name in _BATCHES if name.startswith("test") == (split == "test")]
 
 
 def _read_folder(folder: Path, split: str) -> Iterator[Chunk]:
     for name in _list_batches(split):
         try:
             with (folder / name).open("rb") as file:
-                _check_sum(file, BATCHES[name])
+                _check_sum(file, _BATCHES[name])
                 chunk = _read_batch(file)
         except (OSError, ValueError) as error:
             raise _refuse(folder / name, error) from error
@@ -222,7 +222,7 @@ def _read_batch(file: IO[bytes]) -> Chunk:
 
     batch = pickle.load(file, encoding="bytes")
     # one row per image: 1024 red values, then green, then blue, row by row
-    images = np.ascontiguousarray(batch[b"data"]).reshape(-1, *SHAPE)
+    images = np.ascontiguousarray(batch[b"data"]).reshape(-1, *CIFAR10_SHAPE)
     return images, np.array(batch[b"labels"], np.uint8)
 
 
@@ -234,7 +234,7 @@ def _read_parquet(shards: dict[str, list[Path]], split: str) -> Iterator[Chunk]:
         try:
             with pq.ParquetFile(path) as file:
                 column = "img" if "img" in file.schema_arrow.names else "image"
-                for batch in file.iter_batches(CHUNK, columns=[column, "label"]):
+                for batch in file.iter_batches(_CHUNK, columns=[column, "label"]):
                     rows = batch.to_pydict()
                     pixels = np.stack([decode_image(image["bytes"]) for image in rows[column]])
                     images, labels = pixels.transpose(0, 3, 1, 2), np.array(rows["label"])

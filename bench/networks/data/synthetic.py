@@ -12,7 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.networks.data.sources import CLASSES, IMAGES, SHAPE, Shape, Source
+from bench.networks.data.sources import CIFAR10_IMAGES, CIFAR10_SHAPE, CLASSES, ImageSource, Shape
 
 if TYPE_CHECKING:
     from bench.networks.data.sources import Chunk
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SEED = 2019
 PATTERNS = 8  # per class
 CELLS = 4  # per side
-CHUNK = 2_000
+_CHUNK = 2_000
 
 LARGEST, MOST_CLASSES = 2**24, 2**16
 """Maximum values of an image (3x2048x2048 is allowed; nine of these fit into 150 MB), and maximum
@@ -51,27 +51,29 @@ def count_images(split: str, shape: Shape) -> int:
     >>> count_images("train", (3, 32, 32)), count_images("train", (3, 224, 224))
     (50000, 1020)
     """
-    return min(IMAGES[split], IMAGES[split] * math.prod(SHAPE) // math.prod(shape))
+    return min(
+        CIFAR10_IMAGES[split], CIFAR10_IMAGES[split] * math.prod(CIFAR10_SHAPE) // math.prod(shape)
+    )
 
 
-def source(shape: Shape = SHAPE, classes: int = CLASSES) -> Source:
+def source(shape: Shape = CIFAR10_SHAPE, classes: int = CLASSES) -> ImageSource:
     """Return the synthetic dataset. The hash of this file is its recipe: editing the file makes a
     new cache entry; clones and environments with the same file share one. Larger images are fewer,
     to take no more memory than CIFAR-10, and an epoch repeats them until it has 50,000."""
-    plain = (shape, classes) == (SHAPE, CLASSES)
+    plain = (shape, classes) == (CIFAR10_SHAPE, CLASSES)
     layout = "synthetic" if plain else f"synthetic, {'x'.join(map(str, shape))}, {classes} classes"
-    return Source(
+    return ImageSource(
         layout,
         (),
         lambda split: generate(split, shape, classes),
         classes,
         shape,
-        IMAGES["train"],
+        CIFAR10_IMAGES["train"],
         sha256(Path(__file__).read_bytes()).hexdigest(),
     )
 
 
-def generate(split: str, shape: Shape = SHAPE, classes: int = CLASSES) -> Iterator[Chunk]:
+def generate(split: str, shape: Shape = CIFAR10_SHAPE, classes: int = CLASSES) -> Iterator[Chunk]:
     """Yield the ``"train"`` or ``"test"`` images in chunks.
 
     An image is one of its class's patterns (4×4 cells, each 8×8 of 32×32 pixels, which a crop
@@ -90,9 +92,9 @@ def generate(split: str, shape: Shape = SHAPE, classes: int = CLASSES) -> Iterat
     patterns = rng.integers(0, 128, size, dtype=np.uint16)
 
     # The same patterns for both splits, but never the same images.
-    rng = np.random.Generator(np.random.SFC64([SEED, sorted(IMAGES).index(split)]))
+    rng = np.random.Generator(np.random.SFC64([SEED, sorted(CIFAR10_IMAGES).index(split)]))
     images_there = count_images(split, shape)
-    chunk = max(1, CHUNK * math.prod(SHAPE) // math.prod(shape))
+    chunk = max(1, _CHUNK * math.prod(CIFAR10_SHAPE) // math.prod(shape))
     for start in range(0, images_there, chunk):
         n = min(chunk, images_there - start)
         labels = rng.integers(0, classes, n)

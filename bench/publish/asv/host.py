@@ -29,31 +29,30 @@ from bench.base.errors import UsageError
 from bench.machine.host import has_cuda
 from bench.machine.nvml import find_cards
 from bench.schema.axis import Value, name_column
-from bench.schema.case import AXES, NAMED, Case, find_axis, format_value, list_axes
+from bench.schema.case import AXES, NAMING_AXES, Case, find_axis, format_value, list_axes
 from bench.schema.flags import join_flags, parse_number
 from bench.schema.preset import Preset, load_config, load_preset
 
 GRID = "BENCH_ASV_GRID"
 """Environment variable set for the benchmarks: the cases, by their place in a parameter grid."""
 
-ROOT = Path(__file__).resolve().parents[3]
+_ROOT = Path(__file__).resolve().parents[3]
 
 
 def choose_preset() -> Preset:
     """Return the preset of `BENCH_PRESET`; else the 2019 grid on a GPU, a small one on a CPU."""
     asked = os.environ.get("BENCH_PRESET") or ("rtx-titan" if has_cuda() else "")
-    file = Path(asked or ROOT / "benchmarks" / "cpu.toml")
+    file = Path(asked or _ROOT / "benchmarks" / "cpu.toml")
     return load_config(file) if file.suffix == ".toml" else load_preset(asked)
 
 
 def lay_out(cases: Sequence[Case]) -> dict[str, Any]:
     """Lay cases out for asv: names of parameters, the values of each, and a place for each case.
 
-    The parameters are `NAMED`, and all others that vary among the cases. asv takes the product of
-    all values; a place without a case is not available.
-    """
+    The parameters are `NAMING_AXES`, and all others that vary among the cases. asv takes the
+    product of all values; a place without a case is not available."""
     told = [n for n in list_axes(cases) if len({getattr(case, n) for case in cases}) > 1]
-    names = list(dict.fromkeys([*NAMED, *told]))
+    names = list(dict.fromkeys([*NAMING_AXES, *told]))
     placed = [[_place(name, getattr(case, name)) for name in names] for case in cases]
     return {
         "names": [*map(name_column, names)],
@@ -79,7 +78,7 @@ def _place(name: str, value: Value) -> Value:
 
 
 def _is_told(name: str, value: Value) -> bool:
-    own = name in (*NAMED, "device") or value != AXES[name].default
+    own = name in (*NAMING_AXES, "device") or value != AXES[name].default
     return own and value is not None
 
 
@@ -87,7 +86,7 @@ def describe_grid(preset: str, cases: Sequence[Case]) -> dict[str, Any]:
     """Return the data for `benchmarks/`: the laid-out cases, the timeout, the sweep flags."""
     device = "cuda" if any(case.device == "cuda" for case in cases) else "cpu"
     text = os.environ.get("BENCH_TIMEOUT") or ("3600" if device == "cuda" else "600")
-    own = ["--timeout", text, "--data-dir", str(ROOT / "data")]
+    own = ["--timeout", text, "--data-dir", str(_ROOT / "data")]
     return {
         "preset": preset,
         "device": device,

@@ -19,7 +19,7 @@ from bench.results.store.table import (
     RECORDS,
     STEPS,
     TABLES,
-    WORK,
+    WORK_FILE,
     read_columns,
 )
 from bench.schema.case import AXES, format_value
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 Sources = dict[str, dict[str, dict[str, str]]]
 """By script or network and the hash that rows have, the hashes of the files of that version."""
 
-Part = TypeVar("Part", Step, EpochRow, WorkRow, RankRow)
+_Part = TypeVar("_Part", Step, EpochRow, WorkRow, RankRow)
 
-_FILES: dict[type, str] = {Step: STEPS, EpochRow: EPOCHS, WorkRow: WORK, RankRow: RANKS}
+_FILES: dict[type, str] = {Step: STEPS, EpochRow: EPOCHS, WorkRow: WORK_FILE, RankRow: RANKS}
 
 
 def find_records(path: Path) -> list[Path]:
@@ -101,11 +101,11 @@ def read_there(folder: Path | None) -> list[Row]:
     return read_rows(folder) if folder is not None and (folder / RECORDS).is_file() else []
 
 
-def read_beside(path: Path, kind: type[Part]) -> dict[str, list[Part]]:
+def read_beside(path: Path, kind: type[_Part]) -> dict[str, list[_Part]]:
     """Read the rows of one ``kind`` that belong to a sweep's records, by record. Empty if there are
     none. Raises UsageError: as `read_rows`."""
-    found: dict[str, list[Part]] = defaultdict(list)
-    make: Callable[..., Part] = kind
+    found: dict[str, list[_Part]] = defaultdict(list)
+    make: Callable[..., _Part] = kind
     names = [field.name for field in fields(kind)]
     for records in find_records(path):
         # results/reference/NAME.csv has its steps in NAME-curve.csv

@@ -23,15 +23,15 @@ from bench.schema.case import AXES, Case, format_value, list_values, make_case, 
 from bench.schema.command import read_vary
 from bench.schema.record import COMPARABLE, Status
 
-T = TypeVar("T")
-R = TypeVar("R", bound="Row")
+_T = TypeVar("_T")
+_R = TypeVar("_R", bound="Row")
 
 _tell_axes = attrgetter(*AXES)
 
 
-def group(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
+def group(items: Iterable[_T], key: Callable[[_T], Hashable]) -> list[list[_T]]:
     """Group items by their key, in the order in which the keys first appear."""
-    groups: dict[Hashable, list[T]] = defaultdict(list)
+    groups: dict[Hashable, list[_T]] = defaultdict(list)
     for item in items:
         groups[key(item)].append(item)
     return [*groups.values()]
@@ -81,7 +81,7 @@ class Row:
         return None if value in ("", None) or value != value else float(value)
 
 
-def keep_latest(rows: Iterable[R]) -> list[R]:
+def keep_latest(rows: Iterable[_R]) -> list[_R]:
     """Return the rows that count, in their order: each run's last attempt under each environment.
 
     A run is a case of a sweep, a repeat and whether it is the sentinel or a probe. Two environments
@@ -99,7 +99,7 @@ def keep_latest(rows: Iterable[R]) -> list[R]:
     return [row for row in rows if id(row) in counting]
 
 
-def latest(rows: Iterable[R]) -> list[R]:
+def latest(rows: Iterable[_R]) -> list[_R]:
     """Return the last attempt at each run of a whole case: no sentinels, probes or truncated
     trials."""
     return keep_latest(row for row in rows if row.is_repeat and not row.truncated)
@@ -136,17 +136,17 @@ class LatestAttempt(NamedTuple):
     time_s: float | None = None  # of the epoch
 
 
-Run = tuple[Case, int, bool]
+PlannedRun = tuple[Case, int, bool]
 """A case, its repeat, and whether it is the sentinel."""
 
 
-def read_history(rows: Iterable[Row]) -> dict[Run, LatestAttempt]:
+def read_history(rows: Iterable[Row]) -> dict[PlannedRun, LatestAttempt]:
     """Return each run's latest attempt in a records table: no probe or truncated trial.
 
     A profiled run also stands for the same run without that, if it has no attempt of its own: the
     profiler starts after everything else is measured.
     """
-    history: dict[Run, LatestAttempt] = {}
+    history: dict[PlannedRun, LatestAttempt] = {}
     for row in keep_latest(row for row in rows if not (row.probe or row.truncated)):
         run = (row.case, row.repeat, row.sentinel)
         # rows of several environments are separate attempts; numbering goes on from the last
@@ -193,7 +193,7 @@ def parse_shard(text: str) -> Shard:
     return shard
 
 
-def plan_runs(cases: Sequence[Case], repeats: int) -> list[Run]:
+def plan_runs(cases: Sequence[Case], repeats: int) -> list[PlannedRun]:
     """Return every case ``repeats`` times, interleaved, so that drift of the machine affects all
     alike. With several repeats, the first case runs once more at the end as the sentinel: its
     difference from its first runs is the drift."""
@@ -215,7 +215,7 @@ def is_known(case: Case, times: Sequence[float]) -> bool:
     return case.until is not None and find_width(times) <= case.until
 
 
-def collect_times(history: Mapping[Run, LatestAttempt]) -> dict[Case, list[float]]:
+def collect_times(history: Mapping[PlannedRun, LatestAttempt]) -> dict[Case, list[float]]:
     """Return the epoch times, in s, of the successful runs of each case."""
     times: dict[Case, list[float]] = {}
     for (case, _, _), past in history.items():
@@ -224,7 +224,9 @@ def collect_times(history: Mapping[Run, LatestAttempt]) -> dict[Case, list[float
     return times
 
 
-def leave_out_known(runs: Iterable[Run], history: Mapping[Run, LatestAttempt]) -> list[Run]:
+def leave_out_known(
+    runs: Iterable[PlannedRun], history: Mapping[PlannedRun, LatestAttempt]
+) -> list[PlannedRun]:
     """Leave out repeats of cases that are known without them; sentinels and past runs stay."""
     times = collect_times(history)
     return [
@@ -242,14 +244,14 @@ def parse_axis(name: str, cell: Any) -> Value:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlannedRuns:
     """The plan of a folder's sweep: its ``shard``, if it is one, and its ``runs``."""
 
     shard: Shard | None = None
-    runs: Sequence[Run] = ()
+    runs: Sequence[PlannedRun] = ()
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Plan:
+    def of(cls, config: Mapping[str, Any]) -> PlannedRuns:
         """Read the plan in a folder's configuration. If somebody edited it, nothing is known."""
         told, shared = config.get("cases") or (), config.get("settings", {})
         defaults = dict(zip(AXES, map(format_value, list_values(Case())), strict=True))

@@ -26,11 +26,11 @@ from bench.schema.record import (
     SCHEMA,
     STEP_COLUMNS,
     WORK_COLUMNS,
-    Column,
+    ColumnInfo,
     Status,
 )
 
-RECORDS, STEPS, EPOCHS, WORK = "records.csv", "steps.csv", "epochs.csv", "work.csv"
+RECORDS, STEPS, EPOCHS, WORK_FILE = "records.csv", "steps.csv", "epochs.csv", "work.csv"
 RANKS = "ranks.csv"
 CONFIG, LOGS, CHECKPOINTS, TRACES = "config.json", "logs", "checkpoints", "traces"
 OUTPUTS = "outputs"
@@ -39,11 +39,11 @@ OUTPUTS = "outputs"
 LAST, BEST = "last.pt", "best.pt"
 """The checkpoints of a run."""
 
-TABLES: dict[str, dict[str, Column]] = {
+TABLES: dict[str, dict[str, ColumnInfo]] = {
     RECORDS: COLUMNS,
     STEPS: STEP_COLUMNS,
     EPOCHS: EPOCH_COLUMNS,
-    WORK: WORK_COLUMNS,
+    WORK_FILE: WORK_COLUMNS,
     RANKS: RANK_COLUMNS,
 }
 """The columns of each table."""
@@ -65,7 +65,7 @@ def _write_cell(value: Any) -> str:
     return write_text(value) if isinstance(value, str) else format_value(value)
 
 
-def read_columns(path: Path, columns: Mapping[str, Column]) -> dict[str, list[Any]]:
+def read_columns(path: Path, columns: Mapping[str, ColumnInfo]) -> dict[str, list[Any]]:
     """Read a table, a list a column: numbers, NaN where they are not known; text; switches, off
     where they are not known; a `Status`; and the values of axes as a `Case` has them. A column that
     a file lacks, since it is newer, is empty, or has its axis's default.
@@ -89,7 +89,7 @@ def read_columns(path: Path, columns: Mapping[str, Column]) -> dict[str, list[An
 
 
 def _read_cells(
-    path: Path, columns: Mapping[str, Column], axes: Collection[str]
+    path: Path, columns: Mapping[str, ColumnInfo], axes: Collection[str]
 ) -> dict[str, list[str]]:
     """Read every cell as text, in the order of ``columns``, of which some are ``axes``."""
     strange = "not written by `bench.sweep`; give a sweep's folder or its records.csv"
@@ -132,7 +132,7 @@ def _read_cells(
     return {name: cells.get(name, []) for name in columns}
 
 
-def _parse(column: Column, is_axis: bool, text: str) -> Any:
+def _parse(column: ColumnInfo, is_axis: bool, text: str) -> Any:
     """Return the value of a cell. Raises ValueError: it is none of the column; says what is."""
     if column.type is str:
         text = text.removeprefix("'")

@@ -41,7 +41,7 @@ from bench.results.store.table import (
     RECORDS,
     STEPS,
     TABLES,
-    WORK,
+    WORK_FILE,
     read_columns,
     write_lines,
 )
@@ -110,7 +110,7 @@ class Store:
         """
         took = read_time(record.finished_at) - read_time(record.started_at)
         durably = max(took, time.monotonic() - self._synced) >= SYNC_S
-        for name, rows in ((STEPS, steps), (EPOCHS, epochs), (WORK, work), (RANKS, ranks)):
+        for name, rows in ((STEPS, steps), (EPOCHS, epochs), (WORK_FILE, work), (RANKS, ranks)):
             if rows:
                 names = [*TABLES[name]][1:]
                 cells = ([record.record_id, *(getattr(row, n) for n in names)] for row in rows)

@@ -32,8 +32,8 @@ from bench.results.study.pairs import find_changes
 from bench.results.study.quantities import METRICS, Metric
 from bench.results.study.runs import Result
 from bench.results.verdict import (
-    Claim,
     Equivalence,
+    EquivalenceVerdict,
     find_classes,
     is_guessing,
     judge_equivalences,
@@ -42,7 +42,7 @@ from bench.results.verdict import (
 )
 from bench.schema.record import RELIABLE
 
-KINDS = ("measured", "unknown", "published")
+_KINDS = ("measured", "unknown", "published")
 """Kinds of cases by priority: effects are estimated for the first one that there is."""
 
 
@@ -70,7 +70,7 @@ class Effect:
 def find_effects(results: Sequence[Result], varying: Sequence[str]) -> Iterator[Effect]:
     """Yield what each change of each axis does, in the order of the overview's columns."""
     ended = [result for result in results if result.status in RELIABLE]
-    kind = min((result.kind for result in ended), key=KINDS.index, default="")
+    kind = min((result.kind for result in ended), key=_KINDS.index, default="")
     ended = [result for result in ended if result.kind == kind]
     changes = [
         change
@@ -96,7 +96,7 @@ def find_effects(results: Sequence[Result], varying: Sequence[str]) -> Iterator[
             )
 
 
-MARGIN = STEADY  # a loss or an error within this share of the other counts as equal
+EQUAL_MARGIN = STEADY  # a loss or an error within this share of the other counts as equal
 
 LEARNT: tuple[Metric, ...] = (LOSS, METRICS["test_top1_error"])
 
@@ -126,10 +126,12 @@ def judge_learning(
             if known:
                 concerned.append((effect, known, share_seeds(known, seeds)))
         means = [list_means(*map(average_seeds, sides)) for _, _, sides in concerned]
-        verdicts = judge_equivalences([(before, after) for before, after in means], MARGIN)
+        verdicts = judge_equivalences([(before, after) for before, after in means], EQUAL_MARGIN)
         for (effect, known, sides), equivalence in zip(concerned, verdicts, strict=True):
             most = max(abs(shift) for shift in list_shifts(*sides))
-            if equivalence.verdict is Claim.EQUIVALENT and most > math.log1p(MARGIN):
+            if equivalence.verdict is EquivalenceVerdict.EQUIVALENT and most > math.log1p(
+                EQUAL_MARGIN
+            ):
                 equivalence = withdraw(equivalence, "not in every case")
             guessing = [
                 all(_guesses(losses.get(cell), cells[cell]) for cell in side)

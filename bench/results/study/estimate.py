@@ -43,13 +43,15 @@ if TYPE_CHECKING:
 
 TIME, LOSS = METRICS["epoch_time_s"], METRICS["train_loss"]
 
-MEMORY = replace(METRICS[next(iter(quantities.MEMORY))], name="memory_bytes", label="peak memory")
+MEMORY_METRIC = replace(
+    METRICS[next(iter(quantities.MEMORY_MEASURES))], name="memory_bytes", label="peak memory"
+)
 """The best measure of `quantities.MEMORY` that a machine has."""
 
 ENERGY = replace(METRICS["energy_j"], name="energy_per_epoch_j", label="energy of an epoch")
 """Scaled to a whole epoch, so that runs of a part can be compared too."""
 
-JUDGED = (TIME, MEMORY, ENERGY, LOSS)
+JUDGED = (TIME, MEMORY_METRIC, ENERGY, LOSS)
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def estimate(
     """Estimate the effect of each change on a metric; None where no pair has it on both sides."""
 
     def fits(pair: Pair) -> bool:
-        if metric is MEMORY:
+        if metric is MEMORY_METRIC:
             return bool(pair.a.memory_measure == pair.b.memory_measure)
         if metric.seeded:  # what a part of an epoch taught one seed is no finding
             known = all(r.learnt_whole or r.seeds >= MIN_REPEATS for r in (pair.a, pair.b))

@@ -181,7 +181,7 @@ EnvironmentKey = tuple[tuple[str, str], ...]
 """Columns of `COMPARABLE` and their values, which tell one case in several environments apart."""
 
 
-class Match(NamedTuple):
+class _Match(NamedTuple):
     """A case of each side that are compared, by ``cell``. ``told`` identifies the environment if a
     side ran the case in several."""
 
@@ -194,7 +194,7 @@ class Matches(NamedTuple):
     """The cases of two sides: compared ``pairs``, and by ``cell`` the cases on one side alone, with
     what tells the environment of each from others of its case."""
 
-    pairs: Sequence[Match]
+    pairs: Sequence[_Match]
     alone: tuple[Mapping[int, EnvironmentKey], Mapping[int, EnvironmentKey]]
 
 
@@ -222,7 +222,7 @@ def match(
         a: a run of each ``cell``; likewise ``b``.
     """
     candidates = [_list_candidates(side, axis, apart) for side in (a, b)]
-    pairs = list[Match]()
+    pairs = list[_Match]()
     alone = (dict[int, EnvironmentKey](), dict[int, EnvironmentKey]())
     tell = attrgetter(*COMPARABLE)
     for key in dict.fromkeys([*candidates[0], *candidates[1]]):
@@ -282,7 +282,7 @@ def _match_parts(
     return [max(product(ours, theirs), key=size)]
 
 
-def _match_environments(ours: Sequence[Run], theirs: Sequence[Run]) -> Iterator[Match]:
+def _match_environments(ours: Sequence[Run], theirs: Sequence[Run]) -> Iterator[_Match]:
     """Match the cells of one case by the columns of `COMPARABLE` that vary within a side, where the
     sides share a value."""
     held = {n: [{getattr(r, n) for r in side} for side in (ours, theirs)] for n in COMPARABLE}
@@ -294,4 +294,4 @@ def _match_environments(ours: Sequence[Run], theirs: Sequence[Run]) -> Iterator[
     one, two = ({tell(runs[0]): runs for runs in group(side, tell)} for side in (ours, theirs))
     for told in one.keys() & two.keys():
         if len(one[told]) == len(two[told]) == 1:
-            yield Match(one[told][0].cell, two[told][0].cell, told)
+            yield _Match(one[told][0].cell, two[told][0].cell, told)

@@ -11,9 +11,9 @@ from statistics import fmean, geometric_mean
 from bench.machine.peaks import list_peaks
 from bench.profile.breakdown import Breakdown, divide
 from bench.profile.rates import take_rates
-from bench.profile.step import PROFILED, Profile, Step
+from bench.profile.step import PROFILED, Profile, StepWork
 from bench.results.study.runs import Result, Run
-from bench.results.study.sweeps import Sweep
+from bench.results.study.sweeps import SweepFolder
 from bench.schema.precision import Arithmetic, find_formats
 from bench.schema.record import RELIABLE, WorkRow
 
@@ -31,7 +31,7 @@ class Profiled:
     alloc_retries: int  # the maximum over the repeats
 
     @cached_property
-    def step(self) -> Step:
+    def step(self) -> StepWork:
         """The step, which takes the geometric mean of the repeats' median steps."""
         run, case = self.run, self.run.case
         peaks = list_peaks(run.gpu) if case.device == "cuda" else {}
@@ -39,7 +39,7 @@ class Profiled:
         asked = find_formats(case.precision, case.opt_level).arithmetic
         is_tf32 = Arithmetic.TFLOAT32 in (asked, *run.arithmetic.split("/"))
         spent = (run.number(name) or 0.0 for name in PROFILED)
-        return Step(
+        return StepWork(
             geometric_mean(self.times),
             [*self.work],
             take_rates(vars(run), peaks),
@@ -54,7 +54,7 @@ class Profiled:
         return divide(self.step)
 
 
-def read_steps(results: Iterable[Result], sweeps: Sequence[Sweep]) -> dict[int, Profiled]:
+def read_steps(results: Iterable[Result], sweeps: Sequence[SweepFolder]) -> dict[int, Profiled]:
     """Return, by cell, the step of each case whose work was counted."""
     work = {(sweep.name, record): part for sweep in sweeps for record, part in sweep.work.items()}
     steps = {}

@@ -83,7 +83,7 @@ class Quantity:
         return "" if {*ends} == {middle} else "–".join(ends)
 
 
-MEMORY: dict[str, str] = {
+MEMORY_MEASURES: dict[str, str] = {
     "peak_device_bytes": "the device over its baseline (NVML)",
     "peak_process_bytes": "the process (NVML, or what it holds on a CPU)",
     "peak_reserved_bytes": "torch's allocator",
@@ -275,7 +275,7 @@ METRICS: dict[str, Metric] = {
         _time("step_time_median_s", "median step time"),
         _time("eval_time_s", "evaluation time"),
         _time("warmup_time_s", "warm-up time"),
-        *(_memory(column, f"peak memory of {what}") for column, what in MEMORY.items()),
+        *(_memory(column, f"peak memory of {what}") for column, what in MEMORY_MEASURES.items()),
         _loss("train_loss", "training loss"),
         _loss("test_loss", "test loss"),
         _error("train_top1_error", "training top-1 error", error_of="train_accuracy"),

@@ -30,7 +30,7 @@ from bench.results.study.comparable import (
 )
 from bench.results.study.doubts import DOUBTS, LEAST_KNOWN
 from bench.results.study.quantities import (
-    MEMORY,
+    MEMORY_MEASURES,
     METRICS,
     QUANTITIES,
     STORED,
@@ -43,7 +43,7 @@ from bench.schema.precision import Arithmetic, find_formats
 from bench.schema.record import COMPARABLE, MEASURED, REFUSED, RELIABLE, Status
 
 if TYPE_CHECKING:
-    from bench.results.study.sweeps import Sweep
+    from bench.results.study.sweeps import SweepFolder
 
 
 SOURCE = ("sweep", "machine")
@@ -66,7 +66,8 @@ class Run(Row):
             it is not known (``part_known``), and the fraction, if none measured a step.
         busy_step_s: kernel time of a step on a GPU, in s: from its own profile, or from one of the
             same case and environment that measured another part, which does not affect it.
-        memory_measure: the one of `MEMORY` that its memory is read from: the first that any run of
+        memory_measure: the one of `MEMORY_MEASURES` that its memory is read from: the first that
+        any run of
             the same machine and kind has.
         memory_varies: whether the memory of its case's repeats differs by more than `VARIES`.
         period: what its time is of, see `bench.results.study.comparable`.
@@ -103,13 +104,13 @@ class Run(Row):
             self.images_per_s = over(self.train_images, self.epoch_time_s)
 
     def __getattr__(self, name: str) -> Any:
-        """Derive a quantity, a doubt or one of `REACHED`, once."""
+        """Derive a quantity, a doubt or one of `_REACHED`, once."""
         if name in DOUBTS:
             value: Any = DOUBTS[name].find(self)
         elif name in QUANTITIES and (derive := QUANTITIES[name].derive):
             value = derive(self)
-        elif name in REACHED:
-            vars(self).update(zip(REACHED, reach(self), strict=True))
+        elif name in _REACHED:
+            vars(self).update(zip(_REACHED, reach(self), strict=True))
             value = vars(self)[name]
         else:
             return super().__getattr__(name)
@@ -129,7 +130,7 @@ class Run(Row):
         return bool(told and self.measured_images >= self.told_images)
 
 
-REACHED = ("flops", "moved", "of_peaks", "of_bandwidth", "of_measured", "of_copy")
+_REACHED = ("flops", "moved", "of_peaks", "of_bandwidth", "of_measured", "of_copy")
 """What `reach` returns of a run."""
 
 
@@ -171,7 +172,7 @@ def reach(run: Run) -> tuple[float, ...]:
     return flops, moved, shares[0], over(moved, bandwidth), shares[1], over(moved, copy)
 
 
-def read_runs(sweeps: Sequence[Sweep]) -> list[Run]:
+def read_runs(sweeps: Sequence[SweepFolder]) -> list[Run]:
     """Read the runs of sweeps, a run a record, with all that is derived of them."""
     runs: list[Run] = []
     for sweep in sweeps:
@@ -252,7 +253,9 @@ def link_runs(runs: list[Run]) -> list[Run]:
         for run, busy in zip(alike, own, strict=True):
             run.busy_step_s = busy if busy == busy else least
     for alike in group(runs, lambda run: (run.machine, run.kind)):
-        known = (n for n in MEMORY if any(getattr(run, n) == getattr(run, n) for run in alike))
+        known = (
+            n for n in MEMORY_MEASURES if any(getattr(run, n) == getattr(run, n) for run in alike)
+        )
         measure = next(known, "")
         for run in alike:
             run.memory_measure = measure

@@ -11,10 +11,10 @@ from pathlib import Path
 from bench.base.errors import UsageError
 from bench.base.text import count, name_first
 from bench.results.store.reader import find_records, read_beside, read_config, read_rows
-from bench.results.store.rows import SHARD, Plan, Row, leave_out_known, read_history
+from bench.results.store.rows import SHARD, PlannedRuns, Row, leave_out_known, read_history
 from bench.results.store.table import RECORDS
 from bench.schema.case import list_varying
-from bench.schema.goals import MARGIN, Halving, read_goal, read_halving
+from bench.schema.goals import FREE_MARGIN, Halving, read_goal, read_halving
 from bench.schema.preset import ADVICE
 from bench.schema.record import REPEATED, EpochRow, WorkRow
 
@@ -25,7 +25,7 @@ _NAMED = 4  # missing runs or shards named in a message
 
 
 @dataclass(frozen=True)
-class Sweep:
+class SweepFolder:
     """One sweep: the rows of its records, and data from the files beside them.
 
     Attributes:
@@ -42,9 +42,9 @@ class Sweep:
     rows: Sequence[Row]
     command: str = ""
     step: int | None = None
-    margin: float = MARGIN
+    margin: float = FREE_MARGIN
     halving: Halving | None = None
-    plans: Sequence[Plan] = ()
+    plans: Sequence[PlannedRuns] = ()
     advised: bool = False
 
     @cached_property
@@ -98,15 +98,15 @@ class Sweep:
         return read_beside(self.path, WorkRow)
 
 
-def read_sweep(path: Path, name: str = "") -> Sweep:
+def read_sweep(path: Path, name: str = "") -> SweepFolder:
     """Read a sweep from its folder, from those of its shards, or from a records file. Raises
     UsageError: there are no records, or they cannot be read."""
     files = find_records(path)
     configs = [read_config(file.parent) if file.name == RECORDS else {} for file in files]
     config = configs[0]
     command = config.get("command")
-    step, margin = read_goal(config["search"]) if "search" in config else (None, MARGIN)
-    return Sweep(
+    step, margin = read_goal(config["search"]) if "search" in config else (None, FREE_MARGIN)
+    return SweepFolder(
         name or _name(path),
         path.parent if path.name == RECORDS else path,
         read_rows(path),
@@ -114,14 +114,14 @@ def read_sweep(path: Path, name: str = "") -> Sweep:
         step,
         margin,
         read_halving(config["halving"]) if "halving" in config else None,
-        [*map(Plan.of, configs)],
+        [*map(PlannedRuns.of, configs)],
         config.get("preset") == ADVICE,
     )
 
 
 def read_sweeps(
     paths: Sequence[Path], leave_out: Callable[[UsageError], object] | None = None
-) -> list[Sweep]:
+) -> list[SweepFolder]:
     """Read several sweeps; those with equal folder names get their parents' names too. Several
     shards in a folder are read as one sweep, with all that are there. Errors go to ``leave_out``,
     if given, and their sweeps are skipped. Raises UsageError: as `read_sweep`."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.base.origin import EXECUTORS
 from bench.base.processes import hold_to
 from bench.networks.data import SYNTHETIC, DatasetInfo, find_layout, prepare
-from bench.networks.data.sources import IMAGES
+from bench.networks.data.sources import CIFAR10_IMAGES
 from bench.profile.rates import Yardstick
 from bench.schema.record import Outcome
 from bench.workers.examination import Machine, ask_processes
@@ -21,10 +21,10 @@ from bench.workers.fingerprint import Request
 from bench.workers.job import Job, Lane, PhaseEntered, StepTaken, WorkBegun
 from bench.workers.rates import measure_rates
 
-Event = PhaseEntered | StepTaken | WorkBegun
+CaseEvent = PhaseEntered | StepTaken | WorkBegun
 """A progress report of a running case."""
 
-Listener = Callable[[Event], None]
+Listener = Callable[[CaseEvent], None]
 Stopping = Callable[[], bool]
 """Returns whether the sweep was stopped, so that the case is to be ended."""
 
@@ -42,7 +42,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Images:
+class ImageRequest:
     """The images that a lane needs, as arguments of `bench.networks.data.prepare`."""
 
     name: str
@@ -59,7 +59,7 @@ class Images:
         folder is a file, or lacks some of them."""
         if self.name != SYNTHETIC:
             find_layout(self.data_dir)
-        return DatasetInfo(self.name, "", IMAGES["train"], 0, 0, "", "")
+        return DatasetInfo(self.name, "", CIFAR10_IMAGES["train"], 0, 0, "", "")
 
 
 ALL = 0
@@ -107,7 +107,7 @@ class Executor:
         with hold_to(lane.cores):
             return ask_processes(devices, models, timeout_s, variables=lane.variables, cold=cold)
 
-    def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
+    def prepare(self, lane: Lane, images: ImageRequest) -> DatasetInfo:
         """Prepare images on the lane's machine; the result's ``folder`` is for jobs on this lane.
         Raises UsageError: they cannot be obtained or read."""
         return images.prepare()

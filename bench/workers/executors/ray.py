@@ -28,7 +28,7 @@ from bench.networks.data import DatasetInfo
 from bench.profile.rates import Yardstick
 from bench.schema.record import Outcome, Place, Status
 from bench.workers.examination import Machine
-from bench.workers.executors import Executor, Images, Listener, Settings, Stopping
+from bench.workers.executors import Executor, ImageRequest, Listener, Settings, Stopping
 from bench.workers.executors.subprocess import SubprocessExecutor
 from bench.workers.fingerprint import Request
 from bench.workers.job import Job, Lane
@@ -38,7 +38,7 @@ ADDRESS = "RAY_ADDRESS"
 """Ray's own environment variable: the cluster to join if no address is given."""
 
 # Addresses: a cluster on this machine that ends with the sweep, and the last one started here.
-LOCAL, AUTO = "local", "auto"
+LOCAL, _AUTO = "local", "auto"
 
 _SETTINGS = {
     "RAY_worker_niceness": "0",  # Ray's own is 15
@@ -99,7 +99,7 @@ def ask(errand: Errand, question: str, *arguments: Any) -> Any:
 
 
 def run_case(
-    errand: Errand, job: Job, images: Images | None, fingerprint: str
+    errand: Errand, job: Job, images: ImageRequest | None, fingerprint: str
 ) -> tuple[Outcome, bytes, bytes]:
     """Run a case as on a lane of this machine; return its outcome, log and trace. ``images`` must
     have this ``fingerprint`` here too."""
@@ -150,7 +150,7 @@ class RayExecutor(Executor):
         super().__init__(settings)
         self.address = settings.address or os.environ.get(ADDRESS) or LOCAL
         _connect(self.address)
-        self._images: dict[str, tuple[Images, str]] = {}  # by folder, with their fingerprint
+        self._images: dict[str, tuple[ImageRequest, str]] = {}  # by folder, with their fingerprint
 
     def open_lanes(self, device: str, wanted: int | None = None) -> Sequence[Lane]:
         """Open a lane for each GPU of the cluster, on a CPU for each node (as many as the smallest
@@ -192,7 +192,7 @@ class RayExecutor(Executor):
         machine: Machine = self._ask("examine", devices, models, timeout_s)
         return machine
 
-    def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
+    def prepare(self, lane: Lane, images: ImageRequest) -> DatasetInfo:
         images = replace(images, data_dir=(images.data_dir or Path("data")).absolute())
         info: DatasetInfo = self._ask("prepare", images)
         self._images[info.folder] = images, info.fingerprint
@@ -285,7 +285,7 @@ def _connect(address: str) -> None:
         if address == LOCAL:
             os.environ.update(_SETTINGS)
             about |= {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
-        elif address != AUTO:  # where nothing listens Ray tries for minutes, verbosely
+        elif address != _AUTO:  # where nothing listens Ray tries for minutes, verbosely
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
         ray.init(address, namespace="bench", **about)

@@ -27,7 +27,7 @@ from bench.base.processes import (
 from bench.base.text import GIB, count, join_words
 from bench.machine.gpus import CombinedDevice
 from bench.machine.host import describe_other
-from bench.machine.monitor import ENERGY, CommandMonitor, Monitor, Observation
+from bench.machine.monitor import ENERGY_COLUMNS, CommandMonitor, Monitor, Observation
 from bench.machine.nvml import Card, find_card, find_cards, open_device, spell_uuid
 from bench.schema.failure import classify, classify_death, count_oom_kills, list_kinds
 from bench.schema.record import MEASURED, REFUSED, Outcome, Status, write_missing
@@ -442,7 +442,7 @@ def _conclude(last: Outcome, seen: Observation, allow_shared: bool) -> Outcome:
     missing, values = {**seen.missing, **last.missing}, dict(seen.values)
     if last.measurement.resumed_epochs:
         # an earlier process's energy is not known, but the row's steps and images are of both
-        for name in ENERGY:
+        for name in ENERGY_COLUMNS:
             if values.pop(name, None) is not None:
                 missing[name] = "another process trained the first epochs"
     m = replace(

@@ -19,7 +19,7 @@ from bench.networks.data import find_cache, find_layout, load, prepare, sources
 from bench.networks.data.sources import ARCHIVE, FOLDER
 from bench.networks.weights import parse_start
 from bench.workers.examination import Machine, examine
-from bench.workers.judgement import Level, judge
+from bench.workers.judgement import Severity, judge
 from tests.networks.data.layouts_for_tests import draw, encode, pack, write_batches, write_parquet
 
 
@@ -154,7 +154,7 @@ def test_what_is_not_whole_is_refused_by_the_sweep_and_the_doctor(tmp_path, file
     refused(tmp_path, said)
     machine = examine([], data_dir=tmp_path / "data", ask=lambda *asked: Machine())
     (remark,) = (one for one in judge(machine) if one.topic == "images")
-    assert (remark.level, said in remark.what) == (Level.UNBELIEVABLE, True)
+    assert (remark.level, said in remark.what) == (Severity.UNBELIEVABLE, True)
     assert "\n" not in remark.what
 
 

@@ -26,7 +26,7 @@ from bench.machine.host import hash_code
 from bench.schema.case import Case
 from bench.schema.record import Environment, Outcome, Status
 from bench.workers.examination import Platform
-from bench.workers.executors import Images, Settings
+from bench.workers.executors import ImageRequest, Settings
 from bench.workers.executors import ray as room
 from bench.workers.executors.ray import Errand, RayExecutor
 from bench.workers.executors.subprocess import SubprocessExecutor
@@ -74,7 +74,7 @@ class Nodes:
             Settings(timeout_s=120, address=self.cluster.address, cold=True)
         )
         self.lanes = self.executor.open_lanes("cuda")
-        self.images = self.executor.prepare(self.lanes[0], Images("synthetic"))
+        self.images = self.executor.prepare(self.lanes[0], ImageRequest("synthetic"))
 
     def job(self, case: Case = LONG, **values: Any) -> Job:
         return Job(case, folder=self.images.folder, lane=self.lanes[0], **values)
@@ -202,7 +202,7 @@ def test_errors_of_a_node_are_one_line(nodes: Nodes, tmp_path: Path, monkeypatch
     with pytest.raises(
         UsageError, match=r"^on the Ray cluster: .*--data-dir .* is a file"
     ) as error:
-        nodes.executor.prepare(nodes.lanes[0], Images("cifar10", tmp_path / "data"))
+        nodes.executor.prepare(nodes.lanes[0], ImageRequest("cifar10", tmp_path / "data"))
     assert "\n" not in str(error.value)
     kept = nodes.job(checkpoints=Path("/nowhere/checkpoints/run"))
     outcome = nodes.executor.run(kept, print, lambda: False)

@@ -23,7 +23,7 @@ from bench.results.store.reader import read_records
 from bench.schema.case import Case
 from bench.schema.record import EpochRow, Measurement, Outcome, Status, read_missing
 from bench.sweep import __main__ as sweep
-from bench.workers.executors import Event, Settings
+from bench.workers.executors import CaseEvent, Settings
 from bench.workers.executors import subprocess as room
 from bench.workers.executors.subprocess import SubprocessExecutor
 from bench.workers.job import Job, Message, PhaseEntered, StepTaken, WorkBegun
@@ -163,7 +163,7 @@ def test_a_sweep_that_is_stopped_takes_its_worker_along(
 @pytest.mark.slow
 def test_what_a_worker_tells_comes_back(data: DatasetInfo) -> None:
     """Through a real process: phases, steps and epochs, as the monitor sees them too."""
-    events: list[Event] = []
+    events: list[CaseEvent] = []
     case = Case(
         model=model("good"), dataset="synthetic", device="cpu", batch_size=500, epochs=2,
         fraction=0.1,
