@@ -17,7 +17,7 @@ from bench.base.errors import UsageError
 from bench.base.processes import leave
 from bench.results.study.axes import COMPARED, refuse_unknown
 from bench.schema.axis import Value, name_column
-from bench.schema.case import spell_value
+from bench.schema.case import lay_out, spell_value
 from bench.schema.flags import (
     Parser,
     add_filters,
@@ -126,7 +126,7 @@ def _lay_out(found: Explanation) -> dict[str, Any]:
 def _lay_out_side(side: StepSide) -> dict[str, Any]:
     return {
         "name": side.name,
-        "case": asdict(side.case),
+        "case": lay_out(side.case),
         "step_s": side.step.step_s,
         "verdict": side.breakdown.verdict,
         "parts": side.breakdown.parts,

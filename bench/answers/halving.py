@@ -15,8 +15,14 @@ from bench.base.text import count
 from bench.networks.workloads import IMAGES
 from bench.results.store.rows import Row, keep_latest
 from bench.results.study.quantities import QUANTITIES
-from bench.schema.axis import axis_flag
-from bench.schema.case import AXES, Case, format_value, spell_value
+from bench.schema.case import (
+    AXES,
+    Case,
+    find_axis,
+    format_value,
+    list_axes,
+    spell_flag,
+)
 from bench.schema.goals import Halving
 from bench.schema.record import MEASURED, EpochRow, Status
 
@@ -163,11 +169,12 @@ _ALWAYS = (
 def spell_case(case: Case) -> list[str]:
     """Return the flags with which `bench.sweep` runs ``case`` again."""
     words = []
-    for name, axis in AXES.items():
+    for name in list_axes([case]):
         value = getattr(case, name)
         brought = name in ("model", "dataset") and case.workload != IMAGES
-        if not brought and value is not None and (value != axis.default or name in _ALWAYS):
-            words += [axis_flag(name), spell_value(value)]
+        usual = value == find_axis(name).default and name not in _ALWAYS
+        if not (brought or usual or value is None):
+            words += spell_flag(name, value)
     return words
 
 

@@ -39,7 +39,7 @@ from bench.results.study.doubts import DOUBTS
 from bench.results.study.quantities import Metric
 from bench.results.verdict import UNCHECKED, Verdict, average_seeds
 from bench.schema.axis import name_axis, name_column
-from bench.schema.case import AXES, SAME_QUESTION
+from bench.schema.case import AXES, SAME_QUESTION, lay_out
 from bench.schema.record import MODEL_PARTS, Status
 
 _KEEP = {"p": 2, "runs": 3, "95 % interval": 6}
@@ -344,7 +344,7 @@ def _lay_out(comparison: Comparison, metric: Metric, finding: MetricVerdict) -> 
 
 
 def _lay_out_match(match: Match) -> dict[str, Any]:
-    one, two = (asdict(side.case) for side in match.ran)
+    one, two = (lay_out(side.case) for side in match.ran)
     return {"case": one, "case_b": two, "environment": dict(match.told)}
 
 

@@ -51,7 +51,14 @@ def list_columns(results: Sequence[Result]) -> list[str]:
 def write_csv(report: Report) -> str:
     names = list_columns(report.results)
     rows = ([getattr(row, name) for name in names] for row in report.results)
-    return write_lines([[*map(name_column, names)], *rows]).decode()
+    return write_lines([_name(names).values(), *rows]).decode()
+
+
+def _name(columns: Sequence[str]) -> dict[str, str]:
+    """Return what each column is called. An own axis of an older sweep may have the name of another
+    column, which keeps it."""
+    shown = {name: name_column(name) for name in columns}
+    return {name: name if new in shown else new for name, new in shown.items()}
 
 
 def describe_columns() -> dict[str, str]:
@@ -85,8 +92,8 @@ def write_json(report: Report) -> str:
         "columns": {name: described[name] for name in names if name in described},
         "cases": [
             {
-                name_column(name): _value(own.get(name, {}).get(value, value))
-                for name in names
+                shown: _value(own.get(name, {}).get(value, value))
+                for name, shown in _name(names).items()
                 for value in [getattr(row, name)]
             }
             for row in report.results

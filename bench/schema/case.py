@@ -30,9 +30,11 @@ from bench.schema.axis import (
     Axis,
     Trait,
     Value,
+    axis_flag,
     describe_axis,
     is_own,
     name_axis,
+    name_column,
     one_of,
     or_none,
     parse_batch_size,
@@ -55,6 +57,7 @@ from bench.schema.command import (
     list_places,
     parse_command,
     parse_vary,
+    quote_value,
     read_vary,
     write_vary,
 )
@@ -253,6 +256,22 @@ def list_axes(cases: Iterable[Any], among: Iterable[str] = AXES) -> list[str]:
     own = [name for text in dict.fromkeys(case.vary for case in cases) for name in read_vary(text)]
     told = ([name] if name != "vary" else dict.fromkeys(own) for name in among)
     return [*chain.from_iterable(told)]
+
+
+def lay_out(case: Case) -> dict[str, Any]:
+    """Return the settings of a case by the names that files give its axes."""
+    return {name_column(name): getattr(case, name) for name in list_axes([case])}
+
+
+def spell_flag(axis: str, value: Value) -> list[str]:
+    """Return the words with which a command line gives one value of an axis.
+
+    >>> spell_flag("batch_size", 8), spell_flag("{depth}", "12")
+    (['--batch-size', '8'], ['--vary', 'depth', '12'])
+    """
+    if is_own(axis):
+        return ["--vary", name_column(axis), quote_value(str(value))]
+    return [axis_flag(axis), spell_value(value)]
 
 
 def change_axes(case: Case, values: Mapping[str, Any]) -> Case:

@@ -26,8 +26,15 @@ from bench.networks.models import MODELS
 from bench.networks.workloads import IMAGES, NO_DATASET, OWN
 from bench.results.store.reader import read_sources, read_there
 from bench.results.store.rows import Row, plan_runs
-from bench.schema.axis import axis_flag
-from bench.schema.case import AXES, Case, fill_command, format_value, list_varying
+from bench.schema.case import (
+    AXES,
+    Case,
+    fill_command,
+    find_axis,
+    list_axes,
+    list_varying,
+    spell_flag,
+)
 from bench.schema.command import refuse_program
 from bench.schema.precision import PRECISIONS
 from bench.schema.record import MODEL_PARTS
@@ -411,11 +418,11 @@ def describe_plan(plan: Plan, options: Options) -> Iterator[str]:
         yield f"      and {more:,} more"
     own = all(case.command is not None for case in cases)  # which has its axes from --command
     common = [
-        f"{axis_flag(name)} {shlex.quote(format_value(getattr(cases[0], name)))}"
-        for name, axis in AXES.items()
-        if len({getattr(case, name) for case in cases} - {axis.default, None}) == 1
+        shlex.join(spell_flag(name, getattr(cases[0], name)))
+        for name in list_axes(cases)
+        if len({getattr(case, name) for case in cases} - {find_axis(name).default, None}) == 1
         and name not in varies
-        and (name in options.axes or not own)
+        and (name not in AXES or name in options.axes or not own)
     ]
     if common:
         yield f"all with {' '.join(common)}"

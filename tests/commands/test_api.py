@@ -143,3 +143,24 @@ def test_a_function_whose_source_is_not_kept_is_refused(how: list[str]) -> None:
     )  # fmt: skip
     *_, last = done.stderr.splitlines()
     assert last.startswith("bench.base.errors.UsageError: the source of net is not kept")
+
+
+def test_own_axes_and_their_words_are_given_as_python_has_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.py").write_text("")
+    bench.sweep(
+        command=f"{sys.executable} t.py {{depth}} {{amp}} {{sets}}",
+        vary={
+            "depth": np.array([12]),
+            "amp": {"off": "", "on": "--layers 1,2"},
+            "sets": ["a=1,b=2"],
+        },
+        device="cpu",
+        dry_run=True,
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:3] == ["   1  amp off", "   2  amp on"]
+    assert r"--vary depth 12 --vary sets 'a=1\,b=2' --device cpu" in lines[3]
+    assert r"{amp:off=,on=--layers 1\,2}" in lines[3]

@@ -133,3 +133,9 @@ def test_any_words_can_be_given_for_a_value(words: dict[str, str]) -> None:
     assert len(varied) == len(words)
     for value, word in words.items():
         assert fill_places(str(command), {"x": value}) == f"t {word}"
+
+
+def test_an_older_axis_of_the_name_of_a_column_replaces_none(tmp_path: Path) -> None:
+    rows = [one for n in "12" for one in counted(script(vary=f"repeats={n}"), [0.01] * 3)]
+    cases = json.loads(write_json(read_report(tmp_path, rows)))["cases"]
+    assert [(case["repeats"], case["{repeats}"]) for case in cases] == [(3, 1), (3, 2)]
