@@ -163,24 +163,24 @@ def parse_varied(name: str, texts: Sequence[str]) -> dict[str, str | None]:
     >>> parse_varied("amp", ["off=,on=--amp"]), parse_varied("sizes", ["1,2", r"a=1\,2"])
     ({'off': '', 'on': '--amp'}, {'1,2': None, 'a=1,2': None})
     """
-    found = dict[str, str | None]()
+    read = dict[str, str | None]()
     where = f"--vary {' '.join([name, *texts])}"[:200]
     for text in texts:
         parts = _split(text) if "," in text and "=" in text else [text]
         try:
-            told: Mapping[str, str | None] = {parts[0]: None}
-            told = _read_words(text) if len(parts) > 1 else told
+            values: Mapping[str, str | None] = {parts[0]: None}
+            values = _read_words(text) if len(parts) > 1 else values
         except ValueError as error:
             raise UsageError(f"{where}: {error}") from None
-        if any(found.get(value, word) != word for value, word in told.items()):
+        if any(read.get(value, word) != word for value, word in values.items()):
             raise UsageError(f"{where}: a value is given twice; leave out one")
-        found |= told
+        read |= values
     empty = [text.endswith("=") for text in texts]
     if any(empty) and not all(empty) and all("=" in text and "," not in text for text in texts):
         raise UsageError(f"{where}: write the values with their words as one, {','.join(texts)}")
-    if any("{" in (word or "") or "}" in (word or "") for word in found.values()):
+    if any("{" in (word or "") or "}" in (word or "") for word in read.values()):
         raise UsageError(f"{where}: the words of a value can hold no braces")
-    return found
+    return read
 
 
 def combine_vary(
@@ -188,7 +188,7 @@ def combine_vary(
 ) -> tuple[list[str | None], list[str | None]]:
     """Return every combination of the values of some ``--vary NAME VALUE …``, the last varying
     fastest, and the commands with the words of these values in their placeholders. Raises
-    UsageError: one has no value, no name, or the name of another, or words are given twice.
+    UsageError: one has no value, no name, or the name of another, or its words cannot be put there.
 
     >>> combine_vary([["amp", "off=,on=-a"], ["depth", "4"]], ["t.py {amp} {depth}"])
     (['amp=off depth=4', 'amp=on depth=4'], ['t.py {amp:off=,on=-a} {depth}'])
@@ -200,24 +200,28 @@ def combine_vary(
                 f"--vary {name}: give a name once, and then its values, such as {_SUCH_AS}"
             )
     read = {name: parse_varied(name, values) for name, *values in given}
-    told = {
-        name: {value: shlex.quote(value) if word is None else word for value, word in held.items()}
-        for name, held in read.items()
-        if any(word is not None for word in held.values())
+    words = {
+        name: {value: shlex.quote(value) if word is None else word for value, word in own.items()}
+        for name, own in read.items()
+        if any(word is not None for word in own.values())
     }
 
     def put(found: re.Match[str]) -> str:
-        if found[1] not in told:
+        if found[1] not in words:
             return found[0]
         if found[2] is not None:
             raise UsageError(
                 f"--vary {found[1]} and {{{found[1]}:…}} both give words; leave out one"
             )
-        return f"{{{found[1]}:{write_words(told[found[1]])}}}"
+        return f"{{{found[1]}:{write_words(words[found[1]])}}}"
 
     rows = product(*read.values())
     varied = [write_vary(dict(zip(names, row, strict=True))) for row in rows]
-    return varied, [command and _PLACE.sub(put, command) for command in commands]
+    try:
+        placed = [command and parse_command(_PLACE.sub(put, command)) for command in commands]
+    except ValueError as error:
+        raise UsageError(f"--command with the words of --vary: {error}") from None
+    return varied, placed
 
 
 def fill_places(

@@ -341,6 +341,7 @@ def test_it_is_validated_and_compared(mistakes: Path, capsys: pytest.CaptureFixt
         ("--command 'python t.py {x}' --vary x 'a=1,b'", "--vary x a=1,b: give words for each"),
         ("--command 'python t.py {x}' --vary x off= on=-x", "write the values with their words as"),
         ("--command 'python t.py {x:1=}' --vary x 1=,2=", "--vary x and {x:…} both give words"),
+        ("--command 'python t.py {x}' --vary x '1=\"a,2='", "its quotes do not match (No closing"),
         ("--vary x 1", "--vary is for a placeholder in --command; give that too"),
         ("--command 'python nosuch.py'", "there is no file nosuch.py; give its path"),
         ("--command 'python t.py {precision:fp32=}' --precision bf16", "has no word for bf16; it"),

@@ -123,13 +123,21 @@ def test_any_value_can_be_given_as_it_stands(text: str) -> None:
     assert parse_varied("x", [quote_value(text)]) == {text: None}
 
 
-@given(
-    st.dictionaries(TEXTS.map(str.strip).filter(lambda t: t and "=" not in t), TEXTS, min_size=2)
-)
+NAMES = TEXTS.map(str.strip).filter(lambda text: text != "" and "=" not in text)
+
+
+@given(st.dictionaries(NAMES, TEXTS, min_size=2))
 def test_any_words_can_be_given_for_a_value(words: dict[str, str]) -> None:
-    text = write_words(words)
-    assert parse_varied("x", [text]) == words
-    (*varied,), (command,) = combine_vary([["x", text]], ["t {x}"])
+    assert parse_varied("x", [write_words(words)]) == words
+
+
+SHORT = st.from_regex(r"[a-z,]+", fullmatch=True)
+FLAGS = st.from_regex(r"(--[a-z]+( [0-9,=]+)?)?", fullmatch=True)
+
+
+@given(st.dictionaries(SHORT, FLAGS, min_size=2))
+def test_words_stand_in_the_command_as_they_are(words: dict[str, str]) -> None:
+    varied, (command,) = combine_vary([["x", write_words(words)]], ["t {x}"])
     assert len(varied) == len(words)
     for value, word in words.items():
         assert fill_places(str(command), {"x": value}) == f"t {word}"
