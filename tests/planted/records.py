@@ -28,8 +28,9 @@ REFERENCE = ROOT / "results" / "reference" / "rtx-titan-2019.csv"
 
 
 def list_committed(file: str) -> list[Path]:
-    """The folders of results/ of which ``file`` is committed; `make sweep` puts its own there."""
-    command = ["git", "ls-files", f"results/*/{file}"]
+    """The folders of results/ of which ``file`` is committed; `make sweep` puts its own there. Of a
+    copy within the repository, as of `make mutations`, those of the repository."""
+    command = ["git", "ls-files", "--full-name", f":/results/*/{file}"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return [(ROOT / name).parent for name in sorted(listed.splitlines())]
 
