@@ -39,6 +39,7 @@ from bench.workers import measurement as worker_measurement
 from bench.workers.epochs import describe_steps
 from bench.workers.job import Channel, Job
 from bench.workers.measurement import measure
+from tests.pytest_for_tests import Patch
 
 CPU = torch.device("cpu")
 TIMES = st.lists(st.floats(1e-4, 100), min_size=1, max_size=200)
@@ -116,6 +117,21 @@ def test_it_outlasts_autotuning(warm: Warm) -> None:
     warmup, machine = warm(lambda step, now: {0: 30.0, 1: 2.0}.get(step, 0.02), 1000)
     assert warmup.steady
     assert machine.steps >= 2 + (FEWEST_WINDOWS - 1) * 9
+
+
+def test_a_long_first_step_is_no_part_of_what_is_judged(warm: Warm, monkeypatch: Patch) -> None:
+    """Windows are known by their middles, from the end of that step on."""
+    warmup, _ = warm(lambda step, now: 0.01 if step else 30.0, 10_000)
+    assert LEAST_S < warmup.time_s - warmup.first_s < 1.2 * LEAST_S
+    judged, judge = list[tuple[Any, ...]](), timing.is_level
+    monkeypatch.setattr(timing, "is_level", lambda *given: judged.append(given) or judge(*given))
+    warm(lambda step, now: 1.0 if step else 30.0, 100)
+    assert judged == [([0.5, 1.5, 2.5], [1.0] * 3, 100)]
+
+
+def test_what_never_becomes_steady_is_warmed_for_half_of_what_is_measured(warm: Warm) -> None:
+    warmup, _ = warm(lambda step, now: 1.1**step, 100)
+    assert (warmup.steps, warmup.steady) == (1 + 50, False)
 
 
 @pytest.mark.parametrize(("percent", "measured_s"), [(1, 60), (1, 300), (2, 20), (3, 120)])
@@ -317,26 +333,58 @@ def test_a_spike_or_two_leave_the_ends_where_they_are(
 def test_what_has_ended_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A case that may end early asks after each step, within its epoch: to read all events each
     time would take longer from step to step, where the device waits for the host. This one takes
-    a second for each step, and has all but the last two of its events behind it."""
+    a second longer for each step, and has all but the last two of its events behind it."""
     made: list[Any] = []
     read: list[int] = []
+    behind = 2
 
     def make(enable_timing: bool) -> Any:
-        event = SimpleNamespace(number=len(made), record=lambda: None)
-        event.query = lambda: event.number < len(made) - 2
-        event.elapsed_time = lambda later: read.append(event.number) or 1e3
+        number = len(made)
+        event = SimpleNamespace(at_s=number * (number + 1) / 2, record=lambda: None)
+        event.query = lambda: number < len(made) - behind
+        event.elapsed_time = lambda end: read.append(number) or 1e3 * (end.at_s - event.at_s)
+        assert enable_timing is True
         made.append(event)
         return event
 
     monkeypatch.setitem(timing.ACCELERATORS, "cpu", SimpleNamespace(Event=make))
-    clock = timing.StepClock(CPU)
+    clock, taken = timing.StepClock(CPU), [float(step) for step in range(1, 101)]
     clock.tick()
     assert clock.read_ended() == []
     for step in range(1, 101):
         clock.tick()
-        assert clock.read_ended() == [1.0] * max(0, step - 2)
+        assert clock.read_ended() == taken[: max(0, step - 2)]
     assert read == [*range(98)]
-    assert clock.read() == [1.0] * 100
+    behind = 0
+    assert clock.read_ended() == clock.read() == taken
+
+
+def test_a_cpu_has_no_clock_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments, waited = iter([1.0, 1.5, 3.5]), list[torch.device]()
+    monkeypatch.setattr(timing, "perf_counter", lambda: next(moments))
+    clock = timing.StepClock(CPU)
+    for _ in range(3):
+        clock.tick()
+    assert clock.read() == clock.read_ended() == [0.5, 2.0]
+    timing.synchronize(CPU)
+    monkeypatch.setitem(timing.ACCELERATORS, "cpu", SimpleNamespace(synchronize=waited.append))
+    timing.synchronize(CPU)
+    assert waited == [CPU]
+
+
+@pytest.mark.parametrize(
+    ("durations", "level"),
+    [
+        ([1, 1, 1, 1, 2], False),  # of an odd number the middle window is of neither half
+        ([0.01, 0.01, 0.01, 0.01, 0.02], False),  # in any unit
+        ([1, 2, 2, 2, 2, 2], True),  # the halves are halves
+        ([1, 1, 1.0001, 1.0001, 1.0002, 1.0002], True),  # a trend whose interval ends at 0
+        ([1.0002, 1.0002, 1.0001, 1.0001, 1, 1], True),
+        ([1, 1.0001, 1.0002, 1.0003, 1.0004, 1.0005], False),
+    ],
+)
+def test_halves_agree_and_no_sure_trend_matters(durations: list[float], level: bool) -> None:
+    assert timing.is_level(range(len(durations)), durations, 1_000_000) == level
 
 
 class Planted:
@@ -430,6 +478,21 @@ def end_early(times: list[float], share: float, full_steps: float, ahead: int = 
     clock = Replay(times)
     certain = Certainty(share, clock, full_steps, ahead)  # type: ignore[arg-type]
     return next((n for n in range(1, len(times)) if certain()), len(times))
+
+
+def test_a_case_is_looked_at_each_time_that_a_quarter_more_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[tuple[int, float, int, bool]] = []
+
+    def look(measured_s: float, times: list[float], full: float, ahead: int, drift: bool) -> Any:
+        assert measured_s == pytest.approx(sum(times))
+        looks.append((len(times), full, ahead, drift))
+        return Extrapolation(100, 99, 101) if len(times) > 30 else Extrapolation(100, 98, 101)
+
+    monkeypatch.setattr(timing, "extrapolate", look)
+    assert end_early([0.1] * 60, 0.01, 391, ahead=4) == 35, "as near as was asked for is enough"
+    assert looks == [(n, 391, 4, True) for n in (10, 13, 17, 22, 28, 35)]
 
 
 def test_a_case_does_not_end_by_steps_whose_batches_lay_ready() -> None:
