@@ -48,17 +48,19 @@ TIMES = st.lists(st.floats(1e-4, 100), min_size=1, max_size=200)
 class Machine:
     """A clock that only steps move; ``duration`` says how long a step takes, from its index.
 
-    ``now`` tells it the time as well, for clocks that sink. As on a card, a step is only queued:
-    its time passes where it is waited for.
+    ``now`` tells it the time as well, for clocks that sink, from `BEGUN` on. As on a card, a step
+    is only queued: its time passes where it is waited for.
     """
 
+    BEGUN = 1000.0
+
     def __init__(self, duration: Callable[[int, float], float]) -> None:
-        self.now = self._queued_until = 0.0
+        self.now = self._queued_until = self.BEGUN
         self.steps = 0
         self._duration = duration
 
     def step(self) -> None:
-        self._queued_until += self._duration(self.steps, self._queued_until)
+        self._queued_until += self._duration(self.steps, self._queued_until - self.BEGUN)
         self.steps += 1
 
     def synchronize(self, device: torch.device) -> None:
@@ -73,7 +75,7 @@ def warm(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Warmup, Machine
         monkeypatch.setattr(timing, "synchronize", machine.synchronize)
         warmup = warm_up(machine.step, CPU, measured)
         assert warmup.steps == machine.steps
-        assert warmup.time_s == pytest.approx(machine.now)
+        assert warmup.time_s == pytest.approx(machine.now - machine.BEGUN)
         return warmup, machine
 
     return warm
@@ -129,9 +131,36 @@ def test_a_long_first_step_is_no_part_of_what_is_judged(warm: Warm, monkeypatch:
     assert judged == [([0.5, 1.5, 2.5], [1.0] * 3, 100)]
 
 
-def test_what_never_becomes_steady_is_warmed_for_half_of_what_is_measured(warm: Warm) -> None:
-    warmup, _ = warm(lambda step, now: 1.1**step, 100)
-    assert (warmup.steps, warmup.steady) == (1 + 50, False)
+def test_the_later_half_of_the_time_is_judged_or_three_windows(
+    warm: Warm, monkeypatch: Patch
+) -> None:
+    judged, judge = list[bool](), timing.is_level
+
+    def look(moments: list[float], durations: list[float], steps: int) -> bool:
+        half = (vars(timing)["perf_counter"]() - Machine.BEGUN - 30.0) / 2
+        three = len(moments) == FEWEST_WINDOWS
+        judged.append(half <= moments[0] < half + 1.5 or (three and moments[0] < half))
+        return judge(moments, durations, steps)
+
+    monkeypatch.setattr(timing, "is_level", look)
+    warm(lambda step, now: max(0.2, 1.5 - 0.1 * step) if step else 30.0, 400)
+    assert len(judged) > 10
+    assert all(judged)
+
+
+@pytest.mark.parametrize(
+    ("first_s", "factor", "measured"), [(1.0, 1.1, 100), (1e-4, 1.01, 1000)], ids=["long", "short"]
+)
+def test_what_never_becomes_steady_is_warmed_for_half_of_what_is_measured(
+    warm: Warm, first_s: float, factor: float, measured: int
+) -> None:
+    warmup, _ = warm(lambda step, now: first_s * factor**step, measured)
+    assert (warmup.steps, warmup.steady) == (1 + measured // 2, False)
+
+
+def test_a_floor_of_steps_is_all_that_a_step_is_warmed_for(warm: Warm) -> None:
+    warmup, _ = warm(lambda step, now: 1e-3, 1)
+    assert (warmup.steps, warmup.steady) == (1 + LEAST_STEPS, True)
 
 
 @pytest.mark.parametrize(("percent", "measured_s"), [(1, 60), (1, 300), (2, 20), (3, 120)])
@@ -493,6 +522,12 @@ def test_a_case_is_looked_at_each_time_that_a_quarter_more_has_ended(
     monkeypatch.setattr(timing, "extrapolate", look)
     assert end_early([0.1] * 60, 0.01, 391, ahead=4) == 35, "as near as was asked for is enough"
     assert looks == [(n, 391, 4, True) for n in (10, 13, 17, 22, 28, 35)]
+
+
+def test_an_interval_is_widened_to_what_was_asked_for() -> None:
+    assert Extrapolation(100, 99.9, 100.1, 2).widen(0.01) == Extrapolation(100, 99, 101, 2)
+    assert (wide := Extrapolation(100, 90, 120)).widen(0.01) == wide
+    assert (none := Extrapolation(100, None, None)).widen(0.01) == none
 
 
 def test_a_case_does_not_end_by_steps_whose_batches_lay_ready() -> None:
