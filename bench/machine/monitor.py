@@ -325,9 +325,9 @@ class CommandMonitor:
 
     told: Collection[int] = ()
 
-    def __init__(self, cards: Sequence[Device], fast_s: float = 0.015) -> None:
+    def __init__(self, cards: Sequence[Device]) -> None:
         self._cards = cards
-        self._monitors = [Monitor(card, fast_s, whole=True) for card in cards]
+        self._monitors = [Monitor(card, whole=True) for card in cards]
 
     def watch(self, pid: int) -> None:
         for monitor in self._monitors:

@@ -86,6 +86,9 @@ def test_a_spike_between_samples_is_bounded_by_the_allocator():
     seen = replay(reserved_bytes=9 * GB, warmup_reserved_bytes=7 * GB)
     assert seen.values["peak_device_bytes"] == seen.values["peak_process_bytes"] == 9 * GB
     assert seen.values["warmup_device_bytes"] == 8 * GB
+    seen = replay(reserved_bytes=5 * GB, warmup_reserved_bytes=9 * GB)
+    assert seen.values["warmup_device_bytes"] == seen.values["warmup_process_bytes"] == 9 * GB
+    assert seen.values["peak_device_bytes"] == 6 * GB
 
 
 STILL = "the energy counter was not read, stood still or went back"
@@ -159,29 +162,43 @@ def test_a_passing_reading_is_noted_and_a_lasting_reason_is_not():
     assert replay(edit=between(12, 16, throttle=[reason])).verdict.endswith("(2 of 5 readings)")
 
 
+class Old(Unreadable):
+    """A card without a counter of energy, that is read once a second; without those of ``lost``."""
+
+    def __init__(self, lost=()):
+        super().__init__("NVML: Not Supported")
+        self.moments, self.lost = iter(range(99)), lost
+
+    def read(self, depth):
+        at = next(self.moments)
+        power_w = 100.0 if at < 4 else 200.0
+        return () if at in self.lost else (Reading(at * 10**9, power_w=power_w),)
+
+    def go_through_epoch(self, readings):
+        monitor = Monitor(self, fast_s=1e9)  # the readings are made here
+        go_through(monitor, ("setup", "warmup", "epoch"))
+        for _ in range(readings):
+            monitor._read(Depth.SLOW)
+        monitor.enter("evaluation")
+        return monitor.close()
+
+
 def test_without_a_counter_energy_is_power_over_time():
     """Of a GTX 1080 or a slice that tells its power: of the epoch alone, and the row says so."""
-
-    class Old(Unreadable):
-        def read(self, depth):
-            at = next(moments)
-            return (Reading(at * 10**9, power_w=100.0 if at < 4 else 200.0),)
-
-    moments = iter(range(99))
-    device = Old("NVML: Not Supported")
-    monitor = Monitor(device, fast_s=1e9)  # the readings are made here
-    for phase in ("setup", "warmup", "epoch"):
-        monitor.watch(1) if phase == "setup" else monitor.enter(phase)
-    for _ in range(12):
-        monitor._read(Depth.SLOW)
-    monitor.enter("evaluation")
-    seen = monitor.close()
+    seen = Old().go_through_epoch(12)
     # from 3 s, half a second at the mean of both, to 16 s
     assert seen.values["energy_j"] == 150 + 12 * 200
     assert seen.values["mean_power_w"] == pytest.approx(2550 / 13)
     assert any("no counter of energy" in note for note in seen.notes)
+    # ten times between readings are enough, and nine too few
+    assert Old().go_through_epoch(9).values["energy_j"] == 150 + 9 * 200
+    assert "energy_j" in Old().go_through_epoch(8).missing
     short = replay(edit=always(energy_j=None), about={"why": {"energy_j": "none"}})
     assert short.missing == dict.fromkeys(("energy_j", "mean_power_w"), "none"), "four readings"
+
+
+def test_an_epoch_whose_begin_was_not_read_has_no_energy():
+    assert Old(lost=[3]).go_through_epoch(12).missing["energy_j"] == "epoch did not end"
 
 
 def test_memory_at_a_boundary_counts_for_the_phase_that_ends():
@@ -253,6 +270,7 @@ def test_the_sampler_reads_fast_and_slow_and_edges_and_is_joined():
     monitor = Monitor(device, fast_s=0.001, slow_s=0.005)
     monitor.enter("epoch")
     assert device.enough.wait(60)
+    assert "monitor" in {thread.name for thread in threading.enumerate() if thread.daemon}
     seen = monitor.close()
     monitor.stop()
     assert "monitor" not in {thread.name for thread in threading.enumerate()}
@@ -279,14 +297,38 @@ def test_of_a_command_those_cards_count_on_which_it_was_seen(used, told, power, 
     lines = (READINGS / "healthy.jsonl").read_text().splitlines()
     slower = [re.sub(r'"sm_clock_mhz": \d+', '"sm_clock_mhz": 1500', line) for line in lines]
     cards = [Replay(lines), Replay(slower)]
+    watched = list[int]()
     for card, seen in zip(cards, used, strict=True):
-        card.is_used = partial(bool, seen)
+        card.is_used, card.watch = partial(bool, seen), watched.append
     monitor = CommandMonitor(cards)
+    assert all(card.whole is True for card in cards)
     monitor.told = told
     seen = go_through(monitor, PHASES).close(None, None, False, 4.0)
+    assert watched == [1, 1]
     assert seen.cards == ([i for i in (0, 1) if used[i]] or told)
     assert set(seen.values) | set(seen.missing) == set(MONITORED)
     told = (seen.values.get("mean_power_w"), seen.values.get("sm_clock_mhz"))
     assert (told, note in "; ".join(seen.notes)) == ((power, clock), True)
     if power is None:
         assert set(seen.missing.values()) == {"no process of the command was seen on a GPU"}
+
+
+def test_what_one_of_two_cards_lacks_or_met_is_lacked_and_met_by_both():
+    lines = (READINGS / "healthy.jsonl").read_text().splitlines()
+    head, *rows = map(json.loads, lines)
+
+    def card(why, **change):
+        one = Replay(map(json.dumps, (head | {"why": why}, *(row | change for row in rows))))
+        one.is_used = lambda: True
+        return one
+
+    hot = ["hardware thermal slowdown"]
+    first = card({"temperature_c": "no sensor"}, temperature_c=None, throttle=hot)
+    second = card({"energy_j": "no counter"}, energy_j=None)
+    seen = go_through(CommandMonitor([first, second]), PHASES).close()
+    assert seen.missing["temperature_c"] == "no sensor"
+    assert seen.missing["energy_j"] == "no counter"
+    assert set(seen.values) == {*MONITORED} - seen.missing.keys()
+    assert seen.verdict == "throttled during the epoch: hardware thermal slowdown (5 of 5 readings)"
+    alone = go_through(CommandMonitor([card({})]), PHASES).close()
+    assert (alone.cards, alone.notes, alone.verdict) == ([0], [], "")
