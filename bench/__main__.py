@@ -17,7 +17,7 @@ from bench.schema.flags import command
 COMMANDS = {
     "Measure": ("advise", "sweep", "search", "fit", "scales", "card"),
     "Read the results": ("report", "compare", "why", "cards", "validate"),
-    "Check the machine and the training": ("doctor", "trust", "check"),
+    "Check the machine and the training": ("doctor", "check"),
     "Publish": ("export", "publish"),
 }
 """The user-facing commands, by purpose. To add one, add the name of its module."""

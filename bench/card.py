@@ -65,7 +65,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class _Stage:
+class CardStage:
     """A command, as Python takes it after -m, with the least seconds that are worth starting it
     with, or another case of it, and what tells, of a platform, why it cannot run there; empty if it
     can."""
@@ -167,7 +167,7 @@ SMALL = Scale(
 """A rehearsal on a CPU."""
 
 
-def list_stages(setup: Setup) -> list[_Stage]:
+def list_stages(setup: Setup) -> list[CardStage]:
     """Return what is run, what a reader gains most by first. A compiled case took 70 to 78 s on an
     H200, an autotuned one up to 33 s more."""
     out, gpu = setup.out, setup.platform.environment.gpu
@@ -191,34 +191,38 @@ def list_stages(setup: Setup) -> list[_Stage]:
     graphs = "--precision fp16 --batch-size 128 --cuda-graphs"
     apex = "--precision fp16-apex fp16 --batch-size 256 --optimizer sgd"
     return [
-        _Stage("doctor", 12, ["bench.doctor", "--out", out, *setup.data]),
-        _Stage("trust", 60, ["bench.trust", "--out", f"{out}/trust", *device, *setup.shared]),
-        _Stage("rtx-titan", 30, sweep(scale.card, scale.part, "--repeats 1")),
-        _Stage("precisions", 5, sweep(some, scale.one)),
-        _Stage("tests", 30, tests, [_find_no_checkout]),
-        _Stage("plain", 5, sweep(every, "--profile")),
-        _Stage("autotuned", 60, sweep(every, "--cudnn-benchmark"), on_gpu),
-        _Stage("compiled", 80, sweep(every, "--compile"), compiles),
-        _Stage("both", 110, sweep(every, "--compile --cudnn-benchmark"), [*on_gpu, *compiles]),
-        _Stage("epochs", 60, sweep(once, "--evaluate", scale.whole)),
-        _Stage("as-2019", 60, sweep("--preset rtx-titan --repeats 1", scale.part), on_gpu),
-        _Stage("repeats", 20, sweep(scale.repeats, scale.part, "--repeats 3")),
-        _Stage("scales", 60, ["bench.scales", *images, *scale.map.split()]),
-        _Stage("wall-limit", 30, [*fit, *limit.split()]),
-        _Stage("wall", 30, fit, on_gpu),
-        _Stage("graphs", 20, sweep(some, graphs), on_gpu),
-        _Stage("apex", 30, sweep(some, apex), [_find_no_apex]),
-        _Stage("fp8", 80, ["bench.sweep", *into, *gpt.split(), *fp8.split()], [_find_no_fp8]),
-        _Stage("loader", 30, sweep(some, scale.fp16, "--loader torch --workers 0 4")),
-        _Stage("checkpoint", 30, sweep(few, "--checkpoint")),
-        _Stage("ddp", 30, sweep(few, "--parallel ddp --world-size 1")),
-        _Stage("ddp-2", 30, sweep(few, "--parallel ddp --world-size 2"), [_find_no_pair]),
-        _Stage("bare-loop", 60, ["benchmarks.overhead", *device], [_find_no_checkout]),
-        _Stage("report", 20, ["bench.report", out, "-o", f"{out}/report.html"]),
+        CardStage("doctor", 12, ["bench.doctor", "--out", out, *setup.data]),
+        CardStage(
+            "trust",
+            60,
+            ["bench.doctor", "--trust", "--out", f"{out}/trust", *device, *setup.shared],
+        ),
+        CardStage("rtx-titan", 30, sweep(scale.card, scale.part, "--repeats 1")),
+        CardStage("precisions", 5, sweep(some, scale.one)),
+        CardStage("tests", 30, tests, [_find_no_checkout]),
+        CardStage("plain", 5, sweep(every, "--profile")),
+        CardStage("autotuned", 60, sweep(every, "--cudnn-benchmark"), on_gpu),
+        CardStage("compiled", 80, sweep(every, "--compile"), compiles),
+        CardStage("both", 110, sweep(every, "--compile --cudnn-benchmark"), [*on_gpu, *compiles]),
+        CardStage("epochs", 60, sweep(once, "--evaluate", scale.whole)),
+        CardStage("as-2019", 60, sweep("--preset rtx-titan --repeats 1", scale.part), on_gpu),
+        CardStage("repeats", 20, sweep(scale.repeats, scale.part, "--repeats 3")),
+        CardStage("scales", 60, ["bench.scales", *images, *scale.map.split()]),
+        CardStage("wall-limit", 30, [*fit, *limit.split()]),
+        CardStage("wall", 30, fit, on_gpu),
+        CardStage("graphs", 20, sweep(some, graphs), on_gpu),
+        CardStage("apex", 30, sweep(some, apex), [_find_no_apex]),
+        CardStage("fp8", 80, ["bench.sweep", *into, *gpt.split(), *fp8.split()], [_find_no_fp8]),
+        CardStage("loader", 30, sweep(some, scale.fp16, "--loader torch --workers 0 4")),
+        CardStage("checkpoint", 30, sweep(few, "--checkpoint")),
+        CardStage("ddp", 30, sweep(few, "--parallel ddp --world-size 1")),
+        CardStage("ddp-2", 30, sweep(few, "--parallel ddp --world-size 2"), [_find_no_pair]),
+        CardStage("bare-loop", 60, ["benchmarks.overhead", *device], [_find_no_checkout]),
+        CardStage("report", 20, ["bench.report", out, "-o", f"{out}/report.html"]),
     ]
 
 
-def plan_stage(stage: _Stage, platform: Platform) -> tuple[list[str], str]:
+def plan_stage(stage: CardStage, platform: Platform) -> tuple[list[str], str]:
     """Return the command of a stage without the precisions that the card lacks; or why there is
     none."""
     if why := next(filter(None, (find(platform) for find in stage.lacks)), ""):

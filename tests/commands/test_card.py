@@ -57,7 +57,7 @@ card.time = types.SimpleNamespace(monotonic=tell_time, sleep=time.sleep)
 absent = lambda platform: "absent is not here"
 lines = [line.split(maxsplit=3) for line in sys.argv.pop(1).splitlines()]
 card.list_stages = lambda setup: [
-    card.Stage(name, int(least), words.split(), [absent] * (need == "absent"))
+    card.CardStage(name, int(least), words.split(), [absent] * (need == "absent"))
     for name, least, need, words in lines
 ]
 sys.exit(card.main())

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from bench import doctor
 from bench.base.processes import Quota
-from bench.doctor import main, write_json
+from bench.doctor import __main__ as doctor
+from bench.doctor.__main__ import main, write_json
 from bench.machine.nvml import NvmlProblem
 from bench.schema.precision import Apex, find_apex
 from bench.schema.record import Environment

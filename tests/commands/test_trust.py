@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from bench import trust
+from bench.doctor import trust
+from bench.doctor.__main__ import main
 from bench.results.store.rows import Row
 from bench.schema.record import Status
 from tests.pytest_for_tests import Capture, Patch
@@ -94,7 +95,7 @@ def test_a_process_that_others_are_forked_from_may_hold_no_driver(
 def test_a_line_for_each_check(monkeypatch: Patch, capsys: Capture, tmp_path: Path) -> None:
     ends = [("set-up", "two small cases", ""), ("graphs", "captured steps", "error:\n none")]
     monkeypatch.setattr(trust, "go_through", lambda *_: iter(ends))
-    assert trust.main(["--device", "cpu", "--out", str(tmp_path)]) == 1
+    assert main(["--trust", "--device", "cpu", "--out", str(tmp_path)]) == 1
     assert capsys.readouterr().out.splitlines() == [
         "ok    set-up       two small cases",
         "WRONG graphs       seen: error: none; expected: captured steps",

@@ -16,7 +16,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from bench.doctor import write_json
+from bench.doctor.__main__ import write_json
 from bench.machine.gpus import Depth, Reading, Unreadable
 from bench.machine.host import describe_host
 from bench.profile.rates import CALL, RATES, Tries, Yardstick, read_tries

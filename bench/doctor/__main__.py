@@ -13,10 +13,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from bench.base.errors import UsageError
 from bench.base.processes import leave
 from bench.base.progress import watch
 from bench.base.text import clean
-from bench.machine.host import refuse_missing
+from bench.doctor.trust import check_trust
+from bench.machine.host import has_cuda, refuse_missing
 from bench.schema.flags import Parser, command
 from bench.workers.examination import Machine, examine
 from bench.workers.judgement import Remark, Severity, judge
@@ -49,8 +51,8 @@ def write_json(machine: Machine, findings: Sequence[Remark]) -> str:
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Examine the machine. Return 0, 1 if something makes numbers unreliable, or 2 for a usage
-    error."""
+    """Examine the machine, or try it. Return 0, 1 if something makes numbers unreliable, or 2 for a
+    usage error."""
     parser = Parser(
         prog="python -m bench.doctor",
         description="Say what this machine can measure, and the command that fixes what it cannot.",
@@ -60,7 +62,22 @@ def main(argv: Sequence[str]) -> int:
     add("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is (./data)")
     add("--out", type=Path, metavar="DIR", help="where results go (./results)")
     add("--json", action="store_true", help="print facts and findings as JSON")
+    add(
+        "--trust",
+        action="store_true",
+        help="instead, check by short trainings whether rows of this machine can be believed: at "
+        "most four minutes on a GPU",
+    )
+    add("--device", metavar="NAME", help="with --trust: cuda or cpu")
+    add("--allow-shared", action="store_true", help="with --trust: a GPU that others use")
     given = parser.parse(argv)
+    if given.trust:
+        device = given.device or ("cuda" if has_cuda() else "cpu")
+        return int(
+            bool(check_trust(device, given.out or Path("results/trust"), given.allow_shared))
+        )
+    if given.device or given.allow_shared:
+        raise UsageError("--device and --allow-shared are of --trust")
     refuse_missing(["psutil"])
     machine = examine(data_dir=given.data_dir, out=given.out)
     with watch("measuring what this machine can do now"):

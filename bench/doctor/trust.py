@@ -1,4 +1,4 @@
-"""`python -m bench.trust`: check by short trainings whether this machine's rows can be believed.
+"""Checks, by short trainings, of whether this machine's rows can be believed.
 
 At most four minutes on a GPU, of which compiling takes half. A line for each check says what was
 expected, and what was seen if that is something else.
@@ -19,15 +19,13 @@ from datetime import datetime
 from pathlib import Path
 
 from bench.base.errors import UnsupportedError, UsageError
-from bench.base.processes import leave, list_children
+from bench.base.processes import list_children
 from bench.base.progress import Progress
 from bench.base.text import count, parse_bytes
-from bench.machine.host import has_cuda
 from bench.machine.nvml import find_neighbours
 from bench.results.store.reader import read_rows
 from bench.results.store.rows import Row
 from bench.results.store.table import RECORDS
-from bench.schema.flags import Parser, command, describe
 from bench.schema.record import Status
 from bench.workers.examination import probe
 from bench.workers.executors import Settings
@@ -35,7 +33,7 @@ from bench.workers.executors.subprocess import SubprocessExecutor
 from bench.workers.job import Lane
 from bench.workers.rates import RATES_VARIABLE
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 
 SETUP_S = 3.0
 """The longest set-up of a small case on a GPU, which took about 0.7 s on an H200."""
@@ -341,28 +339,18 @@ def go_through(device: str, out: Path, shared: bool) -> Iterator[tuple[str, str,
             yield check.name, check.expected, seen
 
 
-@command
-def main(argv: Sequence[str]) -> int:
-    """Return 0; 1 if something is not as expected; 2 for a usage error."""
-    parser = Parser(prog="python -m bench.trust", description=describe(__doc__))
-    add = parser.add_argument
-    add("--device", metavar="NAME", default="cuda" if has_cuda() else "cpu", help="cuda or cpu")
-    add("--out", type=Path, default="results/trust", metavar="DIR", help="(results/trust)")
-    add("--allow-shared", action="store_true", help="check a GPU that other processes use")
-    given = parser.parse(argv)
-    if given.device not in SIZES:
-        raise UsageError(f"--device {given.device}: give cuda or cpu")
+def check_trust(device: str, out: Path, shared: bool) -> int:
+    """Print a line for each check. Return how many were not as expected. Raises UsageError: there
+    is no such device."""
+    if device not in SIZES:
+        raise UsageError(f"--device {device}: give cuda or cpu")
     os.environ[RATES_VARIABLE] = "0"  # rates tell nothing here
     wrong, number = [], 0
-    for name, expected, seen in go_through(given.device, given.out.absolute(), given.allow_shared):
+    for name, expected, seen in go_through(device, out.absolute(), shared):
         number += 1
         told = f"seen: {' '.join(seen.split())}; expected: {expected}" if seen else expected
         print(f"{'WRONG' if seen else 'ok':<6}{name:<12} {told}", flush=True)
         wrong += [name] if seen else []
     fine = f"{count(number, 'check')} as expected"
     print(f"not as expected: {', '.join(wrong)}" if wrong else fine)
-    return int(bool(wrong))
-
-
-if __name__ == "__main__":
-    leave(main())
+    return len(wrong)

@@ -1,0 +1,1 @@
+"""What this machine can measure, and whether what it measures can be believed."""
