@@ -140,6 +140,11 @@ class Measurement:
     peak_device_bytes: int | None = quantity("peak of the device over its baseline, epoch (NVML)")
     baseline_device_bytes: int | None = quantity(
         "device memory in use before the worker started (NVML, raw)")
+    weights_bytes: int | None = quantity(
+        "parameters and buffers of the network, of a command those of all its networks")
+    gradients_bytes: int | None = quantity("gradients when the optimizer takes a step")
+    optimizer_bytes: int | None = quantity(
+        "state of the optimizer, and the weights that it alone has, such as masters in fp32")
     context_bytes: int | None = quantity(
         "memory of the process outside torch's allocator, which a memory limit on a GPU counts in")
     warmup_alloc_retries: int | None = quantity(

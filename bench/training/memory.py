@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -37,11 +38,32 @@ def measure_held(
     optimizer.add([*trained, *(leaf for leaf in state if isinstance(leaf, Tensor))])
     gradients.add(t.grad for t in {id(t): t for t in (*own, *trained)}.values())
     held = sum(weights.found.values())
-    return {
-        "weights_bytes": held,
-        "gradients_bytes": sum(gradients.found.values()),
-        "optimizer_bytes": sum(optimizer.found.values()) - held,
-    }
+    told = {"weights_bytes": held, "optimizer_bytes": sum(optimizer.found.values()) - held}
+    if gradients.found:  # they may have been cleared
+        told["gradients_bytes"] = sum(gradients.found.values())
+    return told
+
+
+@contextmanager
+def watch_gradients(
+    optimizer: torch.optim.Optimizer, weights: Iterable[Tensor]
+) -> Iterator[list[int]]:
+    """Yield a list that gets the bytes of the gradients of ``weights``, and of what an optimizer
+    steps, when it takes its first step within."""
+    stepped = [weight for group in optimizer.param_groups for weight in group["params"]]
+    every, found = [*{id(t): t for t in (*weights, *stepped)}.values()], list[int]()
+
+    def look(*_: Any) -> None:
+        if not found:
+            held = _Storages(every[:1])
+            held.add(t.grad for t in every)
+            found.append(sum(held.found.values()))
+
+    handle = optimizer.register_step_pre_hook(look)
+    try:
+        yield found
+    finally:
+        handle.remove()
 
 
 class _Storages:

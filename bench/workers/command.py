@@ -381,6 +381,7 @@ def _describe(
     _describe_seen(found, run)
     times = [step.time_s or 0.0 for step in measured]
     m.setup_time_s = steps[0].moment - run.began
+    _describe_memory(found, run)
     if warm:
         m.warmup_steps, m.warmup_time_s = warm.steps, warm.time_s
         m.warmup_steady = warm.steady
@@ -401,6 +402,16 @@ def _describe(
         m.step_time_first_s, m.step_time_last_s = ends
     _describe_losses(found, run, case, measured)
     _describe_work(found, case, run)
+
+
+_HELD = ("weights_bytes", "gradients_bytes", "optimizer_bytes")
+
+
+def _describe_memory(found: Outcome, run: _Run) -> None:
+    """Say what of its memory is known, of the process that tells its steps."""
+    why = run.memory.pop("failure", "no step of an optimizer of torch's was seen")
+    vars(found.measurement).update(run.memory)
+    found.leave_out(why, *(name for name in _HELD if name not in run.memory))
 
 
 def _describe_seen(found: Outcome, run: _Run) -> None:
