@@ -28,7 +28,7 @@ from bench.answers.render.table import (
 from bench.answers.scaling import BatchSearch
 from bench.base.limits import MIN_REPEATS, STEADY
 from bench.base.origin import LABELS
-from bench.base.text import ESTIMATE, capitalize, name_first, write_range
+from bench.base.text import ESTIMATE, GIB, capitalize, name_first, write_range
 from bench.networks.workloads import IMAGES
 from bench.results.store.rows import group, latest
 from bench.results.study.axes import MACHINE, ORDER, list_naming_axes
@@ -137,8 +137,29 @@ def write_notes(cases: _Results, varying: Collection[str]) -> Iterator[str]:
     sized = [case for case in cases if is_number(case.memory_bytes)]
     for measure in dict.fromkeys(c.memory_measure for c in sized if c.kind == "measured"):
         yield f"Memory: peak of {MEMORY_MEASURES[measure]}."
+    yield from _name_holder([case for case in sized if case.kind == "measured"], axes)
     if any(case.kind == "published" for case in sized):
         yield "Memory of published figures: of the whole card, as published."
+
+
+_HOLDERS = {
+    "weights_bytes": "its weights hold",
+    "gradients_bytes": "its gradients hold",
+    "optimizer_bytes": "its optimizer holds",
+    "activations_bytes": "its activations, workspaces and data hold",
+}
+_MUCH = 0.25  # of the memory of a case
+
+
+def _name_holder(sized: Results, axes: Sequence[str]) -> Iterator[str]:
+    """Yield what holds most of the memory of the case with most, if it is much of it."""
+    for case in sorted(sized, key=attrgetter("memory_bytes"))[-1:]:
+        known = {name: getattr(case, name) for name in _HOLDERS}
+        held = {name: size for name, size in known.items() if is_number(size)}
+        most = max(held, key=held.__getitem__, default="")
+        if most and held[most] >= _MUCH * case.memory_bytes:
+            name, of = name_case(case, axes) or case.model, case.memory_bytes / GIB
+            yield f"Most memory, {name}: {_HOLDERS[most]} {held[most] / GIB:.2f} of {of:.2f} GiB."
 
 
 # ----------------------------------------------------------------------------------------- warnings

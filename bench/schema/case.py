@@ -242,6 +242,12 @@ class Case:
         return f"{readable}-{sha256(key.encode()).hexdigest()[:8]}"
 
 
+def supposes_items(case: Case) -> bool:
+    """Return whether a step of a command is taken to be of its batch size, if it says no other."""
+    placed = case.command is not None and "batch_size" in list_places(case.command)
+    return placed and case.items is None
+
+
 AXES: dict[str, Axis] = {f.name: f.metadata["axis"] for f in fields(Case)}
 
 

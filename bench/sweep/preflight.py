@@ -34,6 +34,7 @@ from bench.schema.case import (
     list_axes,
     list_varying,
     spell_flag,
+    supposes_items,
 )
 from bench.schema.command import refuse_program
 from bench.schema.precision import PRECISIONS
@@ -204,6 +205,11 @@ def check(
         warnings.append(
             f"note: --data-dir {options.data_dir} is not used, because the images are synthetic; "
             f"give --dataset {Case.dataset} to train on it"
+        )
+    if not options.no_steps and any(supposes_items(case) for case in cases):
+        warnings.append(
+            "note: a step that is seen in the command is taken to be of its {batch_size} items, "
+            "times the processes that train together; --items N or bench.step(items=…) says more"
         )
     tested = [datasets.get(name_data(case)) for case in plan.cases if case.evaluate]
     if any(info and info.folder and not info.test_images for info in tested):

@@ -43,7 +43,7 @@ from bench.base.processes import (
 )
 from bench.base.text import count, name_first
 from bench.networks.workloads import OWN
-from bench.schema.case import Case, fill_command
+from bench.schema.case import Case, fill_command, supposes_items
 from bench.schema.command import ITEMS, OUT, list_named, list_places, split_command
 from bench.schema.record import MEASURED, EpochRow, Outcome, Status, Step
 from bench.schema.work import Label, Work, WorkKind
@@ -220,8 +220,7 @@ class _Run:
     @property
     def supposed(self) -> int | None:
         """How many items a step that was seen is taken to be of: its batch size."""
-        given = "batch_size" in list_places(str(self.case.command))
-        return self.case.batch_size or None if given else None
+        return self.case.batch_size if supposes_items(self.case) else None
 
     def explain_none(self) -> str:
         """Return why no steps were seen, once it has ended."""

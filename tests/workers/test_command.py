@@ -196,6 +196,121 @@ def test_a_command_that_ends_neither_by_itself_nor_by_a_signal_is_ended(tmp_path
     assert gone([int((tmp_path / "out" / row["log"]).read_text().split()[0])])
 
 
+UNEDITED = """
+import os, sys
+how, size = sys.argv[1], int(sys.argv[2])
+if how == "nothing":
+    sys.exit()
+import torch
+if how == "idle":
+    sys.exit()
+net = torch.nn.Sequential(torch.nn.Linear(32, 256), torch.nn.ReLU(), torch.nn.Linear(256, 4))
+class Own:
+    def step(self):
+        with torch.no_grad():
+            for weight in net.parameters():
+                weight -= 0.1 * weight.grad
+optimizer = Own() if how == "foreign" else torch.optim.AdamW(net.parameters())
+if how == "late":  # only after many steps
+    import bench
+for i in range(60):
+    if how == "accumulates" and i:
+        net(torch.randn(size, 32)).square().mean().backward()
+    loss = net(torch.randn(size, 32)).square().mean()
+    loss.backward()
+    optimizer.step()
+    net.zero_grad()
+    if how == "late" and i > 29:
+        bench.step(items=3, loss=7.0)
+"""
+
+
+def run_unedited(folder: Path, hows: str, *given: str, command: str = "") -> dict[str, Any]:
+    """Return the rows of an unedited script by what it does."""
+    (folder / "t.py").write_text(UNEDITED)
+    # the script's folder has a bench of its own, which nothing is to import
+    if "late" not in hows:
+        (folder / "bench.py").write_text("raise SystemExit('of the script')")
+    command = command or f"{shlex.quote(sys.executable)} {folder}/t.py {{how}} {{batch_size}}"
+    out = ["--out", str(folder / "out"), "--batch-size", "16", *QUICK]
+    assert sweep(["--command", command, "--vary", "how", *hows.split(), *out, *given]) == 0
+    return read(folder / "out")
+
+
+@pytest.mark.slow
+def test_steps_are_seen_in_a_script_that_tells_of_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = run_unedited(tmp_path, "trains accumulates")
+    said = capsys.readouterr().err
+    assert said.count("is taken to be of its {batch_size} items") == 1
+    row = rows["trains"]
+    assert (row["status"], row["unit"], row["step_items"]) == ("ok", "items", 16)
+    assert row["warmup_steps"] + row["measured_steps"] == 60
+    assert row["measured_images"] == 16 * row["measured_steps"]
+    assert row["train_loss"] > 0
+    # forward and the weights' gradients of both layers, and the input's of the second
+    assert row["flop_per_image"] == 2 * (2 * 32 * 256 + 3 * 256 * 4)
+    weights = 4 * (32 * 256 + 256 + 256 * 4 + 4)
+    assert row["weights_bytes"] == row["gradients_bytes"] == weights
+    assert row["optimizer_bytes"] == 2 * weights + 4 * 4  # a count of steps for each of four
+    assert "a step has up to 2 backward passes" in rows["accumulates"]["notes"]
+    assert "which number is a step's loss is not known" in rows["accumulates"]["missing"]
+
+
+@pytest.mark.slow
+def test_what_the_script_says_of_its_steps_wins(tmp_path: Path) -> None:
+    row = run_unedited(tmp_path, "late")["late"]
+    assert (row["unit"], row["step_items"]) == ("items", 3)
+    assert row["warmup_steps"] + row["measured_steps"] == 30
+    assert row["train_loss"] == 7
+
+
+@pytest.mark.slow
+def test_items_are_those_that_are_given(tmp_path: Path) -> None:
+    row = run_unedited(tmp_path, "trains", "--items", "48", "--steps", "4")["trains"]
+    assert (row["step_items"], row["measured_steps"]) == (48, 4)
+    assert "ended after 4 measured steps" in row["notes"]
+
+
+@pytest.mark.slow
+def test_why_no_steps_are_seen_is_said(tmp_path: Path) -> None:
+    rows = run_unedited(tmp_path, "nothing idle foreign")
+    for how, why in {
+        "nothing": "no steps were seen: the command imports no torch",
+        "idle": "no steps were seen: torch ran no backward pass",
+        "foreign": "no steps were seen: no optimizer of torch's took a step; call bench.step",
+    }.items():
+        assert (rows[how]["status"], rows[how]["unit"]) == ("ok", "runs")
+        assert why in rows[how]["missing"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "given", "missing"),
+    [
+        ("-I ", [], "no steps were seen: Python did not tell of itself, as under -I, -E or -S"),
+        ("", ["--no-steps"], "--no-steps leaves the command alone"),
+    ],
+)
+def test_a_script_that_is_left_alone_is_known_by_its_run(
+    before: str, given: list[str], missing: str, tmp_path: Path
+) -> None:
+    run = f"{shlex.quote(sys.executable)} {before}{tmp_path}/t.py {{how}} {{batch_size}}"
+    row = run_unedited(tmp_path, "trains", *given, command=run)["trains"]
+    assert (row["unit"], row["status"]) == ("runs", "ok")
+    assert missing in row["missing"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["PYTHONPATH=lib {}", "env PYTHONPATH=lib {}", "sh -c '{}'"])
+def test_a_path_that_the_command_sets_is_kept(how: str, tmp_path: Path) -> None:
+    run = f"{sys.executable} {tmp_path}/t.py {{how}} {{batch_size}}"
+    run = f"PYTHONPATH=lib:$PYTHONPATH {run}" if how.startswith("sh") else run
+    row = run_unedited(tmp_path, "trains", command=how.format(run))["trains"]
+    assert row["unit"] == "items"
+
+
 TORCH = """
 import sys, torch, bench
 model = torch.nn.Linear(64, 64)

@@ -131,7 +131,7 @@ _ALL = (
     Quantity("optimizer_bytes", "optimizer", "GiB", "lower",
              "state of the optimizer, and masters of the weights", decimals=2),
     Quantity("activations_bytes", "activations", "GiB", "lower",
-             "the rest of the peak of tensors: activations, workspaces, batches",
+             "the rest of the peak of tensors: activations, workspaces, data",
              lambda r: r.peak_allocated_bytes - r.weights_bytes - r.gradients_bytes
              - r.optimizer_bytes, decimals=2),
     Quantity("cached_bytes", "cached", "GiB", "lower",
