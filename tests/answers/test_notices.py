@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.answers.notices import choose_next, warn
+from bench.answers.notices import choose_next, warn, write_notes
 from bench.answers.render.table import NextStep
 from bench.results.store.rows import latest
 from bench.results.study.runs import Run, make_results, read_runs
@@ -155,3 +155,28 @@ def test_nothing_follows_from_nothing(tmp_path: Path) -> None:
     """As where a sweep was killed before its first case, while it looked at the machine."""
     sweep = read_sweep(write_sweep(tmp_path / "killed", []))
     assert choose_next([sweep], []) is None
+
+
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        ({"optimizer_bytes": 3 * GIB}, "batch size 128: its optimizer holds 3.00 of 8.00 GiB."),
+        # the rest of the peak of tensors
+        (
+            {"peak_allocated_bytes": 7 * GIB, "gradients_bytes": GIB, "optimizer_bytes": GIB},
+            "batch size 128: its activations, workspaces and data hold 4.00 of 8.00 GiB.",
+        ),
+        ({}, ""),
+    ],
+)
+def test_what_holds_much_of_the_memory_is_named(
+    held: dict[str, int], said: str, tmp_path: Path
+) -> None:
+    most = ran(100, case=Case(batch_size=128))
+    for name, size in ({"peak_device_bytes": 8 * GIB, "weights_bytes": GIB} | held).items():
+        setattr(most.measurement, name, size)
+    least = ran(100, case=Case(batch_size=64))
+    least.measurement.peak_device_bytes = 2 * GIB
+    results = make_results(latest(read(tmp_path, [most, least])))
+    found = [note for note in write_notes(results, ["batch_size"]) if "Most memory" in note]
+    assert [note.endswith(said) for note in found] == [True] * bool(said)

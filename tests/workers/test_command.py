@@ -213,6 +213,8 @@ class Own:
 optimizer = Own() if how == "foreign" else torch.optim.AdamW(net.parameters())
 if how == "late":  # only after many steps
     import bench
+if how == "named":
+    import precision_bench as bench
 for i in range(60):
     if how == "accumulates" and i:
         net(torch.randn(size, 32)).square().mean().backward()
@@ -220,7 +222,7 @@ for i in range(60):
     loss.backward()
     optimizer.step()
     net.zero_grad()
-    if how == "late" and i > 29:
+    if (how == "late" and i > 29) or how == "named":
         bench.step(items=3, loss=7.0)
 """
 
@@ -241,7 +243,7 @@ def run_unedited(folder: Path, hows: str, *given: str, command: str = "") -> dic
 def test_steps_are_seen_in_a_script_that_tells_of_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = run_unedited(tmp_path, "trains accumulates")
+    rows = run_unedited(tmp_path, "trains accumulates named")
     said = capsys.readouterr().err
     assert said.count("is taken to be of its {batch_size} items") == 1
     row = rows["trains"]
@@ -256,6 +258,8 @@ def test_steps_are_seen_in_a_script_that_tells_of_none(
     assert row["optimizer_bytes"] == 2 * weights + 4 * 4  # a count of steps for each of four
     assert "a step has up to 2 backward passes" in rows["accumulates"]["notes"]
     assert "which number is a step's loss is not known" in rows["accumulates"]["missing"]
+    assert (rows["named"]["step_items"], rows["named"]["train_loss"]) == (3, 7)
+    assert rows["named"]["flop_per_image"] == row["flop_per_image"] * 16 / 3
 
 
 @pytest.mark.slow
