@@ -151,7 +151,7 @@ _HOLDERS = {
 _MUCH = 0.25  # of the memory of a case
 
 
-def _name_holder(sized: Results, axes: Sequence[str]) -> Iterator[str]:
+def _name_holder(sized: _Results, axes: Sequence[str]) -> Iterator[str]:
     """Yield what holds most of the memory of the case with most, if it is much of it."""
     for case in sorted(sized, key=attrgetter("memory_bytes"))[-1:]:
         known = {name: getattr(case, name) for name in _HOLDERS}

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+HELD = ("weights_bytes", "gradients_bytes", "optimizer_bytes")
+"""The columns of what a training holds."""
+
 
 def measure_held(
     optimizers: Iterable[torch.optim.Optimizer], networks: Iterable[nn.Module] | None = None

@@ -35,7 +35,8 @@ def arm(teller: Any, tell: Callable[[str], object]) -> None:
     torch = sys.modules["torch"]
     hook = Hook(teller, tell)
     hook.happen("torch")
-    run, scaler = torch.autograd.graph._engine_run_backward, torch.amp.GradScaler
+    run = torch.autograd.graph._engine_run_backward
+    scaler = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)  # before torch 2.3
     step, scale, is_compiling = scaler.step, scaler.scale, torch.compiler.is_compiling
 
     @wraps(run)

@@ -289,6 +289,16 @@ def test_why_no_steps_are_seen_is_said(tmp_path: Path) -> None:
         assert why in rows[how]["missing"]
 
 
+def test_a_torch_that_shows_no_steps_is_named(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("")
+    (tmp_path / "t.py").write_text("import torch")
+    command = f"{shlex.quote(sys.executable)} {tmp_path}/t.py"
+    assert sweep(["--command", command, "--out", str(tmp_path / "out"), *QUICK]) == 0
+    (row,) = read_records(tmp_path / "out").to_dict("records")
+    assert (row["status"], row["unit"]) == ("ok", "runs")
+    assert "no steps were seen: this torch does not show them (AttributeError" in row["missing"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "given", "missing"),

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from bench.workers.hook import arm
-from bench.workers.script import Teller
+from bench.workers.script import LOST, Teller
 
 N = 12
 
@@ -222,6 +222,21 @@ def test_backward_passes_of_several_threads_are_not_steps(
 ) -> None:
     see(from_threads, tmp_path)
     assert "several threads run backward passes" in capfd.readouterr().err
+
+
+def test_a_hook_that_fails_ends_no_training(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def run() -> None:
+        arm(Teller(str(tmp_path / "gone" / "steps")), lambda what: None)
+        plain(Task())
+        (tmp_path / "done").touch()
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    process.join()
+    assert (process.exitcode, (tmp_path / "done").exists()) == (0, True)
+    assert capfd.readouterr().err.count(f"{LOST}: FileNotFoundError") == 1
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ def arm(
     return {"PYTHONPATH": path} | told
 
 
-_ASSIGNED = re.compile(r"(?<![\w$])PYTHONPATH=")
+_SETS_PATH = re.compile(r"(?<![\w$])PYTHONPATH=")
 
 
 def keep_armed(words: Sequence[str]) -> list[str]:
@@ -79,7 +79,7 @@ def keep_armed(words: Sequence[str]) -> list[str]:
     return [
         word.replace("PYTHONPATH=", first, 1)
         if word.startswith("PYTHONPATH=")
-        else _ASSIGNED.sub(lambda _: quoted, word)
+        else _SETS_PATH.sub(lambda _: quoted, word)
         for word in words
     ]
 
