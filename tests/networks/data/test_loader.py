@@ -67,7 +67,7 @@ def assert_divided_alike(ours: Iterator[Divided], theirs: Iterator[Divided]) -> 
 def no_worker_is_left() -> Iterator[None]:
     yield
     for worker in multiprocessing.active_children():  # one beside a worker that failed is ending
-        worker.join(10)
+        worker.join(60)
     assert multiprocessing.active_children() == []
 
 
