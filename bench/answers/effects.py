@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby
 
 from bench.answers.render.table import (
     NOTHING,
     Cell,
     Column,
-    Said,
     Section,
     Sheet,
     join,
@@ -21,7 +21,7 @@ from bench.base.limits import MIN_REPEATS, STEADY
 from bench.base.text import ESTIMATE
 from bench.results.study.axes import find_varying
 from bench.results.study.effects import EQUAL_MARGIN, Effect, judge_learning
-from bench.results.study.estimate import ENERGY, LOSS, MEMORY_METRIC, TIME, Estimate
+from bench.results.study.estimate import ENERGY, LOSS, MEMORY_METRIC, TIME
 from bench.results.study.quantities import Metric
 from bench.results.verdict import Verdict
 from bench.schema.axis import name_axis
@@ -37,58 +37,25 @@ def _tabulate_effects(found: ReportData) -> Iterator[Sheet]:
         said = [one for one in learnt if one.effect is effect]
         return "; ".join(f"{one.metric.label}: {one.found.verdict.value}" for one in said)
 
-    def of_time(say: Callable[[Effect, Estimate], Said]) -> Callable[[Effect], Said]:
-        return lambda effect: say(effect, effect.time) if effect.time else None
-
-    def write_speed(effect: Effect, time: Estimate) -> Cell:
-        if time.apart:
-            return Cell(f"{ESTIMATE * effect.estimated}{_list_ratios(time.each)}")
-        speed = 1 / (time.ratio.value or 1)
-        return Cell(f"{ESTIMATE * effect.estimated}{write_ratio(speed)}×", speed)
-
-    def write_pairs(effect: Effect) -> str:
-        pairs, every = effect.time.pairs if effect.time else 0, len(effect.pairs)
-        return f"{pairs} of {every}" if 0 < pairs < every else str(every)
-
-    def write_percent(metric: Metric, effect: Effect) -> Cell | None:
-        change = effect.estimates.get(metric.name)
-        if change is None or change.ratio.value is None:
-            return None
-        mark = ESTIMATE * (effect.estimated and metric is ENERGY)
-        share = change.ratio.value - 1
-        return Cell(f"{mark}{_write_signed(100 * share, 1)} %", share)
-
-    def write_loss(effect: Effect) -> Cell | None:
-        if (loss := effect.loss) is None:
-            return None
-        if apart := loss.ratio.difference:
-            return Cell(_write_signed(apart[0], 3), apart[0])
-        return write_percent(LOSS, effect)
-
     columns: list[Column[Effect]] = [
         Column("change", "change", "what changes, all else equal",
                lambda effect: f"{name_axis(effect.axis)}: {effect.before} → {effect.after}",
                wrap=True),
         Column("speed", "speed", "epoch time before over after, geometric mean",
-               of_time(write_speed), better="higher"),
+               _write_speed, better="higher"),
         Column("verdict", "verdict", f"against a margin of {100 * STEADY:.0f} %",
-               of_time(lambda effect, time:
-                       _judge_time(found, time)),
+               lambda effect: _judge_time(found, effect),
                number=False, wrap=True),
         Column("interval", "95 % interval", "of the speed over these pairs",
-               of_time(lambda effect, time: None if time.apart else write_ends(
-                   (time.ratio.high, time.ratio.low), lambda ratio: write_ratio(1 / ratio))),
-               keep=8),
-        Column("pairs", "pairs", "how many pairs of cases differ in that alone", write_pairs,
+               _write_interval, keep=8),
+        Column("pairs", "pairs", "how many pairs of cases differ in that alone", _write_pairs,
                number=True, keep=8),
         Column("memory", "memory", "change of the peak",
-               lambda effect: write_percent(MEMORY_METRIC, effect),
-               number=True, better="lower", keep=6),
+               partial(_write_change, MEMORY_METRIC), number=True, better="lower", keep=6),
         Column("energy", "energy", "change of an epoch's",
-               lambda effect: write_percent(ENERGY, effect), number=True, better="lower", keep=4),
-        Column("loss", "loss", "change of the training loss; below zero the difference", write_loss,
-               better="lower",
-               keep=5),
+               partial(_write_change, ENERGY), number=True, better="lower", keep=4),
+        Column("loss", "loss", "change of the training loss; below zero the difference",
+               partial(_write_change, LOSS), better="lower", keep=5),
         Column("learnt", "learns as well?",
                f"equivalence within {100 * EQUAL_MARGIN:.0f} %, over seeds",
                say_learnt, keep=7, wrap=True),
@@ -115,6 +82,38 @@ def _tabulate_effects(found: ReportData) -> Iterator[Sheet]:
 _MOST_LISTED = 4  # ratios that a cell lists
 
 
+def _write_speed(effect: Effect) -> Cell | None:
+    if (time := effect.time) is None:
+        return None
+    mark, speed = ESTIMATE * effect.estimated, 1 / (time.ratio.value or 1)
+    if time.apart:
+        return Cell(f"{mark}{_list_ratios(time.each)}")
+    return Cell(f"{mark}{write_ratio(speed)}×", speed)
+
+
+def _write_interval(effect: Effect) -> str | None:
+    if effect.time is None or effect.time.apart:
+        return None
+    ends = effect.time.ratio.high, effect.time.ratio.low
+    return write_ends(ends, lambda ratio: write_ratio(1 / ratio))
+
+
+def _write_pairs(effect: Effect) -> str:
+    pairs, every = effect.time.pairs if effect.time else 0, len(effect.pairs)
+    return f"{pairs} of {every}" if 0 < pairs < every else str(every)
+
+
+def _write_change(metric: Metric, effect: Effect) -> Cell | None:
+    change = effect.estimates.get(metric.name)
+    if change is None or change.ratio.value is None:
+        return None
+    if apart := change.ratio.difference:
+        return Cell(_write_signed(apart[0], 3), apart[0])
+    mark = ESTIMATE * (effect.estimated and metric is ENERGY)
+    share = change.ratio.value - 1
+    return Cell(f"{mark}{_write_signed(100 * share, 1)} %", share)
+
+
 def _list_ratios(each: Sequence[float]) -> str:
     """List the speeds of pairs that have no common one, or from which to which they are."""
     speeds = sorted(1 / ratio for ratio in each)
@@ -123,8 +122,10 @@ def _list_ratios(each: Sequence[float]) -> str:
     return f"{', '.join(map(write_ratio, speeds))}×"
 
 
-def _judge_time(found: ReportData, time: Estimate) -> str:
+def _judge_time(found: ReportData, effect: Effect) -> str | None:
     """Return the verdict on a change, and by what axis its pairs differ if they do."""
+    if (time := effect.time) is None:
+        return None
     word = _MIXED if time.mixed else TIME.word(time.ratio.judge(STEADY))
     if not time.apart:
         return word

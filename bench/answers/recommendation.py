@@ -37,6 +37,7 @@ from bench.base.text import (
 from bench.networks.workloads import OWN
 from bench.profile.breakdown import list_changes, name_part
 from bench.profile.step import write_ms
+from bench.results.store.rows import group
 from bench.results.study.axes import MACHINE, list_naming_axes, name_setting, order_values
 from bench.results.study.comparable import refuse_alone, refuse_base
 from bench.results.study.doubts import DOUBTS
@@ -93,18 +94,16 @@ def recommend(found: ReportData) -> Iterator[Answer]:
 
 def _tell_overall(found: ReportData) -> Iterator[str]:
     """Yield what most of many places are best trained with, and where the others are."""
-    every, told = len(found.places), [place for place in found.places if place.recommended]
-    held: dict[str, list[Target]] = {}
-    for place in told:
-        if setting := place.recommended:
-            held.setdefault(describe_setting(found, setting), []).append(place)
-    several = len({place.machine for place in found.places}) > 1
-    for name, places in sorted(held.items(), key=lambda pair: -len(pair[1]))[:MOST_NAMED]:
-        where = [place.name + f" · {place.machine}" * several for place in places]
-        own = places[0].settings[0].best.precision == OWN
-        yield f"Train {'' if own else 'in '}{name}: {name_first(where, MOST_NAMED)}."
-    if len(told) < every:
-        yield f"For {every - len(told):,} of {every:,} none is recommended."
+    every, several = len(found.places), len({place.machine for place in found.places}) > 1
+    known = [(place, setting) for place in found.places if (setting := place.recommended)]
+    held = group(known, lambda pair: describe_setting(found, pair[1]))
+    for places in sorted(held, key=len, reverse=True)[:MOST_NAMED]:
+        where = [place.name + f" · {place.machine}" * several for place, _ in places]
+        _, setting = places[0]
+        how = "" if setting.best.precision == OWN else "in "
+        yield f"Train {how}{describe_setting(found, setting)}: {name_first(where, MOST_NAMED)}."
+    if len(known) < every:
+        yield f"For {every - len(known):,} of {every:,} none is recommended."
     yield f"The first table has {name_places(found.places)}."
 
 
@@ -176,9 +175,9 @@ def _tell_unchosen(found: ReportData, place: Target) -> str:
         if unfit:
             return f"No time can be compared with another: {unfit}."
         return "No case was timed." if place.settings else ""
-    if found.aim and any(setting.best.trusted for setting in place.settings):
-        return f"No case that can be trusted has a value for --for {found.aim}."
     some = any(setting.best.trusted for setting in place.settings)
+    if found.aim and some:
+        return f"No case that can be trusted has a value for --for {found.aim}."
     which = "Half of the cases or more have" if some else "Every case has"
     told = f"{which} a warning, so none is recommended. Lowest time: {_doubt(found, lowest)}."
     return " ".join([told, *_tell_apart(found, place, lowest)])
@@ -356,11 +355,8 @@ MUCH = 1.5
 
 def _find_loss(found: ReportData, place: Target, chosen: Setting, slower: Setting) -> str:
     """Return what most of a slower setting's time is lost by, where both were profiled."""
-    sides = []
-    for setting in (chosen, slower):
-        steps = (found.steps.get(row.cell) for row in setting.cases)
-        sides.append(next((s.breakdown for s in steps if s and s.profiled), None))
-    a, b = sides
+    steps = ([found.steps.get(row.cell) for row in one.cases] for one in (chosen, slower))
+    a, b = (next((s.breakdown for s in own if s and s.profiled), None) for own in steps)
     if a is None or b is None:
         return ""
     lost = b.step.step_s - a.step.step_s
@@ -558,12 +554,12 @@ def _tell_agreement(found: ReportData, apart: Sequence[tuple[float, Setting]]) -
 def _tell_untried(found: ReportData, place: Target, chosen: Setting) -> str:
     """Say which levers were not tried, and what another folder found with them on this card."""
     row = chosen.best
-    if row.device != "cuda" or row.kind != "measured" or row.command is not None:
-        return ""
+    ours = row.device == "cuda" and row.kind == "measured" and row.command is None
     off = [
         axis
         for axis in _LEVERS
-        if takes(row.case, _LEVERS[axis])
+        if ours
+        and takes(row.case, _LEVERS[axis])
         and all(getattr(s.best, axis) == getattr(Case, axis) for s in place.settings)
     ]
     if not off:

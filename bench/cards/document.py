@@ -45,7 +45,7 @@ from bench.results.study.axes import list_main, name_setting
 from bench.results.study.comparable import AMOUNT, refuse_alone, refuse_base
 from bench.results.study.doubts import SAID_BELOW
 from bench.results.study.estimate import TIME
-from bench.results.study.runs import Result
+from bench.results.study.runs import Result, name_machines
 from bench.results.study.sweeps import SweepFolder
 from bench.results.verdict import Ratio
 from bench.schema.axis import Trait, Value, name_axis
@@ -176,15 +176,8 @@ def find_groups(found: ReportData) -> list[CardGroup]:
 def _name_cards(results: Sequence[Result]) -> dict[int, str]:
     """Return by cell the name of its card. One physical GPU is one card, and so are GPUs of one
     name in a folder, as in its report; other cards of one name get their folder's name appended."""
-    held: dict[str, dict[str, str]] = {}
-    for row in results:
-        held.setdefault(row.machine, {}).setdefault(row.gpu_uuid or row.sweep, row.sweep)
-    return {
-        row.cell: f"{row.machine} · {held[row.machine][row.gpu_uuid or row.sweep]}"
-        if len({*held[row.machine].values()}) > 1
-        else row.machine
-        for row in results
-    }
+    named = name_machines(results, attrgetter("gpu_uuid"))
+    return {row.cell: name for row, name in zip(results, named, strict=True)}
 
 
 def _make_group(timed: Sequence[Result], names: Mapping[int, str]) -> CardGroup:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from enum import IntEnum, StrEnum
 from functools import cached_property
 from operator import attrgetter
@@ -187,24 +187,28 @@ def read_runs(sweeps: Sequence[SweepFolder]) -> list[Run]:
             for run, told in zip(alike, fill_unknown(alike), strict=True):
                 vars(run).update(zip(COMPARABLE, told, strict=True))
         runs += own
-    _name_places(runs)
+    # rows of one GPU stand together if they agree on what else belongs to a device
+    for run, name in zip(
+        runs, name_machines(runs, lambda r: (r.gpu_uuid, _tell_device(r))), strict=True
+    ):
+        run.ran_on = name
     return link_runs(runs)
 
 
 _tell_device = attrgetter(*(name for name, of in COMPARABLE.items() if "device" in of))
 
 
-def _name_places(runs: Sequence[Run]) -> None:
-    """Set where each run ran: rows of one GPU stand together, whichever folders they are in, if
-    they agree on what else belongs to a device. A CPU has no number by which it is known again."""
+def name_machines(rows: Sequence[Any], tell: Callable[[Any], Hashable]) -> list[str]:
+    """Return the name of the machine of each run or result, with that of a sweep where several are
+    of one name. ``tell`` tells GPUs apart; a CPU has no number by which it is known again."""
     homes: dict[str, dict[Hashable, str]] = defaultdict(dict)
-    keys = [(run.gpu_uuid, _tell_device(run)) if run.gpu_uuid else run.sweep for run in runs]
-    for run, key in zip(runs, keys, strict=True):
-        homes[run.machine].setdefault(key, run.sweep)
-    for run, key in zip(runs, keys, strict=True):
-        of = homes[run.machine]
-        several = len({*of.values()}) > 1
-        run.ran_on = f"{run.machine} · {of[key]}" if several else run.machine
+    keys = [tell(row) if row.gpu_uuid else row.sweep for row in rows]
+    where = [
+        (row.machine, homes[row.machine].setdefault(key, row.sweep))
+        for row, key in zip(rows, keys, strict=True)
+    ]
+    several = {machine for machine, of in homes.items() if len({*of.values()}) > 1}
+    return [f"{name} · {home}" if name in several else name for name, home in where]
 
 
 def list_runs(rows: Iterable[Row]) -> list[Run]:
