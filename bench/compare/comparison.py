@@ -183,8 +183,13 @@ def take_values(
 
 _TIME, _ENERGY = METRICS["epoch_time_s"], METRICS["energy_j"]
 
-SPOILING = ("throttled", "contended", "unsettled", "noisy")
-"""Doubts with which times are not relied on, as far as they forbid it."""
+SPOILING = tuple(
+    name
+    for name, doubt in DOUBTS.items()
+    if doubt.fatal and name not in ("invalid", "diverged", "uneven", "mislabelled")
+)
+"""Doubts with which times are not relied on, as far as they forbid it: those with which a report
+trusts none, but for rows that are told as outcomes, or are not compared at all."""
 
 
 @dataclass(frozen=True, eq=False)
