@@ -366,7 +366,7 @@ class Certainty:
     with a fixed number of steps; tests/training/test_timing.py simulates how often.
     """
 
-    def __init__(self, share: float, clock: StepClock, full_steps: float, ahead: int = 0) -> None:
+    def __init__(self, share: float, clock: StepClock, full_steps: float, ahead: int) -> None:
         # this imports scipy, which within an epoch kept an H200 waiting for 0.13 to 0.3 s
         find_quantile(1.0)
         self._share, self._clock = share, clock

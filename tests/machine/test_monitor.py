@@ -197,6 +197,17 @@ def test_without_a_counter_energy_is_power_over_time():
     assert short.missing == dict.fromkeys(("energy_j", "mean_power_w"), "none"), "four readings"
 
 
+def test_an_epoch_too_short_for_the_counter_adds_nothing():
+    still = between(60, 70, energy_j=30_000.0)
+    assert replay("two-epochs", still, TWICE).values["energy_j"] == 2500
+
+
+def test_what_else_is_missing_stays_missing():
+    seen = replay(edit=always(energy_j=None, temperature_c=None))
+    assert {"energy_j", "mean_power_w", "temperature_c"} == seen.missing.keys()
+    assert {*Old(lost=range(99)).go_through_epoch(3).missing} == {*MONITORED}
+
+
 def test_an_epoch_whose_begin_was_not_read_has_no_energy():
     assert Old(lost=[3]).go_through_epoch(12).missing["energy_j"] == "epoch did not end"
 
@@ -210,7 +221,24 @@ def test_memory_at_a_boundary_counts_for_the_phase_that_ends():
 @pytest.mark.parametrize("held", [9 * GB, None])
 def test_a_card_emptier_than_its_baseline_or_without_one_has_no_peak(held):
     seen = replay(edit=between(0, 0.9, device_bytes=held))
-    assert {"warmup_device_bytes", "peak_device_bytes"} <= seen.missing.keys()
+    why = "what the card held before the worker is not known, or was more than later"
+    assert seen.missing["warmup_device_bytes"] == seen.missing["peak_device_bytes"] == why
+
+
+def test_the_baseline_is_what_was_read_first_and_may_be_nothing_or_all():
+    class Filling(Unreadable):
+        def read(self, depth):
+            return (Reading(next(moments), device_bytes=next(held)),)
+
+    moments, held = iter(range(99)), iter([10, 50, 60, 70, 80, 90])
+    monitor = Monitor(Filling("none"), fast_s=1e9)
+    monitor._read(Depth.SLOW)
+    seen = go_through(monitor, PHASES[:3]).close()
+    assert seen.values["baseline_device_bytes"] == 10
+    assert seen.values["peak_device_bytes"] == 90 - 10
+    empty = replay(edit=between(0, 0.9, device_bytes=0))
+    assert empty.values["peak_device_bytes"] == 6_300_000_000
+    assert replay(edit=always(device_bytes=5)).values["peak_device_bytes"] == 0
 
 
 @pytest.mark.parametrize("phases", [("setup",), ("setup", "warmup"), ()])

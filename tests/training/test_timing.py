@@ -194,6 +194,7 @@ def test_noise_spikes_and_two_modes_are_not_waited_out(
 
 @settings(deadline=None)  # scipy is imported in it
 @given(st.lists(st.floats(0.01, 100), min_size=3, max_size=30), st.floats(0.1, 10))
+@example(np.random.default_rng(3).normal(2, 0.2, 40).tolist(), 0.2)
 def test_the_slope_is_scipys(values: list[float], every: float) -> None:
     from scipy.stats import theilslopes
 
