@@ -9,7 +9,7 @@ import psutil
 
 def is_worker(process: psutil.Process) -> bool:
     try:
-        return process.name().startswith("bench.job")
+        return process.name().startswith("bench.worker")
     except psutil.Error:
         return False
 

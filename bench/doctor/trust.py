@@ -297,7 +297,7 @@ def _await_worker(child: subprocess.Popen[str]) -> int:
     while child.poll() is None:
         for pid in list_children(child.pid):
             with suppress(OSError):
-                if Path(f"/proc/{pid}/comm").read_text().startswith("bench.job"):
+                if Path(f"/proc/{pid}/comm").read_text().startswith("bench.worker"):
                     time.sleep(2)
                     return pid
         time.sleep(0.1)

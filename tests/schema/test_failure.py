@@ -30,7 +30,7 @@ from bench.schema.failure import (
     list_libraries,
 )
 from bench.schema.record import Status
-from bench.workers.job import read_free_share
+from bench.workers.worker import read_free_share
 from tests.pytest_for_tests import Patch
 
 FULL, ROOMY = NEARLY_FULL / 2, 0.5

@@ -284,7 +284,7 @@ class Worker(Process):
             asked_at=time.monotonic(),
         )
         super().__init__(
-            "bench.workers.job:work",
+            "bench.workers.worker:work",
             given,
             variables={**job.lane.variables, **variables},
             cores=job.lane.cores,
