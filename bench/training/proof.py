@@ -309,44 +309,13 @@ def probe(
     zero. If compilation fails, the reason is added to ``notes`` and the layer runs uncompiled.
     ``compute`` runs it on an input (N, *image) and a weight; by default `Layer.compute`.
     """
-    compute = compute or layer.compute
-    device, dtype = setting.device, getattr(torch, setting.precision.weights)
     exact = int(max(1, min(_EXACT_IMAGES, setting.batch_size, _EXACT_FLOP // layer.flop)))
-    batch = layer.batch * setting.batch_size
-    batch = int(max(exact, min(batch, _FLOP[device.type] // layer.flop)))
-    if layer.gradient_bits is not None:
-        batch = -(-batch // MULTIPLE) * MULTIPLE
-
     rng = torch.Generator().manual_seed(0)
     x, weight, grad = (
         torch.randn(shape, generator=rng)
         for shape in ((exact, *layer.image), layer.weight, (exact, *layer.out))
     )
-    few = x.to(device, dtype)
-    many = few.repeat(-(-batch // exact), *[1] * len(layer.image))[:batch]
-
-    def ready(tensor: Tensor) -> Tensor:
-        memory_format = setting.memory_format if tensor.dim() == 4 else torch.contiguous_format
-        return tensor.contiguous(memory_format=memory_format)
-
-    def run(compute: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
-        def cast(a: Tensor, w: Tensor) -> Tensor:
-            with autocast(setting.precision, device):
-                return compute(a, w)
-
-        return layer.run(cast, ready(many), ready(weight.to(device, dtype)), grad)
-
-    try:
-        got = run(
-            compute
-            if setting.compile == "off"
-            else torch.compile(compute, dynamic=False, mode=_WITHOUT_GRAPHS[setting.compile])
-        )
-    except Exception as error:
-        if setting.compile == "off":
-            raise
-        notes.append(f"the probe could not be compiled and ran without: {first_line(error)}")
-        got = run(compute)
+    got = _run_as_case(layer, setting, notes, compute or layer.compute, (x, weight, grad))
     right = layer.run(layer.compute, x.double(), weight.double(), grad.double())
     pairs = zip(got, right, strict=True)
     bits = layer.gradient_bits
@@ -369,6 +338,43 @@ def probe(
         else None,
         judge("weight gradient", places, None) if layer.weight_grad else None,
     )
+
+
+def _run_as_case(
+    layer: Layer,
+    setting: LayerSetting,
+    notes: list[str],
+    compute: Callable[[Tensor, Tensor], Tensor],
+    tensors: tuple[Tensor, Tensor, Tensor],
+) -> list[Tensor]:
+    """Run a layer as the case does, on a batch of the images, the weight and the gradient of the
+    first images' output in ``tensors``; return as `Layer.run`."""
+    x, weight, grad = tensors
+    device, dtype = setting.device, getattr(torch, setting.precision.weights)
+    most = min(layer.batch * setting.batch_size, _FLOP[device.type] // layer.flop)
+    batch = int(max(len(x), most))
+    if layer.gradient_bits is not None:
+        batch = -(-batch // MULTIPLE) * MULTIPLE
+    many = x.to(device, dtype).repeat(-(-batch // len(x)), *[1] * len(layer.image))[:batch]
+
+    def ready(tensor: Tensor) -> Tensor:
+        memory_format = setting.memory_format if tensor.dim() == 4 else torch.contiguous_format
+        return tensor.contiguous(memory_format=memory_format)
+
+    def run(compute: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
+        def cast(a: Tensor, w: Tensor) -> Tensor:
+            with autocast(setting.precision, device):
+                return compute(a, w)
+
+        return layer.run(cast, ready(many), ready(weight.to(device, dtype)), grad)
+
+    if setting.compile == "off":
+        return run(compute)
+    try:
+        return run(torch.compile(compute, dynamic=False, mode=_WITHOUT_GRAPHS[setting.compile]))
+    except Exception as error:
+        notes.append(f"the probe could not be compiled and ran without: {first_line(error)}")
+        return run(compute)
 
 
 def _multiply(setting: LayerSetting) -> OperationProof:
