@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
 from typing import Any, TypeVar
@@ -206,104 +207,12 @@ def try_workload(
     all results. Then train a step on the batch, also with each of ``freezes``, with new networks.
     Raises UsageError: the workload violates the protocol of `Workload`, or the step fails; the
     message begins with ``what`` and says how in one line."""
-
-    def require(right: bool, said: str) -> None:
-        if not right:
-            raise UsageError(f"{what}: {said}")
-
-    def run(method: str, action: Callable[[], Any]) -> Any:
-        return attempt(f"{what}: {method} fails", action)
-
-    def make_batch() -> Any:
-        return workload.make_batch(_TRIED, _CPU, torch.Generator().manual_seed(0))
-
-    def make(method: str, action: Callable[[], Any]) -> tuple[Any, list[Tensor]]:
-        batch = run(method, action)
-        tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-        items = run(method, partial(count_items, batch))
-        require(
-            items == _TRIED and all(t.device == _CPU and not t.requires_grad for t in tensors),
-            f"{method} made {_name_kinds(tensors)}; it makes as many items as it is asked for, "
-            f"{_TRIED}, on the device that it is given, without gradients",
-        )
-        return batch, tensors
-
-    units = run("count_units", lambda: workload.count_units(_TRIED))
-    for name, number, least in (
-        ("samples", workload.samples, 2),
-        ("test_samples", workload.test_samples, 0),
-        ("count_units(2)", units, 1),
-    ):
-        right = type(number) is int and number >= least
-        require(right, f"{name} is {number!r}; it must be a whole number of at least {least}")
-    batch, tensors = make("make_batch", make_batch)
-    _, again = make("make_batch", make_batch)
-    require(
-        list(map(read_bits, tensors)) == list(map(read_bits, again)),
-        "make_batch made two different batches from one seed; draw random numbers only from the "
-        "generator that it is given",
-    )
-    if workload.test_samples >= _TRIED:
-        make("make_test_batch", partial(workload.make_test_batch, 0, _TRIED, _CPU))
-    trained: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
-    optimizer = run("build_optimizer", partial(workload.build_optimizer, trained, 1e-3))
-    stepped = [p for group in getattr(optimizer, "param_groups", []) for p in group["params"]]
-    require(
-        optimizer is None
-        or (isinstance(optimizer, torch.optim.Optimizer) and {*stepped} <= {*trained}),
-        f"build_optimizer returned {type(optimizer).__name__}; it returns None or a "
-        "torch.optim.Optimizer of the parameters that it is given, and no others",
-    )
-    training = run(f"a training in {precision}", partial(_start, model, workload, precision))
-    calls: list[object] = []
-
-    def network(*inputs: Any, **named: Any) -> Any:
-        calls.append(None)
-        return training.compute(*inputs, **named)
-
-    made = run(f"compute_loss in {precision}", lambda: workload.compute_loss(network, batch))
-    require(
-        bool(calls),
-        "compute_loss does not call the network that it is given; call it, and no other, since "
-        "only that one computes in the case's precision",
-    )
-    loss, correct = (made.loss, made.correct) if isinstance(made, Loss) else (made, None)
-    require(
-        isinstance(loss, Tensor) and (loss.shape, loss.dtype) == ((), torch.float32),
-        f"compute_loss returned {_name_kinds([loss])}; the loss must be a tensor, float32 of shape "
-        "(), the mean over the batch, or a Loss of it",
-    )
-    require(
-        bool(loss.isfinite()) and loss.requires_grad,
-        f"the loss of the first batch is {loss}; it must be finite, and depend on the network's "
-        "weights: do not detach it, or compute it under torch.no_grad",
-    )
-    counts = isinstance(correct, Tensor) and not (correct.shape or correct.is_floating_point())
-    require(
-        correct is None or (counts and 0 <= int(correct) <= units),
-        f"correct is {correct!r}; it must be an integer tensor of shape (), from 0 to what "
-        f"count_units says, {units} for two items",
-    )
-    run(f"the backward pass in {precision}", loss.backward)
-    require(
-        any(p.grad is not None for p in trained), "no weight of the network receives a gradient"
-    )
-    dataset = run("build_dataset", workload.build_dataset)
-    if dataset is not None:
-        there = run("build_dataset: len()", partial(len, dataset))
-        require(
-            there == workload.samples and hasattr(dataset, "__getitem__"),
-            f"build_dataset returned a {type(dataset).__name__} of {there} items; it returns a "
-            f"map-style dataset of as many as samples, {workload.samples}",
-        )
-        loaded = load_items(dataset, batch_size=_TRIED, micro_batch=_TRIED, device=_CPU, seed=0)
-        items = run("a batch of build_dataset", lambda: next(loaded.evaluation()))
-        got, wanted = _name_kinds(tree_leaves(items)), _name_kinds(tensors)
-        require(
-            got == wanted,
-            f"torch's default_collate of items of build_dataset gives {got}; make_batch gives "
-            f"{wanted}",
-        )
+    trial = _Trial(what, workload)
+    units = trial.count()
+    batch = trial.make_batches()
+    optimizer = trial.build_optimizer(model)
+    trial.compute_loss(model, precision, batch, units)
+    dataset = trial.open_dataset(batch)
     for frozen in (NONE, *freezes):
         try_step(what, workload.build_model(), workload, batch, precision, frozen)
     return WorkloadFacts(
@@ -312,9 +221,147 @@ def try_workload(
         workload.count_units(workload.test_samples) if workload.test_samples else 0,
         workload.unit.strip(),
         type(optimizer).__name__ if optimizer else "",
-        dataset is not None,
+        dataset,
         count_classes(workload),
     )
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """The methods of a workload, each called and held to what `Workload` says of it."""
+
+    what: str
+    workload: Workload
+
+    def require(self, right: bool, said: str) -> None:
+        if not right:
+            raise UsageError(f"{self.what}: {said}")
+
+    def run(self, method: str, action: Callable[[], Any]) -> Any:
+        return attempt(f"{self.what}: {method} fails", action)
+
+    def count(self) -> int:
+        """Return the units of two items."""
+        workload = self.workload
+        units: int = self.run("count_units", lambda: workload.count_units(_TRIED))
+        for name, number, least in (
+            ("samples", workload.samples, 2),
+            ("test_samples", workload.test_samples, 0),
+            ("count_units(2)", units, 1),
+        ):
+            right = type(number) is int and number >= least
+            said = f"{name} is {number!r}; it must be a whole number of at least {least}"
+            self.require(right, said)
+        return units
+
+    def make_batches(self) -> Any:
+        """Return a training batch of two items, which one seed makes twice; of test items too, one
+        can be made."""
+        workload = self.workload
+
+        def make_batch() -> Any:
+            return workload.make_batch(_TRIED, _CPU, torch.Generator().manual_seed(0))
+
+        batch = self._make("make_batch", make_batch)
+        again = self._make("make_batch", make_batch)
+        self.require(
+            list(map(read_bits, _list_tensors(batch)))
+            == list(map(read_bits, _list_tensors(again))),
+            "make_batch made two different batches from one seed; draw random numbers only from "
+            "the generator that it is given",
+        )
+        if workload.test_samples >= _TRIED:
+            self._make("make_test_batch", partial(workload.make_test_batch, 0, _TRIED, _CPU))
+        return batch
+
+    def _make(self, method: str, action: Callable[[], Any]) -> Any:
+        batch = self.run(method, action)
+        tensors = _list_tensors(batch)
+        items = self.run(method, partial(count_items, batch))
+        self.require(
+            items == _TRIED and all(t.device == _CPU and not t.requires_grad for t in tensors),
+            f"{method} made {_name_kinds(tensors)}; it makes as many items as it is asked for, "
+            f"{_TRIED}, on the device that it is given, without gradients",
+        )
+        return batch
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer | None:
+        trained: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+        build = partial(self.workload.build_optimizer, trained, 1e-3)
+        optimizer: torch.optim.Optimizer | None = self.run("build_optimizer", build)
+        stepped = [p for group in getattr(optimizer, "param_groups", []) for p in group["params"]]
+        self.require(
+            optimizer is None
+            or (isinstance(optimizer, torch.optim.Optimizer) and {*stepped} <= {*trained}),
+            f"build_optimizer returned {type(optimizer).__name__}; it returns None or a "
+            "torch.optim.Optimizer of the parameters that it is given, and no others",
+        )
+        return optimizer
+
+    def compute_loss(self, model: nn.Module, precision: str, batch: Any, units: int) -> None:
+        """Compute the loss of a batch of so many ``units``, and its gradients."""
+        trained: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+        start = partial(_start, model, self.workload, precision)
+        training: Training = self.run(f"a training in {precision}", start)
+        calls: list[object] = []
+
+        def network(*inputs: Any, **named: Any) -> Any:
+            calls.append(None)
+            return training.compute(*inputs, **named)
+
+        method = f"compute_loss in {precision}"
+        made = self.run(method, lambda: self.workload.compute_loss(network, batch))
+        self.require(
+            bool(calls),
+            "compute_loss does not call the network that it is given; call it, and no other, since "
+            "only that one computes in the case's precision",
+        )
+        loss, correct = (made.loss, made.correct) if isinstance(made, Loss) else (made, None)
+        self.require(
+            isinstance(loss, Tensor) and (loss.shape, loss.dtype) == ((), torch.float32),
+            f"compute_loss returned {_name_kinds([loss])}; the loss must be a tensor, float32 of "
+            "shape (), the mean over the batch, or a Loss of it",
+        )
+        self.require(
+            bool(loss.isfinite()) and loss.requires_grad,
+            f"the loss of the first batch is {loss}; it must be finite, and depend on the "
+            "network's weights: do not detach it, or compute it under torch.no_grad",
+        )
+        counts = isinstance(correct, Tensor) and not (correct.shape or correct.is_floating_point())
+        self.require(
+            correct is None or (counts and 0 <= int(correct) <= units),
+            f"correct is {correct!r}; it must be an integer tensor of shape (), from 0 to what "
+            f"count_units says, {units} for two items",
+        )
+        self.run(f"the backward pass in {precision}", loss.backward)
+        graded = any(p.grad is not None for p in trained)
+        self.require(graded, "no weight of the network receives a gradient")
+
+    def open_dataset(self, batch: Any) -> bool:
+        """Return whether there is a dataset, whose items are collated to batches like this one."""
+        samples = self.workload.samples
+        dataset = self.run("build_dataset", self.workload.build_dataset)
+        if dataset is None:
+            return False
+        there = self.run("build_dataset: len()", partial(len, dataset))
+        self.require(
+            there == samples and hasattr(dataset, "__getitem__"),
+            f"build_dataset returned a {type(dataset).__name__} of {there} items; it returns a "
+            f"map-style dataset of as many as samples, {samples}",
+        )
+        loaded = load_items(dataset, batch_size=_TRIED, micro_batch=_TRIED, device=_CPU, seed=0)
+        items = self.run("a batch of build_dataset", lambda: next(loaded.evaluation()))
+        got, wanted = _name_kinds(tree_leaves(items)), _name_kinds(_list_tensors(batch))
+        self.require(
+            got == wanted,
+            f"torch's default_collate of items of build_dataset gives {got}; make_batch gives "
+            f"{wanted}",
+        )
+        return True
+
+
+def _list_tensors(batch: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
 
 
 def read_bits(tensor: Tensor) -> bytes:
