@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.base.errors import UsageError
 from bench.base.inject import Files, watch
@@ -27,6 +27,9 @@ from bench.networks.workloads import IMAGES, Workload, WorkloadFacts, check_work
 from bench.schema.case import Case
 from bench.training.sources import hash_content, hash_files, identify_model, judge_process
 from bench.workers.server import EndedError, MessageError, Process
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -131,14 +134,11 @@ def examine_model(
     the model cannot be imported, built or run in any of ``precisions``, or is no network for
     images; or ``freezes`` or ``starts`` do not fit it.
     """
-    import torch
     from torch.nn.modules.conv import _ConvNd
 
     from bench.training.float8 import find_products
-    from bench.training.switches import keep_switches
     from bench.training.trial import (
         attempt,
-        check_network,
         check_tuning,
         try_images,
         try_precisions,
@@ -146,21 +146,10 @@ def examine_model(
     )
 
     before, lines = set(sys.modules), watch() if name not in MODELS else []
-    torch.manual_seed(0)  # as a worker does before it builds: a factory may use random numbers
     outputs = facts = None
     failing: Mapping[str, str] = {}
-    workload, what = Workload(), f"{kind} {name!r}"
-    workload.shape, workload.classes = shape, classes
-    with keep_switches({}):
-        if name in MODELS:
-            with torch.device("meta"):
-                model = build_model(name, classes, shape)
-        else:
-            made = attempt(f"{what} cannot be built", lambda: load_factory(name, f"--{kind}")())
-            if kind == "workload":
-                workload = check_workload(name, made)
-                made = attempt(f"{what}: build_model fails", workload.build_model)
-            model = check_network(what, made)
+    what = f"{kind} {name!r}"
+    workload, model = _build(what, name, kind, shape, classes)
     still = check_tuning(what, model, workload, freezes, starts)
     trial = partial(try_precisions, what, workload, model, precisions)
     if kind == "workload":
@@ -188,6 +177,29 @@ def examine_model(
         failing,
         files,
     )
+
+
+def _build(
+    what: str, name: str, kind: str, shape: Shape, classes: int
+) -> tuple[Workload, nn.Module]:
+    """Return the workload, one for images of a model's, and its network."""
+    import torch
+
+    from bench.training.switches import keep_switches
+    from bench.training.trial import attempt, check_network
+
+    torch.manual_seed(0)  # as a worker does before it builds: a factory may use random numbers
+    workload = Workload()
+    workload.shape, workload.classes = shape, classes
+    with keep_switches({}):
+        if name in MODELS:
+            with torch.device("meta"):
+                return workload, build_model(name, classes, shape)
+        made = attempt(f"{what} cannot be built", lambda: load_factory(name, f"--{kind}")())
+        if kind == "workload":
+            workload = check_workload(name, made)
+            made = attempt(f"{what}: build_model fails", workload.build_model)
+        return workload, check_network(what, made)
 
 
 def try_model(asked: Request, timeout_s: float, **settings: Any) -> Examined:
