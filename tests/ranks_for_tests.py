@@ -44,9 +44,9 @@ def build() -> nn.Module:
 class Exact(Training):
     """A training in float64 that keeps the gradients of each of its updates."""
 
-    def __init__(self, **axes: Any) -> None:
+    def __init__(self, case: Case) -> None:
         self.seen: list[Tensor] = []
-        super().__init__(replace(CASE, **axes), build().double(), CPU, Workload())
+        super().__init__(case, build().double(), CPU, Workload())
 
     def compute_loss(self, batch: Any, compiled: bool = True) -> Loss:
         x, y = batch
@@ -68,14 +68,12 @@ def open_data(items: int, case: Case, share: Share) -> Batches:
     return batches
 
 
-def train(
-    items: int, case: Case, group: ProcessGroup | None, **settings: Any
-) -> tuple[Exact, list[float], list[int]]:
+def train(items: int, case: Case, group: ProcessGroup | None) -> tuple[Exact, list[float], list[int]]:
     """Train an epoch of so many images; the training, mean losses, and images of each step."""
-    training = Exact(**settings)
+    training = Exact(case)
     share = Share(group.rank, group.size) if group else Share()
     if group is not None:
-        training.exchange = GradientExchange(training, case, group)
+        training.exchange = GradientExchange(training, group)
     batches = open_data(items, case, share)
     epoch = train_epoch(training, batches.divide(), StepClock(CPU), lambda index, loss: None)()
     whole = merge(group.gather(epoch)) if group else epoch
@@ -111,9 +109,8 @@ def gradients(group: ProcessGroup) -> dict[str, Any]:
 
 def clipped(group: ProcessGroup) -> dict[str, Any]:
     """Weights, and norms of the steps' gradients, clipped in all processes and in one."""
-    settings = {"clip_grad": 0.5}
-    case = replace(CASE, world_size=group.size, accumulate=2)
-    ours, alone = (train(21, case, one, **settings)[0] for one in (group, None))
+    case = replace(CASE, world_size=group.size, accumulate=2, clip_grad=0.5)
+    ours, alone = (train(21, case, one)[0] for one in (group, None))
     return {
         "weights": [t.digest() for t in map(_hash, group.gather(_flatten(ours)))],
         "error": float((_flatten(ours) - _flatten(alone)).norm()),
@@ -146,9 +143,8 @@ def divided_first(group: ProcessGroup) -> dict[str, Tensor]:
             first, *rest = (p.sum() for p in self.parameters)
             return Loss(first * 40_000 + sum(rest) * 1e-6)
 
-    training = Given()
-    case = replace(CASE, world_size=group.size, grad_compression="fp16")
-    training.exchange = GradientExchange(training, case, group)
+    training = Given(replace(CASE, world_size=group.size, grad_compression="fp16"))
+    training.exchange = GradientExchange(training, group)
     training.step(Divided(4, iter([torch.zeros(4, 1)]), 4 * group.size))
     return {"high": float(training.seen[0][0]), "low": float(training.seen[0][-1])}
 
@@ -164,7 +160,7 @@ def overflow(group: ProcessGroup) -> dict[str, Any]:
     for scale in ("dynamic", "dynamic-apex-amp"):
         case = replace(CASE, world_size=group.size, precision="fp16", loss_scale=scale, lr=0.05)
         training = Training(case, build(), CPU, Workload())
-        training.exchange = GradientExchange(training, case, group)
+        training.exchange = GradientExchange(training, group)
         batches = open_data(24, case, Share(group.rank, group.size))
         before = [p.clone() for p in training.masters]
         skipped = []
@@ -187,9 +183,9 @@ def overflow(group: ProcessGroup) -> dict[str, Any]:
 class Slow(Exact):
     """A training that sleeps in each step of the last process."""
 
-    def __init__(self, group: ProcessGroup) -> None:
+    def __init__(self, case: Case, group: ProcessGroup) -> None:
         self._sleeps = group.rank == group.size - 1
-        super().__init__()
+        super().__init__(case)
 
     def compute_loss(self, batch: Any, compiled: bool = True) -> Loss:
         if self._sleeps:
@@ -200,8 +196,8 @@ class Slow(Exact):
 def straggler(group: ProcessGroup) -> dict[str, Any]:
     """The last process sleeps in each step: step times and work of each, and what is exposed."""
     case = replace(CASE, world_size=group.size)
-    training = Slow(group)
-    exchange = training.exchange = GradientExchange(training, case, group)
+    training = Slow(case, group)
+    exchange = training.exchange = GradientExchange(training, group)
     batches = open_data(40, case, Share(group.rank, group.size))
     clock = StepClock(CPU)
     clock.tick()
@@ -211,7 +207,7 @@ def straggler(group: ProcessGroup) -> dict[str, Any]:
     return {
         "steps": group.gather(median(clock.read()[1:])),
         "work": group.gather(median(exchange.read_work()[1:])),
-        "exposed": measure_exchange(training, batches, case, group, SLEEP_S),
+        "exposed": measure_exchange(training, batches, group, SLEEP_S),
     }
 
 
@@ -225,15 +221,15 @@ def exposed(group: ProcessGroup) -> dict[str, Any]:
             time.sleep(SLEEP_S)
         return real(tensor, *rest, **named)
 
-    training = Exact()
-    training.exchange = GradientExchange(training, case, group)
+    training = Exact(case)
+    training.exchange = GradientExchange(training, group)
     batches = open_data(40, case, Share(group.rank, group.size))
     for batch in batches.divide(0, steps=2):
         training.step(batch)
     weights = [p.clone() for p in training.parameters]
     dist.all_reduce = slow
     try:
-        found = measure_exchange(training, batches, case, group, SLEEP_S)
+        found = measure_exchange(training, batches, group, SLEEP_S)
     finally:
         dist.all_reduce = real
     same = all(map(torch.equal, weights, training.parameters))

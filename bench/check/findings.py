@@ -66,7 +66,7 @@ class Subject:
         """Return the batches and the training, as a worker sets them up, for the case with some
         ``settings`` changed."""
         self.refuse_late()
-        _, batches, training = set_up(replace(self.case, **settings), self.folder)
+        batches, training = set_up(replace(self.case, **settings), self.folder)
         take = training.step
 
         def step(batch: Any) -> Any:

@@ -26,7 +26,7 @@ from bench.networks.freezing import NONE, freeze
 from bench.networks.workloads import Loss, Workload, sketch_batch
 from bench.profile.kernels import Vocabulary
 from bench.profile.timeline import TimedOperations
-from bench.schema.case import Case, micro_batch
+from bench.schema.case import micro_batch
 from bench.schema.precision import read_flags
 from bench.schema.record import KernelTime, WorkRow, write_kernels
 from bench.schema.work import (
@@ -371,7 +371,7 @@ def _wrap(
     return run
 
 
-def count_step(training: Training, batches: Supply, case: Case) -> dict[Label, Work]:
+def count_step(training: Training, batches: Supply) -> dict[Label, Work]:
     """Return the work of a step, summed by label, with the network not compiled.
 
     The FLOP and bytes of an operation are linear in the items of its micro-batch, so two steps of a
@@ -379,9 +379,9 @@ def count_step(training: Training, batches: Supply, case: Case) -> dict[Label, W
     the network or its data decide what runs, a step of all items is counted. These steps change the
     training; whatever one raises is raised.
     """
-    size = micro_batch(case)
+    size = micro_batch(training.case)
     if size > _FEW[-1]:
-        counts = [_count_items(training, batches, items, case.accumulate) for items in _FEW]
+        counts = [_count_items(training, batches, items) for items in _FEW]
         if line := _find_line([work for work, _ in counts]):
             found = {label: add_items(work, size - _FEW[0]) for label, work in line.items()}
             if any(overflowed for _, overflowed in counts):
@@ -389,7 +389,7 @@ def count_step(training: Training, batches: Supply, case: Case) -> dict[Label, W
                 for work in found.values():
                     work.flop_per_item = work.bytes_per_item = None
             return found
-    return _count_items(training, batches, size, case.accumulate)[0]
+    return _count_items(training, batches, size)[0]
 
 
 _FEW = (2, 4, 8)  # items; BatchNorm needs two
@@ -412,11 +412,10 @@ def _find_line(counts: Sequence[Mapping[Label, Work]]) -> dict[Label, Work] | No
     return found
 
 
-def _count_items(
-    training: Training, batches: Supply, items: int, parts: int
-) -> tuple[dict[Label, Work], bool]:
-    """Train op by op on a batch of ``parts`` micro-batches of ``items`` items; return the work,
-    and whether the step's gradients overflowed."""
+def _count_items(training: Training, batches: Supply, items: int) -> tuple[dict[Label, Work], bool]:
+    """Train op by op on a batch of micro-batches of ``items`` items; return the work, and whether
+    the step's gradients overflowed."""
+    parts = training.case.accumulate
     compiled, training.forward = training.forward, training.model
     captured, training.captured = training.captured, None
     # shapes that no step has would be autotuned too, for 20 s and more

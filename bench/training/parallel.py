@@ -28,7 +28,6 @@ from torch.utils._pytree import tree_map_only
 from bench.base.limits import find_half_width
 from bench.networks.data.batches import Supply, count_items, repeat
 from bench.networks.workloads import Loss
-from bench.schema.case import Case
 from bench.training.loop import Exchange, Training
 from bench.training.timing import StepClock, synchronize
 
@@ -114,13 +113,13 @@ class GradientExchange(Exchange):
     overflow and skip a step together.
     """
 
-    def __init__(self, training: Training, case: Case, group: ProcessGroup) -> None:
+    def __init__(self, training: Training, group: ProcessGroup) -> None:
         # of the last step: in how many buckets gradients were exchanged, and the bytes sent
         self.buckets: int | None = None
         self.wire_bytes: int | None = None
         self.exchanging = True  # if not, each process trains on its own
         self._size = group.size
-        self._format = _FORMATS[case.grad_compression]
+        self._format = _FORMATS[training.case.grad_compression]
         self._device = training.device
         self._parts: DistributedDataParallel | None = DistributedDataParallel(
             _Whole(training.parameters),
@@ -214,9 +213,7 @@ _PAIRS, _FEWEST, _MOST, _SECONDS = 6, 2, 30, 6.0
 pairs and 4.3 for three: six pairs of shorter blocks are more precise than three of longer ones."""
 
 
-def measure_exchange(
-    training: Training, batches: Supply, case: Case, group: ProcessGroup, step_s: float
-) -> Exposed:
+def measure_exchange(training: Training, batches: Supply, group: ProcessGroup, step_s: float) -> Exposed:
     """Measure the time of a step with and without gradient exchange, each the mean over blocks of
     the results of `find_slowest`.
 
@@ -231,7 +228,7 @@ def measure_exchange(
     assert isinstance(exchange, GradientExchange)
     steps = math.ceil(_SECONDS / (2 * _PAIRS * group.gather(step_s)[0]))
     steps = min(max(steps, _FEWEST), _MOST)
-    supply = repeat(batches, case.epochs)
+    supply = repeat(batches, training.case.epochs)
     # on the CPU, so that it takes no memory from the steps
     before = tree_map_only(Tensor, lambda t: t.detach().to("cpu", copy=True), training.state())
     blocks: dict[bool, list[list[float]]] = {True: [], False: []}

@@ -17,7 +17,6 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from bench.base.processes import TemporaryFolder, pause_collection
 from bench.networks.data.batches import Supply, repeat
 from bench.profile.timeline import STEPS_REGION, Timeline, name_region, read_trace, summarize
-from bench.schema.case import Case
 from bench.schema.work import WorkKind
 from bench.training.counting import mark_input, mark_parts, read_vocabulary
 from bench.training.timing import synchronize
@@ -38,7 +37,7 @@ to 2.5 s of a case whose steps take 0.7 s; two take 1.0 to 1.2 s."""
 
 
 def profile_step(
-    training: Training, batches: Supply, case: Case, step_s: float, trace: Path | None = None
+    training: Training, batches: Supply, step_s: float, trace: Path | None = None
 ) -> Timeline:
     """Train a few steps of full batches under the profiler, and return where a step's time goes.
     A step takes ``step_s`` without the profiler. The steps change the training. The trace is kept,
@@ -47,7 +46,7 @@ def profile_step(
     Raises ValueError: the trace cannot be read, or a GPU's has no kernels. Whatever a step raises
     is raised.
     """
-    device = training.device
+    case, device = training.case, training.device
     steps = choose_steps(step_s, device.type, case.workers)
     # steps of the epoch after the unprofiled ones
     left = batches.samples // case.batch_size - case.workers - 2

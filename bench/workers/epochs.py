@@ -17,7 +17,6 @@ from bench.base.limits import find_ends, summarize_steps
 from bench.base.processes import read_peak_memory
 from bench.networks.data.batches import Supply
 from bench.networks.data.loader import PREFETCH
-from bench.networks.workloads import Workload
 from bench.schema.case import Case, micro_batch, whole_batch
 from bench.schema.record import EpochRow, Measurement, Outcome, Step
 from bench.training.loop import Epoch, Training, merge, train_epoch
@@ -66,14 +65,14 @@ class TimedEpoch:
 def train(
     training: Training,
     batches: Supply,
-    case: Case,
     index: int,
     rates: list[float],
     channel: Channel,
 ) -> Callable[[], TimedEpoch]:
     """Train epoch ``index`` between two device synchronisations. ``rates`` has the learning rate of
     each step of all epochs. Return a function that fetches the results later."""
-    device, steps = training.device, count_steps(case, batches)
+    case, device = training.case, training.device
+    steps = count_steps(case, batches)
     clock, report = StepClock(device), channel.reporter("epoch", steps, read_reserved(device))
     first = index * len(batches)
     own = rates[first : first + steps]
@@ -108,15 +107,15 @@ def join_epochs(ranks: Sequence[Sequence[TimedEpoch]]) -> list[TimedEpoch]:
     ]
 
 
-def evaluate(training: Training, workload: Workload, case: Case) -> Tested:
+def evaluate(training: Training) -> Tested:
     """Measure loss, accuracy and time on the test data. Raises UsageError: there is none.
 
     Training is not affected: weights and BatchNorm's statistics stay as they are, and the state of
     the random number generators is restored.
     """
     # opened each time: if kept, they would count in the next epoch's memory
-    batches = workload.open_tests(batch_size=micro_batch(case), device=training.device)
-    device = training.device
+    case, device = training.case, training.device
+    batches = training.workload.open_tests(batch_size=micro_batch(case), device=device)
     random = [device] if find_accelerator(device) else []
     try:
         with torch.random.fork_rng(random, device_type=device.type):
@@ -135,8 +134,9 @@ def evaluate(training: Training, workload: Workload, case: Case) -> Tested:
 
 
 def describe_time(
-    found: Outcome, case: Case, done: Sequence[TimedEpoch], batches: Supply, workload: Workload
+    found: Outcome, training: Training, done: Sequence[TimedEpoch], batches: Supply
 ) -> None:
+    case, workload = training.case, training.workload
     m, times = found.measurement, [t for one in done for t in one.times]
     images = [n for one in done for n in one.epoch.images]
     m.measured_time_s = sum(one.time_s for one in done)
@@ -189,10 +189,8 @@ TESTED = ("test_loss", "test_accuracy", "eval_time_s")
 _UNCOUNTED = "the workload does not say what is predicted right"
 
 
-def describe_learning(
-    found: Outcome, case: Case, done: Sequence[TimedEpoch], training: Training
-) -> None:
-    m, last = found.measurement, done[-1]
+def describe_learning(found: Outcome, training: Training, done: Sequence[TimedEpoch]) -> None:
+    case, m, last = training.case, found.measurement, done[-1]
     if case.loss_scale is not None:
         m.overflow_steps = sum(sum(one.epoch.overflowed) for one in done)
         m.final_loss_scale = float(training.current_scale())

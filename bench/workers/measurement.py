@@ -110,13 +110,13 @@ class _Run:
             if meets := given.rendezvous:
                 place = (meets.rank, meets.size, meets.store)
                 self.group = Processes(*place, self.device, meets.timeout_s)
-            self.workload, self.batches, self.training = set_up(self.case, given.folder, self.group)
+            self.batches, self.training = set_up(self.case, given.folder, self.group)
         self.found.measurement.setup_time_s = time.monotonic() - given.asked_at
         self._switches = read_switches()
         seen = self.found.seen = _see_files(given, self.training, imported, lines)
         edited = seen and list_edited(given.files, seen.files)
         self._known = KnownResults() if edited else given.known  # that of another version
-        _describe_training(self.found, self.case, self.training)
+        _describe_training(self.found, self.training)
 
     def warm_up(self) -> None:
         """Warm up, and start over."""
@@ -124,7 +124,7 @@ class _Run:
         self.channel.enter("warmup")
         report = self.channel.reporter("warmup", 0, read_reserved(self.device))
         with watch_gradients(self.training.optimizer, self.training.parameters) as gradients:
-            warm = warm_up_shapes(self.training, self.batches, self.case, report, self.group.now)
+            warm = warm_up_shapes(self.training, self.batches, report, self.group.now)
         with found.leave_out_on_error(*HELD):
             held = measure_held([self.training.optimizer], [self.training.model])
             vars(m).update(held | {"gradients_bytes": gradients[0] if gradients else None})
@@ -137,7 +137,7 @@ class _Run:
             found.note(self.limit.note)
         if self.limit.context_bytes is None:
             found.leave_out("the case ran on a CPU", "context_bytes")
-        start_over(self.training, self.batches, self.case, self.group.rank)
+        start_over(self.training, self.batches, self.group.rank)
         m.warmup_alloc_retries = _count_retries(self.device)
 
     def train(self) -> list[TimedEpoch]:
@@ -147,7 +147,7 @@ class _Run:
         files = Checkpoints(
             case, self.given.checkpoints, self.given.identity, found.fail_checkpoint
         )
-        done, others = _resume(found, files, self.training, case)
+        done, others = _resume(found, files, self.training)
         if isinstance(self.training.exchange, GradientExchange):
             self.training.exchange.watch()
         for index in range(len(done), case.epochs):
@@ -173,7 +173,7 @@ class _Run:
         self.channel.enter("epoch", index)
         self.group.wait()
         with others.watch():
-            fetch = train(self.training, self.batches, self.case, index, rates, self.channel)
+            fetch = train(self.training, self.batches, index, rates, self.channel)
         if not index:  # only torch's DataLoader has it
             m.loader_first_batch_s = getattr(self.batches, "first_batch_s", None)
         end_workers(self.batches)  # after a partial epoch; a whole one has ended its own
@@ -185,7 +185,7 @@ class _Run:
         # a failure after an epoch must not lose the epoch
         if self.case.evaluate and not self.group.rank:
             with self.found.leave_out_on_error(*TESTED):
-                epoch.tested = evaluate(self.training, self.workload, self.case)
+                epoch.tested = evaluate(self.training)
         return epoch
 
     def describe(self, own: Sequence[TimedEpoch]) -> None:
@@ -195,13 +195,13 @@ class _Run:
             m.peak_allocated_bytes = None
             found.leave_out("torch does not count what a graph holds", "peak_allocated_bytes")
         done = join_epochs(self.group.gather(own))
-        describe_time(found, case, done, self.batches, self.workload)
-        describe_learning(found, case, done, self.training)
+        describe_time(found, self.training, done, self.batches)
+        describe_learning(found, self.training, done)
         found.status, found.reason = conclude(m)
         found.steps = [*list_steps(case, done)]
         found.epochs = list_epochs(case, done) if case.epochs > 1 else []
         with found.leave_out_on_error("loader_samples_per_s"):
-            _describe_loader(found, self.batches, case, self.device)
+            _describe_loader(found, self.batches, self.training)
         m.switched_within = write_switches(find_changes(self._switches))
         if case.compile == Case.compile:
             m.compiled_within = read_compiled().get("unique_graphs")
@@ -246,7 +246,7 @@ class _Run:
             # errors are not caught: a process that went on after a failure would leave the others
             # waiting in NCCL. So it ends, and its parent keeps the measurement and ends them all
             exposed = measure_exchange(
-                self.training, self.batches, self.case, self.group, m.step_time_median_s
+                self.training, self.batches, self.group, m.step_time_median_s
             )
             m.sync_step_s, m.no_sync_step_s = exposed.sync_step_s, exposed.no_sync_step_s
             m.exposed_error_s = exposed.error_s
@@ -267,13 +267,13 @@ class _Run:
         else:
             self.channel.send(WorkBegun("checking the arithmetic"))
             with found.leave_out_on_error(*PROVEN):
-                _prove(found, self.training, self.batches, self.case)
+                _prove(found, self.training, self.batches)
         with found.leave_out_on_error("flop_per_image"):
             if "flop" in known.sources:
                 sources["flop"] = known.sources["flop"]
                 m.flop_per_image = known.values["flop_per_image"]
             else:
-                m.flop_per_image = count_flop(self.workload, self.case.freeze)
+                m.flop_per_image = count_flop(self.training.workload, self.case.freeze)
             if conversion := self.training.conversion:
                 m.fp8_flop_share = conversion.flop_per_unit / m.flop_per_image
         counted = self._count_work(sources)
@@ -296,7 +296,7 @@ class _Run:
                 sources["work"] = known.sources["work"]
                 counted = read_work(known.work)
             else:
-                counted = count_step(self.training, self.batches, self.case)
+                counted = count_step(self.training, self.batches)
             found.measurement.step_bytes = round(sum(work.bytes for work in counted.values()))
             hold_to_label(found, judge_label(counted, self.case))
         found.work = join_work(counted, {})
@@ -306,7 +306,7 @@ class _Run:
         m, trace = self.found.measurement, self.given.trace
         assert m.step_time_median_s
         try:
-            line = profile_step(self.training, self.batches, self.case, m.step_time_median_s, trace)
+            line = profile_step(self.training, self.batches, m.step_time_median_s, trace)
         finally:
             end_workers(self.batches)
         m.profiled_steps, m.profiled_step_s = line.steps, line.step_s
@@ -356,7 +356,7 @@ def hold_to_label(found: Outcome, judgement: Judgement) -> None:
         found.status, found.reason = conclude(m, judgement.reason)
 
 
-def _describe_training(found: Outcome, case: Case, training: Training) -> None:
+def _describe_training(found: Outcome, training: Training) -> None:
     m, conversion = found.measurement, training.conversion
     m.apex, m.switched = training.apex, write_switches(training.switched)
     notes = [training.start_note, *(conversion.notes if conversion else ())]
@@ -380,10 +380,10 @@ def _pack(done: Sequence[TimedEpoch], others: OtherWork, m: Measurement) -> dict
 
 
 def _resume(
-    found: Outcome, files: Checkpoints, training: Training, case: Case
+    found: Outcome, files: Checkpoints, training: Training
 ) -> tuple[list[TimedEpoch], OtherWork]:
     """Resume from this run's last checkpoint, if any; return its epochs and its `OtherWork`."""
-    progress, m = files.resume(training), found.measurement
+    case, progress, m = training.case, files.resume(training), found.measurement
     done: list[TimedEpoch] = read_value(list[TimedEpoch], progress["epochs"]) if progress else []
     m.resumed_epochs = len(done) if files.kept else None
     if progress is None:
@@ -433,11 +433,12 @@ def _count_retries(device: torch.device) -> int | None:
     return accelerator.memory_stats(device).get("num_alloc_retries") if accelerator else None
 
 
-def _describe_loader(found: Outcome, batches: Supply, case: Case, device: torch.device) -> None:
+def _describe_loader(found: Outcome, batches: Supply, training: Training) -> None:
     """Record the DataLoader's throughput without training; other batches have no loader."""
     if not isinstance(batches, LoadedBatches):
         return
-    rate = measure_rate(batches, case.workers, lambda: synchronize(device))
+    device, workers = training.device, training.case.workers
+    rate = measure_rate(batches, workers, lambda: synchronize(device))
     found.measurement.loader_samples_per_s = rate
     if rate is None:
         reason = "an epoch has no batch after the first of each worker; lower --workers"
@@ -447,8 +448,8 @@ def _describe_loader(found: Outcome, batches: Supply, case: Case, device: torch.
 # ---------------------------------------------------------------- what ran, and where its time goes
 
 
-def _prove(found: Outcome, training: Training, batches: Supply, case: Case) -> None:
-    m, precision = found.measurement, training.precision
+def _prove(found: Outcome, training: Training, batches: Supply) -> None:
+    case, m, precision = training.case, found.measurement, training.precision
     # on a GPU as many as in a step, for which cuDNN has already chosen its algorithms: for two it
     # would choose them again for every layer, or with cudnn_benchmark time them
     looked = 2 if training.device.type == "cpu" else micro_batch(case)

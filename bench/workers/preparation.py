@@ -24,9 +24,7 @@ from bench.training.switches import keep_switches
 from bench.training.timing import Warmup, find_accelerator, synchronize, warm_up
 
 
-def set_up(
-    case: Case, folder: str, group: ProcessGroup | None = None
-) -> tuple[Workload, Supply, Training]:
+def set_up(case: Case, folder: str, group: ProcessGroup | None = None) -> tuple[Supply, Training]:
     """Set the flags, load the data to the device and build the network, ready to train in all
     processes of a ``group``."""
     device, switched = torch.device(case.device), dict[str, Any]()
@@ -37,9 +35,9 @@ def set_up(
     training = build_training(case, workload, device)
     training.switched = {**switched, **training.switched}
     if group is not None and case.parallel == "ddp":
-        training.exchange = GradientExchange(training, case, group)
+        training.exchange = GradientExchange(training, group)
     synchronize(device)
-    return workload, batches, training
+    return batches, training
 
 
 def open_supply(
@@ -102,7 +100,6 @@ _SMALLER_STEPS = 3  # for the smaller last batch: one to tune, one more, one as 
 def warm_up_shapes(
     training: Training,
     batches: Supply,
-    case: Case,
     on_step: Callable[[int, Tensor], None],
     clock: Callable[[], float] | None = None,
 ) -> Warmup:
@@ -113,6 +110,7 @@ def warm_up_shapes(
     says what that may cost. With ``--steps`` it runs only here, as often as full batches are
     measured but at most three times. ``clock`` is passed to `bench.training.timing.warm_up`.
     """
+    case = training.case
     stream = enumerate(repeat(batches, first=1))  # making batches is warmed up too
 
     def step() -> None:
@@ -143,7 +141,7 @@ def warm_up_shapes(
     return warm
 
 
-def start_over(training: Training, batches: Supply, case: Case, rank: int = 0) -> None:
+def start_over(training: Training, batches: Supply, rank: int = 0) -> None:
     """Undo the effects of warm-up on weights, optimizer, random numbers (seeded by ``rank``) and
     memory statistics, and end the DataLoader's workers."""
     accelerator = find_accelerator(training.device)
@@ -152,11 +150,11 @@ def start_over(training: Training, batches: Supply, case: Case, rank: int = 0) -
         # grow during the epoch: so empty it, then let it grow in a step of each shape
         gc.collect()
         accelerator.empty_cache()
-        for size in _measured_shapes(case, batches):
+        for size in _measured_shapes(training.case, batches):
             training.step(next(batches.divide(1, steps=1, size=size)))
     end_workers(batches)  # of the warm-up; the epoch starts its own, as a script does
     training.reset()
-    seed_all(case.seed + rank)
+    seed_all(training.case.seed + rank)
     synchronize(training.device)
     if accelerator:
         accelerator.reset_peak_memory_stats(training.device)

@@ -110,9 +110,9 @@ def test_no_step_waits_for_the_device(name: str, platform: Platform, data: Datas
     skip_unless_native(platform, name)
     device = torch.device("cuda")
     case = replace(CASE, model="dpn-small", precision=name, loss_scale=SCALES.get(name))
-    _, batches, training = set_up(case, data.folder)
-    warm_up_shapes(training, batches, case, lambda step, loss: None)
-    start_over(training, batches, case)
+    batches, training = set_up(case, data.folder)
+    warm_up_shapes(training, batches, lambda step, loss: None)
+    start_over(training, batches)
     report = Channel().reporter("epoch", 10, read_reserved(device))
     epoch = list_batches(batches, 0, steps=10)
     first = next(epoch)  # the whole epoch's order is drawn with it
@@ -304,9 +304,9 @@ def test_a_captured_step_trains_as_one_that_is_not(
     device = torch.device("cuda")
 
     def losses(case: Case) -> list[float]:
-        _, batches, ours = set_up(case, data.folder)
-        warm_up_shapes(ours, batches, case, lambda *_: None)
-        start_over(ours, batches, case)
+        batches, ours = set_up(case, data.folder)
+        warm_up_shapes(ours, batches, lambda *_: None)
+        start_over(ours, batches)
         assert (ours.captured is not None) == case.cuda_graphs
         supply = chain(batches.divide(0, 19), batches.divide(1, 1, 40))  # the last one smaller
         fetch = train_epoch(

@@ -234,20 +234,18 @@ def test_steps_are_those_of_a_plain_loop(setting: str, sizes: tuple[int, ...]) -
 def test_frozen_weights_and_statistics_stay_and_the_others_go_on(
     setting: str, precision: str
 ) -> None:
-    ours = training(precision, freeze=setting)
-    before = copy.deepcopy(ours.model.state_dict())
-    case = Case(batch_size=16, device="cpu", freeze=setting)
-
     class Tested(Workload):
         test_samples = 16
 
         def make_test_batch(self, first: int, size: int, device: torch.device) -> Any:
             return batch(size)
 
+    ours = training(precision, workload=Tested(), batch_size=16, freeze=setting)
+    before = copy.deepcopy(ours.model.state_dict())
     for _ in range(2):
         ours.step(batch())
         ours.evaluate([batch()])
-        evaluate(ours, Tested(), case)
+        evaluate(ours)
         ours.step(batch())
     moved = {
         name.partition(".")[0] + ("s" if "running" in name else "")

@@ -152,7 +152,7 @@ class Flat(Workload):
 
 def test_a_step_of_any_size_from_a_few_small_ones() -> None:
     case, workload = case_of(batch_size=64, accumulate=4), Flat()
-    work = sum_kinds(count_step(*train(case, workload), case))
+    work = sum_kinds(count_step(*train(case, workload)))
     weights, part = 30720, 16
     # the first layer's input has no gradient
     assert work[WorkKind.MATMUL].flop == 64 * 2 * 2 * weights
@@ -173,8 +173,8 @@ def test_what_a_step_moves_is_a_line_to_the_byte(settings: dict[str, Any]) -> No
     """A step of twenty items, counted itself, is what steps of two, four and eight had told."""
     case = replace(case_of(), batch_size=20 * settings.get("accumulate", 1), **settings)
     training, batches = train(case, few_pixels())
-    told = count_step(training, batches, case)
-    counted, _ = _count_items(training, batches, 20, case.accumulate)
+    told = count_step(training, batches)
+    counted, _ = _count_items(training, batches, 20)
     assert {label: (w.calls, w.flop, w.bytes) for label, w in told.items()} == {
         label: (w.calls, w.flop, w.bytes) for label, w in counted.items()
     }
@@ -199,7 +199,7 @@ def test_counting_autotunes_no_shapes_of_its_own(monkeypatch: pytest.MonkeyPatch
     training, batches = train(case, Tuning())
     before = read_switches()
     Tuning.seen.clear()
-    count_step(training, batches, case)
+    count_step(training, batches)
     assert [{n for n in one if one[n] != before[n]} for one in Tuning.seen] == [
         {"cudnn.benchmark"}
     ] * 3
@@ -217,8 +217,8 @@ class Squares(Flat):
 def test_what_is_no_line_is_counted_whole() -> None:
     case = case_of(batch_size=20)
     training, batches = train(case, Squares())
-    told = count_step(training, batches, case)
-    assert told == _count_items(training, batches, 20, 1)[0]
+    told = count_step(training, batches)
+    assert told == _count_items(training, batches, 20)[0]
     assert all(work.bytes_per_item is None for work in told.values())
 
 
@@ -228,13 +228,13 @@ def test_a_step_that_overflowed_tells_nothing_of_other_batch_sizes() -> None:
     training, batches = train(case, Flat())
     with torch.no_grad():
         training.model[1].weight.mul_(1e6)
-    assert all(work.bytes_per_item is None for work in count_step(training, batches, case).values())
+    assert all(work.bytes_per_item is None for work in count_step(training, batches).values())
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-amp"])
 def test_flop_are_those_that_are_counted_on_shapes(precision: str) -> None:
     case, workload = case_of(precision, batch_size=8), few_pixels()
-    work = sum_kinds(count_step(*train(case, workload), case))
+    work = sum_kinds(count_step(*train(case, workload)))
     assert sum(w.flop for w in work.values()) == 8 * count_flop(workload)
     assert WorkKind.OTHER not in work
     assert (WorkKind.CAST in work) is (precision != "fp32")
@@ -245,7 +245,7 @@ def test_a_row_has_the_traffic_of_its_step() -> None:
     (case,) = grid({**asked, "precision": ["fp32"], "batch_size": [20]})
     case = replace(case, steps=2)
     found = run_case(case)
-    told = count_step(*train(case, Flat()), case)
+    told = count_step(*train(case, Flat()))
     assert found.measurement.step_bytes == round(sum(work.bytes for work in told.values()))
     assert found.measurement.step_bytes == round(sum(row.bytes or 0 for row in found.work))
     assert {row.kind for row in found.work} >= {WorkKind.MATMUL, WorkKind.OPTIMIZER, WorkKind.LOSS}

@@ -190,9 +190,9 @@ def test_three_epochs_are_three_by_hand(few: DatasetInfo) -> None:
     no warm-up had been."""
     case = replace(THREE, model=f"{__name__}:dropping")
     found = find(case, few)
-    workload, batches, training = set_up(case, few.folder)
-    start_over(training, batches, case)
-    tests = workload.open_tests(batch_size=256, device=torch.device("cpu"))
+    batches, training = set_up(case, few.folder)
+    start_over(training, batches)
+    tests = training.workload.open_tests(batch_size=256, device=torch.device("cpu"))
     losses, hits, tested = [], [], []
     for index in range(3):
         for x, y in list_batches(batches, index):
@@ -305,11 +305,11 @@ sys.addaudithook(lambda event, of: event == "import" and timed and imported.appe
 case = Case(
     model="models_for_tests:good", dataset="synthetic", device="cpu", batch_size=50, until=9.0
 )
-_, batches, training = set_up(case, sys.argv[1])
+batches, training = set_up(case, sys.argv[1])
 for batch in batches.divide(0, steps=2):
     training.step(batch)
 StepClock.tick = begin
-fetch = train(training, batches, case, 0, [0.1] * len(batches), Channel())
+fetch = train(training, batches, 0, [0.1] * len(batches), Channel())
 timed = False
 steps = len(fetch().times)
 looked = steps < len(batches)
@@ -327,12 +327,12 @@ def test_nothing_is_imported_while_steps_are_timed(data: DatasetInfo) -> None:
 
 def shapes(case: Case, data: DatasetInfo) -> list[int]:
     """The batch sizes of each step that the case takes before its epoch."""
-    _, batches, training = set_up(case, data.folder)
+    batches, training = set_up(case, data.folder)
     seen: list[int] = []
     training.model.register_forward_hook(lambda module, args, out: seen.append(len(args[0])))
-    warm = warm_up_shapes(training, batches, case, lambda step, loss: None)
+    warm = warm_up_shapes(training, batches, lambda step, loss: None)
     assert warm.steps == len(seen)
-    start_over(training, batches, case)
+    start_over(training, batches)
     return seen
 
 

@@ -100,11 +100,11 @@ CASE = Case(f"{__name__}:tiny", "synthetic", device="cpu", batch_size=100)
 
 def test_no_worker_of_the_warm_up_is_there_in_the_epoch(data: DatasetInfo) -> None:
     case = replace(CASE, steps=4, loader="torch", workers=2)
-    _, batches, training = set_up(case, data.folder)
-    warm_up_shapes(training, batches, case, lambda step, loss: None)
+    batches, training = set_up(case, data.folder)
+    warm_up_shapes(training, batches, lambda step, loss: None)
     workers = multiprocessing.active_children()
     assert len(workers) == 2
-    start_over(training, batches, case)
+    start_over(training, batches)
     assert multiprocessing.active_children() == []
     assert not any(process.is_alive() for process in workers)
 
