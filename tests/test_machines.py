@@ -73,11 +73,11 @@ def start(module: str, flags: list[str], machine: Machine) -> str:
     """What a start says that it leaves out, or why it is refused; empty if all runs."""
     asked, options, every = plan(module, flags)
     if module in ("bench.sweep", "bench.fit", "bench.advise") and options.here:
-        open_lanes(SubprocessExecutor(Settings()), [*asked.cases, *asked.unsized], options)
+        open_lanes(SubprocessExecutor(Settings()), asked.all_cases, options)
     inputs = check(asked, machine, options, ImageRequest.count, every=every)
     loop: Any = SimpleNamespace(inputs=inputs, options=options)
     left: dict[str, dict[str, None]] = {}
-    for case in [*asked.cases, *asked.unsized]:
+    for case in asked.all_cases:
         refuse = inputs.refuse if every else partial(Loop.refuse, loop)
         if case.command is None and (why := refuse(case)):
             left.setdefault(why, {})[case.precision] = None

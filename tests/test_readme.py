@@ -424,7 +424,7 @@ def test_sweeps_are_planned_on_a_gpu_too(command: str, monkeypatch: Patch) -> No
     monkeypatch.setattr(options, "has_cuda", lambda: True)
     monkeypatch.chdir(ROOT)
     plan = options.plan_cases(options.parse_arguments(shlex.split(command)[3:]), {})
-    assert {case.device for case in [*plan.cases, *plan.unsized]} == {"cuda"}
+    assert {case.device for case in plan.all_cases} == {"cuda"}
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ class Conclusion:
 def run_sweep(asked: Plan, options: Options) -> Conclusion:
     """Search the requested batch sizes, then run all that is left. Raises UsageError: as
     `open_loop`, `Loop.find_comparable`, `refuse_other_part` and `Inputs.check_batches`."""
-    for device in dict.fromkeys(case.device for case in [*asked.cases, *asked.unsized]):
+    for device in dict.fromkeys(case.device for case in asked.all_cases):
         choose_seconds(device)  # refuses a wrong environment variable before anything is opened
     if options.out is not None and (there := count_known(asked, options, options.out)):
         with Display(options.out, 0, there):
@@ -250,7 +250,7 @@ def list_left(
 def rehearse(asked: Plan, options: Options) -> Iterator[str]:
     """Yield what a start would do. Raises UsageError: as `run_sweep`, as far as torch need not be
     asked."""
-    out, cases = options.out, [*asked.cases, *asked.unsized]
+    out, cases = options.out, asked.all_cases
     rows = read_there(out)
     inputs = check_without_torch(asked, options, rows)
     if out is not None:
@@ -268,7 +268,7 @@ def rehearse(asked: Plan, options: Options) -> Iterator[str]:
 def _run(loop: Loop, asked: Plan) -> Conclusion:
     options, config = loop.options, read_config(loop.store.folder)
     refuse_other_part(loop.out, config, options.shard)
-    comparable = loop.find_comparable([*asked.cases, *asked.unsized])
+    comparable = loop.find_comparable(asked.all_cases)
     # the last attempt at each run, and the same of rows that new ones can be compared with
     before = done = read_history(loop.rows)
     if len(comparable) < len(loop.rows):

@@ -319,9 +319,10 @@ class Plan:
         return list(dict.fromkeys(name_family(case) for case, _ in self.searched))
 
     @property
-    def unsized(self) -> list[Case]:
-        """The families, and the cases to measure then, without their batch sizes."""
-        return [*self.families, *(case for case, _ in self.searched)]
+    def all_cases(self) -> list[Case]:
+        """The cases, then the families, and what is to be measured then, which have no batch sizes
+        yet."""
+        return [*self.cases, *self.families, *(case for case, _ in self.searched)]
 
 
 def plan_cases(

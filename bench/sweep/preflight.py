@@ -74,7 +74,7 @@ def settle(asked: Plan, options: Options) -> Iterator[Settled]:
     written, a program or package is missing, or as `open_lanes` and `check`."""
     _refuse_at_once(asked, options)
     refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # only noted if missing
-    cases = [*asked.cases, *asked.unsized]
+    cases = asked.all_cases
     number = choose_number(cases, options)
     if number is not None:
         print(
@@ -103,7 +103,7 @@ def check_without_torch(
     others that are frozen or start from a file, and decode no images unless ``prepare`` does.
     ``rows`` are those of the folder. Raises UsageError: as `settle`."""
     _refuse_at_once(asked, options)
-    cases, known = [*asked.cases, *asked.unsized], dict[str, Platform]()
+    cases, known = asked.all_cases, dict[str, Platform]()
     with hold_threads(choose_number(cases, options, rows) if rows else None):
         if options.here:  # a cluster is only known once it was joined
             with closing(build_executor(options.executor, options.settings)) as executor:
@@ -112,7 +112,7 @@ def check_without_torch(
         own = list_requests(filter(is_own, cases))
         machine = examine([], own, timeout_s=options.timeout_s) if own else Machine()
     inputs = check(asked, replace(machine, devices=known), options, prepare)
-    emulated = warn_of_emulation([*inputs.plan.cases, *inputs.plan.unsized], known)
+    emulated = warn_of_emulation(inputs.plan.all_cases, known)
     return replace(inputs, warnings=[*inputs.warnings, *emulated])
 
 
@@ -150,7 +150,7 @@ def _refuse_at_once(plan: Plan, options: Options) -> None:
     """Refuse what takes no examination: a folder, or commands whose program or script is not
     there."""
     refuse_unwritable(options.out)
-    cases = [*plan.cases, *plan.unsized]
+    cases = plan.all_cases
     for command in dict.fromkeys(fill_command(case) for case in cases if case.command is not None):
         if why := refuse_program(command):
             raise UsageError(f"--command: {why}")
@@ -177,7 +177,7 @@ def check(
     precision cannot run there; others use the card and --allow-shared is not given; a model or
     dataset is broken or missing, or they do not go together; a batch size does not fit.
     """
-    cases = [*plan.cases, *plan.unsized]
+    cases = plan.all_cases
     platforms = machine.use(dict.fromkeys(case.device for case in cases))
     for case in cases if "precision" in options.axes else ():
         platform = platforms.get(case.device) if case.command is None else None
@@ -191,7 +191,7 @@ def check(
     settle = inputs.settle
     searched = [(settle(case), text) for case, text in plan.searched]
     plan = Plan(list(dict.fromkeys(map(settle, plan.cases))), searched)
-    cases = [*plan.cases, *plan.unsized]
+    cases = plan.all_cases
     for case in cases if every else ():
         if why := inputs.refuse(case):
             raise UsageError(f"--precision {case.precision}: {why}; leave it out")
@@ -311,7 +311,7 @@ def examine_lanes(
     """Return what the cases train with, and the devices of each lane: of the others the same kinds
     as of the first, which on a cluster speaks for all. Raises UsageError: as `check`."""
     first, *others = lanes
-    cases = [*asked.cases, *asked.unsized]
+    cases = asked.all_cases
     devices = list(dict.fromkeys(case.device for case in cases))
     machine = examine(
         devices,
