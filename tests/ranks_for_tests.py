@@ -68,7 +68,9 @@ def open_data(items: int, case: Case, share: Share) -> Batches:
     return batches
 
 
-def train(items: int, case: Case, group: ProcessGroup | None) -> tuple[Exact, list[float], list[int]]:
+def train(
+    items: int, case: Case, group: ProcessGroup | None
+) -> tuple[Exact, list[float], list[int]]:
     """Train an epoch of so many images; the training, mean losses, and images of each step."""
     training = Exact(case)
     share = Share(group.rank, group.size) if group else Share()

@@ -213,7 +213,9 @@ _PAIRS, _FEWEST, _MOST, _SECONDS = 6, 2, 30, 6.0
 pairs and 4.3 for three: six pairs of shorter blocks are more precise than three of longer ones."""
 
 
-def measure_exchange(training: Training, batches: Supply, group: ProcessGroup, step_s: float) -> Exposed:
+def measure_exchange(
+    training: Training, batches: Supply, group: ProcessGroup, step_s: float
+) -> Exposed:
     """Measure the time of a step with and without gradient exchange, each the mean over blocks of
     the results of `find_slowest`.
 
