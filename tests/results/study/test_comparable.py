@@ -4,6 +4,7 @@ other."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -345,3 +346,20 @@ def test_no_metric_is_chosen_that_a_side_lacks(tmp_path: Path, capsys: Capture) 
     said = capsys.readouterr().out
     assert "Memory" not in said.replace("memory", "Memory")
     assert "Energy" not in said
+
+
+def test_a_network_is_compared_with_rows_of_the_same_data_on_the_same_device(
+    tmp_path: Path,
+) -> None:
+    """A folder may have its rows on other data; a torch or a card is of the whole device."""
+    values = {**measured(10.0, 4 * GIB), **TOLD}
+    row = make_record(FP32, **values)
+    rows = read_sweep(write_sweep(tmp_path / "one", [row])).rows
+    now = replace(row.environment, torch="1.0", model_structure="other")
+
+    def list_named(case: Case) -> set[str]:
+        return {name for name, _, _ in list_unlike(rows, case, now)}
+
+    assert list_named(FP32) == {"torch", "model_structure"}
+    assert list_named(replace(FP32, dataset="another")) == {"torch"}
+    assert list_named(replace(FP32, device="cpu" if FP32.device == "cuda" else "cuda")) == set()
