@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from bench.results.study.estimate import list_shifts
+from bench.results.study.estimate import average_seeds, list_means, list_shifts, share_seeds
 
 NAN = math.nan
 
@@ -23,3 +23,24 @@ def test_a_shift_is_of_logarithms_or_of_signed_losses_in_their_unit() -> None:
     assert list_shifts(before, after) == pytest.approx([2 / 3, 3 / 3])
     # their means are above zero, and some of their repeats are not
     assert list_shifts([{0: (1.0, NAN)}], [{0: (3.0, math.log(3))}]) == [2.0]
+
+
+def seeds(*names: int) -> dict[int, tuple[float, float]]:
+    return {seed: (float(seed + 1), math.log(seed + 1)) for seed in names}
+
+
+def test_readings_are_of_the_seeds_that_all_ran_else_both_of_a_pair_else_any() -> None:
+    cells = {1: seeds(0, 1, 2), 2: seeds(1, 2), 3: seeds(2, 3), 4: seeds(2), 5: seeds(9)}
+    every = share_seeds([(1, 2), (3, 4)], cells)
+    assert every == ([seeds(2), seeds(2)], [seeds(2), seeds(2)])
+    both = share_seeds([(1, 2), (5, 5)], cells)
+    assert both == ([seeds(1, 2), seeds(9)], [seeds(1, 2), seeds(9)])
+    assert share_seeds([(1, 5)], cells) == ([seeds(0, 1, 2)], [seeds(9)])
+
+
+def test_a_mean_over_cells_is_geometric_unless_a_value_is_not_above_zero() -> None:
+    held = average_seeds([seeds(0, 1), {1: (8.0, math.log(8)), 2: (1.0, 0.0)}])
+    assert held == {1: (5.0, pytest.approx(math.log(4)))}
+    assert average_seeds([]) == {}
+    assert list_means(held) == [{1: [pytest.approx(4)]}]
+    assert list_means(held, {1: (-1.0, NAN)}) == [{1: [5.0]}, {1: [-1.0]}]
