@@ -47,6 +47,9 @@ OF_HARNESS = (
 """The axes that the harness itself applies to what it trains, and to no command: a row named by one
 would say that it did."""
 
+MEANT = (*OF_HARNESS, "steps", "items")
+"""The axes of which ``--vary NAME`` gives no value: what they say is of the measurement."""
+
 
 def list_places(command: str) -> list[str]:
     """Return the names in the placeholders of a command, in order."""
@@ -183,15 +186,26 @@ def parse_varied(name: str, texts: Sequence[str]) -> dict[str, str | None]:
     return read
 
 
-def combine_vary(
-    given: Sequence[Sequence[str]], commands: Sequence[str | None]
-) -> tuple[list[str | None], list[str | None]]:
-    """Return every combination of the values of some ``--vary NAME VALUE …``, the last varying
-    fastest, and the commands with the words of these values in their placeholders. Raises
-    UsageError: one has no value, no name, or the name of another, or its words cannot be put there.
+def combine_vary(values: Mapping[str, Sequence[str]]) -> list[str | None]:
+    """Return every combination of the values of one's own placeholders, as cells have them, the
+    last varying fastest.
 
-    >>> combine_vary([["amp", "off=,on=-a"], ["depth", "4"]], ["t.py {amp} {depth}"])
-    (['amp=off depth=4', 'amp=on depth=4'], ['t.py {amp:off=,on=-a} {depth}'])
+    >>> combine_vary({"amp": ["off", "on"], "depth": ["4"]})
+    ['amp=off depth=4', 'amp=on depth=4']
+    """
+    rows = product(*values.values())
+    return [write_vary(dict(zip(values, row, strict=True))) for row in rows]
+
+
+def place_varied(
+    given: Sequence[Sequence[str]], commands: Sequence[str | None]
+) -> tuple[dict[str, list[str]], list[str | None]]:
+    """Return the values of each ``--vary NAME VALUE …``, and the commands with the words of these
+    values in their placeholders. Raises UsageError: one has no value, no name, or the name of
+    another, or its words cannot be put there.
+
+    >>> place_varied([["amp", "off=,on=-a"], ["depth", "4"]], ["t.py {amp} {depth}"])
+    ({'amp': ['off', 'on'], 'depth': ['4']}, ['t.py {amp:off=,on=-a} {depth}'])
     """
     names = [name for name, *_ in given]
     for name, *values in given:
@@ -215,13 +229,11 @@ def combine_vary(
             )
         return f"{{{found[1]}:{write_words(words[found[1]])}}}"
 
-    rows = product(*read.values())
-    varied = [write_vary(dict(zip(names, row, strict=True))) for row in rows]
     try:
         placed = [command and parse_command(_PLACE.sub(put, command)) for command in commands]
     except ValueError as error:
         raise UsageError(f"--command with the words of --vary: {error}") from None
-    return varied, placed
+    return {name: [*own] for name, own in read.items()}, placed
 
 
 def fill_places(

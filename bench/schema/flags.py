@@ -25,7 +25,7 @@ from bench.networks.data import SYNTHETIC
 from bench.networks.workloads import IMAGES
 from bench.schema.axis import Value, axis_flag
 from bench.schema.case import AXES, SWITCHES, SYNTHETIC_AXES
-from bench.schema.command import combine_vary
+from bench.schema.command import MEANT, combine_vary, place_varied
 from bench.schema.grid import parse_values
 
 _ALL = "--help-all"
@@ -206,8 +206,15 @@ def read_axes(given: argparse.Namespace) -> dict[str, list[Value]]:
         if "command" not in axes:
             raise UsageError("--vary is for a placeholder in --command; give that too")
         commands = [None if value is None else str(value) for value in axes["command"]]
-        varied, commands = combine_vary(own, commands)
-        axes |= {"vary": [*varied], "command": [*commands]}
+        told, commands = place_varied(own, commands)
+        axes["command"] = [*commands]
+        for name in [name for name in told if name in AXES and name not in MEANT]:
+            if name in axes:
+                raise UsageError(f"{axis_flag(name)} and --vary {name} are one axis; give one")
+            where, texts = f"--vary {name}", told.pop(name)
+            axes[name] = [*chain.from_iterable(parse_values(name, text, where) for text in texts)]
+        if told:
+            axes["vary"] = [*combine_vary(told)]
     if any(name != IMAGES for name in axes.get("workload", [])):
         for name in ("model", "dataset", *SYNTHETIC_AXES):
             if name in axes:

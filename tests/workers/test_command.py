@@ -19,6 +19,7 @@ from bench.schema.case import AXES, Case, fill_command
 from bench.schema.command import parse_command
 from bench.schema.work import Label, Work, WorkKind
 from bench.sweep.__main__ import main as sweep
+from bench.sweep.options import parse_arguments, plan_cases
 from bench.training.labels import judge_label
 from bench.validate.__main__ import main as validate
 from bench.workers.executors import CaseEvent, Settings
@@ -458,7 +459,16 @@ def test_it_is_validated_and_compared(mistakes: Path, capsys: pytest.CaptureFixt
         ("--command 'python t.py {lr}'", "{lr} has no value; give --lr VALUE …"),
         ("--command './t.py'", "'./t.py' is no program that can be run here; give its path"),
         ("--command 'python t.py' --vary x 1", "the command has no {x}; add it there"),
-        ("--command 'python t.py {lr}' --vary lr 1", "--vary lr: this is an axis; give --lr VALUE"),
+        (
+            "--command 'python t.py {lr}' --vary lr 1 --lr 2",
+            "--lr and --vary lr are one axis; give",
+        ),
+        ("--command 'python t.py {lr}' --vary lr -1", "--vary lr '-1': "),
+        (
+            "--command 'python t.py {x}' --vary x 1 --vary lr 2",
+            "--lr is given, but the command has",
+        ),
+        ("--command 'python t.py {steps}' --vary steps 1", "--vary steps: this is an axis; give"),
         (
             "--command 'python t.py {repeats}' --vary repeats 1",
             "the name of a flag, or of a column",
@@ -493,6 +503,20 @@ def test_mistakes_are_one_line_before_anything_runs(
         assert error.startswith("error: ")
         assert error.count("\n") == 1
         assert said in error
+
+
+def test_an_axis_of_the_harness_may_be_given_among_ones_own() -> None:
+    command = ["--command", "t {clip} {lr} {precision} {batch_size}", "--device", "cpu"]
+    mixed = "--vary clip 0 1 --vary lr 0.1 2e-1 --vary precision fp32=,bf16=--amp"
+    flags = "--vary clip 0 1 --lr 0.1 0.2 --precision fp32 bf16"
+    sizes = ["--vary", "batch_size", "8..16"]
+    one = plan_cases(parse_arguments([*command, *shlex.split(mixed), *sizes])).cases
+    command[1] = "t {clip} {lr} {precision:fp32=,bf16=--amp} {batch_size}"
+    two = plan_cases(
+        parse_arguments([*command, *shlex.split(flags), "--batch-size", "8..16"])
+    ).cases
+    assert {*one} == {*two}
+    assert len(one) == 16
 
 
 @pytest.mark.parametrize(
