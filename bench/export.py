@@ -23,8 +23,8 @@ from bench.base.text import clean, count, read_time
 from bench.results.store.reader import read_beside
 from bench.results.study import runs
 from bench.results.study.axes import read_own
-from bench.results.study.doubts import DOUBTS
 from bench.results.study.sweeps import SweepFolder, read_sweeps
+from bench.results.study.warnings import WARNINGS
 from bench.schema.axis import Value, name_column
 from bench.schema.case import AXES, NAMING_AXES, Case, find_axis, list_axes, spell_value
 from bench.schema.flags import Parser, command, describe
@@ -68,10 +68,10 @@ class TrackedRun:
     """One record as trackers take it. Values that a record lacks are left out, never zero.
 
     ``name`` gives the case and, so that no figure is seen without them, how the case ended if not
-    well, and each of its doubts. ``facts`` has the sweep, the doubts, and what a record has besides
-    numbers. The numbers of ``points`` are finite, in SI units, under our column names prefixed with
-    ``step/``, ``epoch/`` and, in the last one, ``result/``; ``step/accuracy`` is a fraction.
-    """
+    well, and each of its warnings. ``facts`` has the sweep, the warnings, and what a record has
+    besides numbers. The numbers of ``points`` are finite, in SI units, under our column names
+    prefixed with ``step/``, ``epoch/`` and, in the last one, ``result/``; ``step/accuracy`` is a
+    fraction."""
 
     record_id: str
     name: str
@@ -95,12 +95,12 @@ def read_runs(sweep: SweepFolder, known: Collection[str]) -> Iterator[TrackedRun
     # what a record lacks is left out, and not filled in from others
     for run, raw in zip(judged, runs.list_runs(rows), strict=True):
         row: dict[Any, Any] = vars(raw)
-        doubts = [doubt for doubt in DOUBTS.values() if doubt.find(run)]
-        remarks = [doubt.label([run]) for doubt in doubts]
-        warnings = " ".join(f"{clean(d.warn([run]))} {d.fix.advise([run])}" for d in doubts)
+        rules = [rule for rule in WARNINGS.values() if rule.find(run)]
+        remarks = [rule.label([run]) for rule in rules]
+        warnings = " ".join(f"{clean(d.warn([run]))} {d.fix.advise([run])}" for d in rules)
         facts = _read_facts(row) | {"sweep": sweep.name}
-        if doubts:
-            facts |= {"doubts": "; ".join(remarks), "warnings": warnings[:_LONGEST_TEXT]}
+        if rules:
+            facts |= {"remarks": "; ".join(remarks), "warnings": warnings[:_LONGEST_TEXT]}
         started = read_time(row["started_at"])
         ended = max(read_time(row["finished_at"]), started)
         yield TrackedRun(
@@ -178,7 +178,7 @@ def write_tensorboard(folder: Path, run: TrackedRun) -> None:
     settings = {**run.axes, **run.facts}
     # in a block of code nothing is read as Markdown or HTML
     text = "\n".join(f"    {name}: {spell_value(value)}" for name, value in settings.items())
-    told = (*run.axes, *COMPARABLE, "sweep", "repeat", "status", "doubts")
+    told = (*run.axes, *COMPARABLE, "sweep", "repeat", "status", "remarks")
     settings = {n: value for n, value in settings.items() if n in told and value is not None}
     about = hparams_pb(settings, start_time_secs=run.started_s), text_pb("record", text)
     # closed whatever happens: the thread of one that is left would write its file again
@@ -298,8 +298,8 @@ def main(argv: Sequence[str]) -> int:
         raise
     except Exception as error:  # most exceptions of trackers mean little to users
         what = clean(f"{type(error).__name__}: {error}")[:300]
-        mend = f"check {folder}, or pip install {given.to}"
-        raise UsageError(f"--to {given.to}: {what}; {mend}") from error
+        fix = f"check {folder}, or pip install {given.to}"
+        raise UsageError(f"--to {given.to}: {what}; {fix}") from error
     print(f"{count(len(known) - there, 'record')} exported to {folder}, which had {there:,} before")
     print("to see them:", show.format(quote(str(folder))))
     return 0

@@ -32,9 +32,9 @@ from bench.schema.flags import (
 from bench.schema.goals import FREE_MARGIN
 from bench.schema.grid import AUTO
 from bench.schema.preset import Preset
+from bench.sweep.largest_batch import ANSWERED, STEP, UNRELATED_AXES
 from bench.sweep.options import add_running, choose_dataset, read_running
-from bench.sweep.probing import describe_wall, find_largest
-from bench.sweep.wall import ANSWERED, STEP, UNRELATED_AXES
+from bench.sweep.probing import describe_largest_batch, find_largest
 
 DEFAULT_PRECISIONS = {"cuda": ["fp32", "fp16", "bf16-amp"], "cpu": ["fp32", "bf16-amp"]}
 """The default precisions, by device."""
@@ -43,7 +43,7 @@ _TOLD = (
     *("largest", "smallest_failing", "thrashes_from", "recommended"),
     *("line", "available_bytes", "margin", "probes", "ending"),
 )
-"""Attributes of a `bench.sweep.wall.Wall` in the JSON."""
+"""Attributes of a `bench.sweep.largest_batch.LargestBatch` in the JSON."""
 
 
 def build_parser() -> Parser:
@@ -100,24 +100,37 @@ def main(argv: Sequence[str]) -> int:
         "dataset": [choose_dataset(given)],
     }
     options = read_running(given, axes, Preset("fit", "", (chosen,)))
-    walls, loop = find_largest(options, given.step, given.margin)
-    named = list_varying(walls, but="batch_size")
+    largest_batches, loop = find_largest(options, given.step, given.margin)
+    named = list_varying(largest_batches, but="batch_size")
     if given.json:
         told = [
             {name: text for name in named if (text := format_value(getattr(family, name)))}
-            | {name: getattr(wall, name) for name in _TOLD}
+            | {name: getattr(largest_batch, name) for name in _TOLD}
             | {"step": given.step}
-            for family, wall in walls.items()
+            for family, largest_batch in largest_batches.items()
         ]
         print(json.dumps(told, indent=2, default=asdict))
     else:
-        print(*(f"{f.label(named)}: {describe_wall(wall)}" for f, wall in walls.items()), sep="\n")
-    if loop.stopped or any(wall.ending is None for wall in walls.values()):
+        print(
+            *(
+                f"{f.label(named)}: {describe_largest_batch(largest_batch)}"
+                for f, largest_batch in largest_batches.items()
+            ),
+            sep="\n",
+        )
+    if loop.stopped or any(
+        largest_batch.ending is None for largest_batch in largest_batches.values()
+    ):
         print(f"not finished; to continue: {loop.resume}", file=sys.stderr)
     if loop.stopped:
         return 128 + loop.stopped
-    found = any(wall.largest is not None for wall in walls.values())
-    return 0 if found and all(wall.ending in ANSWERED for wall in walls.values()) else 1
+    found = any(largest_batch.largest is not None for largest_batch in largest_batches.values())
+    return (
+        0
+        if found
+        and all(largest_batch.ending in ANSWERED for largest_batch in largest_batches.values())
+        else 1
+    )
 
 
 def _parse_margin(flag: str, text: str) -> float:

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Explanations:
-    """The explained pairs, what they were measured on, and doubts about them."""
+    """The explained pairs, what they were measured on, and warnings about them."""
 
     explanations: Sequence[Explanation]
     conditions: Sequence[str]
-    doubts: Sequence[Notice]
+    warnings: Sequence[Notice]
 
 
 def explain(sweep: Path, axis: str, ends: Sequence[Value], where: Sequence[Filter]) -> Explanations:
@@ -72,8 +72,8 @@ def explain(sweep: Path, axis: str, ends: Sequence[Value], where: Sequence[Filte
             f"{sweep}: no two profiled cases differ in {told} alone; "
             "ask for other values, or for another --axis"
         )
-    doubts = warn(select(runs, where), results, runs)
-    return Explanations(found, list(describe_constants(results, find_varying(results))), doubts)
+    warnings = warn(select(runs, where), results, runs)
+    return Explanations(found, list(describe_constants(results, find_varying(results))), warnings)
 
 
 def render_text(answer: Explanations, full: bool = False) -> str:
@@ -89,8 +89,8 @@ def render_text(answer: Explanations, full: bool = False) -> str:
         console.print()
         text.draw_table(table, console, brief=not full)
     console.print()
-    said = [n.line for n in answer.doubts] if full else text.list_doubts(answer.doubts)
-    for line in [*said, *([] if full else [f"{text.MORE} shows the evidence and all doubts."])]:
+    said = [n.line for n in answer.warnings] if full else text.list_warnings(answer.warnings)
+    for line in [*said, *([] if full else [f"{text.MORE} shows the evidence and all warnings."])]:
         text.draw_text(line, console)
     return console.export_text()
 
@@ -99,7 +99,7 @@ def render_json(answer: Explanations, full: bool = True) -> str:
     """Render every figure, in SI units."""
     document = {
         "conditions": list(answer.conditions),
-        "doubts": [notice.line for notice in answer.doubts],
+        "warnings": [notice.line for notice in answer.warnings],
         "explanations": [_lay_out(found) for found in answer.explanations],
     }
     return json.dumps(document, indent=1, allow_nan=False) + "\n"

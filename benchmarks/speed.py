@@ -17,7 +17,7 @@ SIDE = 100
 """Batch sizes, and as many learning rates of each."""
 
 PATHS = [str(Path(__file__).parents[1] / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
-WITH_FAKE = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "BENCH_YARDSTICK_S": "0"}
+WITH_FAKE = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "BENCH_RATES_S": "0"}
 """The environment in which the tests' executor, which trains nothing, is found."""
 
 

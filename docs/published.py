@@ -19,9 +19,9 @@ from bench.base.text import write_range
 from bench.card import STATE
 from bench.results.store.reader import read_beside, read_records
 from bench.results.store.table import RECORDS
-from bench.results.study.doubts import SHORT_ENERGY_S
 from bench.results.study.runs import make_results, read_runs
 from bench.results.study.sweeps import read_sweep
+from bench.results.study.warnings import SHORT_ENERGY_S
 from bench.schema.case import AXES, SAME_QUESTION, Case
 from bench.schema.record import Status, Step
 
@@ -123,7 +123,7 @@ class Bar:
     energy_j: float | None  # of the epoch; None if it was measured for a few seconds only
     test_accuracy: float | None  # as a fraction, after the epoch
     estimated: bool
-    doubted: bool  # whether a report would not rely on its time
+    warned: bool  # whether a report would not rely on its time
     base: bool  # what the others at this batch size are compared with
 
 
@@ -138,7 +138,7 @@ def read_bars(source: Source) -> list[Bar]:
     )
     plain = {row.Index for row in fp32.values()}
     cases = make_results(read_runs([read_sweep(REFERENCE / source.file)]))
-    doubted = {run.record_id for case in cases if not case.trusted for run in case.every}
+    warned = {run.record_id for case in cases if not case.trusted for run in case.every}
     bars = [
         Bar(
             source.name,
@@ -157,7 +157,7 @@ def read_bars(source: Source) -> list[Bar]:
             else None,
             _known(row.test_accuracy),
             row.fraction < 1,
-            row.record_id in doubted,
+            row.record_id in warned,
             row.Index in plain,
         )
         for row in rows.itertuples()
@@ -239,10 +239,10 @@ HEADS = (
 def _cells(bar: Bar) -> Iterator[str]:
     about = "≈" if bar.estimated else ""
     yield from (bar.source, str(bar.batch_size), bar.label)
-    doubt = "?" * bar.doubted
-    yield "out of memory" if bar.epoch_s is None else f"{about}{bar.epoch_s:.1f} s{doubt}"
-    yield "–" if bar.images_per_s is None else f"{about}{bar.images_per_s:,.0f}{doubt}"
-    yield "–" if bar.speedup is None or bar.base else f"{about}{bar.speedup:.2f}×{doubt}"
+    warning = "?" * bar.warned
+    yield "out of memory" if bar.epoch_s is None else f"{about}{bar.epoch_s:.1f} s{warning}"
+    yield "–" if bar.images_per_s is None else f"{about}{bar.images_per_s:,.0f}{warning}"
+    yield "–" if bar.speedup is None or bar.base else f"{about}{bar.speedup:.2f}×{warning}"
     own = bar.over_tf32 is None or bar.base or bar.label == "tf32"
     yield "–" if own else f"{'≈' * bar.rough_tf32}{bar.over_tf32:.2f}×"
     yield "–" if bar.memory_bytes is None else f"{bar.memory_bytes / GIB:.1f} GiB"

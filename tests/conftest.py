@@ -42,7 +42,7 @@ given = filter(None, [os.environ.get("PYTHONPATH")])
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *given])
 
 # hundreds of sweeps that measure the same machine; tests of this set it themselves
-os.environ.setdefault("BENCH_YARDSTICK_S", "0")
+os.environ.setdefault("BENCH_RATES_S", "0")
 
 # nothing is too slow on a busy machine; a profile is what no test says for itself
 with suppress(ImportError):  # the tests for a card need pytest alone

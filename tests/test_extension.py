@@ -188,7 +188,10 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
         assert "in out: 1 case with both values of" in side
         assert re.search(r" is 1\.00 times as fast as .*, which is not proven", side)
     each = [("fp32", "even"), ("fp16", "even"), ("fp16", "up")]
-    assert [(wall["precision"], wall["rounding"]) for wall in json.loads(told["fit"])] == each
+    assert [
+        (largest_batch["precision"], largest_batch["rounding"])
+        for largest_batch in json.loads(told["fit"])
+    ] == each
     trials = re.findall(r"^ +\d +(fp\d+) .* (even|up) .* whole", told["search"], re.MULTILINE)
     assert sorted(trials) == sorted(each)
     assert told["search"].count(" --rounding up ") == 1

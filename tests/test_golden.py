@@ -23,8 +23,8 @@ from bench.compare.__main__ import main as compare_sweeps
 from bench.report.__main__ import build_parser as build_report
 from bench.report.document import Report, build
 from bench.results.store.rows import Row
-from bench.results.study.doubts import DOUBTS
 from bench.results.study.sweeps import REFERENCE, read_sweeps
+from bench.results.study.warnings import WARNINGS
 from bench.schema.record import Status
 from bench.sweep.options import build_parser as build_sweep
 from bench.why import main as explain
@@ -83,7 +83,7 @@ def test_why(name: str, monkeypatch: Patch, capsys: Capture) -> None:
 
 REPORTS: dict[str, tuple[tuple[str, ...], str]] = {
     "tuned": (("tuned",), "text screen"),
-    "doubted": (("doubted",), "text"),
+    "warned": (("warned",), "text"),
     "drifted": (("drifted",), "text screen"),
     "scripts": (("scripts",), "text screen"),
     "quick": (("quick",), "screen md latex"),
@@ -164,7 +164,7 @@ def test_every_text_is_compared() -> None:
 
 def test_every_doubt_and_notice_is_shown() -> None:
     said = " ".join(read_kept("reports/*.text").split())
-    labels = [capitalize(doubt.remark) for doubt in DOUBTS.values() if not doubt.telling]
+    labels = [capitalize(warning.remark) for warning in WARNINGS.values() if not warning.telling]
     labels += ["--evaluate failed: ValueError: no luck", "Other steps: repeats took 60, 0 and 0"]
     labels += ["Steps of 64 items: its batch size is 256"]
     labels += ["No result", "Spread", "Mixed environments", "Drift of -14.0 %"]
@@ -172,7 +172,7 @@ def test_every_doubt_and_notice_is_shown() -> None:
 
 
 def test_every_outcome_is_shown() -> None:
-    said = read_kept("reports/doubted.text").rpartition(" cases in ")[2]
+    said = read_kept("reports/warned.text").rpartition(" cases in ")[2]
     ends = [name_outcome(Row({"status": status, "inferred": False})) for status in Status]
     assert [end for end in ends if f"1 {end}" not in said] == ["ok"]
 

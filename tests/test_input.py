@@ -27,7 +27,7 @@ from bench.schema.grid import grid
 from bench.schema.record import Measurement, Status
 from bench.schema.rules import check_batches
 from bench.sweep.__main__ import main as sweep
-from bench.sweep.wall import Probe, ProbedFamily, name_family
+from bench.sweep.largest_batch import Probe, ProbedFamily, name_family
 from bench.training.counting import count_flop
 from bench.workers.fingerprint import examine_model
 from tests.pytest_for_tests import Capture

@@ -97,7 +97,7 @@ def tell_card(machine: Machine) -> Iterator[str]:
         else:
             runs.append(stage.name)
     yield f"  run as they are: {' '.join(runs)}"
-    yield f"  limit of wall-limit: {card.choose_limit(platform)} GiB"
+    yield f"  limit of fit-limit: {card.choose_limit(platform)} GiB"
 
 
 SEARCHED = ("sweep", "fit", "advise", "scales", "check")

@@ -152,13 +152,13 @@ def write_table() -> str:
 
 
 def write_causes() -> str:
-    """Every cause that `bench.why` may name, with what may mend it."""
-    mended = {
+    """Every cause that `bench.why` may name, with what may fix it."""
+    fixed = {
         cause: [f"`{cure}`" if "--" in cure else cure for cure in cures]
         for cause, cures in CURES.items()
     }
     return "\n" + "".join(
-        f"- {c.meaning}{': ' if what else ''}{', '.join(what)}\n" for c, what in mended.items()
+        f"- {c.meaning}{': ' if what else ''}{', '.join(what)}\n" for c, what in fixed.items()
     )
 
 
@@ -166,9 +166,9 @@ def quote_why() -> str:
     """Its words, and what it was measured on."""
     said = ask("why", "--where", CARD_BATCH, "--axis", "precision", "fp32", "fp16")
     (pair,) = said["explanations"]
-    doubts = ", ".join(doubt.partition(":")[0].lower() for doubt in said["doubts"])
+    warnings = ", ".join(warning.partition(":")[0].lower() for warning in said["warnings"])
     source = f"[Measured](../results/{CARD.name}/records.csv): {' '.join(said['conditions'])}"
-    source += f" Doubts: {doubts}." if doubts else ""
+    source += f" Warnings: {warnings}." if warnings else ""
     return f"\n{fill(source)}\n{quote(pair['words'])}"
 
 

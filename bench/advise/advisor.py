@@ -23,22 +23,22 @@ from bench.base.limits import NEAR
 from bench.base.text import name_first, parse_bytes, read_time, write_percent, write_seconds
 from bench.results.store.rows import Row, keep_latest, read_history
 from bench.results.study.axes import name_setting
-from bench.results.study.doubts import DOUBTS
 from bench.results.study.runs import Run, read_runs
 from bench.results.study.sweeps import read_sweep
+from bench.results.study.warnings import WARNINGS
 from bench.results.verdict import compare
 from bench.schema.case import Case, format_value
 from bench.schema.record import REPEATED, Outcome, Record, Status, flatten
 from bench.sweep.display import Display
 from bench.sweep.execution import Grid, OomSkips
+from bench.sweep.largest_batch import read_peak
 from bench.sweep.loop import Loop, open_loop
 from bench.sweep.options import Options, Plan
-from bench.sweep.wall import read_peak
 from bench.workers.job import Job, Lane
 
 UNTIL = 0.01
 """Relative error of the epoch time, within the run, at which a run on a GPU may end. On two shared
-cores none of 24 runs became so certain, and all had the doubt that they did not; without it their
+cores none of 24 runs became so certain, and all had the warning that they did not; without it their
 intervals, which then need not allow for a drift, were of 2 to 32 %."""
 
 MOST_S = 10.0
@@ -211,7 +211,7 @@ class Advice:
     command: str  # by which it ran
     pending: bool = False  # whether anything is left to run
     stopped: int = 0  # the signal that stopped it before the budget was used; 0 for none
-    runs: Sequence[Run] = ()  # all of the folder, with their doubts
+    runs: Sequence[Run] = ()  # all of the folder, with their warnings
 
     @property
     def advised(self) -> Case | None:
@@ -221,7 +221,7 @@ class Advice:
     def write(self) -> Iterator[str]:
         """Yield the lines of the answer, the most important first."""
         findings, advised, now = self.findings, self.advised, self.findings.now
-        doubts = list[str]()
+        warnings = list[str]()
         if advised is None:
             yield (
                 f"No advice: {len(findings.times)} settings were measured, and it takes two; "
@@ -230,8 +230,8 @@ class Advice:
         else:
             lowest = min(findings.times, key=findings.find_time)
             yield self._recommend(advised)
-            doubts += self._warn({advised, now, lowest})
-            yield from doubts
+            warnings += self._warn({advised, now, lowest})
+            yield from warnings
             yield from self._tell_rivals(advised, lowest)
         last = {name(setting, now): rows[-1] for setting, rows in findings.runs.items()}
         failed = [
@@ -250,8 +250,8 @@ class Advice:
             for setting in (now, advised):
                 yield "  " + shlex.join(["python", "-m", "bench.sweep", *spell_case(setting), *how])
             yield "  " + shlex.join(["python", "-m", "bench.report", folder])
-        if self.pending or doubts:
-            longer, anew = not self.stopped, bool(doubts)
+        if self.pending or warnings:
+            longer, anew = not self.stopped, bool(warnings)
             yield f"Next: {propose(self.command, self.folder, longer=longer, anew=anew)}"
 
     def _recommend(self, advised: Case) -> str:
@@ -286,7 +286,7 @@ class Advice:
             told = self._compare(others[0], advised)
             yield f"The next is {name(others[0], now)}, {told} it."
         # those that a report may recommend, as long as the advised one is of them
-        sure = [one for one in findings.times if not any(self._list_doubts({one}))]
+        sure = [one for one in findings.times if not any(self._list_warnings({one}))]
         choice = findings.choose(sure if advised in sure else findings.times)
         if choice and choice.chosen == advised and (said := tell_open(
             choice, attrgetter("batch_size"), self._find_memory, lambda one: name(one, now)
@@ -294,27 +294,28 @@ class Advice:
             yield said
 
     def _warn(self, settings: Collection[Case]) -> Iterator[str]:
-        """Yield which doubts keep a report from recommending by the runs of these settings."""
-        doubts = self._list_doubts(settings)
-        if doubted := [of for of in doubts if of]:
-            remarks = ", ".join(dict.fromkeys(chain.from_iterable(doubted)))
+        """Yield which warnings keep a report from recommending by the runs of these settings."""
+        warnings = self._list_warnings(settings)
+        if warned := [of for of in warnings if of]:
+            remarks = ", ".join(dict.fromkeys(chain.from_iterable(warned)))
             yield (
-                f"! Do not rely on it yet: {len(doubted)} of {len(doubts)} runs compared have a "
+                f"! Do not rely on it yet: {len(warned)} of {len(warnings)} runs compared have a "
                 f"warning ({remarks}). Close other programs, and search anew by the last command "
                 "here, in another folder: runs with a warning stay in theirs."
             )
 
-    def _list_doubts(self, settings: Collection[Case]) -> list[list[str]]:
-        """Return of each run of these settings that counts the doubts that forbid to rely on it."""
+    def _list_warnings(self, settings: Collection[Case]) -> list[list[str]]:
+        """Return of each run of these settings that counts the warnings that forbid to rely on
+        it."""
         longest = {s: case.fraction for s, case in self.findings.cases.items() if s in settings}
         ended = [run for run in self.runs if run.status == Status.OK]
         runs = [run for run in ended if longest.get(strip(run.case)) == run.case.fraction]
         repeats = Counter(strip(run.case) for run in runs)
         return [
             [
-                doubt.remark
-                for name, doubt in DOUBTS.items()
-                if doubt.forbids(repeats[strip(run.case)]) and getattr(run, name)
+                warning.remark
+                for name, warning in WARNINGS.items()
+                if warning.forbids(repeats[strip(run.case)]) and getattr(run, name)
             ]
             for run in runs
         ]
@@ -324,7 +325,7 @@ class Advice:
         repeats."""
         findings, times = self.findings, self.findings.times
         (ratio,) = compare([(times[setting], times[other])])
-        chance = any(self._list_doubts({setting, other}))
+        chance = any(self._list_warnings({setting, other}))
         said = []
         if ratio.low is not None and ratio.high is not None:
             said.append(f"{ratio.low:.2f} to {ratio.high:.2f}")

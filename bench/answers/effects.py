@@ -59,8 +59,8 @@ def _tabulate_effects(found: ReportData) -> Iterator[Sheet]:
         Column("learnt", "learns as well?",
                f"equivalence within {100 * EQUAL_MARGIN:.0f} %, over seeds",
                say_learnt, keep=7, wrap=True),
-        Column("doubts", "remarks", "what speaks against a case of these",
-               lambda effect: ", ".join(effect.doubts), keep=8, wrap=True),
+        Column("warnings", "remarks", "what speaks against a case of these",
+               lambda effect: ", ".join(effect.warnings), keep=8, wrap=True),
     ]  # fmt: skip
     note = (
         "Speed: epoch time before over after, geometric mean over the pairs of cases that differ "

@@ -33,11 +33,11 @@ from bench.networks.workloads import IMAGES
 from bench.results.store.rows import group, latest
 from bench.results.study.axes import MACHINE, ORDER, list_naming_axes
 from bench.results.study.comparable import list_mixed, refuse_alone, refuse_together
-from bench.results.study.doubts import DOUBTS, SAID_BELOW
 from bench.results.study.quantities import MEMORY_MEASURES, is_number
 from bench.results.study.remedies import QUIETER
 from bench.results.study.runs import Result, Run
 from bench.results.study.sweeps import SweepFolder
+from bench.results.study.warnings import SAID_BELOW, WARNINGS
 from bench.schema.case import find_axis, list_axes
 from bench.schema.flags import change_flags
 from bench.schema.record import MEASURED, REPEATED, Status
@@ -174,17 +174,19 @@ def warn(
 ) -> list[Notice]:
     """Return all warnings, most serious first: on ``every`` run and the ``results`` of those that
     count, on drift in ``everything``, all runs of their sweeps (``every`` by default), and on what
-    ``sweeps`` lack. A first screen has the doubts of the cells ``spoken``, by whether these are
+    ``sweeps`` lack. A first screen has the warnings of the cells ``spoken``, by whether these are
     fatal; all if None."""
     runs = latest(every)
-    doubted: dict[bool, list[Notice]] = {True: [], False: []}
-    for doubt in DOUBTS.values():
-        if hit := [run for run in runs if getattr(run, doubt.name)]:
-            told = spoken is None or any(run.cell in spoken[doubt.fatal] for run in hit)
-            told |= doubt.name == "unmet"  # it was asked for, of whatever case
-            level = Prominence.TABLE if told and doubt.name not in SAID_BELOW else Prominence.DETAIL
-            said = doubt.warn(hit), doubt.fix.advise(hit), _count(hit, runs)
-            doubted[doubt.fatal].append(Notice(capitalize(doubt.label(hit)), *said, level=level))
+    warned: dict[bool, list[Notice]] = {True: [], False: []}
+    for warning in WARNINGS.values():
+        if hit := [run for run in runs if getattr(run, warning.name)]:
+            told = spoken is None or any(run.cell in spoken[warning.fatal] for run in hit)
+            told |= warning.name == "unmet"  # it was asked for, of whatever case
+            level = (
+                Prominence.TABLE if told and warning.name not in SAID_BELOW else Prominence.DETAIL
+            )
+            said = warning.warn(hit), warning.fix.advise(hit), _count(hit, runs)
+            warned[warning.fatal].append(Notice(capitalize(warning.label(hit)), *said, level=level))
     spread = []
     if wide := [result for result in results if result.scatter > STEADY]:
         several = sum(result.repeats > 1 for result in results)
@@ -196,12 +198,12 @@ def warn(
     return [
         *(Notice("Incomplete", *gap) for sweep in sweeps for gap in sweep.gaps),
         *_describe_failures(runs),
-        *doubted[True],
+        *warned[True],
         *_describe_overwritten(runs),
         *spread,
         *_describe_drift(everything or every),
         *_describe_mixtures(runs),
-        *doubted[False],
+        *warned[False],
     ]
 
 
@@ -214,8 +216,8 @@ def _describe_overwritten(runs: Sequence[Run]) -> Iterator[Notice]:
                 f"Several runs of {part[0].sweep} wrote {name_first(several, 3)}, so that only the "
                 "last one's is kept, and nothing of what was there before."
             )
-            mend = "Put {out} in --command, a folder that each run has for itself."
-            yield Notice(f"Overwritten: {name_first(several, 2)}", found, mend)
+            fix = "Put {out} in --command, a folder that each run has for itself."
+            yield Notice(f"Overwritten: {name_first(several, 2)}", found, fix)
 
 
 def _count(hit: Sequence[Run], runs: Sequence[Run]) -> str:
@@ -228,14 +230,14 @@ def _describe_failures(runs: Sequence[Run]) -> Iterator[Notice]:
     if failed := [run for run in runs if run.status not in _ENDED]:
         ends = Counter(run.status.replace("_", " ") for run in failed).most_common()
         asked = " ".join(list_asked(failed))
-        mend = f"Run them again with --retry {asked}." if asked else ""
+        fix = f"Run them again with --retry {asked}." if asked else ""
         kinds = ", ".join(f"{n:,} {end}" for end, n in ends)
-        mend = mend or "The same command runs them again."
+        fix = fix or "The same command runs them again."
         first = next((run for run in failed if run.reason), None)
         if first is not None:  # a log is beside the records
             log = f" ({first.log} in its folder)" if first.log else ""
-            mend = f"The first: {first.reason}{log}. {mend}"
-        yield Notice("No result", f"{kinds}.", mend, _count(failed, runs))
+            fix = f"The first: {first.reason}{log}. {fix}"
+        yield Notice("No result", f"{kinds}.", fix, _count(failed, runs))
 
 
 _ENDED = {*MEASURED, Status.OOM, Status.UNSUPPORTED}
@@ -248,17 +250,17 @@ def list_asked(runs: Iterable[Run | Result]) -> list[str]:
 
 
 def _describe_drift(every: Sequence[Run]) -> Iterator[Notice]:
-    """Warn of sentinels, reruns of the first case of a sweep at its end, that took longer or less
-    than all of its runs by more than `STEADY`. Only runs on the same lane and GPU are compared, and
-    only if both or neither ran beside other lanes, and their times are of the same: a slower card
-    is no drift."""
+    """Warn of drift_checks, reruns of the first case of a sweep at its end, that took longer or
+    less than all of its runs by more than `STEADY`. Only runs on the same lane and GPU are
+    compared, and only if both or neither ran beside other lanes, and their times are of the same: a
+    slower card is no drift."""
     tell = attrgetter("cell", "lane", "gpu_uuid", "beside", "period")
     times: dict[Any, list[float]] = {}
-    sentinels = [run for run in every if run.sentinel and run.timed and run.status in MEASURED]
-    first = latest(every) if sentinels else []
+    drift_checks = [run for run in every if run.sentinel and run.timed and run.status in MEASURED]
+    first = latest(every) if drift_checks else []
     for run in (run for run in first if run.timed and run.status in MEASURED):
         times.setdefault(tell(run), []).append(run.epoch_time_s)
-    for run in sentinels:
+    for run in drift_checks:
         if (held := times.get(tell(run))) and not (
             min(held) / (1 + STEADY) <= run.epoch_time_s <= max(held) * (1 + STEADY)
         ):
@@ -297,11 +299,11 @@ def choose_next(
     """Return the step that would help most, by the cases that are shown or, without any, by the
     searches for the largest batch; None if nothing has been recorded or planned."""
     gaps = any(sweep.gaps and not any(plan.shard for plan in sweep.plans) for sweep in sweeps)
-    gaps |= any(search.wall.ending is None for search in searches)
+    gaps |= any(search.largest_batch.ending is None for search in searches)
     if gaps or any(result.status in REPEATED for result in results):
         again = "run the same command again, which runs what is missing"
         return NextStep(again, _repeat(sweeps))
-    if any(search.wall.recommended for search in searches):
+    if any(search.largest_batch.recommended for search in searches):
         return NextStep(
             "bench.sweep with the same flags and --batch-size auto times training at the batch "
             "sizes that were found"
@@ -328,7 +330,7 @@ def choose_next(
         return NextStep(f"{how}, and with a longer budget", propose(last, folder, anew=anew))
     apart = (refuse_together(alike) for alike in group(timed, attrgetter("sweep", "model")))
     if any(map(refuse_alone, timed)) or any(apart):
-        return NextStep("mend what keeps times from being compared, and measure with a new --out")
+        return NextStep("fix what keeps times from being compared, and measure with a new --out")
     if any(result.repeats < MIN_REPEATS for result in timed):
         shown = "which differences are real" if len(timed) > 1 else "how far its time repeats"
         flag = ["--repeats", str(MIN_REPEATS)]

@@ -49,9 +49,9 @@ from bench.results.study.axes import (
     sort_cases,
     take_value,
 )
-from bench.results.study.doubts import SAID_BELOW
 from bench.results.study.quantities import QUANTITIES, is_number
 from bench.results.study.runs import Result
+from bench.results.study.warnings import SAID_BELOW
 from bench.schema.case import spell_value
 from bench.schema.precision import PRECISIONS
 
@@ -222,7 +222,7 @@ def _tabulate_places(found: ReportData) -> Iterator[Sheet]:
             Column("setting", "train it in",
                    "the smallest batch shown to take at most a tenth more than the fastest",
                    lambda pair: describe_setting(found, pair[1])
-                   + ("" if pair[0].recommended else f" ({_doubt(*pair)})"),
+                   + ("" if pair[0].recommended else f" ({_warning(*pair)})"),
                    wrap=True),
             quantity_column("epoch_time_s", take, spread=False, always=True),
             quantity_column("images_per_s", take),
@@ -234,7 +234,7 @@ def _tabulate_places(found: ReportData) -> Iterator[Sheet]:
     )  # fmt: skip
 
 
-def _doubt(place: Target, setting: Setting) -> str:
+def _warning(place: Target, setting: Setting) -> str:
     """Say why a setting is shown and not recommended."""
     if place.unsteady and not setting.best.invalid:
         return f"lowest of fewer than {MIN_REPEATS} runs on a CPU, which are not ranked"

@@ -40,13 +40,13 @@ from bench.profile.step import write_ms
 from bench.results.store.rows import group
 from bench.results.study.axes import MACHINE, list_naming_axes, name_setting, order_values
 from bench.results.study.comparable import refuse_alone, refuse_base
-from bench.results.study.doubts import DOUBTS
 from bench.results.study.effects import judge_learning
 from bench.results.study.estimate import TIME, Estimate, estimate
 from bench.results.study.pairs import find_changes
 from bench.results.study.quantities import QUANTITIES, is_number, over
 from bench.results.study.remedies import SPARE_HOST, list_open
 from bench.results.study.runs import Result, Run, differ_in_memory
+from bench.results.study.warnings import WARNINGS
 from bench.results.verdict import GUESSING, EquivalenceVerdict, Verdict
 from bench.schema.axis import name_axis
 from bench.schema.case import Case, free_axes, spell_value
@@ -72,7 +72,9 @@ first two made every format faster, and fp32 by twice as much as fp16."""
 
 _PRECISION = free_axes("precision")
 
-_NOT_FATAL = tuple(name for name, doubt in DOUBTS.items() if not doubt.fatal and name != "foreign")
+_NOT_FATAL = tuple(
+    name for name, warning in WARNINGS.items() if not warning.fatal and name != "foreign"
+)
 
 
 def recommend(found: ReportData) -> Iterator[Answer]:
@@ -160,7 +162,7 @@ def _tell(found: ReportData, place: Target) -> Iterator[str]:
             default=chosen,
         )
         if (1 + NEAR) * lowest.best.epoch_time_s < chosen.best.epoch_time_s:
-            yield f"Lower, but with a warning: {_doubt(found, lowest)}."
+            yield f"Lower, but with a warning: {_warning(found, lowest)}."
         if len(found.places) == 1:
             yield _tell_learning(found, place, chosen)
             yield _tell_certainty(found, place, chosen)
@@ -179,17 +181,17 @@ def _tell_unchosen(found: ReportData, place: Target) -> str:
     if found.aim and some:
         return f"No case that can be trusted has a value for --for {found.aim}."
     which = "Half of the cases or more have" if some else "Every case has"
-    told = f"{which} a warning, so none is recommended. Lowest time: {_doubt(found, lowest)}."
+    told = f"{which} a warning, so none is recommended. Lowest time: {_warning(found, lowest)}."
     return " ".join([told, *_tell_apart(found, place, lowest)])
 
 
 def _tell_apart(found: ReportData, place: Target, lowest: Setting) -> Iterator[str]:
-    """Say how much longer others took in every run, where nothing is doubted but what other
+    """Say how much longer others took in every run, where nothing is warned but what other
     programs did: they would have had to run beside each run of one setting, and of no other."""
     told = []
     for setting in place.settings:
         pair = [lowest.best, setting.best]
-        fatal = {n for n, d in DOUBTS.items() for row in pair if d.fatal and getattr(row, n)}
+        fatal = {n for n, d in WARNINGS.items() for row in pair if d.fatal and getattr(row, n)}
         if setting is lowest or not fatal <= {"contended", "noisy"}:
             continue
         fast, slow = (row.times if row.repeats >= MIN_REPEATS else [] for row in pair)
@@ -202,9 +204,9 @@ def _tell_apart(found: ReportData, place: Target, lowest: Setting) -> Iterator[s
         yield f"Even so, by any two of their runs, {name_first(told, MOST_NAMED)}."
 
 
-def _doubt(found: ReportData, lowest: Setting) -> str:
-    doubts = remarks(lowest.best, _NOT_FATAL)
-    return f"{describe_setting(found, lowest)}, {write_time(lowest.best)}: {doubts}"
+def _warning(found: ReportData, lowest: Setting) -> str:
+    warnings = remarks(lowest.best, _NOT_FATAL)
+    return f"{describe_setting(found, lowest)}, {write_time(lowest.best)}: {warnings}"
 
 
 def describe_setting(found: ReportData, setting: Setting) -> str:
@@ -411,9 +413,9 @@ def _write_memory(row: Result, chosen: Result) -> str:
 
 def write_wait(row: Result) -> str:
     """Say of a time that it is not the GPU's."""
-    mends = [way for way in list_open(SPARE_HOST, row) if "--batch-size" not in way]
+    fixes = [way for way in list_open(SPARE_HOST, row) if "--batch-size" not in way]
     return "because the GPU waits for the host" + (
-        f", which {' or '.join(mends)} may mend" if mends else ""
+        f", which {' or '.join(fixes)} may fix" if fixes else ""
     )
 
 

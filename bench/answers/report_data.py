@@ -47,7 +47,7 @@ class Target:
     probes: Sequence[Run]
     choice: Choice[Setting] | None  # by `choose`
     searched: bool  # whether its cases are trials of a search for what learns best
-    apart: str  # why its times say nothing of each other, and what mends that; empty if they do
+    apart: str  # why its times say nothing of each other, and what fixes that; empty if they do
     # the user's own axes in which its settings differ, if some of these tell no loss and nothing
     # was asked for: what another value trains is not known then
     unknown: Sequence[str]

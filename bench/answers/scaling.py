@@ -36,14 +36,14 @@ from bench.answers.settings import list_settings
 from bench.results.store.rows import group
 from bench.results.study.axes import find_varying, list_naming_axes
 from bench.results.study.comparable import refuse_pair, tell_but
-from bench.results.study.doubts import SAID_BELOW
 from bench.results.study.quantities import QUANTITIES, is_number
 from bench.results.study.runs import SOURCE, Result, Run
 from bench.results.study.sweeps import SweepFolder
+from bench.results.study.warnings import SAID_BELOW
 from bench.results.verdict import Ratio, compare
 from bench.schema.case import FOLLOWS, SAME_QUESTION, Case, spell_value
 from bench.schema.record import MEASURED, REFUSED, RELIABLE
-from bench.sweep.wall import Ending, Wall, read_walls
+from bench.sweep.largest_batch import Ending, LargestBatch, read_largest_batches
 
 if TYPE_CHECKING:
     from bench.answers.report_data import ReportData
@@ -64,7 +64,7 @@ class BatchSearch(NamedTuple):
 
     ran_on: str
     family: Case
-    wall: Wall
+    largest_batch: LargestBatch
 
 
 def find_searches(runs: Sequence[Run], sweeps: Sequence[SweepFolder]) -> list[BatchSearch]:
@@ -77,8 +77,8 @@ def find_searches(runs: Sequence[Run], sweeps: Sequence[SweepFolder]) -> list[Ba
         sweep = asked[part[0].sweep]
         mine = {run.record_id for run in part}
         rows = [row for row in sweep.rows if row.record_id in mine]
-        walls = read_walls(rows, sweep.step, sweep.margin)
-        found += [BatchSearch(part[0].ran_on, *wall) for wall in walls]
+        largest_batches = read_largest_batches(rows, sweep.step, sweep.margin)
+        found += [BatchSearch(part[0].ran_on, *largest_batch) for largest_batch in largest_batches]
     return found
 
 
@@ -89,13 +89,13 @@ def list_keys(cases: Sequence[AnyRow], take: Callable[[Any], AnyRow]) -> list[Co
     return [axis_column(axis, take, number=False) for axis in shown if axis not in _OTHERS]
 
 
-def _tabulate_walls(found: ReportData) -> Iterator[Sheet]:
+def _tabulate_largest_batches(found: ReportData) -> Iterator[Sheet]:
     rows = [
-        (_describe_search(search), search.wall)
+        (_describe_search(search), search.largest_batch)
         for search in find_searches(found.runs, found.sweeps)
     ]
-    fine = all(wall.ending is Ending.FOUND for _, wall in rows)
-    columns: list[Column[tuple[AnyRow, Wall]]] = [
+    fine = all(largest_batch.ending is Ending.FOUND for _, largest_batch in rows)
+    columns: list[Column[tuple[AnyRow, LargestBatch]]] = [
         *list_keys([row for row, _ in rows], lambda row: row[0]),
         Column("largest", "largest batch", "that was trained", lambda row: row[1].largest,
                better="higher"),
@@ -122,7 +122,9 @@ def _describe_search(search: BatchSearch) -> AnyRow:
     return SimpleNamespace(ran_on=search.ran_on, **vars(search.family))
 
 
-WALLS = Section("walls", "How large a batch fits in memory?", _tabulate_walls)
+LARGEST_BATCH = Section(
+    "largest_batches", "How large a batch fits in memory?", _tabulate_largest_batches
+)
 # ---------------------------------------------------------------------------------- on several GPUs
 
 

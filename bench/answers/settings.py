@@ -16,9 +16,9 @@ from bench.answers.choice import Candidate, Choice, choose_among
 from bench.base.limits import MIN_REPEATS, NEAR, STEADY, find_quantile
 from bench.results.store.rows import group
 from bench.results.study.comparable import refuse_alone, refuse_pair, tell_but
-from bench.results.study.doubts import bound_energy
 from bench.results.study.quantities import is_number
 from bench.results.study.runs import Result, Trust
+from bench.results.study.warnings import bound_energy
 from bench.results.verdict import Ratio, compare, pool_noise
 from bench.schema.case import AXES, SAME_QUESTION, UNTIMED, Case
 from bench.schema.precision import PRECISIONS
@@ -48,7 +48,7 @@ _TOLD = tuple(name for name in AXES if name not in SAME_QUESTION)
 
 
 class Setting:
-    """A question, and the cases that answer it, best evidence first: those without a fatal doubt,
+    """A question, and the cases that answer it, best evidence first: those without a fatal warning,
     of these the largest part of an epoch, then the most repeats. It is ``timed`` if it has a time
     that others may be compared with."""
 
@@ -93,7 +93,7 @@ def choose(
     `NEAR`, or if nothing is known of the aim.
     """
     # a noisy time says nothing against the memory or the energy of a run that ended well
-    least = Trust.TRUSTED if aim in ("", "time") else Trust.DOUBTED
+    least = Trust.TRUSTED if aim in ("", "time") else Trust.WARNED
     known = [s for s in settings if s.timed and s.best.times and s.best.trust >= least]
     if aim in AIMS:
         known = _list_least(known, AIMS[aim])

@@ -43,10 +43,10 @@ from bench.report.document import Report
 from bench.results.store.rows import group
 from bench.results.study.axes import list_main, name_setting
 from bench.results.study.comparable import AMOUNT, refuse_alone, refuse_base
-from bench.results.study.doubts import SAID_BELOW
 from bench.results.study.estimate import TIME
 from bench.results.study.runs import Result, name_machines
 from bench.results.study.sweeps import SweepFolder
+from bench.results.study.warnings import SAID_BELOW
 from bench.results.verdict import Ratio
 from bench.schema.axis import Trait, Value, name_axis
 from bench.schema.case import (
@@ -181,7 +181,7 @@ def _name_cards(results: Sequence[Result]) -> dict[int, str]:
 
 
 def _make_group(timed: Sequence[Result], names: Mapping[int, str]) -> CardGroup:
-    # of a card's cases the first counts: without doubts, with most of an epoch and most repeats
+    # of a card's cases the first counts: without warnings, with most of an epoch and most repeats
     timed = sorted(timed, key=attrgetter("started_at"), reverse=True)
     timed.sort(key=lambda row: (not row.trusted, -row.part, -row.repeats, row.seed))
     places = [(names[row.cell], _tell_setting(row)) for row in timed]
@@ -196,13 +196,13 @@ def _make_group(timed: Sequence[Result], names: Mapping[int, str]) -> CardGroup:
 
 
 def rate_card(entry: Entry) -> tuple[bool, float]:
-    """Return the sort key of a card: images per second at its best; doubted ones come last."""
+    """Return the sort key of a card: images per second at its best; warned ones come last."""
     return (entry.best.trusted, float(entry.best.images_per_s))
 
 
 def _choose_setting(timed: Sequence[Result], names: Mapping[int, str]) -> Result:
     """Return a case at the batch size and levers that most cards have. Of several settings choose
-    the one with most undoubted precisions, then the plainest, then the largest batch."""
+    the one with most unwarned precisions, then the plainest, then the largest batch."""
 
     def rate(part: Sequence[Result]) -> tuple[int, ...]:
         sure = {(names[row.cell], row.precision) for row in part if row.trusted}
@@ -331,7 +331,7 @@ def _tabulate_cards(found: Cards) -> Iterator[Sheet]:
             return None
         return Cell(write_speed(speed, entry.equal, entry.base[base]), speed.value)
 
-    def say_doubts(entry: Entry) -> str:
+    def say_warnings(entry: Entry) -> str:
         of = [row for row in (entry.equal, entry.best) if row is not None]
         said = [*filter(None, (remarks(row, SAID_BELOW) for row in of))]
         said += [
@@ -363,7 +363,7 @@ def _tabulate_cards(found: Cards) -> Iterator[Sheet]:
         of("images_per_j", take_best, help="images of an epoch over its energy, there", keep=5),
         Column("chosen", "recommended", "what a report recommends where that is not the fastest: a "
                "smaller batch whose time is near", say_chosen, wrap=True, keep=8),
-        Column("remarks", "remarks", "what to know before believing the row", say_doubts,
+        Column("remarks", "remarks", "what to know before believing the row", say_warnings,
                wrap=True, keep=8),
     ]  # fmt: skip
     note = (

@@ -28,12 +28,12 @@ from bench.results.study.comparable import (
     refuse_together,
     take_alike,
 )
-from bench.results.study.doubts import DOUBTS, Doubt
 from bench.results.study.pairs import EnvironmentKey
 from bench.results.study.pairs import match as match_cases
 from bench.results.study.quantities import MEMORY_MEASURES, METRICS, Metric
 from bench.results.study.runs import Run, list_readings, read_runs
 from bench.results.study.sweeps import read_sweep
+from bench.results.study.warnings import WARNINGS, WarningRule
 from bench.results.verdict import (
     GUESSING,
     Equivalence,
@@ -112,7 +112,7 @@ class SideCase:
 
 @dataclass(frozen=True, eq=False)
 class _Side:
-    """One side: the latest attempt at each of its runs, without sentinels. Their ``cell`` tells
+    """One side: the latest attempt at each of its runs, without drift_checks. Their ``cell`` tells
     cases in each environment apart."""
 
     name: str  # in tables: A, B, or a value of an axis, such as ``on``
@@ -185,10 +185,10 @@ _TIME, _ENERGY = METRICS["epoch_time_s"], METRICS["energy_j"]
 
 SPOILING = tuple(
     name
-    for name, doubt in DOUBTS.items()
-    if doubt.fatal and name not in ("invalid", "diverged", "uneven", "mislabelled")
+    for name, warning in WARNINGS.items()
+    if warning.fatal and name not in ("invalid", "diverged", "uneven", "mislabelled")
 )
-"""Doubts with which times are not relied on, as far as they forbid it: those with which a report
+"""Warnings with which times are not relied on, as far as they forbid it: those with which a report
 trusts none, but for rows that are told as outcomes, or are not compared at all."""
 
 
@@ -291,22 +291,24 @@ class Comparison:
         return [*edited]
 
     def list_spoilt(self, matches: Sequence[Match]) -> list[str]:
-        """Name the doubts that make the times of these matches unreliable: ``noisy in B``."""
+        """Name the warnings that make the times of these matches unreliable: ``noisy in B``."""
         found = self._find_spoilt(matches)
-        return [f"{doubt.remark} in {side}" for doubt, side, _ in found]
+        return [f"{warning.remark} in {side}" for warning, side, _ in found]
 
     def advise_spoilt(self, matches: Sequence[Match]) -> str:
-        """Return what helps against the doubts of `list_spoilt`, by the sentence."""
+        """Return what helps against the warnings of `list_spoilt`, by the sentence."""
         found = self._find_spoilt(matches)
-        return " ".join(dict.fromkeys(doubt.fix.advise(runs) for doubt, _, runs in found))
+        return " ".join(dict.fromkeys(warning.fix.advise(runs) for warning, _, runs in found))
 
-    def _find_spoilt(self, matches: Sequence[Match]) -> Iterator[tuple[Doubt, str, list[Run]]]:
-        for doubt in map(DOUBTS.__getitem__, SPOILING):
+    def _find_spoilt(
+        self, matches: Sequence[Match]
+    ) -> Iterator[tuple[WarningRule, str, list[Run]]]:
+        for warning in map(WARNINGS.__getitem__, SPOILING):
             for place, side in enumerate(self.names):
                 ran = (one.ran[place].runs for one in matches)
-                relied = [runs for runs in ran if doubt.forbids(sum(run.timed for run in runs))]
-                if hit := [run for runs in relied for run in runs if getattr(run, doubt.name)]:
-                    yield doubt, side, hit
+                relied = [runs for runs in ran if warning.forbids(sum(run.timed for run in runs))]
+                if hit := [run for runs in relied for run in runs if getattr(run, warning.name)]:
+                    yield warning, side, hit
 
 
 def follows(column: str, axis: str) -> bool:

@@ -35,8 +35,8 @@ from bench.base.text import (
 )
 from bench.compare.comparison import _TIME, Comparison, Gate, Match, MetricVerdict, refuse_runs
 from bench.results.store.rows import group
-from bench.results.study.doubts import DOUBTS
 from bench.results.study.quantities import Metric
+from bench.results.study.warnings import WARNINGS
 from bench.results.verdict import UNCHECKED, Verdict, average_seeds
 from bench.schema.axis import name_axis, name_column
 from bench.schema.case import AXES, SAME_QUESTION, lay_out
@@ -207,7 +207,7 @@ def describe(comparison: Comparison) -> Iterator[str]:
     if apart := [*dict.fromkeys(filter(None, refused))]:
         said = [why if why.endswith(".") else f"Not compared: {why}." for why in apart]
         yield f"! {name_first(said, 3, ' ')}"
-    label = DOUBTS["unproven"]
+    label = WARNINGS["unproven"]
     runs = [run for one in matches for side in one.ran for run in side.runs if run.unproven]
     if comparison.axis == "precision" and runs:
         yield f"! {label.warning}: both sides may have done the same work. {label.fix.advise(runs)}"

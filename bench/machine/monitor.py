@@ -159,8 +159,8 @@ class Monitor:
         seen.notes += filter(None, [self._device.note])
         if self._whole and measured_s is not None and "mean_power_w" in seen.values:
             seen.values["energy_j"] = seen.values["mean_power_w"] * measured_s
-        doubts = [self._throttling(seen), self._neighbours(seen, allow_shared)]
-        seen.verdict = "; ".join(filter(None, doubts))
+        warnings = [self._throttling(seen), self._neighbours(seen, allow_shared)]
+        seen.verdict = "; ".join(filter(None, warnings))
         return seen
 
     def stop(self) -> None:
@@ -271,7 +271,7 @@ class Monitor:
         return energy if number >= _LEAST_POWERS else 0.0
 
     def _throttling(self, seen: Observation) -> str:
-        """Return the doubt if heat or the power supply held the clocks down. What hardly any
+        """Return the warning if heat or the power supply held the clocks down. What hardly any
         reading met is noted instead."""
         readings = self._values("throttle", "epoch")
         counts = Counter(name for names in readings for name in names)
@@ -285,7 +285,8 @@ class Monitor:
         return f"throttled during the epoch: {', '.join(lasting)}" if lasting else ""
 
     def _neighbours(self, seen: Observation, allow_shared: bool) -> str:
-        """Fill the neighbour columns; return the doubt, if any computed before the epoch ended."""
+        """Fill the neighbour columns; return the warning, if any computed before the epoch
+        ended."""
         known = [
             reading.others
             for stay in self._stays

@@ -1,7 +1,7 @@
 """The rates of a device, as data: the columns that have them, how they were measured, which number
 formats they show instructions for.
 
-None means not measured. `bench.training.yardstick` measures them, in a process of
+None means not measured. `bench.training.device_rates` measures them, in a process of
 `bench.workers.rates`.
 """
 
@@ -167,7 +167,7 @@ def read_tries(cell: str) -> dict[str, Tries]:
 
 
 @dataclass(frozen=True)
-class Yardstick:
+class DeviceRates:
     """The measured rates of a device, by column of `Environment`, and how they were measured.
 
     Each column that the device should have is in ``rates`` and ``tries``, or ``reasons`` says why

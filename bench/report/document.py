@@ -32,7 +32,7 @@ from bench.answers.render.table import (
     name_outcome,
 )
 from bench.answers.report_data import ReportData, gather
-from bench.answers.scaling import SCALING, WALLS, find_searches
+from bench.answers.scaling import LARGEST_BATCH, SCALING, find_searches
 from bench.answers.step_time import BREAKDOWNS
 from bench.base.text import count, name_first
 from bench.results.study.axes import Filter
@@ -47,7 +47,7 @@ SECTIONS: tuple[Section, ...] = (
     EFFECTS_SECTION,
     BREAKDOWNS,
     REACHED,
-    WALLS,
+    LARGEST_BATCH,
     SCALING,
     SEARCH,
 )
@@ -134,7 +134,7 @@ class Report(ReportData):
         sections = self.sections
         if not self.results:
             sections = tuple(
-                replace(s, level=Prominence.TABLE) if s is WALLS else s for s in sections
+                replace(s, level=Prominence.TABLE) if s is LARGEST_BATCH else s for s in sections
             )
 
         return tuple(

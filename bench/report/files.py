@@ -16,9 +16,9 @@ from bench.report.document import Report
 from bench.results.store.table import write_lines
 from bench.results.study.axes import read_own
 from bench.results.study.comparable import Period
-from bench.results.study.doubts import DOUBTS
 from bench.results.study.quantities import QUANTITIES, is_number
 from bench.results.study.runs import Result, Spread
+from bench.results.study.warnings import WARNINGS
 from bench.schema.axis import name_column
 from bench.schema.case import list_axes
 from bench.schema.record import COLUMNS
@@ -45,7 +45,7 @@ def list_columns(results: Sequence[Result]) -> list[str]:
     outcome = ["status", "reason", "inferred", "repeats", "runs", "seeds", "kind", "memory_measure"]
     spread = ["period", "spread", "start_time_s"]
     axes = list_axes(results)
-    return ["sweep", "machine", *axes, *outcome, *spread, *numbers, *DOUBTS, *WHERE]
+    return ["sweep", "machine", *axes, *outcome, *spread, *numbers, *WARNINGS, *WHERE]
 
 
 def write_csv(report: Report) -> str:

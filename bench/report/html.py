@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from bench.answers.render.table import Head
-from bench.answers.render.text import list_doubts
+from bench.answers.render.text import list_warnings
 from bench.base.text import clean
 from bench.report.document import Report
 from bench.report.figures import COLOURS, draw, inline, list_figures, list_panels
@@ -40,7 +40,7 @@ def render(report: Report) -> str:
             (kind, [panel.title for panel in panels], inline(draw(kind, panels, 1, say), kind.name))
             for kind, panels in list_figures(list_panels(report))
         ],
-        doubts=list_doubts(report.warnings),
+        warnings=list_warnings(report.warnings),
         tables=list(zip(anchors, report.tables, strict=True)),
         links=[
             (sweep.name, quote(Path(os.path.relpath(file.resolve(), report.home)).as_posix()))

@@ -96,8 +96,8 @@ def grid(
         if given and (asked is None or name in asked):
             told = [[lack for lack in lacking if name in lack[0]] for lacking in lacks]
             if all(told):
-                _, why, mend = min(told, key=len)[0]  # of the case that lacks least
-                raise UsageError(f"{axis_flag(name)} is given, but {why}; add {mend}")
+                _, why, fix = min(told, key=len)[0]  # of the case that lacks least
+                raise UsageError(f"{axis_flag(name)} is given, but {why}; add {fix}")
     return cases
 
 

@@ -26,9 +26,9 @@ from bench.schema.record import MEASURED, EpochRow, Outcome, Record
 from bench.search.options import Search, go_on
 from bench.sweep.display import Display
 from bench.sweep.execution import Grid, OomSkips, remaining_runs
+from bench.sweep.largest_batch import name_family
 from bench.sweep.loop import Loop, open_loop
 from bench.sweep.options import Plan
-from bench.sweep.wall import name_family
 from bench.workers.job import Job, Lane
 
 INSTALL = "bench.search needs Ray Tune: pip install -e '.[search]'"

@@ -32,11 +32,11 @@ from bench.sweep.folder import (
     refuse_mixing,
     refuse_other_part,
 )
+from bench.sweep.largest_batch import STEP, Ending, LargestBatch
 from bench.sweep.loop import MOST_LOST, Loop, open_loop
 from bench.sweep.options import Options, Plan, plan_cases
 from bench.sweep.preflight import GUESSED, check_without_torch, describe_plan, is_own
-from bench.sweep.probing import Searches, describe_wall
-from bench.sweep.wall import STEP, Ending, Wall
+from bench.sweep.probing import Searches, describe_largest_batch
 from bench.workers.executors import ImageRequest
 from bench.workers.job import Job, Lane
 from bench.workers.rates import choose_seconds
@@ -273,13 +273,15 @@ def _run(loop: Loop, asked: Plan) -> Conclusion:
     before = done = read_history(loop.rows)
     if len(comparable) < len(loop.rows):
         done = read_history(comparable)
-    told, cases, walls = dict[str, Any](), asked.cases, dict[Case, Wall]()
+    told, cases, largest_batches = dict[str, Any](), asked.cases, dict[Case, LargestBatch]()
     if asked.families:
         step, margin = read_goal(config.get("search"))
         told["search"] = {"step": step or STEP, "margin": margin}
         loop.write_config(cases, **told)
-        walls = Searches(loop, asked.families, comparable, step or STEP, margin).find_walls()
-        cases = plan_cases(options, walls, loop.inputs.settle).cases
+        largest_batches = Searches(
+            loop, asked.families, comparable, step or STEP, margin
+        ).find_largest_batches()
+        cases = plan_cases(options, largest_batches, loop.inputs.settle).cases
         for case in cases:  # whose batch sizes were just found
             loop.inputs.check_batches(case)
     plan = plan_runs(cases, options.repeats)
@@ -294,18 +296,27 @@ def _run(loop: Loop, asked: Plan) -> Conclusion:
         loop.show_on(display)
         grid = Grid(loop, runs, before, OomSkips(ended), collect_times(done))
         loop.work(grid)
-    return _conclude(loop, grid, walls, len(plan) - len(runs))
+    return _conclude(loop, grid, largest_batches, len(plan) - len(runs))
 
 
-def _conclude(loop: Loop, grid: Grid, walls: dict[Case, Wall], there: int) -> Conclusion:
+def _conclude(
+    loop: Loop, grid: Grid, largest_batches: dict[Case, LargestBatch], there: int
+) -> Conclusion:
     """Say how a sweep ended, of which so many runs were ``there`` before."""
-    lost = {f: wall for f, wall in walls.items() if wall.ending and not wall.recommended}
-    axes = list_varying(walls, but="batch_size")
-    lines = [f"{family.label(axes)}: {describe_wall(wall)}" for family, wall in lost.items()]
+    lost = {
+        f: largest_batch
+        for f, largest_batch in largest_batches.items()
+        if largest_batch.ending and not largest_batch.recommended
+    }
+    axes = list_varying(largest_batches, but="batch_size")
+    lines = [
+        f"{family.label(axes)}: {describe_largest_batch(largest_batch)}"
+        for family, largest_batch in lost.items()
+    ]
     # runs that the stop interrupted are run again
     cut = grid.ended[Status.INTERRUPTED] if loop.stopped else 0
     runs = grid.waiting + cut
-    searches = sum(wall.ending is None for wall in walls.values())
+    searches = sum(largest_batch.ending is None for largest_batch in largest_batches.values())
     left = ""
     if runs or searches:
         left = (
@@ -314,7 +325,9 @@ def _conclude(loop: Loop, grid: Grid, walls: dict[Case, Wall], there: int) -> Co
             f"{f' and {searches} batch sizes to be found' if searches else ''}; "
             f"to continue: {loop.resume}"
         )
-    measured = grid.measured or any(wall.largest is not None for wall in walls.values())
-    failed = any(wall.ending is not Ending.UNSUPPORTED for wall in lost.values())
-    failed |= bool(grid.asked or walls) and not measured
+    measured = grid.measured or any(
+        largest_batch.largest is not None for largest_batch in largest_batches.values()
+    )
+    failed = any(largest_batch.ending is not Ending.UNSUPPORTED for largest_batch in lost.values())
+    failed |= bool(grid.asked or largest_batches) and not measured
     return Conclusion(loop.out, lines, left, failed, loop.stopped)

@@ -93,8 +93,8 @@ def refuse_other_part(out: Path, config: Mapping[str, Any], shard: Shard | None)
     there, now = str(config.get(SHARD, "")), str(shard or "")
     if config and there != now:
         held = f"shard {there}" if there else "a sweep that is not split into shards"
-        mend = "choose a folder for each shard" if now else "choose another folder"
-        raise UsageError(f"--out {out}: holds {held}; {mend}")
+        fix = "choose a folder for each shard" if now else "choose another folder"
+        raise UsageError(f"--out {out}: holds {held}; {fix}")
 
 
 def write_config(

@@ -23,7 +23,7 @@ from bench.base.inject import Seen
 from bench.base.processes import stop_signals
 from bench.base.progress import watch
 from bench.base.text import name_first, read_clock, read_time
-from bench.profile.rates import Yardstick
+from bench.profile.rates import DeviceRates
 from bench.results.store.reader import find_shards, read_beside, read_there
 from bench.results.store.rows import PlannedRun, Row
 from bench.results.store.table import CHECKPOINTS, LOGS, OUTPUTS, TRACES
@@ -367,8 +367,8 @@ class Loop:
         for line in lines:
             if (kind := line[:9]) not in self._told:
                 self._told.add(kind)
-                mend = "{out} in --command is a folder that each run has for itself"
-                self.display.say(f"warning: {line}; {mend}")
+                fix = "{out} in --command is a folder that each run has for itself"
+                self.display.say(f"warning: {line}; {fix}")
 
     def _settle_version(self, case: Case, seen: Seen) -> dict[str, Any]:
         """Return the columns of what a case was made of, and say so if it was not as expected: its
@@ -409,7 +409,7 @@ class Loop:
             cases = [c for c in self.planned if c.device == device and not self.refuse(c)]
             self.say(warn_of_emulation(cases, platforms, self.inputs.models))
 
-    def _find_rates(self, lane: Lane, device: str, seconds: float) -> Yardstick:
+    def _find_rates(self, lane: Lane, device: str, seconds: float) -> DeviceRates:
         platform = self.lanes[lane][device]
         if (known := read_rates(platform, self.out)).rates:
             return known

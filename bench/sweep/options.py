@@ -30,7 +30,7 @@ from bench.schema.flags import (
 from bench.schema.grid import fill_auto
 from bench.schema.preset import Preset, default_preset, load_config, load_preset
 from bench.schema.record import COLUMNS, Status
-from bench.sweep.wall import Wall, name_family
+from bench.sweep.largest_batch import LargestBatch, name_family
 from bench.workers.executors import ALL, Settings
 
 CHEAP_FRACTION = 0.2
@@ -216,11 +216,11 @@ def _refuse_names(own: Sequence[str], flags: Collection[str]) -> None:
     what to give instead."""
     if not own:
         return
-    from bench.results.study.doubts import DOUBTS
     from bench.results.study.quantities import QUANTITIES
     from bench.results.study.runs import SOURCE
+    from bench.results.study.warnings import WARNINGS
 
-    columns = {*COLUMNS, *QUANTITIES, *DOUBTS, *SOURCE}
+    columns = {*COLUMNS, *QUANTITIES, *WARNINGS, *SOURCE}
     for name in own:
         if name not in AXES and (name in flags or name in columns):
             raise UsageError(
@@ -327,16 +327,17 @@ class Plan:
 
 def plan_cases(
     options: Options,
-    walls: Mapping[Case, Wall] | None = None,
+    largest_batches: Mapping[Case, LargestBatch] | None = None,
     settle: Callable[[Case], Case] = lambda case: case,
 ) -> Plan:
     """Expand preset and flags to cases, on a CUDA device if torch has one, with the results of
-    searches in ``walls``, by family; ``settle`` fills in what a workload decides, once examined.
+    searches in ``largest_batches``, by family; ``settle`` fills in what a workload decides, once
+    examined.
 
     Raises UsageError: settings do not go together, or the largest batch cannot be searched: on a
     CPU without a memory limit.
     """
-    plan, found = Plan(), walls or {}
+    plan, found = Plan(), largest_batches or {}
 
     def find(case: Case, text: str) -> Sequence[int]:
         if not is_mine(case):
@@ -348,9 +349,14 @@ def plan_cases(
             )
         case = settle(case)
         plan.searched.append((case, text))
-        wall = found.get(name_family(case))
-        if wall and wall.ending and wall.largest is not None and wall.recommended is not None:
-            return fill_auto(text, wall.largest, wall.recommended)
+        largest_batch = found.get(name_family(case))
+        if (
+            largest_batch
+            and largest_batch.ending
+            and largest_batch.largest is not None
+            and largest_batch.recommended is not None
+        ):
+            return fill_auto(text, largest_batch.largest, largest_batch.recommended)
         return []
 
     device = "cuda" if has_cuda() else "cpu"

@@ -12,9 +12,9 @@ from bench.schema.goals import FREE_MARGIN
 from bench.schema.grid import AUTO
 from bench.schema.record import Outcome, Record, Status, flatten
 from bench.sweep.display import Display
+from bench.sweep.largest_batch import STEP, LargestBatch, ProbedFamily, make_probe, read_trials
 from bench.sweep.loop import MOST_LOST, Loop, open_loop
 from bench.sweep.options import Options, Plan, plan_cases
-from bench.sweep.wall import STEP, ProbedFamily, Wall, make_probe, read_trials
 from bench.workers.job import Job, Lane
 
 
@@ -36,7 +36,7 @@ class Searches:
         margin: float = FREE_MARGIN,
     ) -> None:
         self.loop = loop
-        self.walls: dict[Case, Wall] = {}
+        self.largest_batches: dict[Case, LargestBatch] = {}
         self._step, self._margin = step, margin
         # rows to be retried no longer count, but attempt numbers go on from theirs
         known = [row for row in rows if row.status not in loop.options.retry]
@@ -74,17 +74,18 @@ class Searches:
             self.conclude(family)
 
     def conclude(self, family: Case) -> None:
-        """End a search, and say what it found; its wall is incomplete if it was stopped."""
-        wall = self.walls[family] = self._build(self._left.pop(family))
-        self.loop.display.say(f"{family.label(self.axes)}: {describe_wall(wall)}")
+        """End a search, and say what it found; its largest_batch is incomplete if it was
+        stopped."""
+        largest_batch = self.largest_batches[family] = self._build(self._left.pop(family))
+        self.loop.display.say(f"{family.label(self.axes)}: {describe_largest_batch(largest_batch)}")
 
-    def _build(self, trial: ProbedFamily) -> Wall:
+    def _build(self, trial: ProbedFamily) -> LargestBatch:
         inputs = self.loop.inputs
         images, batchnorm = inputs.data(trial.family).train_images, inputs.has_batchnorm
         goal = trial.aim(images, self._step, batchnorm(trial.family))
-        return Wall(trial.probes, goal, self._margin)
+        return LargestBatch(trial.probes, goal, self._margin)
 
-    def find_walls(self) -> dict[Case, Wall]:
+    def find_largest_batches(self) -> dict[Case, LargestBatch]:
         """Find the largest batch of each family, until stopped."""
         families, loop = [*self._left], self.loop
         axes = [*self.axes, "batch_size", "steps"]
@@ -93,32 +94,36 @@ class Searches:
             loop.work(self)
             for family in [*self._left]:
                 self.conclude(family)
-        return {family: self.walls[family] for family in families}
+        return {family: self.largest_batches[family] for family in families}
 
 
-def find_largest(options: Options, step: int, margin: float) -> tuple[dict[Case, Wall], Loop]:
-    """Find the largest batch of each family, in --out or a new folder. Return the walls by family,
-    and the loop, which may have been stopped."""
+def find_largest(
+    options: Options, step: int, margin: float
+) -> tuple[dict[Case, LargestBatch], Loop]:
+    """Find the largest batch of each family, in --out or a new folder. Return the largest_batches
+    by family, and the loop, which may have been stopped."""
     plan = Plan(searched=[(family, AUTO) for family in plan_cases(options).families])
     with open_loop(options, plan) as loop:
         families = loop.inputs.plan.families
         comparable = loop.find_comparable(families)
         loop.write_config(search={"step": step, "margin": margin})
-        walls = Searches(loop, families, comparable, step, margin).find_walls()
-    return walls, loop
+        largest_batches = Searches(loop, families, comparable, step, margin).find_largest_batches()
+    return largest_batches, loop
 
 
-def describe_wall(wall: Wall) -> str:
-    words = [f"batch size {wall.largest} trains"] if wall.largest else []
-    if wall.smallest_failing is not None:
-        words.append(f"{'' if words else 'batch size '}{wall.smallest_failing} does not")
-    if wall.confirmed:
-        words.append(f"{wall.recommended or 'none'} leaves {100 * wall.margin:g} % of memory free")
+def describe_largest_batch(found: LargestBatch) -> str:
+    words = [f"batch size {found.largest} trains"] if found.largest else []
+    if found.smallest_failing is not None:
+        words.append(f"{'' if words else 'batch size '}{found.smallest_failing} does not")
+    if found.confirmed:
+        words.append(
+            f"{found.recommended or 'none'} leaves {100 * found.margin:g} % of memory free"
+        )
     else:
-        words.append(wall.ending.meaning if wall.ending else "the search has not ended")
-    if wall.thrashes_from:
-        words.append(f"from {wall.thrashes_from} on the allocator retries")
-    if line := wall.line:
+        words.append(found.ending.meaning if found.ending else "the search has not ended")
+    if found.thrashes_from:
+        words.append(f"from {found.thrashes_from} on the allocator retries")
+    if line := found.line:
         fixed, each = line.fixed_bytes / 2**20, line.bytes_per_image / 2**20
         words.append(f"memory is {fixed:,.0f} MiB and {each:.3g} an item")
-    return ", ".join(words) + f" ({count(wall.probes, 'probe')})"
+    return ", ".join(words) + f" ({count(found.probes, 'probe')})"

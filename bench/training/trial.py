@@ -112,8 +112,8 @@ def try_images(what: str, workload: Workload, model: nn.Module, precision: str =
     )
     built = _list_state(training.model)
     tried = f"{what} fails on {tuple(images.shape)} images in {precision}"
-    mend = "give others by --input, or data and a loss of its own by a --workload"
-    logits = find_logits(attempt(f"{tried} ({mend})", partial(training.compute, images)))
+    fix = "give others by --input, or data and a loss of its own by a --workload"
+    logits = find_logits(attempt(f"{tried} ({fix})", partial(training.compute, images)))
     if not (isinstance(logits, Tensor) and logits.ndim == 2 and len(logits) == _TRIED):
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise UsageError(

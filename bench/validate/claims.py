@@ -137,7 +137,7 @@ def find_environments(evidence: Evidence) -> Iterator[str]:
 def find_gaps(evidence: Evidence) -> Iterator[str]:
     """Rows that the last plan, other rows or other tables know of."""
     sweep, held = evidence.sweep, {run.record_id for run in evidence.runs}
-    yield from (f"{told} {mend}" for told, mend in sweep.gaps)
+    yield from (f"{told} {fix}" for told, fix in sweep.gaps)
     tables = {"steps": {*evidence.steps}, "epochs": {*sweep.epochs}, "work": {*sweep.work}}
     for table, ids in tables.items():
         if lost := ids - held:

@@ -165,14 +165,14 @@ def describe_interval(
     times: Sequence[float],
     whole: Extrapolation,
     asked: float = 0.0,
-    mend: str = "",
+    fix: str = "",
 ) -> None:
     """Fill in an epoch estimated from steps of ``times``, with an interval as wide as ``asked``, or
-    the reason why there is none and its ``mend``."""
+    the reason why there is none and its ``fix``."""
     m, wide = found.measurement, whole.widen(asked)
     m.epoch_time_s, m.epoch_time_low_s, m.epoch_time_high_s = wide.epoch_s, wide.low_s, wide.high_s
     if whole.low_s is None:
-        few = f"{len(times)} steps are too few for an interval{mend}"
+        few = f"{len(times)} steps are too few for an interval{fix}"
         found.leave_out(few, "epoch_time_low_s", "epoch_time_high_s")
     else:
         m.epoch_time_error = max(whole.error, asked)

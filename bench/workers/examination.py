@@ -44,7 +44,7 @@ from bench.machine.nvml import (
 )
 from bench.networks.data import find_layout
 from bench.networks.weights import hash_weights
-from bench.profile.rates import Yardstick, find_emulated, find_halves
+from bench.profile.rates import DeviceRates, find_emulated, find_halves
 from bench.schema.case import DEVICES
 from bench.schema.precision import Apex, Precision, emulates_fp8, find_apex, find_version
 from bench.schema.record import Environment
@@ -61,7 +61,7 @@ class Platform:
     error: str = ""
     unrated: Mapping[str, str] = field(default_factory=dict)
 
-    def rate(self, found: Yardstick) -> Platform:
+    def rate(self, found: DeviceRates) -> Platform:
         """Return a copy with the measured rates."""
         environment = replace(self.environment, **found.columns)
         return replace(self, environment=environment, unrated=found.reasons)
@@ -163,7 +163,7 @@ class Machine:
     The first fields are told by processes of their own, wherever cases run: why torch cannot be
     used, devices by name, models by `bench.workers.fingerprint.name_subject`, and cards. The others
     are of this machine. ``starts`` has the hashes of files of weights. ``missing`` lists the
-    packages of `bench.machine.host.PACKAGES` that are not installed. ``yardsticks`` holds the
+    packages of `bench.machine.host.PACKAGES` that are not installed. ``device_rates`` holds the
     measured rates of devices."""
 
     torch_error: str = ""
@@ -186,7 +186,7 @@ class Machine:
     variables: dict[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     torchao: str | None = None
-    yardsticks: dict[str, Yardstick] = field(default_factory=dict)
+    device_rates: dict[str, DeviceRates] = field(default_factory=dict)
 
     def use(self, devices: Iterable[str]) -> dict[str, Platform]:
         """Return those of ``devices`` that were examined. Raises UsageError: torch is missing or

@@ -12,7 +12,7 @@ from bench.base.processes import RAISE_QUOTA
 from bench.base.text import clean, count
 from bench.machine.host import THREADS, VARIABLES, describe_install
 from bench.machine.nvml import EFFECTS, OF_WHOLE, UNSUPPORTED, NvmlProblem, find_card
-from bench.profile.rates import Yardstick
+from bench.profile.rates import DeviceRates
 from bench.schema.precision import FP8_INSTALL, PRECISIONS, TRAINED, Precision, refuse_apex
 from bench.workers.examination import Gpu, Machine, Platform
 from bench.workers.rates import check_rates, describe_rates, find_threads
@@ -260,7 +260,7 @@ def _judge_software(m: Machine) -> Iterator[Remark]:
 
 def _tell_precisions(m: Machine, device: str, platform: Platform) -> str:
     """Say which precisions a device runs, emulates or cannot run, and why."""
-    rates = m.yardsticks.get(device, Yardstick()).columns
+    rates = m.device_rates.get(device, DeviceRates()).columns
     platform = replace(platform, environment=replace(platform.environment, **rates))
     ways: dict[tuple[str, str], list[str]] = {}
     for precision in map(PRECISIONS.__getitem__, TRAINED):
@@ -283,18 +283,18 @@ def _find_lack(m: Machine, device: str, precision: Precision) -> str:
 
 def _judge_rates(m: Machine, wrong: Collection[str]) -> Iterator[Remark]:
     """Judge the rates, beside the topics of what is wrong."""
-    for device, yardstick in m.yardsticks.items():
+    for device, device_rates in m.device_rates.items():
         gpu = m.devices[device].environment.gpu
         number = find_threads(m) if device == "cpu" else None
         how = f"measured now with {count(number, 'thread')}" if number else "measured now"
-        what = f"{how}: {describe_rates(yardstick, gpu) or 'none'}"
+        what = f"{how}: {describe_rates(device_rates, gpu) or 'none'}"
         if ("CPU" if device == "cpu" else "neighbours") in wrong:
             what += "; other work slowed this"
             yield _note("rates", what, "measure again when that has ended: python -m bench.doctor")
         else:
             yield _fine("rates", what)
-        for column, why in yardstick.reasons.items():
+        for column, why in device_rates.reasons.items():
             what = f"{column} could not be measured: {why}"
             yield _note("rates", what, "try again with more memory free", numbers=False)
-        for what, fix in check_rates(yardstick, gpu):
+        for what, fix in check_rates(device_rates, gpu):
             yield _note("rates", what, fix)

@@ -1,5 +1,5 @@
-"""The rates of a device: measured now, in a process by `bench.training.yardstick`, or read from a
-sweep's folder, for which they are measured once."""
+"""The rates of a device: measured now, in a process by `bench.training.device_rates`, or read from
+a sweep's folder, for which they are measured once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.base.processes import choose_threads
 from bench.base.text import read_clock
 from bench.machine.host import THREADS
 from bench.machine.peaks import list_peaks
-from bench.profile.rates import CALL, RATES, SAME_DEVICE, Tries, Yardstick, read_tries, write_rate
+from bench.profile.rates import CALL, RATES, SAME_DEVICE, DeviceRates, Tries, read_tries, write_rate
 from bench.results.store.reader import read_rows
 from bench.results.store.table import RECORDS
 from bench.schema.case import DEVICES
@@ -23,7 +23,7 @@ from bench.schema.record import COMPARABLE
 from bench.workers.examination import Machine, Platform
 from bench.workers.server import EndedError, MessageError, call
 
-RATES_VARIABLE = "BENCH_YARDSTICK_S"
+RATES_VARIABLE = "BENCH_RATES_S"
 
 _DEFAULT_S = {"cuda": 0.2, "cpu": 0.1}
 _START_S = 120.0  # to load torch and CUDA's libraries from a slow disk
@@ -47,7 +47,7 @@ def choose_seconds(device: str) -> float:
 
 def measure_rates(
     device: str, seconds: float, variables: Mapping[str, str] | None = None
-) -> Yardstick:
+) -> DeviceRates:
     """Measure the rates of ``device`` ("cuda" or "cpu"), which nothing else may use, in a fresh
     process.
 
@@ -56,13 +56,13 @@ def measure_rates(
         variables: environment variables that choose the GPU.
     """
     limit_s = _START_S + _SLOWEST * seconds
-    place = "bench.training.yardstick:answer"
+    place = "bench.training.device_rates:answer"
     try:
-        found: Yardstick = call(place, device, seconds, timeout_s=limit_s, variables=variables)
+        found: DeviceRates = call(place, device, seconds, timeout_s=limit_s, variables=variables)
     except TimeoutError:
-        return Yardstick(reasons={"rates": f"not measured within {limit_s:.0f} s"})
+        return DeviceRates(reasons={"rates": f"not measured within {limit_s:.0f} s"})
     except (EndedError, MessageError) as error:
-        return Yardstick(reasons={"rates": str(error)})
+        return DeviceRates(reasons={"rates": str(error)})
     return replace(found, measured_at=read_clock())
 
 
@@ -75,7 +75,7 @@ def measure_machine(machine: Machine) -> Machine:
         return machine
     number = find_threads(machine) if device == "cpu" else None
     variables = {THREADS[0]: str(number)} if number else None
-    return replace(machine, yardsticks={device: measure_rates(device, seconds, variables)})
+    return replace(machine, device_rates={device: measure_rates(device, seconds, variables)})
 
 
 def find_threads(machine: Machine) -> int | None:
@@ -88,7 +88,7 @@ def find_threads(machine: Machine) -> int | None:
     return choose_threads(cores, cpu.others + cpu.steal * cpu.cores, cpu.cores)
 
 
-def describe_rates(yardstick: Yardstick, gpu: str | None) -> str:
+def describe_rates(device_rates: DeviceRates, gpu: str | None) -> str:
     """Describe the rates, each with its share of the data sheet's, if known, and its clock. Rates
     above the data sheet's are left out: `check_rates` reports them.
 
@@ -97,27 +97,27 @@ def describe_rates(yardstick: Yardstick, gpu: str | None) -> str:
     """
     peaks, said = list_peaks(gpu or ""), []
     for column, name in {**RATES, CALL: "the smallest operation"}.items():
-        rate, peak = yardstick.rates.get(column, 0.0), peaks.get(column)
+        rate, peak = device_rates.rates.get(column, 0.0), peaks.get(column)
         if 0 < rate <= (peak or math.inf):
             share = f"{100 * rate / peak:.0f} % of the data sheet's" if peak else ""
-            beside = ", ".join(filter(None, (share, _write_clock(yardstick, column))))
+            beside = ", ".join(filter(None, (share, _write_clock(device_rates, column))))
             said.append(f"{name} {write_rate(column, rate)}{f' ({beside})' if beside else ''}")
     return "; ".join(said)
 
 
-def _write_clock(yardstick: Yardstick, column: str) -> str:
-    clock = yardstick.tries.get(column, Tries(1)).clock_mhz
+def _write_clock(device_rates: DeviceRates, column: str) -> str:
+    clock = device_rates.tries.get(column, Tries(1)).clock_mhz
     return f"{clock:.0f} MHz" if clock else ""
 
 
-def check_rates(yardstick: Yardstick, gpu: str | None) -> Iterator[tuple[str, str]]:
-    """Yield the doubts about the rates of a GPU of that name, or of a CPU, each with a command that
-    helps."""
+def check_rates(device_rates: DeviceRates, gpu: str | None) -> Iterator[tuple[str, str]]:
+    """Yield the warnings about the rates of a GPU of that name, or of a CPU, each with a command
+    that helps."""
     for column, peak in list_peaks(gpu or "").items():
-        share = yardstick.rates.get(column, peak) / peak
+        share = device_rates.rates.get(column, peak) / peak
         if FAR <= share <= 1:
             continue
-        clock = _write_clock(yardstick, column)
+        clock = _write_clock(device_rates, column)
         what = f"{RATES[column]} reach {100 * share:.0f} % of the data sheet's"
         what += f" at {clock}" if clock else ""
         if share < FAR:
@@ -134,16 +134,16 @@ _SAME_STATE = (
 """Columns in which a row must agree with a device for its rates to stand for it."""
 
 
-def read_rates(platform: Platform, folder: Path) -> Yardstick:
+def read_rates(platform: Platform, folder: Path) -> DeviceRates:
     """Return the rates in a sweep's folder; none if no row has any of the same device with the same
     versions."""
     if not (folder / RECORDS).is_file():
-        return Yardstick()
+        return DeviceRates()
     now = asdict(platform.environment)
     for row in reversed(read_rows(folder)):
         alike = all((getattr(row, name) or None) == now[name] for name in _SAME_STATE)
         if alike and row.number("rate_copy") is not None:
             known = {name: row.number(name) for name in (*RATES, CALL)}
             rates = {name: rate for name, rate in known.items() if rate is not None}
-            return Yardstick(rates, tries=read_tries(row.rate_tries), measured_at=row.rates_at)
-    return Yardstick()
+            return DeviceRates(rates, tries=read_tries(row.rate_tries), measured_at=row.rates_at)
+    return DeviceRates()

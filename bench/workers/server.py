@@ -64,7 +64,7 @@ from bench.base.text import last_line
 MODULES = (
     "bench.networks.dpn",
     "bench.training.trial",
-    "bench.training.yardstick",
+    "bench.training.device_rates",
     "bench.workers.measurement",
     "psutil",
     "scipy.special",  # for the confidence interval of an epoch's time: 0.15 s

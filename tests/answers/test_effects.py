@@ -117,7 +117,7 @@ LEARNT: dict[str, tuple[list[Record], list[str]]] = {
 def test_what_is_paired_with_what(name: str, tmp_path: Path) -> None:
     rows, expected = PAIRED[name]
     report = read_report(tmp_path, rows)
-    assert tell(report, "effects", "change speed verdict pairs doubts") == expected
+    assert tell(report, "effects", "change speed verdict pairs warnings") == expected
 
 
 @pytest.mark.parametrize("name", LEARNT)

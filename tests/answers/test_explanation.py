@@ -276,7 +276,7 @@ def test_what_a_cache_made_faster_than_copies_has_its_own_time_in_the_bound() ->
         (replace(MM32, time_s=20e-3), replace(RATES, products={"float32": 1e8, "float16": 6e14})),
     ],
 )
-def test_what_beats_the_yardstick_has_no_bound(row: WorkRow, rates: Rates) -> None:
+def test_what_beats_the_measured_rates_has_no_bound(row: WorkRow, rates: Rates) -> None:
     found = compare([MM32, RELU32], [row], rates=rates)
     assert found.ceiling is None
     assert "measured too low: python -m bench.doctor" in write(found)
@@ -369,12 +369,12 @@ def rows(draw: st.DrawFn, formats: Sequence[str]) -> list[WorkRow]:
 def steps(
     draw: st.DrawFn, formats: Sequence[str] = ("float32", "float16", "float32→float16")
 ) -> StepWork:
-    wall = draw(st.floats(1e-4, 1.0))
+    largest_batch = draw(st.floats(1e-4, 1.0))
     share = st.floats(0, 1)
-    busy = wall * draw(share)
-    gaps = wall - busy
+    busy = largest_batch * draw(share)
+    gaps = largest_batch - busy
     waits = draw(share) * gaps
-    profile = Profile(wall, busy, waits, (gaps - waits) * draw(share))
+    profile = Profile(largest_batch, busy, waits, (gaps - waits) * draw(share))
     device = draw(st.sampled_from(["cpu", "cuda"]))
     rates = draw(st.sampled_from([RATES, CPU_RATES, Rates()]))
     return StepWork(draw(st.floats(1e-4, 1.0)), draw(rows(formats)), rates, device, profile=profile)

@@ -89,7 +89,7 @@ ANSWERS: dict[str, tuple[Sequence[Record], list[str]]] = {
         ["in fp16 at batch size 128 (loss scale 64): 90.00 s an epoch, against 200.0 s in fp32",
          "Slower is fp16 · loss scale 128 (100.0 s)."],
     ),
-    "a doubted baseline": (
+    "a warned baseline": (
         [*SMALL, *ran(LARGE, (96, 96.1, 95.9), 10, **SHARED)],
         ["against 96.00 s in fp32 (1.68 times as fast; 95 %: 1.68 to 1.69; a time with a warning)"],
     ),

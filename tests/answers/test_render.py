@@ -101,7 +101,7 @@ def make_document(**parts: Any) -> Document:
     return make(**given | parts)
 
 
-def test_doubts_with_one_remedy_are_one_line_and_three_are_shown() -> None:
+def test_warnings_with_one_remedy_are_one_line_and_three_are_shown() -> None:
     fix = "Close other programs, or use --repeats 5 or more."
     notices = [
         Notice("Noisy", "found", fix, "6 of 18 runs"),

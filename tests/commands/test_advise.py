@@ -125,14 +125,14 @@ def test_on_a_recorded_card_it_finds_what_is_within_a_tenth() -> None:
     assert (take(advised) or 1e9) <= (1 + NEAR) * min(times.values())
 
 
-@pytest.mark.parametrize("doubted", [64, 32, None])
-def test_what_rests_on_a_doubted_run_may_be_chance(doubted: int | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("warned", [64, 32, None])
+def test_what_rests_on_a_doubted_run_may_be_chance(warned: int | None, tmp_path: Path) -> None:
     """Of the lowest time, or of the advised setting."""
     records = list[Record]()
     for size, time in ((128, 200.0), (64, 96.0), (32, 100.0)):
         for turn in range(3):
             case = replace(NOW, batch_size=size)
-            shared: dict[str, Any] = {"neighbours_computing": 1} if size == doubted else {}
+            shared: dict[str, Any] = {"neighbours_computing": 1} if size == warned else {}
             shared |= {"repeat": turn + 1, "epoch_time_s": time + turn / 10}
             records.append(make_run(case, **shared))
     measured = read_sweep(write_sweep(tmp_path, records))
@@ -142,10 +142,10 @@ def test_what_rests_on_a_doubted_run_may_be_chance(doubted: int | None, tmp_path
     command = "python -m bench.advise --budget=90s --model dpn92"
     said = [*Advice(findings, {}, tmp_path, command, runs=read_runs([measured])).write()]
     chance = ["which may be chance" in line for line in said if "× (" in line]
-    assert chance == {64: [False, True], 32: [True, True], None: [False, False]}[doubted]
-    warned = [line for line in said if line.startswith("! ")]
-    assert len(warned) == (doubted is not None)
-    assert all("3 of 9 runs compared have a warning (shared)." in line for line in warned)
+    assert chance == {64: [False, True], 32: [True, True], None: [False, False]}[warned]
+    lines = [line for line in said if line.startswith("! ")]
+    assert len(lines) == (warned is not None)
+    assert all("3 of 9 runs compared have a warning (shared)." in line for line in lines)
     # in the same folder these runs would stay
     following = f"Next: python -m bench.advise --model dpn92 --out {tmp_path}-again --budget 3m"
     assert (said[-1] == following) == bool(warned)

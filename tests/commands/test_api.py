@@ -39,7 +39,7 @@ def test_the_page_runs_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyP
         cells[0] = cells[0].replace(wanted, small)
     cells += ["sweep", "assert 'own_' in frame['model'][0], frame['model'][0]"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
-    monkeypatch.setenv("BENCH_YARDSTICK_S", "0")
+    monkeypatch.setenv("BENCH_RATES_S", "0")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     resources = {"metadata": {"path": str(tmp_path)}}
     client = nbclient.NotebookClient(notebook, timeout=240, resources=resources)

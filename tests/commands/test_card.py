@@ -117,13 +117,13 @@ def test_the_order_the_deadline_and_the_reasons(tmp_path: Path) -> None:
     assert all(re.search(f"^{name} .*{line}$", said, re.MULTILINE) for name, line in lines.items())
 
     # the same command goes on; what failed is tried again, and only then it is complete
-    mended = steps.replace("late 600", "soon 0")
+    fixed = steps.replace("late 600", "soon 0")
     (tmp_path / "clock").unlink()
-    finish(start(tmp_path, mended), 1)
+    finish(start(tmp_path, fixed), 1)
     state = read(tmp_path)[1]
     assert [name for name, found in tell(state).items() if found != "done"] == ["apart", "faulty"]
     assert not state["complete"]
-    said = finish(start(tmp_path, mended.replace("0 3", "0 0")))
+    said = finish(start(tmp_path, fixed.replace("0 3", "0 0")))
     assert f"python -m bench.validate {folder}" in said
     assert read(tmp_path)[1]["complete"]
     log = (folder / "log.txt").read_text()
@@ -195,7 +195,7 @@ def test_a_card_is_asked_for_nothing_that_it_lacks() -> None:
         "torch.compile needs compute capability"
     )
     for gib, limit in ((80, "21GiB"), (24, "21GiB"), (16, "14GiB"), (4.75, "4GiB")):
-        flags, _ = plan("wall-limit", gpu_memory_bytes=round(gib * GIB))
+        flags, _ = plan("fit-limit", gpu_memory_bytes=round(gib * GIB))
         assert flags[flags.index("--memory-limit") + 1] == limit
 
 
@@ -241,7 +241,7 @@ def test_a_cpu_rehearses_every_command(tmp_path: Path) -> None:
     folder, state = read(tmp_path)
     assert folder.name.startswith("rehearsal-cpu-")
     assert state["complete"]
-    lacking = {"autotuned", "both", "as-2019", "wall", "graphs", "apex", "fp8", "ddp-2"}
+    lacking = {"autotuned", "both", "as-2019", "fit", "graphs", "apex", "fp8", "ddp-2"}
     assert tell(state) == {
         name: "absent" if name in lacking else "done" for name in list_names(None)
     }

@@ -176,7 +176,7 @@ def test_cards_without_a_precision_or_the_setting_are_judged_by_what_they_have(
 
 
 def plant_oddities(root: Path) -> list[Path]:
-    """Parts of an epoch, doubts, a scale that failed, folders of one card, another lr."""
+    """Parts of an epoch, warnings, a scale that failed, folders of one card, another lr."""
     noisy = {"step_time_median_s": 0.1, "step_time_mad_s": 0.05}
     part = {"measured_images": 10000, "measured_steps": 79, "steps_per_epoch": 391}
     plain = [(128, "off")]

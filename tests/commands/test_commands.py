@@ -18,7 +18,7 @@ from tests.pytest_for_tests import Capture, Patch
 INTERNAL = {
     "worker",
     "environment",
-    "training.yardstick",
+    "training.device_rates",
 }
 """Modules that other modules start; people do not."""
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from bench.compare.__main__ import main
-from bench.results.study.doubts import DOUBTS
 from bench.results.study.quantities import METRICS
+from bench.results.study.warnings import WARNINGS
 from bench.results.verdict import EquivalenceVerdict, Verdict
 from bench.schema.case import Case, spell_value
 from bench.schema.record import Record, Status
@@ -34,9 +34,9 @@ from tests.planted.comparisons import (
     runs,
     trained,
 )
-from tests.planted.doubts import DOUBTED, list_planted
 from tests.planted.records import write_sweep
 from tests.planted.scripts import counted, script
+from tests.planted.warnings import WARNED, list_planted
 
 Write = Callable[[str, Sequence[Record]], str]
 
@@ -294,15 +294,17 @@ def test_times_of_two_machines_are_compared_whatever_the_recipe(
 def test_times_that_a_report_does_not_trust_are_not_relied_on(
     write: Write, machine: Callable[..., Any]
 ) -> None:
-    """Of each doubt that is planted: a case that keeps a report from trusting it says it here."""
-    folder = write("a", [*list_planted(DOUBTED)])
+    """Of each warning that is planted: a case that keeps a report from trusting it says it here."""
+    folder = write("a", [*list_planted(WARNED)])
     (found,) = machine(folder, folder, "--metric", "epoch_time_s")["metrics"].values()
     told = [(row["case"]["seed"], row["spoilt"]) for row in found]
     said = {seed: {text.partition(" in ")[0] for text in spoilt} for seed, spoilt in told}
     outcomes = {"invalid", "diverged"}  # which are told as such
-    for seed, planted in enumerate(DOUBTED.values()):
-        fatal = {name for name in planted.doubts.split() if DOUBTS[name].fatal}
-        assert said.get(seed, set()) == {DOUBTS[name].remark for name in fatal - outcomes}, planted
+    for seed, planted in enumerate(WARNED.values()):
+        fatal = {name for name in planted.warnings.split() if WARNINGS[name].fatal}
+        assert said.get(seed, set()) == {WARNINGS[name].remark for name in fatal - outcomes}, (
+            planted
+        )
 
 
 def test_what_changed_of_a_script_is_not_said_of_a_network(

@@ -210,8 +210,8 @@ def test_what_arrives(arrived: dict[str, Seen]) -> None:
         "step/lr": (1, 0.125),
     }
     assert len(run.curves["step/loss"]) == STEP_COUNT
-    # no figure travels without its doubts
-    assert run.facts["doubts"] == "extrapolated; synthetic images"
+    # no figure travels without its warnings
+    assert run.facts["remarks"] == "extrapolated; synthetic images"
     assert "extrapolated" in run.name
     epochs = arrived["last"].curves
     assert epochs["epoch/train_loss"] == [(0, 2.5), (1, 2.0)]

@@ -24,7 +24,7 @@ from bench.schema.flags import join_flags
 from bench.schema.grid import parse_values
 from bench.schema.record import Status
 from bench.sweep import __main__ as sweep
-from bench.sweep.wall import read_walls
+from bench.sweep.largest_batch import read_largest_batches
 from tests import fake_executor as fake
 
 Capture = pytest.CaptureFixture[str]
@@ -70,12 +70,12 @@ def test_every_probe_is_a_record_and_the_table_says_what_they_show(
     frame = run_fit(tmp_path, *LIMIT)
     assert frame["probe"].all()
     assert set(frame["steps"]) == {"4", "16"}
-    walls = read_walls(read_rows(tmp_path))
-    for family, wall in walls:
-        assert wall.largest == {"fp32": 720, "bf16-amp": 1200}[family.precision]
-        assert wall.probes <= 8
+    largest_batches = read_largest_batches(read_rows(tmp_path))
+    for family, largest_batch in largest_batches:
+        assert largest_batch.largest == {"fp32": 720, "bf16-amp": 1200}[family.precision]
+        assert largest_batch.probes <= 8
     said = capsys.readouterr()
-    assert [family.precision for family, _ in walls] == ["fp32", "bf16-amp"]
+    assert [family.precision for family, _ in largest_batches] == ["fp32", "bf16-amp"]
     fp32, _ = said.out.splitlines()
     assert fp32.startswith(
         "fp32: batch size 720 trains, 728 does not, 672 leaves 5 % of memory free, memory is 300 "
@@ -114,8 +114,8 @@ def test_what_fails_three_times_is_given_up_and_tried_again_on_request(
     memory(LINE)
     monkeypatch.setenv(fake.ANSWERS, "precision=fp32:killed")
     frame = run_fit(tmp_path, *LIMIT, rc=1)
-    walls = dict(read_walls(read_rows(tmp_path)))
-    assert walls.popitem()[1].largest is not None, "bf16-amp's was found"
+    largest_batches = dict(read_largest_batches(read_rows(tmp_path)))
+    assert largest_batches.popitem()[1].largest is not None, "bf16-amp's was found"
     assert rows(frame[frame["precision"] == "fp32"], "batch_size", "status", "attempt") == [
         (32, "killed", attempt) for attempt in (1, 2, 3)
     ]
@@ -128,7 +128,7 @@ def test_what_fails_three_times_is_given_up_and_tried_again_on_request(
         *(("killed", attempt) for attempt in (1, 2, 3)),
         ("ok", 4),
     ]
-    assert dict(read_walls(read_rows(tmp_path))).popitem()[1].largest is not None
+    assert dict(read_largest_batches(read_rows(tmp_path))).popitem()[1].largest is not None
 
 
 def test_step_and_margin_are_those_of_the_json_the_report_and_a_later_sweep(
@@ -144,7 +144,7 @@ def test_step_and_margin_are_those_of_the_json_the_report_and_a_later_sweep(
     (read,) = read_sweeps([tmp_path])
     assert (read.step, read.margin) == (16, 0.2)
     (found,) = find_searches(read_runs([read]), [read])
-    assert found.wall.recommended == 512
+    assert found.largest_batch.recommended == 512
 
 
 # ------------------------------------------------------------------------------- --batch-size auto

@@ -1,4 +1,4 @@
-"""The published folder: what it takes from npm, what it mends, what it links."""
+"""The published folder: what it takes from npm, what it fixes, what it links."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_mended_site_stands_alone(tmp_path: Path) -> None:
         assert "//" not in load
         assert (site / load).is_file() or load == "regressions.xml"  # made by asv publish
     assert {path.name for path in (site / "vendor").iterdir()} == set(assets)
-    assert html.index("vendor/jquery") < html.index("mend.js")
+    assert html.index("vendor/jquery") < html.index("fix.js")
     # what has no result is no missing file
     assert json.loads((site / "graphs" / "summary" / "a.json").read_text()) == []
     table = json.loads((site / "graphs" / "summary.json").read_text())

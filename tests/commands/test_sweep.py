@@ -449,7 +449,9 @@ def test_a_machine_that_returns_finds_its_rows_and_no_other_s(
     run(out, "8", answers="batch_size=8:oom")
     host(gpu="large")
     frame = run(out, "24", "--mix")
-    assert rows(frame, "gpu", "status") == [("small", "oom"), ("large", "ok")], "its own wall"
+    assert rows(frame, "gpu", "status") == [("small", "oom"), ("large", "ok")], (
+        "its own largest_batch"
+    )
     host(gpu="small")
     assert len(run(out, "8", "--mix")) == 2
 

@@ -106,7 +106,7 @@ def test_a_line_for_each_check(monkeypatch: Patch, capsys: Capture, tmp_path: Pa
 @pytest.mark.slow
 def test_a_killed_rank_and_an_interrupted_case_on_a_cpu(monkeypatch: Patch, tmp_path: Path) -> None:
     """With real workers; all other checks are run by the rehearsal of make card."""
-    monkeypatch.setenv("BENCH_YARDSTICK_S", "0")
+    monkeypatch.setenv("BENCH_RATES_S", "0")
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
     words = trust.choose_words("cpu", shared=False)
     for name in ("killed rank", "interrupted"):

@@ -28,7 +28,7 @@ from bench.machine.host import (
 from bench.machine.nvml import Card
 from bench.schema.precision import PRECISIONS, Arithmetic
 from bench.schema.record import Environment
-from bench.training.yardstick import list_arithmetics
+from bench.training.device_rates import list_arithmetics
 from bench.workers.examination import Platform, describe_device, probe
 from tests.planted.records import ROOT
 from tests.pytest_for_tests import Patch

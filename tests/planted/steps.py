@@ -51,8 +51,8 @@ def make_step(
     """A step that took so many ms without a profiler, and twice its idle time under it."""
     busy = sum(row.time_s or 0.0 for row in rows)
     waits = {name: values.pop(name, 0.0) / 1e3 for name in ("input_wait", "sync_wait")}
-    wall = values.pop("profiled_ms", ms + (ms - 1e3 * busy)) / 1e3
-    profile = Profile(wall, busy, waits["input_wait"], waits["sync_wait"])
+    largest_batch = values.pop("profiled_ms", ms + (ms - 1e3 * busy)) / 1e3
+    profile = Profile(largest_batch, busy, waits["input_wait"], waits["sync_wait"])
     rates = values.pop("rates", RATES if device == "cuda" else CPU_RATES)
     return StepWork(ms / 1e3, rows, rates, device, profile=profile, **values)
 

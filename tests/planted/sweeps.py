@@ -16,9 +16,9 @@ from typing import Any
 from bench.schema.case import Case
 from bench.schema.record import EpochRow, RankRow, Record, Status, Step, WorkRow
 from bench.schema.work import WorkKind
-from tests.planted.doubts import list_doubted, list_drifted
 from tests.planted.records import GIB, HOSTILE, Row, make_card, make_record, measured, write_sweep
 from tests.planted.scripts import list_scripts
+from tests.planted.warnings import list_drifted, list_warned
 
 SPEEDUP = {"fp32": 1.0, "fp16": 3.1, "bf16-amp": 2.6}
 """Of a step of `list_gpus`, without exchange."""
@@ -343,7 +343,7 @@ SWEEPS: dict[str, tuple[Callable[[], Iterable[Row]], str | None]] = {
     "fit": (lambda: PROBES[:-1], None),
     "profiled": (list_profiled, f"{SWEEP} --profile"),
     "gpus": (list_gpus, f"{SWEEP} --parallel none ddp"),
-    "doubted": (list_doubted, SWEEP),
+    "warned": (list_warned, SWEEP),
     "drifted": (list_drifted, SWEEP),
     "scripts": (list_scripts, f"{SWEEP} --command 'python train.py'"),
     "tuned": (list_tuned, f"{SWEEP} --preset mine"),

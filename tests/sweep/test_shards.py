@@ -52,7 +52,8 @@ def run_shards(folder: Path, flags: Sequence[str], of: int) -> list[Path]:
 
 
 def measured(folder: Path) -> list[tuple[Any, ...]]:
-    """What a sweep's runs came to, in an order of their own; sentinels are one for each shard."""
+    """What a sweep's runs came to, in an order of their own; drift_checks are one for each
+    shard."""
     rows = read_records(folder)
     rows = rows[~rows["sentinel"]].fillna(-1).sort_values(COMPARED)
     return list(rows[COMPARED].itertuples(index=False, name=None))

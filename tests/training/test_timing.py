@@ -236,7 +236,7 @@ def test_extrapolation_by_hand() -> None:
     times = [1.0] + [0.1] * 9
     whole = extrapolate(1.9, times, 100.5)
     assert whole.epoch_s == pytest.approx(1.9 + 90.5 * 0.1)
-    assert whole.low_s == pytest.approx(whole.epoch_s)  # even steps leave no doubt,
+    assert whole.low_s == pytest.approx(whole.epoch_s)  # even steps leave no warning,
     assert whole.high_s == pytest.approx(whole.epoch_s + 0.05)  # but the smaller one may be whole
 
 

@@ -13,9 +13,9 @@ from typing import Any, Generic, TypeVar
 from bench.base.text import ESTIMATE, capitalize
 from bench.networks.workloads import IMAGES
 from bench.results.study.axes import MACHINE, NUMBERS, read_numbers, take_value
-from bench.results.study.doubts import DOUBTS
 from bench.results.study.quantities import QUANTITIES, is_number
 from bench.results.study.runs import Spread
+from bench.results.study.warnings import WARNINGS
 from bench.schema.axis import is_own, name_axis, name_column
 from bench.schema.case import AXES, Case, change_axes, find_axis, spell_value
 from bench.schema.precision import PRECISIONS
@@ -166,8 +166,8 @@ def name_outcome(row: AnyRow) -> str:
 
 
 def remarks(row: AnyRow, but: Iterable[str] = ()) -> str:
-    """Return what a reader must know before believing a row, except the doubts in ``but``."""
-    said = [d.mark(row) for d in DOUBTS.values() if d.name not in but and getattr(row, d.name)]
+    """Return what a reader must know before believing a row, except the warnings in ``but``."""
+    said = [d.mark(row) for d in WARNINGS.values() if d.name not in but and getattr(row, d.name)]
     if row.runs > row.repeats:
         said.append(f"{row.repeats} of {row.runs} runs")
     return ", ".join(said)

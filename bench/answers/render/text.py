@@ -24,7 +24,7 @@ WIDTH = 100
 WRAPPED = 14
 """The least width of a column that wraps, such as remarks, before others are left out for it."""
 
-_DOUBTS = 3  # on a first screen, a line each
+_MOST_WARNINGS = 3  # on a first screen, a line each
 MORE = "--full"  # the flag that shows what a first screen leaves out
 
 _GAP = "  "
@@ -69,7 +69,7 @@ def make_plain(width: int) -> Console:
 
 def draw(report: Document, console: Console, full: bool = False) -> None:
     """Print the first screen, or the ``full`` report, on a console of rich's. A first screen has
-    the answer, the tables of `Prominence.TABLE`, and three doubts."""
+    the answer, the tables of `Prominence.TABLE`, and three warnings."""
     say = partial(draw_text, console=console)
     say(report.title if full else report.subject, style="bold")
     for sentence in report.constants if full else ():
@@ -94,13 +94,13 @@ def draw(report: Document, console: Console, full: bool = False) -> None:
     console.print()
     for note in report.notes if full else ():
         say(note, style="dim")
-    for line in () if full else list_doubts(report.warnings):
+    for line in () if full else list_warnings(report.warnings):
         say(f"! {line}", style="yellow")
     say(report.outcomes + f" {MORE} shows all warnings, tables and notes." * (not full))
 
 
-def list_doubts(notices: Sequence[Notice]) -> list[str]:
-    """Return the doubts of a first screen, those of one remedy together: ``Noisy (6 of 18 runs),
+def list_warnings(notices: Sequence[Notice]) -> list[str]:
+    """Return the warnings of a first screen, those of one remedy together: ``Noisy (6 of 18 runs),
     Spread: Close other programs.``"""
     groups: dict[str, list[str]] = {}
     for notice in notices:
@@ -108,7 +108,7 @@ def list_doubts(notices: Sequence[Notice]) -> list[str]:
             where = f" ({notice.where})" if notice.where else ""
             groups.setdefault(notice.remedy or notice.found, []).append(notice.label + where)
     said = (f"{', '.join(dict.fromkeys(labels))}: {end}" for end, labels in groups.items())
-    return [*said][:_DOUBTS]
+    return [*said][:_MOST_WARNINGS]
 
 
 def draw_table(table: Table, console: Console, brief: bool = False) -> None:

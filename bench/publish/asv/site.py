@@ -25,7 +25,7 @@ from typing import Any
 from bench.base.errors import UsageError
 from bench.base.text import last_line
 
-ASSETS, MEND = (Path(__file__).with_name(name) for name in ("assets.json", "mend.js"))
+ASSETS, FIX = (Path(__file__).with_name(name) for name in ("assets.json", "fix.js"))
 VENDOR = "vendor"
 
 
@@ -98,13 +98,13 @@ def stand_alone(out: Path, assets: Mapping[str, bytes]) -> None:
 
     page = out / "index.html"
     html = REMOTE.sub(localize, page.read_text(encoding="utf-8"))
-    shutil.copy(MEND, out)
-    html = html.replace("</head>", '  <script src="mend.js"></script>\n  </head>', 1)
+    shutil.copy(FIX, out)
+    html = html.replace("</head>", '  <script src="fix.js"></script>\n  </head>', 1)
     home = '<li><a href="../index.html">All reports</a></li>'
     html = html.replace('<li id="nav-li-" ', f'{home}\n\t<li id="nav-li-" ', 1)
     page.write_text(html, encoding="utf-8")
     # asv first shows the leading values of each parameter, up to 8 lines. In the 2019 grid that is
-    # loss scale "none" only, so no line of fp16; mend.js drops lines without data.
+    # loss scale "none" only, so no line of fp16; fix.js drops lines without data.
     script = out / "graphdisplay.js"
     text = script.read_text(encoding="utf-8")
     script.write_text(text.replace("max_curves = 8;", "max_curves = 64;"), encoding="utf-8")

@@ -100,7 +100,7 @@ def keep_latest(rows: Iterable[_R]) -> list[_R]:
 
 
 def latest(rows: Iterable[_R]) -> list[_R]:
-    """Return the last attempt at each run of a whole case: no sentinels, probes or truncated
+    """Return the last attempt at each run of a whole case: no drift_checks, probes or truncated
     trials."""
     return keep_latest(row for row in rows if row.is_repeat and not row.truncated)
 
@@ -227,7 +227,7 @@ def collect_times(history: Mapping[PlannedRun, LatestAttempt]) -> dict[Case, lis
 def leave_out_known(
     runs: Iterable[PlannedRun], history: Mapping[PlannedRun, LatestAttempt]
 ) -> list[PlannedRun]:
-    """Leave out repeats of cases that are known without them; sentinels and past runs stay."""
+    """Leave out repeats of cases that are known without them; drift_checks and past runs stay."""
     times = collect_times(history)
     return [
         run

@@ -119,8 +119,8 @@ def _read_cells(
     for text in {*cells.get("schema", [])} - {str(SCHEMA)} if "schema" in columns else ():
         older = text.isdecimal() and int(text[:6]) < SCHEMA
         says = f"schema {clean(text)[:40]} is {'older' if older else 'newer'} than the {SCHEMA}"
-        mend = f"commit {READER} of this project reads it" if older else "update it"
-        raise UsageError(f"{path}: {says} this harness reads; {mend}")
+        fix = f"commit {READER} of this project reads it" if older else "update it"
+        raise UsageError(f"{path}: {says} this harness reads; {fix}")
     known = columns.keys() | GONE
     if odd := [name for name in header if name not in known or header.count(name) > 1]:
         raise UsageError(f"{path}:1: column {clean(odd[0])[:40]!r} is unknown or twice; remove it")

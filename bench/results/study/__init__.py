@@ -1,1 +1,1 @@
-"""Records read back from sweeps: their measurements, derived quantities and doubts."""
+"""Records read back from sweeps: their measurements, derived quantities and warnings."""

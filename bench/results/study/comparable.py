@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from bench.base.text import clean, join_words, name_first
 from bench.networks.workloads import IMAGES
 from bench.results.store.rows import Row, group
-from bench.results.study.doubts import DOUBTS
+from bench.results.study.warnings import WARNINGS
 from bench.schema.axis import Trait, name_axis
 from bench.schema.case import (
     AXES,
@@ -104,7 +104,7 @@ _LESS = ("steps", "updates", "runs")  # what tells less than counted items, the 
 
 
 def refuse_together(runs: Iterable[Any]) -> str:
-    """Return why the times of some runs, or results, say nothing of each other, and what mends
+    """Return why the times of some runs, or results, say nothing of each other, and what fixes
     that, in one sentence; empty if they can be compared."""
     timed = [run for run in runs if run.timed]
     periods = [*dict.fromkeys(run.period for run in timed)]
@@ -112,8 +112,8 @@ def refuse_together(runs: Iterable[Any]) -> str:
         return ""
     said = [*dict.fromkeys(map(str, periods))]
     if len({one.what for one in periods}) > 1:
-        mend = _TELL_ALWAYS if any(one.what == "runs" for one in periods) else TELL_ITEMS
-        return f"Times of {join_words(said)} say nothing of each other: {mend}."
+        fix = _TELL_ALWAYS if any(one.what == "runs" for one in periods) else TELL_ITEMS
+        return f"Times of {join_words(said)} say nothing of each other: {fix}."
     varying = [
         name_axis(name)
         for name in list_axes(timed, AMOUNT)
@@ -136,7 +136,7 @@ def refuse_base(one: Any) -> str:
     """Return why the times of others are not compared with that of a result, as their baseline;
     empty if they can be. A time of steps that wait for the host, and do not settle, is known by
     repeats alone."""
-    unsettled = one.unsettled and DOUBTS["unsettled"].forbids(one.repeats)
+    unsettled = one.unsettled and WARNINGS["unsettled"].forbids(one.repeats)
     return refuse_alone(one) or ("waits for the host and does not settle" if unsettled else "")
 
 
@@ -154,8 +154,8 @@ def refuse_part(a: Any, b: Any) -> str:
     each other; empty if both measured as much of an epoch, as far as that is known."""
     if a.part == b.part or not (a.part_known and b.part_known):
         return ""
-    mend = "use --fraction 1" if a.command is None else "end both by --steps"
-    return f"{a.part:.3g} and {b.part:.3g} of an epoch cannot be compared; {mend}"
+    fix = "use --fraction 1" if a.command is None else "end both by --steps"
+    return f"{a.part:.3g} and {b.part:.3g} of an epoch cannot be compared; {fix}"
 
 
 def refuse_learnt(a: Any, b: Any, axis: str = "") -> str:
@@ -173,8 +173,8 @@ def refuse_learnt(a: Any, b: Any, axis: str = "") -> str:
         return why
     learns = axis not in ("", "machine") and Trait.LEARNING in find_axis(axis).affects
     if a.part_known and a.part < 1 and learns:
-        mend = "use --fraction 1" if a.command is None else "let the script train for one"
-        return f"less than an epoch does not show what it does to learning; {mend}"
+        fix = "use --fraction 1" if a.command is None else "let the script train for one"
+        return f"less than an epoch does not show what it does to learning; {fix}"
     return ""
 
 

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from bench.base.limits import STEADY
 from bench.results.study.axes import find_varying
-from bench.results.study.doubts import DOUBTS
 from bench.results.study.estimate import (
     JUDGED,
     LOSS,
@@ -31,6 +30,7 @@ from bench.results.study.estimate import (
 from bench.results.study.pairs import find_changes
 from bench.results.study.quantities import METRICS, Metric
 from bench.results.study.runs import Result
+from bench.results.study.warnings import WARNINGS
 from bench.results.verdict import (
     Equivalence,
     EquivalenceVerdict,
@@ -56,7 +56,7 @@ class Effect:
     pairs: tuple[tuple[int, int], ...]  # the ``cell`` before and after, of all pairs
     estimates: dict[str, Estimate]  # by the name of a metric of `JUDGED`, each over some pairs
     estimated: bool  # whether any of the times compared was extrapolated
-    doubts: tuple[str, ...]  # what speaks against the cases compared, as remarks
+    warnings: tuple[str, ...]  # what speaks against the cases compared, as remarks
 
     @property
     def time(self) -> Estimate | None:
@@ -84,7 +84,7 @@ def find_effects(results: Sequence[Result], varying: Sequence[str]) -> Iterator[
         if held:
             compared = {*next(iter(held.values())).cells}
             pairs = [pair for pair in change.pairs if pair.cells in compared]
-            doubts = set[str]().union(*(pair.doubts for pair in pairs))
+            warnings = set[str]().union(*(pair.warnings for pair in pairs))
             yield Effect(
                 change.axis,
                 change.before,
@@ -92,7 +92,7 @@ def find_effects(results: Sequence[Result], varying: Sequence[str]) -> Iterator[
                 tuple(pair.cells for pair in change.pairs),
                 held,
                 any(pair.estimated for pair in pairs),
-                tuple(doubt.remark for name, doubt in DOUBTS.items() if name in doubts),
+                tuple(warning.remark for name, warning in WARNINGS.items() if name in warnings),
             )
 
 

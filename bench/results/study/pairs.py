@@ -23,8 +23,8 @@ from bench.results.study.axes import (
     take_value,
 )
 from bench.results.study.comparable import find_factor, refuse_alone, refuse_learnt, refuse_together
-from bench.results.study.doubts import DOUBTS, SAID_BELOW
 from bench.results.study.runs import Result, Run
+from bench.results.study.warnings import SAID_BELOW, WARNINGS
 from bench.schema.case import (
     AXES,
     FOLLOWS,
@@ -65,9 +65,9 @@ class Pair(NamedTuple):
         return bool(min(self.a.part, self.b.part) < 1)
 
     @property
-    def doubts(self) -> set[str]:
-        """The `DOUBTS` of either."""
-        told = (name for name in DOUBTS if name not in SAID_BELOW)
+    def warnings(self) -> set[str]:
+        """The `WARNINGS` of either."""
+        told = (name for name in WARNINGS if name not in SAID_BELOW)
         return {name for name in told if getattr(self.a, name) or getattr(self.b, name)}
 
 

@@ -1,4 +1,4 @@
-"""What helps where a row is doubted: of several ways, those that such a row can take."""
+"""What helps where a row is warned: of several ways, those that such a row can take."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Remedy:
 
 
 def say(text: str) -> Remedy:
-    """Return a remedy for any row of its doubt."""
+    """Return a remedy for any row of its warning."""
     return Remedy("", (), text)
 
 

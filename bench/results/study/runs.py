@@ -28,7 +28,6 @@ from bench.results.study.comparable import (
     take_alike,
     tell_but,
 )
-from bench.results.study.doubts import DOUBTS, LEAST_KNOWN
 from bench.results.study.quantities import (
     MEMORY_MEASURES,
     METRICS,
@@ -38,6 +37,7 @@ from bench.results.study.quantities import (
     Quantity,
     over,
 )
+from bench.results.study.warnings import LEAST_KNOWN, WARNINGS
 from bench.schema.case import AXES, SAME_QUESTION, Case, free_axes
 from bench.schema.precision import Arithmetic, find_formats
 from bench.schema.record import COMPARABLE, MEASURED, REFUSED, RELIABLE, Status
@@ -50,7 +50,7 @@ SOURCE = ("sweep", "machine")
 
 
 class Run(Row):
-    """A record: its cells by name, each of `QUANTITIES` that it has by itself, and `DOUBTS`. An
+    """A record: its cells by name, each of `QUANTITIES` that it has by itself, and `WARNINGS`. An
     unknown number is NaN, unknown text is empty.
 
     Attributes:
@@ -104,9 +104,9 @@ class Run(Row):
             self.images_per_s = over(self.train_images, self.epoch_time_s)
 
     def __getattr__(self, name: str) -> Any:
-        """Derive a quantity, a doubt or one of `_REACHED`, once."""
-        if name in DOUBTS:
-            value: Any = DOUBTS[name].find(self)
+        """Derive a quantity, a warning or one of `_REACHED`, once."""
+        if name in WARNINGS:
+            value: Any = WARNINGS[name].find(self)
         elif name in QUANTITIES and (derive := QUANTITIES[name].derive):
             value = derive(self)
         elif name in _REACHED:
@@ -295,13 +295,13 @@ class Trust(IntEnum):
     """How far the time of a case may be believed, the least first.
 
     - none: it did not end well, or an executor that is not known told it;
-    - doubted: it has no time, or one that a doubt forbids to rely on: it is shown with a mark, and
+    - warned: it has no time, or one that a warning forbids to rely on: it is shown with a mark, and
       may be recommended for its memory or energy alone;
     - trusted: it may be called the fastest, and be recommended.
     """
 
     NONE = 0
-    DOUBTED = 1
+    WARNED = 1
     TRUSTED = 2
 
 
@@ -310,7 +310,7 @@ class Result:
 
     Each of `STORED` is the median over the runs that ended with the status of the case. The ends of
     its spread are ``NAME_low`` and ``NAME_high``, which ``spread`` describes, a `Spread`. Each of
-    `DOUBTS` is of any of its runs. Other attributes, such as axes, are those of the first of its
+    `WARNINGS` is of any of its runs. Other attributes, such as axes, are those of the first of its
     runs that count.
 
     Attributes:
@@ -337,7 +337,7 @@ class Result:
         self.scatter = over(half, self.epoch_time_s)
         self.spread = Spread.RANGE.value if self.repeats > 1 else Spread.NONE.value
         low, high = self.first.epoch_time_low_s, self.first.epoch_time_high_s
-        # too wide an interval is left out: the doubt ``unknown`` reports it
+        # too wide an interval is left out: the warning ``unknown`` reports it
         if self.repeats == 1 and (high - low) / 2 <= LEAST_KNOWN * self.epoch_time_s:
             self.spread = Spread.WITHIN.value
             images = self.images_per_s * self.epoch_time_s
@@ -351,16 +351,17 @@ class Result:
     def _judge(self) -> Trust:
         if self.status != Status.OK or self.kind == "unknown":
             return Trust.NONE
-        forbid = (name for name, doubt in DOUBTS.items() if doubt.forbids(self.repeats))
-        doubted = any(getattr(self, name) for name in forbid)
+        forbid = (name for name, warning in WARNINGS.items() if warning.forbids(self.repeats))
+        warned = any(getattr(self, name) for name in forbid)
         timed = self.epoch_time_s == self.epoch_time_s
-        return Trust.TRUSTED if timed and not doubted else Trust.DOUBTED
+        return Trust.TRUSTED if timed and not warned else Trust.WARNED
 
     def __getattr__(self, name: str) -> Any:
-        """Find what its runs come to, once: a quantity and its ends, a doubt, or what all share."""
+        """Find what its runs come to, once: a quantity and its ends, a warning, or what all
+        share."""
         if name in _ENDS:
             self._summarize(_ENDS[name])
-        elif name in DOUBTS:  # a run that diverged is reported
+        elif name in WARNINGS:  # a run that diverged is reported
             vars(self)[name] = any(getattr(run, name) for run in self.every)
         else:
             vars(self)[name] = getattr(self.first, name)

@@ -14,7 +14,7 @@ from bench.base.origin import EXECUTORS
 from bench.base.processes import hold_to
 from bench.networks.data import SYNTHETIC, DatasetInfo, find_layout, prepare
 from bench.networks.data.sources import CIFAR10_IMAGES
-from bench.profile.rates import Yardstick
+from bench.profile.rates import DeviceRates
 from bench.schema.record import Outcome
 from bench.workers.examination import Machine, ask_processes
 from bench.workers.fingerprint import Request
@@ -112,7 +112,7 @@ class Executor:
         Raises UsageError: they cannot be obtained or read."""
         return images.prepare()
 
-    def rate(self, lane: Lane, device: str, seconds: float) -> Yardstick:
+    def rate(self, lane: Lane, device: str, seconds: float) -> DeviceRates:
         """Measure the lane's current rates, as `bench.workers.rates.measure_rates` does."""
         with hold_to(lane.cores):
             return measure_rates(device, seconds, lane.variables)

@@ -25,7 +25,7 @@ from bench.base.text import clean
 from bench.machine.host import describe_install, find_variables, hash_code
 from bench.machine.nvml import find_cards
 from bench.networks.data import DatasetInfo
-from bench.profile.rates import Yardstick
+from bench.profile.rates import DeviceRates
 from bench.schema.record import Outcome, Place, Status
 from bench.workers.examination import Machine
 from bench.workers.executors import Executor, ImageRequest, Listener, Settings, Stopping
@@ -135,7 +135,7 @@ def _look(executor: Executor, device: str, seconds: float, visible: str | None) 
     name = "-".join([socket.gethostname(), *(f"gpu{card.index}" for card in cards[:1])])
     machine = executor.examine(Lane(), [device], [], executor.settings.timeout_s)
     environment = machine.use([device])[device].environment
-    rates = measure_rates(device, seconds) if seconds else Yardstick()
+    rates = measure_rates(device, seconds) if seconds else DeviceRates()
     return Place(name, replace(environment, **rates.columns), rates.reasons)
 
 
@@ -274,8 +274,8 @@ def _explain(error: Exception) -> Outcome:
 def _connect(address: str) -> None:
     """Join the cluster at ``HOST:PORT``, of which this machine must be a node, or start one."""
     if find_spec("ray") is None:
-        mend = describe_install(["ray"])
-        raise UsageError(f"--executor ray: ray is not installed for {sys.executable}; {mend}")
+        fix = describe_install(["ray"])
+        raise UsageError(f"--executor ray: ray is not installed for {sys.executable}; {fix}")
     import ray
 
     about: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}

@@ -1,4 +1,4 @@
-"""What is derived of records: one row a case, its quantities and its doubts."""
+"""What is derived of records: one row a case, its quantities and its warnings."""
 
 from __future__ import annotations
 
@@ -205,14 +205,14 @@ TRUSTED: dict[str, tuple[Sequence[Record], Trust, str, str]] = {
     # why no other is compared with it, and what it may be recommended for
     "plain": (repeat([5]), Trust.TRUSTED, "", "time memory"),
     "noisy, once": (repeat([5], **WITHIN, step_time_mad_s=0.1, step_time_median_s=1.0),
-                    Trust.DOUBTED, "", "memory"),
+                    Trust.WARNED, "", "memory"),
     "noisy, three times": (repeat([5, 5, 5], step_time_mad_s=0.1, step_time_median_s=1.0),
                            Trust.TRUSTED, "", "time memory"),
-    "waits for the host, twice": (repeat([5, 5], **UNSETTLED), Trust.DOUBTED,
+    "waits for the host, twice": (repeat([5, 5], **UNSETTLED), Trust.WARNED,
                                   "waits for the host and does not settle", "memory"),
     "waits for the host, three times": (repeat([5, 5, 5], **UNSETTLED), Trust.TRUSTED, "",
                                         "time memory"),
-    "throttled": (repeat([5, 5, 5], throttle_during="hardware slowdown"), Trust.DOUBTED, "",
+    "throttled": (repeat([5, 5, 5], throttle_during="hardware slowdown"), Trust.WARNED, "",
                   "memory"),
     "diverged": (repeat([5], status=Status.DIVERGED), Trust.NONE, "", ""),
     "unknown": (repeat([5], executor="x"), Trust.NONE, "", ""),

@@ -21,7 +21,7 @@ FAKE = ["--executor", "fake", "--precision", "fp32", "fp16", "--batch-size", "8"
 
 
 def say_gaps(folder: Path) -> str:
-    return " ".join(f"{found} {mend}" for found, mend in read_sweep(folder).gaps)
+    return " ".join(f"{found} {fix}" for found, fix in read_sweep(folder).gaps)
 
 
 def test_what_was_planned_and_did_not_run_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which runs are doubted, and which only look so."""
+"""Which runs are warned, and which only look so."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from bench.answers.notices import warn
-from bench.results.study import doubts
+from bench.results.study import warnings
 from bench.results.study.runs import Result
 from bench.results.study.sweeps import read_sweep
 from bench.schema.case import Case
 from bench.schema.record import Record, Status
 from bench.schema.rules import settle
-from tests.planted.doubts import DOUBTED, list_planted
 from tests.planted.records import (
     FP16,
     FP32,
@@ -28,6 +27,7 @@ from tests.planted.records import (
 )
 from tests.planted.results import read_results
 from tests.planted.scripts import script
+from tests.planted.warnings import WARNED, list_planted
 
 CARD = {"gpu": "A card", "torch": "2.13", "gpu_memory_bytes": 24 * GIB}
 
@@ -40,21 +40,21 @@ def read(folder: Path, *rows: Record) -> list[Result]:
     return read_results(read_sweep(write_sweep(folder / "sweep", rows)))[1]
 
 
-def list_doubts(result: Result) -> set[str]:
-    return {name for name in doubts.DOUBTS if getattr(result, name)}
+def list_warnings(result: Result) -> set[str]:
+    return {name for name in warnings.WARNINGS if getattr(result, name)}
 
 
-def test_every_doubt_is_found_where_it_is_planted_and_only_there(tmp_path: Path) -> None:
+def test_every_warning_is_found_where_it_is_planted_and_only_there(tmp_path: Path) -> None:
     """A fatal one is not trusted, nor is what may be anything."""
-    folder = write_sweep(tmp_path / "sweep", list_planted(DOUBTED))
+    folder = write_sweep(tmp_path / "sweep", list_planted(WARNED))
     _, results = read_results(read_sweep(folder))
     for row in results:
-        name = list(DOUBTED)[row.seed]
-        found = list_doubts(row)
-        assert found == {*DOUBTED[name].doubts.split()}, name
-        fatal = row.kind == "unknown" or any(doubts.DOUBTS[one].fatal for one in found)
+        name = list(WARNED)[row.seed]
+        found = list_warnings(row)
+        assert found == {*WARNED[name].warnings.split()}, name
+        fatal = row.kind == "unknown" or any(warnings.WARNINGS[one].fatal for one in found)
         assert row.trusted == (not fatal), name
-    assert len(results) == len(DOUBTED)
+    assert len(results) == len(WARNED)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_what_helps_a_command_is_no_flag_that_it_cannot_take(
 ) -> None:
     row = ran(script(), 1.0, unit="items", **values)
     runs, results = read_results(read_sweep(write_sweep(tmp_path / "sweep", [row])))
-    doubt = doubts.DOUBTS[name]
-    assert list_doubts(results[0]) >= {name}
-    (said,) = (n.remedy for n in warn(runs, results) if n.found.startswith(doubt.warning))
+    warning = warnings.WARNINGS[name]
+    assert list_warnings(results[0]) >= {name}
+    (said,) = (n.remedy for n in warn(runs, results) if n.found.startswith(warning.warning))
     assert "the script" in said
     for flag in ("--fraction", "--workers", "--lr", "--loss-scale"):
         assert flag not in said
@@ -81,32 +81,32 @@ def test_what_helps_a_command_is_no_flag_that_it_cannot_take(
 def test_isolated_spikes_of_a_card_are_no_trend_and_its_drifts_are() -> None:
     """As recorded: half precision at batch size 128 drifts, 43 → 56 ms; others have spikes."""
     folders = [f for f in list_committed("records.csv") if f.name.startswith("nvidia-h100-")]
-    drifts = [run for run in read_results(*map(read_sweep, folders))[0] if doubts.has_trend(run)]
+    drifts = [run for run in read_results(*map(read_sweep, folders))[0] if warnings.has_trend(run)]
     assert {run.batch_size for run in drifts} == {128}
     assert {"fp16"} <= {run.precision for run in drifts} <= {"fp16", "bf16-amp"}
 
 
 def test_an_energy_of_seconds_may_be_five_percent_too_low() -> None:
     """Of those of an H200, no whole epoch took more than its part may have; the H100's parts of 2.6
-    s are doubted, and are known well enough not to lose to fp32's 9 s."""
+    s are warned, and are known well enough not to lose to fp32's 9 s."""
 
     def read(card: str) -> list[Any]:
         (folder,) = (ROOT / "results").glob(f"nvidia-{card}*")
         return read_results(read_sweep(folder))[0]
 
     runs = [run for run in read("h200") if run.batch_size > 128]
-    least = {doubts.bound_energy(run) for run in runs if run.precision == "fp16" and run.part < 1}
+    least = {warnings.bound_energy(run) for run in runs if run.precision == "fp16" and run.part < 1}
     whole = [run for run in runs if run.precision == "fp16" and run.part >= 1]
     assert not any(run.energy for run in whole)
-    assert min(doubts.bound_energy(run) for run in whole) < min(least)
+    assert min(warnings.bound_energy(run) for run in whole) < min(least)
     half = {run.precision: run for run in read("h100-80gb-hbm3-20261122-1130")}
     assert half["fp16"].energy
-    assert doubts.bound_energy(half["fp16"]) < doubts.bound_energy(half["fp32"])
-    assert doubts.bound_energy(half["fp16"]) == 1.05 * half["fp16"].energy_per_epoch_j
+    assert warnings.bound_energy(half["fp16"]) < warnings.bound_energy(half["fp32"])
+    assert warnings.bound_energy(half["fp16"]) == 1.05 * half["fp16"].energy_per_epoch_j
 
 
 @pytest.mark.parametrize(
-    ("until", "values", "doubted"),
+    ("until", "values", "warned"),
     [
         (None, {"epoch_time_low_s": 8.0, "epoch_time_high_s": 12.0}, False),
         (None, {"epoch_time_low_s": 0.6, "epoch_time_high_s": 90.0}, True),
@@ -116,18 +116,18 @@ def test_an_energy_of_seconds_may_be_five_percent_too_low() -> None:
     ],
 )
 def test_an_epoch_that_is_hardly_known_is_noisy_and_has_no_interval(
-    until: float | None, values: dict[str, float], doubted: bool, tmp_path: Path
+    until: float | None, values: dict[str, float], warned: bool, tmp_path: Path
 ) -> None:
     steps = {"measured_steps": 40, "steps_per_epoch": 400}
     row = ran(replace(FP32, fraction=0.1, until=until), 10, **values, **steps)
     (case,) = read(tmp_path, row)
-    assert case.noisy is doubted
+    assert case.noisy is warned
     shown = case.epoch_time_s_high == case.epoch_time_s_high
-    assert shown == ("epoch_time_high_s" in values and not doubted)
+    assert shown == ("epoch_time_high_s" in values and not warned)
 
 
 @pytest.mark.parametrize(
-    ("step_items", "values", "doubted"),
+    ("step_items", "values", "warned"),
     [
         (64, {}, True),
         (None, {}, False),  # steps of 20 to 100 tokens take other times, without noise
@@ -136,13 +136,13 @@ def test_an_epoch_that_is_hardly_known_is_noisy_and_has_no_interval(
     ],
 )
 def test_steps_of_other_numbers_of_items_are_no_noise(
-    step_items: int | None, values: dict[str, Any], doubted: bool, tmp_path: Path
+    step_items: int | None, values: dict[str, Any], warned: bool, tmp_path: Path
 ) -> None:
     steps = {"step_time_median_s": 0.1, "step_time_mad_s": 0.03, "step_time_max_s": 0.3}
     ends = {"step_time_first_s": 0.1, "step_time_last_s": 0.13, "measured_steps": 100}
     told = {"unit": "items", "step_items": step_items, "measured_time_s": 12.0}
     (case,) = read(tmp_path, ran(script(), 1.0, **{**steps, **ends, **told, **values}))
-    assert case.noisy is doubted
+    assert case.noisy is warned
     assert not case.slow_steps
 
 
@@ -205,7 +205,7 @@ BEYOND = {"flop_per_image": 1e12, "gpu": "NVIDIA H200"}
 
 
 @pytest.mark.parametrize(
-    ("doubt", "axes", "values", "said"),
+    ("warning", "axes", "values", "said"),
     [
         ("noisy", {}, SHAKY, "Close other programs, or use --repeats 5 or more."),
         ("noisy", {}, SHAKY | ALONE, "Use --repeats 5 or more."),
@@ -241,21 +241,21 @@ BEYOND = {"flop_per_image": 1e12, "gpu": "NVIDIA H200"}
     ],
 )  # fmt: skip
 def test_a_remedy_is_one_that_the_row_can_take(
-    doubt: str, axes: dict[str, Any], values: dict[str, Any], said: str, tmp_path: Path
+    warning: str, axes: dict[str, Any], values: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     """A script takes what it has a place for; what a row has already, or cannot go with it, is no
     remedy."""
     case = settle({"batch_size": 128, **axes})
     folder = write_sweep(tmp_path / "sweep", [ran(case, 10, **values)])
     (run,), _ = read_results(read_sweep(folder))
-    assert getattr(run, doubt)
-    assert doubts.DOUBTS[doubt].fix.advise([run]).startswith(said)
+    assert getattr(run, warning)
+    assert warnings.WARNINGS[warning].fix.advise([run]).startswith(said)
 
 
 def test_a_remedy_for_some_rows_and_another_for_others_are_both_said(tmp_path: Path) -> None:
     rows = [ran(settle(axes), 10, **NAN) for axes in ({}, {"command": "t", "batch_size": 128})]
     runs, _ = read_results(read_sweep(write_sweep(tmp_path / "sweep", rows)))
-    assert doubts.DOUBTS["diverged"].fix.advise(runs) == (
+    assert warnings.WARNINGS["diverged"].fix.advise(runs) == (
         "Use a lower --lr. Let the script use a lower learning rate."
     )
 
@@ -263,4 +263,4 @@ def test_a_remedy_for_some_rows_and_another_for_others_are_both_said(tmp_path: P
 def test_a_script_on_a_cpu_that_is_labelled_fp8_was_not_emulated(tmp_path: Path) -> None:
     case = settle({"command": "t {precision}", "precision": "fp8", "device": "cpu"})
     (row,) = read(tmp_path, ran(case, 10, gpu="", cpu="A CPU"))
-    assert list_doubts(row) == {"unproven"}
+    assert list_warnings(row) == {"unproven"}

@@ -1,4 +1,4 @@
-"""A sweep in which every doubt is to be had, and beside each what is none; and every outcome."""
+"""A sweep in which every warning is to be had, and beside each what is none; and every outcome."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.planted.records import Row, make_card, make_record, ran
 
 
 class Planted(NamedTuple):
-    """Axes and measurements of a run, and the doubts of it."""
+    """Axes and measurements of a run, and the warnings of it."""
 
-    doubts: str
+    warnings: str
     values: Mapping[str, Any]
     axes: Mapping[str, Any] = MappingProxyType({})
 
@@ -24,7 +24,7 @@ HALF_WAY = {"step_time_median_s": 0.1, "step_time_mad_s": 0.004, "measured_steps
 AHEAD = {"loader": "torch", "workers": 4}
 PART = {"measured_steps": 40, "steps_per_epoch": 400}
 
-DOUBTED = {
+WARNED = {
     "sound": Planted("", {}),
     "foreign": Planted("foreign", {"executor": "x"}),
     "published": Planted("foreign", {"executor": "published"}),
@@ -86,19 +86,19 @@ DOUBTED = {
 FAILED = [status for status in Status if status not in ("ok", "diverged", "invalid")]
 
 
-def list_planted(doubted: Mapping[str, Planted]) -> Iterator[Row]:
+def list_planted(warned: Mapping[str, Planted]) -> Iterator[Row]:
     """A run of each, on a card."""
     card = make_card("NVIDIA H200")
-    for seed, name in enumerate(DOUBTED):
-        if name in doubted:
-            _, values, axes = DOUBTED[name]
+    for seed, name in enumerate(WARNED):
+        if name in warned:
+            _, values, axes = WARNED[name]
             yield from ran(Case(seed=seed, **axes), (10,), **{**card, **values})
 
 
-def list_doubted() -> Iterator[Row]:
-    """A sweep with every doubt and every outcome."""
+def list_warned() -> Iterator[Row]:
+    """A sweep with every warning and every outcome."""
     card = make_card("NVIDIA H200")
-    yield from list_planted({name: one for name, one in DOUBTED.items() if one.doubts})
+    yield from list_planted({name: one for name, one in WARNED.items() if one.warnings})
     for repeat, gib in enumerate((4.0, 4.5), 1):
         (run,) = ran(Case(seed=101), (10,), gib, **card)
         yield replace(run, repeat=repeat)

@@ -28,7 +28,7 @@ from bench.schema.record import MEASURED, REFUSED, Status
 from bench.schema.rules import check, check_batches
 
 STEP = 8
-"""Default resolution of the wall, in images: kernels prefer multiples of 8."""
+"""Default resolution of the largest_batch, in images: kernels prefer multiples of 8."""
 
 ATTEMPTS = 3
 """Attempts at a batch size whose runs end without showing whether it fits."""
@@ -37,7 +37,7 @@ START = 32
 """Images of a first micro-batch."""
 
 # The largest factor by which a line is extrapolated beyond its last probe: from a third of the
-# wall, an error of 1 % in the readings moves the wall by up to 4 %.
+# largest_batch, an error of 1 % in the readings moves the largest_batch by up to 4 %.
 _FAR = 3.0
 
 _NEAR = 0.8  # ratio of batch sizes above which a line through them would follow their noise
@@ -108,7 +108,7 @@ class Ask(NamedTuple):
 
 class Ending(Explained):
     FOUND = "found", "the largest batch that trains was confirmed by a longer run"
-    NO_WALL = "no_wall", "every batch up to the whole dataset trains"
+    EVERY_SIZE = "every_size", "every batch up to the whole dataset trains"
     NOTHING_FITS = "nothing_fits", "not even the smallest batch trains"
     UNSUPPORTED = "unsupported", "this device or build cannot run the case"
     GAVE_UP = (
@@ -118,7 +118,7 @@ class Ending(Explained):
     )
 
 
-ANSWERED = frozenset({Ending.FOUND, Ending.NO_WALL, Ending.UNSUPPORTED})
+ANSWERED = frozenset({Ending.FOUND, Ending.EVERY_SIZE, Ending.UNSUPPORTED})
 """Endings of a search that need no further runs."""
 
 
@@ -143,7 +143,7 @@ def list_sizes(
     return tuple(sizes)
 
 
-class Wall:
+class LargestBatch:
     """What probes of cases that differ only in the batch size show: the largest one, and what to
     try next.
 
@@ -159,7 +159,7 @@ class Wall:
         thrashes_from: from this size on a batch trains only by freeing the allocator's cache.
         recommended: predicted to leave ``margin`` of the memory free; at most the size that a
             longer run confirmed, and below ``thrashes_from``.
-        line: the memory of batches near the wall.
+        line: the memory of batches near the largest_batch.
         available_bytes: as in `Goal`.
         margin: as a share.
         probes: the number of runs, including failed ones.
@@ -205,7 +205,7 @@ class Wall:
     @property
     def confirmed(self) -> bool:
         """Whether the search ended with a longer run that confirmed the largest batch."""
-        return self.ending in (Ending.FOUND, Ending.NO_WALL)
+        return self.ending in (Ending.FOUND, Ending.EVERY_SIZE)
 
     def _decide(self, probes: Sequence[Probe]) -> Ask | Ending:
         if not self._sizes:
@@ -223,16 +223,15 @@ class Wall:
         elif self.largest != self._proven:
             asked = Ask(self.largest, long=True)
         else:
-            return Ending.NO_WALL if refused is None else Ending.FOUND
+            return Ending.EVERY_SIZE if refused is None else Ending.FOUND
         silent = [p for p in probes if (p.batch_size, p.long) == asked and not p.trained]
         return asked if len(silent) < ATTEMPTS else Ending.GAVE_UP
 
     def _choose(self, low: int, high: int) -> int:
         """Return the index to try between two; the caller clamps it to lie between them.
 
-        The line says where the wall is. From where it is refuted, steps double up to the middle, or
-        if nothing was refused, without an end.
-        """
+        The line says where the largest_batch is. From where it is refuted, steps double up to the
+        middle, or if nothing was refused, without an end."""
         middle, open_above = (low + high) // 2, self.smallest_failing is None
         back = max(high - (1 << max(0, len(self._refused) - 1)), middle)
         if self.largest is None and open_above:
@@ -241,14 +240,14 @@ class Wall:
             return back if self._long_only else middle
         ahead = self._at_most(2 * self.largest)
         if self.line and self.available_bytes is not None:
-            wall = self.line.find_largest(self.available_bytes)
-            at = self._at_most(wall)
+            largest_batch = self.line.find_largest(self.available_bytes)
+            at = self._at_most(largest_batch)
             if at >= high:
                 return back
             if at > low:
-                far = open_above and self.largest * _FAR < wall
-                return self._at_most(wall / 2) if far else at
-            ahead = low + (1 << sum(size > wall for size in self._trained))
+                far = open_above and self.largest * _FAR < largest_batch
+                return self._at_most(largest_batch / 2) if far else at
+            ahead = low + (1 << sum(size > largest_batch for size in self._trained))
         return ahead if open_above else min(ahead, middle)
 
     def _at_most(self, size: float) -> int:
@@ -368,16 +367,16 @@ def read_trials(rows: Iterable[Row]) -> list[ProbedFamily]:
     return [*trials.values()]
 
 
-def read_walls(
+def read_largest_batches(
     rows: Iterable[Row], step: int | None = None, margin: float = FREE_MARGIN
-) -> list[tuple[Case, Wall]]:
-    """Return the family (`name_family`) and the wall of each search in the rows of a folder.
-    ``step`` is the resolution in images, by default the greatest common divisor of the tried batch
-    sizes; the recommended batch leaves ``margin`` free."""
+) -> list[tuple[Case, LargestBatch]]:
+    """Return the family (`name_family`) and the largest_batch of each search in the rows of a
+    folder. ``step`` is the resolution in images, by default the greatest common divisor of the
+    tried batch sizes; the recommended batch leaves ``margin`` free."""
     found = []
     for trial in read_trials(rows):
         tried = [probe.batch_size for probe in trial.rows]
         common = step or reduce(math.gcd, tried, 0) or STEP
         goal = trial.aim(trial.train_images or max(tried, default=common), common)
-        found.append((trial.family, Wall(trial.probes, goal, margin)))
+        found.append((trial.family, LargestBatch(trial.probes, goal, margin)))
     return found

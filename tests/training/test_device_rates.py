@@ -19,13 +19,12 @@ import torch
 from bench.doctor.__main__ import write_json
 from bench.machine.gpus import Depth, Reading, Unreadable
 from bench.machine.host import describe_host
-from bench.profile.rates import CALL, RATES, Tries, Yardstick, read_tries
+from bench.profile.rates import CALL, RATES, DeviceRates, Tries, read_tries
 from bench.schema.precision import Arithmetic
 from bench.schema.record import Environment, Measurement, Outcome, Status, WorkRow, read_missing
 from bench.sweep.__main__ import main as sweep
 from bench.training.counting import WorkCounter
-from bench.training.timing import ACCELERATORS
-from bench.training.yardstick import (
+from bench.training.device_rates import (
     FEWEST_TRIES,
     TRIES,
     Rate,
@@ -36,6 +35,7 @@ from bench.training.yardstick import (
     make_product,
     measure,
 )
+from bench.training.timing import ACCELERATORS
 from bench.workers.examination import Machine, Platform
 from bench.workers.executors.subprocess import SubprocessExecutor
 from bench.workers.fingerprint import Fingerprint
@@ -78,7 +78,7 @@ def test_what_fails_is_named_and_the_rest_is_measured(monkeypatch: Patch) -> Non
     def make(device: torch.device, size: int) -> None:
         raise RuntimeError("no memory\nat all")
 
-    monkeypatch.setattr("bench.training.yardstick.make_copy", make)
+    monkeypatch.setattr("bench.training.device_rates.make_copy", make)
     found = measure(CPU, 0.001)
     products = {f"rate_{name}{format}" for name in ("", "conv_") for format in FORMATS}
     assert found.rates.keys() == found.tries.keys() == products | {"call_time_s"}
@@ -123,7 +123,7 @@ def measure_moments(monkeypatch: Patch, moments: Moments) -> Tries:
     gpu = SimpleNamespace(Event=moments.make_event, synchronize=lambda _: None)
     monkeypatch.setitem(ACCELERATORS, "cpu", gpu)
     rate = Rate("rate_float16", moments.make)
-    monkeypatch.setattr("bench.training.yardstick.list_rates", lambda _: [rate])
+    monkeypatch.setattr("bench.training.device_rates.list_rates", lambda _: [rate])
     found = measure(CPU, 0.002 * TRIES["cpu"], card=moments)
     assert 2e-3 <= 1e6 / found.rates["rate_float16"] < 1
     return found.tries["rate_float16"]
@@ -143,7 +143,9 @@ def test_a_process_that_fails_gives_its_reason(monkeypatch: Patch) -> None:
     (reason,) = measure_rates("nowhere", 0.001).reasons.values()
     assert reason.startswith("RuntimeError: Expected one of cpu, cuda")
     monkeypatch.setattr("bench.workers.rates.call", Mock(side_effect=TimeoutError))
-    assert measure_rates("cpu", 0.001) == Yardstick(reasons={"rates": "not measured within 120 s"})
+    assert measure_rates("cpu", 0.001) == DeviceRates(
+        reasons={"rates": "not measured within 120 s"}
+    )
 
 
 SWEEP = "--model dpn-small --dataset synthetic --batch-size 16 --fraction 0.002 --repeats 1"
@@ -178,11 +180,11 @@ class _Alike(dict[str, Fingerprint]):
         return Fingerprint("p", "l", "s", 10)
 
 
-def answer_rates(monkeypatch: Patch, found: Yardstick) -> list[str]:
+def answer_rates(monkeypatch: Patch, found: DeviceRates) -> list[str]:
     """Have sweeps measure what is ``found``; the devices that were measured."""
     asked: list[str] = []
 
-    def rate(self: object, lane: object, device: str, seconds: float) -> Yardstick:
+    def rate(self: object, lane: object, device: str, seconds: float) -> DeviceRates:
         asked.append(device)
         return found
 
@@ -221,7 +223,7 @@ def test_what_could_not_be_measured_is_told_and_not_tried_again_in_its_folder(
     """But with another torch, whose rates are its own."""
     lacks = {"rate_float32": "no memory"}
     asked = answer_rates(
-        monkeypatch, Yardstick({"rate_copy": 5e9}, lacks, {"rate_copy": Tries(24)})
+        monkeypatch, DeviceRates({"rate_copy": 5e9}, lacks, {"rate_copy": Tries(24)})
     )
     run_sweep(tmp_path, "--precision", "fp32")
     (row,) = read_rows(tmp_path)
@@ -242,7 +244,7 @@ def test_a_sweep_says_what_its_device_emulates(
 ) -> None:
     """Before its first case, unless its rates say otherwise."""
     for float16, told in ((1e9, True), (2e11, False)):
-        answer_rates(monkeypatch, Yardstick({"rate_float32": 1e11, "rate_float16": float16}))
+        answer_rates(monkeypatch, DeviceRates({"rate_float32": 1e11, "rate_float16": float16}))
         run_sweep(tmp_path / str(told), "--precision", "fp32", "fp16", "fp16-amp")
         said = capsys.readouterr().err
         warning = "warning: fp16, fp16-amp may be slow: a CPU has no float16 arithmetic; leave out"
@@ -258,11 +260,11 @@ def test_the_doctor_measures_anew(tmp_path: Path, monkeypatch: Patch) -> None:
     recorded = read_machine(RECORDINGS / "cpu-only.json")
     about = Platform(Environment(**{**DEVICE, "torch": "2.13.0"}))
     machine = replace(recorded, devices={"cpu": about}, models={})
-    found = Yardstick({"rate_float32": 2e12, "rate_copy": 1e9}, tries={"rate_copy": Tries(3)})
+    found = DeviceRates({"rate_float32": 2e12, "rate_copy": 1e9}, tries={"rate_copy": Tries(3)})
     monkeypatch.setenv(RATES_VARIABLE, "0.2")
     monkeypatch.setattr("bench.workers.rates.measure_rates", lambda *_: found)
     examined = measure_machine(machine)
-    assert examined.yardsticks == {"cpu": found}
+    assert examined.device_rates == {"cpu": found}
     (file := tmp_path / "facts.json").write_text(write_json(examined, judge(examined)))
     assert read_machine(file) == examined
 
@@ -281,9 +283,9 @@ def test_the_doctor_measures_with_the_threads_of_free_cores(
     """As a sweep does: two threads on two busy cores wait for each other. And it says so."""
     asked: list[Any] = []
 
-    def measure(device: str, seconds: float, given: Any = None) -> Yardstick:
+    def measure(device: str, seconds: float, given: Any = None) -> DeviceRates:
         asked.append(given)
-        return Yardstick({"rate_float32": 2e12})
+        return DeviceRates({"rate_float32": 2e12})
 
     machine = read_machine(RECORDINGS / "cpu-only.json")
     busy = replace(machine, cpu=replace(machine.cpu, others=others), variables=variables)
@@ -299,7 +301,7 @@ def test_the_doctor_measures_with_the_threads_of_free_cores(
 
 
 def test_the_doctor_tells_how_a_card_was_held_back() -> None:
-    throttled = Yardstick(
+    throttled = DeviceRates(
         {"rate_float16": 3e14, "rate_bfloat16": 7e14},
         tries={"rate_float16": Tries(16, 1065), "rate_bfloat16": Tries(8, 1980)},
     )
@@ -315,10 +317,10 @@ def test_the_doctor_tells_how_a_card_was_held_back() -> None:
 
 def test_a_rate_above_the_data_sheet_is_doubted_and_not_told() -> None:
     h100 = "NVIDIA H100 80GB HBM3"
-    found = Yardstick({"rate_copy": 5e12, "rate_float16": 1.6e15, "rate_float32": 51e12})
+    found = DeviceRates({"rate_copy": 5e12, "rate_float16": 1.6e15, "rate_float32": 51e12})
     assert describe_rates(found, h100) == "float32 products 51 TFLOP/s (76 % of the data sheet's)"
-    doubts = [what.partition(" reach ")[0] for what, _ in check_rates(found, h100)]
-    assert doubts == ["float16 products", "copies"]
+    warnings = [what.partition(" reach ")[0] for what, _ in check_rates(found, h100)]
+    assert warnings == ["float16 products", "copies"]
     assert "5 TB/s" in describe_rates(found, "Card 9")
     assert list(check_rates(found, "Card 9")) == []
 

@@ -34,7 +34,7 @@ FEW_STEPS = 4
 """With fewer measured steps than this, their spread says nothing."""
 
 SHORT_ENERGY_S = 7.5
-"""An energy measured over fewer seconds is doubted: NVML's readings are 0.1 s apart, the first and
+"""An energy measured over fewer seconds is warned: NVML's readings are 0.1 s apart, the first and
 the last include power from before and after, and a card draws less power before it is warm. On an
 H200, parts of 1.6 to 2.4 s drew 1 to 5 % less power than whole epochs, parts of 7.5 s and more at
 most 1 %."""
@@ -123,15 +123,14 @@ def _scales_statically(run: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Doubt:
+class WarningRule:
     """A reason to doubt a run.
 
-    A ``fatal`` doubt keeps a case from being called the fastest, but ``chance``, which changes one
-    run and another in its own way, does so only until `MIN_REPEATS` runs tell how much: then it is
-    in their interval. ``fix`` is the flag or command that helps, by the sentence, as far as a run
-    can have it; ``detail`` returns what a run says of it, and where it is ``telling`` that stands
-    in place of the remark.
-    """
+    A ``fatal`` warning keeps a case from being called the fastest, but ``chance``, which changes
+    one run and another in its own way, does so only until `MIN_REPEATS` runs tell how much: then it
+    is in their interval. ``fix`` is the flag or command that helps, by the sentence, as far as a
+    run can have it; ``detail`` returns what a run says of it, and where it is ``telling`` that
+    stands in place of the remark."""
 
     name: str
     remark: str  # beside the row
@@ -165,7 +164,7 @@ class Doubt:
 
 
 _ALL = (
-    Doubt("carried", "went on",
+    WarningRule("carried", "went on",
           "A run read files that an earlier one had written: it may have gone on from there, or "
           "had less to do",
           say("Put {out} in --command where it writes, which is a folder that each run has for "
@@ -173,87 +172,87 @@ _ALL = (
               "--out."),
           lambda r: r.carried != "", detail=lambda r: r.carried and f"went on: {r.carried}",
           telling=True),
-    Doubt("invalid", "invalid",
+    WarningRule("invalid", "invalid",
           "The measurement failed a check and cannot be trusted",
           say("Remove the cause, then run them again with --retry invalid."),
           lambda r: r.status == Status.INVALID,
           detail=lambda r: f"invalid: {r.reason}" if r.status == Status.INVALID else "",
           telling=True),
-    Doubt("emulated", "emulated",
+    WarningRule("emulated", "emulated",
           "fp8 was emulated on a CPU, so time and memory say nothing about a GPU",
           say(f"Measure --precision fp8 on a GPU, without {EMULATE_FP8}."),
           lambda r: PRECISIONS[r.precision].float8 and r.timed and r.device == "cpu"
           and r.command is None),
-    Doubt("diverged", "diverged",
+    WarningRule("diverged", "diverged",
           "The loss became inf or NaN; time and memory are still valid",
           Remedy("Use", (Way("a lower --lr"), Way("--loss-scale dynamic", _scales_statically)),
                  "Let the script use a lower learning rate."),
           lambda r: r.status == Status.DIVERGED),
-    Doubt("throttled", "throttled",
+    WarningRule("throttled", "throttled",
           "The GPU lowered its clocks to protect itself",
           say("Improve the cooling (nvidia-smi -q -d PERFORMANCE,TEMPERATURE shows the reason), "
               "then run them again with --retry invalid."),
           _meets("slowed"), detail=lambda r: r.throttle_during),
-    Doubt("capped", "power cap",
+    WarningRule("capped", "power cap",
           "The GPU ran at its power limit, so its times depend on that limit",
           say("Compare only with runs at the same limit, which nvidia-smi -q -d POWER shows."),
           _meets("capped"), fatal=False),
-    Doubt("uneven", "other steps",
+    WarningRule("uneven", "other steps",
           "Repeats of one setting took other numbers of steps: a later one may go on from what an "
           "earlier one left, and none of them is compared",
           say("Let each run begin anew, or end all after as many steps by --steps."),
           lambda r: r.steps_apart != "", detail=lambda r: r.steps_apart, telling=True),
-    Doubt("mislabelled", "other batch size",
+    WarningRule("mislabelled", "other batch size",
           "Steps had another number of items than their batch size says, so these rows are not "
           "compared",
           say("Let the script keep the batch size that it is given; if that is of a micro-batch, "
               "give it by --vary."),
           lambda r: r.items_apart != "", detail=lambda r: r.items_apart, telling=True),
     # only processes that computed during the epoch count: no desktop, none that came later
-    Doubt("contended", "shared",
+    WarningRule("contended", "shared",
           "Another program used the device or the cores of the run",
           QUIETER,
           lambda r: r.neighbours_computing > 0 or r.other_cores > BUSY_CORES,
           detail=lambda r: r.neighbours),
-    Doubt("beside", "beside other lanes",
+    WarningRule("beside", "beside other lanes",
           "Cases ran beside other lanes, with which they share power, cooling and the CPU: alone "
           "they may take less time, and a speed-up over one of them may be too high",
           say("Use --lanes 1 with another --out: it runs one case at a time."),
           lambda r: r.lanes_beside > 0, fatal=False),
-    Doubt("noisy", "noisy",
+    WarningRule("noisy", "noisy",
           f"Step times vary by more than {100 * NOISY_STEPS:.0f} % around their median, they or "
           f"the SM clock drift by more than {100 * STEADY:.0f} % from the first quarter to the "
           "last, they did not settle during warm-up and are too few to show that they did since, "
           f"or they tell the time of an epoch neither as well as --until asks nor within "
           f"{100 * LEAST_KNOWN:.0f} %",
           QUIETER, _is_noisy, chance=True),
-    Doubt("memory_varies", "memory varies",
+    WarningRule("memory_varies", "memory varies",
           f"The memory of repeats differs by more than {100 * VARIES:.0f} %: on a CPU the C "
           "library keeps freed memory for later, in one run more than in another",
           say("Plan with the upper end of its range, and use --repeats 5 or more to know it "
               "better."),
           lambda r: r.memory_varies, fatal=False),
-    Doubt("slow_steps", "slow steps",
+    WarningRule("slow_steps", "slow steps",
           f"Slow steps, of more than {SLOW_STEP:g} times the median one, made the measured time "
           f"longer by more than {100 * STEADY:.0f} %; another run may have more of them, or fewer",
           QUIETER, _has_slow_steps, fatal=False),
-    Doubt("unknown", "epoch not known",
+    WarningRule("unknown", "epoch not known",
           f"The measured steps are fewer than {FEW_STEPS}, or used batches that a loader had "
           "prepared before, so that an epoch may take another time",
           Remedy("Use", (*LONGER, Way("fewer --workers", lambda r: r.case.workers > 0)),
                  "Let the script take more steps."),
           _is_unknown),
-    Doubt("host_bound", "host-bound",
+    WarningRule("host_bound", "host-bound",
           f"The GPU ran kernels for less than {100 * LEAST_BUSY:.0f} % of a step and waited "
           "for the host, so these times say little about the GPU",
           Remedy("Use", SPARE_HOST, end="; python -m bench.why shows what it waited for."),
           lambda r: waits_for_host(r.busy_step_s, r.step_time_median_s), fatal=False),
-    Doubt("unsettled", "not settled",
+    WarningRule("unsettled", "not settled",
           "Steps waited for the host and did not settle: another run may take another time, and "
           f"with fewer than {MIN_REPEATS} runs nothing is compared with it",
           Remedy("Use", SPARE_HOST),
           lambda r: r.host_bound and (r.noisy or r.unknown), chance=True),
-    Doubt("unclear", "unclear arithmetic",
+    WarningRule("unclear", "unclear arithmetic",
           "Which arithmetic ran is not certain: the numeric probe failed, or found a rounding "
           "error between those of two number formats, or the network ran a part of its FLOP in "
           "another format than the label's, or the user's code set torch's switches within steps",
@@ -267,26 +266,26 @@ _ALL = (
           or (r.flags != "" and r.arithmetic == "" and r.command is None)
           or r.labelled_flop_share < MOSTLY_LABELLED or r.switched_within != "", fatal=False,
           detail=lambda r: r.switched_within),
-    Doubt("compiled", "compiles itself",
+    WarningRule("compiled", "compiles itself",
           "The user's own code calls torch.compile, so that compile off says nothing of what it "
           "compiles",
           Remedy("Return the network as it is written, and use", (Way("--compile"),)),
           lambda r: r.compiled_within > 0, fatal=False,
           detail=lambda r: count(int(r.compiled_within), "graph")),
-    Doubt("unproven", "label unproven",
+    WarningRule("unproven", "label unproven",
           "Whether a command ran in the number format of its label was not looked at",
           say("Call bench.step in the script, as docs/own-script.md says: the operations of a step "
               "are then counted, but for compiled ones and those of other libraries."),
           lambda r: r.command is not None and r.precision != OWN and r.status in RELIABLE
           and math.isnan(r.labelled_flop_share), fatal=False,
           detail=lambda r: read_missing(r.missing).get("labelled_flop_share", "")),
-    Doubt("unmet", "not all done",
+    WarningRule("unmet", "not all done",
           "What was asked for beside training failed",
           say("Remove the cause, of which the logs in the folder tell more, then run them again "
               "with --retry ok."),
           lambda r: describe_unmet(r.missing) != "", fatal=False,
           detail=lambda r: describe_unmet(r.missing), telling=True),
-    Doubt("beyond", "beyond the data sheet",
+    WarningRule("beyond", "beyond the data sheet",
           "More FLOP or bytes a second than the data sheet of the card allows, which are left "
           "out: the data come from a cache, or the times are wrong",
           Remedy("Use", (Way("a larger --batch-size", _is_ours),),
@@ -296,7 +295,7 @@ _ALL = (
           # compiled code moves less than is counted
           lambda r: r.of_peaks > 1 or (r.of_bandwidth > 1 and r.compile == Case.compile),
           fatal=False),
-    Doubt("energy", "short energy",
+    WarningRule("energy", "short energy",
           f"Energy was measured over less than {SHORT_ENERGY_S:g} s, too short for the "
           "sensor, and for the card to become as warm as in an epoch",
           # no more epochs: the sensor is read at both ends of each, so each would be as short
@@ -304,22 +303,22 @@ _ALL = (
                  "Let the script take more steps."),
           lambda r: not math.isnan(r.energy_j) and r.measured_time_s < SHORT_ENERGY_S * r.epochs,
           fatal=False),
-    Doubt("extrapolated", "extrapolated",
+    WarningRule("extrapolated", "extrapolated",
           "Only part of an epoch was measured; figures of whole ones, marked ≈, are extrapolated",
           say("Use --fraction 1 without --steps and --until to measure whole epochs."),
           lambda r: r.part < 1 and r.timed and r.command is None, fatal=False),
-    Doubt("synthetic", "synthetic images",
+    WarningRule("synthetic", "synthetic images",
           "Loss and accuracy say nothing about real images",
           say("Use --dataset cifar10 without --input and --classes to train on them."),
           lambda r: r.dataset == "synthetic" and r.timed, fatal=False),
-    Doubt("foreign", "not measured by this harness",
+    WarningRule("foreign", "not measured by this harness",
           "These are published figures, each the cold first epoch of a process where a sweep times "
           "a warm one, or come from an executor that this version does not know",
           say("python -m bench.sweep measures here; --preset rtx-titan the published cases."),
           lambda r: r.kind != "measured", fatal=False),
 )  # fmt: skip
 
-DOUBTS: dict[str, Doubt] = {doubt.name: doubt for doubt in _ALL}
+WARNINGS: dict[str, WarningRule] = {warning.name: warning for warning in _ALL}
 
 SAID_BELOW = ("extrapolated", "synthetic", "foreign", "memory_varies")
-"""Doubts that are reported with the tables or marked at each number, not beside each row."""
+"""Warnings that are reported with the tables or marked at each number, not beside each row."""

@@ -21,7 +21,7 @@ from psutil import virtual_memory
 from bench.base.text import first_line
 from bench.machine.gpus import Depth, Device
 from bench.machine.nvml import open_device
-from bench.profile.rates import CALL, Tries, Yardstick
+from bench.profile.rates import CALL, DeviceRates, Tries
 from bench.schema.precision import PRECISIONS, Arithmetic, set_flags
 from bench.training.timing import StepClock, find_accelerator, synchronize
 
@@ -79,11 +79,11 @@ class Rate:
         return task, max(1, int(try_s / min(times)))
 
 
-def measure(device: torch.device, seconds: float, card: Device | None = None) -> Yardstick:
+def measure(device: torch.device, seconds: float, card: Device | None = None) -> DeviceRates:
     """Measure all rates of the device, which must be idle, including emulated arithmetics. The
     tries of each rate take about ``seconds``; of slow tasks, a few longer tries are made. The clock
     of ``card`` is read during each try."""
-    found, try_s = Yardstick(), seconds / TRIES[device.type]
+    found, try_s = DeviceRates(), seconds / TRIES[device.type]
     tasks = []
     for rate in list_rates(device):
         try:

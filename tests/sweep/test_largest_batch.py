@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from bench.results.store.rows import Row
 from bench.schema.case import Case
 from bench.schema.record import Status, flatten
-from bench.sweep.wall import (
+from bench.sweep.largest_batch import (
     Ask,
     Ending,
     Goal,
+    LargestBatch,
     Probe,
     ProbedFamily,
-    Wall,
     list_sizes,
     make_probe,
     name_family,
@@ -33,14 +33,14 @@ SILENT = (Status.ERROR, Status.TIMEOUT, Status.KILLED)
 Answer = Callable[[Ask], Probe]
 
 
-def search(answer: Answer, goal: Goal, most: int = 120) -> tuple[list[Probe], Wall]:
+def search(answer: Answer, goal: Goal, most: int = 120) -> tuple[list[Probe], LargestBatch]:
     """Ask until the search ends; the probes and what they show."""
     probes: list[Probe] = []
-    while asked := Wall(probes, goal).asked:
+    while asked := LargestBatch(probes, goal).asked:
         assert asked.batch_size in goal.sizes
         probes.append(answer(asked))
         assert len(probes) <= most
-    return probes, Wall(probes, goal)
+    return probes, LargestBatch(probes, goal)
 
 
 def remember(
@@ -64,35 +64,38 @@ def largest(memory: Callable[[int], float], available: float) -> int | None:
     return max((size for size in SIZES if memory(size) <= available), default=None)
 
 
-def check(wall: Wall, truth: int | None) -> None:
-    """The wall is where a scan of all batch sizes has it."""
-    assert wall.largest == truth
+def check(largest_batch: LargestBatch, truth: int | None) -> None:
+    """The largest_batch is where a scan of all batch sizes has it."""
+    assert largest_batch.largest == truth
     if truth is None:
-        assert (wall.ending, wall.smallest_failing) == (Ending.NOTHING_FITS, SIZES[0])
+        assert (largest_batch.ending, largest_batch.smallest_failing) == (
+            Ending.NOTHING_FITS,
+            SIZES[0],
+        )
     elif truth == SIZES[-1]:
-        assert (wall.ending, wall.smallest_failing) == (Ending.NO_WALL, None)
+        assert (largest_batch.ending, largest_batch.smallest_failing) == (Ending.EVERY_SIZE, None)
     else:
-        assert (wall.ending, wall.smallest_failing) == (Ending.FOUND, truth + 8)
+        assert (largest_batch.ending, largest_batch.smallest_failing) == (Ending.FOUND, truth + 8)
 
 
-walls = st.floats(5, 13).map(lambda x: 2**x)
+largest_batches = st.floats(5, 13).map(lambda x: 2**x)
 shares = st.floats(0, 1.5)
 seeds = st.integers(0, 2**32)
 
 
-@given(walls, shares, st.floats(0, 2), seeds)
+@given(largest_batches, shares, st.floats(0, 2), seeds)
 def test_a_line_with_noise_takes_at_most_twelve_probes(
-    wall: float, share: float, noise: float, seed: int
+    largest_batch: float, share: float, noise: float, seed: int
 ) -> None:
     """Readings may be wrong by a quarter of a step; whether a batch fits does not depend on it."""
-    fixed, chance = share * wall, random.Random(seed)
+    fixed, chance = share * largest_batch, random.Random(seed)
 
     def memory(size: int) -> float:
         return fixed + size
 
-    answer = remember(memory, fixed + wall, lambda: chance.uniform(-noise, noise))
-    probes, found = search(answer, Goal(SIZES, fixed + wall))
-    check(found, largest(memory, fixed + wall))
+    answer = remember(memory, fixed + largest_batch, lambda: chance.uniform(-noise, noise))
+    probes, found = search(answer, Goal(SIZES, fixed + largest_batch))
+    check(found, largest(memory, fixed + largest_batch))
     assert probes[-1] == replace(probes[-1], batch_size=found.largest, long=True)
     assert len(probes) <= 12
 
@@ -183,9 +186,9 @@ def test_the_recommended_batch_leaves_the_margin() -> None:
     assert found.line.fixed_bytes == pytest.approx(1000)
     assert found.line.bytes_per_image == pytest.approx(1)
     assert found.probes == len(probes)
-    assert Wall(probes, Goal(SIZES, 2000), margin=0.2).recommended == 600
-    assert Wall(probes, Goal(SIZES, 2000), margin=0.0).recommended == 1000
-    assert Wall(probes[:-1], Goal(SIZES, 2000)).recommended is None, "not confirmed yet"
+    assert LargestBatch(probes, Goal(SIZES, 2000), margin=0.2).recommended == 600
+    assert LargestBatch(probes, Goal(SIZES, 2000), margin=0.0).recommended == 1000
+    assert LargestBatch(probes[:-1], Goal(SIZES, 2000)).recommended is None, "not confirmed yet"
 
 
 def test_the_recommended_batch_is_below_where_the_allocator_retries() -> None:
@@ -244,16 +247,20 @@ def test_a_refusal_beside_more_of_others_is_none(status: Status) -> None:
     fits = {"batch_size": 32, "baseline_device_bytes": 0, "peak_process_bytes": 20 * GIB}
     full = {"batch_size": 64, "baseline_device_bytes": 60 * GIB, "status": status}
 
-    def find(*rows: dict[str, Any]) -> Wall:
+    def find(*rows: dict[str, Any]) -> LargestBatch:
         trial = add_rows(CARD, *rows)
-        return Wall(trial.probes, trial.aim(50_000, 8))
+        return LargestBatch(trial.probes, trial.aim(50_000, 8))
 
     for count in (1, 2):
-        wall = find(fits, *(full for _ in range(count)))
-        assert (wall.ending, wall.smallest_failing) == (None, None)
-        assert wall.available_bytes == 100 * GIB, "what was not believed says nothing"
-    wall = find(fits, full, full, full)
-    assert (wall.ending, wall.largest, wall.smallest_failing) == (Ending.GAVE_UP, 32, None)
+        largest_batch = find(fits, *(full for _ in range(count)))
+        assert (largest_batch.ending, largest_batch.smallest_failing) == (None, None)
+        assert largest_batch.available_bytes == 100 * GIB, "what was not believed says nothing"
+    largest_batch = find(fits, full, full, full)
+    assert (largest_batch.ending, largest_batch.largest, largest_batch.smallest_failing) == (
+        Ending.GAVE_UP,
+        32,
+        None,
+    )
     assert "while others used the GPU" in Ending.GAVE_UP.meaning
     steady = [{**row, "baseline_device_bytes": 60 * GIB} for row in (fits, full, full)]
     assert find(*steady).smallest_failing == 64, "as from the start"
@@ -288,8 +295,8 @@ def test_what_a_driver_moved_to_the_host_does_not_fit() -> None:
     row = {"batch_size": 64, "baseline_device_bytes": 2 * GIB, "context_bytes": GIB}
     for reserved, retries, status in (
         *((97, 0, Status.OK), (98, 0, Status.OOM)),
-        # at the wall of a card whose driver moves nothing, what was held at most is given back
-        # before the context is whole
+        # at the largest_batch of a card whose driver moves nothing, what was held at most is given
+        # back before the context is whole
         *((98, 1, Status.OK), (99, 1, Status.OOM)),
     ):
         peak = {"peak_reserved_bytes": reserved * GIB, "warmup_alloc_retries": retries}
