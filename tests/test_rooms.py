@@ -60,6 +60,31 @@ def test_imports_point_one_way() -> None:
     ] == []
 
 
+def test_a_name_means_one_thing() -> None:
+    """No class, and no public constant, has the name of one in another module."""
+    places: dict[str, set[str]] = {}
+    for file in (ROOT / "bench").rglob("*.py"):
+        for node in ast.parse(file.read_text()).body:
+            named = [node] if isinstance(node, ast.ClassDef) else []
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            targets += [node.target] if isinstance(node, ast.AnnAssign) else []
+            parts = [p for t in targets for p in (t.elts if isinstance(t, ast.Tuple) else [t])]
+            names = [one.name for one in named] + [p.id for p in parts if isinstance(p, ast.Name)]
+            for name in names:
+                if not name.startswith("_"):
+                    places.setdefault(name, set()).add(str(file.relative_to(ROOT)))
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+def test_no_module_is_in_a_circle() -> None:
+    """Not even within a layer."""
+    left = {module: others - {module, "bench"} for module, others in read_imports().items()}
+    while leaves := [module for module, others in left.items() if not others & left.keys()]:
+        for module in leaves:
+            del left[module]
+    assert left == {}
+
+
 def test_a_command_parses_calls_and_prints() -> None:
     """All else is in the modules of its room: every class, and functions of other names."""
     doors = [ROOT / "bench" / name / "__main__.py" for name in DOORS]

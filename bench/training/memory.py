@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-HELD = ("weights_bytes", "gradients_bytes", "optimizer_bytes")
+PARTS_BYTES = ("weights_bytes", "gradients_bytes", "optimizer_bytes")
 """The columns of what a training holds."""
 
 

@@ -49,7 +49,7 @@ from bench.schema.record import MEASURED, EpochRow, Outcome, Status, Step
 from bench.schema.work import Label, Work, WorkKind
 from bench.training.counting import join_work
 from bench.training.labels import judge_label
-from bench.training.memory import HELD
+from bench.training.memory import PARTS_BYTES
 from bench.training.sources import judge_opened, look_at, name_contents, name_file
 from bench.training.timing import Warmup, extrapolate, warm_up
 from bench.workers import script
@@ -408,7 +408,7 @@ def _describe_memory(found: Outcome, run: _Run) -> None:
     """Say what of its memory is known, of the process that tells its steps."""
     why = run.memory.pop("failure", "no step of an optimizer of torch's was seen")
     vars(found.measurement).update(run.memory)
-    found.leave_out(why, *(name for name in HELD if name not in run.memory))
+    found.leave_out(why, *(name for name in PARTS_BYTES if name not in run.memory))
 
 
 def _describe_seen(found: Outcome, run: _Run) -> None:
