@@ -46,7 +46,7 @@ _APART = 8  # a larger ratio between panels' largest values gives each a scale o
 
 PANEL = ("ran_on", "model", "dataset", "kind", "environment")  # what those of one panel agree on
 _FREE = (*PANEL, "device", "precision", *FOLLOWS["precision"], "batch_size", *SAME_QUESTION)
-_FIXED = tuple(name for name in AXES if name not in _FREE)
+FIXED_AXES = tuple(name for name in AXES if name not in _FREE)
 """The axes that are held at a panel's baseline."""
 
 
@@ -54,7 +54,7 @@ class Panel(NamedTuple):
     """The settings of one machine, network and data, each precision at its main loss scale."""
 
     about: str  # the machine, and what else tells it from other panels
-    held: str  # the values of `_FIXED` of ``cases``; empty if all panels have the same
+    held: str  # the values of `FIXED_AXES` of ``cases``; empty if all panels have the same
     cases: list[Result]  # those that differ in precision and batch size alone
     every: list[Result]  # all whose memory is known
     chosen: set[int]  # the cells of what is recommended
@@ -77,10 +77,10 @@ def list_panels(report: Report) -> list[Panel]:
     chosen = {place.recommended.best.cell for place in report.places if place.recommended}
     parts = group((one.best for one in list_settings(valid)), attrgetter(*PANEL))
     several = [n for n in ("model", "dataset") if len({getattr(one, n) for one in valid}) > 1]
-    varying = find_varying(valid, [name for name in ORDER if name in _FIXED])
+    varying = find_varying(valid, [name for name in ORDER if name in FIXED_AXES])
     found = []
     for part in sorted(parts, key=len, reverse=True)[:MOST_PANELS]:
-        base = max(group(part, attrgetter(*_FIXED)), key=_judge_baseline)
+        base = max(group(part, attrgetter(*FIXED_AXES)), key=_judge_baseline)
         first = base[0]
         words = [first.ran_on, *(getattr(first, n) for n in several)]
         words += [LABELS.get(first.kind, ""), "synthetic images" * (first.dataset == "synthetic")]
@@ -89,7 +89,7 @@ def list_panels(report: Report) -> list[Panel]:
             words += [f"{some}extrapolated from part of an epoch"]
         held = [f"{name_axis(n)} {spell_value(getattr(first, n))}" for n in varying]
         cases = [base[at] for at in list_main(base, [0] * len(base))]
-        main = list_main(part, [*map(attrgetter(*_FIXED, "batch_size"), part)])
+        main = list_main(part, [*map(attrgetter(*FIXED_AXES, "batch_size"), part)])
         every = [part[at] for at in main if is_number(part[at].memory_bytes)]
         if len(cases) > 1:
             about = capitalize(" · ".join(filter(None, words)))
@@ -98,7 +98,7 @@ def list_panels(report: Report) -> list[Panel]:
 
 
 def _judge_baseline(part: Sequence[Result]) -> tuple[int, bool, bool, int]:
-    """Rank values of `_FIXED`: those timed at several batch sizes, then those without accumulation
+    """Rank values of `FIXED_AXES`: those timed at several batch sizes, then those without accumulation
     and memory limit, then the most common."""
     sizes, first = {one.batch_size for one in part}, part[0]
     return min(len(sizes), 2), first.accumulate == 1, first.memory_limit is None, len(part)
@@ -188,7 +188,7 @@ def _draw_costs(ax: Axes, panel: Panel) -> None:
     places = [(case.memory_bytes / GIB, case.epoch_time_s) for case in best]
     ax.plot([x for x, _ in places], [y for _, y in places], drawstyle="steps-post", **_FRONTIER)
     _mark(ax, panel, panel.every, "memory_bytes", "epoch_time_s", GIB)
-    also = find_varying(panel.every, [name for name in ORDER if name in _FIXED])
+    also = find_varying(panel.every, [name for name in ORDER if name in FIXED_AXES])
     last = ""
     for case, place in zip(best, places, strict=True):
         more = [name_case(case, [n]) for n in also if getattr(case, n) != find_axis(n).default]

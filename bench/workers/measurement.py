@@ -43,7 +43,7 @@ from bench.training.counting import (
 )
 from bench.training.labels import Judgement, Standing, judge_label
 from bench.training.loop import Exchange, Training
-from bench.training.memory import HELD, measure_held, watch_gradients
+from bench.training.memory import PARTS_BYTES, measure_held, watch_gradients
 from bench.training.optimizers import learning_rates
 from bench.training.parallel import GradientExchange, Processes, ProcessGroup, measure_exchange
 from bench.training.profiling import profile_step
@@ -125,7 +125,7 @@ class _Run:
         report = self.channel.reporter("warmup", 0, read_reserved(self.device))
         with watch_gradients(self.training.optimizer, self.training.parameters) as gradients:
             warm = warm_up_shapes(self.training, self.batches, report, self.group.now)
-        with found.leave_out_on_error(*HELD):
+        with found.leave_out_on_error(*PARTS_BYTES):
             held = measure_held([self.training.optimizer], [self.training.model])
             vars(m).update(held | {"gradients_bytes": gradients[0] if gradients else None})
         m.warmup_steps, m.warmup_time_s, m.warmup_steady = warm.steps, warm.time_s, warm.steady

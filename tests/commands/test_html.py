@@ -17,7 +17,15 @@ from PIL import Image
 
 from bench.report.__main__ import main as write
 from bench.report.document import build
-from bench.report.figures import COLOURS, DRAWINGS, HELD, Panel, draw, find_frontier, list_panels
+from bench.report.figures import (
+    COLOURS,
+    DRAWINGS,
+    FIXED_AXES,
+    Panel,
+    draw,
+    find_frontier,
+    list_panels,
+)
 from bench.results.study.sweeps import read_sweeps
 from bench.schema.case import Case
 from tests.planted.records import ROOT, ran
@@ -273,7 +281,7 @@ def test_a_line_holds_cases_that_differ_only_in_batch_size(planted: Folders) -> 
     (panel,) = list_panels(build(read_sweeps([planted["tuned"]])))
     assert "compile off · channels last off" in panel.title
     cases = panel.cases
-    for name in (*HELD, "model", "dataset", "device"):
+    for name in (*FIXED_AXES, "model", "dataset", "device"):
         assert len({getattr(case, name) for case in cases}) == 1, name
     places = [(case.precision, case.batch_size) for case in cases]
     assert len({*places}) == len(places)
