@@ -98,8 +98,8 @@ def list_panels(report: Report) -> list[Panel]:
 
 
 def _judge_baseline(part: Sequence[Result]) -> tuple[int, bool, bool, int]:
-    """Rank values of `FIXED_AXES`: those timed at several batch sizes, then those without accumulation
-    and memory limit, then the most common."""
+    """Rank values of `FIXED_AXES`: those timed at several batch sizes, then those without
+    accumulation and memory limit, then the most common."""
     sizes, first = {one.batch_size for one in part}, part[0]
     return min(len(sizes), 2), first.accumulate == 1, first.memory_limit is None, len(part)
 
