@@ -65,6 +65,9 @@ class Axis:
     help: str
     common: bool = False  # ``--help`` shows its flag; else only ``--help-all`` does
     plain: bool = False  # its values are clear without its name
+    order: Callable[[Any], Any] | None = None  # sort key of its values; numbers need none
+    from_default: bool = False  # its default is the baseline of other values; else the first is
+    decided_by: str = ""  # another axis: only some values of that have it, or set its default
     affects: tuple[Trait, ...] = (Trait.FIT, Trait.PROOF, Trait.WORK)  # what it affects
 
 
@@ -172,6 +175,16 @@ def read_scale(text: str) -> float:
         if 0 < scale < math.inf:
             return scale
     raise ValueError("it is not above 0 and finite")
+
+
+def order_scale(scale: Value) -> tuple[float, str]:
+    """Return a sort key for loss scales: none, numbers ascending, dynamic."""
+    return (math.inf, scale) if isinstance(scale, str) else (scale or 0.0, "")
+
+
+def order_limit(limit: float | None) -> float:
+    """Return a sort key for limits: numbers ascending, then none."""
+    return limit or math.inf
 
 
 def parse_loss_scale(text: str) -> float | str:

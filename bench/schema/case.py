@@ -16,6 +16,7 @@ from operator import attrgetter
 from typing import Any
 
 from bench.base.errors import UsageError
+from bench.base.text import parse_bytes
 from bench.networks.data import DATASETS
 from bench.networks.data.batches import Share
 from bench.networks.freezing import NONE, parse_freeze
@@ -23,6 +24,7 @@ from bench.networks.models import parse_model
 from bench.networks.weights import parse_start
 from bench.networks.workloads import IMAGES, OWN, parse_workload
 from bench.schema.axis import (
+    COMPILES,
     GRAD_COMPRESSIONS,
     LOADERS,
     OWN_GRAPHS,
@@ -37,6 +39,8 @@ from bench.schema.axis import (
     name_column,
     one_of,
     or_none,
+    order_limit,
+    order_scale,
     parse_batch_size,
     parse_classes,
     parse_compile,
@@ -89,14 +93,17 @@ class Case:
     dataset: str = describe_axis("cifar10", one_of([*DATASETS, OWN]), "images to train on",
         common=True, plain=True, affects=(LEARNING, DATA, FIT, PROOF, WORK, FLOP, FIRST))
     precision: str = describe_axis("fp32", one_of(PRECISIONS),
-        "number formats; bench.sweep --list describes them", common=True, plain=True)
+        "number formats; bench.sweep --list describes them", common=True, plain=True,
+        order=[*PRECISIONS].index, from_default=True)
     loss_scale: float | str | None = describe_axis(None, parse_loss_scale,
         "a number, or a rule of bench.sweep --list (default: 128, or dynamic)",
-        common=True, affects=(LEARNING, FIT, WORK))
+        common=True, affects=(LEARNING, FIT, WORK), order=order_scale, decided_by="precision")
     opt_level: str | None = describe_axis(None, parse_opt_level,
-        "opt level of apex.amp, O0 to O3, for fp16-apex (default: O2)")
+        "opt level of apex.amp, O0 to O3, for fp16-apex (default: O2)",
+        order=lambda level: level or "", decided_by="precision")
     fp8_recipe: str = describe_axis("tensorwise", one_of(FP8_RECIPES),
-        "how torchao scales tensors in fp8; bench.sweep --list describes them")
+        "how torchao scales tensors in fp8; bench.sweep --list describes them",
+        order=[*FP8_RECIPES].index, decided_by="precision")
     batch_size: int = describe_axis(128, parse_batch_size,
         "items (images) per step of the optimizer", common=True, affects=(LEARNING, FIT, FIRST))
     accumulate: int = describe_axis(1, parse_whole("a number of micro-batches"),
@@ -104,31 +111,34 @@ class Case:
         affects=(DRAWS, FIT, WORK, FIRST))
     memory_limit: str | None = describe_axis(None, parse_memory_limit,
         "memory that the process may use, such as 21GiB, as on a smaller GPU (default: none)",
-        affects=(FIT, PROOF, RECIPE))
+        affects=(FIT, PROOF, RECIPE), from_default=True,
+        order=lambda limit: order_limit(limit and parse_bytes(limit)))
     lr: float = describe_axis(OPTIMIZERS["sgd"].lr, parse_number("a learning rate", 0),
         "learning rate (default: "
         + ", ".join(f"{kind.lr:g} for {name}" for name, kind in OPTIMIZERS.items()) + ")",
-        common=True, affects=(LEARNING, RATE))
+        common=True, affects=(LEARNING, RATE), decided_by="optimizer")
     optimizer: str = describe_axis("sgd", one_of([*OPTIMIZERS, OWN]),
         "one of bench.sweep --list (default: sgd, or a --workload's own)", common=True,
         affects=(LEARNING, RATE, FIT, WORK))
     lr_scaling: str = _learning("none", one_of(LR_SCALINGS),
         "multiply the learning rate by batch size over --base-batch, or by its square root")
     base_batch: int = _learning(128, parse_whole("a batch size"),
-        "batch size that the learning rate is given for")
+        "batch size that the learning rate is given for", decided_by="lr_scaling")
     lr_warmup: str = _learning("0", parse_lr_warmup,
-        "steps, or percent of all steps, over which the learning rate rises to its value")
+        "steps, or percent of all steps, over which the learning rate rises to its value",
+        order=lambda text: (text.endswith("%"), float(text.removesuffix("%"))))
     schedule: str = _learning("constant", one_of(SCHEDULES),
         "learning-rate schedule; bench.sweep --list describes them")
     clip_grad: float | None = describe_axis(None, or_none(parse_number("a norm of gradients", 0)),
         "scale the gradients of a step, unscaled by the loss scale, down to this norm where theirs "
-        "is larger (default: none)", affects=(LEARNING, WORK))
+        "is larger (default: none)", affects=(LEARNING, WORK), order=order_limit, from_default=True)
     epochs: int = _learning(1, parse_whole("a number of epochs"), "epochs to train, each measured",
         common=True)
     fraction: float = describe_axis(1.0, parse_number("a fraction", 0, 1),
         "part of the epoch to measure; the rest is extrapolated", common=True, affects=())
     steps: int | None = describe_axis(None, parse_steps,
-        "measure this many steps at most, after one of each batch shape", common=True, affects=())
+        "measure this many steps at most, after one of each batch shape", common=True, affects=(),
+        order=order_limit)
     until: float | None = describe_axis(None, parse_until,
         "end a case once its epoch time is known within this share, such as 1%: the 95 % interval "
         "of its steps, drift included (default: measure all that --fraction and --steps allow)",
@@ -145,7 +155,7 @@ class Case:
         "let cuDNN time its algorithms during warm-up", affects=(FIT, PROOF))
     compile: str = describe_axis("off", parse_compile,
         "mode of torch.compile; bench.sweep --list describes them", common=True,
-        affects=(FIT, PROOF, KERNELS))
+        affects=(FIT, PROOF, KERNELS), order=[*COMPILES].index)
     cuda_graphs: bool = describe_axis(False, parse_switch,
         "capture a whole training step as a CUDA graph during warm-up, and replay it",
         affects=(FIT, PROOF, WORK, KERNELS))
@@ -153,17 +163,17 @@ class Case:
         affects=(FIT, PROOF, WORK, KERNELS))
     freeze: str = describe_axis(NONE, parse_freeze,
         "weights that are not trained: backbone, bn, or layers by name; bench.sweep --list "
-        "describes them", affects=(LEARNING, FIT, PROOF, WORK, FLOP, FIRST))
+        "describes them", affects=(LEARNING, FIT, PROOF, WORK, FLOP, FIRST), from_default=True)
     start: str | None = describe_axis(None, parse_start,
         "file of weights to start from, .safetensors or written by torch.save (default: none)",
-        affects=(LEARNING, PROOF, WORK, FIRST))
+        affects=(LEARNING, PROOF, WORK, FIRST), from_default=True)
     workload: str = describe_axis(IMAGES, parse_workload,
         "what to train, package.module:factory, with its own network, data and loss (default: "
         "--model on the images of --dataset)", common=True,
         affects=(LEARNING, FIT, PROOF, WORK, FLOP, FIRST))
     command: str | None = describe_axis(None, or_none(parse_command),
         "a script of your own instead, such as 'python train.py -b {batch_size}'", common=True,
-        affects=(LEARNING, FIT, PROOF, WORK, FLOP, FIRST))
+        affects=(LEARNING, FIT, PROOF, WORK, FLOP, FIRST), from_default=True)
     vary: str | None = describe_axis(None, or_none(parse_vary),
         "a placeholder of your own in --command, and its values: --vary depth 12 24; once for each",
         affects=(LEARNING, FIT, PROOF, WORK, FLOP, FIRST))
@@ -179,18 +189,19 @@ class Case:
         "on the CPU", affects=(DRAWS, FIT, WORK))
     workers: int = describe_axis(0, parse_whole("a number of workers", least=0),
         "worker processes of --loader torch; 0, torch's default, loads in the training process",
-        affects=(FIT,))
+        affects=(FIT,), decided_by="loader")
     parallel: str = describe_axis("none", one_of(PARALLELS),
-        "train one network on several GPUs; bench.sweep --list describes how")
+        "train one network on several GPUs; bench.sweep --list describes how",
+        from_default=True)
     world_size: int = describe_axis(1, parse_whole("a number of GPUs"),
         "GPUs (on a CPU, processes) that train together; --batch-size is that of each",
-        affects=(LEARNING, FIT, PROOF, WORK, FIRST))
+        affects=(LEARNING, FIT, PROOF, WORK, FIRST), decided_by="parallel")
     grad_compression: str = describe_axis("none", one_of(GRAD_COMPRESSIONS),
         "with --parallel ddp, the number format in which gradients are exchanged (default: their "
-        "own)", affects=(FIT, PROOF, WORK, RECIPE))
+        "own)", affects=(FIT, PROOF, WORK, RECIPE), from_default=True, decided_by="parallel")
     sync_bn: bool = describe_axis(False, parse_switch,
         "with --parallel ddp, BatchNorm over the batches of all GPUs",
-        affects=(FIT, PROOF, WORK, FIRST, RECIPE))
+        affects=(FIT, PROOF, WORK, FIRST, RECIPE), decided_by="parallel")
     seed: int = describe_axis(0, parse_whole("a seed", 0, 2**31 - 1),
         "seed of weights, order and augmentation", affects=())
     device: str = describe_axis("cuda", one_of(DEVICES),
@@ -301,14 +312,11 @@ make_case: Callable[..., Case] = cache(Case)
 object. With equal but distinct cases, finding 10,000 runs in a dict took 0.1 s more."""
 
 FOLLOWS: dict[str, tuple[str, ...]] = {
-    "precision": ("loss_scale", "opt_level", "fp8_recipe"),
-    "optimizer": ("lr",),
-    "lr_scaling": ("base_batch",),
-    "loader": ("workers",),
-    "parallel": ("world_size", "grad_compression", "sync_bn"),
+    one.decided_by: tuple(name for name in AXES if AXES[name].decided_by == one.decided_by)
+    for one in AXES.values()
+    if one.decided_by
 }
-"""Axes that only some values of another axis have, or whose default it decides: they may change
-together with it."""
+"""Axes that another one decides, by that one: they may change together with it."""
 
 PARTS = ("fraction", "steps", "until")
 """Axes that say how much of an epoch is measured."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from bench.base.errors import UsageError, nearest
-from bench.base.text import parse_bytes
 from bench.results.store.rows import group
 from bench.results.study.runs import SOURCE
-from bench.schema.axis import COMPILES, Value, is_own, name_axis, own_axis
+from bench.schema.axis import Value, is_own, name_axis, order_scale, own_axis
 from bench.schema.case import (
     AXES,
     FOLLOWS,
@@ -23,7 +22,7 @@ from bench.schema.case import (
     parse_value,
     spell_value,
 )
-from bench.schema.precision import FP8_RECIPES, PRECISIONS
+from bench.schema.precision import PRECISIONS
 
 C = TypeVar("C")  # a run, a result or a case
 
@@ -47,25 +46,6 @@ GROUPS = tuple(name for name in ORDER if name != "vary")
 _NUMERIC = [name for name, axis in AXES.items() if type(axis.default) in (int, float)]
 NUMBERS = frozenset((*_NUMERIC, "loss_scale"))
 """Axes whose values are numbers, in ascending order; a dynamic loss scale comes last."""
-
-
-def _order_scale(scale: Value) -> tuple[float, str]:
-    """Return a sort key for loss scales: none, numbers ascending, dynamic."""
-    return (math.inf, scale) if isinstance(scale, str) else (scale or 0.0, "")
-
-
-_ORDERS: dict[str, Callable[[Any], Any]] = {
-    "precision": list(PRECISIONS).index,
-    "loss_scale": _order_scale,
-    "opt_level": lambda text: text or "",
-    "fp8_recipe": list(FP8_RECIPES).index,
-    "memory_limit": lambda text: parse_bytes(text) if text else math.inf,
-    "lr_warmup": lambda text: (text.endswith("%"), float(text.removesuffix("%"))),
-    "clip_grad": lambda norm: norm or math.inf,
-    "steps": lambda steps: steps or math.inf,
-    "compile": list(COMPILES).index,
-}
-"""Sort keys of an axis's values; other numbers need none."""
 
 
 def find_varying(cases: Sequence[Any], among: Iterable[str] = ORDER) -> tuple[str, ...]:
@@ -108,7 +88,7 @@ def order_values(axis: str, values: Iterable[Any]) -> list[Any]:
     if is_own(axis):
         numbers = read_numbers(distinct)
         return sorted(distinct, key=numbers.get) if numbers else distinct  # type: ignore[arg-type]
-    order, default = _ORDERS.get(axis), AXES[axis].default
+    order, default = AXES[axis].order, AXES[axis].default
     return sorted(distinct, key=order) if order or isinstance(default, int | float) else distinct
 
 
@@ -167,7 +147,7 @@ def list_main(cases: Sequence[Any], equal: Sequence[Hashable]) -> list[int]:
         precision = some[0].precision
         counts = Counter(case.loss_scale for case in some)
         default = PRECISIONS[precision].default_loss_scale
-        commonest = min(counts, key=lambda scale: (-counts[scale], _order_scale(scale)))
+        commonest = min(counts, key=lambda scale: (-counts[scale], order_scale(scale)))
         scales[precision] = default if default in counts else commonest
     kept: list[int] = []
     for alike in group(range(len(cases)), lambda at: (equal[at], cases[at].precision)):

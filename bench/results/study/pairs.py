@@ -81,13 +81,6 @@ class Changed:
     pairs: Sequence[Pair]
 
 
-_FROM_DEFAULT = (
-    *("precision", "memory_limit", "clip_grad", "freeze", "start", "command"),
-    *("parallel", "grad_compression"),
-)
-"""Axes whose default is the baseline of other values; else the first value is."""
-
-
 def find_changes(axis: str, results: Sequence[Result]) -> Iterator[Changed]:
     """Yield the changes of one axis for which there are pairs.
 
@@ -112,7 +105,8 @@ def find_changes(axis: str, results: Sequence[Result]) -> Iterator[Changed]:
     values = order_values(axis, (take_value(result, axis) for result in results))
     numbers = is_number_axis(axis, values)
     places = {value: place for place, value in enumerate(values)}
-    first = places.get(AXES[axis].default, 0) if axis in _FROM_DEFAULT else 0
+    about = AXES.get(axis)
+    first = places.get(about.default, 0) if about and about.from_default else 0
     steps: dict[tuple[int, int], list[Pair]] = {}
 
     def list_steps(alike: Sequence[Result]) -> Iterator[tuple[int, int, Result, Result]]:
