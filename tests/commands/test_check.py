@@ -500,7 +500,8 @@ print(code, "torch" in sys.modules)
 def test_the_command_waits_for_torch_once(tmp_path: Path) -> None:
     """In the process that others are forked from, which is asked of the machine already."""
     command = [sys.executable, "-c", ALONE]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
+    where = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, **where)
     assert done.stdout.splitlines()[-1] == "0 False"
     assert "2 of 2 checks passed" in done.stdout
 
