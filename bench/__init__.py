@@ -1,7 +1,8 @@
 """Measure what precision, batch size and loss scale do to time, memory and learning on this GPU.
 
 In a script that `bench.sweep --command` runs, `step` and `epoch` say what it does. In Python,
-`sweep` measures and `read` reads what was measured; both load the rest of the package when called.
+`sweep` measures and `read` reads what was measured; `Workload`, `Images`, `Loss` and `Network` are
+what a training of one's own is made of. The rest of the package is loaded when they are asked for.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from bench.workers.script import epoch, step
 
 if TYPE_CHECKING:
     from bench.api import Sweep, read, sweep
+    from bench.networks.workloads import Images, Loss, Network, Workload
 
-__all__ = ["Sweep", "epoch", "read", "step", "sweep"]
+__all__ = ["Images", "Loss", "Network", "Sweep", "Workload", "epoch", "read", "step", "sweep"]
 
 
 class CallablePackage(ModuleType):
@@ -33,4 +35,6 @@ def __getattr__(name: str) -> Any:
         return import_module("bench.sweep")
     if name in ("Sweep", "read"):
         return getattr(import_module("bench.api"), name)
+    if name in ("Images", "Loss", "Network", "Workload"):
+        return getattr(import_module("bench.networks.workloads"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

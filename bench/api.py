@@ -52,7 +52,7 @@ def sweep(
         model: a network: a name such as ``"dpn92"``, ``"package.module:factory"``, or a function
             without arguments that returns a `torch.nn.Module`; or several. A function of a notebook
             is written to a module in ``out``, with what it uses.
-        workload: likewise a function that returns a `bench.networks.workloads.Workload`.
+        workload: likewise a function that returns a `bench.Workload`.
         vary: values of placeholders of one's own in ``command``, by name; as a dict, the script's
             own words for each, such as ``{"amp": {"off": "", "on": "--amp"}}``.
         out: folder of the results (default: a new one in ``results``).

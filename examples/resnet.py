@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from bench.networks.workloads import Workload
+from bench import Workload
 
 
 def convolve(into: int, out: int, kernel: int, stride: int = 1) -> nn.Sequential:

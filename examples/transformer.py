@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.networks.workloads import Loss, Network, Workload
+from bench import Loss, Network, Workload
 
 
 class Block(nn.Module):

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.networks.workloads import Network, Workload
+from bench import Network, Workload
 
 
 class Detector(nn.Module):

@@ -59,7 +59,7 @@ def check_workload(name: str, made: object) -> Workload:
     if not isinstance(made, Workload):
         raise UsageError(
             f"workload {name!r} returned {type(made).__name__}; its factory returns a "
-            f"bench.networks.workloads.Workload; a network for images is given as --model {name}"
+            f"bench.Workload; a network for images is given as --model {name}"
         )
     return made
 

@@ -69,7 +69,7 @@ def print_registries() -> None:
         "datasets": DATASETS,
         "workloads": {
             "images": "the network of --model on the images of --dataset",
-            "package.module:factory": "your own bench.networks.workloads.Workload",
+            "package.module:factory": "your own bench.Workload",
         },
     }
     for title, entries in sections.items():

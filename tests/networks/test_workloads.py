@@ -236,7 +236,7 @@ def test_a_broken_workload_is_told_how(way: str) -> None:
         (
             "workload",
             "network",
-            "returned Linear; its factory returns a bench.networks.workloads.Workload",
+            "returned Linear; its factory returns a bench.Workload",
         ),
         ("workload", "wright", "module 'test_workloads' has no function 'wright'; did you mean"),
     ],
