@@ -13,17 +13,34 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from bench.base.limits import MIN_REPEATS
+from bench.networks.data.sources import CLASSES
+from bench.networks.workloads import IMAGES
 from bench.results.verdict import (
+    GUESSING,
+    Difference,
     Equivalence,
     EquivalenceVerdict,
+    GroupSpread,
     Ratio,
     Seeded,
     Verdict,
     adjust,
+    average_seeds,
     compare,
     compare_seeds,
+    estimate,
+    exp,
+    find_classes,
+    find_unit,
     is_guessing,
     judge_equivalences,
+    pool,
+    pool_noise,
+    subtract,
+    summarize,
+    summarize_middle,
+    withdraw,
+    withdraw_if_guessing,
 )
 
 MARGIN = 0.02
@@ -118,7 +135,183 @@ def test_holm_orders_and_bounds(p_values: list[float]) -> None:
     assert {i for i, q in enumerate(adjusted) if q < 0.05} == rejected
 
 
+# ------------------------------------------------------------------------------------- the parts
+
+
+@given(
+    st.lists(st.lists(st.floats(0.5, 2), max_size=5), max_size=4),
+)
+def test_noise_is_pooled_over_groups(groups: list[list[float]]) -> None:
+    """Groups of one reading say nothing of it."""
+    several = [group for group in groups if len(group) > 1]
+    freedom = sum(len(group) - 1 for group in several)
+    squares = sum(float(np.var(np.log(group))) * len(group) for group in several)
+    noise, found = pool_noise(groups)
+    assert found == freedom
+    expected = math.sqrt(squares / freedom) if freedom else math.nan
+    assert noise == pytest.approx(expected, rel=1e-9, abs=1e-11, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("number", "more"),
+    [(2, 1.0), (3, 1.346), (4, 1.193), (10, 1.383), (11, math.pi / 2), (25, math.pi / 2)],
+)
+def test_a_median_is_as_much_less_sure_than_a_mean_as_its_number_says(
+    number: int, more: float
+) -> None:
+    values = [100.0 + x for x in range(number)]
+    middle, spread = summarize_middle(values)
+    assert middle == pytest.approx(math.log(np.median(values)), rel=1e-12)
+    variance = float(np.var(np.log(values), ddof=1))
+    assert spread == (pytest.approx(more * variance, rel=1e-9), number)
+    assert summarize(values) == (
+        pytest.approx(np.log(values).mean(), rel=1e-12),
+        (pytest.approx(variance, rel=1e-9), number),
+    )
+
+
+def test_values_that_differ_by_rounding_have_no_spread() -> None:
+    assert summarize([1000.0, 1000.0 + 5e-10])[1] == (0.0, 2)
+    assert summarize([1000.0, 1000.0 + 5e-9])[1].variance > 0
+    assert summarize([0.001, 0.001 + 5e-15])[1].variance > 0
+
+
+NOISY, CALM, STILL = GroupSpread(4.0, 4), GroupSpread(1.0, 2), GroupSpread(0.0, 3)
+
+
+def test_the_error_of_several_cases_is_of_their_mean() -> None:
+    """Squares 4/4 + 1/2 and 1/2 + 0: the mean of two has the root of their sum, halved."""
+    one, other = Difference(0.5, ((NOISY, CALM),)), Difference(0.1, ((CALM, STILL),))
+    both = pool([one, other])
+    assert both.shift == pytest.approx(0.3)
+    assert both.error == pytest.approx(math.sqrt(1.5 + 0.5) / 2)
+    assert (one.counts, other.counts, both.counts) == ((4, 2), (2, 3), (2, 2))
+
+
+@pytest.mark.parametrize(
+    ("sides", "noise", "freedom"),
+    [
+        # Satterthwaite: the square of the sum over the sum of squares over their freedoms
+        ([(NOISY, CALM)], None, 1.5**2 / (1 / 3 + 0.25 / 1)),
+        ([(NOISY, CALM)], 1.0, 0.75**2 / (0.25**2 / 3 + 0.5**2 / 1)),
+        ([(NOISY, CALM)], 8.0, 2.5**2 / (4 / 3 + 0.25 / 1)),
+        # a side without spread has no noise ratio: its own
+        ([(CALM, STILL)], 8.0, 1.0),
+        ([(STILL, CALM)], 8.0, 1.0),
+        # shares 3/4 and 1/4 of the variance of the mean; and a case without any has none
+        (
+            [(NOISY, CALM), (CALM, STILL)],
+            None,
+            1 / ((3 / 4) ** 2 * (1 / 3 + 0.25) / 1.5**2 + (1 / 4) ** 2),
+        ),
+        ([(CALM, STILL), (STILL, STILL)], None, 1.0),
+    ],
+)
+def test_freedom_by_hand(
+    sides: list[tuple[GroupSpread, GroupSpread]], noise: float | None, freedom: float
+) -> None:
+    assert Difference(0.0, tuple(sides)).freedom(noise) == pytest.approx(freedom, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "unit"),
+    [
+        ([1.0, 2.0], [3.0], 0.0),
+        ([], [3.0], 0.0),
+        ([1.0, -3.0], [1.5], 2.0),
+        ([1.0, -1.0], [4.0, -2.0], 3.0),
+        ([], [-4.0], 4.0),
+        ([0.0], [0.0], 1.0),
+        ([0.0], [0.5], 0.5),
+    ],
+)
+def test_the_unit_of_a_difference_is_the_larger_mean_without_signs(
+    a: list[float], b: list[float], unit: float
+) -> None:
+    assert find_unit(a, b) == unit
+
+
+@pytest.mark.parametrize(
+    ("readings", "mean"),
+    [
+        ({0: [2.0, 8.0], 1: [9.0], 2: []}, 6.0),
+        ({0: [-1.0, 3.0], 1: [-5.0]}, -2.0),
+        ({0: [0.0, 4.0]}, 2.0),
+        ({0: [2.0, math.inf], 1: [3.0]}, math.inf),
+        ({0: [2.0, math.nan]}, math.nan),
+    ],
+)
+def test_seeds_are_averaged_by_factors_unless_a_value_is_not_above_zero(
+    readings: dict[int, list[float]], mean: float
+) -> None:
+    assert average_seeds(readings) == pytest.approx(mean, rel=1e-12, nan_ok=True)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.inf, math.nan])
+def test_no_ratio_is_of_what_has_no_logarithm(bad: float) -> None:
+    for sides in (([bad, 1.0], [1.0]), ([1.0], [1.0, bad])):
+        assert subtract(*sides, summarize) == "a value is not positive: no ratio"
+
+
+def test_a_ratio_that_overflows_is_large() -> None:
+    assert (exp(1.0), exp(701.0)) == (math.e, math.exp(700.0))
+
+
 # -------------------------------------------------------------------------------------- verdicts
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "lack", "nothing"),
+    [
+        (0.980, 1.021, "", True),
+        (0.981, 1.021, "", False),  # 1/1.02 is 0.9804
+        (0.980, 1.019, "", False),
+        (0.980, 1.021, "why", False),
+        (None, 1.021, "", False),
+        (0.980, None, "", False),
+    ],
+)
+def test_an_interval_past_the_margin_on_both_sides_rules_out_nothing(
+    low: float | None, high: float | None, lack: str, nothing: bool
+) -> None:
+    ratio = Ratio(1.0, low, high, lack=lack)
+    assert ratio.rules_out_nothing(MARGIN) is nothing
+    if lack or not low or not high:
+        assert ratio.judge(MARGIN) is Verdict.NONE
+
+
+def test_a_ratio_inverted_has_its_ends_swapped() -> None:
+    ratio = Ratio(2.0, 1.6, 2.5, 0.01, 0.02, pairs=3)
+    assert ratio.invert() == Ratio(0.5, 0.4, 0.625, 0.01, 0.02, pairs=3)
+    assert Ratio(lack="why").invert() == Ratio(lack="why")
+
+
+def test_a_difference_is_in_its_unit() -> None:
+    ratio = Ratio(math.exp(0.5), math.exp(0.25), math.exp(1.0), unit=2.0)
+    assert ratio.difference == pytest.approx((1.0, 0.5, 2.0))
+    assert Ratio(math.exp(0.5), unit=2.0).difference == (pytest.approx(1.0), None, None)
+    assert Ratio(2.0, 1.6, 2.5).difference is None
+    assert Ratio(unit=2.0).difference is None
+    (found,) = compare_seeds([pair_up([-1.0, -2.0, -3.0], [-0.9, -1.9, -2.9])])
+    assert found.unit == 2.0
+    assert found.difference == pytest.approx((0.1, 0.1, 0.1))
+
+
+def test_an_interval_is_as_sure_as_asked() -> None:
+    case = Difference(0.1, ((GroupSpread(0.01, 4), GroupSpread(0.01, 4)),))
+    reach = stats.t.ppf(0.95, 6) * math.sqrt(0.005)
+    (ratio,) = estimate([case], confidence=0.9)
+    ends = math.exp(0.1 - reach), math.exp(0.1 + reach)
+    assert (ratio.low, ratio.high) == pytest.approx(ends, rel=1e-9)
+    assert ratio.p == ratio.p_adjusted == pytest.approx(2 * stats.t.sf(0.1 / math.sqrt(0.005), 6))
+    # a reason keeps its place, and is of no family
+    lack, again, same = estimate(["why", case, Difference(0.0, ((STILL, STILL),), 3)])
+    assert (lack, again.p_adjusted, again.pairs) == (Ratio(lack="why"), ratio.p, 0)
+    assert same == Ratio(1.0, 1.0, 1.0, exact=True, pairs=3)
+    # exactly as many repeats as are needed are enough, and one fewer of either side is not
+    few = Difference(0.1, ((GroupSpread(0.01, 2), GroupSpread(0.01, 3)),))
+    (ratio,) = estimate([few], deterministic=True)
+    assert (ratio.lack, ratio.low) == ("needs 3 repeats a side, has 2 and 3", None)
 
 
 @pytest.mark.parametrize(
@@ -297,6 +490,54 @@ def test_losses_equal_in_every_seed_are_equivalent_at_any_margin() -> None:
     assert (two.verdict, two.lack) == (EquivalenceVerdict.UNCLEAR, "needs 3 seeds a side, has 2")
 
 
+@pytest.mark.parametrize(
+    ("verdict", "guessing", "kept"),
+    [
+        (EquivalenceVerdict.EQUIVALENT, [False, False], True),
+        (EquivalenceVerdict.EQUIVALENT, [], True),
+        (EquivalenceVerdict.EQUIVALENT, [True, False], False),
+        (EquivalenceVerdict.WORSE, [False, True], True),
+        (EquivalenceVerdict.BETTER, [True, False], True),
+        (EquivalenceVerdict.WORSE, [True, True], False),
+        (EquivalenceVerdict.UNCLEAR, [False, True], False),
+    ],
+)
+def test_networks_that_guess_are_worse_or_better_but_never_equivalent(
+    verdict: EquivalenceVerdict, guessing: list[bool], kept: bool
+) -> None:
+    found = Equivalence(verdict, 1.1, 1.05, 1.2, 0.01, 5, "", 0.5)
+    without = Equivalence(EquivalenceVerdict.UNCLEAR, 1.1, seeds=5, lack=GUESSING, unit=0.5)
+    assert withdraw(found, GUESSING) == without
+    assert withdraw_if_guessing(found, guessing) == (found if kept else without)
+
+
+def test_a_family_of_equivalences_is_adjusted_and_keeps_its_order() -> None:
+    """Claims of both kinds by Holm, each among its own; what has no ratio says why."""
+    shifted = [1.04 * x for x in NEAR]
+    family = [
+        pair_up(LOSSES, scaled(1.0)),
+        pair_up([math.nan] * 3, LOSSES[:3]),
+        pair_up(LOSSES, [x * y for x, y in zip(LOSSES, shifted, strict=True)]),
+        pair_up([-1.0, -2.0, -3.0], [-1.0, -2.0, -3.0]),
+        pair_up([math.inf, -1.0, -2.0], [-1.0, -2.0, -3.0]),
+    ]
+    within, lack, beyond, same, lost = judge_equivalences(family, MARGIN)
+    alone = [judge_equivalences([family[at]], MARGIN)[0] for at in (0, 2)]
+    assert within.p == pytest.approx(2 * alone[0].p)  # type: ignore[operator]
+    assert beyond.p == alone[1].p == pytest.approx(1, abs=0.01)
+    assert [one.verdict for one in (within, beyond, same)] == [
+        EquivalenceVerdict.EQUIVALENT,
+        EquivalenceVerdict.WORSE,
+        EquivalenceVerdict.EQUIVALENT,
+    ]
+    reason = "a value is not positive: no ratio"
+    assert lack == Equivalence(EquivalenceVerdict.UNCLEAR, lack=reason)
+    assert lost == Equivalence(EquivalenceVerdict.UNCLEAR, lack=reason, unit=2.0)
+    assert (same.ratio, same.low, same.high, same.p, same.seeds) == (1.0, 1.0, 1.0, None, 3)
+    assert same.unit == 2.0
+    assert (within.write(1.01234), same.write(math.exp(0.25))) == ("1.0123", "+0.5")
+
+
 # ------------------------------------------------------------------------------------ simulation
 
 TRIALS = 1500
@@ -440,3 +681,21 @@ def test_a_loss_2_percent_below_that_of_guessing_is_learnt() -> None:
     """0.98 ln 10 is 2.25653."""
     assert is_guessing(2.2566, 10)
     assert not is_guessing(2.2564, 10)
+    assert [is_guessing(x, None) for x in (6.0, math.inf, math.nan)] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("workload", "given_classes", "counted", "classes"),
+    [
+        (IMAGES, None, None, CLASSES),
+        (IMAGES, 100, math.nan, 100),
+        (IMAGES, 100, 5.0, 5),
+        ("own", None, math.nan, None),
+        ("own", 7, None, 7),
+        ("own", None, 3.0, 3),
+    ],
+)
+def test_the_classes_of_a_loss_are_counted_else_given_else_known_of_images_alone(
+    workload: str, given_classes: int | None, counted: float | None, classes: int | None
+) -> None:
+    assert find_classes(workload, given_classes, counted) == classes
