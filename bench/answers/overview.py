@@ -304,7 +304,7 @@ def _tabulate_reached(found: ReportData) -> Iterator[Sheet]:
         *(axis_column(axis, lambda one: one.best)
           for axis in found.order if axis in (*found.varying, "precision")),
         *(quantity_column(name, lambda one: one.best, spread=False)
-          for name in ("achieved_flops", "peak_share", "measured_share", "traffic", "copy_share")),
+          for name in ("achieved_flops", "mfu", "measured_share", "traffic", "copy_share")),
         Column("mean_power_w", "power (W)", "mean of the epoch", lambda one: one.best.mean_power_w,
                write="{:.0f}".format),
         quantity_column("images_per_j", lambda one: one.best, spread=False),
@@ -314,8 +314,9 @@ def _tabulate_reached(found: ReportData) -> Iterator[Sheet]:
     told = ("achieved_flops", "traffic", "mean_power_w", "sm_clock_mhz")
     rows = [s for s in found.settings if any(is_number(getattr(s.best, n)) for n in told)]
     note = (
-        "Of peak: by the data sheet of the card; of measured, and of a copy: of what a large "
-        "product, and a large copy, reached on this machine before its cases."
+        "MFU: model FLOP/s over the dense peak of the card's data sheet; of measured, and of a "
+        "copy: over what a large product, and a large copy, reached on this machine before its "
+        "cases."
     )
     title = "What the hardware did: FLOP/s, traffic, power and clocks"
     yield Sheet(title, columns, rows, [note])

@@ -217,7 +217,7 @@ def find_wrong_card(row: EvidenceRow) -> Iterator[str]:
         return
     if row.has("capability") and row["capability"] != sheet.capability:
         yield f"{row['gpu']} has compute capability {sheet.capability}, not {row['capability']}"
-    if row.has("gpu_memory_bytes") and row["mig"] != "on":
+    if sheet.memory and row.has("gpu_memory_bytes") and row["mig"] != "on":
         share = row["gpu_memory_bytes"] / GIB / sheet.memory
         if not SOLD[0] <= share <= SOLD[1]:
             yield (

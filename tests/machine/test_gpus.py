@@ -34,7 +34,6 @@ from bench.machine.nvml import (
     spell_uuid,
     throttle_names,
 )
-from bench.machine.peaks import list_peaks
 from bench.schema.record import Environment
 from bench.sweep.preflight import refuse_places
 from bench.workers.examination import Platform
@@ -424,30 +423,6 @@ def test_several_cards_are_read_as_one():
     assert reading.throttle == ("board limit", "sync boost")
     assert reading.others == (GpuProcess(3),)
     assert cards.why("temperature_c") == "no sensor"
-
-
-# ------------------------------------------------------------------------------------ data sheets
-
-
-@pytest.mark.parametrize(
-    ("gpu", "arithmetic", "flops", "bandwidth"),
-    [
-        ("NVIDIA H200", "bfloat16", 989.5e12, 4.8e12),
-        ("NVIDIA H200 NVL", "float16", 835.5e12, 4.8e12),
-        ("NVIDIA H100 PCIe", "tfloat32", 378e12, 2e12),
-        ("NVIDIA A100-PCIE-40GB", "float8", None, 1.555e12),
-        ("Tesla T4", "bfloat16", None, 0.32e12),
-        ("NVIDIA TITAN RTX", "float16", 130.5e12, 0.672e12),
-        # namesakes, and one that is not listed
-        ("NVIDIA H200 MIG 1g.18gb", "float32", None, None),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", "float32", None, None),
-        ("NVIDIA A1000", "float32", None, None),
-    ],
-)
-def test_peaks_of_cards(gpu, arithmetic, flops, bandwidth):
-    peaks = list_peaks(gpu)
-    assert peaks.get(f"rate_{arithmetic}") == (flops and pytest.approx(flops))
-    assert peaks.get("rate_copy") == (bandwidth and pytest.approx(bandwidth))
 
 
 SHARES = """

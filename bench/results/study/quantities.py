@@ -157,8 +157,9 @@ _ALL = (
     Quantity("achieved_flops", "achieved", "TFLOP/s", "higher",
              "FLOP per image, forward and backward, times images/s; of each GPU",
              lambda r: math.nan if r.of_peaks > 1 else r.flops, whole=True, rate=True),
-    Quantity("peak_share", "of peak", "%", "higher",
-             "achieved FLOP/s over the card's peak in the arithmetic that ran",
+    Quantity("mfu", "MFU", "%", "higher",
+             "model FLOP/s utilization: achieved FLOP/s over the dense peak of the card's data "
+             "sheet, in the arithmetic that ran",
              lambda r: math.nan if r.of_peaks > 1 else r.of_peaks,
              decimals=1, whole=True, rate=True),
     Quantity("measured_share", "of measured", "%", "higher",

@@ -113,13 +113,13 @@ RUNS: dict[str, tuple[Sequence[Record], dict[str, Any]]] = {
             "images_per_s": 500, "images_per_j": 10_000 / 600, "achieved_flops": 8.5e12,
             "energy_per_epoch_j": 3000,  # a fifth of the images was measured
             "step_noise": 0.02,
-            "peak_share": 8.5e12 / list_peaks("NVIDIA H200")["rate_float32"],
+            "mfu": 8.5e12 / list_peaks("NVIDIA H200")["rate_float32"],
         },
     ),
     **{
         f"peak of {arithmetic}": (
             [ran(FP16, 100, gpu="NVIDIA H200", flop_per_image=17e9, arithmetic=arithmetic)],
-            {"peak_share": 8.5e12 / peak},
+            {"mfu": 8.5e12 / peak},
         )
         for arithmetic, peak in (
             ("tfloat32/float32", 494.5e12),  # no kernel took one of the gradients in TF32
@@ -128,7 +128,7 @@ RUNS: dict[str, tuple[Sequence[Record], dict[str, Any]]] = {
         )
     },
     "more than the peak": (
-        [ran(FP16, 100, gpu="NVIDIA H200", flop_per_image=1e13)], {"peak_share": NAN},
+        [ran(FP16, 100, gpu="NVIDIA H200", flop_per_image=1e13)], {"mfu": NAN},
     ),
     "of what the device does": (
         [ran(FP16, 100, **REACHED)], {"measured_share": 0.5, "copy_share": 0.25},  # 8.5 TFLOP/s
