@@ -275,13 +275,13 @@ class Monitor:
         reading met is noted instead."""
         readings = self._values("throttle", "epoch")
         counts = Counter(name for names in readings for name in names)
-        told = {name: f"{name} ({n} of {len(readings)} readings)" for name, n in counts.items()}
-        slowed = [name for name in told if EFFECTS.get(name) == "slowed"]
+        met = {name: f"{name} ({n} of {len(readings)} readings)" for name, n in counts.items()}
+        slowed = [name for name in met if EFFECTS.get(name) == "slowed"]
         passing = [n for n in slowed if counts[n] < max(2, _PASSING * len(readings))]
         if passing:
-            seen.values["throttle_during"] = _union([[n for n in told if n not in passing]])
-            seen.notes.append(f"passing: {', '.join(map(told.__getitem__, passing))}")
-        lasting = [told[name] for name in slowed if name not in passing]
+            seen.values["throttle_during"] = _union([[n for n in met if n not in passing]])
+            seen.notes.append(f"passing: {', '.join(map(met.__getitem__, passing))}")
+        lasting = [met[name] for name in slowed if name not in passing]
         return f"throttled during the epoch: {', '.join(lasting)}" if lasting else ""
 
     def _neighbours(self, seen: Observation, allow_shared: bool) -> str:
@@ -322,9 +322,9 @@ _TOGETHER: Mapping[str, Callable[[list[Any]], Any]] = {
 class CommandMonitor:
     """A monitor of each card that a command may use, with the methods of a `Monitor`: what counts
     is what happened on those on which its processes were seen or, where none was, as under WSL, on
-    those that it ``told`` of, by their places."""
+    those that it ``named``, by their places."""
 
-    told: Collection[int] = ()
+    named: Collection[int] = ()
 
     def __init__(self, cards: Sequence[Device]) -> None:
         self._cards = cards
@@ -342,7 +342,7 @@ class CommandMonitor:
         """Return what was observed, as `Monitor.close` does."""
         seen = [monitor.close(*given) for monitor in self._monitors]
         listed = [i for i, card in enumerate(self._cards) if card.is_used()]
-        places = listed or sorted(self.told)
+        places = listed or sorted(self.named)
         used = [seen[i] for i in places]
         if not used:
             why = "no process of the command was seen on a GPU"

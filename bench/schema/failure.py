@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.base.processes import name_signal
 from bench.base.text import clean
 from bench.schema.case import Case
-from bench.schema.record import Status
+from bench.schema.record import MEASURED, REFUSED, Outcome, Status
 
 NEARLY_FULL = 0.05
 """Free share of device memory below which an odd CUDA library failure may be an OOM."""
@@ -131,32 +131,21 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A classified failure. ``peer``: it follows from the end of another process that trains the
-    same network."""
-
-    status: Status
-    reason: str
-    transient: bool = False
-    peer: bool = False
-
-
 def list_kinds(error: BaseException) -> list[str]:
     return [kind.__name__ for kind in type(error).__mro__]
 
 
 def classify(
     kinds: list[str], message: str, free_share: float | None = None, case: Case | None = None
-) -> Fault:
+) -> Outcome:
     """Classify an exception by the names of its class and that one's ancestors, nearest first, and
     its text. ``free_share`` of device memory is that at the time of the exception, 0 also if the
     allocator refused some; the memory limit of ``case`` is named if memory ran out."""
-    said = next(filter(None, map(clean, message.splitlines())), "")
+    first = next(filter(None, map(clean, message.splitlines())), "")
     if message.startswith("Caught "):  # in a DataLoader's worker, whose traceback is the message
-        told = re.findall(r"^[\w.]+: (.+)$", message, re.MULTILINE)
-        said = clean(told[-1]) if told else said
-    reason = f"{kinds[0]}: {said[:300]}" if said else kinds[0]
+        errors = re.findall(r"^[\w.]+: (.+)$", message, re.MULTILINE)
+        first = clean(errors[-1]) if errors else first
+    reason = f"{kinds[0]}: {first[:300]}" if first else kinds[0]
     limit = case.memory_limit if case else None
     on_host = case is not None and case.device == "cpu"
     for rule in RULES:
@@ -171,9 +160,10 @@ def classify(
                 reason = f"{rule.fix}: {reason}"
             elif limit and rule.status is Status.OOM:
                 # the allocator's message, which the log has, is about one block
-                reason = f"needs more than {limit} of {'host' if on_host else 'GPU'} memory: {said}"
-            return Fault(rule.status, reason, rule.transient, rule.peer)
-    return Fault(Status.ERROR, reason)
+                of = "host" if on_host else "GPU"
+                reason = f"needs more than {limit} of {of} memory: {first}"
+            return Outcome(rule.status, reason, transient=rule.transient, peer=rule.peer)
+    return Outcome(Status.ERROR, reason)
 
 
 def is_harness(file: Path) -> bool:
@@ -224,9 +214,17 @@ def find_place(failed: BaseException | str) -> str:
     return ""
 
 
+def order_end(end: Outcome) -> int:
+    """Return a sort key for the ends of processes that train one network, which ends as the first
+    of them: out of memory counts most, and to have failed because peers were gone least."""
+    if end.status in MEASURED:
+        return 3
+    return 2 if end.peer else 0 if end.status in REFUSED else 1
+
+
 def classify_death(
     returncode: int, oom_kills: int, case: Case | None = None, trained: bool = False
-) -> Fault:
+) -> Outcome:
     """Classify the end of a worker that reported no result, by its return code, negative for a
     signal, and the number of processes that the kernel's OOM killer ended meanwhile.
 
@@ -236,17 +234,17 @@ def classify_death(
     ``trained``, or begun to warm up.
     """
     if returncode == -signal.SIGKILL and oom_kills > 0:
-        return Fault(Status.KILLED, "SIGKILL by the host's out-of-memory killer (host memory)")
+        return Outcome(Status.KILLED, "SIGKILL by the host's out-of-memory killer (host memory)")
     if returncode in (-signal.SIGKILL, -signal.SIGTERM):
-        return Fault(Status.KILLED, f"{name_signal(-returncode)} from outside the sweep")
+        return Outcome(Status.KILLED, f"{name_signal(-returncode)} from outside the sweep")
     if returncode < 0:
         reason = f"the worker crashed with {name_signal(-returncode)}"
     else:
         reason = f"the worker exited with code {returncode} and reported no result"
     if case and case.memory_limit and case.device == "cpu" and trained and returncode:
         why = f"{reason}, under a memory limit of {case.memory_limit}; the log may say why"
-        return Fault(Status.OOM_SUSPECTED, why)
-    return Fault(Status.ERROR, reason)
+        return Outcome(Status.OOM_SUSPECTED, why)
+    return Outcome(Status.ERROR, reason)
 
 
 def count_oom_kills() -> int:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from bench.base.inject import Uncaught
 from bench.base.processes import name_signal
 from bench.schema.case import Case
-from bench.schema.failure import Fault, classify, find_place
-from bench.schema.record import REFUSED, Status
+from bench.schema.failure import classify, find_place, order_end
+from bench.schema.record import Outcome, Status
 
 _COLOUR = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
 
@@ -126,12 +126,12 @@ def _read_crash(plain: Sequence[str], at: int) -> tuple[int, str, str] | None:
 
 def find_fault(
     code: int, output: str, case: Case, uncaught: Uncaught | None = None
-) -> Fault | None:
+) -> Outcome | None:
     """Return why a command failed, from its code, negative for a signal, its output, and the error
     that its process told of as it ended; None if it did not. Behind a pipe, or in the background of
     a shell, its code may be 0."""
     if -code in (signal.SIGKILL, signal.SIGTERM):
-        return Fault(Status.KILLED, f"the command ended by {name_signal(-code)} from outside")
+        return Outcome(Status.KILLED, f"the command ended by {name_signal(-code)} from outside")
     crashes = list_crashes(output)
     raised = _find_raised(uncaught, crashes)
     if code == 0:
@@ -140,7 +140,7 @@ def find_fault(
     launchers = [crash for crash in crashes if crash.launched]
     if (ended := _find_signal(launchers)) and not any(crash.rank for crash in crashes):
         status = Status.KILLED if ended in ("SIGKILL", "SIGTERM") else Status.ERROR
-        return Fault(status, f"a process of the command ended by {ended}")
+        return Outcome(status, f"a process of the command ended by {ended}")
     own = [crash for crash in crashes if not (crash.launched or crash.thread)]
     ranks = [crash for crash in own if crash.rank]
     # Python's code for an exception is 1; with another one, it went on after what it printed
@@ -148,14 +148,14 @@ def find_fault(
     tries = tries or [e for e in own[-1:] if e.last or launchers or code in (1, -signal.SIGABRT)]
     faults = [classify_crash(crash, case) for crash in tries]
     if faults:
-        return min(faults, key=_weigh)
+        return min(faults, key=order_end)
     lines = [line.strip() for line in _COLOUR.sub("", output).splitlines() if line.strip()]
     name = f"the command ended with code {code}"
     if code < 0:
         name = f"the command ended with {name_signal(-code)}"
     told = lines[-1][:300] if lines else ""
     fault = classify([name], told, case=case)
-    return Fault(fault.status, f"{name}: {told}" if told else name, fault.transient)
+    return replace(fault, reason=f"{name}: {told}" if told else name)
 
 
 def _find_raised(uncaught: Uncaught | None, crashes: Sequence[Crash]) -> list[Crash]:
@@ -170,7 +170,7 @@ def _find_raised(uncaught: Uncaught | None, crashes: Sequence[Crash]) -> list[Cr
     return [crash for crash in (printed or [told])[-1:] if not crash.launched]
 
 
-def classify_crash(crash: Crash, case: Case) -> Fault:
+def classify_crash(crash: Crash, case: Case) -> Outcome:
     """Classify an error by its class and message, or by the error that it was raised from."""
     fault = classify([crash.name], crash.text, case=case)
     reason = f"{crash.name}: {crash.told[:300]}" if crash.told else crash.name
@@ -179,10 +179,10 @@ def classify_crash(crash: Crash, case: Case) -> Fault:
         first = classify_crash(crash.cause, case)
         if first.status is not Status.ERROR:
             fault, reason = first, f"{reason}, from {first.reason}"
-    return Fault(fault.status, reason, fault.transient, fault.peer)
+    return replace(fault, reason=reason)
 
 
-def _describe_silent(crash: Crash, case: Case, ended: bool) -> Fault:
+def _describe_silent(crash: Crash, case: Case, ended: bool) -> Outcome:
     fault = classify_crash(crash, case)
     why = "" if ended else ": if its work was done all the same, let it print a line after that"
     if "|" in str(case.command):
@@ -191,7 +191,7 @@ def _describe_silent(crash: Crash, case: Case, ended: bool) -> Fault:
         why = ", since only a thread ended by it"
     how = "a process of it ended by this" if ended else "its output ends in this"
     reason = f"{fault.reason}; {how}, though its code is 0{why}"
-    return Fault(fault.status, reason)
+    return Outcome(fault.status, reason)
 
 
 def _find_signal(launchers: Sequence[Crash]) -> str:
@@ -200,7 +200,3 @@ def _find_signal(launchers: Sequence[Crash]) -> str:
         if found := _SIGNALLED.search(f"{crash.told}\n{crash.text}"):
             return found[1] or found[2] or name_signal(int(found[3]))
     return ""
-
-
-def _weigh(fault: Fault) -> int:
-    return 2 if fault.peer else 0 if fault.status in REFUSED else 1

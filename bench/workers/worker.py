@@ -5,12 +5,11 @@ from __future__ import annotations
 import signal
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from multiprocessing.connection import Connection
 
 from bench.base.errors import UnsupportedError, UsageError
 from bench.schema.case import Case
-from bench.schema.failure import Fault, classify, find_place, list_kinds
+from bench.schema.failure import classify, find_place, list_kinds
 from bench.schema.record import Outcome, Status
 from bench.workers.job import Channel, Job
 from bench.workers.limit import lift_host_limit
@@ -64,11 +63,11 @@ def _report_failure(channel: Channel, case: Case, error: BaseException) -> None:
     lift_host_limit()
     traceback.print_exception(error)
     if isinstance(error, UsageError):
-        fault = Fault(Status.ERROR, str(error))
+        outcome = Outcome(Status.ERROR, str(error))
     elif isinstance(error, UnsupportedError):
-        fault = Fault(Status.UNSUPPORTED, str(error))
+        outcome = Outcome(Status.UNSUPPORTED, str(error))
     else:
-        fault = classify(list_kinds(error), str(error), read_free_share(case), case)
-        if fault.status is Status.ERROR:
-            fault = replace(fault, reason=fault.reason + find_place(error))
-    channel.send(Outcome(fault.status, fault.reason, transient=fault.transient, peer=fault.peer))
+        outcome = classify(list_kinds(error), str(error), read_free_share(case), case)
+        if outcome.status is Status.ERROR:
+            outcome.reason += find_place(error)
+    channel.send(outcome)

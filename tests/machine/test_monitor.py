@@ -330,7 +330,7 @@ def test_of_a_command_those_cards_count_on_which_it_was_seen(used, told, power, 
         card.is_used, card.watch = partial(bool, seen), watched.append
     monitor = CommandMonitor(cards)
     assert all(card.whole is True for card in cards)
-    monitor.told = told
+    monitor.named = told
     seen = go_through(monitor, PHASES).close(None, None, False, 4.0)
     assert watched == [1, 1]
     assert seen.cards == ([i for i in (0, 1) if used[i]] or told)

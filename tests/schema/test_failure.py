@@ -22,14 +22,13 @@ from bench.schema import failure
 from bench.schema.case import Case
 from bench.schema.failure import (
     NEARLY_FULL,
-    Fault,
     classify,
     classify_death,
     find_place,
     list_kinds,
     list_libraries,
 )
-from bench.schema.record import Status
+from bench.schema.record import Outcome, Status
 from bench.workers.worker import read_free_share
 from tests.pytest_for_tests import Patch
 
@@ -112,20 +111,20 @@ ERRORS = [
 ]
 Errors = list[BaseException | str]
 EVERY = (None, FULL, ROOMY)
-MEANINGS: list[tuple[Errors, tuple[float | None, ...], Fault]] = [
-    (OOM, EVERY, Fault(Status.OOM, "")),
-    (SUSPECTED, (FULL,), Fault(Status.OOM_SUSPECTED, "")),
-    (SUSPECTED, (None, ROOMY, NEARLY_FULL * 1.01), Fault(Status.ERROR, "")),
-    (UNSUPPORTED, EVERY, Fault(Status.UNSUPPORTED, "")),
-    (TRANSIENT, EVERY, Fault(Status.ERROR, "", transient=True)),
-    (PEERS, EVERY, Fault(Status.ERROR, "", peer=True)),
-    (ERRORS, EVERY, Fault(Status.ERROR, "")),
+MEANINGS: list[tuple[Errors, tuple[float | None, ...], Outcome]] = [
+    (OOM, EVERY, Outcome(Status.OOM, "")),
+    (SUSPECTED, (FULL,), Outcome(Status.OOM_SUSPECTED, "")),
+    (SUSPECTED, (None, ROOMY, NEARLY_FULL * 1.01), Outcome(Status.ERROR, "")),
+    (UNSUPPORTED, EVERY, Outcome(Status.UNSUPPORTED, "")),
+    (TRANSIENT, EVERY, Outcome(Status.ERROR, "", transient=True)),
+    (PEERS, EVERY, Outcome(Status.ERROR, "", peer=True)),
+    (ERRORS, EVERY, Outcome(Status.ERROR, "")),
 ]
 """What exceptions mean, a RuntimeError where there is but its text, by the free share of the
 memory."""
 
 
-def judge(error: BaseException | str, *about: Any) -> Fault:
+def judge(error: BaseException | str, *about: Any) -> Outcome:
     error = RuntimeError(error) if isinstance(error, str) else error
     return classify(list_kinds(error), str(error), *about)
 
@@ -136,7 +135,7 @@ def judge(error: BaseException | str, *about: Any) -> Fault:
     ids=str,
 )
 def test_what_an_exception_means(
-    error: BaseException | str, shares: tuple[float | None, ...], fault: Fault
+    error: BaseException | str, shares: tuple[float | None, ...], fault: Outcome
 ) -> None:
     for share in shares:
         assert replace(judge(error, share), reason="") == fault

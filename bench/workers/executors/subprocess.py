@@ -29,7 +29,7 @@ from bench.machine.gpus import CombinedDevice
 from bench.machine.host import describe_other
 from bench.machine.monitor import ENERGY_COLUMNS, CommandMonitor, Monitor, Observation
 from bench.machine.nvml import Card, find_card, find_cards, open_device, spell_uuid
-from bench.schema.failure import classify, classify_death, count_oom_kills, list_kinds
+from bench.schema.failure import classify, classify_death, count_oom_kills, list_kinds, order_end
 from bench.schema.record import MEASURED, REFUSED, Outcome, Status, write_missing
 from bench.workers.executors import ALL, Executor, Listener, Settings, Stopping
 from bench.workers.job import (
@@ -126,8 +126,7 @@ class SubprocessExecutor(Executor):
             try:
                 outcome = self._attempt(job, on_event, stopping)
             except Exception as error:  # a fault of the machine; the sweep goes on
-                fault = classify(list_kinds(error), str(error))
-                outcome = Outcome(fault.status, fault.reason, transient=fault.transient)
+                outcome = classify(list_kinds(error), str(error))
             outcome.retries = tries
             if not outcome.transient:
                 break
@@ -197,16 +196,15 @@ class SubprocessExecutor(Executor):
                 self._workers.remove(worker)
             oom_kills = count_oom_kills() - oom_kills
             if answer is None:
-                fault = classify_death(returncode, oom_kills, case, trained)
-                reason = worker.failed_rank + fault.reason
-                answer = Outcome(fault.status, reason, transient=fault.transient)
+                answer = classify_death(returncode, oom_kills, case, trained)
+                answer.reason = worker.failed_rank + answer.reason
             if kept and answer.status not in MEASURED:
                 why = dict.fromkeys(kept.follows, answer.reason)
                 answer = replace(kept, missing={**kept.missing, **why})
             m, allow_shared = answer.measurement, self.settings.allow_shared
             if isinstance(monitor, CommandMonitor):
-                spelt = {spell_uuid(told.partition("-")[2], choice) for told in answer.cards}
-                monitor.told = [i for i, card in enumerate(choice) if card.uuid in spelt]
+                spelt = {spell_uuid(card.partition("-")[2], choice) for card in answer.cards}
+                monitor.named = [i for i, card in enumerate(choice) if card.uuid in spelt]
             seen = monitor.close(
                 m.peak_reserved_bytes, m.warmup_reserved_bytes, allow_shared, m.measured_time_s
             )
@@ -242,17 +240,17 @@ class SubprocessExecutor(Executor):
             if time.monotonic() > deadline:
                 pids = worker.pids or [worker.pid]
                 stopped = list_stopped(pids)
-                told = f"{phase} took longer than {self.settings.timeout_s:g} s"
+                reason = f"{phase} took longer than {self.settings.timeout_s:g} s"
                 if stopped:
                     names = join_words([*map(str, stopped)])
-                    told += f", since process {names} was stopped, as by kill -STOP or a debugger"
-                    told += ": --retry timeout runs the case again"
+                    reason += f", since process {names} was stopped, as by kill -STOP or a debugger"
+                    reason += ": --retry timeout runs the case again"
                 else:
-                    told += "; raise --timeout"
+                    reason += "; raise --timeout"
                 if not {*pids} <= {*stopped}:  # those can tell nothing
                     worker.dump_stacks()
-                    told += f"; the log has {'its output' if command else 'the stacks'}"
-                yield Outcome(Status.TIMEOUT, told)
+                    reason += f"; the log has {'its output' if command else 'the stacks'}"
+                yield Outcome(Status.TIMEOUT, reason)
                 return
             if message is not None:
                 yield message
@@ -363,7 +361,9 @@ class Ranks:
                 yield waiting[0]
                 waiting.clear()
             yield None
-        self._deciding = rank = min(ends, key=lambda rank: _weigh(ends[rank]))
+        # one that ended without a message failed
+        weights = {rank: order_end(end or Outcome(Status.ERROR)) for rank, end in ends.items()}
+        self._deciding = rank = min(weights, key=weights.__getitem__)
         end = ends[rank]
         if self._failed and len(self._workers) > 1:
             self.failed_rank = f"rank {rank}: "
@@ -393,16 +393,6 @@ class Ranks:
         codes = [worker.end(patiently=True) for worker in self._workers]
         self._folder.cleanup()
         return codes[self._deciding] if codes else 0
-
-
-def _weigh(end: Outcome | None) -> int:
-    if end is None:
-        return 1
-    if end.status in MEASURED:
-        return 3
-    if end.peer:
-        return 2
-    return 0 if end.status in REFUSED else 1
 
 
 def _open_monitor(
