@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from bench.base.processes import name_processes
 from bench.base.text import Explained, is_whole
 from bench.machine.gpus import (
     Depth,
@@ -172,10 +173,10 @@ class Nvml(Device):
     def __init__(self, uuid: str, nvml: Any = None) -> None:
         """Open the card. Raises NvmlMissingError: NVML does not work here, or knows no such
         card."""
-        with ExitStack() as held:
-            self._nvml = held.enter_context(use_nvml(nvml))
+        with ExitStack() as opened:
+            self._nvml = opened.enter_context(use_nvml(nvml))
             self._card = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
-            self._held = held.pop_all()
+            self._opened = opened.pop_all()
         self._slice = uuid.startswith(_SLICE)
         self._reasons: dict[str, str] = {}
         self._tree: ProcessTree | None = None
@@ -185,7 +186,7 @@ class Nvml(Device):
         self._alias: int | None = None
 
     def close(self) -> None:
-        self._held.close()
+        self._opened.close()
 
     def watch(self, pid: int) -> None:
         self._tree = ProcessTree(pid)
@@ -225,8 +226,9 @@ class Nvml(Device):
     ) -> tuple[int | None, tuple[GpuProcess, ...]]:
         """Return the memory of the worker's processes, and the others that compute on the card."""
         mine = self._own(listed.keys())
+        names = name_processes(listed.keys() - mine)  # of those of this pid namespace
         others = tuple(
-            GpuProcess(pid, size, _name(pid)) for pid, size in listed.items() if pid not in mine
+            GpuProcess(pid, size, names.get(pid)) for pid, size in listed.items() if pid not in mine
         )
         sizes = [size for pid in mine if (size := listed[pid]) is not None]
         if mine and len(sizes) == len(mine):
@@ -253,12 +255,6 @@ class Nvml(Device):
             hidden = [pid for pid in new if not Path(f"/proc/{pid}").exists()]
             self._alias = hidden[0] if len(hidden) == 1 else None
         return {pid for pid in listed if pid == self._alias}
-
-
-def _name(pid: int) -> str | None:
-    with suppress(OSError, UnicodeError):  # it has ended, or is of another pid namespace
-        return Path(f"/proc/{pid}/comm").read_text("utf-8").strip()
-    return None
 
 
 def open_device(uuid: str | None, nvml: Any = None) -> Device:
@@ -325,13 +321,13 @@ class Card:
         return self.name, self.memory_bytes
 
 
-def spell_uuid(told: str, cards: Iterable[Card]) -> str:
+def spell_uuid(named: str, cards: Iterable[Card]) -> str:
     """Return NVML's UUID of the device that CUDA tells with one: that of a slice is its own, or,
     by some drivers, its card's."""
     for card in cards:
-        if told in (card.uuid.partition("-")[2], card.part_of.partition("-")[2]):
+        if named in (card.uuid.partition("-")[2], card.part_of.partition("-")[2]):
             return card.uuid
-    return f"GPU-{told}"
+    return f"GPU-{named}"
 
 
 def find_card(uuid: str, cards: Iterable[Card]) -> Card | None:

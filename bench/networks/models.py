@@ -55,7 +55,11 @@ def parse_factory(text: str) -> str:
     parts = module.split(".")
     if not all(part.isidentifier() for part in [*parts, factory]) or parts[-1] == "py":
         raise ValueError(FACTORY_FORM)
-    return _spell(target, arguments)
+    spelt = []
+    for name, value in sorted(arguments.items()):
+        word = isinstance(value, str) and value.isidentifier() and not iskeyword(value)
+        spelt.append(f"{name}={value if word else repr(value)}")
+    return f"{target}({','.join(spelt)})" if spelt else target
 
 
 def split_arguments(text: str) -> tuple[str, Arguments]:
@@ -83,14 +87,6 @@ def split_arguments(text: str) -> tuple[str, Arguments]:
             "this one"
         ) from None
     return target.strip(), found
-
-
-def _spell(target: str, arguments: Arguments) -> str:
-    told = []
-    for name, value in sorted(arguments.items()):
-        word = isinstance(value, str) and value.isidentifier() and not iskeyword(value)
-        told.append(f"{name}={value if word else repr(value)}")
-    return f"{target}({','.join(told)})" if told else target
 
 
 def is_command(text: str) -> bool:

@@ -104,14 +104,10 @@ def has_instructions(rate: float | None, usual: float | None, device: str) -> bo
 def find_halves(row: Mapping[Any, Any]) -> dict[str, bool]:
     """Return whether a CPU has instructions for each 16-bit format, as far as the rates of its row
     tell; empty for a GPU, whose name tells it."""
-    found: dict[str, bool] = {}
-    if row.get("gpu"):
-        return found
-    for half in (Arithmetic.FLOAT16, Arithmetic.BFLOAT16):
-        known = has_instructions(row.get(RATE_COLUMNS[half]), row.get(PRODUCT), "cpu")
-        if known is not None:
-            found[str(half)] = known
-    return found
+    halves = [] if row.get("gpu") else [Arithmetic.FLOAT16, Arithmetic.BFLOAT16]
+    rates = {str(half): row.get(RATE_COLUMNS[half]) for half in halves}
+    found = {name: has_instructions(rate, row.get(PRODUCT), "cpu") for name, rate in rates.items()}
+    return {name: has for name, has in found.items() if has is not None}
 
 
 def find_emulated(format: str, row: Mapping[Any, Any], convolves: bool = True) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 
 from bench.base.errors import nearest
 from bench.base.text import parse_bytes, read_number, read_percent, read_whole, write_bytes
-from bench.networks.data.synthetic import MOST_CLASSES, parse_shape
-from bench.schema.precision import OPT_LEVELS, POLICIES
+from bench.networks.data.synthetic import parse_shape
+from bench.schema.precision import POLICIES
 
 Value = str | int | float | bool | None
 
@@ -198,9 +198,6 @@ def parse_loss_scale(text: str) -> float | str:
     raise ValueError(f"a loss scale is a finite number above 0, {names}, or 'none' (a scale of 1)")
 
 
-parse_opt_level = or_none(one_of([*OPT_LEVELS, "none"]))
-
-
 def parse_switch(text: str) -> bool:
     switches = {"on": True, "true": True, "off": False, "false": False}
     if text.lower() not in switches:
@@ -227,7 +224,6 @@ def parse_whole(
     return parse
 
 
-parse_steps = or_none(parse_whole("a number of steps"))
 parse_batch_size = parse_whole("", 0, 10**12, BATCH_SIZES)  # a command chooses 0
 
 
@@ -252,7 +248,6 @@ def parse_memory_limit(text: str) -> str:
 
 
 parse_input = or_none(lambda text: "x".join(map(str, parse_shape(text))))
-parse_classes = or_none(parse_whole("a number of classes", 2, MOST_CLASSES))
 
 
 def parse_lr_warmup(text: str) -> str:

@@ -19,6 +19,7 @@ from bench.base.errors import UsageError
 from bench.base.text import parse_bytes
 from bench.networks.data import DATASETS
 from bench.networks.data.batches import Share
+from bench.networks.data.synthetic import MOST_CLASSES
 from bench.networks.freezing import NONE, parse_freeze
 from bench.networks.models import parse_model
 from bench.networks.weights import parse_start
@@ -42,15 +43,12 @@ from bench.schema.axis import (
     order_limit,
     order_scale,
     parse_batch_size,
-    parse_classes,
     parse_compile,
     parse_input,
     parse_loss_scale,
     parse_lr_warmup,
     parse_memory_limit,
     parse_number,
-    parse_opt_level,
-    parse_steps,
     parse_switch,
     parse_until,
     parse_whole,
@@ -66,7 +64,7 @@ from bench.schema.command import (
     write_vary,
 )
 from bench.schema.optimization import LR_SCALINGS, OPTIMIZERS, SCHEDULES
-from bench.schema.precision import FP8_RECIPES, PRECISIONS
+from bench.schema.precision import FP8_RECIPES, OPT_LEVELS, PRECISIONS
 
 DEVICES = ("cuda", "cpu")
 
@@ -98,7 +96,7 @@ class Case:
     loss_scale: float | str | None = describe_axis(None, parse_loss_scale,
         "a number, or a rule of bench.sweep --list (default: 128, or dynamic)",
         common=True, affects=(LEARNING, FIT, WORK), order=order_scale, decided_by="precision")
-    opt_level: str | None = describe_axis(None, parse_opt_level,
+    opt_level: str | None = describe_axis(None, or_none(one_of([*OPT_LEVELS, "none"])),
         "opt level of apex.amp, O0 to O3, for fp16-apex (default: O2)",
         order=lambda level: level or "", decided_by="precision")
     fp8_recipe: str = describe_axis("tensorwise", one_of(FP8_RECIPES),
@@ -136,7 +134,7 @@ class Case:
         common=True)
     fraction: float = describe_axis(1.0, parse_number("a fraction", 0, 1),
         "part of the epoch to measure; the rest is extrapolated", common=True, affects=())
-    steps: int | None = describe_axis(None, parse_steps,
+    steps: int | None = describe_axis(None, or_none(parse_whole("a number of steps")),
         "measure this many steps at most, after one of each batch shape", common=True, affects=(),
         order=order_limit)
     until: float | None = describe_axis(None, parse_until,
@@ -182,7 +180,8 @@ class Case:
         "script tells, or its {batch_size})", affects=())
     input: str | None = _synthetic(None, parse_input,
         "shape of synthetic images, such as 3x224x224 (default: the dataset's, 3x32x32)")
-    classes: int | None = _synthetic(None, parse_classes,
+    classes: int | None = _synthetic(None,
+        or_none(parse_whole("a number of classes", 2, MOST_CLASSES)),
         "classes of synthetic images, such as 1000 (default: the dataset's, 10)")
     loader: str = describe_axis("device", one_of(LOADERS),
         "where batches are made: on the device from data that stay there, or by torch's DataLoader "
@@ -271,8 +270,8 @@ def list_axes(cases: Iterable[Any], among: Iterable[str] = AXES) -> list[str]:
     """Return the axes that cases, runs or results have, of ``among``: in place of ``vary`` those of
     the user's own placeholders."""
     own = [name for text in dict.fromkeys(case.vary for case in cases) for name in read_vary(text)]
-    told = ([name] if name != "vary" else dict.fromkeys(own) for name in among)
-    return [*chain.from_iterable(told)]
+    names = ([name] if name != "vary" else dict.fromkeys(own) for name in among)
+    return [*chain.from_iterable(names)]
 
 
 def lay_out(case: Case) -> dict[str, Any]:
@@ -397,15 +396,15 @@ def format_value(value: Value) -> str:
 def spell_cases(cases: Iterable[Case]) -> dict[str, Any]:
     """Return what a configuration says about cases, as `format_value` writes it: the ``settings``
     that all share, and for each of the ``cases`` the axes that name it or vary."""
-    shared, told = dict[str, str](), dict[str, Iterable[str]]()
+    shared, naming = dict[str, str](), dict[str, Iterable[str]]()
     for name, column in zip(AXES, zip(*map(list_values, cases), strict=True), strict=False):
         texts = {value: format_value(value) for value in {*column}}
         if len(texts) > 1 or name in NAMING_AXES:
-            told[name] = map(texts.__getitem__, column)
+            naming[name] = map(texts.__getitem__, column)
         else:
             (shared[name],) = texts.values()
-    rows = zip(*told.values(), strict=True)
-    return {"settings": shared, "cases": [dict(zip(told, row, strict=True)) for row in rows]}
+    rows = zip(*naming.values(), strict=True)
+    return {"settings": shared, "cases": [dict(zip(naming, row, strict=True)) for row in rows]}
 
 
 def spell_value(value: Value) -> str:

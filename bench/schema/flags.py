@@ -87,9 +87,8 @@ class _HelpAll(argparse.Action):
 class Parser(argparse.ArgumentParser):
     """An argparse parser that raises `UsageError` instead of printing its whole usage.
 
-    ``--help`` leaves out flags whose help is `AdvancedHelp`. Flags cannot be abbreviated. The
-    axes in ``absent`` have no flag, and are refused
-    with the reason given there.
+    ``--help`` leaves out flags whose help is `AdvancedHelp`. Flags cannot be abbreviated. The axes
+    in ``absent`` have no flag, and are refused with the reason given there.
     """
 
     def __init__(self, absent: Mapping[str, str] | None = None, **settings: Any) -> None:
@@ -196,11 +195,9 @@ def read_axes(given: argparse.Namespace) -> dict[str, list[Value]]:
     """Return the axes given as flags of `add_axes`. Raises UsageError: they cannot be used."""
     axes: dict[str, list[Value]] = {}
     for name in given.axes:
-        texts, flag = getattr(given, name), axis_flag(name)
-        if name == "vary":
-            continue
-        if texts is not None:
-            parsed = (parse_values(name, text, flag) for text in texts or ["on"])
+        texts: list[str] | None = getattr(given, name)
+        if name != "vary" and texts is not None:
+            parsed = (parse_values(name, text, axis_flag(name)) for text in texts or ["on"])
             axes[name] = [*chain.from_iterable(parsed)]
     if own := getattr(given, "vary", None):
         if "command" not in axes:
@@ -238,7 +235,6 @@ def add_flag(
     """Add a flag with one value, converted by ``read`` from the flag and its text, as `parse_whole`
     and `parse_number` do."""
     kind = partial(read, flag) if read else str
-    dest = dest or flag.removeprefix("--").replace("-", "_")
     group.add_argument(flag, metavar=metavar, help=help, type=kind, default=default, dest=dest)
 
 
@@ -256,7 +252,9 @@ def add_output(parser: argparse.ArgumentParser, formats: str) -> None:
     help = f"{formats} (default: that of the file's name, or text)"
     parser.add_argument("--format", metavar="FORMAT", help=help)
     help = "file to write (default: -, the terminal)"
-    parser.add_argument("-o", "--output", metavar="FILE", help=help, type=_parse_output)
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help=help, type=lambda f: None if f == "-" else Path(f)
+    )
 
 
 def choose_format(given: argparse.Namespace, formats: Mapping[str, T]) -> T:
@@ -267,10 +265,6 @@ def choose_format(given: argparse.Namespace, formats: Mapping[str, T]) -> T:
     flag = "--format" if given.format else f"-o {given.output}: format"
     given.format = also.get(asked, asked)
     return choose(flag, given.format, formats)
-
-
-def _parse_output(text: str) -> Path | None:
-    return None if text == "-" else Path(text)
 
 
 @contextmanager

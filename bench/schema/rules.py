@@ -91,15 +91,6 @@ def applies(axis: str, case: Case) -> bool:
     return not any(axis in axes for axes, *_ in list_lacks(case))
 
 
-def fill_value(axis: str, case: Case) -> Value:
-    """Return the value of an axis that applies to ``case`` and has no value given."""
-    if axis == "loss_scale":
-        return PRECISIONS[case.precision].default_loss_scale
-    if axis == "lr":
-        return default_lr(case.optimizer)
-    return AXES[axis].default  # type: ignore[no-any-return]
-
-
 _OF_GPUS = ("cuda_graphs", "cudnn_benchmark", "sync_bn")
 """Axes that do nothing on a CPU, or cannot be."""
 
@@ -148,8 +139,9 @@ def settle(settings: Mapping[str, Any]) -> Case:
         own["model"] = name_command(case.command)
         changes = {name: own.get(name, AXES[name].default) for name in AXES if name not in kept}
         return replace(case, **changes | {"workload": COMMAND, "dataset": OWN})
-    filled = [name for name in ("loss_scale", "lr") if settings.get(name) is None]
-    changes = {name: fill_value(name, case) for name in filled}
+    usual = {"loss_scale": PRECISIONS[case.precision].default_loss_scale}
+    usual["lr"] = default_lr(case.optimizer)
+    changes = {name: value for name, value in usual.items() if settings.get(name) is None}
     changes |= {name: AXES[name].default for axes, *_ in list_lacks(case) for name in axes}
     if case.workload != IMAGES:
         changes |= {"model": case.workload, "dataset": OWN}

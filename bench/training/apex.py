@@ -55,6 +55,7 @@ class ApexTraining(Training):
         _, self.optimizer = self._amp.initialize(
             self.model, made, opt_level=level, loss_scale=setting, verbosity=0
         )
+        self._ratios = [1.0] * len(self.optimizer.param_groups)
         self._scaling = {name: dict(state) for name, state in self._amp.state_dict().items()}
         # apex makes its masters at the first loss and then clears the gradients of fp32 weights,
         # which would lose those of the first of several micro-batches
@@ -81,10 +82,6 @@ class ApexTraining(Training):
             "NVIDIA apex keeps its state in objects that no checkpoint holds; --precision fp16 "
             "trains by the same recipe with checkpoints"
         )
-
-    def set_lr(self, lr: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
 
     def backward(self, loss: Tensor, last: bool = True) -> None:
         """Backpropagate the scaled loss; apex unscales the sum as the last context closes."""

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache, wraps
 from itertools import islice
@@ -50,33 +50,30 @@ if TYPE_CHECKING:
 
 _NAMED: dict[WorkKind, str] = {
     WorkKind.MATMUL: "mm addmm bmm baddbmm addmv mv dot addbmm linear matmul _scaled_mm "
-    "_grouped_mm "
-    "linear_backward mkldnn_linear _addmm_activation",
+    "_grouped_mm linear_backward mkldnn_linear _addmm_activation",
     WorkKind.ATTENTION: "_scaled_dot_product_flash_attention "
-    "_scaled_dot_product_flash_attention_for_cpu "
-    "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention "
-    "_scaled_dot_product_attention_math _scaled_dot_product_fused_attention_overrideable "
-    "scaled_dot_product_attention _flash_attention_forward _efficient_attention_forward "
-    "_cudnn_attention_forward _flash_attention _efficient_attention _cudnn_attention",
+    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention "
+    "_scaled_dot_product_cudnn_attention _scaled_dot_product_attention_math "
+    "_scaled_dot_product_fused_attention_overrideable scaled_dot_product_attention "
+    "_flash_attention_forward _efficient_attention_forward _cudnn_attention_forward "
+    "_flash_attention _efficient_attention _cudnn_attention",
     WorkKind.RECURRENT: "_cudnn_rnn lstm gru _thnn_fused_lstm_cell _thnn_fused_gru_cell "
     "mkldnn_rnn_layer _cudnn_rnn_flatten_weight",
     WorkKind.NORMALISATION: "native_batch_norm cudnn_batch_norm batch_norm "
-    "_native_batch_norm_legit "
-    "_batch_norm_with_update native_layer_norm layer_norm native_group_norm group_norm "
-    "_fused_rms_norm rms_norm batch_norm_stats batch_norm_elemt batch_norm_gather_stats "
-    "miopen_batch_norm _batch_norm_impl_index",
+    "_native_batch_norm_legit _batch_norm_with_update native_layer_norm layer_norm "
+    "native_group_norm group_norm _fused_rms_norm rms_norm batch_norm_stats batch_norm_elemt "
+    "batch_norm_gather_stats miopen_batch_norm _batch_norm_impl_index",
     WorkKind.REDUCTION: "sum mean amax amin max min argmax argmin norm linalg_vector_norm var "
-    "var_mean "
-    "std any all prod logsumexp cumsum topk sort avg_pool2d max_pool2d max_pool2d_with_indices "
-    "adaptive_avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d avg_pool1d max_pool1d "
-    "avg_pool3d _amp_foreach_non_finite_check_and_unscale_ _foreach_norm equal",
+    "var_mean std any all prod logsumexp cumsum topk sort avg_pool2d max_pool2d "
+    "max_pool2d_with_indices adaptive_avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d "
+    "avg_pool1d max_pool1d avg_pool3d _amp_foreach_non_finite_check_and_unscale_ _foreach_norm "
+    "equal",
     WorkKind.COPY: "clone copy contiguous fill zero zeros zeros_like ones ones_like full full_like "
     "new_zeros new_full new_ones arange scalar_tensor lift_fresh_copy lift_fresh _pin_memory "
     "_foreach_zero _foreach_copy _local_scalar_dense randn rand randint randperm normal uniform "
     "bernoulli random repeat linspace eye tril_indices triu_indices",
     WorkKind.CONCATENATION: "cat stack split split_with_sizes slice_backward slice_scatter "
-    "narrow_copy "
-    "constant_pad_nd pad _chunk_cat select_backward select_scatter new_empty_strided "
+    "narrow_copy constant_pad_nd pad _chunk_cat select_backward select_scatter new_empty_strided "
     "split_with_sizes_copy roll flip",
     WorkKind.INDEXING: "embedding embedding_dense_backward index index_select index_put index_add "
     "gather scatter scatter_add _unsafe_index _unsafe_index_put masked_select nonzero take "
@@ -84,8 +81,8 @@ _NAMED: dict[WorkKind, str] = {
     WorkKind.ELEMENTWISE: "native_dropout native_dropout_backward dropout _softmax softmax "
     "_softmax_backward_data upsample_nearest2d upsample_bilinear2d glu_backward prelu",
     WorkKind.LOSS: "_log_softmax log_softmax _log_softmax_backward_data nll_loss_forward "
-    "nll_loss_backward nll_loss nll_loss2d_forward nll_loss2d_backward cross_entropy_loss "
-    "mse_loss mse_loss_backward binary_cross_entropy binary_cross_entropy_with_logits",
+    "nll_loss_backward nll_loss nll_loss2d_forward nll_loss2d_backward cross_entropy_loss mse_loss "
+    "mse_loss_backward binary_cross_entropy binary_cross_entropy_with_logits",
 }
 _KINDS = {name: kind for kind, names in _NAMED.items() for name in names.split()}
 
@@ -317,8 +314,9 @@ def _size(tensor: Tensor) -> int:
     return math.prod(size for size, stride in pairs if stride or not size) * tensor.element_size()
 
 
-Inside = Callable[[WorkKind | None], AbstractContextManager[Any]]
-"""Returns a context whose operations belong to a part of the step; None for the network."""
+Inside = Callable[[WorkKind | None], Any]
+"""Returns a context whose operations belong to a part of the step, None for the network; it also
+decorates a function, which then runs within it."""
 
 
 @contextmanager
@@ -340,12 +338,12 @@ def mark_parts(training: Training, inside: Inside) -> Iterator[None]:
                 stack.callback(setattr, owner, name, vars(owner)[name])
             else:
                 stack.callback(delattr, owner, name)
-            setattr(owner, name, _wrap(getattr(owner, name), part, inside))
+            setattr(owner, name, inside(part)(getattr(owner, name)))
         yield
 
 
 def mark_input(batches: Iterable[Divided], inside: Inside) -> Iterator[Divided]:
-    """Yield the same batches, made, as their micro-batches, within ``inside(Kind.INPUT)``."""
+    """Yield the same batches, made, as their micro-batches, within ``inside(WorkKind.INPUT)``."""
     for batch in _draw(batches, inside):
         yield Divided(batch.size, _draw(batch.parts, inside), batch.whole)
 
@@ -358,17 +356,6 @@ def _draw(things: Iterable[Any], inside: Inside) -> Iterator[Any]:
         if one is absent:
             return
         yield one
-
-
-def _wrap(
-    function: Callable[..., Any], part: WorkKind | None, inside: Inside
-) -> Callable[..., Any]:
-    @wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with inside(part):
-            return function(*args, **kwargs)
-
-    return run
 
 
 def count_step(training: Training, batches: Supply) -> dict[Label, Work]:
@@ -498,8 +485,8 @@ def _spell_time(timed: TimedOperations | None) -> tuple[float | None, float | No
         return None, None, ""
     kernels = [KernelTime(name, time_s) for name, time_s in timed.kernels.items()]
     kernels.sort(key=lambda kernel: -kernel.time_s)
-    told = write_kernels(kernels[:MOST_KERNELS], kernels[MOST_KERNELS:])
-    return timed.time_s, timed.exclusive_s, told
+    cell = write_kernels(kernels[:MOST_KERNELS], kernels[MOST_KERNELS:])
+    return timed.time_s, timed.exclusive_s, cell
 
 
 def _spell(label: Label) -> tuple[str, str, str]:

@@ -119,7 +119,7 @@ def list_rates(device: torch.device) -> list[Rate]:
     return [
         *rates,
         Rate("rate_copy", partial(make_copy, device)),
-        Rate(CALL, partial(make_call, device)),
+        Rate(CALL, lambda _: Task(torch.ones((), device=device).neg_, 1.0)),
     ]
 
 
@@ -185,10 +185,6 @@ def make_copy(device: torch.device, _: int = 1) -> Task:
     return Task(lambda: target.copy_(source), 2.0 * source.nbytes)
 
 
-def make_call(device: torch.device, _: int = 1) -> Task:
-    return Task(torch.ones((), device=device).neg_, 1.0)
-
-
 def time_task(
     task: Task, device: torch.device, repeats: int, card: Device | None = None
 ) -> tuple[float, int | None]:
@@ -211,10 +207,10 @@ def time_task(
     return time_s / repeats, clock_mhz
 
 
-def answer(told: Connection, name: str, seconds: float) -> None:
+def answer(connection: Connection, name: str, seconds: float) -> None:
     """Send the rates of a device, in a process of its own."""
     device, card = torch.device(name), None
     if device.type == "cuda":
         uuid = torch.cuda.get_device_properties(device).uuid
         card = open_device(f"GPU-{uuid}")
-    told.send(measure(device, seconds, card))
+    connection.send(measure(device, seconds, card))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -27,24 +27,23 @@ def measure_held(
     tensor that is sharded over processes, the part of this one.
     """
     each = list(optimizers)
-    trained = [weight for one in each for group in one.param_groups for weight in group["params"]]
+    trained = [weight for one in each for weight in _list_stepped(one)]
     if networks is None:
         # a compiled step is one, which may hold the state of an optimizer
         made = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
         networks = [one for one in made if not isinstance(one, torch.fx.GraphModule)]
     own = [t for net in networks for t in chain(net.parameters(), net.buffers())]
     state = tree_leaves([one.state for one in each])  # by weight, which are its keys
-    weights, gradients = _Storages(trained[:1]), _Storages(trained[:1])
-    optimizer = _Storages(trained[:1])
-    weights.add(own or trained)
-    optimizer.found = {**weights.found}
-    optimizer.add([*trained, *(leaf for leaf in state if isinstance(leaf, Tensor))])
-    gradients.add(t.grad for t in {id(t): t for t in (*own, *trained)}.values())
-    held = sum(weights.found.values())
-    told = {"weights_bytes": held, "optimizer_bytes": sum(optimizer.found.values()) - held}
-    if gradients.found:  # they may have been cleared
-        told["gradients_bytes"] = sum(gradients.found.values())
-    return told
+    device = _find_device(trained)
+    weights = _list_storages(own or trained, device)
+    beside = _list_storages([*trained, *(one for one in state if isinstance(one, Tensor))], device)
+    gradients = _list_storages((t.grad for t in (*own, *trained)), device)
+    sizes = {
+        "weights_bytes": sum(weights.values()),
+        "optimizer_bytes": sum(beside[place] for place in beside.keys() - weights.keys()),
+    }
+    # they may have been cleared
+    return sizes | ({"gradients_bytes": sum(gradients.values())} if gradients else {})
 
 
 @contextmanager
@@ -53,14 +52,12 @@ def watch_gradients(
 ) -> Iterator[list[int]]:
     """Yield a list that gets the bytes of the gradients of ``weights``, and of what an optimizer
     steps, when it takes its first step within."""
-    stepped = [weight for group in optimizer.param_groups for weight in group["params"]]
-    every, found = [*{id(t): t for t in (*weights, *stepped)}.values()], list[int]()
+    every, found = [*weights, *_list_stepped(optimizer)], list[int]()
 
     def look(*_: Any) -> None:
         if not found:
-            held = _Storages(every[:1])
-            held.add(t.grad for t in every)
-            found.append(sum(held.found.values()))
+            gradients = _list_storages((t.grad for t in every), _find_device(every))
+            found.append(sum(gradients.values()))
 
     handle = optimizer.register_step_pre_hook(look)
     try:
@@ -69,16 +66,17 @@ def watch_gradients(
         handle.remove()
 
 
-class _Storages:
-    """The bytes of storages on the device of the first of some tensors, by their addresses."""
+def _list_stepped(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [weight for group in optimizer.param_groups for weight in group["params"]]
 
-    def __init__(self, first: Iterable[Tensor]) -> None:
-        self._device = next((t.device for t in first), torch.device("cpu"))
-        self.found: dict[int, int] = {}
 
-    def add(self, tensors: Iterable[Any]) -> None:
-        for tensor in tensors:
-            local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
-            if local is not None and local.device == self._device and not local.is_sparse:
-                storage = local.untyped_storage()
-                self.found[storage.data_ptr()] = storage.nbytes()
+def _find_device(tensors: Sequence[Tensor]) -> torch.device:
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
+def _list_storages(tensors: Iterable[Any], device: torch.device) -> dict[int, int]:
+    """Return the bytes of the storages that tensors have on a device, by their addresses."""
+    parts = (getattr(tensor, "_local_tensor", tensor) for tensor in tensors)  # of a DTensor
+    dense = (t for t in parts if t is not None and t.device == device and not t.is_sparse)
+    storages = (tensor.untyped_storage() for tensor in dense)
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}

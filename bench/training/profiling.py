@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import gzip
 import math
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
@@ -55,7 +55,7 @@ def profile_step(
     if case.workers and 0 < left < steps:
         steps = left  # the next epoch starts other workers, for which a median step does not wait
 
-    def mark(part: WorkKind | None) -> AbstractContextManager[Any]:
+    def mark(part: WorkKind | None) -> record_function:
         return record_function(name_region(part))
 
     activities = [ProfilerActivity.CPU]

@@ -144,11 +144,11 @@ def _hash_then(one: Opened) -> str:
     return f"{one.changed_ns:x}"
 
 
-def look_at(path: Path, how: str = "read") -> Opened | None:
+def look_at(path: Path) -> Opened | None:
     """Return a file as if a process had opened it now; None if it cannot be read."""
     with suppress(OSError):
         stat = path.stat()
-        return Opened(how, path.absolute(), stat.st_mtime_ns, stat.st_size, hash_content(path))
+        return Opened("read", path.absolute(), stat.st_mtime_ns, stat.st_size, hash_content(path))
     return None
 
 
@@ -202,8 +202,8 @@ def name_contents(paths: Iterable[Path]) -> dict[str, str]:
 def hash_files(files: Files) -> str:
     """Return the first 12 hex digits of a SHA-256 of names and contents, wherever they lie; empty
     for none."""
-    told = sorted((Path(name).name, content) for name, content in files.items())
-    return sha256(repr(told).encode()).hexdigest()[:12] if told else ""
+    contents = sorted((Path(name).name, content) for name, content in files.items())
+    return sha256(repr(contents).encode()).hexdigest()[:12] if contents else ""
 
 
 def list_edited(before: Files, now: Files) -> list[str]:

@@ -20,7 +20,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from statistics import NormalDist, fmean, median
+from statistics import NormalDist, fmean, linear_regression, median
 from time import perf_counter
 from typing import Any
 
@@ -306,10 +306,9 @@ def _span(steady: Sequence[float], mean: float, left: float, drift: bool) -> tup
 
 def fit_line(steady: Sequence[float]) -> tuple[list[float], float]:
     """Return the line through times by least squares, at each of them, and its slope per step."""
-    n, mean = len(steady), fmean(steady)
-    places = [i - (n - 1) / 2 for i in range(n)]
-    slope = 12 * sum(a * t for a, t in zip(places, steady, strict=True)) / (n**3 - n)
-    return [mean + slope * place for place in places], slope
+    places = range(len(steady))
+    slope, start = linear_regression(places, steady)
+    return [start + slope * place for place in places], slope
 
 
 def find_shift(steady: Sequence[float]) -> int | None:

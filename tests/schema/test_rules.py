@@ -15,7 +15,7 @@ from bench.schema.case import AXES, Case, format_value, make_case
 from bench.schema.flags import read_axes
 from bench.schema.grid import grid
 from bench.schema.precision import PRECISIONS
-from bench.schema.rules import check, fill_value, settle
+from bench.schema.rules import check, settle
 from bench.sweep.options import build_parser
 
 TEXTS = {
@@ -70,11 +70,12 @@ def expand(given: dict[str, str]) -> list[Case] | str:
 def spell(case: Case) -> dict[str, str]:
     """The flags of all that a case does not have by itself."""
     own = ("model", "dataset") if case.workload != "images" else ()
-    settings = {name: value for name, value in asdict(case).items() if name not in own}
+    plain = settle({"precision": case.precision, "optimizer": case.optimizer})
+    usual = asdict(Case()) | {name: getattr(plain, name) for name in ("loss_scale", "lr")}
     return {
         name: format_value(value)
-        for name, value in settings.items()
-        if value != fill_value(name, case)
+        for name, value in asdict(case).items()
+        if name not in own and value != usual[name]
     }
 
 
