@@ -149,13 +149,13 @@ def describe_pause(since: tuple[int, float] | None = None) -> tuple[tuple[int, f
     """Return how often a sweep of this process was stopped and went on so far, and for how many
     seconds the machine has slept; and what of both happened ``since`` an earlier call, in words."""
     slept_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
-    now, told = (_stops, slept_s), list[str]()
+    now, pauses = (_stops, slept_s), list[str]()
     stops, before_s = since or now
     if now[0] > stops:
-        told.append("the sweep was stopped and went on, as by Ctrl-Z")
+        pauses.append("the sweep was stopped and went on, as by Ctrl-Z")
     if slept_s > before_s + 1:
-        told.append(f"the machine slept for {slept_s - before_s:.0f} s")
-    return now, " and ".join(told)
+        pauses.append(f"the machine slept for {slept_s - before_s:.0f} s")
+    return now, " and ".join(pauses)
 
 
 def discard_output() -> None:
@@ -172,15 +172,15 @@ class TemporaryFolder(TemporaryDirectory[str]):
 
     def __init__(self, kind: str) -> None:
         super().__init__(prefix=f"bench_{kind}_", ignore_cleanup_errors=True)
-        self._held = os.open(self.name, os.O_RDONLY)
+        self._locked = os.open(self.name, os.O_RDONLY)
         with suppress(OSError):  # a file system without locks
-            fcntl.flock(self._held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(self._locked, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def cleanup(self) -> None:
         """Remove it."""
         super().cleanup()
         with suppress(OSError):
-            os.close(self._held)
+            os.close(self._locked)
 
 
 def remove_left() -> None:
@@ -189,9 +189,9 @@ def remove_left() -> None:
         with suppress(OSError), ExitStack() as opened:
             if time.time() - folder.stat().st_mtime < _LOCKED_S:
                 continue
-            held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            opened.callback(os.close, held)
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            opened.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -182,14 +182,14 @@ class Progress:
     def _sum_up(self) -> tuple[str, float, float, str]:
         passed, name = time.monotonic() - self._began, count(self.total or self.done, self._noun)
         name = f"{self.done:,} of {name}" if self.total else name
-        told = write_seconds(round(passed))
+        took = write_seconds(round(passed))
         if self._notice:
             return name, self.total or 0, self.done, self._notice
         if self.total is None and self._limit_s:
-            return name, self._limit_s, passed, f"{told} of {write_seconds(self._limit_s)}"
+            return name, self._limit_s, passed, f"{took} of {write_seconds(self._limit_s)}"
         if (left_s := self._ends - time.monotonic()) > 0:
-            told += f", about {write_seconds(max(1, round(left_s)))} left"
-        return name, self.total or 0, self.done, told
+            took += f", about {write_seconds(max(1, round(left_s)))} left"
+        return name, self.total or 0, self.done, took
 
 
 _shown: Progress | None = None

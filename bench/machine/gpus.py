@@ -180,12 +180,12 @@ class HeldMemory:
         return repeated
 
     def read(self) -> int | None:
-        held = []
+        sizes = []
         for pid in self._pids:
             with suppress(Exception):  # it has ended
-                held.append(read_held_memory(pid))
+                sizes.append(read_held_memory(pid))
         # of those that share pages some may have ended since they were looked at
-        return max(sum(held) - self._repeated, *held, 0) if held else None
+        return max(sum(sizes) - self._repeated, *sizes, 0) if sizes else None
 
 
 @dataclass

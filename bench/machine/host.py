@@ -44,11 +44,11 @@ def describe_other(card: Card, usual: Card | None) -> dict[str, Any]:
     one, of which torch told them; none if it is that."""
     if card == usual:
         return {}
-    told: dict[str, Any] = {"gpu_uuid": card.uuid, **_spell_states(card)}
+    fields: dict[str, Any] = {"gpu_uuid": card.uuid, **_spell_states(card)}
     if usual is None or card.kind != usual.kind:
-        told |= {"gpu": card.name, "gpu_memory_bytes": card.memory_bytes}
-        told["capability"] = card.capability and "{}.{}".format(*card.capability)
-    return told
+        fields |= {"gpu": card.name, "gpu_memory_bytes": card.memory_bytes}
+        fields["capability"] = card.capability and "{}.{}".format(*card.capability)
+    return fields
 
 
 def describe_host() -> Environment:
@@ -275,12 +275,12 @@ def find_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     }
 
 
-def drop_harmless(told: str) -> str:
+def drop_harmless(variables: str) -> str:
     """Return what the column ``variables`` says without those that change no result, which older
     versions wrote too.
 
     >>> drop_harmless("NCCL_VERSION=2.28.3-1 OMP_NUM_THREADS=2")
     'OMP_NUM_THREADS=2'
     """
-    each = re.split(r" (?=[A-Za-z_]\w*=)", told)
+    each = re.split(r" (?=[A-Za-z_]\w*=)", variables)
     return " ".join(one for one in each if not _HARMLESS.search(one.partition("=")[0]))

@@ -44,10 +44,10 @@ def is_batchnorm(module: nn.Module) -> bool:
     import torch
     from torch.nn.modules.batchnorm import _NormBase
 
-    held = dict(module.named_buffers(recurse=False))
+    buffers = dict(module.named_buffers(recurse=False))
     others = (_NormBase, torch.jit.ScriptModule)  # such as InstanceNorm
     return calls_batchnorm(module) or (
-        {"running_mean", "running_var"} <= {*held} and not isinstance(module, others)
+        {"running_mean", "running_var"} <= {*buffers} and not isinstance(module, others)
     )
 
 

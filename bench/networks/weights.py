@@ -124,24 +124,24 @@ def fit_weights(
     head = find_head(model)
     place = next(name for name, module in model.named_modules() if module is head)
 
-    said = {
+    unlike = {
         name: f"{name} is {tuple(t.shape)} in the file and {tuple(own[name].shape)} in the network"
         for name, t in weights.items()
         if name in own and t.shape != own[name].shape
     }
-    said |= {
+    unlike |= {
         name: f"the file lacks {name}"
         for name, tensor in own.items()
         if id(tensor) not in there and not name.endswith("num_batches_tracked")
     }
-    said |= {name: f"the network lacks {name}" for name in weights if name not in own}
-    in_head = [name for name in said if place and name.startswith(f"{place}.")]
-    wrong = [text for name, text in said.items() if name not in in_head]
+    unlike |= {name: f"the network lacks {name}" for name in weights if name not in own}
+    in_head = [name for name in unlike if place and name.startswith(f"{place}.")]
+    wrong = [text for name, text in unlike.items() if name not in in_head]
     fitting = {
         n: t for n, t in weights.items() if n in own and not (in_head and n.startswith(f"{place}."))
     }
     if wrong or not fitting:
         why = name_first(wrong, _SHOWN) or "the file has nothing but weights of the head"
         raise UsageError(f"--start {path} does not fit the network: {why}")
-    note = name_first([said[name] for name in in_head], _SHOWN)
+    note = name_first([unlike[name] for name in in_head], _SHOWN)
     return fitting, f"the head starts as it was built: {note}" if in_head else ""

@@ -71,14 +71,14 @@ class Breakdown:
     @cached_property
     def bounds(self) -> dict[Bound, float]:
         """The known shares of the step by what limits it, largest first."""
-        held: list[tuple[Bound, float]] = []
+        limited: list[tuple[Bound, float]] = []
         for timed in self.rows:
             if timed.bound is not None:  # a change of layout only moves bytes
-                held.append((timed.bound, timed.time_s - timed.layout_s))
-                held.append((Bound.MEMORY, timed.layout_s))
-        held += [(bound, self.parts.get(wait, 0.0)) for wait, bound in _WAITS.items()]
+                limited.append((timed.bound, timed.time_s - timed.layout_s))
+                limited.append((Bound.MEMORY, timed.layout_s))
+        limited += [(bound, self.parts.get(wait, 0.0)) for wait, bound in _WAITS.items()]
         sums: dict[Bound, float] = {}
-        for bound, time_s in held:
+        for bound, time_s in limited:
             sums[bound] = sums.get(bound, 0.0) + time_s
         largest = sorted(sums.items(), key=itemgetter(1), reverse=True)
         return {bound: time_s / self.step.step_s for bound, time_s in largest if time_s > 0}

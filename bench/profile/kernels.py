@@ -167,6 +167,7 @@ def shorten_kernel(name: str) -> str:
         inside = less
     # the name of something defined in an operator() comes before it
     words = re.findall(r"\b[A-Za-z_]\w*(?=(?:::(?:operator)?)*[^\w:])", inside)
-    told = [word for word in dict.fromkeys(words) if not _DULL.fullmatch(word)]
-    told.sort(key=lambda word: not _TENSOR_OPERATION.search(word))
-    return f"{head}<{', '.join(told[:MOST_WORDS])}>"[:LONGEST] if told else head[:LONGEST]
+    telling = [word for word in dict.fromkeys(words) if not _DULL.fullmatch(word)]
+    telling.sort(key=lambda word: not _TENSOR_OPERATION.search(word))
+    inner = f"<{', '.join(telling[:MOST_WORDS])}>" if telling else ""
+    return f"{head}{inner}"[:LONGEST]

@@ -151,8 +151,8 @@ def read_vary(text: str | None) -> Mapping[str, str]:
 
 def write_vary(values: Mapping[str, str | None]) -> str | None:
     """Return the text that `read_vary` reads; None without a value."""
-    told = {name_column(axis): value for axis, value in values.items() if value is not None}
-    return " ".join(f"{name}={shlex.quote(value)}" for name, value in told.items()) or None
+    pairs = ((name_column(axis), value) for axis, value in values.items() if value is not None)
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in pairs) or None
 
 
 def parse_varied(name: str, texts: Sequence[str]) -> dict[str, str | None]:

@@ -60,14 +60,14 @@ class Halving:
         return rungs
 
 
-def read_halving(told: object) -> Halving | None:
+def read_halving(kept: object) -> Halving | None:
     """Read the search from a folder's configuration; None if there is no valid one, as people may
     have edited it."""
-    if not isinstance(told, dict):
+    if not isinstance(kept, dict):
         return None
     try:
         found: Halving = read_value(
-            Halving, {one.name: told[one.name] for one in fields(Halving) if one.name in told}
+            Halving, {one.name: kept[one.name] for one in fields(Halving) if one.name in kept}
         )
     except (ValueError, TypeError):
         return None
@@ -81,11 +81,11 @@ FREE_MARGIN = 0.05
 """Share of memory that the recommended batch leaves free."""
 
 
-def read_goal(told: Any) -> tuple[int | None, float]:
+def read_goal(kept: Any) -> tuple[int | None, float]:
     """Read the step and the margin of a folder's last search from ``search`` in its configuration;
     None and `FREE_MARGIN` by default."""
-    told = told if isinstance(told, dict) else {}
-    step, margin = told.get("step"), told.get("margin")
+    goal = kept if isinstance(kept, dict) else {}
+    step, margin = goal.get("step"), goal.get("margin")
     return (
         step if isinstance(step, int) and step > 0 else None,
         margin if isinstance(margin, float) and 0 <= margin < 1 else FREE_MARGIN,

@@ -94,9 +94,9 @@ def grid(
     for name, axis in AXES.items():
         given = {value for block in blocks for value in block.get(name, ())} - {axis.default}
         if given and (asked is None or name in asked):
-            told = [[lack for lack in lacking if name in lack[0]] for lacking in lacks]
-            if all(told):
-                _, why, fix = min(told, key=len)[0]  # of the case that lacks least
+            reasons = [[lack for lack in lacking if name in lack[0]] for lacking in lacks]
+            if all(reasons):
+                _, why, fix = min(reasons, key=len)[0]  # of the case that lacks least
                 raise UsageError(f"{axis_flag(name)} is given, but {why}; add {fix}")
     return cases
 

@@ -26,10 +26,10 @@ class OptimizerKind:
     @property
     def settings(self) -> str:
         """What it does besides the learning rate: ``weight decay 0.0005, momentum 0.9``."""
-        told = [f"weight decay {self.weight_decay:g}"]
-        told += [f"momentum {self.momentum:g}"] if self.momentum else []
-        told += [f"betas {' and '.join(map(str, self.betas))}"] if self.betas else []
-        return ", ".join(told)
+        words = [f"weight decay {self.weight_decay:g}"]
+        words += [f"momentum {self.momentum:g}"] if self.momentum else []
+        words += [f"betas {' and '.join(map(str, self.betas))}"] if self.betas else []
+        return ", ".join(words)
 
 
 OPTIMIZERS: Mapping[str, OptimizerKind] = {

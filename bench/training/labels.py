@@ -71,8 +71,8 @@ def judge_label(
         unseen: names what ran beside the operations that were counted.
     """
     if unseen:
-        what = name_first(unseen, 3)
-        return Judgement(Standing.UNPROVEN, None, f"operations of {what} are not counted")
+        names = name_first(unseen, 3)
+        return Judgement(Standing.UNPROVEN, None, f"operations of {names} are not counted")
     has_tf32 = case.device == "cuda" and (capability or _HAS_TF32) >= _HAS_TF32
     shares = share_arithmetic(work, flags or {} if has_tf32 else {})
     if not shares:
@@ -84,16 +84,16 @@ def judge_label(
     if labelled >= LEAST_LABELLED:
         return Judgement(Standing.PROVEN, labelled)
     ran = next(name for name in shares if name not in formats)
-    told = f"{100 * shares[ran]:.0f} % of the FLOP of a step "
+    what = f"{100 * shares[ran]:.0f} % of the FLOP of a step "
     if Arithmetic.FLOAT32 in formats and ran == Arithmetic.TFLOAT32:
-        told += f"may run in TF32, torch's default for convolutions; label it tf32, or set {_IEEE}"
+        what += f"may run in TF32, torch's default for convolutions; label it tf32, or set {_IEEE}"
     elif is_tf32 and ran == Arithmetic.FLOAT32:
         off = "torch's TF32 was off; set " + _IEEE.replace("ieee", "tf32")
-        told += f"ran in float32: {off if has_tf32 else 'this device has no TF32'}"
+        what += f"ran in float32: {off if has_tf32 else 'this device has no TF32'}"
     else:
         named = "TF32" if ran == Arithmetic.TFLOAT32 else ran
         read = "float32" if ran == Arithmetic.TFLOAT32 else ran
         those = [one for one in work if one.format == read and one.kind in COMPUTING]
         most = max(those, key=lambda label: work[label].flop)
-        told += f"ran in {named} (most of it in {most.kind.meaning}: {most.operation})"
-    return Judgement(Standing.INVALID, labelled, f"labelled {case.precision}, but {told}")
+        what += f"ran in {named} (most of it in {most.kind.meaning}: {most.operation})"
+    return Judgement(Standing.INVALID, labelled, f"labelled {case.precision}, but {what}")

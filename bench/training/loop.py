@@ -387,7 +387,7 @@ def merge(parts: Sequence[Epoch]) -> Epoch:
         return parts[0]
     first, images = parts[0], [list(ns) for ns in zip(*(one.images for one in parts), strict=True)]
     losses = zip(*(one.losses for one in parts), strict=True)
-    told = all(len(one.correct) == len(images) for one in parts)
+    counted = all(len(one.correct) == len(images) for one in parts)
     return Epoch(
         [sum(ns) for ns in images],
         [
@@ -395,7 +395,9 @@ def merge(parts: Sequence[Epoch]) -> Epoch:
             sum(n * x for n, x in zip(ns, xs, strict=True) if n) / sum(ns)
             for ns, xs in zip(images, losses, strict=True)
         ],
-        [sum(hits) for hits in zip(*(one.correct for one in parts), strict=True)] if told else [],
+        [sum(hits) for hits in zip(*(one.correct for one in parts), strict=True)]
+        if counted
+        else [],
         first.overflowed,
         first.loss_scales,
         first.norms,

@@ -97,5 +97,5 @@ def write_switches(changed: Mapping[str, Any]) -> str | None:
     >>> write_switches({"cudnn.benchmark": True, "default_dtype": torch.float64})
     'cudnn.benchmark=True default_dtype=float64'
     """
-    said = (f"{name}={str(value).removeprefix('torch.')}" for name, value in changed.items())
-    return " ".join(said) or None
+    words = (f"{name}={str(value).removeprefix('torch.')}" for name, value in changed.items())
+    return " ".join(words) or None

@@ -41,8 +41,8 @@ def attempt(what: str, action: Callable[[], Any]) -> Any:
         raise
     except (Exception, SystemExit) as error:
         message = " ".join(str(error).split())[:300]
-        said = ": ".join(filter(None, [what, type(error).__name__, message]))
-        raise UsageError(f"{said}{find_place(error)}") from error
+        reason = ": ".join(filter(None, [what, type(error).__name__, message]))
+        raise UsageError(f"{reason}{find_place(error)}") from error
 
 
 def check_network(what: str, model: object) -> nn.Module:

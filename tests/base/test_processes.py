@@ -74,7 +74,7 @@ def test_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: Pa
     used, left, new, other = (TemporaryFolder(kind) for kind in ("a", "b", "c", "d"))
     Path(other.name).rename(tmp_path / "bench-other-1")
     for folder in (left, new, other):
-        os.close(folder._held)
+        os.close(folder._locked)
     for path in [used.name, left.name, tmp_path / "bench-other-1"]:
         os.utime(path, (0, 0))
     remove_left()

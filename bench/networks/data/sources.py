@@ -123,7 +123,7 @@ def _refuse_foreign(*paths: Path) -> None:
             start = file.read(64).lstrip()
             file.seek(max(0, path.stat().st_size - 4))
             whole = path.suffix != ".parquet" or start[:4] == file.read(4) == b"PAR1"
-        what = next((told for begin, told in _FOREIGN.items() if start.startswith(begin)), "")
+        what = next((kind for begin, kind in _FOREIGN.items() if start.startswith(begin)), "")
         if what or not start or not whole:
             incomplete = "not whole: download it again" if start else "empty: download it again"
             raise UsageError(f"{path} is {what or incomplete}")

@@ -123,8 +123,8 @@ def run_case(
         log, trace = Path(folder, "log"), job.trace and Path(folder, job.trace.name)
         placed = replace(job, lane=lane, gpu_uuid=uuid, log=log, trace=trace)
         outcome = executor.run(placed, lambda event: None, lambda: False)
-        told, traced = (f.read_bytes() if f and f.exists() else b"" for f in (log, trace))
-    return replace(outcome, place=place), told, traced
+        logged, traced = (f.read_bytes() if f and f.exists() else b"" for f in (log, trace))
+    return replace(outcome, place=place), logged, traced
 
 
 @cache
@@ -204,12 +204,12 @@ class RayExecutor(Executor):
 
         task = self._submit(run_case, job.case.world_size)
         answer = task.remote(self._errand, job, *self._images.get(job.folder, (None, "")))
-        told = False
+        cancelled = False
         # an untimed wait would not notice that the sweep is stopped
         while not ray.wait([answer], timeout=_POLL_S)[0]:
-            if stopping() and not told:
+            if stopping() and not cancelled:
                 ray.cancel(answer)
-                told = True
+                cancelled = True
         try:
             outcome: Outcome
             outcome, *files = ray.get(answer)
@@ -264,8 +264,8 @@ def _explain(error: Exception) -> Outcome:
     why = clean(str(error).partition(". ")[0].partition("\n")[0])
     if isinstance(error, errors.RayTaskError):
         status = Status.UNSUPPORTED if isinstance(error.cause, UnsupportedError) else Status.ERROR
-        told = isinstance(error.cause, (UsageError, UnsupportedError))
-        return Outcome(status, f"{on}: {error.cause if told else clean(repr(error.cause))}")
+        ours = isinstance(error.cause, (UsageError, UnsupportedError))
+        return Outcome(status, f"{on}: {error.cause if ours else clean(repr(error.cause))}")
     if isinstance(error, errors.OutOfMemoryError):
         return Outcome(Status.KILLED, f"{on}, by Ray, from lack of host memory: {why}")
     return Outcome(Status.LOST, f"{on}: {why}")
