@@ -63,7 +63,7 @@ def write_batches(folder: Path, train: list[Pictures], test: Pictures, monkeypat
         }
         (folder / name).write_bytes(data := pickle_as_python2(batch))
         sums[name] = hashlib.md5(data).hexdigest()
-    monkeypatch.setattr(sources, "BATCHES", sums)
+    monkeypatch.setattr(sources, "_BATCHES", sums)
 
 
 def pack(folder: Path, monkeypatch: Any) -> bytes:

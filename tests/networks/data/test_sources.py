@@ -81,7 +81,7 @@ def test_a_damaged_batch_or_archive_is_named_and_not_unpickled(tmp_path, parts, 
 
 @pytest.mark.parametrize("column", ["img", "image"])
 def test_parquet_shards_in_order_of_names(tmp_path, parts, column, monkeypatch):
-    monkeypatch.setattr(sources, "CHUNK", 4)
+    monkeypatch.setattr(sources, "_CHUNK", 4)
     train, test = parts
     for i in (1, 0):
         path = tmp_path / f"data/cifar10/train-0000{i}-of-00002.parquet"
