@@ -182,7 +182,7 @@ def _row(name: str, result: str, figure: str, bounds: str) -> str:
 def describe(found: CheckResult) -> str:
     """Return the line of a check, with the range in which it passes.
 
-    >>> described = describe(Answer(CHECKS["seed"], "pass", Finding(0.5, "apart", high=1)))
+    >>> described = describe(CheckResult(CHECKS["seed"], "pass", Finding(0.5, "apart", high=1)))
     >>> described.split()
     ['seed', 'pass', '0.5', 'apart', 'at', 'most', '1']
     """

@@ -126,7 +126,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     shutil.copy(ROOT / "asv.conf.json", folder)
     for before, now in LIMITS.items():
         write(folder / "benchmarks" / "cases.py", before, now)
-    known = '\nEXECUTORS["fake"] = Kind("bench.fake_executor:FakeExecutor")\n'
+    known = '\nEXECUTORS["fake"] = ExecutorKind("bench.fake_executor:FakeExecutor")\n'
     with (folder / "bench" / "base" / "origin.py").open("a") as file:
         file.write(known)
     (folder / "grid.toml").write_text(GRID)

@@ -205,6 +205,7 @@ def test_the_loss_is_that_which_was_not_scaled(tmp_path: Path) -> None:
     assert happened.split() == ["torch", "backward", "step"]
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_one_step_is_counted_and_its_memory_known(tmp_path: Path) -> None:
     lines, _ = see(plain, tmp_path)
     ((_, work),) = [line for line in lines if line[0] == "work"]
