@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
@@ -479,6 +479,27 @@ def test_equivalence_by_hand() -> None:
 def test_claims(factor: float, claim: EquivalenceVerdict) -> None:
     found = judge_equivalence(dict(enumerate(LOSSES)), dict(enumerate(scaled(factor))), MARGIN)
     assert found.verdict is claim
+
+
+@given(st.floats(-0.04, 0.04))
+@example(0.0217)  # with p of 0.044, as the other
+@example(-0.0241)
+def test_claims_are_those_of_tests_against_the_margin(shift: float) -> None:
+    """Two-sided beyond it, and both one-sided within it, as scipy has them."""
+    (found,) = judge_equivalences([pair_up(LOSSES, scaled(math.exp(shift)))], MARGIN)
+    differences, limit = np.log(NEAR) + shift, math.log(1.02)
+
+    def test(at: float, side: str) -> float:
+        return float(stats.ttest_1samp(differences, at, alternative=side).pvalue)
+
+    claims = {
+        EquivalenceVerdict.EQUIVALENT: max(test(-limit, "greater"), test(limit, "less")),
+        EquivalenceVerdict.WORSE: 2 * test(limit, "greater"),
+        EquivalenceVerdict.BETTER: 2 * test(-limit, "less"),
+    }
+    assume(all(abs(p - 0.05) > 1e-9 for p in claims.values()))
+    expected = [claim for claim, p in claims.items() if p < 0.05]
+    assert [found.verdict] == (expected or [EquivalenceVerdict.UNCLEAR])
 
 
 def test_losses_equal_in_every_seed_are_equivalent_at_any_margin() -> None:
