@@ -17,6 +17,7 @@ from bench.training.loss_scale import (
     LossScale,
     StaticScale,
     build_loss_scale,
+    clip,
     find_norm,
 )
 
@@ -121,3 +122,44 @@ def test_a_large_gradient_in_fp16_is_no_overflow() -> None:
     weight = torch.zeros(2, dtype=torch.float16)
     weight.grad = torch.full_like(weight, 60_000)
     assert float(find_norm([weight])) == pytest.approx(60_000 * 2**0.5, rel=1e-3)
+
+
+def test_the_norm_is_of_all_gradients_of_every_dtype() -> None:
+    weights = [torch.zeros(1, dtype=dtype) for dtype in (torch.float16, torch.float32)]
+    assert float(find_norm(weights)) == 0.0
+    assert find_norm(weights).shape == ()
+    for weight, value in zip(weights, (3.0, 4.0), strict=True):
+        weight.grad = torch.full_like(weight, value)
+    assert float(find_norm(weights)) == pytest.approx(5.0)
+
+
+def test_gradients_of_no_norm_stay_as_they_are() -> None:
+    """The 1e-6 of torch's clip_grad_norm_ keeps a bound of 0 from dividing by it."""
+    weight, theirs = torch.zeros(1), torch.zeros(1)
+    for value in (0.0, 2e-6):
+        weight.grad, theirs.grad = torch.full((1,), value), torch.full((1,), value)
+        assert float(clip([weight], 1e-6)) == pytest.approx(value)
+        torch.nn.utils.clip_grad_norm_([theirs], 1e-6)
+        assert weight.grad.tolist() == pytest.approx(theirs.grad.tolist())
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [(None, 1.0), (128.0, 128.0), *((name, policy.initial) for name, policy in POLICIES.items())],
+)
+def test_a_scale_tells_its_value_where_it_is(setting: float | str | None, value: float) -> None:
+    assert build_loss_scale(setting, torch.device("meta")).current().device.type == "meta"
+    assert float(build_loss_scale(setting, CPU).current()) == value
+
+
+@pytest.mark.parametrize("setting", [None, 128.0, *POLICIES])
+def test_a_restored_scale_goes_on_as_if_never_left(setting: float | str | None) -> None:
+    """Its value, and how many good steps it has seen; an overflow after is told of that value."""
+    one, other = build_loss_scale(setting, CPU), build_loss_scale(setting, CPU)
+    step(one, float("inf"))
+    step(one, 1.0)
+    other.restore(one.state())
+    assert other.state() == one.state()
+    assert other.current() == one.current()
+    assert [step(each, 1.0)[1] for each in (one, other)] == [False, False]
+    assert other.current() == one.current()
