@@ -92,7 +92,7 @@ class Explanation:
 
     a: StepSide
     b: StepSide
-    items: int  # per step, which both train on or are scaled to
+    items: int  # per step, which both train on or are scaled to; 0 if not known, as of a command
     speedup: Ratio  # time of A over that of B, with the interval of the repeats
     ceiling: Ceiling | None  # the most that B can gain; None if not known
     changes: tuple[Change, ...]
@@ -360,9 +360,10 @@ def describe(found: Explanation) -> Iterator[str]:
     where = f" ({found.about})" if found.about else ""
     low, high = ratio.low or math.nan, ratio.high or math.nan
     ends = f" ({low:.2f} to {high:.2f})" if low < high else ""
+    of = f" of {found.items:,} items" if found.items else ""
     yield (
         f"{b.name} is {ratio.value or a.step.step_s / b.step.step_s:.2f}×{ends} as fast as "
-        f"{a.name}{where}, by median steps of {found.items:,} items: {write_ms(a.step.step_s)} → "
+        f"{a.name}{where}, by median steps{of}: {write_ms(a.step.step_s)} → "
         f"{write_ms(b.step.step_s)} ms{write_host(a)}{write_host(b)}."
     )
     if a.format == Arithmetic.FLOAT32 and a.step.arithmetic == Arithmetic.TFLOAT32:

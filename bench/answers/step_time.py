@@ -193,11 +193,11 @@ def explain_pairs(
     pairs = list(_find_pairs(profiled, axis, ends))
     sides = []
     for a, b in ((steps[one], steps[two]) for one, two in pairs):
-        factor = b.run.case.batch_size / a.run.case.batch_size
+        factor = b.items / a.items if a.items and b.items else 1.0
         sides.append((make_side(axis, a, factor), make_side(axis, b)))
     ratios = compare([(b.times, a.times) for a, b in sides])
     return [
-        explain(a, b, b.case.batch_size, ratio, common[two])
+        explain(a, b, steps[two].items, ratio, common[two])
         for (_, two), (a, b), ratio in zip(pairs, sides, ratios, strict=True)
     ]
 

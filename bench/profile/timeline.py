@@ -49,6 +49,15 @@ def name_region(part: WorkKind | None) -> str:
     return f"{_MARK}{part or _NETWORK}"
 
 
+def find_part(region: str) -> WorkKind | None:
+    """Return the part of a step whose region torch itself marks by this name, in any training: an
+    optimizer's step, or a DataLoader's next batch; None for another region."""
+    return _MARKED.get(region.partition("#")[0])
+
+
+_MARKED = {"Optimizer.step": WorkKind.OPTIMIZER, "enumerate(DataLoader)": WorkKind.INPUT}
+
+
 @dataclass(eq=False)
 class TraceEvent:
     """One event of a trace: times in s, the thread that it ran on, and its arguments."""
@@ -195,12 +204,12 @@ class _View:
         marked = [
             e
             for e in trace.regions
-            if e.name.startswith(_MARK) and e is not window and e.thread == window.thread
+            if e.name.startswith(_MARK) or find_part(e.name)
+            if e is not window and e.thread == window.thread
             if window.start <= e.start < window.end
         ]
-        self.inputs = _unite(
-            [(e.start, e.end) for e in marked if e.name == name_region(WorkKind.INPUT)]
-        )
+        inputs = [(e.start, e.end) for e in marked if _read_part(e.name) is WorkKind.INPUT]
+        self.inputs = _unite(inputs)
         self._changes, self._parts = _lay_out(marked)
 
     def label(self, event: TraceEvent) -> Label:
@@ -432,7 +441,12 @@ def _lay_out(regions: Iterable[TraceEvent]) -> tuple[list[float], list[WorkKind 
             open_.append(event)
         else:
             open_.remove(event)
-        name = open_[-1].name.removeprefix(_MARK) if open_ else _NETWORK
         moments.append(moment)
-        parts.append(None if name == _NETWORK else WorkKind(name))
+        parts.append(_read_part(open_[-1].name) if open_ else None)
     return moments, parts
+
+
+def _read_part(region: str) -> WorkKind | None:
+    """Return the part of a step that a region is of; None for the network."""
+    name = region.removeprefix(_MARK)
+    return find_part(region) or (None if name == _NETWORK else WorkKind(name))

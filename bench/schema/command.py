@@ -36,7 +36,7 @@ rows: as many items, whatever the batch size."""
 OUT = "out"
 """The placeholder of a folder that each run of a case has for itself."""
 
-BESIDE_COMMAND = ("command", "vary", "device", "steps", "items", "seed")
+BESIDE_COMMAND = ("command", "vary", "device", "steps", "items", "profile", "seed")
 """The axes that a command has without a placeholder for them."""
 
 
@@ -44,8 +44,8 @@ OF_HARNESS = (
     *("memory_limit", "fraction", "until", "evaluate", "checkpoint", "profile", "parallel"),
     *("workload", "command", "vary"),
 )
-"""The axes that the harness itself applies to what it trains, and to no command: a row named by one
-would say that it did."""
+"""The axes that the harness itself applies, and no word of a command: a row named by one would say
+that it did."""
 
 MEANT = (*OF_HARNESS, "steps", "items")
 """The axes of which ``--vary NAME`` gives no value: what they say is of the measurement."""
@@ -339,8 +339,8 @@ def refuse_places(
             continue
         if name in OF_HARNESS and name not in own:
             return (
-                f"{{{name}}}: {axis_flag(name)} is for what the harness trains, and does nothing "
-                f"to a command; give a setting of the script another name: --vary own_{name} …"
+                f"{{{name}}}: {axis_flag(name)} is for what the harness does, and no word of a "
+                f"command; give a setting of the script another name: --vary own_{name} …"
             )
         if name not in axes and name not in own:
             near = nearest(name, [*own, *axes], f"add --vary {name} VALUE …")

@@ -197,6 +197,11 @@ def check(case: Case) -> None:
     matter. Raises UsageError: it says what to give instead, or to leave out."""
     if case.command is not None:
         fill_command(case)
+        if case.profile and case.steps is None:
+            raise UsageError(
+                "--profile is of steps of a --command after the measured ones, of which --steps "
+                "says how many: give --steps 40, or leave out --profile"
+            )
     elif why := next(_list_conflicts(case), ""):
         raise UsageError(why)
 

@@ -25,7 +25,7 @@ from bench.networks.data.batches import Divided, Supply
 from bench.networks.freezing import NONE, freeze
 from bench.networks.workloads import Loss, Workload, sketch_batch
 from bench.profile.kernels import Vocabulary
-from bench.profile.timeline import TimedOperations
+from bench.profile.timeline import TimedOperations, find_part
 from bench.schema.case import micro_batch
 from bench.schema.precision import read_flags
 from bench.schema.record import KernelTime, WorkRow, write_kernels
@@ -514,11 +514,21 @@ class Sample(WorkCounter):
             if isinstance(func, HigherOrderOperator):  # what it runs is not dispatched again
                 self.unseen[func.name()] = None
                 return
+            if func.namespace == "profiler":
+                self._follow(func, args)
             super().count(func, args, kwargs, out)
             if not _is_counted(func):
                 self.unseen[str(func.overloadpacket)] = None
         except Exception as error:
             self.failure = self.failure or f"{type(error).__name__}: {error}"
+
+    def _follow(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Follow the regions of the script, of which torch marks parts of a step."""
+        if "_record_function_enter" in func.name():
+            before = self._parts[-1] if self._parts else None
+            self._parts.append(find_part(args[0]) or before)
+        elif self._parts:  # else of a region that was open before
+            self._parts.pop()
 
     def begin(self) -> None:
         self.unseen = dict.fromkeys(filter(sys.modules.__contains__, _BESIDE))

@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from bench.base.processes import TemporaryFolder, pause_collection
@@ -58,37 +59,66 @@ def profile_step(
     def mark(part: WorkKind | None) -> record_function:
         return record_function(name_region(part))
 
-    activities = [ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    with TemporaryFolder("profile") as folder, ExitStack() as reading:
+    with TemporaryFolder("profile") as folder:
         file = Path(folder) / "trace.json"
         with mark_parts(training, mark):
             supply = mark_input(repeat(batches, case.epochs, case.batch_size), mark)
             for batch in islice(supply, first):
                 training.step(batch)
-            with profile(
-                activities=activities,
-                # the first step under the profiler includes its start
-                schedule=schedule(wait=0, warmup=1, active=1, repeat=1),
-                on_trace_ready=lambda found: found.export_chrome_trace(str(file)),
-                record_shapes=True,
-            ) as profiler:
+            recording = Recording(device, file)
+            try:
+                recording.start()
                 training.step(next(supply))
-                synchronize(device)
-                profiler.step()
-                with record_function(STEPS_REGION):
-                    for batch in islice(supply, steps):
-                        training.step(batch)
-                synchronize(device)
-                # garbage collection would scan all events repeatedly: reading and dividing 126,000
-                # took 2.1 CPU s with it and 1.0 s without
-                reading.enter_context(pause_collection())
-        if trace:
-            trace.parent.mkdir(parents=True, exist_ok=True)
-            # torch's own export uses level 9: 0.38 CPU s instead of 0.11 s for a tenth less space
-            trace.write_bytes(gzip.compress(file.read_bytes(), 6))
-        return summarize(read_trace(file), steps, read_vocabulary(), device.type)
+                recording.begin()
+                for batch in islice(supply, steps):
+                    training.step(batch)
+            finally:
+                recording.end()
+        return read_profile(file, steps, device.type, trace)
+
+
+class Recording:
+    """Some steps under torch's profiler, whose trace is written to ``file``: `start`, a step, which
+    includes the profiler's start, `begin`, the steps, `end`. All in one thread."""
+
+    def __init__(self, device: torch.device, file: Path) -> None:
+        activities = [ProfilerActivity.CPU]
+        if device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        self._device, self._open = device, ExitStack()
+        self._profiler = profile(
+            activities=activities,
+            schedule=schedule(wait=0, warmup=1, active=1, repeat=1),
+            on_trace_ready=lambda found: found.export_chrome_trace(str(file)),
+            record_shapes=True,
+        )
+
+    def start(self) -> None:
+        self._open.enter_context(self._profiler)
+
+    def begin(self) -> None:
+        synchronize(self._device)
+        self._profiler.step()
+        self._open.callback(synchronize, self._device)
+        self._open.enter_context(record_function(STEPS_REGION))
+
+    def end(self) -> None:
+        """Write the trace; where it has not begun, none."""
+        with pause_collection():  # it would scan all events again and again
+            self._open.close()
+
+
+def read_profile(file: Path, steps: int, device: str, trace: Path | None = None) -> Timeline:
+    """Return the mean of the ``steps`` of a `Recording` on ``device``, cuda or cpu; it is kept,
+    gzipped, in the file ``trace`` if one is given. Raises ValueError: the trace cannot be read, or
+    a GPU's has no kernels."""
+    if trace:
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        # torch's own export uses level 9: 0.38 CPU s instead of 0.11 s for a tenth less space
+        trace.write_bytes(gzip.compress(file.read_bytes(), 6))
+    # reading and dividing 126,000 events took 2.1 CPU s with collection and 1.0 s without
+    with pause_collection():
+        return summarize(read_trace(file), steps, read_vocabulary(), device)
 
 
 def choose_steps(step_s: float, device: str, workers: int = 0) -> int:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ from bench.base.processes import (
 )
 from bench.base.text import count, name_first
 from bench.networks.workloads import OWN
+from bench.profile.timeline import Timeline
 from bench.schema.case import Case, fill_command, supposes_items
 from bench.schema.command import ITEMS, OUT, list_named, list_places, split_command
 from bench.schema.record import MEASURED, EpochRow, Outcome, Status, Step
@@ -50,14 +52,20 @@ from bench.schema.work import Label, Work, WorkKind
 from bench.training.counting import join_work
 from bench.training.labels import judge_label
 from bench.training.memory import PARTS_BYTES
+from bench.training.profiling import choose_steps, read_profile
 from bench.training.sources import judge_opened, look_at, name_contents, name_file
 from bench.training.timing import Warmup, extrapolate, warm_up
 from bench.workers import script
 from bench.workers.endings import find_fault
 from bench.workers.epochs import describe_interval, describe_steps, finite
-from bench.workers.job import Channel, Job
-from bench.workers.measurement import conclude, hold_to_label
-from bench.workers.script import FILE, LOST, SAMPLED
+from bench.workers.job import Channel, Job, WorkBegun
+from bench.workers.measurement import (
+    PROFILE_COLUMNS,
+    conclude,
+    describe_profile,
+    hold_to_label,
+)
+from bench.workers.script import FILE, LOST, PROFILE, SAMPLED, name_trace
 
 _LOST = re.compile(re.escape(LOST.encode()) + rb": ([^\n]+)\n")
 _POLL_S = 0.02
@@ -65,6 +73,10 @@ _GRACE_S = 3.0
 _LATER_S, _LATER = 0.5, 0.05  # than a command what it started may end, and as a share of its time
 _TAIL_BYTES = 1 << 16  # of the output, to find what an error was
 _LEAST_S = 1e-9  # of a step: the clock of a GPU may see none
+_LONGEST_S, _SLOWER, _STARTS_S = 600.0, 5.0, 120.0
+"""Of steps to profile, the longest time without the profiler, and how long they are waited for: so
+many times as long, beside the profiler's start and end."""
+
 _UNLIMITED = 40  # steps that warm-up supposes will be measured, if the command decides
 
 
@@ -84,13 +96,15 @@ class _Run:
     time of those that were taken."""
 
     def __init__(self, job: Job, folder: Path, channel: Channel) -> None:
-        self._job, self.case = job, job.case
+        self._job, self.case, self.trace = job, job.case, job.trace
         case = job.case
         self._path, self._read = folder / "steps", 0
         self.report = channel.reporter("warmup", 0, self.held)
         self.steps: list[_Taken] = []
         self.epochs: dict[int, dict[str, float]] = {}  # what was found after as many steps
         self.work: dict[str, Any] = {}
+        self.profiled: dict[str, Any] = {}
+        self._asked = folder / "profile"
         self.memory: dict[str, Any] = {}
         self._happened: dict[str, Any] = {}
         self.who: dict[str, Any] = {}  # the process that tells them
@@ -109,6 +123,8 @@ class _Run:
         if out and OUT in list_places(str(case.command)):
             out.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, **variables, FILE: str(self._path)}
+        if case.profile:
+            environment[PROFILE] = str(self._asked)
         self._listing, self.named = folder / "files", list_named(command)
         hook = str(script.__file__) if job.sees_steps else ""
         environment |= arm(environment, self._listing, job.since_ns, hook)
@@ -190,6 +206,8 @@ class _Run:
             self.memory |= told[0]
         elif kind == "work":
             (self.work,) = told
+        elif kind == "profile":
+            (self.profiled,) = told
         elif kind == "who":
             self.who |= told[0]
             self.own = bool(self.who.get("own", self.own))
@@ -212,6 +230,21 @@ class _Run:
                 self.clock_s += max(step.time_s or 0.0, _LEAST_S)
                 self.report(step.number, step)
                 yield step
+
+    def profile(self, steps: int, limit_s: float) -> Path | None:
+        """Have it profile as many of its next steps, within a time. Return the trace; None, and
+        ``profiled`` says why, if there is none."""
+        new = self._asked.with_suffix(".new")
+        new.write_text(str(steps))
+        new.replace(self._asked)
+        until, ended = time.monotonic() + limit_s, False
+        while not self.profiled and not ended and time.monotonic() < until:
+            ended = self._ended.wait(_POLL_S)
+            self._update()
+        if not self.profiled:
+            what = "the command ended" if ended else f"{limit_s:,.0f} s passed"
+            self.profiled = {"failure": f"{what} before {count(steps + 1, 'more step')} did"}
+        return None if "failure" in self.profiled else name_trace(self._asked)
 
     def held(self) -> int:
         with suppress(OSError):  # it has ended
@@ -307,6 +340,7 @@ def measure_command(given: Job, channel: Channel) -> Outcome:
                 break
         stopped = case.steps is not None and len(measured) >= case.steps
         channel.enter("evaluation")
+        timeline = _profile(found, run, measured, channel) if case.profile else None
         code = run.close(stopped)
         found.seen, found.cards = run.see_files(), [*run.cards]
     if stopped:
@@ -314,6 +348,8 @@ def measure_command(given: Job, channel: Channel) -> Outcome:
     else:
         _describe_end(found, run, code, case)
     _describe(found, case, run, warm, measured)
+    if timeline is not None:
+        describe_profile(found, timeline)
     channel.send(found)
     return found
 
@@ -334,6 +370,31 @@ def _take_steps(case: Case, run: _Run, channel: Channel) -> tuple[Warmup | None,
     if case.steps is None or len(measured) < case.steps:
         deque(run.follow, 0)
     return warm, measured
+
+
+def _profile(
+    found: Outcome, run: _Run, measured: Sequence[_Taken], channel: Channel
+) -> Timeline | None:
+    """Profile steps after the measured ones; None, and ``found`` says why, if that fails."""
+    with found.leave_out_on_error(*PROFILE_COLUMNS):
+        times, case = [step.time_s for step in measured if step.time_s is not None], run.case
+        if not times or len(measured) < (case.steps or 0):
+            raise UsageError("the command ended before the steps to profile")
+        step_s = median(times)
+        steps = choose_steps(step_s, case.device)
+        if (needed_s := (steps + 1) * step_s) > _LONGEST_S:
+            raise UsageError(
+                f"to profile {count(steps, 'step')} takes {needed_s:,.0f} s or more, and "
+                f"{_LONGEST_S:,.0f} at most are given to it"
+            )
+        channel.send(WorkBegun("profiling"))
+        trace = run.profile(steps, _STARTS_S + _SLOWER * needed_s)
+        if trace is None:
+            raise UsageError(f"no steps were profiled: {run.profiled['failure']}")
+        if (device := run.profiled["device"]) != case.device:
+            raise UsageError(f"the steps ran on {device}, and the case is of {case.device}")
+        return read_profile(trace, steps, device, run.trace)
+    return None
 
 
 def _describe_end(found: Outcome, run: _Run, code: int, case: Case) -> None:

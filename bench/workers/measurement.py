@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
@@ -22,6 +22,7 @@ from bench.networks.data.loader import LoadedBatches, measure_rate
 from bench.networks.models import MODELS, split_model
 from bench.networks.weights import hash_weights
 from bench.profile.step import PROFILED
+from bench.profile.timeline import Timeline
 from bench.schema.case import Case, count_probed, micro_batch
 from bench.schema.precision import read_flags
 from bench.schema.record import (
@@ -276,16 +277,15 @@ class _Run:
                 m.flop_per_image = count_flop(self.training.workload, self.case.freeze)
             if conversion := self.training.conversion:
                 m.fp8_flop_share = conversion.flop_per_unit / m.flop_per_image
-        counted = self._count_work(sources)
+        self._count_work(sources)
         m.shared = write_missing(sources) or None
         if self.case.profile:
-            columns = ("profiled_steps", *PROFILED)
-            self.channel.send(replace(found, follows=list(columns)))
+            self.channel.send(replace(found, follows=list(PROFILE_COLUMNS)))
             self.channel.send(WorkBegun("profiling"))
-            with found.leave_out_on_error(*columns):
-                self._profile(counted)
+            with found.leave_out_on_error(*PROFILE_COLUMNS):
+                self._profile()
 
-    def _count_work(self, sources: dict[str, str]) -> Mapping[Label, Work]:
+    def _count_work(self, sources: dict[str, str]) -> None:
         """Count the work of a step, or take it from a record that is added to ``sources``, and hold
         its number formats against the label."""
         found, known, counted = self.found, self._known, dict[Label, Work]()
@@ -300,18 +300,26 @@ class _Run:
             found.measurement.step_bytes = round(sum(work.bytes for work in counted.values()))
             hold_to_label(found, judge_label(counted, self.case))
         found.work = join_work(counted, {})
-        return counted
 
-    def _profile(self, counted: Mapping[Label, Work]) -> None:
-        m, trace = self.found.measurement, self.given.trace
-        assert m.step_time_median_s
+    def _profile(self) -> None:
+        step_s = self.found.measurement.step_time_median_s
+        assert step_s
         try:
-            line = profile_step(self.training, self.batches, m.step_time_median_s, trace)
+            line = profile_step(self.training, self.batches, step_s, self.given.trace)
         finally:
             end_workers(self.batches)
-        m.profiled_steps, m.profiled_step_s = line.steps, line.step_s
-        m.busy_s, m.input_wait_s, m.sync_wait_s = line.busy_s, line.input_wait_s, line.sync_wait_s
-        self.found.work = join_work(counted, line.work)
+        describe_profile(self.found, line)
+
+
+PROFILE_COLUMNS = ("profiled_steps", *PROFILED)
+
+
+def describe_profile(found: Outcome, line: Timeline) -> None:
+    """Fill in what a profile shows, beside the work that was counted."""
+    m = found.measurement
+    m.profiled_steps, m.profiled_step_s = line.steps, line.step_s
+    m.busy_s, m.input_wait_s, m.sync_wait_s = line.busy_s, line.input_wait_s, line.sync_wait_s
+    found.work = join_work(read_work(found.work), line.work)
 
 
 _EXCHANGED = ("sync_step_s", "no_sync_step_s", "exposed_error_s")

@@ -29,6 +29,10 @@ from typing import Any, NamedTuple
 FILE = "BENCH_STEPS"
 """Environment variable: the file that a sweep reads the steps of a script from."""
 
+PROFILE = "BENCH_PROFILE"
+"""Environment variable: the file in which a sweep asks for a profile of so many of the next steps;
+their trace is written beside it, see `name_trace`."""
+
 LOST = "bench: the sweep is told of no more steps"
 """What the output of a script says, with the reason, where the steps cannot be told."""
 
@@ -65,7 +69,8 @@ class Teller:
     ``["who", {…}]`` is the process, and again where another GPU is used, or more is known of its
     steps. ``["step", moment, seconds, items, loss]``: time.monotonic() when the script had taken
     it, and null for what is not known. ``["epoch", {…}]`` is the end of an epoch with what was
-    found then, ``["work", {…}]`` the work of a step, and ``["memory", {…}]`` bytes of memory.
+    found then, ``["work", {…}]`` the work of a step, and ``["memory", {…}]`` bytes of memory,
+    and ``["profile", {…}]`` that steps were profiled, or why they were not.
     ``["own"]``: the script has called `step`, and what was seen before does not count. Nothing but
     what the script gives wrong ends its training: where the file cannot be written, `LOST` is
     printed, and no more is told.
@@ -79,9 +84,15 @@ class Teller:
         )
         os.register_at_fork(after_in_child=self.reset)
         self.reset()
+        asked = os.environ.get(PROFILE)
+        self._asked = Path(asked) if asked else None
 
     def reset(self) -> None:
         """Begin anew, as in a process that was forked."""
+        self._asked = None  # where a sweep asks for a profile, of no process's child
+        self._recording: Any = None
+        self._recorded = self._before = 0  # steps to profile, and taken when that began
+        self._started = False  # the first of them is over, which includes the profiler's start
         self._open = self._silent = False  # open once there is a step
         self._device = -1  # the GPU that trains; -1 for none, which has no events
         self._began: _Mark | None = None  # the boundary before the next step
@@ -107,6 +118,7 @@ class Teller:
                 if self._steps == SAMPLED and "torch" in sys.modules:
                     self._begin_sample()
                     self._began = _mark(self._device)
+                self._profile()
 
     def epoch(self, loss: Any, accuracy: Any) -> None:
         told = {"loss": loss, "accuracy": accuracy}
@@ -125,6 +137,7 @@ class Teller:
                     self.finish_seen()
                 self._tell(wait=True)
                 self._write("epoch", values)
+                self._drop_recording()  # an evaluation is no part of a step
                 self._began = _mark(self._device)
 
     def _take_over(self) -> None:
@@ -160,6 +173,8 @@ class Teller:
         if whole and self._steps == SAMPLED - 1 and self._sample is None:
             self._begin_sample()
             ended = ended._replace(next=_mark(self._device))
+        if whole:
+            self._profile()
         return ended
 
     def commit(self, ended: Ended, fresh: bool) -> None:
@@ -258,6 +273,7 @@ class Teller:
                 if self.finish_seen is not None:
                     self.finish_seen()
                 self._tell(wait=True)
+                self._drop_recording()
 
     def _tell(self, wait: bool = False) -> None:
         """Tell of the steps that the device has finished, or of all, for which it waits."""
@@ -326,6 +342,59 @@ class Teller:
         except Exception as error:
             told = {"failure": f"{type(error).__name__}: {error}"}
         self._write("memory", told)
+
+    # ---------------------------------------------------------------------------- profile
+
+    def _profile(self) -> None:
+        """Begin to profile steps once the sweep asks for it, go on with it, or end it. It stands
+        at a boundary between steps, at some more than once."""
+        asked = self._asked
+        if asked is None:
+            return
+        try:
+            if self._recording is None:
+                if asked.exists():
+                    self._begin_recording(asked)
+            elif self._steps > self._before + self._recorded:
+                recording, self._recording = self._recording, None
+                recording.end()
+                told = {"steps": self._recorded, "device": "cpu" if self._device < 0 else "cuda"}
+                self._write("profile", told)
+                self._asked = None
+            elif self._steps == self._before + 1 and not self._started:
+                self._started = True
+                self._recording.begin()
+        except Exception as error:  # the user's training goes on
+            self._fail_profile(f"{type(error).__name__}: {error}")
+
+    def _begin_recording(self, asked: Path) -> None:
+        torch = sys.modules.get("torch")
+        if torch is None:
+            self._fail_profile("the command imports no torch")
+        elif torch.autograd._profiler_enabled():
+            self._fail_profile("a profiler of the script is at work")
+        else:
+            self._recorded, self._before = int(asked.read_text()), self._steps
+            device = torch.device("cpu" if self._device < 0 else "cuda", max(self._device, 0))
+            recording = import_own("bench.training.profiling").Recording
+            self._recording, self._started = recording(device, name_trace(asked)), False
+            self._recording.start()
+
+    def _fail_profile(self, why: str) -> None:
+        self._asked = None
+        self._drop_recording()
+        self._write("profile", {"failure": why})
+
+    def _drop_recording(self) -> None:
+        recording, self._recording = self._recording, None
+        if recording is not None:
+            with suppress(Exception):
+                recording.end()
+
+
+def name_trace(asked: Path) -> Path:
+    """Return the file of the trace, beside that in which it was asked for."""
+    return asked.with_suffix(".json")
 
 
 def _read_group() -> tuple[int, int, bool]:

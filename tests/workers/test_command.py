@@ -22,6 +22,7 @@ from bench.sweep.__main__ import main as sweep
 from bench.sweep.options import parse_arguments, plan_cases
 from bench.training.labels import judge_label
 from bench.validate.__main__ import main as validate
+from bench.why import main as explain
 from bench.workers.executors import CaseEvent, Settings
 from bench.workers.executors.subprocess import SubprocessExecutor
 from bench.workers.job import Job, StepTaken
@@ -228,11 +229,13 @@ for i in range(60):
 """
 
 
-def run_unedited(folder: Path, hows: str, *given: str, command: str = "") -> dict[str, Any]:
+def run_unedited(
+    folder: Path, hows: str, *given: str, command: str = "", script: str = UNEDITED
+) -> dict[str, Any]:
     """Return the rows of an unedited script by what it does."""
-    (folder / "t.py").write_text(UNEDITED)
+    (folder / "t.py").write_text(script)
     # the script's folder has a bench of its own, which nothing is to import
-    if "late" not in hows:
+    if script == UNEDITED and "late" not in hows:
         (folder / "bench.py").write_text("raise SystemExit('of the script')")
     command = command or f"{shlex.quote(sys.executable)} {folder}/t.py {{how}} {{batch_size}}"
     out = ["--out", str(folder / "out"), "--batch-size", "16", *QUICK]
@@ -261,6 +264,69 @@ def test_steps_are_seen_in_a_script_that_tells_of_none(
     assert "which number is a step's loss is not known" in rows["accumulates"]["missing"]
     assert (rows["named"]["step_items"], rows["named"]["train_loss"]) == (3, 7)
     assert rows["named"]["flop_per_image"] == row["flop_per_image"] * 16 / 3
+
+
+PROFILED = """
+import os, sys, time, torch
+how, size = sys.argv[1], int(sys.argv[2])
+net = torch.nn.Sequential(torch.nn.Linear(32, 256), torch.nn.ReLU(), torch.nn.Linear(256, 4))
+optimizer = torch.optim.AdamW(net.parameters())
+data = torch.utils.data.DataLoader(torch.randn(size * 4000, 32), size)
+if how == "named":
+    import bench
+if how == "profiler":
+    torch.autograd.profiler.profile().__enter__()
+for i, x in enumerate(data):
+    if how == "ends" and os.path.exists(os.environ["BENCH_PROFILE"]):
+        sys.exit(3)
+    if how == "few" and i == 5:
+        break
+    if how == "forks" and not os.fork():
+        net(x)
+        os._exit(0)
+    optimizer.zero_grad()
+    net(x).square().mean().backward()
+    optimizer.step()
+    if how == "named":
+        bench.step(items=len(x))
+"""
+
+
+@pytest.mark.slow
+def test_steps_after_the_measured_ones_are_profiled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hows = "trains named forks ends few profiler"
+    given = ["--profile", "--trace", "--steps", "8", "--repeats", "1"]
+    rows = run_unedited(tmp_path, hows, *given, script=PROFILED)
+    work = read_work(tmp_path / "out")
+    for how in ("trains", "named", "forks"):
+        row = rows[how]
+        assert (row["status"], row["measured_steps"]) == ("ok", 8), row["reason"]
+        assert 2 <= row["profiled_steps"] <= 5
+        assert 0 < row["busy_s"] < row["profiled_step_s"]
+        own = work[work["record_id"] == row["record_id"]]
+        products = own[own["kind"] == "matmul"]
+        assert products["flop"].sum() == 16 * row["flop_per_image"]
+        assert products["time_s"].min() > 0
+        # counted and profiled, in the part of the step that it is of
+        for kind in ("optimizer", "input"):
+            parts = own[own["kind"] == kind].dropna(subset=["bytes", "time_s"])
+            assert len(parts) > 0, own
+    for how, why in {
+        "ends": "the command ended before ",
+        "few": "the command ended before the steps to profile",
+        "profiler": "a profiler of the script is at work",
+    }.items():
+        assert rows[how]["status"] == "ok"
+        assert "profiled_steps: " in rows[how]["missing"]
+        assert why in rows[how]["missing"]
+    assert len([*(tmp_path / "out" / "traces").iterdir()]) == 3
+    capsys.readouterr()
+    assert explain([str(tmp_path / "out"), "--axis", "how", "trains", "forks"]) == 0
+    said = capsys.readouterr().out
+    assert "Why: how trains → how forks" in said
+    assert "waiting for a batch" in said
 
 
 @pytest.mark.slow
@@ -451,10 +517,10 @@ def test_it_is_validated_and_compared(mistakes: Path, capsys: pytest.CaptureFixt
             "--command 'python t.py {profile:on=-p,off=}' --profile",
             "{profile}: --profile is for what",
         ),
-        ("--command 'python t.py {memory_limit}' --memory-limit 2GiB", "does nothing to a command"),
+        ("--command 'python t.py {memory_limit}' --memory-limit 2GiB", "and no word of a command"),
         (
             "--command 'python t.py {parallel:ddp=-d}' --parallel ddp",
-            "does nothing to a command; give a",
+            "no word of a command; give a",
         ),
         ("--command 'python t.py {lr}'", "{lr} has no value; give --lr VALUE …"),
         ("--command './t.py'", "'./t.py' is no program that can be run here; give its path"),
@@ -485,6 +551,7 @@ def test_it_is_validated_and_compared(mistakes: Path, capsys: pytest.CaptureFixt
         ("--command 'python nosuch.py'", "there is no file nosuch.py; give its path"),
         ("--command 'python t.py {precision:fp32=}' --precision bf16", "has no word for bf16; it"),
         ("--command 'python t.py {batch_size}' --batch-size auto", "the largest batch is looked"),
+        ("--command 'python t.py' --profile", "says how many: give --steps 40, or leave out"),
         ("--workload command", "--workload command is that of a --command; give --command"),
     ],
 )

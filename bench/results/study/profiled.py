@@ -30,6 +30,11 @@ class Profiled:
     sm_clock_mhz: float | None  # the mean over the repeats; None if unknown
     alloc_retries: int  # the maximum over the repeats
 
+    @property
+    def items(self) -> int:
+        """How many items the step is of; 0 if a command does not tell."""
+        return int(self.run.number("step_items") or self.run.case.batch_size)
+
     @cached_property
     def step(self) -> StepWork:
         """The step, which takes the geometric mean of the repeats' median steps."""
