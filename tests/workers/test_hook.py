@@ -126,12 +126,19 @@ def forks(task: Task) -> None:
 
 
 def from_threads(task: Task) -> None:
-    from threading import Thread
+    from concurrent.futures import ThreadPoolExecutor
+    from threading import Barrier
 
-    for _ in range(2):
-        thread = Thread(target=plain, args=(task,))
-        thread.start()
-        thread.join()
+    both = Barrier(2)  # a thread that has ended leaves its id to the next
+
+    def run() -> None:
+        both.wait()
+        plain(task)
+        both.wait()
+
+    with ThreadPoolExecutor(2) as threads:
+        for one in [threads.submit(run), threads.submit(run)]:
+            one.result()
 
 
 def compiled(task: Task) -> None:
