@@ -193,7 +193,7 @@ class Escape:
 
 
 def test_altered_images(capsys: Capture, tmp_path: Path, monkeypatch: Patch) -> None:
-    """What else can be wrong with a folder of images is in tests/data/test_sources.py."""
+    """What else can be wrong with a folder of images is in tests/networks/data/test_sources.py."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
