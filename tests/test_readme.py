@@ -306,7 +306,7 @@ STAND_INS = {
     ". .venv/bin/activate": "grep '^VENV .*= .venv$' Makefile",
     "make test": "make -o .venv/ready --dry-run test",
     "pip install": "pip install --dry-run --no-deps --no-build-isolation -e .",
-    # a cluster outlives the command that starts it; tests/executors/test_ray.py has some
+    # a cluster outlives the command that starts it; tests/workers/executors/test_ray.py has some
     "RAY_worker_niceness=0": "python -m ray.scripts.scripts start --help",
     "ray status": "python -m ray.scripts.scripts status --help",
 }
@@ -452,4 +452,5 @@ def test_every_page_is_linked_and_every_command_is_on_one() -> None:
     assert [page.name for page in others if f"(docs/{page.name})" not in readme.read_text()] == []
     text = "".join(page.read_text() for page in PAGES)
     names = [name for names in PROGRAMS.values() for name in names]
-    assert [name for name in names if f"python -m bench.{name}" not in text] == []
+    missing = [name for name in names if f"python -m bench.{name}" not in text]
+    assert missing == [], "describe it in README.md or on a page of docs/"
