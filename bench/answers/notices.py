@@ -250,7 +250,7 @@ def list_asked(runs: Iterable[Run | Result]) -> list[str]:
 
 
 def _describe_drift(every: Sequence[Run]) -> Iterator[Notice]:
-    """Warn of drift_checks, reruns of the first case of a sweep at its end, that took longer or
+    """Warn of drift checks, reruns of the first case of a sweep at its end, that took longer or
     less than all of its runs by more than `STEADY`. Only runs on the same lane and GPU are
     compared, and only if both or neither ran beside other lanes, and their times are of the same: a
     slower card is no drift."""

@@ -9,7 +9,7 @@ from statistics import median
 
 STEADY = 0.02
 """Times that differ by at most this share count as equal: the steps at the end of warm-up, and
-repeats and the sentinel against the median of their case."""
+repeats and the drift check against the median of their case."""
 
 VARIES = 0.05
 """Memory of repeats that differs by more than this share of the lowest does not repeat. A GPU's

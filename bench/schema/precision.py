@@ -329,7 +329,7 @@ purpose, such as norms, a head or a loss, is far above it: DPN-92 has 1.0 in eve
 H200)."""
 
 MOSTLY_LABELLED = 0.9
-"""A row is warned below this share, which is printed with the warning."""
+"""A row has a warning below this share, which is printed with it."""
 
 
 def list_formats(precision: Precision) -> tuple[str, ...]:

@@ -58,7 +58,7 @@ def remaining_runs(
 
     left = [run for run in runs if remains(run)]
     if left:
-        # a sentinel comes last: an earlier one no longer does if more runs were added
+        # a drift check comes last: an earlier one no longer does if more runs were added
         left += [run for run in runs if run[2] and run not in left]
     return left
 
@@ -120,7 +120,7 @@ class Grid:
         self._losses = Counter[PlannedRun]()
         self._ran = Counter[tuple[Case, str]]()  # how often a case ran on a lane
         self.running = 0  # runs that were taken and have not ended
-        # the lane of each run, for its sentinel; on several GPUs, the lane of the first
+        # the lane of each run, for its drift check; on several GPUs, the lane of the first
         self._lanes = {run: _name_first(past.lane) for run, past in before.items()}
 
     @property
@@ -137,7 +137,7 @@ class Grid:
         return any(status not in _FAILED for status in self.ended)
 
     def take(self, lane: Lane, idle: Sequence[Lane]) -> Job | None:
-        """Return the next run. A sentinel comes last, if possible on the lane of its first run."""
+        """Return the next run. A drift check is last, if possible on the lane of its first run."""
         if not self._runs:
             return None
         run = self._choose(lane)

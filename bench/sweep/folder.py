@@ -147,7 +147,7 @@ it, the checkpoints are of an interrupted run, and are resumed."""
 @dataclass(frozen=True)
 class KeptRun:
     """A run that may keep checkpoints in ``folder``, which the worker makes; ``run_name`` is its
-    repeat, or marks the sentinel."""
+    repeat, or marks the drift check."""
 
     folder: Path
     run_name: str

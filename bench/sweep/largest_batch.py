@@ -28,7 +28,7 @@ from bench.schema.record import MEASURED, REFUSED, Status
 from bench.schema.rules import check, check_batches
 
 STEP = 8
-"""Default resolution of the largest_batch, in images: kernels prefer multiples of 8."""
+"""Default resolution of the largest batch, in images: kernels prefer multiples of 8."""
 
 ATTEMPTS = 3
 """Attempts at a batch size whose runs end without showing whether it fits."""
@@ -37,7 +37,7 @@ START = 32
 """Images of a first micro-batch."""
 
 # The largest factor by which a line is extrapolated beyond its last probe: from a third of the
-# largest_batch, an error of 1 % in the readings moves the largest_batch by up to 4 %.
+# largest batch, an error of 1 % in the readings moves the largest batch by up to 4 %.
 _FAR = 3.0
 
 _NEAR = 0.8  # ratio of batch sizes above which a line through them would follow their noise
@@ -230,7 +230,7 @@ class LargestBatch:
     def _choose(self, low: int, high: int) -> int:
         """Return the index to try between two; the caller clamps it to lie between them.
 
-        The line says where the largest_batch is. From where it is refuted, steps double up to the
+        The line says where the largest batch is. From where it is refuted, steps double up to the
         middle, or if nothing was refused, without an end."""
         middle, open_above = (low + high) // 2, self.smallest_failing is None
         back = max(high - (1 << max(0, len(self._refused) - 1)), middle)
@@ -370,7 +370,7 @@ def read_trials(rows: Iterable[Row]) -> list[ProbedFamily]:
 def read_largest_batches(
     rows: Iterable[Row], step: int | None = None, margin: float = FREE_MARGIN
 ) -> list[tuple[Case, LargestBatch]]:
-    """Return the family (`name_family`) and the largest_batch of each search in the rows of a
+    """Return the family (`name_family`) and the largest batch of each search in the rows of a
     folder. ``step`` is the resolution in images, by default the greatest common divisor of the
     tried batch sizes; the recommended batch leaves ``margin`` free."""
     found = []

@@ -438,7 +438,7 @@ def choose_seed(run: PlannedRun, same_seed: bool) -> int:
     """Return the seed of a run: for repeat N the case's plus N - 1, or the case's for all repeats.
 
     The loss of one epoch differs more between seeds than most changes alter it, so repeats with the
-    same seed would show no spread where there is one. The sentinel repeats the first run.
+    same seed would show no spread where there is one. The drift check repeats the first run.
     """
     case, repeat, _ = run
     return case.seed if same_seed else case.seed + repeat - 1

@@ -74,7 +74,7 @@ class Searches:
             self.conclude(family)
 
     def conclude(self, family: Case) -> None:
-        """End a search, and say what it found; its largest_batch is incomplete if it was
+        """End a search, and say what it found; its largest batch is incomplete if it was
         stopped."""
         largest_batch = self.largest_batches[family] = self._build(self._left.pop(family))
         self.loop.display.say(f"{family.label(self.axes)}: {describe_largest_batch(largest_batch)}")

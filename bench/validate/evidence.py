@@ -79,7 +79,7 @@ class Evidence:
 
     def name(self, run: Run) -> str:
         repeat = f", repeat {run.repeat}" if run.repeat > 1 else ""
-        return f"{run.case.label(self._varying)}{repeat}{', sentinel' if run.sentinel else ''}"
+        return f"{run.case.label(self._varying)}{repeat}{', drift check' if run.sentinel else ''}"
 
 
 def read_evidence(folder: Path) -> Evidence:

@@ -53,14 +53,14 @@ def notices_of(every: Sequence[Run]) -> dict[str, str]:
 LANES = [ran(100, 1, lane="a"), ran(110, 2, lane="b")]  # of which one takes 10 % longer
 
 NOTED: dict[str, tuple[list[Record], dict[str, str]]] = {
-    "a sentinel within 2 % of some run": ([*runs((100, 101, 99.9)), close(103, 12)], {}),
-    "a sentinel beyond that": (
+    "a drift check within 2 % of some run": ([*runs((100, 101, 99.9)), close(103, 12)], {}),
+    "a drift check beyond that": (
         [*runs((100, 101, 99.9)), close(104, 12)],
         {"Drift of +4.0 %": "took 4.0 % longer than before."},
     ),
-    "a sentinel on a slower lane": ([*LANES, close(110, 12, lane="b")], {"Spread": "1 of the 1"}),
+    "drift on a slower lane": ([*LANES, close(110, 12, lane="b")], {"Spread": "1 of the 1"}),
     # of the second run a first attempt was throttled
-    "a sentinel beside the attempts that count": (
+    "a drift check beside the attempts that count": (
         [ran(180, 2, status=Status.INVALID), ran(100, 1), ran(101, 2, attempt=2), close(97, 12)],
         {"Drift of -3.5 %": "took 3.5 % less than before."},
     ),

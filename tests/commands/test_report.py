@@ -159,7 +159,7 @@ def test_a_user_s_own_network_has_its_own_words(tmp_path: Path, report: Run) -> 
 
 
 def test_what_was_asked_for_and_failed_is_on_the_first_screen(tmp_path: Path, report: Run) -> None:
-    """Also where no case is recommended, since all are in warning."""
+    """Also where no case is recommended, since all have a warning."""
     lost = {"missing": "eval_time_s: ValueError: no luck", "warmup_steady": False}
     folder = write_sweep(tmp_path, ran(Case(evaluate=True), (10,), warmup_steps=9, **lost))
     said = " ".join(report(folder)[1].split())

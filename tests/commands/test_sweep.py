@@ -268,7 +268,7 @@ def test_with_until_repeats_go_where_the_time_is_not_known(
     monkeypatch.setattr(FakeExecutor, "run", run_noisily)
     flags = ["8", "16", "32", "--until", "1%", "--repeats", "4"]
     run(out, *flags)
-    assert order == [8, 16, 32, 8, 16, 32, 8, 8, 8], "and 8 once more, as the sentinel"
+    assert order == [8, 16, 32, 8, 16, 32, 8, 8, 8], "and 8 once more, as the drift check"
     said = capsys.readouterr().err
     assert "[9/9]" in said, "the count is of what runs"
     run(out, *flags, report=True)
@@ -614,7 +614,7 @@ def test_a_disk_that_fills(out: Path) -> None:
     assert frame["repeat"].tolist() == list(range(1, len(frame) + 1))
     assert not list(out.glob("*.torn-*"))
     frame = run(out, "8", "--repeats", "200")
-    assert frame["repeat"].tolist() == [*range(1, 201), 1], "and the sentinel"
+    assert frame["repeat"].tolist() == [*range(1, 201), 1], "and the drift check"
 
 
 # ------------------------------------------------------------------------------ threads on a CPU

@@ -166,7 +166,7 @@ COMPARISONS = {
         a=rows(CASE, train_accuracy=[0.20, 0.21, 0.19]),
         b=rows(CASE, train_accuracy=[0.60, 0.61, 0.59]),
     ),
-    "Latest attempts count and drift_checks do not: 5 runs of 20 s": plant(
+    "Latest attempts count and drift checks do not: 5 runs of 20 s": plant(
         "a a",
         "epoch_time_s: same 1 (5:5)",
         a=[record(CASE, 1, 20.0, attempt=2), *runs(CASE, BASE)[1:],

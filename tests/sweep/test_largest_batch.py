@@ -65,7 +65,7 @@ def largest(memory: Callable[[int], float], available: float) -> int | None:
 
 
 def check(largest_batch: LargestBatch, truth: int | None) -> None:
-    """The largest_batch is where a scan of all batch sizes has it."""
+    """The largest batch is where a scan of all batch sizes has it."""
     assert largest_batch.largest == truth
     if truth is None:
         assert (largest_batch.ending, largest_batch.smallest_failing) == (
@@ -295,7 +295,7 @@ def test_what_a_driver_moved_to_the_host_does_not_fit() -> None:
     row = {"batch_size": 64, "baseline_device_bytes": 2 * GIB, "context_bytes": GIB}
     for reserved, retries, status in (
         *((97, 0, Status.OK), (98, 0, Status.OOM)),
-        # at the largest_batch of a card whose driver moves nothing, what was held at most is given
+        # at the largest batch of a card whose driver moves nothing, what was held at most is given
         # back before the context is whole
         *((98, 1, Status.OK), (99, 1, Status.OOM)),
     ):

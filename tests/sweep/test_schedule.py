@@ -86,7 +86,7 @@ def test_what_has_an_outcome_is_done_unless_it_was_cut_off(
 
 
 def closed(left: list[PlannedRun]) -> list[PlannedRun]:
-    """Whatever is run, the sentinel comes after it: an earlier one closes the sweep no longer."""
+    """Whatever is run, the drift check comes after it: an earlier one closes no sweep."""
     sentinel = plan_runs(CASES, 2)[-1]
     return [*left, sentinel] if left and sentinel not in left else left
 

@@ -52,7 +52,7 @@ def run_shards(folder: Path, flags: Sequence[str], of: int) -> list[Path]:
 
 
 def measured(folder: Path) -> list[tuple[Any, ...]]:
-    """What a sweep's runs came to, in an order of their own; drift_checks are one for each
+    """What a sweep's runs came to, in an order of their own; drift checks are one for each
     shard."""
     rows = read_records(folder)
     rows = rows[~rows["sentinel"]].fillna(-1).sort_values(COMPARED)
@@ -120,7 +120,7 @@ def test_a_folder_holds_one_shard(tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_shards_are_read_as_the_sweep(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
-    """With a family that runs out of memory, and repeats; each shard has a sentinel of its own."""
+    """With a family that runs out of memory, and repeats; each shard has its own drift check."""
     monkeypatch.setenv(fake.MEMORY, "fixed=100MiB image=4MiB low=0.5 capacity=500MiB")
     whole, parts = run(tmp_path / "whole", TWICE), tmp_path / "parts"
     shards = run_shards(parts, TWICE, 3)

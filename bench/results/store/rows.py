@@ -65,8 +65,8 @@ class Row:
 
     @property
     def is_repeat(self) -> bool:
-        """Whether it is a repeat of its case: no sentinel or probe. A probe trains a few steps to
-        see whether a batch fits; its time says nothing."""
+        """Whether it is a repeat of its case: no drift check or probe. A probe trains a few steps
+        to see whether a batch fits; its time says nothing."""
         return not (self.sentinel or self.probe)
 
     @property
@@ -84,9 +84,9 @@ class Row:
 def keep_latest(rows: Iterable[_R]) -> list[_R]:
     """Return the rows that count, in their order: each run's last attempt under each environment.
 
-    A run is a case of a sweep, a repeat and whether it is the sentinel or a probe. Two environments
-    are the same if they agree on `COMPARABLE`, as far as both are known. Rows of another GPU or
-    another torch (``--mix``) are not attempts at the same run.
+    A run is a case of a sweep, a repeat and whether it is the drift check or a probe. Two
+    environments are the same if they agree on `COMPARABLE`, as far as both are known. Rows of
+    another GPU or another torch (``--mix``) are not attempts at the same run.
     """
     rows = [*rows]
     counting: set[int] = set()
@@ -100,7 +100,7 @@ def keep_latest(rows: Iterable[_R]) -> list[_R]:
 
 
 def latest(rows: Iterable[_R]) -> list[_R]:
-    """Return the last attempt at each run of a whole case: no drift_checks, probes or truncated
+    """Return the last attempt at each run of a whole case: no drift checks, probes or truncated
     trials."""
     return keep_latest(row for row in rows if row.is_repeat and not row.truncated)
 
@@ -137,7 +137,7 @@ class LatestAttempt(NamedTuple):
 
 
 PlannedRun = tuple[Case, int, bool]
-"""A case, its repeat, and whether it is the sentinel."""
+"""A case, its repeat, and whether it is the drift check."""
 
 
 def read_history(rows: Iterable[Row]) -> dict[PlannedRun, LatestAttempt]:
@@ -195,7 +195,7 @@ def parse_shard(text: str) -> Shard:
 
 def plan_runs(cases: Sequence[Case], repeats: int) -> list[PlannedRun]:
     """Return every case ``repeats`` times, interleaved, so that drift of the machine affects all
-    alike. With several repeats, the first case runs once more at the end as the sentinel: its
+    alike. With several repeats, the first case runs once more at the end as the drift check: its
     difference from its first runs is the drift."""
     runs = [(case, repeat, False) for repeat in range(1, repeats + 1) for case in cases]
     return [*runs, (cases[0], 1, True)] if repeats > 1 and cases else runs
@@ -227,7 +227,7 @@ def collect_times(history: Mapping[PlannedRun, LatestAttempt]) -> dict[Case, lis
 def leave_out_known(
     runs: Iterable[PlannedRun], history: Mapping[PlannedRun, LatestAttempt]
 ) -> list[PlannedRun]:
-    """Leave out repeats of cases that are known without them; drift_checks and past runs stay."""
+    """Leave out repeats of cases that are known without them; drift checks and past runs stay."""
     times = collect_times(history)
     return [
         run

@@ -236,7 +236,7 @@ class Metric:
             a smaller spread; with a margin of 2 % this matters below 100 MiB.
         seeded: depends on the seed, and is judged over seeds.
         speed: its ratios are shown as a speed.
-        timed: depends on other load of the machine, and is in warning if there was much.
+        timed: depends on other load of the machine, and has a warning if there was much.
         diverged: is valid even if the loss became inf or NaN. Loss is not, nor is energy:
             arithmetic on NaN toggles fewer transistors.
     """

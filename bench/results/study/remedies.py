@@ -1,4 +1,4 @@
-"""What helps where a row is warned: of several ways, those that such a row can take."""
+"""What helps where a row has a warning: of several ways, those that such a row can take."""
 
 from __future__ import annotations
 

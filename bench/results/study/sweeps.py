@@ -78,7 +78,7 @@ class SweepFolder:
             return
         axes = list_varying({case for case, _, _ in [*planned, *history]})
         told = [
-            f"{case.label(axes)}, {'sentinel' if sentinel else f'repeat {repeat}'}"
+            f"{case.label(axes)}, {'drift check' if sentinel else f'repeat {repeat}'}"
             for case, repeat, sentinel in left
         ]
         yield (

@@ -1,4 +1,4 @@
-"""Reasons to doubt a run."""
+"""Warnings about a run: when each applies, and what helps."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ FEW_STEPS = 4
 """With fewer measured steps than this, their spread says nothing."""
 
 SHORT_ENERGY_S = 7.5
-"""An energy measured over fewer seconds is warned: NVML's readings are 0.1 s apart, the first and
-the last include power from before and after, and a card draws less power before it is warm. On an
+"""An energy over fewer seconds has a warning: NVML's readings are 0.1 s apart, the first and the
+last include power from before and after, and a card draws less power before it is warm. On an
 H200, parts of 1.6 to 2.4 s drew 1 to 5 % less power than whole epochs, parts of 7.5 s and more at
 most 1 %."""
 
@@ -124,7 +124,7 @@ def _scales_statically(run: Any) -> bool:
 
 @dataclass(frozen=True)
 class WarningRule:
-    """A reason to doubt a run.
+    """A warning about runs.
 
     A ``fatal`` warning keeps a case from being called the fastest, but ``chance``, which changes
     one run and another in its own way, does so only until `MIN_REPEATS` runs tell how much: then it

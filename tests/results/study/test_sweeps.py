@@ -34,13 +34,13 @@ def test_what_was_planned_and_did_not_run_is_named(tmp_path: Path) -> None:
     file.write_text("".join([head, *lines[:-2]]))
     assert say_gaps(out) == (
         "sweep has no row of 2 of the 9 runs that its last command planned (fp16 · loss scale 128 "
-        "· batch size 16, repeat 2; fp32 · batch size 8, sentinel). Run the last "
+        "· batch size 16, repeat 2; fp32 · batch size 8, drift check). Run the last "
         "command of the sweep again, unless it still runs."
     )
-    # a sentinel that was stopped shows no drift
+    # a drift check that was stopped shows no drift
     cut = lines[-1].replace(",ok,", ",interrupted,")
     file.write_text("".join([head, *lines[:-1], cut]))
-    assert "1 of the 9 runs that its last command planned (fp32 · batch size 8, sentinel)" in (
+    assert "1 of the 9 runs that its last command planned (fp32 · batch size 8, drift check)" in (
         say_gaps(out)
     )
     # rows by themselves were not planned by anybody

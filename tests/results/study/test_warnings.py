@@ -1,4 +1,4 @@
-"""Which runs are warned, and which only look so."""
+"""Which runs have a warning, and which only look so."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_no_case_has_the_same_card_in_all_its_repeats(out: Path, watch: Watch) -
     barrier, left = threading.Barrier(2, timeout=60), iter(range(8))
 
     def look(job: Job) -> None:
-        if next(left, None) is not None:  # all but the sentinel
+        if next(left, None) is not None:  # all but the drift check
             barrier.wait()
 
     watch(look)
