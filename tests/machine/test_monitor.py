@@ -293,9 +293,11 @@ class Live(Unreadable):
         self.depths.append("closed")
 
 
-def test_the_sampler_reads_fast_and_slow_and_edges_and_is_joined():
+@pytest.mark.parametrize(("periods", "every"), [({"fast_s": 0.001, "slow_s": 0.005}, 5), ({}, 13)])
+def test_the_sampler_reads_fast_and_slow_and_edges_and_is_joined(periods, every):
+    """By default all of a card is read every 13 times 15 ms."""
     device = Live()
-    monitor = Monitor(device, fast_s=0.001, slow_s=0.005)
+    monitor = Monitor(device, **periods)
     monitor.enter("epoch")
     assert device.enough.wait(60)
     assert "monitor" in {thread.name for thread in threading.enumerate() if thread.daemon}
@@ -306,7 +308,7 @@ def test_the_sampler_reads_fast_and_slow_and_edges_and_is_joined():
     assert device.depths[-1] == "closed"
     assert device.depths.count(Depth.EDGE) == 3
     sampled = [depth for depth in device.depths if depth in (Depth.FAST, Depth.SLOW)]
-    assert sampled[:10] == [Depth.FAST] * 4 + [Depth.SLOW] + [Depth.FAST] * 4 + [Depth.SLOW]
+    assert sampled[: 2 * every] == ([Depth.FAST] * (every - 1) + [Depth.SLOW]) * 2
     assert device.depths[19] == Depth.FAST
     assert seen.values["peak_device_bytes"] == 990
 
