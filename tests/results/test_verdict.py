@@ -239,12 +239,19 @@ def test_the_unit_of_a_difference_is_the_larger_mean_without_signs(
         ({0: [0.0, 4.0]}, 2.0),
         ({0: [2.0, math.inf], 1: [3.0]}, math.inf),
         ({0: [2.0, math.nan]}, math.nan),
+        ({0: [math.inf, -math.inf]}, math.inf),
+        ({0: [0.2, 0.8]}, 0.4),
     ],
 )
 def test_seeds_are_averaged_by_factors_unless_a_value_is_not_above_zero(
     readings: dict[int, list[float]], mean: float
 ) -> None:
     assert average_seeds(readings) == pytest.approx(mean, rel=1e-12, nan_ok=True)
+
+
+def test_the_one_reading_of_a_seed_is_kept_to_the_last_digit() -> None:
+    values = [n / 10 for n in range(1, 100)]
+    assert [average_seeds({0: [value]}) for value in values] == values
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.inf, math.nan])
