@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from bench.compare.__main__ import main as compare
 from bench.report.document import build as build_report
 from bench.report.figures import list_panels
 from bench.report.files import write_json
-from bench.results.study.comparable import list_unlike
+from bench.results.study.comparable import Period, find_factor, list_unlike, take_alike
 from bench.results.study.sweeps import read_sweep, read_sweeps
 from bench.schema.case import Case
 from bench.schema.record import Record, Status
@@ -185,6 +186,49 @@ def test_no_effect_is_of_times_that_say_nothing_of_each_other(
     name: str, effects: list[str], tmp_path: Path
 ) -> None:
     assert tell(read_report(tmp_path, SAID[name][0]), "effects", "change speed verdict") == effects
+
+
+@pytest.mark.parametrize(
+    ("period", "said"),
+    [
+        (Period("runs", 1, whole=False), "a run"),
+        (Period("items", 10_000, whole=False), "10,000 items"),
+        (Period("images", 50_000, whole=True), "an epoch of 50,000 images"),
+        (Period("images", 0, whole=True), "an epoch"),
+        (Period("steps", 0, whole=False), "0 steps"),
+    ],
+)
+def test_a_period_says_what_it_is_of(period: Period, said: str) -> None:
+    assert str(period) == said
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "factor"), [(60, 30, 2.0), (0, 30, 1.0), (60, 0, 1.0), (30, 60, 0.5)]
+)
+def test_a_time_is_restated_for_the_items_of_the_other(
+    ours: int, theirs: int, factor: float
+) -> None:
+    a, b = (SimpleNamespace(period=Period("items", number, True)) for number in (ours, theirs))
+    assert find_factor(a, b) == factor
+
+
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [
+        ("runs updates steps items", "items"),
+        ("runs updates steps", "steps"),
+        ("runs updates", "updates"),
+        ("runs", "runs"),
+        ("images steps", "images"),
+        ("", ""),
+    ],
+)
+def test_those_are_taken_that_tell_most_and_those_without_a_time(told: str, kept: str) -> None:
+    rows: list[Any] = [
+        SimpleNamespace(timed=True, period=Period(what, 1, whole=False)) for what in told.split()
+    ]
+    none: Any = SimpleNamespace(timed=False, period=Period("runs", 1, whole=False))
+    assert take_alike([none, *rows]) == [none, *(r for r in rows if r.period.what == kept)]
 
 
 FP32, FP16 = Case(), Case(precision="fp16", loss_scale=128.0)

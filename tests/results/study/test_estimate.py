@@ -6,7 +6,15 @@ import math
 
 import pytest
 
-from bench.results.study.estimate import average_seeds, list_means, list_shifts, share_seeds
+from bench.base.limits import STEADY
+from bench.results.study.estimate import (
+    Estimate,
+    average_seeds,
+    list_means,
+    list_shifts,
+    share_seeds,
+)
+from bench.results.verdict import Ratio
 
 NAN = math.nan
 
@@ -44,3 +52,25 @@ def test_a_mean_over_cells_is_geometric_unless_a_value_is_not_above_zero() -> No
     assert average_seeds([]) == {}
     assert list_means(held) == [{1: [pytest.approx(4)]}]
     assert list_means(held, {1: (-1.0, NAN)}) == [{1: [5.0]}, {1: [-1.0]}]
+
+
+@pytest.mark.parametrize(
+    ("ends", "each", "apart"),
+    [
+        # outside of the interval of their mean, by more than what is steady
+        ((0.9, 1.1), (0.91, 1.0, 1.09), False),
+        ((0.9, 1.1), (0.9 / (1 + 1.01 * STEADY), 1.0), True),
+        ((0.9, 1.1), (0.9 / (1 + 0.99 * STEADY), 1.0), False),
+        ((0.9, 1.1), (1.0, 1.1 * (1 + 1.01 * STEADY)), True),
+        ((0.9, 1.1), (1.0, 1.1 * (1 + 0.99 * STEADY)), False),
+        ((0.9, 1.1), (), False),
+        # without an interval, from each other
+        ((None, None), (1.0, (1 + 1.01 * STEADY) ** 2), True),
+        ((None, None), (1.0, (1 + 0.99 * STEADY) ** 2), False),
+    ],
+)
+def test_pairs_are_apart_outside_of_the_interval_of_their_mean(
+    ends: tuple[float | None, float | None], each: tuple[float, ...], apart: bool
+) -> None:
+    found = Estimate(Ratio(1.0, *ends), ((1, 2),) * len(each), each=each)
+    assert (found.apart, found.pairs) == (apart, len(each))
