@@ -69,6 +69,11 @@ class StepSide:
     sm_clock_mhz: float | None = None  # the median; None if not known
     alloc_retries: int = 0  # allocations retried after freeing the cache
 
+    @property
+    def counted(self) -> bool:
+        """Whether the work of its operations was counted, as it is not of compiled scripts."""
+        return any(row.bytes is not None for row in self.step.work)
+
 
 @dataclass(frozen=True)
 class Reason(Change):
@@ -134,6 +139,34 @@ CURES: dict[Cause, tuple[str, ...]] = {
     Cause.CLOCKS: (),
 }
 """What may remedy each cause. What begins with a flag is not told where the case has it."""
+
+
+OF_SCRIPTS: dict[str, str] = {
+    "a larger --batch-size": "a larger batch",
+    "a smaller --batch-size": "a smaller batch",
+    "--compile default": "torch.compile(model)",
+    "--cudnn-benchmark on": "torch.backends.cudnn.benchmark = True",
+    "--channels-last on": "memory_format=torch.channels_last for model and images",
+    "the other --channels-last": "the other memory_format of model and images",
+    "--cuda-graphs on": 'torch.compile(model, mode="reduce-overhead")',
+    "another --precision": "another number format",
+    "more --workers": "more num_workers of the DataLoader",
+}
+"""What may remedy a cause in a script, whose command has no placeholder for it."""
+
+_OF_GPUS = ("--cudnn-benchmark on", "--cuda-graphs on")
+
+
+def _list_in_script(cause: Cause, side: StepSide) -> tuple[str, ...]:
+    """Return the remedies for a cause of a command, by its placeholders or in its script."""
+    compiled = not side.counted  # which alone hides operations, of what a profile shows
+    found = []
+    for cure in CURES[cause]:
+        gone = compiled and "compile" in OF_SCRIPTS.get(cure, "")
+        if gone or (side.case.device == "cpu" and cure in _OF_GPUS):
+            continue
+        found.append(cure if takes(side.case, cure) else OF_SCRIPTS.get(cure, ""))
+    return (*filter(None, found),)
 
 
 def list_cures(cause: Cause, case: Case) -> tuple[str, ...]:
@@ -378,6 +411,8 @@ def describe(found: Explanation) -> Iterator[str]:
             f"measured on this machine {b.name}'s work takes {write_ms(most.least_s)} ms, "
             f"{100 * most.memory:.0f} % of it memory traffic."
         )
+    elif not b.counted:
+        yield "How much is possible is not known, since its operations were not counted."
     elif not b.case.compiled:
         yield (
             "How much is possible is not known, since rates of this machine are missing or were "
@@ -470,5 +505,8 @@ def _list_reasons(a: StepSide, b: StepSide) -> Iterator[Reason]:
             unsure = cause is Cause.NO_TENSOR_CORES and not any(
                 share.timed and share.timed.row.kernels for share in here
             )
-            cures = list_cures(cause, b.case) if here and not unsure else ()
+            cures: tuple[str, ...] = ()
+            if here and not unsure:
+                own = b.case.command is None
+                cures = list_cures(cause, b.case) if own else _list_in_script(cause, b)
             yield Reason(cause, before, after, show(cause, here, b, a), cures, unsure)

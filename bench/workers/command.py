@@ -385,7 +385,7 @@ def _profile(
         if (needed_s := (steps + 1) * step_s) > _LONGEST_S:
             raise UsageError(
                 f"to profile {count(steps, 'step')} takes {needed_s:,.0f} s or more, and "
-                f"{_LONGEST_S:,.0f} at most are given to it"
+                f"{_LONGEST_S:,.0f} s at most are given to it"
             )
         channel.send(WorkBegun("profiling"))
         trace = run.profile(steps, _STARTS_S + _SLOWER * needed_s)

@@ -348,6 +348,27 @@ def test_only_what_the_case_can_have_and_has_not_is_advised() -> None:
     assert "--cuda-graphs on" not in list_cures(Cause.LAUNCH, Case(device="cpu"))
 
 
+def test_what_may_help_a_command_is_in_its_script_or_a_placeholder() -> None:
+    def find_cures(command: str, row: WorkRow) -> set[str]:
+        side = make_side("bf16", make_step(50.0, [row]))
+        case = Case(command=command, workload="command", device="cuda")
+        found = explain(side, replace(side, case=case), 0, Ratio(1.0))
+        assert "by median steps: 50" in (said := " ".join(describe(found)))
+        assert ("its operations were not counted" in said) == (row.bytes is None)
+        return {cure for reason in found.reasons for cure in reason.cures}
+
+    ways = {
+        "a larger batch",
+        "torch.compile(model)",
+        'torch.compile(model, mode="reduce-overhead")',
+    }
+    assert find_cures("python t.py", TRAFFIC) == ways
+    own = find_cures("python t.py -b {batch_size}", TRAFFIC)
+    assert own == ways - {"a larger batch"} | {"a larger --batch-size"}
+    compiled = replace(TRAFFIC, flop=None, bytes=None)
+    assert find_cures("python t.py", compiled) == {"a larger batch"}
+
+
 # ------------------------------------------------------------------------------------- properties
 
 KINDS, OPERATIONS = st.sampled_from(list(WorkKind)), st.sampled_from(["one", "two", "three"])

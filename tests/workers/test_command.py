@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,15 +18,17 @@ from bench.report.__main__ import main as report
 from bench.results.store.reader import read_records
 from bench.schema.case import AXES, Case, fill_command
 from bench.schema.command import parse_command
+from bench.schema.record import Outcome
 from bench.schema.work import Label, Work, WorkKind
 from bench.sweep.__main__ import main as sweep
 from bench.sweep.options import parse_arguments, plan_cases
 from bench.training.labels import judge_label
 from bench.validate.__main__ import main as validate
 from bench.why import main as explain
+from bench.workers.command import _profile, _Taken
 from bench.workers.executors import CaseEvent, Settings
 from bench.workers.executors.subprocess import SubprocessExecutor
-from bench.workers.job import Job, StepTaken
+from bench.workers.job import Channel, Job, StepTaken
 from tests.frames_for_tests import read_steps, read_work
 from tests.workers_for_tests import gone
 
@@ -327,6 +330,15 @@ def test_steps_after_the_measured_ones_are_profiled(
     said = capsys.readouterr().out
     assert "Why: how trains → how forks" in said
     assert "waiting for a batch" in said
+
+
+def test_steps_that_are_too_long_to_profile_are_left_out() -> None:
+    case = Case(command="python t.py", device="cpu", steps=1, profile=True)
+    found, run = Outcome(), SimpleNamespace(case=case)
+    step = _Taken(0, 0.0, 300.0, 1, None)
+    assert _profile(found, run, [step], Channel(None)) is None  # type: ignore[arg-type]
+    told = "to profile 2 steps takes 900 s or more, and 600 s at most are given to it"
+    assert found.missing["profiled_steps"] == told
 
 
 @pytest.mark.slow

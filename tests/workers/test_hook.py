@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from bench.workers.hook import arm
-from bench.workers.script import LOST, Teller
+from bench.workers.script import LOST, SAMPLED, Teller
 
 N = 12
 
@@ -245,6 +245,32 @@ def test_a_hook_that_fails_ends_no_training(
     process.join()
     assert (process.exitcode, (tmp_path / "done").exists()) == (0, True)
     assert capfd.readouterr().err.count(f"{LOST}: FileNotFoundError") == 1
+
+
+@pytest.mark.slow
+def test_a_network_that_is_first_compiled_in_the_counted_step_is_compiled(tmp_path: Path) -> None:
+    def train(task: Task) -> None:
+        calls = 0
+
+        def backend(graph: Any, _: Any) -> Any:
+            def run(*args: Any) -> Any:
+                nonlocal calls
+                calls += 1
+                return graph(*args)
+
+            return run
+
+        optimizer, plain = torch.optim.SGD(task.net.parameters(), 1e-3), task.net
+        for i in range(N):
+            task.net = torch.compile(plain, backend=backend) if i >= SAMPLED else plain  # type: ignore[assignment]
+            task.loss().backward()
+            optimizer.step()
+        (tmp_path / "calls").write_text(str(calls))
+
+    lines, _ = see(train, tmp_path)
+    assert int((tmp_path / "calls").read_text()) == N - SAMPLED
+    (work,) = (line[1] for line in lines if line[0] == "work")
+    assert work["failure"] == "compiled code does not show its operations"
 
 
 @pytest.mark.slow
