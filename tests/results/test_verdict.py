@@ -111,6 +111,15 @@ def test_freedom_of_a_family_is_of_its_median_noise() -> None:
     assert ratios[0].high == pytest.approx(math.exp(0.05 + reach), rel=1e-9)
 
 
+@pytest.mark.parametrize("swap", [False, True])
+def test_a_side_without_spread_has_no_noise_ratio(swap: bool) -> None:
+    """Its p-value is by the freedom of the other side."""
+    still, noisy = [2.0, 2.0, 2.0], [2.1, 2.2, 2.4]
+    (ratio,) = compare([(noisy, still) if swap else (still, noisy)])
+    t = math.log(1.1) / math.sqrt(1.346 * np.var(np.log(noisy), ddof=1) / 3)
+    assert ratio.p == pytest.approx(2 * stats.t.sf(t, 2), rel=1e-9)
+
+
 def test_bytes_that_repeat_are_exact_by_one_reading() -> None:
     (ratio,) = compare([([4.0], [2.0])], deterministic=True)
     assert (ratio.low, ratio.high, ratio.lack) == (0.5, 0.5, "")
