@@ -1,7 +1,9 @@
-"""What changing one axis does, all else equal, as a table."""
+"""What changing one axis does, all else equal, as a table; and after how many epochs what takes
+longer to start has paid off."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby
@@ -13,12 +15,15 @@ from bench.answers.render.table import (
     Section,
     Sheet,
     join,
+    mark_part,
+    name_case,
     write_ends,
     write_ratio,
 )
 from bench.answers.report_data import ReportData
+from bench.answers.settings import judge_speeds
 from bench.base.limits import MIN_REPEATS, STEADY
-from bench.base.text import ESTIMATE
+from bench.base.text import ESTIMATE, capitalize, count, name_first, write_number
 from bench.results.study.axes import find_varying
 from bench.results.study.effects import EQUAL_MARGIN, Effect, judge_learning
 from bench.results.study.estimate import ENERGY, LOSS, MEMORY_METRIC, TIME
@@ -75,11 +80,52 @@ def _tabulate_effects(found: ReportData) -> Iterator[Sheet]:
         effects,
         [note],
         starts if len(starts) < len(effects) else {},
+        [*_tell_break_even(found)],
         empty=("", NOTHING, TIME.word(Verdict.NONE)),
     )
 
 
-_MOST_LISTED = 4  # ratios that a cell lists
+_MOST_LISTED = 4  # ratios that a cell lists, or cases that a sentence does
+
+PREPARING = ("compile", "cudnn_benchmark", "cuda_graphs")
+"""Switches that take time before the first epoch to shorten each."""
+
+
+def _tell_break_even(found: ReportData) -> Iterator[str]:
+    """Yield a sentence for each of `PREPARING` that starts later and is shown to make epochs
+    shorter: after how many it has paid off, in each pair of cases that differ in it alone. A
+    command starts anew for each of its runs, and what it prepares then is not known."""
+    by_cell = {result.cell: result for result in found.results}
+    switched = [
+        (effect, by_cell[off], by_cell[on])
+        for effect in found.effects
+        if effect.axis in PREPARING and effect.before == "off"
+        for off, on in effect.pairs
+    ]
+    switched = [
+        (effect, off, on)
+        for effect, off, on in switched
+        if off.trusted and on.trusted and on.command is None
+    ]
+    speeds = judge_speeds([(on, off) for _, off, on in switched])
+    told: dict[str, list[str]] = {}
+    for (effect, off, on), speed in zip(switched, speeds, strict=True):
+        extra, low, high = on.start_time_s - off.start_time_s, speed.low, speed.high
+        if speed.invert().judge(STEADY) is not Verdict.LOWER or not low or low <= 1 or not high:
+            continue
+        if not extra > 0:  # NaN too, where a start is not known
+            continue
+        # compiled code is found in a cache by later repeats: of first steps the slowest counts
+        least, most = (math.ceil(extra / (on.epoch_time_s * (end - 1))) for end in (high, low))
+        epochs = f"{least:,} to {most:,} epochs" if least < most else count(most, "epoch")
+        mark, saved = mark_part(off, on), write_number(off.epoch_time_s - on.epoch_time_s)
+        case = name_case(on, [axis for axis in found.varying if axis != effect.axis])
+        told.setdefault(f"{name_axis(effect.axis)} {effect.after}", []).append(
+            f"in {case} it takes {write_number(extra)} s longer to start and saves {mark}{saved} s "
+            f"an epoch, so that it pays off after {mark}{epochs}"
+        )
+    for switch, each in told.items():
+        yield f"{capitalize(switch)}: {name_first(each, _MOST_LISTED, '; ')}."
 
 
 def _write_speed(effect: Effect) -> Cell | None:
