@@ -12,6 +12,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from bench.answers.money import cost_column
 from bench.answers.recommendation import (
     MOST_PLACES,
     describe_setting,
@@ -127,6 +128,19 @@ def _explain_precisions(found: ReportData) -> list[str]:
     held = order_values("precision", ours)
     said = [f"{name}: {PRECISIONS[name].brief}" for name in held]
     return [f"{'; '.join(said)}."] if len(said) > 1 else []
+
+
+def _tabulate_money(found: ReportData) -> Iterator[Sheet]:
+    pivot, tariff = _pivot(found), found.tariff
+    if pivot is not None and tariff is not None:
+        cells = {}
+        for row in (setting.best for setting in found.settings):
+            cost = tariff.fill(row)
+            mark = WARNED * (is_number(cost.value) and not row.trusted)
+            cells[row.cell] = replace(cost, text=cost.text + mark)
+        warned = any(cell.text.endswith(WARNED) for cell in cells.values())
+        title = "Cost of an epoch" + f" ({WARNED} has a warning)" * warned
+        yield replace(_lay_out(found, pivot, title, cells), notes=[tariff.describe()])
 
 
 def _tabulate_costs(found: ReportData) -> Iterator[Sheet]:
@@ -282,6 +296,7 @@ def _lay_out_cases(found: ReportData, cases: Sequence[Result], title: str) -> Sh
             quantity_column("test_accuracy", label="test accuracy", keep=6),
             quantity_column("overflow_steps", keep=6),
             quantity_column("energy_per_epoch_j", keep=4),
+            *([cost_column(found.tariff)] if found.tariff else []),
             Column("start_time_s", "start-up (s)",
                    "set-up, and the slowest first steps of all repeats",
                    lambda row: row.start_time_s, write=write_number, better="lower", keep=3),
@@ -289,7 +304,7 @@ def _lay_out_cases(found: ReportData, cases: Sequence[Result], title: str) -> Sh
                    lambda row: remarks(row, SAID_BELOW), wrap=True),
         ],
         rows,
-        _explain_precisions(found),
+        [*_explain_precisions(found), *([found.tariff.describe()] if found.tariff else [])],
         groups=groups,
         empty=(NOTHING, "", "0"),
     )  # fmt: skip
@@ -326,6 +341,7 @@ PLACES = Section(
     "places", "What should each network be trained with?", _tabulate_places, Prominence.TABLE
 )
 TIMES = Section("times", "How long does each setting take?", _tabulate_times, Prominence.TABLE)
+MONEY = Section("money", "What does an epoch cost?", _tabulate_money, Prominence.TABLE)
 COSTS = Section(
     "costs", "What memory does each take, and what did it learn?", _tabulate_costs, Prominence.TABLE
 )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, TypeVar
 
 from bench.answers.choice import Choice
+from bench.answers.money import Tariff
 from bench.answers.settings import Setting, choose, list_settings
 from bench.base.limits import MIN_REPEATS
 from bench.networks.workloads import OWN
@@ -96,6 +97,7 @@ class ReportData:
     aim: str  # what the recommendation is for, of `AIMS`; empty for its usual rule
     tried: Sequence[Result]  # the cases before ``--where``
     steps: Mapping[int, Profiled]  # of `read_steps`, for ``tried``
+    tariff: Tariff | None = field(default=None, kw_only=True)  # what an hour and a kWh cost
 
     @cached_property
     def settings(self) -> list[Setting]:

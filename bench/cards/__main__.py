@@ -14,6 +14,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+from bench.answers.money import add_prices, read_prices
 from bench.base.errors import UsageError
 from bench.base.processes import leave
 from bench.schema.flags import Parser, add_output, choose_format, command, describe, write_document
@@ -36,8 +37,10 @@ def main(argv: Sequence[str]) -> int:
     add("folders", nargs="*", type=Path, metavar="FOLDER",
         help="sweeps' folders or records files (default: all under results/)")  # fmt: skip
     add_output(parser, "text, md or html")
+    add_prices(parser)
     add("--full", action="store_true", help="print all warnings, tables and notes")
     given = parser.parse(argv)
+    tariff = read_prices(given)
     module, _, name = choose_format(given, _FORMATS).partition(":")
     from bench.cards.document import build
     from bench.results.study.sweeps import REFERENCE, list_results, read_sweeps
@@ -50,11 +53,13 @@ def main(argv: Sequence[str]) -> int:
         sweeps = read_sweeps([*paths, *also], partial(print, "left out:", file=sys.stderr))
         if not {sweep.path for sweep in sweeps} & {*paths}:
             raise UsageError(f"no sweeps under {RESULTS}/; name their folders")
-    home = (given.output or Path("cards")).resolve().parent
+    found = build(sweeps, (given.output or Path("cards")).resolve().parent, tariff)
+    if tariff:
+        tariff.refuse_unknown(run.machine for run in found.everything)
     render = getattr(import_module(module), name)
     if given.format == "text":
         render = partial(render, full=given.full)
-    write_document(render(build(sweeps, home)), given.output)
+    write_document(render(found), given.output)
     return 0
 
 

@@ -16,6 +16,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from bench.answers.money import Tariff, cost_column
 from bench.answers.render.table import (
     Answer,
     Cell,
@@ -360,6 +361,7 @@ def _tabulate_cards(found: Cards) -> Iterator[Sheet]:
         replace(of("epoch_time_s", take_best, label="best epoch"), name="best_time_s",
                 help="the lowest time of an epoch on this card"),
         of("images_per_s", take_best, help="images of an epoch over its time, there", keep=7),
+        *([cost_column(found.tariff, take_best)] if found.tariff else []),
         of("images_per_j", take_best, help="images of an epoch over its energy, there", keep=5),
         Column("chosen", "recommended", "what a report recommends where that is not the fastest: a "
                "smaller batch whose time is near", say_chosen, wrap=True, keep=8),
@@ -372,7 +374,8 @@ def _tabulate_cards(found: Cards) -> Iterator[Sheet]:
         "the luckiest. Learning rates and optimizers may differ, which changes a step by half a "
         "millisecond at most."
     )
-    yield Sheet("Each card in each precision", columns, rows, [note], headings)
+    notes = [note, *([found.tariff.describe()] if found.tariff else [])]
+    yield Sheet("Each card in each precision", columns, rows, notes, headings)
 
 
 def _list_cards(found: Cards) -> Iterator[tuple[str, list[Entry]]]:
@@ -479,5 +482,5 @@ class Cards(Report):
         return f"{told}." + (f" Not compared with 1: {apart}." if one is not self.groups[0] else "")
 
 
-def build(sweeps: Sequence[SweepFolder], home: Path) -> Cards:
-    return gather(partial(Cards, home=home), sweeps)
+def build(sweeps: Sequence[SweepFolder], home: Path, tariff: Tariff | None = None) -> Cards:
+    return gather(partial(Cards, home=home, tariff=tariff), sweeps)

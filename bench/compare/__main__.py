@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from bench.answers.money import add_prices, read_prices
 from bench.base.errors import UsageError, choose
 from bench.base.limits import MIN_REPEATS
 from bench.base.processes import leave
@@ -92,6 +94,7 @@ def build_parser() -> Parser:
         help="return 1 if a case is slower, more, higher, … by more than P%% (default: --margin), "
         "or on " + "; ".join(f"{word} ({meaning})" for word, meaning in OUTCOME_FINDINGS.items()),
     )
+    add_prices(parser)
     add("--mix", action="store_true", help="compare cases even if their networks differ")
     return parser
 
@@ -109,13 +112,17 @@ def main(argv: Sequence[str]) -> int:
     equal = margin if wide is None else parse_percent(f"--equivalence-margin {wide!r}", wide)
     named = [choose("--metric", text, METRICS) for text in dict.fromkeys(options.metric or [])]
     asked = parse_change(options.axis) if options.axis else None
+    tariff = read_prices(options)
     a, b = read_side("A", options.a), read_side("B", options.b) if options.b else None
     if asked:
         a, b = take_values(a, b, *asked)
     if b is None:
         raise UsageError(f"{a.path}: name a second sweep, or --axis NAME and two of its values")
     axis = asked[0] if asked else ""
+    if tariff:
+        tariff.refuse_unknown(run.machine for run in (*a.runs, *b.runs))
     comparison = compare(a, b, named or choose_metrics(a, b), axis, margin, equal)
+    comparison = replace(comparison, tariff=tariff)
     if not options.mix:
         refuse_other_models(comparison)
     gates = [check_gate(comparison, text) for text in dict.fromkeys(options.fail_on)]

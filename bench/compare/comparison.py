@@ -5,6 +5,7 @@ axis.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,8 +13,10 @@ from functools import cached_property
 from itertools import chain, product
 from operator import attrgetter
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from bench.answers.money import Cost, Tariff
 from bench.base.errors import UsageError, nearest
 from bench.base.text import make_printable, write_number
 from bench.networks.models import MODELS
@@ -244,6 +247,18 @@ class MetricVerdict:
         a, b = ([v for values in side.values() for v in values] for side in self.readings)
         return a, b
 
+    def list_costs(self, tariff: Tariff) -> list[Cost]:
+        """Return what the times of A and of B cost, of as many items each, by the median time and
+        energy of its repeats."""
+        factors = 1.0, 1.0 if self.ratio.lack else self.match.factor
+        costs = []
+        for side, times, factor in zip(self.match.ran, self.values, factors, strict=True):
+            told = [run.energy_per_epoch_j * factor for run in side.runs if run.timed]
+            energy_j = median([one for one in told if one == one] or [math.nan])
+            time_s = median(times) if times else math.nan
+            costs.append(tariff.find_cost(side.runs[0], time_s, energy_j))
+        return costs
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -259,6 +274,7 @@ class Comparison:
     matches: list[Match]  # in the order of A
     alone: tuple[list[str], list[str]]  # the cases that only A or only B has
     metrics: dict[Metric, list[MetricVerdict]]
+    tariff: Tariff | None = None  # what an hour and a kWh cost
 
     @property
     def names(self) -> tuple[str, str]:

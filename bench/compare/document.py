@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from operator import attrgetter
 from statistics import median
 from typing import Any
 
+from bench.answers.money import Tariff
 from bench.answers.render.table import (
     MIXED,
     NOTHING,
@@ -18,6 +20,7 @@ from bench.answers.render.table import (
     Head,
     Table,
     find_wording,
+    mark_part,
     write_ends,
     write_ratio,
 )
@@ -90,6 +93,7 @@ def _tabulate_metric(
     comparison: Comparison, metric: Metric, findings: Sequence[MetricVerdict]
 ) -> Table:
     a, b = comparison.names
+    tariff = comparison.tariff
     ratio = "speed" if metric.speed else "ratio" if comparison.axis else "B/A"
     wording = find_wording([run for side in comparison.sides for run in side.runs])
     rows = []
@@ -108,6 +112,7 @@ def _tabulate_metric(
             ratio: NOTHING if value is None else write(value),
             "95 % interval": "exact" if shown.exact else write_ends(ends, write, " to ") or NOTHING,
             "p": _write_p(None if shown.exact else shown.p_adjusted),
+            **(_write_costs(finding, tariff) if tariff and metric is _TIME else {}),
             "runs": f"{len(of_a)}, {len(of_b)}",
             "verdict": metric.word(finding.ratio.judge(comparison.margin)),
         })  # fmt: skip
@@ -120,10 +125,17 @@ def _tabulate_metric(
         f"margin is {write_percent(comparison.margin)}."
     )
     notes = [note] if metric.speed else []
+    if tariff and metric is _TIME:
+        notes.append(f"{tariff.describe()[:-1]}; of {a}, {b}.")
     notes += [DIFFERENCE] if any(one.ratio.unit for one in findings) else []
     title = f"{wording.say_period(capitalize(metric.label))}{unit}: {found}"
     remarks = [[*remark(comparison, metric, finding)] for finding in findings]
     return _tabulate(title, rows, remarks, notes)
+
+
+def _write_costs(finding: MetricVerdict, tariff: Tariff) -> dict[str, str]:
+    both = zip(finding.match.ran, finding.list_costs(tariff), strict=True)
+    return {"cost": ", ".join(f"{mark_part(side.runs[0])}{cost.write()}" for side, cost in both)}
 
 
 def _write_level(finding: MetricVerdict, metric: Metric, place: int) -> str:
@@ -336,11 +348,21 @@ def _lay_out(comparison: Comparison, metric: Metric, finding: MetricVerdict) -> 
         "seeds_a": seeds[0],
         "seeds_b": seeds[1],
         **metric.lay_out(finding.ratio),
+        **_lay_out_costs(comparison, metric, finding),
         "pairs": finding.ratio.pairs,
         "verdict": metric.word(finding.ratio.judge(comparison.margin)),
         "spoilt": comparison.list_spoilt([finding.match]) if metric.timed else [],
         "remarks": list(remark(comparison, metric, finding)),
     }
+
+
+def _lay_out_costs(
+    comparison: Comparison, metric: Metric, finding: MetricVerdict
+) -> dict[str, list[float | None]]:
+    if metric is not _TIME or comparison.tariff is None:
+        return {}
+    costs = [cost.value for cost in finding.list_costs(comparison.tariff)]
+    return {"cost": [None if math.isnan(cost) else cost for cost in costs]}
 
 
 def _lay_out_match(match: Match) -> dict[str, Any]:

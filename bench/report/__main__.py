@@ -9,6 +9,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+from bench.answers.money import add_prices, read_prices
 from bench.answers.settings import AIMS
 from bench.base.errors import choose
 from bench.base.processes import leave
@@ -53,6 +54,7 @@ def build_parser() -> Parser:
     add("--by", default="", metavar="AXIS", help="group the overview by this axis")
     aims = " or ".join(AIMS)
     add("--for", dest="aim", default="", metavar="AIM", help=f"recommend the least {aims}")
+    add_prices(parser)
     add("--full", action="store_true", help="print all warnings, tables and notes")
     return parser
 
@@ -71,7 +73,10 @@ def main(argv: Sequence[str]) -> int:
     home = (options.output or Path("report")).resolve().parent
     where = [parse_filter(text) for text in options.where]
     by = parse_name("--by", options.by, GROUPS) if options.by else ""
-    report = build(read_sweeps(options.sweeps), home, where, by, options.aim)
+    tariff = read_prices(options)
+    report = build(read_sweeps(options.sweeps), home, where, by, options.aim, tariff)
+    if tariff:
+        tariff.refuse_unknown(run.machine for run in report.everything)
     if options.figures:
         from bench.report.figures import write_figures
 

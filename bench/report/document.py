@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from bench.answers.effects import EFFECTS_SECTION
 from bench.answers.halving import SEARCH
+from bench.answers.money import Tariff
 from bench.answers.notices import (
     choose_next,
     describe_constants,
@@ -18,7 +19,7 @@ from bench.answers.notices import (
     warn,
     write_notes,
 )
-from bench.answers.overview import COSTS, OVERVIEW, PLACES, REACHED, TIMES
+from bench.answers.overview import COSTS, MONEY, OVERVIEW, PLACES, REACHED, TIMES
 from bench.answers.recommendation import recommend
 from bench.answers.render.table import (
     Answer,
@@ -42,6 +43,7 @@ from bench.schema.record import Status
 SECTIONS: tuple[Section, ...] = (
     PLACES,
     TIMES,
+    MONEY,
     COSTS,
     OVERVIEW,
     EFFECTS_SECTION,
@@ -157,6 +159,8 @@ def build(
     where: Sequence[Filter] = (),
     by: str = "",
     aim: str = "",
+    tariff: Tariff | None = None,
 ) -> Report:
     """Build a report as `gather` does. Raises UsageError: ``where`` leaves nothing."""
-    return gather(partial(Report, home=home or Path.cwd()), sweeps, where, by, aim)
+    make = partial(Report, home=home or Path.cwd(), tariff=tariff)
+    return gather(make, sweeps, where, by, aim)

@@ -36,7 +36,7 @@ WHERE = (
 )
 
 
-def list_columns(results: Sequence[Result]) -> list[str]:
+def list_columns(report: Report) -> list[str]:
     numbers = [
         n
         for q in QUANTITIES.values()
@@ -44,14 +44,20 @@ def list_columns(results: Sequence[Result]) -> list[str]:
     ]
     outcome = ["status", "reason", "inferred", "repeats", "runs", "seeds", "kind", "memory_measure"]
     spread = ["period", "spread", "start_time_s"]
-    axes = list_axes(results)
-    return ["sweep", "machine", *axes, *outcome, *spread, *numbers, *WARNINGS, *WHERE]
+    axes, cost = list_axes(report.results), ["cost"] * (report.tariff is not None)
+    return ["sweep", "machine", *axes, *outcome, *spread, *numbers, *cost, *WARNINGS, *WHERE]
 
 
 def write_csv(report: Report) -> str:
-    names = list_columns(report.results)
-    rows = ([getattr(row, name) for name in names] for row in report.results)
+    names = list_columns(report)
+    rows = ([_find_value(report, row, name) for name in names] for row in report.results)
     return write_lines([_name(names).values(), *rows]).decode()
+
+
+def _find_value(report: Report, row: Result, name: str) -> Any:
+    if name == "cost" and report.tariff:
+        return report.tariff.find_cost(row).value
+    return getattr(row, name)
 
 
 def _name(columns: Sequence[str]) -> dict[str, str]:
@@ -67,6 +73,7 @@ def describe_columns() -> dict[str, str]:
         "period": "what an epoch time is of: an epoch, as many items or steps, or a run",
         "spread": "what the columns _low and _high are: " + ", ".join(Spread),
         "seeds": "how many seeds the repeats had",
+        "cost": "of an epoch, by --price and --kwh",
         "start_time_s": "set-up, and the slowest first steps of all repeats, in s",
         **{q.name: q.help for q in QUANTITIES.values()},
         **{name: column.help for name, column in COLUMNS.items() if column.help},
@@ -75,7 +82,7 @@ def describe_columns() -> dict[str, str]:
 
 def write_json(report: Report) -> str:
     """Return the report as JSON; empty cells are null, and nothing is rounded."""
-    names = list_columns(report.results)
+    names = list_columns(report)
     own = read_own(report.results)
     described = describe_columns()
     document = {
@@ -94,7 +101,7 @@ def write_json(report: Report) -> str:
             {
                 shown: _value(own.get(name, {}).get(value, value))
                 for name, shown in _name(names).items()
-                for value in [getattr(row, name)]
+                for value in [_find_value(report, row, name)]
             }
             for row in report.results
         ],
