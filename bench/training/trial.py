@@ -233,9 +233,9 @@ class _Trial:
     what: str
     workload: Workload
 
-    def require(self, right: bool, said: str) -> None:
+    def require(self, right: bool, fault: str) -> None:
         if not right:
-            raise UsageError(f"{self.what}: {said}")
+            raise UsageError(f"{self.what}: {fault}")
 
     def run(self, method: str, action: Callable[[], Any]) -> Any:
         return attempt(f"{self.what}: {method} fails", action)
@@ -250,8 +250,8 @@ class _Trial:
             ("count_units(2)", units, 1),
         ):
             right = type(number) is int and number >= least
-            said = f"{name} is {number!r}; it must be a whole number of at least {least}"
-            self.require(right, said)
+            fault = f"{name} is {number!r}; it must be a whole number of at least {least}"
+            self.require(right, fault)
         return units
 
     def make_batches(self) -> Any:
