@@ -86,8 +86,8 @@ def _find_no_apex(platform: Platform) -> str:
 
 def _find_no_compiler(platform: Platform) -> str:
     least = (7, 0)  # Triton's
-    told = platform.environment.capability
-    old = told is not None and tuple(map(int, told.split("."))) < least
+    capability = platform.environment.capability
+    old = capability is not None and tuple(map(int, capability.split("."))) < least
     return "torch.compile needs compute capability 7.0 or later" if old else ""
 
 
@@ -353,22 +353,22 @@ def go_through(
         end, left = before["state"], max(0.0, deadline - now)
         asked, why = plan_stage(stage, setup.platform)
         if why:
-            end, said = "absent", why
+            end, line = "absent", why
         elif stopped() or left < least:
-            said = "stopped" if stopped() else f"needs about {least:g} s, {left:.0f} are left"
+            line = "stopped" if stopped() else f"needs about {least:g} s, {left:.0f} are left"
         elif name == "report" and gaps:
-            said = f"waits for {', '.join(gaps)}"
+            line = f"waits for {', '.join(gaps)}"
         else:
             for part in (MAP,) if name == "scales" else ():
                 (folder / part).unlink(missing_ok=True)  # a part of a map would be refused
             with watch(f"{name}: {shlex.join(asked)}"):
                 end = run(["-m", *asked], log, deadline, stopped, least)
-            told = log.read_text(errors="replace").rpartition(" ==\n")[2]
-            said = clean(last_line(told))
+            output = log.read_text(errors="replace").rpartition(" ==\n")[2]
+            line = clean(last_line(output))
             if name == "trust":  # a line for each of its checks
-                print(*map(clean, told.splitlines()[:-1]), sep="\n")
+                print(*map(clean, output.splitlines()[:-1]), sep="\n")
         took = before["seconds"] + time.monotonic() - now
-        yield name, {"state": end, "seconds": took, "line": said}
+        yield name, {"state": end, "seconds": took, "line": line}
 
 
 if __name__ == "__main__":

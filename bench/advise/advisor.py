@@ -260,13 +260,13 @@ class Advice:
         of = f"of {len(times)} settings measured"
         if advised == now:
             return f"Stay with {name(now, now)}, {of}."
-        said = f"Train with {name(advised, now)}, {of}"
+        sentence = f"Train with {name(advised, now)}, {of}"
         if now not in times:
-            return f"{said}; what you have now ({name(now, now)}) could not be."
+            return f"{sentence}; what you have now ({name(now, now)}) could not be."
         here, there = (self._find_memory(setting) for setting in (advised, now))
         share = f", with {100 * here / there:.0f} % of its memory" if here and there else ""
         gain = self._compare(advised, now)
-        return f"{said}: {gain} what you have now ({name(now, now)}){share}."
+        return f"{sentence}: {gain} what you have now ({name(now, now)}){share}."
 
     def _tell_rivals(self, advised: Case, lowest: Case) -> Iterator[str]:
         """Yield why not the setting of the lowest time is advised, or which is the next; and which
@@ -280,18 +280,18 @@ class Advice:
                 why = "your batch size is kept until another is shown to take a tenth less"
             else:
                 why = f"the smallest batch shown to be within {write_percent(NEAR)} is advised"
-            told = self._compare(lowest, advised)
-            yield f"The lowest time is that of {name(lowest, now)}, {told} it: {why}."
+            speed = self._compare(lowest, advised)
+            yield f"The lowest time is that of {name(lowest, now)}, {speed} it: {why}."
         elif others:
-            told = self._compare(others[0], advised)
-            yield f"The next is {name(others[0], now)}, {told} it."
+            speed = self._compare(others[0], advised)
+            yield f"The next is {name(others[0], now)}, {speed} it."
         # those that a report may recommend, as long as the advised one is of them
         sure = [one for one in findings.times if not any(self._list_warnings({one}))]
         choice = findings.choose(sure if advised in sure else findings.times)
-        if choice and choice.chosen == advised and (said := tell_open(
+        if choice and choice.chosen == advised and (more := tell_open(
             choice, attrgetter("batch_size"), self._find_memory, lambda one: name(one, now)
         )):  # fmt: skip
-            yield said
+            yield more
 
     def _warn(self, settings: Collection[Case]) -> Iterator[str]:
         """Yield which warnings keep a report from recommending by the runs of these settings."""
@@ -326,14 +326,14 @@ class Advice:
         findings, times = self.findings, self.findings.times
         (ratio,) = compare([(times[setting], times[other])])
         chance = any(self._list_warnings({setting, other}))
-        said = []
+        parts = []
         if ratio.low is not None and ratio.high is not None:
-            said.append(f"{ratio.low:.2f} to {ratio.high:.2f}")
+            parts.append(f"{ratio.low:.2f} to {ratio.high:.2f}")
             chance |= ratio.low < 1 < ratio.high
         if chance:
-            said.append("which may be chance")
-        told = f" ({', '.join(said)})" if said else ""
-        return f"{findings.find_time(other) / findings.find_time(setting):.2f}×{told} as fast as"
+            parts.append("which may be chance")
+        note = f" ({', '.join(parts)})" if parts else ""
+        return f"{findings.find_time(other) / findings.find_time(setting):.2f}×{note} as fast as"
 
     def _find_memory(self, setting: Case) -> float:
         return max(read_peak(row) or 0.0 for row in self.findings.runs[setting])

@@ -137,13 +137,13 @@ class CardGroup:
         hashed = _DATA.values()  # a hash says no more than that
         partly = {*hashed, *map(name_axis, AMOUNT)}  # which not all groups have
         both = dict.fromkeys([*self.traits, *other.traits])  # each may have own axes
-        held = ((n, self.traits.get(n, "none"), other.traits.get(n, "none")) for n in both)
-        told = [
+        values = ((n, self.traits.get(n, "none"), other.traits.get(n, "none")) for n in both)
+        differences = [
             f"other {name}" if name in hashed else f"{name} {value}, not {theirs}".strip()
-            for name, value, theirs in held
+            for name, value, theirs in values
             if value != theirs and (name not in partly or (value and theirs))
         ]
-        return told or ["what one of them trained is not recorded"]
+        return differences or ["what one of them trained is not recorded"]
 
 
 def _tell_traits(row: Result) -> dict[str, Any]:
@@ -153,8 +153,8 @@ def _tell_traits(row: Result) -> dict[str, Any]:
     traits |= {what: str(value) if value == value else "" for what, value in values.items()}
     traits["unit"] = row.period.what
     amount = row.period.amount or ("",) * len(AMOUNT)
-    told = zip(AMOUNT, amount, strict=True)
-    traits |= {name_axis(name): value for name, value in told if name not in _RECIPE}
+    counted = zip(AMOUNT, amount, strict=True)
+    traits |= {name_axis(name): value for name, value in counted if name not in _RECIPE}
     traits["torch"] = row.torch.partition(".")[0] or "unknown"
     return traits | {"": LABELS.get(row.kind, row.kind)}
 
@@ -285,13 +285,13 @@ def _judge_pairs(
 ) -> list[CardPair]:
     """Compare each card with each slower one in each precision, judged as one family: at the
     group's setting, or else at the plainest and largest that both have."""
-    held: dict[tuple[str, str], dict[Any, Result]] = {}
+    rows: dict[tuple[str, str], dict[Any, Result]] = {}
     for row in timed:
-        held.setdefault((row.precision, names[row.cell]), {}).setdefault(_tell_setting(row), row)
+        rows.setdefault((row.precision, names[row.cell]), {}).setdefault(_tell_setting(row), row)
     pairs: list[tuple[str, str, tuple[Result, Result]]] = []
     for precision in PRECISIONS:
         for fast, slow in combinations(cards, 2):
-            ours, theirs = (held.get((precision, card), {}) for card in (fast, slow))
+            ours, theirs = (rows.get((precision, card), {}) for card in (fast, slow))
             if keys := [key for key in ours if key in theirs]:
                 key = max(keys, key=lambda key: (
                     key == _tell_setting(usual), -len(list_levers(ours[key])), key[0]
@@ -334,12 +334,12 @@ def _tabulate_cards(found: Cards) -> Iterator[Sheet]:
 
     def say_warnings(entry: Entry) -> str:
         of = [row for row in (entry.equal, entry.best) if row is not None]
-        said = [*filter(None, (remarks(row, SAID_BELOW) for row in of))]
-        said += [
+        notes = [*filter(None, (remarks(row, SAID_BELOW) for row in of))]
+        notes += [
             f"{row.precision} is faster at batch size {row.batch_size}: {write_time(row)}"
             for row in entry.slow
         ]
-        return "; ".join(dict.fromkeys(said))
+        return "; ".join(dict.fromkeys(notes))
 
     def say_chosen(entry: Entry) -> str:
         if entry.chosen is None or entry.chosen is entry.best:
@@ -389,8 +389,8 @@ def _list_cards(found: Cards) -> Iterator[tuple[str, list[Entry]]]:
             about.append(f"apart from 1: {'; '.join(one.tell_apart(found.groups[0]))}")
         for card, part in groupby(one.entries, attrgetter("card")):
             entries = [*part]
-            told = [f"{number}. {card}", f"torch {entries[0].best.torch or 'unknown'}", *about]
-            yield " · ".join(told), entries
+            words = [f"{number}. {card}", f"torch {entries[0].best.torch or 'unknown'}", *about]
+            yield " · ".join(words), entries
             about = []
 
 
@@ -465,21 +465,21 @@ class Cards(Report):
         cards there, and why it is apart from the first group."""
         entry = max(one.entries, key=rate_card)
         time = find_wording([entry.best]).say_period(f"{write_time(entry.best)} an epoch")
-        told = f"{entry.card}: {time}, in {entry.precision} ({_name_setup(entry.best)})"
+        line = f"{entry.card}: {time}, in {entry.precision} ({_name_setup(entry.best)})"
         if entry.precision == OWN:  # a command that says nothing of it
-            told = f"{entry.card}: {time}, at {_name_setup(entry.best)}"
-        told += "" if entry.best.trusted else ", but every case has a warning"
-        said = [
+            line = f"{entry.card}: {time}, at {_name_setup(entry.best)}"
+        line += "" if entry.best.trusted else ", but every case has a warning"
+        speeds = [
             f"{write_speed(pair.speed, *pair.cases)} times as fast as {pair.slow} at "
             f"{_name_setup(pair.cases[0])}"
             for pair in one.pairs
             if (pair.fast, pair.precision) == (entry.card, entry.precision)
         ]
-        told += f"; {name_first(said, MOST_CARDS, '; ')}" if said else ""
+        line += f"; {name_first(speeds, MOST_CARDS, '; ')}" if speeds else ""
         if entry.chosen is not None and entry.chosen is not entry.best:
-            told += f". Recommended is {_name_setup(entry.chosen)}, {write_time(entry.chosen)}"
+            line += f". Recommended is {_name_setup(entry.chosen)}, {write_time(entry.chosen)}"
         apart = name_first(one.tell_apart(self.groups[0]), 3, "; ")
-        return f"{told}." + (f" Not compared with 1: {apart}." if one is not self.groups[0] else "")
+        return f"{line}." + (f" Not compared with 1: {apart}." if one is not self.groups[0] else "")
 
 
 def build(sweeps: Sequence[SweepFolder], home: Path, tariff: Tariff | None = None) -> Cards:

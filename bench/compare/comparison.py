@@ -168,15 +168,19 @@ def take_values(
     there is only one choice. Raises UsageError: a sweep has no case with a value, or the values
     must be given."""
     refuse_unknown("--axis", axis, [*a.runs, *(b.runs if b else ())], COMPARED)
-    held = [side.list_values(axis) for side in (a, b) if side]
-    wanted = values or [value for found in held for value in found]
-    if len({*wanted}) == len(wanted) == 2 and wanted[0] in held[0] and wanted[1] in held[-1]:
+    measured = [side.list_values(axis) for side in (a, b) if side]
+    wanted = values or [value for found in measured for value in found]
+    if (
+        len({*wanted}) == len(wanted) == 2
+        and wanted[0] in measured[0]
+        and wanted[1] in measured[-1]
+    ):
         return a.take(axis, wanted[0]), (b or a).take(axis, wanted[1])
-    has = " and ".join(", ".join(map(spell_value, found)) or "none" for found in held)
-    told = " ".join(map(spell_value, values))
+    has = " and ".join(", ".join(map(spell_value, found)) or "none" for found in measured)
+    asked = " ".join(map(spell_value, values))
     name = name_column(axis)
     raise UsageError(
-        f"--axis {name} {told}".rstrip()
+        f"--axis {name} {asked}".rstrip()
         + f": name two values of {name} that were measured, one of each sweep if there are two; "
         f"there is {has}"
     )
@@ -197,12 +201,12 @@ trusts none, but for rows that are told as outcomes, or are not compared at all.
 
 @dataclass(frozen=True, eq=False)
 class Match:
-    """A case as run by A and by B. ``told`` identifies the environment if a side ran it in
-    several."""
+    """A case as run by A and by B. ``environment`` tells it apart if a side ran it in
+    several environments."""
 
     label: str
     ran: tuple[SideCase, SideCase]
-    told: EnvironmentKey
+    environment: EnvironmentKey
 
     @property
     def ended(self) -> str:
@@ -291,7 +295,7 @@ class Comparison:
 
     def list_edited(self) -> list[str]:
         """Return the user's files that runs of both sides opened, with another content in each."""
-        told = [read_versions(side.path) for side in self.sides]
+        recorded = [read_versions(side.path) for side in self.sides]
         runs = (product(*(side.runs for side in match.ran)) for match in self.matches)
         versions = dict.fromkeys(
             tuple((name_source(run.case), run.model_source) for run in pair)
@@ -301,7 +305,7 @@ class Comparison:
         for sides in versions:
             files = (
                 known.get(what, {}).get(version, {})
-                for known, (what, version) in zip(told, sides, strict=True)
+                for known, (what, version) in zip(recorded, sides, strict=True)
             )
             edited |= dict.fromkeys(list_edited(*files))
         return [*edited]
@@ -337,8 +341,8 @@ def choose_metrics(a: _Side, b: _Side) -> list[Metric]:
     sides have them."""
 
     def have(column: str) -> bool:
-        told = ([getattr(run, column) for run in side.runs] for side in (a, b))
-        return all(any(value == value for value in values) for values in told)
+        columns = ([getattr(run, column) for run in side.runs] for side in (a, b))
+        return all(any(value == value for value in values) for values in columns)
 
     memory = next(filter(have, MEMORY_MEASURES), "")
     names = ("epoch_time_s", memory, "train_loss", "energy_j", "test_top1_error")
@@ -355,22 +359,24 @@ def compare(
     equal: float = 0.02,
 ) -> Comparison:
     """Compare two sweeps, or two values of an axis; the cases of a metric are one family."""
-    held = [{name: {getattr(run, name) for run in s.runs} for name in UNTIMED} for s in (a, b)]
-    apart = tuple(name for name in UNTIMED if not axis and held[0][name].isdisjoint(held[1][name]))
+    used = [{name: {getattr(run, name) for run in s.runs} for name in UNTIMED} for s in (a, b)]
+    apart = tuple(name for name in UNTIMED if not axis and used[0][name].isdisjoint(used[1][name]))
     ours, theirs = ([one.runs[0] for one in side.ran.values()] for side in (a, b))
     pairs, alone = match_cases(ours, theirs, axis, apart)
     cases = [one.case for one in (*a.ran.values(), *(b.ran[cell] for cell in alone[1]))]
     names, common = _name_cases(cases, (*free_axes(axis), *apart))
 
-    def label(case: Case, told: EnvironmentKey) -> str:
-        return " · ".join([names[case], *(f"{name} {value or 'none'}" for name, value in told)])
+    def label(case: Case, environment: EnvironmentKey) -> str:
+        return " · ".join(
+            [names[case], *(f"{name} {value or 'none'}" for name, value in environment)]
+        )
 
     matches = []
-    for one, two, told in pairs:
+    for one, two, environment in pairs:
         ran = a.ran[one], b.ran[two]
-        matches.append(Match(label(ran[0].case, told), ran, told))
+        matches.append(Match(label(ran[0].case, environment), ran, environment))
     only_a, only_b = (
-        [label(side.ran[cell].case, told) for cell, told in only.items()]
+        [label(side.ran[cell].case, environment) for cell, environment in only.items()]
         for side, only in zip((a, b), alone, strict=True)
     )
     found = {metric: _judge(metric, matches, axis, apart, equal) for metric in metrics}
@@ -518,8 +524,8 @@ def check_gate(comparison: Comparison, text: str) -> Gate:
         for metric, findings in comparison.metrics.items():
             for one in findings:
                 if one.ratio.judge(margin) is Verdict.NONE and all(one.readings):
-                    told = f"{one.match.label}: {metric.label}: {one.ratio.lack}"
-                    gate.failures.append(told)
+                    failure = f"{one.match.label}: {metric.label}: {one.ratio.lack}"
+                    gate.failures.append(failure)
     return gate
 
 

@@ -217,8 +217,8 @@ def describe(comparison: Comparison) -> Iterator[str]:
     yield from _tell_speed(comparison)
     refused = (refuse_runs(_TIME, *one.ran) for one in matches)
     if apart := [*dict.fromkeys(filter(None, refused))]:
-        said = [why if why.endswith(".") else f"Not compared: {why}." for why in apart]
-        yield f"! {name_first(said, 3, ' ')}"
+        reasons = [why if why.endswith(".") else f"Not compared: {why}." for why in apart]
+        yield f"! {name_first(reasons, 3, ' ')}"
     label = WARNINGS["unproven"]
     runs = [run for one in matches for side in one.ran for run in side.runs if run.unproven]
     if comparison.axis == "precision" and runs:
@@ -226,19 +226,21 @@ def describe(comparison: Comparison) -> Iterator[str]:
     edited = comparison.list_edited()
     scripts = all(run.command is not None for side in (a, b) for run in side.runs)
     what = "script" if scripts else "network"
-    told = [
+    differences = [
         f"the {MODEL_PARTS[name]} of the {what}" if name in MODEL_PARTS and one != "none" != two
         else f"{name} ({one} and {two})"
         for name, one, two in comparison.list_differences()
         if name != "model_source" or not edited
     ]  # fmt: skip
-    told += [f"the files {name_first(edited, 5)}"] if edited else []
-    told += [f"{name_axis(axis)}, so what is learnt is not compared" for axis in comparison.apart]
-    if told:
-        yield f"! They differ: {name_first(told, 3, '; ')}."
+    differences += [f"the files {name_first(edited, 5)}"] if edited else []
+    differences += [
+        f"{name_axis(axis)}, so what is learnt is not compared" for axis in comparison.apart
+    ]
+    if differences:
+        yield f"! They differ: {name_first(differences, 3, '; ')}."
     for change in ("broken", "fixed"):
-        if told := [f"{one.label} ({one.ended})" for one in matches if one.change == change]:
-            yield f"{capitalize(change)}: {name_first(told, 3, '; ')}."
+        if cases := [f"{one.label} ({one.ended})" for one in matches if one.change == change]:
+            yield f"{capitalize(change)}: {name_first(cases, 3, '; ')}."
     if spoilt := comparison.list_spoilt(matches):
         yield (
             f"! Do not rely on these times: {name_first(spoilt, 3)}. "
@@ -269,17 +271,17 @@ def _tell_speed(comparison: Comparison) -> Iterator[str]:
         speeds = sorted(ratio for ratio in first if ratio is not None)
         if not speeds:
             continue
-        said = f"{b} is {write_ratio(median(speeds))} times as fast as {a}"
+        sentence = f"{b} is {write_ratio(median(speeds))} times as fast as {a}"
         if len(speeds) > _MOST_LISTED:
             ends = f"from {write_ratio(speeds[0])} to {write_ratio(speeds[-1])}"
-            said += f" (median of {len(speeds)} settings, {ends})"
+            sentence += f" (median of {len(speeds)} settings, {ends})"
         elif len(speeds) > 1:
             listed = join_words([*map(write_ratio, speeds)])
-            said += f" (median of {len(speeds)} settings: {listed})"
+            sentence += f" (median of {len(speeds)} settings: {listed})"
         judged = {finding.ratio.judge(comparison.margin) for finding in findings}
         if judged <= {Verdict.NONE, Verdict.AMBIGUOUS}:
-            said += ", which is not proven: more --repeats on both sides would tell"
-        yield f"{said}."
+            sentence += ", which is not proven: more --repeats on both sides would tell"
+        yield f"{sentence}."
 
 
 # ------------------------------------------------------------------------------------------ formats
@@ -340,7 +342,9 @@ def render_json(comparison: Comparison, gates: Sequence[Gate]) -> str:
 
 def _lay_out(comparison: Comparison, metric: Metric, finding: MetricVerdict) -> dict[str, Any]:
     a, b = finding.values
-    seeds = [[seed for seed, held in side.items() for _ in held] for side in finding.readings]
+    seeds = [
+        [seed for seed, readings in side.items() for _ in readings] for side in finding.readings
+    ]
     return {
         **_lay_out_match(finding.match),
         "a": a,
@@ -367,7 +371,7 @@ def _lay_out_costs(
 
 def _lay_out_match(match: Match) -> dict[str, Any]:
     one, two = (lay_out(side.case) for side in match.ran)
-    return {"case": one, "case_b": two, "environment": dict(match.told)}
+    return {"case": one, "case_b": two, "environment": dict(match.environment)}
 
 
 FORMATS: dict[str, Callable[[Comparison, Sequence[Gate]], str]] = {

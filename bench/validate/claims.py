@@ -125,29 +125,29 @@ def find_environments(evidence: Evidence) -> Iterator[str]:
     planned = evidence.config.get("environment")
     here = all(EXECUTORS[run.executor].here for run in evidence.own)
     for runs in group(evidence.own, attrgetter("device")):
-        told = planned.get(runs[0].device) if here and isinstance(planned, dict) else None
-        if not isinstance(told, dict):
+        stated = planned.get(runs[0].device) if here and isinstance(planned, dict) else None
+        if not isinstance(stated, dict):
             continue
         for column in columns:
             found = [*filter(None, dict.fromkeys(getattr(run, column) for run in runs))]
-            if (said := told.get(column)) and found and str(said) not in found:
-                yield f"{column} is {name_first(found, 3)} in the rows, and {said} in config.json"
+            if (value := stated.get(column)) and found and str(value) not in found:
+                yield f"{column} is {name_first(found, 3)} in the rows, and {value} in config.json"
 
 
 def find_gaps(evidence: Evidence) -> Iterator[str]:
     """Rows that the last plan, other rows or other tables know of."""
-    sweep, held = evidence.sweep, {run.record_id for run in evidence.runs}
-    yield from (f"{told} {fix}" for told, fix in sweep.gaps)
+    sweep, known = evidence.sweep, {run.record_id for run in evidence.runs}
+    yield from (f"{gap} {fix}" for gap, fix in sweep.gaps)
     tables = {"steps": {*evidence.steps}, "epochs": {*sweep.epochs}, "work": {*sweep.work}}
     for table, ids in tables.items():
-        if lost := ids - held:
+        if lost := ids - known:
             yield (
                 f"{table}.csv has {count(len(lost), 'run')} that records.csv lacks "
                 f"({name_first(sorted(lost), 3)}): a row was taken out, or the machine went down "
                 "before it was written"
             )
     for run in evidence.own:
-        lost = {*read_missing(run.shared, ("proof", "flop", "work")).values()} - held
+        lost = {*read_missing(run.shared, ("proof", "flop", "work")).values()} - known
         if lost:
             yield f"{evidence.name(run)}: uses what row {', '.join(sorted(lost))} found, not there"
     if len(sweep.plans) > 1 or any(plan.shard for plan in sweep.plans):
@@ -155,8 +155,8 @@ def find_gaps(evidence: Evidence) -> Iterator[str]:
     for runs in group((run for run in evidence.own if not run.sentinel), _tell_question):
         repeats = {run.repeat for run in runs}
         if skipped := {*range(1, max(repeats))} - repeats:
-            told = ", ".join(map(str, sorted(skipped)))
-            yield f"{evidence.name(runs[-1])}: there is no repeat {told}"
+            numbers = ", ".join(map(str, sorted(skipped)))
+            yield f"{evidence.name(runs[-1])}: there is no repeat {numbers}"
 
 
 def find_disorder(evidence: Evidence) -> Iterator[str]:
@@ -272,8 +272,8 @@ def find_unlike_power(evidence: Evidence) -> Iterator[str]:
 
 
 def _tell_apart(row: EvidenceRow, other: EvidenceRow) -> str:
-    told = f"started at {row['started_at']}"
-    return told if row.name == other.name else f"{row.name}, {told}"
+    started = f"started at {row['started_at']}"
+    return started if row.name == other.name else f"{row.name}, {started}"
 
 
 def find_wrong_memory(row: EvidenceRow) -> Iterator[str]:
@@ -288,8 +288,8 @@ def find_wrong_memory(row: EvidenceRow) -> Iterator[str]:
     if in_use > (row["gpu_memory_bytes"] or math.inf):
         yield f"{in_use:.4g} bytes of the device were in use, more than it has"
     # what others held before may have gone since, so that only both together hold the process
-    held = ("peak_device_bytes", "peak_process_bytes", "baseline_device_bytes")
-    if row["device"] == "cuda" and row.has(*held) and row["peak_process_bytes"] > in_use:
+    columns = ("peak_device_bytes", "peak_process_bytes", "baseline_device_bytes")
+    if row["device"] == "cuda" and row.has(*columns) and row["peak_process_bytes"] > in_use:
         yield (
             f"peak_device_bytes is {row['peak_device_bytes']:.4g}, and the process alone held "
             f"{row['peak_process_bytes']:.4g}"
@@ -370,9 +370,9 @@ def find_wrong_learning(evidence: Evidence) -> Iterator[str]:
     for row in evidence.rows:
         for last in evidence.sweep.epochs.get(row.run.record_id, ())[-1:]:
             for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy"):
-                told, right = row[name], getattr(last, name)
-                if told is not None and right is not None and _differ(told, right, EXACT):
-                    yield f"{row.name}: {name} is {told:.4f}, and {right:.4f} in epochs.csv"
+                shown, right = row[name], getattr(last, name)
+                if shown is not None and right is not None and _differ(shown, right, EXACT):
+                    yield f"{row.name}: {name} is {shown:.4f}, and {right:.4f} in epochs.csv"
 
 
 def _compare_steps(row: EvidenceRow) -> Iterator[str]:
@@ -552,8 +552,8 @@ def read_known(sweep: SweepFolder) -> tuple[Path, dict[str, str]]:
     place = sweep.path.resolve()
     file = place.parent / KNOWN_FAULTS
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    told = (line.split(": ", 2) for line in lines if line.startswith(f"{place.name}: "))
-    known = {name: reason for _, name, reason in (part for part in told if len(part) == 3)}
+    excuses = (line.split(": ", 2) for line in lines if line.startswith(f"{place.name}: "))
+    known = {name: reason for _, name, reason in (part for part in excuses if len(part) == 3)}
     if strange := known.keys() - {claim.name for claim in CLAIMS}:
         raise UsageError(f"{file}: there is no check {', '.join(strange)}")
     return file, known
@@ -571,7 +571,7 @@ def validate(folder: Path) -> dict[str, Any]:
     """
     schema = {"name": "schema", "shows": "every file is as the harness wrote it"}
     own = folder / KNOWN_FAULTS
-    told = {"folder": str(folder), "excuses": str(own) if own.is_file() else ""}
+    about = {"folder": str(folder), "excuses": str(own) if own.is_file() else ""}
     try:
         evidence = read_evidence(folder)
         file, known = read_known(evidence.sweep)
@@ -579,7 +579,7 @@ def validate(folder: Path) -> dict[str, Any]:
             raise UsageError(f"{evidence.sweep.path} has no rows")
     except UsageError as error:
         fault = {**schema, "result": FAULT, "faults": [str(error)]}
-        return {**told, "subject": "", "checks": [fault], "gives_away": []}
+        return {**about, "subject": "", "checks": [fault], "gives_away": []}
     checks: list[dict[str, Any]] = [{**schema, "result": OK, "faults": []}]
     for claim in CLAIMS:
         found = {"name": claim.name, "shows": claim.shows, "faults": [*claim.find(evidence)]}
@@ -598,12 +598,12 @@ def validate(folder: Path) -> dict[str, Any]:
     foreign = "" if evidence.own else "; not measured by this harness"
     rows = count(len(evidence.runs), "row")
     return {
-        **told,
+        **about,
         "subject": f"{rows}, {first.machine}, torch {first.torch}{foreign}",
         "checks": checks,
         "gives_away": [
-            f"{column} {name_first(held, 3)}"
+            f"{column} {name_first(values, 3)}"
             for column in ("host", "gpu_uuid", "variables")
-            if (held := sorted({getattr(run, column) for run in evidence.runs} - {""}))
+            if (values := sorted({getattr(run, column) for run in evidence.runs} - {""}))
         ],
     }

@@ -54,12 +54,12 @@ _MOST_LINES = 20  # of the message of an error
 
 @dataclass
 class Crash:
-    """An error in an output: ``name`` is its class, ``told`` the first line of its message and
+    """An error in an output: ``name`` is its class, ``message`` the first line of what it says and
     ``text`` all of it. ``rank`` marks what ended a process of several, ``last`` whether nothing
     follows that a program itself writes, ``cause`` the error that it was raised from."""
 
     name: str
-    told: str
+    message: str
     text: str
     frames: str
     rank: str = ""
@@ -76,7 +76,7 @@ class Crash:
 def list_crashes(output: str) -> list[Crash]:
     """Return the errors of an output, in order, but for those that Python says it ignored.
 
-    >>> [(e.name, e.told, e.last) for e in list_crashes("Traceback (most recent call last):\\n"
+    >>> [(e.name, e.message, e.last) for e in list_crashes("Traceback (most recent call last):\\n"
     ...     '  File "t.py", line 1\\nValueError: no\\ngoing on')]
     [('ValueError', 'no', False)]
     """
@@ -85,15 +85,15 @@ def list_crashes(output: str) -> list[Crash]:
     heads = [at for at, line in enumerate(plain) if _HEAD.search(line) or _CRASH.match(line)]
     found, last = list[Crash](), True
     for begin, end in reversed([*pairwise([*heads, len(lines)])]):
-        at, name, told = _read_crash(plain, begin) or _read_exception(plain, begin, end)
+        at, name, first = _read_crash(plain, begin) or _read_exception(plain, begin, end)
         rest = plain[at + 1 : end]
         last = last and all(map(_AFTER.match, rest))
         before = next(filter(str.strip, reversed(plain[:begin])), "")
         if not name or before.startswith("Exception ignored "):
             continue
-        mark, message = _MARK.match(lines[begin]), "\n".join([told, *rest[:_MOST_LINES]])
+        mark, message = _MARK.match(lines[begin]), "\n".join([first, *rest[:_MOST_LINES]])
         crash = Crash(
-            name, told, message, "\n".join(plain[begin : at + 1]), (mark and mark[1]) or "", last
+            name, first, message, "\n".join(plain[begin : at + 1]), (mark and mark[1]) or "", last
         )
         crash.thread = before.startswith("Exception in thread ")
         if found and any(line.startswith(_CAUSED) for line in rest):
@@ -108,10 +108,10 @@ def _read_exception(plain: Sequence[str], begin: int, end: int) -> tuple[int, st
     ends before."""
     for at in range(begin + 1, end):
         if named := _NAMED.match(plain[at]):
-            told = (named[2] or "").strip()
-            if told.endswith(":"):  # as torch.compile wraps what a backend raised
-                told = " ".join([told, *plain[at + 1 : at + 2]])
-            return at, named[1].rpartition(".")[2], told
+            message = (named[2] or "").strip()
+            if message.endswith(":"):  # as torch.compile wraps what a backend raised
+                message = " ".join([message, *plain[at + 1 : at + 2]])
+            return at, named[1].rpartition(".")[2], message
     return end - 1, "", ""
 
 
@@ -153,9 +153,9 @@ def find_fault(
     name = f"the command ended with code {code}"
     if code < 0:
         name = f"the command ended with {name_signal(-code)}"
-    told = lines[-1][:300] if lines else ""
-    fault = classify([name], told, case=case)
-    return replace(fault, reason=f"{name}: {told}" if told else name)
+    final = lines[-1][:300] if lines else ""
+    fault = classify([name], final, case=case)
+    return replace(fault, reason=f"{name}: {final}" if final else name)
 
 
 def _find_raised(uncaught: Uncaught | None, crashes: Sequence[Crash]) -> list[Crash]:
@@ -165,15 +165,15 @@ def _find_raised(uncaught: Uncaught | None, crashes: Sequence[Crash]) -> list[Cr
         return []
     name = uncaught.name
     message = [line.strip() for line in uncaught.message.splitlines() if line.strip()]
-    printed = [c for c in crashes if c.name == name and c.told == (message or [""])[0]]
-    told = Crash(name, message[0] if message else "", uncaught.message, "")
-    return [crash for crash in (printed or [told])[-1:] if not crash.launched]
+    printed = [c for c in crashes if c.name == name and c.message == (message or [""])[0]]
+    raised = Crash(name, message[0] if message else "", uncaught.message, "")
+    return [crash for crash in (printed or [raised])[-1:] if not crash.launched]
 
 
 def classify_crash(crash: Crash, case: Case) -> Outcome:
     """Classify an error by its class and message, or by the error that it was raised from."""
     fault = classify([crash.name], crash.text, case=case)
-    reason = f"{crash.name}: {crash.told[:300]}" if crash.told else crash.name
+    reason = f"{crash.name}: {crash.message[:300]}" if crash.message else crash.name
     reason += find_place(crash.frames)
     if fault.status is Status.ERROR and crash.cause:
         first = classify_crash(crash.cause, case)
@@ -197,6 +197,6 @@ def _describe_silent(crash: Crash, case: Case, ended: bool) -> Outcome:
 def _find_signal(launchers: Sequence[Crash]) -> str:
     """Return the signal that a launcher says has ended a process; empty if it says of none."""
     for crash in launchers:
-        if found := _SIGNALLED.search(f"{crash.told}\n{crash.text}"):
+        if found := _SIGNALLED.search(f"{crash.message}\n{crash.text}"):
             return found[1] or found[2] or name_signal(int(found[3]))
     return ""

@@ -67,8 +67,8 @@ class Pair(NamedTuple):
     @property
     def warnings(self) -> set[str]:
         """The `WARNINGS` of either."""
-        told = (name for name in WARNINGS if name not in SAID_BELOW)
-        return {name for name in told if getattr(self.a, name) or getattr(self.b, name)}
+        names = (name for name in WARNINGS if name not in SAID_BELOW)
+        return {name for name in names if getattr(self.a, name) or getattr(self.b, name)}
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def find_changes(axis: str, results: Sequence[Result]) -> Iterator[Changed]:
         known: dict[int, list[Result]] = {place: [] for place in range(len(values))}
         for only in (only for only, *others in asked if not others):
             known[places[take_value(only, axis)]].append(only)
-        there = [place for place, held in known.items() if held]
+        there = [place for place, cases in known.items() if cases]
         others = [(first, place) for place in there if place != first and first in there]
         for before, after in pairwise(there) if numbers else others:
             # prefer equal parts, then the largest
@@ -176,12 +176,12 @@ EnvironmentKey = tuple[tuple[str, str], ...]
 
 
 class _Match(NamedTuple):
-    """A case of each side that are compared, by ``cell``. ``told`` identifies the environment if a
-    side ran the case in several."""
+    """A case of each side that are compared, by ``cell``. ``environment`` tells it apart if a
+    side ran the case in several environments."""
 
     a: int
     b: int
-    told: EnvironmentKey = ()
+    environment: EnvironmentKey = ()
 
 
 class Matches(NamedTuple):
@@ -279,13 +279,13 @@ def _match_parts(
 def _match_environments(ours: Sequence[Run], theirs: Sequence[Run]) -> Iterator[_Match]:
     """Match the cells of one case by the columns of `COMPARABLE` that vary within a side, where the
     sides share a value."""
-    held = {n: [{getattr(r, n) for r in side} for side in (ours, theirs)] for n in COMPARABLE}
-    shared = [n for n, (x, y) in held.items() if max(len(x), len(y)) > 1 and x & y]
+    values = {n: [{getattr(r, n) for r in side} for side in (ours, theirs)] for n in COMPARABLE}
+    shared = [n for n, (x, y) in values.items() if max(len(x), len(y)) > 1 and x & y]
 
     def tell(run: Run) -> EnvironmentKey:
         return tuple((name, getattr(run, name)) for name in shared)
 
     one, two = ({tell(runs[0]): runs for runs in group(side, tell)} for side in (ours, theirs))
-    for told in one.keys() & two.keys():
-        if len(one[told]) == len(two[told]) == 1:
-            yield _Match(one[told][0].cell, two[told][0].cell, told)
+    for environment in one.keys() & two.keys():
+        if len(one[environment]) == len(two[environment]) == 1:
+            yield _Match(one[environment][0].cell, two[environment][0].cell, environment)
