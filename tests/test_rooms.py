@@ -21,25 +21,35 @@ LAYERS = [
     "sweep",
     "answers",
 ]
+REGISTRY = "bench.base.origin"
+"""It names the executors, of which rows tell, for `bench.workers.executors` to load."""
+
 DOORS = [name for names in COMMANDS.values() for name in names]
 TELLING = r"main$|build_parser$|_?(read|parse|choose|print|show|write)(_|$)"
 """The names of functions that read arguments, or show what was found."""
 
 
 def read_imports() -> dict[str, set[str]]:
-    """The modules of bench that each of them imports, those for types alone too."""
+    """The modules of bench that each of them imports, at any time: within functions, for types
+    alone, and by a name such as ``bench.networks.dpn:dpn92``."""
     files = {
         ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file
         for file in (ROOT / "bench").rglob("*.py")
     }
     found: dict[str, set[str]] = {}
     for module, file in files.items():
+        names = found.setdefault(module, set())
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names = {f"{node.module}.{one.name}" for one in node.names} & files.keys()
-                found.setdefault(module, set()).update(names or {node.module} & files.keys())
+            if isinstance(node, ast.ImportFrom):
+                assert not node.level, f"{module}: import by the whole name"
+                for one in node.names:
+                    whole = f"{node.module}.{one.name}"
+                    names.add(whole if whole in files else str(node.module))
             elif isinstance(node, ast.Import):
-                found.setdefault(module, set()).update({n.name for n in node.names} & files.keys())
+                names.update(one.name for one in node.names)
+            elif isinstance(node, ast.Constant) and module != REGISTRY:
+                names.add(str(node.value).partition(":")[0] if ":" in str(node.value) else "")
+        names.intersection_update(files)
     return found
 
 
@@ -86,7 +96,7 @@ def test_no_module_is_in_a_circle() -> None:
 
 
 def test_a_command_parses_calls_and_prints() -> None:
-    """All else is in the modules of its room: every class, and functions of other names."""
+    """All else is in the modules beside it: every class, and functions of other names."""
     doors = [ROOT / "bench" / name / "__main__.py" for name in DOORS]
     wrong = [
         f"{door.parent.name}: {node.name}"
