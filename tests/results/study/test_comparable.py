@@ -130,6 +130,13 @@ SAID: dict[str, tuple[Sequence[Record], list[str], list[str]]] = {
         ["Train train.py on A card in fp32 at batch size 64: ≈1.562 s for 10,000 items"],
         ["≈1.562", "≈3.125"],
     ),
+    "a repeat without a warm-up, which leaves out its first step and the sampled one": (
+        [*mix(counted(script(), [0.01] * 2),
+              counted(script(), [0.01], warmup_steps=None, measured_steps=58)),
+         *counted(BF16, [0.02] * 3)],
+        ["Train train.py on A card in fp32 at batch size 64: ≈1.562 s for 10,000 items"],
+        ["≈1.562", "≈3.125"],
+    ),
     "a batch that was halved": (
         [*counted(script(64), [0.01] * 3), *counted(script(256), [0.009] * 3, items=64)],
         ["Only one setting can be compared, fp32 at batch size 64: ≈1.562 s for 10,000 items."],
@@ -139,6 +146,11 @@ SAID: dict[str, tuple[Sequence[Record], list[str], list[str]]] = {
         [*counted(script(64), [0.01] * 3), *counted(script(200), [0.01] * 3, items=180)],
         ["Only one setting can be compared, fp32 at batch size 64: ≈1.562 s for 10,000 items."],
         ["≈1.562", "≈0.5556 | steps of 180 items"],
+    ),
+    "a batch that one was taken from": (
+        [*counted(script(64), [0.01] * 3), *counted(script(200), [0.01] * 3, items=199)],
+        ["Only one setting can be compared, fp32 at batch size 64: ≈1.562 s for 10,000 items."],
+        ["≈1.562", "≈0.5025 | steps of 199 items"],
     ),
     "tokens, of which one of three has fewer": (
         [*counted(script(8), [0.01] * 3, items=1024), *counted(script(16), [0.02] * 3, items=2048),
