@@ -17,6 +17,9 @@ from bench.schema.flags import add_flag, parse_number
 
 _HOUR_S, _KWH_J = 3600, 3.6e6
 
+_LACKS = "*"
+"""Marks a cost that lacks the energy."""
+
 
 class Cost(NamedTuple):
     """What one epoch, or what else a time is of, costs: ``value`` is NaN where it is not known, and
@@ -28,7 +31,7 @@ class Cost(NamedTuple):
     def write(self) -> str:
         if math.isnan(self.value):
             return NOTHING
-        return write_number(self.value) + " without energy" * self.lacks_energy
+        return write_number(self.value) + _LACKS * self.lacks_energy
 
 
 @dataclass(frozen=True)
@@ -73,14 +76,17 @@ class Tariff:
         mark = mark_part(row)
         return Cell(f"{mark}{cost.write()}", cost.value, bool(mark))
 
-    def describe(self) -> str:
-        """Say what is in a cost, as a sentence."""
+    def describe(self, costs: Iterable[Cost]) -> str:
+        """Say what is in these costs, as a note of their table."""
         said = [
             f"{price:g} an hour" + f" of {name}" * bool(name) for name, price in self.hours.items()
         ]
         if self.kwh is not None:
             said.append(f"{self.kwh:g} a kWh of the energy that was measured")
-        return f"Cost: {join_words(said)}."
+        lacks = (
+            f" {_LACKS} without the energy, which is not known: compare it with none that has it."
+        )
+        return f"Cost: {join_words(said)}.{lacks if any(one.lacks_energy for one in costs) else ''}"
 
     def refuse_unknown(self, machines: Iterable[str]) -> None:
         """Raises UsageError: a price is of a machine that is not among these."""

@@ -140,7 +140,12 @@ def _tabulate_money(found: ReportData) -> Iterator[Sheet]:
             cells[row.cell] = replace(cost, text=cost.text + mark)
         warned = any(cell.text.endswith(WARNED) for cell in cells.values())
         title = "Cost of an epoch" + f" ({WARNED} has a warning)" * warned
-        yield replace(_lay_out(found, pivot, title, cells), notes=[tariff.describe()])
+        yield replace(_lay_out(found, pivot, title, cells), notes=[_describe_costs(found)])
+
+
+def _describe_costs(found: ReportData) -> str:
+    assert found.tariff is not None
+    return found.tariff.describe(map(found.tariff.find_cost, found.results))
 
 
 def _tabulate_costs(found: ReportData) -> Iterator[Sheet]:
@@ -304,7 +309,7 @@ def _lay_out_cases(found: ReportData, cases: Sequence[Result], title: str) -> Sh
                    lambda row: remarks(row, SAID_BELOW), wrap=True),
         ],
         rows,
-        [*_explain_precisions(found), *([found.tariff.describe()] if found.tariff else [])],
+        [*_explain_precisions(found), *([_describe_costs(found)] if found.tariff else [])],
         groups=groups,
         empty=(NOTHING, "", "0"),
     )  # fmt: skip

@@ -374,7 +374,9 @@ def _tabulate_cards(found: Cards) -> Iterator[Sheet]:
         "the luckiest. Learning rates and optimizers may differ, which changes a step by half a "
         "millisecond at most."
     )
-    notes = [note, *([found.tariff.describe()] if found.tariff else [])]
+    notes = [note]
+    if found.tariff:
+        notes.append(found.tariff.describe(found.tariff.find_cost(entry.best) for entry in rows))
     yield Sheet("Each card in each precision", columns, rows, notes, headings)
 
 

@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from operator import attrgetter
 from statistics import median
 from typing import Any
@@ -126,7 +127,8 @@ def _tabulate_metric(
     )
     notes = [note] if metric.speed else []
     if tariff and metric is _TIME:
-        notes.append(f"{tariff.describe()[:-1]}; of {a}, {b}.")
+        costs = chain.from_iterable(one.list_costs(tariff) for one in findings)
+        notes.append(f"{tariff.describe(costs)} The first is of {a}, the second of {b}.")
     notes += [DIFFERENCE] if any(one.ratio.unit for one in findings) else []
     title = f"{wording.say_period(capitalize(metric.label))}{unit}: {found}"
     remarks = [[*remark(comparison, metric, finding)] for finding in findings]

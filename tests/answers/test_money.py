@@ -47,7 +47,7 @@ COSTS: dict[str, tuple[list[Record], str, str, float | None]] = {
     "a kWh": (list_rows(), "--kwh 0.3", "0.3000", 0.3),
     "both": (list_rows(), "--price 2.5/h --kwh 0.30", "2.800", 2.8),
     "the hour alone where the energy is not known": (
-        list_rows(energy_j=None), "--price 2.5/h --kwh 0.3", "2.500 without energy", 2.5,
+        list_rows(energy_j=None), "--price 2.5/h --kwh 0.3", "2.500*", 2.5,
     ),
     "energy that is not known": (list_rows(energy_j=None), "--kwh 0.3", "", None),
     "four GPUs": (
@@ -107,8 +107,12 @@ def test_two_sides(tmp_path: Path, capsys: Capture) -> None:
     asked = [str(folder), "--axis", "precision", "--price", "2.5/h", "--kwh", "0.3"]
     assert compare_main(asked) == 0
     out = capsys.readouterr().out
-    assert "2.800, 1.250 without energy" in out
-    assert "Cost: 2.5 an hour and 0.3 a kWh of the energy that was measured; of fp32, fp16." in out
+    assert "2.800, 1.250*" in out
+    assert (
+        "Cost: 2.5 an hour and 0.3 a kWh of the energy that was measured. * without the energy, "
+        "which is not known: compare it with none that has it. The first is of fp32, the second of "
+        "fp16." in out
+    )
     assert compare_main([*asked, "--format", "json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["metrics"]["epoch_time_s"]
     assert found["cost"] == [pytest.approx(2.8), pytest.approx(1.25)]
