@@ -134,6 +134,10 @@ class Workload:
     classes = CLASSES
     """Number of classes of the default `make_batch` and `compute_loss`."""
 
+    blocks = ""
+    """Names of what ``--recompute blocks`` computes again, such as ``layers.*``, comma-separated;
+    by default the blocks that the network repeats in a list."""
+
     def build_model(self) -> nn.Module:
         """Build the network, on the CPU in float32."""
         raise NotImplementedError("a workload has a method build_model, which returns the network")

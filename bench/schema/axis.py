@@ -121,6 +121,14 @@ COMPILES = {
 OWN_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes of `COMPILES` in which torch.compile makes CUDA graphs itself."""
 
+RECOMPUTES = {
+    "none": "all of them are kept",
+    "budget:F": "with --compile: the cheapest, until a share F of their memory is kept",
+    "blocks": "those of the blocks that the network repeats, such as a transformer's layers",
+    "full": "those of all parts of the network that have layers of their own, of blocks too",
+}
+"""Which activations the backward pass computes again, from none to all."""
+
 PARALLELS = {
     "none": "one GPU",
     "ddp": "a process per GPU, gradients averaged by torch's DistributedDataParallel",
@@ -208,6 +216,34 @@ def parse_switch(text: str) -> bool:
 def parse_compile(text: str) -> str:
     also = {"on": "default", "true": "default", "false": "off"}
     return one_of(COMPILES)(also.get(text.lower(), text))
+
+
+def read_budget(recompute: str) -> float | None:
+    """Return the share of activations' memory that a value of ``--recompute`` lets torch.compile
+    keep; None where it does not say. Raises ValueError: it is no number.
+
+    >>> read_budget("budget:0.5"), read_budget("blocks")
+    (0.5, None)
+    """
+    word, _, share = recompute.partition(":")
+    return float(share) if word == "budget" else None
+
+
+def parse_recompute(text: str) -> str:
+    plain = [name for name in RECOMPUTES if ":" not in name]
+    with suppress(ValueError):
+        if (budget := read_budget(text)) is not None and 0 <= budget < 1:
+            return f"budget:{budget:.12g}"
+        return one_of(plain)(text)
+    raise ValueError(
+        f"what is computed again is {', '.join(plain)} or budget:F, with F from 0 to below 1"
+    )
+
+
+def order_recompute(value: str) -> tuple[int, float]:
+    """Return a sort key for values of ``--recompute``: by how much is computed again."""
+    budget = read_budget(value)
+    return [*RECOMPUTES].index(value if budget is None else "budget:F"), -(budget or 0)
 
 
 def parse_whole(

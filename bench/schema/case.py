@@ -41,6 +41,7 @@ from bench.schema.axis import (
     one_of,
     or_none,
     order_limit,
+    order_recompute,
     order_scale,
     parse_batch_size,
     parse_compile,
@@ -49,6 +50,7 @@ from bench.schema.axis import (
     parse_lr_warmup,
     parse_memory_limit,
     parse_number,
+    parse_recompute,
     parse_switch,
     parse_until,
     parse_whole,
@@ -157,6 +159,9 @@ class Case:
     cuda_graphs: bool = describe_axis(False, parse_switch,
         "capture a whole training step as a CUDA graph during warm-up, and replay it",
         affects=(FIT, PROOF, WORK, KERNELS))
+    recompute: str = describe_axis("none", parse_recompute,
+        "activations that the backward pass computes again, to save memory; bench.sweep --list "
+        "describes them", affects=(FIT, WORK, KERNELS), from_default=True, order=order_recompute)
     channels_last: bool = describe_axis(False, parse_switch, "NHWC memory layout",
         affects=(FIT, PROOF, WORK, KERNELS))
     freeze: str = describe_axis(NONE, parse_freeze,

@@ -213,6 +213,9 @@ class Measurement:
         "the rest ran in another, which the network chose itself")
     flop_per_image: float | None = quantity(
         "forward and backward, a grouped convolution's weight gradient counted as grouped")
+    recomputed_flop_per_image: float | None = quantity(
+        "FLOP that the backward pass computes a second time, with --recompute blocks or full; "
+        "flop_per_image is without them")
     step_bytes: int | None = quantity(
         "least memory traffic of a step: what each of its operations, not compiled, reads and "
         "writes")

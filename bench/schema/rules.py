@@ -12,7 +12,7 @@ from typing import Any
 from bench.base.errors import UsageError
 from bench.networks.data import SYNTHETIC
 from bench.networks.workloads import COMMAND, IMAGES, OWN
-from bench.schema.axis import OWN_GRAPHS, Value, axis_flag, is_own
+from bench.schema.axis import OWN_GRAPHS, Value, axis_flag, is_own, read_budget
 from bench.schema.case import (
     AXES,
     FOLLOWS,
@@ -164,6 +164,9 @@ _APART: tuple[tuple[str, Values, str, Values, str], ...] = (
     ("cuda_graphs", None, "compile", OWN_GRAPHS, _UNMEASURED),
     ("cuda_graphs", None, "precision", (*_APEXES, *_FLOAT8S), _UNMEASURED),
     ("parallel", None, "cuda_graphs", (True,), _UNMEASURED),
+    ("recompute", None, "cuda_graphs", (True,), _UNMEASURED),
+    ("recompute", None, "precision", _APEXES, _UNMEASURED),
+    ("recompute", None, "sync_bn", (True,), _UNMEASURED),
     *(("epochs", None, name, None, "is of whole epochs") for name in PARTS),
     ("dataset", (OWN,), "workload", (IMAGES,), "is that of a --workload of your own"),
     ("optimizer", (OWN,), "workload", (IMAGES,), "is that of a --workload of your own"),
@@ -225,6 +228,11 @@ def _list_conflicts(case: Case) -> Iterator[str]:
         yield (
             f"--accumulate {case.accumulate} with --compile {case.compile} fails in torch: its "
             "graphs write over the gradients that are summed; give --compile default"
+        )
+    if read_budget(case.recompute) is not None and not case.compiled:
+        yield (
+            f"--recompute {case.recompute} is a budget of torch.compile; give --compile too, or "
+            "--recompute blocks"
         )
     if case.workload == COMMAND:
         yield f"--workload {COMMAND} is that of a --command; give --command 'python train.py …'"

@@ -26,7 +26,7 @@ from bench.networks.freezing import NONE, freeze
 from bench.networks.workloads import Loss, Workload, sketch_batch
 from bench.profile.kernels import Vocabulary
 from bench.profile.timeline import TimedOperations, find_part
-from bench.schema.case import micro_batch
+from bench.schema.case import Case, micro_batch
 from bench.schema.precision import read_flags
 from bench.schema.record import KernelTime, WorkRow, write_kernels
 from bench.schema.work import (
@@ -42,6 +42,7 @@ from bench.schema.work import (
     place_kind,
     read_groups,
 )
+from bench.training.recompute import Recompute
 from bench.training.switches import keep_switches
 
 if TYPE_CHECKING:
@@ -419,8 +420,9 @@ def _count_items(training: Training, batches: Supply, items: int) -> tuple[dict[
     return counter.work, bool(overflowed)
 
 
-def count_flop(workload: Workload, frozen: str = NONE) -> float:
-    """Return the FLOP per unit, forward and backward, counted from shapes alone.
+def count_flop(workload: Workload, frozen: str = NONE, recompute: str = Case.recompute) -> float:
+    """Return the FLOP per unit, forward and backward, counted from shapes alone, with those that
+    ``recompute``, blocks or full, computes again.
 
     For DPN-92 these are 12.25 GFLOP, and by torch's own counter 17.19: see `count_gradients`. Only
     gradients that autograd computes are counted: none of frozen weights, and none of the inputs of
@@ -430,6 +432,7 @@ def count_flop(workload: Workload, frozen: str = NONE) -> float:
         with keep_switches({}):
             network = workload.build_model()
         freeze(network, frozen, workload.find_head)
+        Recompute(recompute, workload.blocks).apply(network)
         batch = sketch_batch(workload, 2)
         counter = WorkCounter()
         with counter:

@@ -28,6 +28,7 @@ from bench.training.float8 import Conversion, convert
 from bench.training.graphs import Captured, CudaGraph, StepResults
 from bench.training.loss_scale import build_loss_scale, clip
 from bench.training.optimizers import build_optimizer, clear_state
+from bench.training.recompute import Recompute
 from bench.training.timing import StepClock
 
 
@@ -88,6 +89,7 @@ class Training:
         self._start_unsaved = deepcopy(list_unsaved(model))
         self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         self._equip()
+        self.recomputes = Recompute(case.recompute, workload.blocks).apply(model)
         # dynamic=False: the last, smaller batch is compiled separately during warm-up instead of
         # replacing the full batch's code by slower general code
         self.forward = (

@@ -83,12 +83,13 @@ def name_source(case: Case) -> str:
 @dataclass(frozen=True)
 class Request:
     """The network or workload of a ``case``, to be examined, and the values of the axes `freeze`,
-    `start` and `precision` that it is to be trained with."""
+    `start`, `precision` and `recompute` that it is to be trained with."""
 
     case: Case
     freezes: tuple[str, ...] = ()
     starts: tuple[str, ...] = ()
     precisions: tuple[str, ...] = ("fp32",)
+    recomputes: tuple[str, ...] = ()
 
     @property
     def subject(self) -> str:
@@ -109,7 +110,8 @@ def list_requests(cases: Iterable[Case]) -> list[Request]:
         frozen = dict.fromkeys(case.freeze for case in of if case.freeze != Case.freeze)
         starts = dict.fromkeys(case.start for case in of if case.start is not None)
         precisions = dict.fromkeys(case.precision for case in of)
-        asked.append(Request(of[0], tuple(frozen), tuple(starts), tuple(precisions)))
+        again = dict.fromkeys(case.recompute for case in of if case.recompute != Case.recompute)
+        asked.append(Request(of[0], *map(tuple, (frozen, starts, precisions, again))))
     return asked
 
 
@@ -121,18 +123,20 @@ def examine_model(
     freezes: Sequence[str] = (),
     starts: Sequence[str] = (),
     precisions: Sequence[str] = ("fp32",),
+    recomputes: Sequence[str] = (),
 ) -> Fingerprint:
     """Import and build ``name``, a ``model`` or ``workload`` by its kind, run a user's own once in
     each of ``precisions``, and return its fingerprint.
 
-    The fingerprint does not depend on ``freezes`` and ``starts``; they are only checked. ``shape``
+    The fingerprint does not depend on ``freezes``, ``starts`` and ``recomputes``, which are only
+    checked; with each of the last, a user's own trains a step. ``shape``
     is that of the images that a model is tried on; a built-in network is built for this
     number of ``classes``. A built-in network is built without memory (torch's meta device) and
     not run: DPN-92 would take 2 s.
 
     Call it in a process that has imported torch, and no model before. Raises UsageError, one line:
     the model cannot be imported, built or run in any of ``precisions``, or is no network for
-    images; or ``freezes`` or ``starts`` do not fit it.
+    images; or ``freezes``, ``starts`` or ``recomputes`` do not fit it.
     """
     from torch.nn.modules.conv import _ConvNd
 
@@ -140,8 +144,10 @@ def examine_model(
     from bench.training.trial import (
         attempt,
         check_tuning,
+        list_tried,
         try_images,
         try_precisions,
+        try_recompute,
         try_workload,
     )
 
@@ -150,13 +156,17 @@ def examine_model(
     failing: Mapping[str, str] = {}
     what = f"{kind} {name!r}"
     workload, model = _build(what, name, kind, shape, classes)
-    still = check_tuning(what, model, workload, freezes, starts)
+    still = check_tuning(what, model, workload, freezes, starts, recomputes)
     trial = partial(try_precisions, what, workload, model, precisions)
     if kind == "workload":
-        whole = partial(try_workload, what, workload, freezes)
-        facts, failing = trial(workload.build_model, whole)
+        build = workload.build_model
+        facts, failing = trial(build, partial(try_workload, what, workload, freezes))
     elif name not in MODELS:
-        outputs, failing = trial(partial(build_model, name), partial(try_images, what, workload))
+        build = partial(build_model, name)
+        outputs, failing = trial(build, partial(try_images, what, workload))
+    for recompute in recomputes if name not in MODELS else ():
+        tried = next(one for one in list_tried(precisions) if one not in failing)
+        try_recompute(what, build, workload, tried, recompute)
     module, _ = split_model(name)
     files: Files = {}
     if name in MODELS:
@@ -224,7 +234,7 @@ def answer(told: Connection, asked: Request) -> None:
     shape = CIFAR10_SHAPE if case.input is None else parse_shape(case.input)
     about = (shape, case.classes or CLASSES, asked.freezes, asked.starts, asked.precisions)
     try:
-        told.send(examine_model(case.model, kind, *about))
+        told.send(examine_model(case.model, kind, *about, asked.recomputes))
     except UsageError as error:
         told.send(str(error))
     except BaseException as error:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from bench.base.errors import UsageError
 from bench.base.inject import Seen, watch
 from bench.base.plain import read_value
 from bench.base.processes import OtherWork, pause_collection, read_peak_memory
@@ -277,6 +278,9 @@ class _Run:
                 m.flop_per_image = count_flop(self.training.workload, self.case.freeze)
             if conversion := self.training.conversion:
                 m.fp8_flop_share = conversion.flop_per_unit / m.flop_per_image
+        if self.case.recompute != Case.recompute:
+            with found.leave_out_on_error("recomputed_flop_per_image"):
+                self._count_again()
         self._count_work(sources)
         m.shared = write_missing(sources) or None
         if self.case.profile:
@@ -284,6 +288,16 @@ class _Run:
             self.channel.send(WorkBegun("profiling"))
             with found.leave_out_on_error(*PROFILE_COLUMNS):
                 self._profile()
+
+    def _count_again(self) -> None:
+        """Count the FLOP of the network that are computed a second time. Raises UsageError: how
+        many is torch.compile's choice."""
+        case, m = self.case, self.found.measurement
+        if case.compiled:
+            raise UsageError("torch.compile chooses what is computed again, and tells of no FLOP")
+        if m.flop_per_image is not None:
+            every = count_flop(self.training.workload, case.freeze, case.recompute)
+            m.recomputed_flop_per_image = every - m.flop_per_image
 
     def _count_work(self, sources: dict[str, str]) -> None:
         """Count the work of a step, or take it from a record that is added to ``sources``, and hold
@@ -367,7 +381,7 @@ def hold_to_label(found: Outcome, judgement: Judgement) -> None:
 def _describe_training(found: Outcome, training: Training) -> None:
     m, conversion = found.measurement, training.conversion
     m.apex, m.switched = training.apex, write_switches(training.switched)
-    notes = [training.start_note, *(conversion.notes if conversion else ())]
+    notes = [training.start_note, training.recomputes, *(conversion.notes if conversion else ())]
     if conversion:
         m.fp8_layers = str(conversion)
     if training.brings_optimizer:

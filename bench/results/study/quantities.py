@@ -178,6 +178,11 @@ _ALL = (
     Quantity("fp8_flop_share", "FLOP in fp8", "%", "higher",
              "share of the network's FLOP that the layers converted to fp8 are",
              decimals=1, spread=math.inf),  # repeats convert the same layers
+    Quantity("recomputed_share", "FLOP again", "%", "lower",
+             "FLOP that --recompute lets the backward pass compute a second time, over those of "
+             "forward and backward, which alone count as achieved",
+             lambda r: over(r.recomputed_flop_per_image, r.flop_per_image),
+             decimals=1, spread=math.inf),  # repeats compute the same again
     Quantity("step_time_median_s", "median step", "ms", "lower", "median step of the epoch"),
     Quantity("busy_share", "GPU busy", "%", "higher",
              "time in which kernels ran, of a profiled step, over a step that is not profiled",

@@ -1,0 +1,147 @@
+"""Recomputing activations (activation checkpointing): what a forward pass made is not kept for the
+backward pass, but computed again in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import checkpoint
+
+from bench.base.errors import UsageError
+from bench.networks.modules import find_batchnorm
+from bench.schema.axis import read_budget
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """What of a network is computed again: a value of ``--recompute``, and the names that a
+    workload gives its ``blocks``, empty for those that `find_blocks` finds."""
+
+    setting: str
+    blocks: str = ""
+
+    def apply(self, model: nn.Module) -> str:
+        """Let each backward pass of ``model`` compute again what this says, from outside: the
+        network keeps its modules, weights and names. Return a note for the reader.
+
+        A budget is a switch of torch.compile in this process. Raises UsageError: as `find`.
+        """
+        if (budget := read_budget(self.setting)) is not None:
+            import torch._functorch.config as compiler
+
+            compiler.activation_memory_budget = budget
+        parts = self.find(model)
+        for part in parts:
+            norms = [module for module in part.modules() if isinstance(module, _NormBase)]
+            part.forward = partial(_run, part.forward, norms)
+        kinds = Counter(type(part).__name__ for part in parts)
+        named = ", ".join(f"{n} {kind}" for kind, n in kinds.items())
+        return f"computed again in the backward pass: {named}" if parts else ""
+
+    def find(self, model: nn.Module) -> list[nn.Module]:
+        """Return the parts of ``model`` of which only the inputs are kept: its blocks and, for
+        ``full``, also those beside them that have layers of their own. Of a single layer, keeping
+        its input saves nothing. Raises UsageError: it has none, or BatchNorm that was scripted."""
+        if self.setting not in ("blocks", "full"):
+            return []
+        parts = self._find_named(model) if self.blocks else find_blocks(model)
+        if self.setting == "full":
+            parts = [*_list_parts(model, {*parts})]
+        if not parts:
+            raise UsageError(
+                f"--recompute {self.setting}: the network repeats no blocks in a list of its own; "
+                "name them in a workload's blocks, such as 'layers.*', or give --recompute none"
+            )
+        if any(map(find_batchnorm, chain.from_iterable(part.modules() for part in parts))):
+            raise UsageError(
+                f"--recompute {self.setting}: BatchNorm that is scripted or traced would count "
+                "each batch twice; return the network as it is written"
+            )
+        return parts
+
+    def _find_named(self, model: nn.Module) -> list[nn.Module]:
+        patterns = self.blocks.split(",")
+        named = [
+            module
+            for name, module in model.named_modules()
+            if any(fnmatchcase(name, pattern.strip()) for pattern in patterns)
+        ]
+        if not named:
+            raise UsageError(f"--recompute {self.setting}: no part is named {self.blocks!r}")
+        return _keep_outermost(named)
+
+
+_LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the blocks that a network repeats: all modules in lists that are of the class of which
+    one list holds the most, at least two, each with layers of its own. Plain lists are blocks only
+    where nothing else is, since the stages of many networks are lists of their blocks."""
+    listed = [
+        [child for child in module.children() if any(True for _ in child.children())]
+        for module in model.modules()
+        if isinstance(module, _LISTS)
+    ]
+    tallies = chain.from_iterable(Counter(map(type, each)).items() for each in listed)
+    often = [(kind not in _LISTS, n, kind) for kind, n in tallies if n > 1]
+    if not often:
+        return []
+    *_, block = max(often, key=lambda one: one[:2])
+    every = [child for each in listed for child in each if type(child) is block]
+    return _keep_outermost(every)
+
+
+def _keep_outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    inner = {part for module in modules for part in module.modules() if part is not module}
+    return [module for module in dict.fromkeys(modules) if module not in inner]
+
+
+def _list_parts(model: nn.Module, blocks: set[nn.Module]) -> Iterator[nn.Module]:
+    for child in model.children():
+        held = {*child.modules()}
+        if child in blocks:
+            yield child
+        elif held & blocks or isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield from _list_parts(child, blocks)  # such a list is not called itself
+        elif len(held) > 1:
+            yield child
+
+
+def _run(forward: Callable[..., Any], norms: list[_NormBase], /, *inputs: Any, **named: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*inputs, **named)
+    if torch.compiler.is_compiling():  # a compiled graph updates statistics once
+        return checkpoint(forward, *inputs, use_reentrant=False, **named)
+    contexts = partial(_make_contexts, norms)
+    return checkpoint(partial(forward, **named), *inputs, use_reentrant=False, context_fn=contexts)
+
+
+def _make_contexts(norms: list[_NormBase]) -> tuple[Any, Any]:
+    return nullcontext(), _keep_statistics(norms)
+
+
+@contextmanager
+def _keep_statistics(norms: list[_NormBase]) -> Iterator[None]:
+    """Leave the running statistics as they are: they have seen the batch in the forward pass.
+
+    With a momentum of 0 they are kept, and the same tensors are saved as before, which torch's
+    checkpoint checks; without running statistics, fewer would be."""
+    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        norm.momentum, norm.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for norm, (momentum, tracked) in zip(norms, before, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, tracked
