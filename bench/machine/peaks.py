@@ -48,7 +48,7 @@ _RTX_PRO = "RTX PRO Blackwell paper"
 # fmt: off
 PEAKS = (
     Peak("GB200", "Blackwell sheet", "10.0", 186, None, 8, 80, 1250, 2500, 2500, 5000),
-    # tf32 is printed as 2.2 PFLOP/s with sparsity, and as 18 of eight of them
+    # tf32 is printed as 2.2 PFLOP/s with sparsity, rounded: as in GB200, it is half of fp16's
     Peak("B200", "Blackwell sheet", "10.0", 180, None, 7.7, 75, 1125, 2250, 2250, 4500),
     Peak("B300( SXM6 AC)?", "Blackwell Ultra", "10.3", 270, None, 7.7, 75, 1125, 2250, 2250, 4500),
     # of tensor cores DGX Spark's sheet says only what fp4 does with sparsity

@@ -88,8 +88,8 @@ def test_peaks_are_those_of_all_sms_at_boost_clock(gpu: str) -> None:
 
 SPARSE = {
     "NVIDIA GB200": {TFLOAT32: 2.5e15, FLOAT16: 5e15, BFLOAT16: 5e15, FLOAT8: 10e15},
-    "NVIDIA B200": {TFLOAT32: 18e15 / 8, FLOAT16: 4.5e15, BFLOAT16: 4.5e15, FLOAT8: 9e15},
-    "NVIDIA B300 SXM6 AC": {TFLOAT32: 18e15 / 8, FLOAT16: 36e15 / 8, FLOAT8: 72e15 / 8},
+    "NVIDIA B200": {FLOAT16: 4.5e15, BFLOAT16: 4.5e15, FLOAT8: 9e15},
+    "NVIDIA B300 SXM6 AC": {FLOAT16: 36e15 / 8, FLOAT8: 72e15 / 8},
     "NVIDIA RTX A5000": {FLOAT16: 222.2e12},
 }
 """What sheets print of tensor cores, with sparsity: of one card, or of eight of a machine."""
@@ -99,6 +99,12 @@ SPARSE = {
 def test_peaks_are_dense_where_a_sheet_prints_those_with_sparsity(gpu: str) -> None:
     for column, flops in SPARSE[gpu].items():
         assert 2 * list_peaks(gpu)[column] == pytest.approx(flops), column
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA GB200", "NVIDIA B200", "NVIDIA B300 SXM6 AC"])
+def test_tf32_has_half_the_rate_of_fp16_and_fp8_twice(gpu: str) -> None:
+    peaks = list_peaks(gpu)
+    assert 4 * peaks[TFLOAT32] == 2 * peaks[FLOAT16] == 2 * peaks[BFLOAT16] == peaks[FLOAT8]
 
 
 def test_a_card_of_two_sizes_under_one_name_has_no_memory() -> None:
