@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
@@ -18,8 +18,8 @@ from bench.base.processes import leave
 from bench.machine.host import list_devices
 from bench.schema.axis import Value
 from bench.schema.case import format_value, list_varying
+from bench.schema.command import list_places
 from bench.schema.flags import (
-    OF_SWEEPS,
     Parser,
     add_axes,
     add_flag,
@@ -49,9 +49,8 @@ _TOLD = (
 def build_parser() -> Parser:
     parser = Parser(
         prog="python -m bench.fit",
-        absent=dict.fromkeys(("batch_size", *UNRELATED_AXES), "it chooses what its runs measure")
-        | OF_SWEEPS,
-        usage="%(prog)s [--precision NAME …] [--memory-limit SIZE] [--out DIR] […]",
+        absent=dict.fromkeys(("batch_size", *UNRELATED_AXES), "it chooses what its runs measure"),
+        usage="%(prog)s [--precision NAME …] [--command TEXT] [--memory-limit SIZE] […]",
         description=describe(__doc__),
     )
     group = parser.add_argument_group("what to find")
@@ -59,7 +58,7 @@ def build_parser() -> Parser:
         group,
         "--step",
         "N",
-        f"look for it in steps of N images, or items of a --workload ({STEP})",
+        f"look for it in steps of N images, or items of a --workload or --command ({STEP})",
         partial(parse_whole, least=1, most=10_000),
         STEP,
     )
@@ -77,7 +76,8 @@ def build_parser() -> Parser:
         "each takes one value or several, and each combination is searched; default precisions: "
         f"{' '.join(DEFAULT_PRECISIONS['cuda'])} on a GPU, "
         f"{' '.join(DEFAULT_PRECISIONS['cpu'])} on a CPU; without "
-        "images in --data-dir, synthetic ones, which take as much memory",
+        "images in --data-dir, synthetic ones, which take as much memory; a --command has a "
+        "value for each of its placeholders but {batch_size}",
     )
     add_running(parser)
     return parser
@@ -99,6 +99,9 @@ def main(argv: Sequence[str]) -> int:
         "batch_size": [AUTO],
         "dataset": [choose_dataset(given)],
     }
+    if "command" in axes:
+        _refuse_command(axes)
+        chosen = {"batch_size": [AUTO]}
     options = read_running(given, axes, Preset("fit", "", (chosen,)))
     largest_batches, loop = find_largest(options, given.step, given.margin)
     named = list_varying(largest_batches, but="batch_size")
@@ -131,6 +134,23 @@ def main(argv: Sequence[str]) -> int:
         and all(largest_batch.ending in ANSWERED for largest_batch in largest_batches.values())
         else 1
     )
+
+
+def _refuse_command(axes: Mapping[str, Sequence[Value]]) -> None:
+    """Refuse a command that batch sizes cannot be put into, or with a placeholder that only other
+    commands have a flag for. Raises UsageError."""
+    for places in map(list_places, map(str, axes["command"])):
+        if "batch_size" not in places:
+            raise UsageError(
+                "--command has no {batch_size}, where each size to try is put; write it after the "
+                "script's own flag, such as --batch-size {batch_size}"
+            )
+        if "batch_size" in axes:
+            raise UsageError("--vary batch_size: bench.fit chooses the sizes; leave it out")
+        if left := [name for name in places if name in UNRELATED_AXES and name not in axes]:
+            raise UsageError(
+                f"--command: {{{left[0]}}} has no value; write the value itself in the command"
+            )
 
 
 def _parse_margin(flag: str, text: str) -> float:

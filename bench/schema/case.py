@@ -239,7 +239,8 @@ class Case:
         """
         named = list(axes or NAMING_AXES)
         if self.command is not None:  # the others are not what its script trains with
-            placed = {"model", "command", "device", "steps", *list_places(self.command)}
+            placed = {"model", "command", "device", "memory_limit", "steps"}
+            placed |= {*list_places(self.command)}
             named = [name for name in named if is_own(name) or name in placed]
         words = [_name_value(name, getattr(self, name)) for name in named]
         if self.command is not None and not any(words):

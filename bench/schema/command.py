@@ -36,24 +36,37 @@ rows: as many items, whatever the batch size."""
 OUT = "out"
 """The placeholder of a folder that each run of a case has for itself."""
 
-BESIDE_COMMAND = ("command", "vary", "device", "steps", "items", "profile", "seed")
+BESIDE_COMMAND = (
+    *("command", "vary", "device", "memory_limit", "steps", "items", "profile", "seed"),
+)
 """The axes that a command has without a placeholder for them."""
 
 
 OF_HARNESS = (
-    *("memory_limit", "fraction", "until", "evaluate", "checkpoint", "profile", "parallel"),
+    *("fraction", "until", "evaluate", "checkpoint", "profile", "parallel"),
     *("workload", "command", "vary"),
 )
 """The axes that the harness itself applies, and no word of a command: a row named by one would say
 that it did."""
 
-MEANT = (*OF_HARNESS, "steps", "items")
+MEANT = (*OF_HARNESS, "memory_limit", "steps", "items")
 """The axes of which ``--vary NAME`` gives no value: what they say is of the measurement."""
 
 
 def list_places(command: str) -> list[str]:
     """Return the names in the placeholders of a command, in order."""
     return [found[1] for found in _PLACE.finditer(command)]
+
+
+def list_worded(command: str) -> dict[str, list[str]]:
+    """Return the values for which the placeholders of a command give words of the script's own, by
+    the names of these placeholders.
+
+    >>> list_worded("t.py {precision:fp32=,bf16-amp=--amp} {lr}")
+    {'precision': ['fp32', 'bf16-amp']}
+    """
+    found = [one for one in _PLACE.finditer(command) if one[2] is not None]
+    return {one[1]: [*_read_words(one[2])] for one in found}
 
 
 def _split(text: str) -> list[str]:

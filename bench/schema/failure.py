@@ -49,6 +49,7 @@ _PLACES = ("Backend", "Network", "Store")
 RULES: tuple[Rule, ...] = (
     Rule(Status.OOM, kind="OutOfMemoryError"),
     Rule(Status.OOM, kind="MemoryError"),
+    Rule(Status.OOM, kind="MemoryLimitError"),  # in a command, of which no ancestors are known
     Rule(Status.OOM, r"(?:CUDA|HIP)(?: \w+)? error[^\n]*out of memory"),
     # torch.compile wraps errors in exceptions of its own
     Rule(Status.OOM, r"CUDA out of memory|OutOfMemoryError"),

@@ -12,7 +12,7 @@ from bench.base.errors import UsageError
 from bench.networks.models import FACTORY_FORM, is_command
 from bench.schema.axis import BATCH_SIZES, Value, axis_flag, name_axis
 from bench.schema.case import AXES, Case, list_values, make_case, parse_value
-from bench.schema.command import read_vary, refuse_places
+from bench.schema.command import list_worded, read_vary, refuse_places
 from bench.schema.rules import check, go_together, list_lacks, settle
 
 AUTO = "auto"
@@ -135,8 +135,8 @@ def _refuse_for_command(axes: Mapping[str, Sequence[Any]], sizes: Sequence[Any])
         for vary in axes.get("vary", [None]):
             if why := refuse_places(command, given, [*map(name_axis, read_vary(vary))], [*AXES]):
                 raise UsageError(f"--command: {why}")
-    if any(isinstance(size, str) for size in sizes):
-        raise UsageError(
-            "--batch-size auto: the largest batch is looked for in steps of the harness's own, and "
-            "a command takes as many as it likes; give numbers, such as 32..1024"
-        )
+        if "batch_size" in list_worded(command) and any(isinstance(size, str) for size in sizes):
+            raise UsageError(
+                "--command: {batch_size:…} has words for some sizes alone; write {batch_size} "
+                "for the largest to be looked for"
+            )

@@ -23,8 +23,9 @@ from bench.base.text import Explained, parse_bytes
 from bench.results.store.rows import Row, fill_unknown, group
 from bench.schema.axis import Trait
 from bench.schema.case import AXES, Case, default_lr, list_affecting
+from bench.schema.command import list_places
 from bench.schema.goals import FREE_MARGIN
-from bench.schema.record import MEASURED, REFUSED, Status
+from bench.schema.record import MEASURED, REFUSED, Status, read_missing
 from bench.schema.rules import check, check_batches
 
 STEP = 8
@@ -40,7 +41,16 @@ START = 32
 # largest batch, an error of 1 % in the readings moves the largest batch by up to 4 %.
 _FAR = 3.0
 
+_STRIDE = 8  # of a command, whose batches no dataset ends
+
 _NEAR = 0.8  # ratio of batch sizes above which a line through them would follow their noise
+
+MOST_ITEMS = 1 << 20
+"""The largest batch size that a command is tried at: how many items it has is not known."""
+
+_FLAT = 0.01  # growth of memory up to which it is the same, as readings of a CPU scatter
+
+_FAR_SIZES = 64  # ratio of batch sizes at which the same memory says that no batch is made of them
 
 _LESS = 0.05  # share of memory by which what others leave may differ between probes
 
@@ -74,7 +84,8 @@ def fit_line(points: Sequence[tuple[int, float]]) -> MemoryLine | None:
 @dataclass(frozen=True)
 class Probe:
     """The result of a run of one batch size, a ``long`` one or a short one; memory in bytes, None
-    if not known. ``room_bytes`` is what others left on the card, or what a limit allows."""
+    if not known. ``room_bytes`` is what others left on the card, or what a limit allows. Of a
+    command it may not be ``seen`` that it took steps; ``reason`` says why, or why it failed."""
 
     batch_size: int
     status: Status
@@ -82,11 +93,13 @@ class Probe:
     alloc_retries: int = 0
     long: bool = False
     room_bytes: float | None = None
+    seen: bool = True
+    reason: str = ""
 
     @property
     def trained(self) -> bool:
         """Whether it fitted, even if the loss diverged or a check failed."""
-        return self.status in MEASURED
+        return self.status in MEASURED and self.seen
 
 
 @dataclass(frozen=True)
@@ -97,6 +110,8 @@ class Goal:
     sizes: Sequence[int]
     available_bytes: float | None = None
     start: int = START
+    of_command: bool = False  # whose batches are known by their memory alone
+    capped: bool = False  # by a size at which it took no step, as where its data are fewer
 
 
 class Ask(NamedTuple):
@@ -109,6 +124,9 @@ class Ask(NamedTuple):
 class Ending(Explained):
     FOUND = "found", "the largest batch that trains was confirmed by a longer run"
     EVERY_SIZE = "every_size", "every batch up to the whole dataset trains"
+    NO_STEPS = "no_steps", "the command shows no steps, by which a search ends its runs early"
+    SAME = "same", "its memory is the same at each of them, as if it ignored {batch_size}"
+    NO_MORE = "no_more", "larger ones take no more memory, as where all data fit in one batch"
     NOTHING_FITS = "nothing_fits", "not even the smallest batch trains"
     UNSUPPORTED = "unsupported", "this device or build cannot run the case"
     GAVE_UP = (
@@ -160,6 +178,7 @@ class LargestBatch:
         recommended: predicted to leave ``margin`` of the memory free; at most the size that a
             longer run confirmed, and below ``thrashes_from``.
         line: the memory of batches near the largest_batch.
+        failed: why the last probe failed that did, or took no step.
         available_bytes: as in `Goal`.
         margin: as a share.
         probes: the number of runs, including failed ones.
@@ -170,6 +189,7 @@ class LargestBatch:
     def __init__(self, probes: Sequence[Probe], goal: Goal, margin: float = FREE_MARGIN) -> None:
         self._goal, self._sizes, self.available_bytes = goal, goal.sizes, goal.available_bytes
         self.probes, self.margin = len(probes), margin
+        self.failed = next((p.reason for p in reversed(probes) if not p.trained), "")
         suspected = Counter(p.batch_size for p in probes if p.status is Status.OOM_SUSPECTED)
         refused = {p.batch_size for p in probes if p.status is Status.OOM}
         refused |= {size for size, times in suspected.items() if times > 1}
@@ -212,6 +232,8 @@ class LargestBatch:
             return Ending.NOTHING_FITS
         if any(probe.status is Status.UNSUPPORTED for probe in probes):
             return Ending.UNSUPPORTED
+        if self._goal.of_command and (ending := self._look_at_command(probes)):
+            return ending
         refused = self.smallest_failing
         low = -1 if self.largest is None else bisect_left(self._sizes, self.largest)
         high = len(self._sizes) if refused is None else bisect_left(self._sizes, refused)
@@ -227,6 +249,22 @@ class LargestBatch:
         silent = [p for p in probes if (p.batch_size, p.long) == asked and not p.trained]
         return asked if len(silent) < ATTEMPTS else Ending.GAVE_UP
 
+    def _look_at_command(self, probes: Sequence[Probe]) -> Ending | None:
+        """Return how the search of a command ends that makes no larger batches: its steps are not
+        seen, or its memory stays the same. Of a line, the latter is not true: what grew by 2 % in
+        all grows by more than 1 % in four times the batch."""
+        known = sorted((p.batch_size, p.used_bytes) for p in probes if p.trained and p.used_bytes)
+        if not all(probe.seen for probe in probes) and not self._trained:
+            return Ending.NO_STEPS
+        if not known or self.smallest_failing is not None:
+            return None
+        (least, fewest), (most, used) = known[0], known[-1]
+        if used <= (1 + _FLAT) * fewest:
+            return Ending.SAME if most >= _FAR_SIZES * least else None
+        grown = [(size, other) for size, other in known if other > (1 + 2 * _FLAT) * fewest]
+        flat = (most >= 4 * size and used <= (1 + _FLAT) * other for size, other in grown)
+        return Ending.NO_MORE if any(flat) else None
+
     def _choose(self, low: int, high: int) -> int:
         """Return the index to try between two; the caller clamps it to lie between them.
 
@@ -234,6 +272,8 @@ class LargestBatch:
         middle, or if nothing was refused, without an end."""
         middle, open_above = (low + high) // 2, self.smallest_failing is None
         back = max(high - (1 << max(0, len(self._refused) - 1)), middle)
+        if self._goal.capped:
+            return middle
         if self.largest is None and open_above:
             return bisect_left(self._sizes, self._goal.start)
         if self.largest is None:
@@ -246,7 +286,9 @@ class LargestBatch:
                 return back
             if at > low:
                 far = open_above and self.largest * _FAR < largest_batch
-                return self._at_most(largest_batch / 2) if far else at
+                # a line through what only scatters leads anywhere
+                most = _STRIDE * self.largest if self._goal.of_command else math.inf
+                return self._at_most(min(largest_batch / 2, most)) if far else at
             ahead = low + (1 << sum(size > largest_batch for size in self._trained))
         return ahead if open_above else min(ahead, middle)
 
@@ -266,6 +308,9 @@ def name_family(case: Case) -> Case:
     matter, with the optimizer's default learning rate. Its batch size is a placeholder."""
     plain = {name: getattr(Case, name) for name in UNRELATED_AXES}
     plain |= {"lr": default_lr(case.optimizer), "batch_size": Case.batch_size * case.accumulate}
+    if case.command is not None:  # its script takes them as they are given
+        kept = {*list_places(case.command), "items"} - {"batch_size", "seed"}
+        plain = {name: value for name, value in plain.items() if name not in kept}
     return replace(case, **plain)
 
 
@@ -308,6 +353,8 @@ class ProbedFamily:
                 alloc_retries=int(retries),
                 long=(row.number("steps") or math.inf) > SHORT_STEPS,
                 room_bytes=min(known, default=None),
+                seen=row.command is None or row.status not in MEASURED or row.unit != "runs",
+                reason=row.reason or read_missing(row.missing or "").get("measured_steps", ""),
             )
         )
 
@@ -327,11 +374,17 @@ class ProbedFamily:
         """Return the range of the search; what was tried is in it, as only a network without
         BatchNorm may be tried at some sizes. The memory is the least that was available to a probe
         that trained or ran out of it."""
-        sizes = {*list_sizes(self.family, images, step, batchnorm)}
-        sizes |= {probe.batch_size for probe in self.rows}
+        of_command = self.family.command is not None
+        blind = [probe.batch_size for probe in self.rows if not probe.seen]
+        if of_command:
+            sizes = {*range(step, min([*blind, MOST_ITEMS + 1]), step)}
+        else:
+            sizes = {*list_sizes(self.family, images, step, batchnorm)}
+        sizes |= {probe.batch_size for probe in self.rows if probe.seen}
         told = [p for p in self.probes if p.trained or p.status in REFUSED]
         available = min((p.room_bytes for p in told if p.room_bytes), default=None)
-        return Goal(sorted(sizes), available, START * self.family.accumulate)
+        start = START * self.family.accumulate
+        return Goal(sorted(sizes), available, start, of_command, bool(blind))
 
 
 def read_peak(row: Row) -> float | None:

@@ -12,7 +12,14 @@ from bench.schema.goals import FREE_MARGIN
 from bench.schema.grid import AUTO
 from bench.schema.record import Outcome, Record, Status, flatten
 from bench.sweep.display import Display
-from bench.sweep.largest_batch import STEP, LargestBatch, ProbedFamily, make_probe, read_trials
+from bench.sweep.largest_batch import (
+    STEP,
+    Ending,
+    LargestBatch,
+    ProbedFamily,
+    make_probe,
+    read_trials,
+)
 from bench.sweep.loop import MOST_LOST, Loop, open_loop
 from bench.sweep.options import Options, Plan, plan_cases
 from bench.workers.job import Job, Lane
@@ -121,6 +128,11 @@ def describe_largest_batch(found: LargestBatch) -> str:
         )
     else:
         words.append(found.ending.meaning if found.ending else "the search has not ended")
+        if found.failed and found.ending in (Ending.GAVE_UP, Ending.NOTHING_FITS, Ending.NO_STEPS):
+            words[-1] += f" ({found.failed})"
+        alone = "raise --memory-limit" in found.failed  # no batch is small enough
+        if found.ending is Ending.NOTHING_FITS and (found.smallest_failing or 0) > 1 and not alone:
+            words.append("bench.fit --step 1 looks for smaller ones")
     if found.thrashes_from:
         words.append(f"from {found.thrashes_from} on the allocator retries")
     if line := found.line:

@@ -65,7 +65,7 @@ from bench.workers.measurement import (
     describe_profile,
     hold_to_label,
 )
-from bench.workers.script import FILE, LOST, PROFILE, SAMPLED, name_trace
+from bench.workers.script import FILE, LIMIT, LOST, PROFILE, SAMPLED, SEES, name_trace
 
 _LOST = re.compile(re.escape(LOST.encode()) + rb": ([^\n]+)\n")
 _POLL_S = 0.02
@@ -126,8 +126,10 @@ class _Run:
         if case.profile:
             environment[PROFILE] = str(self._asked)
         self._listing, self.named = folder / "files", list_named(command)
-        hook = str(script.__file__) if job.sees_steps else ""
+        hook = str(script.__file__) if job.sees_steps or case.memory_limit else ""
         environment |= arm(environment, self._listing, job.since_ns, hook)
+        limit = [case.memory_limit, case.device, job.gpu_uuid] if case.memory_limit else []
+        environment |= {SEES: "1" if job.sees_steps else "", LIMIT: json.dumps(limit)}
         self._look = name_contents(self.named)
         self.began_ns = time.time_ns()
         sys.stdout.flush()
@@ -262,6 +264,11 @@ class _Run:
             return "--no-steps leaves the command alone, and it does not call bench.step"
         return f"no steps were seen: {_explain(self._happened)}"
 
+    @property
+    def limited(self) -> bool:
+        """Whether the memory of one of its processes was limited, once it has ended."""
+        return "limited" in self._happened
+
     def see_files(self) -> Seen:
         """Tell which of the user's files it was made of, once it has ended. What it names is taken
         for it too, where no Python told of its files."""
@@ -348,6 +355,11 @@ def measure_command(given: Job, channel: Channel) -> Outcome:
     else:
         _describe_end(found, run, code, case)
     _describe(found, case, run, warm, measured)
+    if case.memory_limit and not run.limited and found.status in MEASURED:
+        why = "it holds where Python imports torch with this harness beside it, and uses --device"
+        found.status, found.reason = conclude(
+            found.measurement, f"--memory-limit did not reach the command: {why}"
+        )
     if timeline is not None:
         describe_profile(found, timeline)
     channel.send(found)

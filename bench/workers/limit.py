@@ -13,13 +13,14 @@ import gc
 import os
 import re
 import resource
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from bench.base.processes import read_held_memory
 from bench.base.text import parse_bytes
 from bench.machine.gpus import Depth, Device
 from bench.machine.nvml import open_device
-from bench.schema.case import Case
 
 _MIB = 2**20
 _STATUS = Path("/proc/self/status")
@@ -29,11 +30,36 @@ class MemoryLimitError(MemoryError):
     """The process reaches its memory limit even without a training batch."""
 
 
-def build_limit(case: Case, gpu_uuid: str | None) -> GpuLimit | HostLimit:
-    """Return the limit that ``case`` names. Call this before CUDA is used, so that the processes
-    already on the card are known."""
-    limit = None if case.memory_limit is None else parse_bytes(case.memory_limit)
-    return GpuLimit(limit, open_device(gpu_uuid)) if case.device == "cuda" else HostLimit(limit)
+def build_limit(text: str | None, device: str, gpu_uuid: str | None) -> GpuLimit | HostLimit:
+    """Return the limit that the text of an axis names. Call this before CUDA is used, so that the
+    processes already on the card are known."""
+    limit = None if text is None else parse_bytes(text)
+    return GpuLimit(limit, open_device(gpu_uuid)) if device == "cuda" else HostLimit(limit)
+
+
+def arm(
+    text: str, device: str, gpu_uuid: str | None, tell: Callable[[], object]
+) -> GpuLimit | HostLimit:
+    """Limit this process of a user's command, which has imported torch: at once, or on a GPU once
+    it uses CUDA, since a process that only starts others has no context. ``tell`` is called once it
+    is limited. Raises MemoryLimitError."""
+    limit = build_limit(text, device, gpu_uuid)
+
+    def impose() -> None:
+        limit.impose()
+        tell()
+
+    def impose_on_gpu() -> None:
+        with suppress(Exception):  # what fails is told: without ``tell`` the limit does not hold
+            impose()
+
+    if isinstance(limit, GpuLimit):
+        import torch
+
+        torch.cuda._lazy_call(impose_on_gpu)
+    else:
+        impose()
+    return limit
 
 
 # ------------------------------------------------------------------------------------ on a GPU
@@ -151,15 +177,16 @@ class HostLimit:
         assert self._limit is not None
         _call_glibc("malloc_trim", 0)  # freed blocks that glibc keeps must not count as held
         held = read_held_memory(os.getpid())
-        if held >= self._limit:
-            taken = f"the process alone takes {held / _MIB:.0f} MiB without a training batch"
-            raise MemoryLimitError(f"{taken}; raise --memory-limit")
+        taken = f"the process alone takes {held / _MIB:.0f} MiB without a training batch"
+        error = MemoryLimitError(f"{taken}; raise --memory-limit")
         (mapped,) = re.findall(r"^VmData:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        soft = int(mapped) * 1024 + self._limit - held + allowance
+        soft = max(0, int(mapped) * 1024 + self._limit - held + allowance)
         if hard != resource.RLIM_INFINITY:
             soft = min(soft, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+        if held >= self._limit:
+            raise error
 
 
 def lift_host_limit() -> None:

@@ -106,7 +106,7 @@ class _Run:
         imported, lines = set(sys.modules), watch() if self.case.model not in MODELS else []
         with pause_collection():
             self.device = torch.device(self.case.device)
-            self.limit = build_limit(self.case, given.gpu_uuid)
+            self.limit = build_limit(self.case.memory_limit, self.case.device, given.gpu_uuid)
             self.limit.impose()
             synchronize(self.device)  # creates the context
             if meets := given.rendezvous:

@@ -33,6 +33,13 @@ PROFILE = "BENCH_PROFILE"
 """Environment variable: the file in which a sweep asks for a profile of so many of the next steps;
 their trace is written beside it, see `name_trace`."""
 
+SEES = "BENCH_SEES_STEPS"
+"""Environment variable: whether steps are looked for that the script does not tell of."""
+
+LIMIT = "BENCH_MEMORY_LIMIT"
+"""Environment variable: a list of the arguments of `bench.workers.limit.arm` but for the last; or
+empty."""
+
 LOST = "bench: the sweep is told of no more steps"
 """What the output of a script says, with the reason, where the steps cannot be told."""
 
@@ -103,6 +110,7 @@ class Teller:
         self._sample: Any = None
         self._looked = False
         self._who: dict[str, Any] = {}
+        self._limit: Any = None
 
     # ------------------------------------------------------------ what the script says
 
@@ -194,6 +202,13 @@ class Teller:
             self._who |= told
             self._write("who", told)
 
+    def limit_memory(self, tell: Callable[[str], object]) -> None:
+        """Limit the memory of this process, as a sweep asks. Raises MemoryError: it takes more by
+        itself."""
+        if told := json.loads(os.environ.get(LIMIT) or "[]"):
+            arm = import_own("bench.workers.limit").arm
+            self._limit = arm(*told, lambda: tell("limited"))
+
     def is_capturing(self) -> bool:
         """Return whether a CUDA graph is made of what runs now."""
         cuda = sys.modules["torch"].cuda
@@ -233,6 +248,11 @@ class Teller:
         self._began = mark
         self._tell()
         self._steps += 1
+        if self._limit is not None and self._steps == SAMPLED + 1:
+            with suppress(MemoryError):  # the next allocation fails
+                self._limit.adjust()
+            if self._limit.context_bytes is not None:
+                self._write("memory", {"context_bytes": self._limit.context_bytes})
 
     def _begin_telling(self, loss: Any) -> None:
         self._silent = _read_group()[0] != 0
@@ -544,9 +564,12 @@ def _call_at_end(finish: Callable[[], None]) -> None:
 
 
 def arm(tell: Callable[[str], object]) -> None:
-    """See the steps of this process by `bench.workers.hook`, once it has imported torch. ``tell``
-    takes what happens."""
-    if _teller is not None:
+    """Limit the memory of this process, which has imported torch, and see its steps by
+    `bench.workers.hook`. ``tell`` takes what happens. Raises MemoryError."""
+    if _teller is None:
+        return
+    _teller.limit_memory(tell)
+    if os.environ.get(SEES):
         import_own("bench.workers.hook").arm(_teller, tell)
 
 

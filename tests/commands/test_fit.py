@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from bench.schema.flags import join_flags
 from bench.schema.grid import parse_values
 from bench.schema.record import Status
 from bench.sweep import __main__ as sweep
-from bench.sweep.largest_batch import read_largest_batches
+from bench.sweep.largest_batch import Ending, read_largest_batches
 from tests import fake_executor as fake
 
 Capture = pytest.CaptureFixture[str]
@@ -246,3 +247,83 @@ def test_a_dry_run_shows_what_is_yet_to_be_found(capsys: Capture) -> None:
 def test_what_it_may_not_be(text: str) -> None:
     with pytest.raises(UsageError, match="--batch-size"):
         parse_values("batch_size", text, "--batch-size")
+
+
+# ---------------------------------------------------------------------------------- a user's script
+
+SCRIPT = """
+import sys
+import torch
+
+size = int(sys.argv[1])
+if "--small" in sys.argv:
+    size = 1
+weight = torch.nn.Parameter(torch.ones(2**18))
+optimizer = torch.optim.SGD([weight], lr=1e-9)
+while True:  # an item takes 2 MiB
+    optimizer.zero_grad()
+    (torch.ones(size, 1) * weight).square_().sum().backward()
+    optimizer.step()
+"""
+
+
+def run_script(folder: Path, *flags: str, rc: int = 0) -> pd.DataFrame:
+    folder.mkdir(exist_ok=True)
+    (folder / "t.py").write_text(SCRIPT)
+    given = ["--device", "cpu", "--memory-limit", "1GiB", "--out", str(folder / "out")]
+    assert fit.main(join_flags(given, flags)) == rc
+    return read_records(folder / "out")
+
+
+@pytest.mark.slow
+def test_the_largest_batch_of_an_unedited_script_is_found(tmp_path: Path, capsys: Capture) -> None:
+    """Under a limit that its own processes have; each run ends after a few steps."""
+    command = f"{sys.executable} {tmp_path}/t.py {{batch_size}}"
+    frame = run_script(tmp_path, "--command", command, "--step", "32")
+    ((_, wall),) = read_largest_batches(read_rows(tmp_path / "out"), 32)
+    assert wall.ending is Ending.FOUND
+    assert 128 <= (wall.largest or 0) <= 480
+    assert {*frame["status"]} == {"ok", "oom"}
+    assert frame["probe"].all()
+    assert {*frame[frame["status"] == "ok"]["measured_steps"].astype(int)} == {4, 16}
+    assert "leaves 5 % of memory free" in capsys.readouterr().out
+    one = run_script(tmp_path / "less", "--command", command, "--memory-limit", "128MiB", rc=1)
+    assert one["status"].eq("oom").all()
+    said = capsys.readouterr().out
+    assert "not even the smallest batch trains (MemoryLimitError: the process alone takes" in said
+
+
+@pytest.mark.slow
+def test_a_script_that_ignores_the_batch_or_fails_is_said_so(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    command = f"{sys.executable} {tmp_path}/t.py {{batch_size}}"
+    run_script(tmp_path, "--command", f"{command} --small", rc=1)
+    assert "as if it ignored {batch_size}" in capsys.readouterr().out
+    frame = run_script(tmp_path / "bad", "--command", f"{command}x", rc=1)
+    assert frame["status"].tolist() == ["error"] * 3
+    assert "(ValueError: invalid literal for int()" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("", "--command has no {batch_size}, where each size to try is put"),
+        ("{batch_size} {lr}", "{lr} has no value; write the value itself in the command"),
+        ("{batch_size} --vary batch_size 8", "bench.fit chooses the sizes"),
+        ("{batch_size} {x}", "{x} is neither an axis nor a --vary"),
+        ("{batch_size} --memory-limit none", "give one, such as --memory-limit"),
+    ],
+)
+def test_commands_that_cannot_be_searched_are_one_line(
+    given: str, said: str, tmp_path: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.py").write_text("")
+    places, sign, flags = given.partition("--")
+    words = ["--memory-limit", "1GiB", "--command", f"python t.py {places}"]
+    own = shlex.split(sign + flags)
+    assert fit.main(join_flags(["--device", "cpu", *words], own)) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1

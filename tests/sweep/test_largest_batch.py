@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from bench.sweep.largest_batch import (
     make_probe,
     name_family,
 )
+from bench.sweep.probing import describe_largest_batch
 from tests.planted.records import make_run
 
 SIZES = range(8, 50_001, 8)
@@ -328,3 +330,59 @@ def test_a_family_is_what_takes_the_same_memory() -> None:
         replace(case, channels_last=True),
     ):
         assert name_family(other) != name_family(case)
+
+
+# ---------------------------------------------------------------------------------------- commands
+
+SCRIPT = name_family(
+    Case(command="t.py {batch_size}", workload="command", device="cpu", memory_limit="1GiB")
+)
+
+
+def run_script(memory: Callable[[int], float], data: int = 10**9) -> tuple[list[int], LargestBatch]:
+    """Search a script whose data hold no more than some items: the sizes tried, and the result."""
+    rows: list[dict[str, Any]] = []
+    while True:
+        trial = add_rows(SCRIPT, *rows)
+        wall = LargestBatch(trial.probes, trial.aim(0, 8))
+        if wall.asked is None:
+            return [row["batch_size"] for row in rows], wall
+        assert len(rows) < 40
+        size = wall.asked.batch_size
+        row: dict[str, Any] = {"batch_size": size, "long": wall.asked.long, "unit": "items"}
+        if memory(size) > GIB:
+            row["status"] = Status.OOM
+        elif size > data:
+            row |= {"unit": "runs", "missing": "measured_steps: too few were taken"}
+        rows.append({"peak_process_bytes": round(memory(size))} | row)
+
+
+@given(st.integers(40, 100_000))
+def test_the_largest_batch_of_a_script_is_found_without_knowing_its_data(largest: int) -> None:
+    tried, wall = run_script(lambda size: GIB * (0.25 + 0.75 * size / largest))
+    assert (wall.ending, wall.largest) == (Ending.FOUND, largest // 8 * 8)
+    assert len(tried) <= 25
+    assert all(size <= 8 * max(before, 32) for before, size in pairwise(tried))
+
+
+def test_a_script_that_makes_no_larger_batches_is_told_apart() -> None:
+    tried, wall = run_script(lambda size: GIB * (0.5 + 1e-4 * (size % 3)))
+    assert wall.ending is Ending.SAME
+    assert 32 * 64 <= max(tried) <= 32 * 8**3
+    _, wall = run_script(lambda size: GIB * (0.2 + min(size, 5000) / 50_000))
+    assert wall.ending is Ending.NO_MORE
+    _, wall = run_script(lambda size: GIB * (0.2 + size / 50_000), data=5000)
+    assert (wall.ending, wall.largest) == (Ending.EVERY_SIZE, 5000)
+
+
+def test_a_script_whose_steps_are_not_seen_runs_once() -> None:
+    tried, wall = run_script(lambda size: 0.2 * GIB, data=0)
+    assert (tried, wall.ending, wall.largest) == ([32], Ending.NO_STEPS, None)
+    assert "(too few were taken)" in describe_largest_batch(wall)
+
+
+def test_what_a_script_is_given_is_searched_apart_but_for_its_seed() -> None:
+    case = Case(command="t.py {batch_size} {lr} {seed}", workload="command", lr=0.5, seed=3)
+    assert (name_family(case).lr, name_family(case).seed) == (0.5, 0)
+    case = replace(case, command="t.py {batch_size}")
+    assert name_family(case) == name_family(replace(case, lr=0.1))

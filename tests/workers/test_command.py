@@ -529,7 +529,6 @@ def test_it_is_validated_and_compared(mistakes: Path, capsys: pytest.CaptureFixt
             "--command 'python t.py {profile:on=-p,off=}' --profile",
             "{profile}: --profile is for what",
         ),
-        ("--command 'python t.py {memory_limit}' --memory-limit 2GiB", "and no word of a command"),
         (
             "--command 'python t.py {parallel:ddp=-d}' --parallel ddp",
             "no word of a command; give a",
@@ -562,7 +561,14 @@ def test_it_is_validated_and_compared(mistakes: Path, capsys: pytest.CaptureFixt
         ("--vary x 1", "--vary is for a placeholder in --command; give that too"),
         ("--command 'python nosuch.py'", "there is no file nosuch.py; give its path"),
         ("--command 'python t.py {precision:fp32=}' --precision bf16", "has no word for bf16; it"),
-        ("--command 'python t.py {batch_size}' --batch-size auto", "the largest batch is looked"),
+        (
+            "--command 'python t.py {batch_size:8=,16=-b}' --batch-size auto --memory-limit 2GiB",
+            "{batch_size:…} has words for some sizes alone; write {batch_size}",
+        ),
+        (
+            "--command 'python t.py {batch_size}' --batch-size auto",
+            "give one, such as --memory-lim",
+        ),
         ("--command 'python t.py' --profile", "says how many: give --steps 40, or leave out"),
         ("--workload command", "--workload command is that of a --command; give --command"),
     ],

@@ -175,6 +175,8 @@ def _arm_hook() -> None:
         module = module_from_spec(spec)
         spec.loader.exec_module(module)
         module.arm(lambda what: _watch.tell_process("hook", what))
+    except MemoryError:  # a limit that was asked for
+        raise
     except Exception as error:
         _watch.tell_process("hook", "failed", f"{type(error).__name__}: {error}")
 
