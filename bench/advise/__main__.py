@@ -19,9 +19,10 @@ from bench.answers.advice import BUDGET, parse_budget
 from bench.base.errors import UsageError, nearest
 from bench.base.processes import leave
 from bench.machine.host import has_cuda
-from bench.schema.axis import Value
-from bench.schema.case import FOLLOWS, SAME_QUESTION, Case, parse_value
-from bench.schema.flags import OF_SWEEPS, Parser, add_axes, add_flag, command, describe, read_axes
+from bench.schema.axis import Value, name_column, own_axis
+from bench.schema.case import AXES, FOLLOWS, SAME_QUESTION, Case, parse_value
+from bench.schema.command import list_places, list_worded, read_vary, write_vary
+from bench.schema.flags import Parser, add_axes, add_flag, command, describe, read_axes
 from bench.schema.grid import grid
 from bench.schema.preset import ADVICE, Preset
 from bench.sweep.options import add_running, choose_dataset, read_running
@@ -34,12 +35,11 @@ def build_parser() -> Parser:
             **dict.fromkeys(
                 ("epochs", *SAME_QUESTION, "checkpoint"), "it decides how much is measured"
             ),
-            **OF_SWEEPS,
             **dict.fromkeys(
                 ("parallel", *FOLLOWS["parallel"]), "it advises on training on one GPU"
             ),
         },
-        usage="%(prog)s [--model NAME] [--now AXIS=VALUE,…] [--budget TIME] [--out DIR] […]",
+        usage="%(prog)s [--model NAME | --command TEXT] [--now AXIS=VALUE,…] [--budget TIME] […]",
         description=describe(__doc__),
         epilog="Return code: 0 with an answer, 3 without one, 2 for a usage error.",
     )
@@ -60,10 +60,17 @@ def build_parser() -> Parser:
         "them)",
         default="",
     )
+    group.add_argument(
+        "--for",
+        dest="aim",
+        choices=("time",),
+        help="advise also values of --vary that no loss is known of, if they take less time",
+    )
     add_axes(
         parser,
         "one value fixes a setting, several are tried; without a flag, "
-        f"{', '.join(LEVERS['cuda'])} are tried",
+        f"{', '.join(LEVERS['cuda'])} are tried; of a --command its placeholders, by the values of "
+        "flags or those that it has words for",
     )
     add_running(parser)
     return parser
@@ -80,16 +87,44 @@ def _read_now(given: argparse.Namespace, axes: Mapping[str, Sequence[Value]]) ->
     for size in axes.get("batch_size", []):
         if isinstance(size, str):
             raise UsageError(f"--batch-size {size}: give numbers; what does not fit is not tried")
+    own = dict(read_vary(present.get("vary")))
+    known = [*given.axes, *map(name_column, own)]
     for part in filter(None, (word.strip() for word in given.now.split(","))):
         name, sign, text = part.partition("=")
         name = name.strip().replace("-", "_")
-        if name not in given.axes or not sign:
-            raise UsageError(f"--now {part[:40]!r}: give AXIS=VALUE; {nearest(name, given.axes)}")
-        present[name] = parse_value(name, text.strip(), f"--now {name}")
+        if name not in known or not sign:
+            raise UsageError(f"--now {part[:40]!r}: give AXIS=VALUE; {nearest(name, known)}")
+        if own_axis(name) in own:
+            own[own_axis(name)] = text.strip()
+        else:
+            present[name] = parse_value(name, text.strip(), f"--now {name}")
     present.setdefault("device", "cuda" if has_cuda() else "cpu")
-    present.setdefault("dataset", choose_dataset(given))
+    if "command" in present:
+        present |= _read_command(axes, present) | ({"vary": write_vary(own)} if own else {})
+    else:
+        present.setdefault("dataset", choose_dataset(given))
     (now,) = grid({name: [value] for name, value in present.items()}, asked=())
     return strip(now)
+
+
+def _read_command(
+    axes: Mapping[str, Sequence[Value]], present: Mapping[str, Value]
+) -> dict[str, Value]:
+    """Return the present values of a command's placeholders that no flag gives: the first that each
+    has words for. Raises UsageError: there are several commands, or no batch size."""
+    if len(axes["command"]) > 1:
+        raise UsageError("--command: bench.advise advises on one command; give one")
+    text = str(present["command"])
+    if "batch_size" in list_places(text) and "batch_size" not in present:
+        raise UsageError(
+            "--command: {batch_size} has no value; give the one that you use as "
+            "--now batch_size=N, or several as --batch-size N …"
+        )
+    return {
+        name: parse_value(name, values[0], "--command")
+        for name, values in list_worded(text).items()
+        if name in AXES and name not in present
+    }
 
 
 @command
@@ -106,7 +141,7 @@ def main(argv: Sequence[str]) -> int:
     options = read_running(given, axes, Preset(ADVICE, "", ({},)))
     if options.lanes not in (None, 1):
         raise UsageError("--lanes: bench.advise measures one case at a time; leave it out")
-    answer = find_advice(now, options, given.budget, began + given.budget)
+    answer = find_advice(now, options, given.budget, began + given.budget, given.aim == "time")
     print(*answer.write(), sep="\n")
     if answer.stopped:
         return 128 + answer.stopped

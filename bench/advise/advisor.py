@@ -14,20 +14,35 @@ from pathlib import Path
 from statistics import median
 from time import monotonic
 
-from bench.advise.findings import Findings, list_changes, list_levers, strip
+from bench.advise.findings import (
+    Findings,
+    list_changes,
+    list_levers,
+    measure_length,
+    strip,
+)
 from bench.answers.advice import propose
 from bench.answers.choice import tell_open
 from bench.answers.halving import spell_case
 from bench.base.errors import UsageError
 from bench.base.limits import NEAR
-from bench.base.text import name_first, parse_bytes, read_time, write_percent, write_seconds
+from bench.base.text import (
+    join_words,
+    name_first,
+    parse_bytes,
+    read_time,
+    write_percent,
+    write_seconds,
+)
 from bench.results.store.rows import Row, keep_latest, read_history
 from bench.results.study.axes import name_setting
 from bench.results.study.runs import Run, read_runs
 from bench.results.study.sweeps import read_sweep
 from bench.results.study.warnings import WARNINGS
 from bench.results.verdict import compare
-from bench.schema.case import Case, format_value
+from bench.schema.axis import name_axis, name_column
+from bench.schema.case import Case, format_value, list_axes
+from bench.schema.command import list_places
 from bench.schema.record import REPEATED, Outcome, Record, Status, flatten
 from bench.sweep.display import Display
 from bench.sweep.execution import Grid, OomSkips
@@ -47,6 +62,8 @@ MOST_S = 10.0
 _LEAST_STEPS = 8
 """Steps that a run measures however long they take: an epoch has no interval below six steps."""
 
+_LONGER = 1.5  # how many times as many steps of a command are worth another run
+
 EXPLORE = 0.7
 """Share of the budget for looking for better settings; the rest is for repeats."""
 
@@ -55,15 +72,17 @@ SEEDS = 5
 """Seeds by which to compare what two settings learn."""
 
 
-def find_advice(now: Case, options: Options, budget_s: float, until: float) -> Advice:
+def find_advice(
+    now: Case, options: Options, budget_s: float, until: float, for_time: bool = False
+) -> Advice:
     """Search from the setting that is used ``now``, until ``until`` by `time.monotonic`, and return
-    what was found."""
+    what was found; ``for_time`` as of `Findings`."""
     with open_loop(options, Plan([now])) as loop:
         now, given = strip(loop.inputs.plan.cases[0]), options.axes
         levers = list_levers(now, given, loop.inputs.data(now).train_images)
         comparable = loop.find_comparable([now])
         loop.write_config()
-        findings = Findings(now, levers, given)
+        findings = Findings(now, levers, given, for_time)
         advisor = Advisor(loop, findings, comparable, budget_s, until)
         known = sum(map(len, findings.runs.values()))
         what, left_s = "the best setting", until - monotonic()
@@ -89,7 +108,7 @@ class Advisor(Grid):
         super().__init__(loop, [], read_history(rows), OomSkips({}), {})
         self.findings, self._budget_s, self._until = findings, budget_s, until
         self.left_out: dict[str, str] = {}  # precisions that cannot be tried here, and why
-        for precision in map(str, findings.levers["precision"]):
+        for precision in map(str, findings.levers.get("precision", ())):
             reason = loop.refuse(replace(findings.now, precision=precision))
             if reason and precision != findings.now.precision:
                 self.left_out[precision] = reason
@@ -122,7 +141,8 @@ class Advisor(Grid):
         by which the length of others is chosen, was not."""
         if setting not in self.findings.times:
             return setting in self.findings.runs
-        return self._size(setting).fraction <= self.findings.cases[setting].fraction
+        known = self.findings.cases[setting]
+        return measure_length(self._size(setting)) <= measure_length(known)
 
     def _may_run(self, setting: Case) -> bool:
         """Return whether a setting can run, and should fit: a CPU's system kills what does not, so
@@ -135,6 +155,8 @@ class Advisor(Grid):
         except UsageError:
             return False
         alike = [row for row in self.findings.rows if row.precision == setting.precision]
+        if not setting.batch_size:  # the choice of a command
+            return True
         if any(r.status is Status.OOM and r.batch_size <= setting.batch_size for r in alike):
             return False
         each = [used / row.batch_size for row in alike if (used := read_peak(row))]
@@ -169,6 +191,8 @@ class Advisor(Grid):
     def _size(self, setting: Case) -> Case:
         """Return the case that measures a setting: the one that did, if it was for longer than
         `_LEAST_STEPS`, or else one for `MOST_S`, and at least `_LEAST_STEPS`."""
+        if setting.command is not None:
+            return self._size_command(setting)
         items = max(1, self.loop.inputs.data(setting).train_images)
         part = _LEAST_STEPS * setting.batch_size / items
         known = self.findings.cases.get(setting)
@@ -178,6 +202,24 @@ class Advisor(Grid):
             part = max(part, MOST_S / median(times))
         until = UNTIL if setting.device == "cuda" else None
         return replace(setting, until=until, fraction=float(f"{min(1.0, part):.2g}"))
+
+    def _size_command(self, setting: Case) -> Case:
+        """Return the case that measures a setting of a command, by the time of its steps, or of the
+        present one's, which grows with the batch."""
+        findings, known = self.findings, self.findings.cases.get(setting)
+        of = setting if setting in findings.times else findings.now
+        took = [
+            time / steps
+            for row in findings.runs.get(of, ())
+            if (time := row.number("measured_time_s")) and (steps := row.number("measured_steps"))
+        ]
+        steps = _LEAST_STEPS
+        if took:
+            grown = setting.batch_size / of.batch_size if of.batch_size else 1.0
+            steps = max(steps, int(float(f"{MOST_S / (grown * median(took)):.2g}")))
+        if known and steps <= _LONGER * (known.steps or 0):
+            return known
+        return replace(setting, steps=steps)
 
     def settle(self, job: Job, record: Record, outcome: Outcome) -> None:
         """Learn from a run, and say what would be advised and what is left of the budget."""
@@ -196,9 +238,12 @@ class Advisor(Grid):
 
 def name(setting: Case, now: Case) -> str:
     """Name a setting by its precision, batch size and what else it changes of the present one."""
-    axes = dict.fromkeys(["precision", "batch_size", *list_changes(setting, now)])
+    named = ["precision", "batch_size"]
+    if now.command is not None:
+        named = [axis for axis in list_axes([now]) if name_column(axis) in list_places(now.command)]
+    axes = dict.fromkeys([*named, *list_changes(setting, now)])
     values = {axis: format_value(getattr(setting, axis)) or "none" for axis in axes}
-    return ", ".join(name_setting(axis, text) for axis, text in values.items())
+    return ", ".join(name_setting(axis, text) for axis, text in values.items()) or "the command"
 
 
 @dataclass(frozen=True)
@@ -243,10 +288,17 @@ class Advice:
             yield f"Did not train: {name_first(failed, 3, '; ')}."
         if untried := "; ".join(self._list_untried()):
             yield f"Not tried: {untried}."
+        if kept := [name_axis(axis) for axis in findings.kept]:
+            yield (
+                f"Values of {join_words(kept)} are measured and none is advised: it may train "
+                "something else, and no loss is known; --for time advises the fastest, and "
+                "bench.step(loss=…) in the script tells it."
+            )
         if advised not in (None, now):
             yield "Does it learn as well? Train both whole, over several seeds, and see:"
             folder = str(self.folder.with_name(f"{self.folder.name}-whole"))
-            how = ["--fraction", "1", "--evaluate", "--repeats", str(SEEDS), "--out", folder]
+            how = ["--fraction", "1", "--evaluate"] if now.command is None else []
+            how += ["--repeats", str(SEEDS), "--out", folder]
             for setting in (now, advised):
                 yield "  " + shlex.join(["python", "-m", "bench.sweep", *spell_case(setting), *how])
             yield "  " + shlex.join(["python", "-m", "bench.report", folder])
@@ -307,9 +359,10 @@ class Advice:
     def _list_warnings(self, settings: Collection[Case]) -> list[list[str]]:
         """Return of each run of these settings that counts the warnings that forbid to rely on
         it."""
-        longest = {s: case.fraction for s, case in self.findings.cases.items() if s in settings}
+        known = self.findings.cases.items()
+        longest = {s: measure_length(case) for s, case in known if s in settings}
         ended = [run for run in self.runs if run.status == Status.OK]
-        runs = [run for run in ended if longest.get(strip(run.case)) == run.case.fraction]
+        runs = [run for run in ended if longest.get(strip(run.case)) == measure_length(run.case)]
         repeats = Counter(strip(run.case) for run in runs)
         return [
             [

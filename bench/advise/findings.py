@@ -8,17 +8,28 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from statistics import median
 
 from bench.answers.choice import Candidate, Choice, choose_among
 from bench.base.errors import UsageError
 from bench.base.limits import MIN_REPEATS, NEAR, STEADY
 from bench.results.store.rows import Row
-from bench.schema.axis import Value
-from bench.schema.case import AXES, FOLLOWS, SAME_QUESTION, Case
+from bench.schema.axis import Value, is_own
+from bench.schema.case import (
+    AXES,
+    FOLLOWS,
+    SAME_QUESTION,
+    Case,
+    change_axes,
+    list_axes,
+    parse_value,
+)
+from bench.schema.command import BESIDE_COMMAND, ITEMS, list_places, list_worded, read_vary
 from bench.schema.grid import grid
 from bench.schema.precision import PRECISIONS
 from bench.schema.record import Status
+from bench.schema.rules import check
 
 LEVERS: dict[str, dict[str, Sequence[Value]]] = {
     "cuda": {
@@ -60,7 +71,8 @@ def strip(case: Case) -> Case:
 
 def list_changes(setting: Case, other: Case) -> list[str]:
     """List the axes in which two settings differ, except those that follow from others."""
-    axes = [name for name in AXES if getattr(setting, name) != getattr(other, name)]
+    axes = list_axes([setting, other])
+    axes = [name for name in axes if getattr(setting, name) != getattr(other, name)]
     led = {name for axis in axes for name in FOLLOWS.get(axis, ())}
     return [name for name in axes if name not in led]
 
@@ -75,10 +87,38 @@ def list_levers(
         items: the number of training items of an epoch.
     """
     sizes = [round(now.batch_size * 2.0**octave) for octave in OCTAVES]
+    if now.command is not None:
+        return _list_levers_of_command(now, given, [n for n in sizes if n >= 1])
     most = max(now.batch_size, items // _FEWEST_STEPS)
     levers = {**LEVERS[now.device], "batch_size": [n for n in sizes if 1 <= n <= most]}
     asked = {name: values for name, values in given.items() if name in levers or len(values) > 1}
     return levers | asked
+
+
+def _list_levers_of_command(
+    now: Case, given: Mapping[str, Sequence[Value]], sizes: Sequence[int]
+) -> dict[str, Sequence[Value]]:
+    """Return the values to try of each placeholder: those that flags give, or those that it has
+    words for, or multiples of the present batch size."""
+    levers: dict[str, Sequence[Value]] = {
+        name: [parse_value(name, value, "--command") for value in values]
+        for name, values in list_worded(str(now.command)).items()
+        if name in AXES and name not in BESIDE_COMMAND
+    }
+    if "batch_size" in list_places(str(now.command)):
+        levers["batch_size"] = sizes
+    levers |= {name: values for name, values in given.items() if name in levers}
+    levers |= {name: values for name, values in given.items() if len(values) > 1 and name != "vary"}
+    for axis in read_vary(now.vary):
+        texts = [read_vary(None if text is None else str(text)) for text in given.get("vary", ())]
+        levers[axis] = list(dict.fromkeys(values[axis] for values in texts))
+    order = [*LEVERS["cuda"], *levers]
+    return {name: levers[name] for name in dict.fromkeys(order) if name in levers}
+
+
+def measure_length(case: Case) -> float:
+    """Return for how long a case was measured: its share of an epoch, or steps of a command."""
+    return case.fraction if case.command is None else case.steps or 0
 
 
 def change(
@@ -86,6 +126,13 @@ def change(
 ) -> Case | None:
     """Return the setting with another value of an axis, and what follows from it by ``given`` or by
     default; None if they cannot be combined."""
+    if setting.command is not None:
+        changed = change_axes(setting, {axis: value})
+        try:
+            check(changed)
+        except UsageError:
+            return None
+        return strip(changed)
     fixed = {name: [getattr(setting, name)] for name in AXES}
     if value != getattr(setting, axis):
         for name in FOLLOWS.get(axis, ()):
@@ -106,6 +153,8 @@ class Findings:
         now: the setting that is used now.
         levers: the values of each axis to try.
         given: the values that flags give.
+        for_time: whether a value of a user's own flag is advised although it may train something
+            else: without that, only where every run tells its loss.
     """
 
     def __init__(
@@ -113,8 +162,9 @@ class Findings:
         now: Case,
         levers: Mapping[str, Sequence[Value]],
         given: Mapping[str, Sequence[Value]],
+        for_time: bool = False,
     ) -> None:
-        self.now, self.levers, self.given = now, levers, given
+        self.now, self.levers, self.given, self._for_time = now, levers, given, for_time
         self.runs: dict[Case, list[Row]] = {}  # of each setting
         self.times: dict[Case, list[float]] = {}  # the epoch times of those that trained, in s
         self.cases: dict[Case, Case] = {}  # the longest by which each was measured
@@ -127,15 +177,36 @@ class Findings:
             if getattr(setting, name) not in self.levers.get(name, ()):
                 return
         longest = self.cases.setdefault(setting, case)
-        if case.fraction < longest.fraction:
+        if measure_length(case) < measure_length(longest):
             return
-        if case.fraction > longest.fraction:
+        if measure_length(case) > measure_length(longest):
             self.cases[setting] = case
             self.runs[setting] = []
             self.times.pop(setting, None)
         self.runs.setdefault(setting, []).append(row)
-        if (time := row.number("epoch_time_s")) and row.status is Status.OK:
+        time = row.number("epoch_time_s")
+        if case.command is not None:  # of which each may tell of epochs of another size
+            rate = row.number("images_per_s") if row.unit == self._unit else None
+            time = ITEMS / rate if rate else None
+        if time and row.status is Status.OK:
             self.times.setdefault(setting, []).append(time)
+
+    @property
+    def _unit(self) -> str:
+        """What the present setting counts, of a command; times of anything else do not compare."""
+        return next((row.unit for row in self.runs.get(self.now, ())), "")
+
+    @property
+    def kept(self) -> list[str]:
+        """The axes of a user's own whose present values are kept, since what others train is not
+        known."""
+        own = [axis for axis in self.levers if is_own(axis)]
+        timed = chain.from_iterable(self.runs[setting] for setting in self.times)
+        known = all(row.number("train_loss") is not None for row in timed)
+        return [] if self._for_time or known else own
+
+    def _keeps(self, setting: Case) -> bool:
+        return all(getattr(setting, axis) == getattr(self.now, axis) for axis in self.kept)
 
     @property
     def rows(self) -> list[Row]:
@@ -148,7 +219,7 @@ class Findings:
     def choose(self, among: Iterable[Case]) -> Choice[Case] | None:
         """Choose the setting to train with, by the rule of `bench.answers.choice`; None if none
         was measured."""
-        timed = [setting for setting in among if setting in self.times]
+        timed = [setting for setting in among if setting in self.times and self._keeps(setting)]
         weighed = [
             Candidate(one, self.times[one], one.batch_size, self._rate_unusual(one))
             for one in timed
@@ -171,7 +242,7 @@ class Findings:
         """Return the setting from which to look further, by times alone: single runs prove little,
         and of a gain that nothing proves yet another lever may make more. None if none was
         measured."""
-        timed = [setting for setting in among if setting in self.times]
+        timed = [setting for setting in among if setting in self.times and self._keeps(setting)]
         most = (1 + NEAR) * min(map(self.find_time, timed), default=math.inf)
         near = [setting for setting in timed if self.find_time(setting) <= most]
         sizes = [setting.batch_size for setting in near]

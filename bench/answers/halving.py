@@ -15,6 +15,7 @@ from bench.base.text import count
 from bench.networks.workloads import IMAGES
 from bench.results.store.rows import Row, keep_latest
 from bench.results.study.quantities import QUANTITIES
+from bench.schema.axis import is_own
 from bench.schema.case import (
     AXES,
     Case,
@@ -23,6 +24,7 @@ from bench.schema.case import (
     list_axes,
     spell_flag,
 )
+from bench.schema.command import BESIDE_COMMAND, list_places
 from bench.schema.goals import Halving
 from bench.schema.record import MEASURED, EpochRow, Status
 
@@ -169,7 +171,11 @@ _ALWAYS = (
 def spell_case(case: Case) -> list[str]:
     """Return the flags with which `bench.sweep` runs ``case`` again."""
     words = []
-    for name in list_axes([case]):
+    axes = list_axes([case])
+    if case.command is not None:
+        given = {*BESIDE_COMMAND, *list_places(case.command)}
+        axes = [name for name in axes if is_own(name) or name in given]
+    for name in axes:
         value = getattr(case, name)
         brought = name in ("model", "dataset") and case.workload != IMAGES
         usual = value == find_axis(name).default and name not in _ALWAYS

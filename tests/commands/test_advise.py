@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from bench.advise.__main__ import main
 from bench.advise.advisor import Advice
-from bench.advise.findings import Findings, change, list_changes, list_levers
+from bench.advise.findings import Findings, change, list_changes, list_levers, strip
 from bench.answers.advice import parse_budget
 from bench.base.errors import UsageError
 from bench.base.limits import NEAR
@@ -24,7 +25,9 @@ from bench.results.study.sweeps import read_sweep
 from bench.schema.case import Case, format_value
 from bench.schema.flags import join_flags
 from bench.schema.record import Record, Status, flatten
+from bench.schema.rules import settle
 from bench.sweep import __main__ as sweep
+from bench.sweep.options import parse_arguments
 from tests import fake_executor as fake
 from tests.planted.records import ROOT, make_run, write_sweep
 from tests.pytest_for_tests import Capture, Patch
@@ -168,6 +171,106 @@ def test_of_a_setting_its_longest_runs_count() -> None:
     assert findings.times == {NOW: [100.0, 102.0]}
     assert findings.cases == {NOW: replace(NOW, fraction=0.5)}
     assert len(findings.rows) == 2
+
+
+# --------------------------------------------------------------------------------- a user's script
+
+TEXT = "t.py {batch_size} {precision:fp32=,bf16-amp=--amp} {clip}"
+SCRIPT = strip(settle({"command": TEXT, "batch_size": 64, "vary": "clip=0", "device": "cpu"}))
+GIVEN: dict[str, list[Any]] = {"command": [TEXT], "vary": ["clip=0", "clip=1"]}
+CLIPPED, HALVED = (replace(SCRIPT, **one) for one in ({"vary": "clip=1"}, {"batch_size": 32}))
+
+
+def test_the_levers_of_a_command_are_its_placeholders() -> None:
+    levers = list_levers(SCRIPT, GIVEN, 0)
+    assert [*levers] == ["precision", "batch_size", "{clip}"]
+    assert [*levers["precision"]] == ["fp32", "bf16-amp"]
+    assert [*levers["{clip}"]] == ["0", "1"]
+    assert (levers["batch_size"][0], levers["batch_size"][-1]) == (16, 2048)
+    assert list_levers(SCRIPT, GIVEN | {"batch_size": [64]}, 0)["batch_size"] == [64]
+    assert change(SCRIPT, "{clip}", "1", GIVEN) == CLIPPED
+    assert change(SCRIPT, "precision", "fp16", GIVEN) is None, "the command has no words for it"
+    assert list_changes(SCRIPT, CLIPPED) == ["{clip}"]
+
+
+@pytest.mark.parametrize(
+    ("loss", "for_time", "advised"),
+    [(None, False, SCRIPT), (None, True, CLIPPED), (0.5, False, CLIPPED)],
+)
+def test_a_flag_of_ones_own_is_advised_where_its_loss_is_known(
+    loss: float | None, for_time: bool, advised: Case
+) -> None:
+    findings = Findings(SCRIPT, list_levers(SCRIPT, GIVEN, 0), GIVEN, for_time)
+    for setting, rate in ((SCRIPT, 100.0), (CLIPPED, 200.0)):
+        for n in range(3):
+            told = {"images_per_s": rate + n, "unit": "items", "train_loss": loss}
+            case = replace(setting, steps=8)
+            findings.add(case, Row(flatten(make_run(case, **told))))
+    assert findings.advised == advised
+    said = "Values of clip are measured and none is advised" in " ".join(answer(findings))
+    assert said == (advised == SCRIPT)
+
+
+def test_times_of_runs_and_of_items_are_not_compared() -> None:
+    findings = Findings(SCRIPT, list_levers(SCRIPT, GIVEN, 0), GIVEN)
+    for setting, unit in ((SCRIPT, "items"), (HALVED, "runs")):
+        told = {"images_per_s": 100.0, "unit": unit}
+        findings.add(setting, Row(flatten(make_run(setting, **told))))
+    assert [*findings.times] == [SCRIPT]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("t.py {batch_size}", "give the one that you use as --now batch_size=N"),
+        ("t.py {precision} --now precision=x", "--now precision 'x': "),
+        ("t.py {precision}", "{precision} has no value; give --precision VALUE"),
+        ("t.py --now clip=1", "--now 'clip=1': give AXIS=VALUE"),
+    ],
+)
+def test_commands_that_cannot_be_advised_on_are_one_line(
+    given: str, said: str, capsys: Capture
+) -> None:
+    text, sign, flags = given.partition(" --now ")
+    now = [sign.strip(), flags] if sign else []
+    assert main(["--device", "cpu", "--command", text, *now]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+TRAINING = """
+import sys
+import torch
+
+net = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(int(sys.argv[2]))))
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+while True:
+    loss = net(torch.randn(int(sys.argv[1]), 512)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_advice_for_an_unedited_script(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
+    """Its runs end after some steps; a depth of 1 takes an eighth of the work of 8, and the steps'
+    losses are seen."""
+    monkeypatch.setattr("bench.advise.findings.MIN_REPEATS", 1)
+    monkeypatch.setattr("bench.advise.advisor.MOST_S", 0.5)
+    (tmp_path / "t.py").write_text(TRAINING)
+    words = ["--command", f"{sys.executable} {tmp_path}/t.py {{batch_size}} {{depth}}"]
+    words += ["--vary", "depth", "8", "1", "--batch-size", "64", "--device", "cpu"]
+    assert main([*words, "--budget", "3m", "--out", str(tmp_path / "out")]) == 0
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith("Train with batch size 64, depth 1, of 2 settings measured: ")
+    rows = read_records(tmp_path / "out")
+    assert {*rows["status"]} == {"ok"}
+    (anew,) = [line for line in rest if "bench.sweep" in line and "depth 1" in line]
+    words = shlex.split(anew)[3:]
+    assert parse_arguments(words).axes["vary"] == ["depth=1"]
+    assert "--precision" not in words
 
 
 # -------------------------------------------------------------------------------- its command line
