@@ -73,6 +73,11 @@ PAIRED: dict[str, tuple[list[Record], list[str]]] = {
          *some_steps(WIDE32, 10, 200, 40)],
         ["batch size: 128 → 256 | ≈2.50× | 1"],
     ),
+    "of parts of which none are equal the largest": (
+        [*some_steps(FP32, 20, 400, 100), *some_steps(FP32, 60, 400, 120),
+         *some_steps(WIDE32, 4, 200, 60), *some_steps(WIDE32, 20, 200, 50)],
+        ["batch size: 128 → 256 | ≈2.40× | 1"],
+    ),
 }  # fmt: skip
 """Rows, and of each change its speed, verdict, pairs and remarks."""
 
