@@ -433,6 +433,11 @@ def test_a_change_is_told_of_one_card_though_each_folder_has_one_side(tmp_path: 
     assert tell(build(folders), "effects", "change speed pairs") == [
         "precision: fp32 → fp16 | 2.00, 4.00× | 2"
     ]
+    sides = (("card-5", once(FP32, 100, **CARD_1)), ("card-6", once(FP16, 25, **CARD_1)))
+    folders = [read_sweep(write_sweep(tmp_path / name, rows)) for name, rows in sides]
+    assert tell(build(folders), "effects", "change speed pairs") == [
+        "precision: fp32 → fp16 | 4.00× | 1"
+    ]
 
 
 @pytest.mark.parametrize(
