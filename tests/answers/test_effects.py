@@ -55,6 +55,10 @@ PAIRED: dict[str, tuple[list[Record], list[str]]] = {
          *runs((FP32, 100), gpu="B card")],
         [],
     ),
+    "a case on two cards": (
+        [*ran(FP32, THREE, gpu="A card"), *ran(FP32, HALF, gpu="B card", gpu_memory_bytes=9)],
+        ["machine: A card → B card | 2.00× | faster | 1"],
+    ),
     "a way on as many GPUs": (
         runs((FP32, 100), (replace(FP32, parallel="ddp"), 101),
              (replace(FP32, parallel="ddp", world_size=8), 20)),
