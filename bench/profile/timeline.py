@@ -37,6 +37,9 @@ STEPS_REGION = "bench::steps"
 _NETWORK = "network"
 _MARK = "bench::"
 
+_INDUCTORS = "## Call CompiledFxGraph "
+"""How the name of a region begins that runs code of torch.compile's Inductor."""
+
 _WAITS = frozenset(
     f"cuda{name}"
     for name in ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize", "Memcpy")
@@ -181,7 +184,7 @@ def _link(operators: Iterable[TraceEvent]) -> None:
 def summarize(trace: Trace, steps: int, vocabulary: Vocabulary, device: str) -> Timeline:
     """Return the mean of the ``steps`` in the region `STEPS_REGION` of a trace, whose parts of a
     step are regions named by `name_region`; ``device`` is cuda or cpu. Raises ValueError: the trace
-    has no such region, or no kernel of a GPU."""
+    has no such region, no kernel of a GPU, or nothing of what was compiled for a CPU."""
     window = next((e for e in trace.regions if e.name == STEPS_REGION), None)
     if window is None:
         raise ValueError(f"the trace has no region {STEPS_REGION}")
@@ -248,6 +251,13 @@ class _View:
 def _read_cpu(view: _View) -> Timeline:
     """Read the operators of the training thread, each with the time of all it called."""
     window = view.window
+    compiled = any(e.name.startswith(_INDUCTORS) for e in view.trace.regions)
+    if compiled and not any(is_fused(e.name) for e in view.trace.operators):
+        # its time would be taken for that between operations
+        raise ValueError(
+            "what torch.compile has fused is in no profile of a CPU, unless "
+            "TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE=1 is set"
+        )
     work: dict[Label, TimedOperations] = {}
     spans = []
     for event in view.trace.operators:

@@ -292,6 +292,31 @@ def test_operators_of_a_cpu_take_what_they_call_with_them(words: Vocabulary) -> 
     assert (us(line.step_s), us(line.busy_s), us(line.input_wait_s)) == (100, 52, 20)
 
 
+def test_time_in_fused_code_is_not_taken_for_idle(words: Vocabulary) -> None:
+    trace = Recorder(100)
+    trace.region("## Call CompiledFxGraph fs3mlsg ##", 0, 90)
+    trace.operator("aten::addmm", 10, 20)
+    with pytest.raises(ValueError, match="TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE=1 is set"):
+        trace.read(words, device="cpu")
+    trace.operator("graph_0_cpp_fused_native_layer_norm_relu_0", 30, 80)
+    line = trace.read(words, device="cpu")
+    assert seconds(line) == {WorkKind.MATMUL: 10, WorkKind.NORMALISATION: 50}
+
+
+def test_parts_that_torch_marks_are_those_of_any_training(words: Vocabulary) -> None:
+    trace = Recorder(100)
+    trace.region("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 30)
+    trace.operator("aten::mul", 5, 15)
+    trace.operator("aten::mul", 40, 50)
+    trace.region("Optimizer.step#SGD.step", 60, 90)
+    trace.operator("aten::mul", 65, 75)
+    trace.region("own", 60, 100)  # a region of the script
+    line = trace.read(words, device="cpu")
+    parts = (WorkKind.INPUT, WorkKind.ELEMENTWISE, WorkKind.OPTIMIZER)
+    assert seconds(line) == dict.fromkeys(parts, 10)
+    assert us(line.input_wait_s) == 20
+
+
 def test_what_is_no_trace_is_refused(tmp_path: Path, words: Vocabulary) -> None:
     file = tmp_path / "trace.json"
     file.write_text("{}")
