@@ -324,7 +324,8 @@ def _tabulate_reached(found: ReportData) -> Iterator[Sheet]:
         *(axis_column(axis, lambda one: one.best)
           for axis in found.order if axis in (*found.varying, "precision")),
         *(quantity_column(name, lambda one: one.best, spread=False)
-          for name in ("achieved_flops", "mfu", "measured_share", "traffic", "copy_share")),
+          for name in ("achieved_flops", "mfu", "measured_share", "recomputed_share", "traffic",
+                       "copy_share")),
         Column("mean_power_w", "power (W)", "mean of the epoch", lambda one: one.best.mean_power_w,
                write="{:.0f}".format),
         quantity_column("images_per_j", lambda one: one.best, spread=False),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from bench.base.errors import UsageError
 from bench.compare.__main__ import main as compare_main
 from bench.networks.dpn import dpn_small
 from bench.networks.workloads import Workload
+from bench.report.__main__ import main as report_main
 from bench.schema.rules import settle
 from bench.sweep.__main__ import main as sweep_main
 from bench.training.building import build_training
@@ -205,6 +207,10 @@ def test_a_sweep_measures_it_and_a_comparison_shows_it(
     capsys.readouterr()
     compare_main([str(out), "--axis", "recompute", "none", "blocks"])
     assert "2 cases with both values of recompute" in capsys.readouterr().out
+    report_main([str(out), "--full"])
+    shown = capsys.readouterr().out
+    assert re.search(r"^ blocks .* 32\.4 ", shown, re.MULTILINE), "FLOP again, in percent"
+    assert re.search(r"recompute: none → blocks ", shown), "its effect"
 
 
 @pytest.mark.parametrize(
