@@ -30,8 +30,10 @@ from bench.schema.grid import parse_values
 
 _ALL = "--help-all"
 
-OF_SWEEPS = dict.fromkeys(("command", "vary"), "only bench.sweep runs a command")
-"""Axes that only bench.sweep has a flag for, and why."""
+OF_SWEEPS = dict.fromkeys(
+    ("command", "vary"), "only bench.sweep, bench.fit and bench.advise run a command"
+)
+"""Axes of commands, for which a parser has no flags, and why."""
 
 OF_OTHER_IMAGES = dict.fromkeys(
     SYNTHETIC_AXES, "its images are of 3x32x32 or a --workload's, unlike those of bench.sweep"
