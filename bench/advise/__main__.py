@@ -39,7 +39,7 @@ def build_parser() -> Parser:
                 ("parallel", *FOLLOWS["parallel"]), "it advises on training on one GPU"
             ),
         },
-        usage="%(prog)s [--model NAME | --command TEXT] [--now AXIS=VALUE,…] [--budget TIME] […]",
+        usage="%(prog)s [--model NAME] [--command TEXT] [--now AXIS=VALUE,…] […]",
         description=describe(__doc__),
         epilog="Return code: 0 with an answer, 3 without one, 2 for a usage error.",
     )
