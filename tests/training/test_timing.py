@@ -262,13 +262,14 @@ def test_an_interval_by_hand() -> None:
 
 def test_an_interval_of_drifting_steps_by_hand() -> None:
     """Seven steps on a line, up to the middle of the forty after them: that of a regression."""
-    steady = [0.7, 1.1, 0.8, 1.3, 0.9, 1.2, 1.0]
+    steady = [0.97, 1.01, 0.98, 1.03, 0.99, 1.02, 1.0]
     whole = extrapolate(8.0, [1.0, *steady], 48.0, drift=True)
     slope, start = np.polyfit(range(7), steady, 1)
     off = np.array(steady) - (start + slope * np.arange(7))
     far, spread = (7 + 40) / 2, math.sqrt(off @ off / 5)
     reach = 2.5706 * spread * math.sqrt(1 / 7 + 1 / 40 + 12 * far**2 / (7**3 - 7))  # t(0.975, 5)
     assert whole.high_s == pytest.approx(whole.epoch_s + 40 * (slope * far + reach), rel=1e-4)
+    assert whole.low_s == pytest.approx(whole.epoch_s + 40 * (slope * far - reach), rel=1e-4)
 
 
 @pytest.mark.parametrize(
