@@ -167,13 +167,7 @@ def examine_model(
     for recompute in recomputes if name not in MODELS else ():
         tried = next(one for one in list_tried(precisions) if one not in failing)
         try_recompute(what, build, workload, tried, recompute)
-    module, _ = split_model(name)
-    files: Files = {}
-    if name in MODELS:
-        source = hash_content(Path(str(sys.modules[module].__file__)))
-    else:
-        files = judge_process(lines, before, module, [*map(Path, starts)]).files
-        source = hash_files(files)
+    source, files = _read_source(name, lines, before, starts)
     products = attempt(f"{what}: find_head fails", partial(find_products, model, workload))
     return Fingerprint(
         *identify_model(model),
@@ -187,6 +181,17 @@ def examine_model(
         failing,
         files,
     )
+
+
+def _read_source(
+    name: str, lines: Sequence[str], before: set[str], starts: Sequence[str]
+) -> tuple[str, Files]:
+    """Return the hash of what a network is made of, and the user's files among it."""
+    module, _ = split_model(name)
+    if name in MODELS:
+        return hash_content(Path(str(sys.modules[module].__file__))), {}
+    files = judge_process(lines, before, module, [*map(Path, starts)]).files
+    return hash_files(files), files
 
 
 def _build(
