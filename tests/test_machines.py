@@ -56,6 +56,7 @@ def plan(module: str, flags: list[str]) -> tuple[Plan, Options, bool]:
         axes = read_axes(given)
         names = FITTED[str(axes.get("device", [DEVICE[has_cuda()]])[0])]
         grid = {"precision": [*names], "batch_size": ["auto"], "dataset": ["synthetic"]}
+        grid = {"batch_size": ["auto"]} if "command" in axes else grid
         options = read_running(given, axes, Preset("fit", "", (grid,)))
         return Plan(searched=plan_cases(options).searched), options, False
     if module == "bench.advise":

@@ -150,18 +150,20 @@ def compiled(task: Task) -> None:
         optimizer.zero_grad()
 
 
-def see(train: Callable[[Task], None], folder: Path) -> tuple[list[list[Any]], str]:
-    """Return the lines that are told of a training, and what happened."""
-
-    def run() -> None:
+def run(train: Callable[[Task], None], folder: Path) -> None:
+    with (folder / "happened").open("w") as happened:
         arm(Teller(str(folder / "steps")), lambda what: happened.write(f"{what} "))
         train(Task())
-        happened.flush()
 
-    with (folder / "happened").open("w") as happened:
-        process = multiprocessing.get_context("fork").Process(target=run)
-        process.start()
-        process.join()
+
+def see(
+    train: Callable[[Task], None], folder: Path, start: str = "fork"
+) -> tuple[list[list[Any]], str]:
+    """Return the lines that are told of a training, and what happened."""
+    context: Any = multiprocessing.get_context(start)
+    process = context.Process(target=run, args=(train, folder))
+    process.start()
+    process.join()
     assert process.exitcode == 0
     lines = (folder / "steps").read_text().splitlines()
     return [json.loads(line) for line in lines], (folder / "happened").read_text()
@@ -212,9 +214,9 @@ def test_the_loss_is_that_which_was_not_scaled(tmp_path: Path) -> None:
     assert happened.split() == ["torch", "backward", "step"]
 
 
-@pytest.mark.usefixtures("uncompiled")
 def test_one_step_is_counted_and_its_memory_known(tmp_path: Path) -> None:
-    lines, _ = see(plain, tmp_path)
+    # in a process of its own: the networks of other tests would count
+    lines, _ = see(plain, tmp_path, start="spawn")
     ((_, work),) = [line for line in lines if line[0] == "work"]
     assert work["failure"] == ""
     # forward, and the gradients of the weights: none is needed of the input
