@@ -127,14 +127,14 @@ def forks(task: Task) -> None:
 
 def from_threads(task: Task) -> None:
     from concurrent.futures import ThreadPoolExecutor
-    from threading import Barrier
+    from threading import Barrier, Lock
 
-    both = Barrier(2)  # a thread that has ended leaves its id to the next
+    turn, both = Lock(), Barrier(2, timeout=60)
 
     def run() -> None:
-        both.wait()
-        plain(task)
-        both.wait()
+        with turn:
+            plain(task)
+        both.wait()  # a thread that has ended leaves its id to the next
 
     with ThreadPoolExecutor(2) as threads:
         for one in [threads.submit(run), threads.submit(run)]:
