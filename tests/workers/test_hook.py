@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from bench.workers.hook import arm
 from bench.workers.script import LOST, SAMPLED, Teller
 
 N = 12
+
+# with Python 3.13 the last step of a compiled optimizer was seen when it ended, as others are
+SEEN_LATE = 2 if sys.version_info < (3, 13) else 1
 
 
 class Task:
@@ -185,7 +189,7 @@ def who(lines: list[list[Any]]) -> dict[str, Any]:
         (by_groups, 1, N, {}),
         (within_backward, 1, N, {}),
         (forks, 1, N, {}),
-        pytest.param(compiled, 2, N, {}, marks=pytest.mark.slow),
+        pytest.param(compiled, SEEN_LATE, N, {}, marks=pytest.mark.slow),
     ],
 )
 def test_a_step_is_what_ends_a_backward_pass(
@@ -294,7 +298,7 @@ def test_no_graph_breaks_where_a_backward_pass_is_compiled(tmp_path: Path) -> No
     process = multiprocessing.get_context("fork").Process(target=lambda: train(Task()))
     process.start()
     process.join()
-    before = (tmp_path / "breaks").read_text()
+    before = int((tmp_path / "breaks").read_text())
     lines, _ = see(train, tmp_path)
-    assert (tmp_path / "breaks").read_text() == before
+    assert int((tmp_path / "breaks").read_text()) <= before
     assert sum(line[0] == "step" for line in lines) == N
