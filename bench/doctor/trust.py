@@ -194,7 +194,7 @@ EXPECTATIONS = (
     Expectation(
         "script",
         "a script's own steps are timed, by bench.step",
-        ("bench.sweep {into} --command '{python} {root}/examples/train.py --steps 12'",),
+        ("bench.sweep {into} --command '{python} {root}/examples/train.py --steps 100'",),
         _judge_script,
     ),
     Expectation(
