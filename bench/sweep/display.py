@@ -42,7 +42,10 @@ class Display(Progress):
         super().__init__(runs, "run", limit_s)
         self._out, self._there, self._axes, self._search = out, done, axes, search
         self._left = Counter(cases)
-        self._took: dict[Case, list[float]] = {}  # of ended runs, in s
+        self._took: dict[
+            Case, list[float]
+        ] = {}  # of ended runs of cases that have others left, in s
+        self._ended, self._spent_s = 0, 0.0
         self._began_at: dict[str, float] = {}  # by lane
         self._names: dict[str, str] = {}  # of what runs, by lane
 
@@ -55,6 +58,7 @@ class Display(Progress):
     def leave_out(self, case: Case, runs: int) -> None:
         """Leave out the other runs of a case, of which there are so many."""
         self._left.pop(case, None)
+        self._took.pop(case, None)
         if self.total is not None:
             self.total -= runs
 
@@ -82,7 +86,11 @@ class Display(Progress):
         if counts:
             self._left[record.case] -= 1
             took_s = time.monotonic() - self._began_at[lane]
-            self._took.setdefault(record.case, []).append(took_s)
+            self._ended, self._spent_s = self._ended + 1, self._spent_s + took_s
+            if self._left[record.case] > 0:
+                self._took.setdefault(record.case, []).append(took_s)
+            else:
+                self._took.pop(record.case, None)
             of = "" if self.total is None else f"/{self.total}"
             place = f"[{self.done + 1}{of}] "
         left_s, guess = self._estimate_left(self.done + counts)
@@ -94,14 +102,14 @@ class Display(Progress):
         """Return how long the other runs take, in s, and on what that depends: as long as those of
         their case did, and of cases that have none, as long as all did. Of more of these than have
         ended it is 0, not known: the first of a sweep may take a seventh of the next."""
-        known = [fmean(self._took[case]) for case in self._left.elements() if case in self._took]
-        unknown = (self.total or 0) - done - len(known)
-        if unknown > done or not self._took:
+        unknown = (self.total or 0) - done - sum(self._left[case] for case in self._took)
+        if unknown > done or not self._ended:
             return 0.0, ""
-        every = [took_s for of in self._took.values() for took_s in of]
+        known_s = sum(self._left[case] * fmean(took) for case, took in self._took.items())
+        unknown_s = max(0, unknown) * self._spent_s / self._ended
         # lanes run side by side, and something is done between two runs
-        share = (time.monotonic() - self._began) / (sum(every) or 1.0)
-        left_s = (sum(known) + max(0, unknown) * fmean(every)) * share
+        share = (time.monotonic() - self._began) / (self._spent_s or 1.0)
+        left_s = (known_s + unknown_s) * share
         return left_s, " if the others take as long" if unknown > 0 else ""
 
 
