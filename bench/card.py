@@ -323,8 +323,8 @@ def main(argv: Sequence[str]) -> int:
             state["complete"] = name == "report" and states <= {*_ENDED}
             bar.end()
             replace_file(file, json.dumps(state, indent=2) + "\n")
-            took, said = phase["seconds"], phase["line"]
-            print(f"{name:<10} {phase['state']:<11} {took:4.0f} s  {said}", flush=True)
+            took, line = phase["seconds"], phase["line"]
+            print(f"{name:<10} {phase['state']:<11} {took:4.0f} s  {line}", flush=True)
     print(
         f"python -m bench.validate {shlex.quote(out)}"
         if state["complete"]

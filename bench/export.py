@@ -124,13 +124,13 @@ def _take(case: Case, axis: str, own: Mapping[str, Mapping[Any, float]]) -> Valu
 
 
 def _name(case: Case, row: Mapping[Any, Any], remarks: Iterable[str]) -> str:
-    told = [
+    named = [
         n for n in list_axes([case]) if n in NAMING_AXES or getattr(case, n) != find_axis(n).default
     ]
     kinds = [kind for kind in ("sentinel", "probe", "inferred") if row[kind]]
     ended = [row["status"]] if row["status"] != Status.OK else []
     ending = " · ".join(dict.fromkeys([f"repeat {row['repeat']}", *kinds, *ended, *remarks]))
-    label = clean(case.label(told))[: max(_LONGEST_NAME - len(ending) - 3, 16)]
+    label = clean(case.label(named))[: max(_LONGEST_NAME - len(ending) - 3, 16)]
     return f"{label} · {ending}"[:_LONGEST_NAME]
 
 
@@ -178,8 +178,8 @@ def write_tensorboard(folder: Path, run: TrackedRun) -> None:
     settings = {**run.axes, **run.facts}
     # in a block of code nothing is read as Markdown or HTML
     text = "\n".join(f"    {name}: {spell_value(value)}" for name, value in settings.items())
-    told = (*run.axes, *COMPARABLE, "sweep", "repeat", "status", "remarks")
-    settings = {n: value for n, value in settings.items() if n in told and value is not None}
+    shown = (*run.axes, *COMPARABLE, "sweep", "repeat", "status", "remarks")
+    settings = {n: value for n, value in settings.items() if n in shown and value is not None}
     about = hparams_pb(settings, start_time_secs=run.started_s), text_pb("record", text)
     # closed whatever happens: the thread of one that is left would write its file again
     with closing(EventFileWriter(str(place))) as writer:

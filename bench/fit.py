@@ -106,13 +106,13 @@ def main(argv: Sequence[str]) -> int:
     largest_batches, loop = find_largest(options, given.step, given.margin)
     named = list_varying(largest_batches, but="batch_size")
     if given.json:
-        told = [
+        rows = [
             {name: text for name in named if (text := format_value(getattr(family, name)))}
             | {name: getattr(largest_batch, name) for name in _TOLD}
             | {"step": given.step}
             for family, largest_batch in largest_batches.items()
         ]
-        print(json.dumps(told, indent=2, default=asdict))
+        print(json.dumps(rows, indent=2, default=asdict))
     else:
         print(
             *(

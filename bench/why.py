@@ -67,9 +67,9 @@ def explain(sweep: Path, axis: str, ends: Sequence[Value], where: Sequence[Filte
         )
     found = explain_pairs(steps, results, axis, ends)
     if not found:
-        told = " ".join([name_column(axis), *map(spell_value, ends)])
+        change = " ".join([name_column(axis), *map(spell_value, ends)])
         raise UsageError(
-            f"{sweep}: no two profiled cases differ in {told} alone; "
+            f"{sweep}: no two profiled cases differ in {change} alone; "
             "ask for other values, or for another --axis"
         )
     warnings = warn(select(runs, where), results, runs)
@@ -89,8 +89,8 @@ def render_text(answer: Explanations, full: bool = False) -> str:
         console.print()
         text.draw_table(table, console, brief=not full)
     console.print()
-    said = [n.line for n in answer.warnings] if full else text.list_warnings(answer.warnings)
-    for line in [*said, *([] if full else [f"{text.MORE} shows the evidence and all warnings."])]:
+    lines = [n.line for n in answer.warnings] if full else text.list_warnings(answer.warnings)
+    for line in [*lines, *([] if full else [f"{text.MORE} shows the evidence and all warnings."])]:
         text.draw_text(line, console)
     return console.export_text()
 

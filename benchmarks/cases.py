@@ -65,11 +65,11 @@ def train(axes: dict[str, Any], folder: Path) -> dict[str, Any]:
         [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as sweep:
         try:
-            said, _ = sweep.communicate(timeout=LIMIT_S)
+            output, _ = sweep.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
             end(sweep)
             return {"status": "timeout", "reason": f"the sweep ran past {LIMIT_S:g} s"}
-    print(said)  # asv shows it with --show-stderr
+    print(output)  # asv shows it with --show-stderr
     try:
         try:
             from bench.results.store import read_records
@@ -78,7 +78,7 @@ def train(axes: dict[str, Any], folder: Path) -> dict[str, Any]:
 
         row: dict[Any, Any] = read_records(folder).iloc[-1].to_dict()
     except Exception as error:  # whatever an older commit's harness does, it is no figure
-        last = (said.strip().splitlines() or [repr(error)])[-1]
+        last = (output.strip().splitlines() or [repr(error)])[-1]
         return {"status": DIED, "reason": last}
     figures = {figure.name: figure.value(row) for figure in FIGURES}
     return {"status": row["status"], "reason": row["reason"], "figures": figures}

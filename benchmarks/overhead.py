@@ -41,10 +41,10 @@ def measure_bare(case: dict[str, Any]) -> tuple[float, int]:
     """Seconds of the steps, and their images, by the loop."""
     steps = math.ceil(case["fraction"] * math.ceil(IMAGES / case["batch_size"]))
     asked = case | {"steps": steps, "models": str(Path(bench.__file__).with_name("networks"))}
-    told: dict[str, Any] = json.loads(run(str(BARE), json.dumps(asked)))
-    if told["shared"]:
-        raise RuntimeError(f"the bare loop shares code with the harness: {told['shared']}")
-    return told["seconds"], told["images"]
+    answer: dict[str, Any] = json.loads(run(str(BARE), json.dumps(asked)))
+    if answer["shared"]:
+        raise RuntimeError(f"the bare loop shares code with the harness: {answer['shared']}")
+    return answer["seconds"], answer["images"]
 
 
 def measure_harness(case: dict[str, Any]) -> tuple[float, int]:

@@ -247,8 +247,8 @@ def _cells(bar: Bar) -> Iterator[str]:
     yield "–" if own else f"{'≈' * bar.rough_tf32}{bar.over_tf32:.2f}×"
     yield "–" if bar.memory_bytes is None else f"{bar.memory_bytes / GIB:.1f} GiB"
     yield "–" if bar.energy_j is None else f"{about}{bar.energy_j / 1000:.1f} kJ"
-    told = bar.test_accuracy is not None and not bar.estimated
-    yield f"{100 * bar.test_accuracy:.1f} %" if told else "–"
+    known = bar.test_accuracy is not None and not bar.estimated
+    yield f"{100 * bar.test_accuracy:.1f} %" if known else "–"
 
 
 # --------------------------------------------------------------------------------------- learning
@@ -276,8 +276,8 @@ def write_learning() -> str:
             mine = pd.DataFrame(steps.get(row.record_id, []))
             if len(mine) and row.batch_size <= 512 and row.loss_scale in ("", "128"):
                 cells = _mean_losses(mine["step"], mine["loss"], row.executor == "published")
-                told = (name, where, row.precision, str(row.batch_size), *cells)
-                lines.append(f"| {' | '.join(told)} |")
+                line = (name, where, row.precision, str(row.batch_size), *cells)
+                lines.append(f"| {' | '.join(line)} |")
     ours = pd.read_csv(REFERENCE / "dpn92-adamw-cpu-curve.csv")
     for batch_size, mine in ours.groupby("images"):
         cells = _mean_losses(mine["step"], mine["loss"])

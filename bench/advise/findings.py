@@ -247,9 +247,9 @@ class Findings:
         near = [setting for setting in timed if self.find_time(setting) <= most]
         sizes = [setting.batch_size for setting in near]
         size = self.now.batch_size if self.now.batch_size in sizes else min(sizes, default=0)
-        held = [setting for setting in near if setting.batch_size == size]
-        most = (1 + STEADY) * min(map(self.find_time, held), default=math.inf)
-        alike = [setting for setting in held if self.find_time(setting) <= most]
+        same_size = [setting for setting in near if setting.batch_size == size]
+        most = (1 + STEADY) * min(map(self.find_time, same_size), default=math.inf)
+        alike = [setting for setting in same_size if self.find_time(setting) <= most]
         return min(alike, key=self._rate_unusual, default=None)
 
     def explore(self) -> Iterator[Case]:

@@ -74,11 +74,11 @@ def choose_among(candidates: Sequence[Candidate[_T]], present: int | None = None
     gaps = [(one, *noise.bound(one, fastest)) for one in ranked]
     near = [one for one, _, high in gaps if one is fastest or high <= 1 + NEAR]
     unsure = [one for one, low, _ in gaps if one not in near and low <= 1 + NEAR]
-    held = [one for one in (*near, *unsure) if one.size == present]
+    same_size = [one for one in (*near, *unsure) if one.size == present]
     smallest = min(one.size for one in near)
-    held = held or [one for one in near if one.size == smallest]
-    first = min(held, key=lambda one: one.time_s)
-    alike = [one for one in held if one is first or noise.bound(one, first)[0] <= 1 + STEADY]
+    same_size = same_size or [one for one in near if one.size == smallest]
+    first = min(same_size, key=lambda one: one.time_s)
+    alike = [one for one in same_size if one is first or noise.bound(one, first)[0] <= 1 + STEADY]
     chosen = min(alike, key=lambda one: (one.unusual, one.time_s))
     return Choice(
         chosen.of, fastest.of, tuple(one.of for one in near), tuple(one.of for one in unsure)
@@ -99,16 +99,16 @@ def tell_open(
     sizes = sorted({*map(size, alike)})
     if len(sizes) > 1:
         names = join_words([*map(str, sizes)])
-        told = f"Batch sizes {names} cannot be told apart within {write_percent(NEAR)}"
+        sentence = f"Batch sizes {names} cannot be told apart within {write_percent(NEAR)}"
     else:
         names = join_words([*map(name, alike[:MOST_NAMED])])
-        told = f"What cannot be told apart within {write_percent(NEAR)}: {names}"
+        sentence = f"What cannot be told apart within {write_percent(NEAR)}: {names}"
     least = min(alike, key=memory)
     if all(memory(one) > 0 for one in alike) and memory(least) < memory(choice.chosen) / (
         1 + STEADY
     ):
-        told += f"; {size(least) if len(sizes) > 1 else name(least)} needs least memory"
-    return f"{told}."
+        sentence += f"; {size(least) if len(sizes) > 1 else name(least)} needs least memory"
+    return f"{sentence}."
 
 
 MOST_NAMED = 4  # settings that a sentence names
@@ -123,9 +123,9 @@ class _Noise:
     """
 
     def __init__(self, candidates: Sequence[Candidate[Any]]) -> None:
-        held = [one.again or one.times for one in candidates]
-        self._deviation, self._freedom = pool_noise(held)
-        self._apart = max((math.log(max(times) / min(times)) for times in held), default=0.0)
+        repeats = [one.again or one.times for one in candidates]
+        self._deviation, self._freedom = pool_noise(repeats)
+        self._apart = max((math.log(max(times) / min(times)) for times in repeats), default=0.0)
 
     def bound(self, one: Candidate[Any], other: Candidate[Any]) -> tuple[float, float]:
         """Return the ends of the 95 % interval of the ratio of two times."""

@@ -39,8 +39,8 @@ def _tabulate_effects(found: ReportData) -> Iterator[Sheet]:
     learnt = [one for one in judge_learning(found.effects, found.results) if one.found.seeds > 1]
 
     def say_learnt(effect: Effect) -> str:
-        said = [one for one in learnt if one.effect is effect]
-        return "; ".join(f"{one.metric.label}: {one.found.verdict.value}" for one in said)
+        judged = [one for one in learnt if one.effect is effect]
+        return "; ".join(f"{one.metric.label}: {one.found.verdict.value}" for one in judged)
 
     columns: list[Column[Effect]] = [
         Column("change", "change", "what changes, all else equal",
@@ -108,7 +108,7 @@ def _tell_break_even(found: ReportData) -> Iterator[str]:
         if off.trusted and on.trusted and on.command is None
     ]
     speeds = judge_speeds([(on, off) for _, off, on in switched])
-    told: dict[str, list[str]] = {}
+    by_switch: dict[str, list[str]] = {}
     for (effect, off, on), speed in zip(switched, speeds, strict=True):
         extra, low, high = on.start_time_s - off.start_time_s, speed.low, speed.high
         if speed.invert().judge(STEADY) is not Verdict.LOWER or not low or low <= 1 or not high:
@@ -120,11 +120,11 @@ def _tell_break_even(found: ReportData) -> Iterator[str]:
         epochs = f"{least:,} to {most:,} epochs" if least < most else count(most, "epoch")
         mark, saved = mark_part(off, on), write_number(off.epoch_time_s - on.epoch_time_s)
         case = name_case(on, [axis for axis in found.varying if axis != effect.axis])
-        told.setdefault(f"{name_axis(effect.axis)} {effect.after}", []).append(
+        by_switch.setdefault(f"{name_axis(effect.axis)} {effect.after}", []).append(
             f"in {case} it takes {write_number(extra)} s longer to start and saves {mark}{saved} s "
             f"an epoch, so that it pays off after {mark}{epochs}"
         )
-    for switch, each in told.items():
+    for switch, each in by_switch.items():
         yield f"{capitalize(switch)}: {name_first(each, _MOST_LISTED, '; ')}."
 
 
@@ -178,8 +178,8 @@ def _judge_time(found: ReportData, effect: Effect) -> str | None:
     known = word not in (_MIXED, TIME.word(Verdict.NONE), TIME.word(Verdict.AMBIGUOUS))
     cells = {before for before, _ in time.cells}
     axes = find_varying([result for result in found.results if result.cell in cells])
-    told = f"differs by {name_axis(axes[0])}" if len(axes) == 1 else "differs"
-    return f"{word}, {told}" if known else told
+    spread = f"differs by {name_axis(axes[0])}" if len(axes) == 1 else "differs"
+    return f"{word}, {spread}" if known else spread
 
 
 def _write_signed(value: float, decimals: int) -> str:

@@ -350,20 +350,20 @@ _WAITED = {
 def show(cause: Cause, shares: Sequence[CauseShare], side: StepSide, other: StepSide) -> str:
     """Return the evidence of a cause in a side's step as a sentence; ``shares`` are the cause's."""
     # fp16 copies gradients to the masters, and these to the weights, by one operation
-    held: dict[str, list[tuple[float, TimedWork]]] = {}
+    operations: dict[str, list[tuple[float, TimedWork]]] = {}
     for share in shares:
         if share.timed:
-            own = held.setdefault(name_operation(share.timed.row), [])
+            own = operations.setdefault(name_operation(share.timed.row), [])
             own.append((share.time_s, share.timed))
-    longest = sorted(held.items(), key=lambda item: -sum(time_s for time_s, _ in item[1]))
-    said, step = [], side.step
+    longest = sorted(operations.items(), key=lambda item: -sum(time_s for time_s, _ in item[1]))
+    evidence, step = [], side.step
     wait_s = side.breakdown.parts.get(_WAITED.get(cause, ""), 0.0)
     if wait_s * 1e3 >= FEWEST_MS:
-        said.append(f"{_WAITED[cause].meaning} {write_ms(wait_s)} ms")
+        evidence.append(f"{_WAITED[cause].meaning} {write_ms(wait_s)} ms")
     if cause is Cause.MEMORY_LIMIT:
-        said.append(f"{side.alloc_retries:,} allocations were retried after freeing memory")
+        evidence.append(f"{side.alloc_retries:,} allocations were retried after freeing memory")
     if cause is Cause.CLOCKS:
-        said.append(
+        evidence.append(
             f"the SM clock sank from {other.sm_clock_mhz:,.0f} to {side.sm_clock_mhz:,.0f} MHz; "
             "nvidia-smi -q -d POWER,CLOCK shows the limit"
         )
@@ -373,17 +373,17 @@ def show(cause: Cause, shares: Sequence[CauseShare], side: StepSide, other: Step
         speed = f" at {write_rate(_SLOW[cause], rate)}" if rate and cause in _SLOW else ""
         named.append(f"{name} {write_ms(sum(time_s for time_s, _ in of))} ms{speed}")
     if not named:
-        return f"{'; '.join(said)}." if said else ""
-    said.append(f"most in {', '.join(named)}")
+        return f"{'; '.join(evidence)}." if evidence else ""
+    evidence.append(f"most in {', '.join(named)}")
     row = longest[0][1][0][1].row
     reach = find_rate(row.format, step.rates, step.arithmetic, row.kind)
     reach = step.rates.copy if cause is Cause.BELOW_COPY else reach
     if reach and cause in _SLOW:
-        said.append(f"this machine reaches {write_rate(_SLOW[cause], reach)}")
+        evidence.append(f"this machine reaches {write_rate(_SLOW[cause], reach)}")
     if cause is Cause.NO_TENSOR_CORES and (kernels := read_kernels(row.kernels)):
         kernel = re.sub(r"\w+::", "", max(kernels, key=lambda kernel: kernel.time_s).name)
-        said.append(f"most runs in {kernel}")
-    return f"{'; '.join(said)}."
+        evidence.append(f"most runs in {kernel}")
+    return f"{'; '.join(evidence)}."
 
 
 def describe(found: Explanation) -> Iterator[str]:
@@ -455,11 +455,11 @@ def _say_changes(found: Explanation) -> Iterator[str]:
     if abs(whole) <= STEADY * found.b.step.step_s:
         yield f"The two steps take the same time, within {100 * STEADY:.0f} %."
         return
-    told = [change for change in found.changes if change.change_s / whole >= WORTH][:_TOLD]
+    largest = [change for change in found.changes if change.change_s / whole >= WORTH][:_TOLD]
     listed = ", ".join(
         f"{write_ms(abs(change.change_s))} ms {name_part(change.name)} "
         f"({write_ms(change.before_s)} → {write_ms(change.after_s)} ms)"
-        for change in told
+        for change in largest
     )
     if listed:
         yield f"Of the {write_ms(abs(whole))} ms {'lost' if whole > 0 else 'gained'}: {listed}."

@@ -66,8 +66,8 @@ def find_trials(rows: Iterable[Row], epochs: Epochs, halving: Halving) -> list[T
         settings = frozenset((name, format_value(getattr(row.case, name))) for name in names)
         if (number := numbers.get(settings)) is not None:
             trained = sorted(epochs.get(row.record_id, ()), key=attrgetter("epoch"))
-            told = (getattr(epoch, halving.metric) for epoch in trained)
-            curve = tuple(math.nan if value is None else value for value in told)
+            values = (getattr(epoch, halving.metric) for epoch in trained)
+            curve = tuple(math.nan if value is None else value for value in values)
             trials[number] = Trial(number, row, curve)
     found = [trials[number] for number in sorted(trials)]
     learnt = [trial for trial in found if math.isfinite(trial.last)]

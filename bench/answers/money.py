@@ -78,15 +78,17 @@ class Tariff:
 
     def describe(self, costs: Iterable[Cost]) -> str:
         """Say what is in these costs, as a note of their table."""
-        said = [
+        prices = [
             f"{price:g} an hour" + f" of {name}" * bool(name) for name, price in self.hours.items()
         ]
         if self.kwh is not None:
-            said.append(f"{self.kwh:g} a kWh of the energy that was measured")
+            prices.append(f"{self.kwh:g} a kWh of the energy that was measured")
         lacks = (
             f" {_LACKS} without the energy, which is not known: compare it with none that has it."
         )
-        return f"Cost: {join_words(said)}.{lacks if any(one.lacks_energy for one in costs) else ''}"
+        return (
+            f"Cost: {join_words(prices)}.{lacks if any(one.lacks_energy for one in costs) else ''}"
+        )
 
     def refuse_unknown(self, machines: Iterable[str]) -> None:
         """Raises UsageError: a price is of a machine that is not among these."""

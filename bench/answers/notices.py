@@ -69,18 +69,18 @@ def describe_subject(
     if not cases:
         return title
     timed = [case for case in cases if is_number(case.epoch_time_s)]
-    parts = [case.part for case in timed if case.part < 1]
-    part = write_range(parts, lambda share: f"{100 * share:.3g}") if parts else ""
-    whole = "whole epochs, " * (len(parts) < len(timed))
+    measured = [case.part for case in timed if case.part < 1]
+    part = write_range(measured, lambda share: f"{100 * share:.3g}") if measured else ""
+    whole = "whole epochs, " * (len(measured) < len(timed))
     versions = name_values(cases, "torch", 2)
-    said = (
+    parts = (
         name_first([*dict.fromkeys(machines)], 2),
         *_name_kinds(cases),
         part and f"{whole}{ESTIMATE} from {part} % of an epoch",
         _name_same(cases, varying),
         versions and f"torch {versions}",
     )
-    return f"{title}: {' · '.join(filter(None, said))}"
+    return f"{title}: {' · '.join(filter(None, parts))}"
 
 
 def _name_kinds(cases: _Results) -> list[str]:
@@ -92,10 +92,10 @@ def describe_constants(cases: _Results, varying: Collection[str]) -> Iterator[st
     if cases and (same := _name_same(cases, varying)):
         yield f"All cases: {same}."
     for part in group(cases, attrgetter("ran_on")):
-        told = [part[0].machine]
+        constants = [part[0].machine]
         values = {name: name_values(part, name, 4) for name in ENVIRONMENT}
-        told += [f"{ENVIRONMENT[name]} {value}" for name, value in values.items() if value]
-        yield ", ".join([*told, *_name_kinds(part)]) + "."
+        constants += [f"{ENVIRONMENT[name]} {value}" for name, value in values.items() if value]
+        yield ", ".join([*constants, *_name_kinds(part)]) + "."
 
 
 def _name_same(cases: _Results, varying: Collection[str]) -> str:
@@ -155,11 +155,11 @@ def _name_holder(sized: _Results, axes: Sequence[str]) -> Iterator[str]:
     """Yield what holds most of the memory of the case with most, if it is much of it."""
     for case in sorted(sized, key=attrgetter("memory_bytes"))[-1:]:
         known = {name: getattr(case, name) for name in _HOLDERS}
-        held = {name: size for name, size in known.items() if is_number(size)}
-        most = max(held, key=held.__getitem__, default="")
-        if most and held[most] >= _MUCH * case.memory_bytes:
+        sizes = {name: size for name, size in known.items() if is_number(size)}
+        most = max(sizes, key=sizes.__getitem__, default="")
+        if most and sizes[most] >= _MUCH * case.memory_bytes:
             name, of = name_case(case, axes) or case.model, case.memory_bytes / GIB
-            yield f"Most memory, {name}: {_HOLDERS[most]} {held[most] / GIB:.2f} of {of:.2f} GiB."
+            yield f"Most memory, {name}: {_HOLDERS[most]} {sizes[most] / GIB:.2f} of {of:.2f} GiB."
 
 
 # ----------------------------------------------------------------------------------------- warnings
@@ -180,13 +180,17 @@ def warn(
     warned: dict[bool, list[Notice]] = {True: [], False: []}
     for warning in WARNINGS.values():
         if hit := [run for run in runs if getattr(run, warning.name)]:
-            told = spoken is None or any(run.cell in spoken[warning.fatal] for run in hit)
-            told |= warning.name == "unmet"  # it was asked for, of whatever case
+            prominent = spoken is None or any(run.cell in spoken[warning.fatal] for run in hit)
+            prominent |= warning.name == "unmet"  # it was asked for, of whatever case
             level = (
-                Prominence.TABLE if told and warning.name not in SAID_BELOW else Prominence.DETAIL
+                Prominence.TABLE
+                if prominent and warning.name not in SAID_BELOW
+                else Prominence.DETAIL
             )
-            said = warning.warn(hit), warning.fix.advise(hit), _count(hit, runs)
-            warned[warning.fatal].append(Notice(capitalize(warning.label(hit)), *said, level=level))
+            texts = warning.warn(hit), warning.fix.advise(hit), _count(hit, runs)
+            warned[warning.fatal].append(
+                Notice(capitalize(warning.label(hit)), *texts, level=level)
+            )
     spread = []
     if wide := [result for result in results if result.scatter > STEADY]:
         several = sum(result.repeats > 1 for result in results)
@@ -261,10 +265,10 @@ def _describe_drift(every: Sequence[Run]) -> Iterator[Notice]:
     for run in (run for run in first if run.timed and run.status in MEASURED):
         times.setdefault(tell(run), []).append(run.epoch_time_s)
     for run in drift_checks:
-        if (held := times.get(tell(run))) and not (
-            min(held) / (1 + STEADY) <= run.epoch_time_s <= max(held) * (1 + STEADY)
+        if (repeats := times.get(tell(run))) and not (
+            min(repeats) / (1 + STEADY) <= run.epoch_time_s <= max(repeats) * (1 + STEADY)
         ):
-            change = 100 * (run.epoch_time_s / median(held) - 1)
+            change = 100 * (run.epoch_time_s / median(repeats) - 1)
             found = (
                 f"The first case of {run.sweep}, run again at the end on {run.machine}, took "
                 f"{abs(change):.1f} % {'longer' if change > 0 else 'less'} than before."
@@ -280,8 +284,8 @@ def _describe_mixtures(runs: Sequence[Run]) -> Iterator[Notice]:
     for part in group(runs, lambda run: run.sweep):
         mixed = dict[str, str]()
         for name, values, _ in list_mixed(part):
-            told = f"{name.replace('_', ' ')} {name_first(values, 3, ' or ')}"
-            mixed.setdefault(name, told)
+            difference = f"{name.replace('_', ' ')} {name_first(values, 3, ' or ')}"
+            mixed.setdefault(name, difference)
         if mixed:
             found = (
                 f"The rows of {part[0].sweep} were measured in different environments, and are "
@@ -349,10 +353,10 @@ def choose_next(
 def _repeat(sweeps: Sequence[SweepFolder], flags: Sequence[str] = ()) -> str:
     """Return the command that ran the only sweep, with its folder and these flags; empty if there
     are several, or shards, or if it took several commands or one that somebody edited."""
-    told = [line for sweep in sweeps for line in sweep.command.splitlines()]
-    if len(told) == len(sweeps) == 1 and not any(plan.shard for plan in sweeps[0].plans):
+    commands = [line for sweep in sweeps for line in sweep.command.splitlines()]
+    if len(commands) == len(sweeps) == 1 and not any(plan.shard for plan in sweeps[0].plans):
         with suppress(ValueError):
-            return change_flags(told[0], ["--out", _name_folder(sweeps[0]), *flags])
+            return change_flags(commands[0], ["--out", _name_folder(sweeps[0]), *flags])
     return ""
 
 

@@ -125,9 +125,9 @@ def _explain_precisions(found: ReportData) -> list[str]:
     """Say in plain words what each precision is, if there are several. A command decides that by
     itself."""
     ours = (row.precision for row in found.results if row.command is None)
-    held = order_values("precision", ours)
-    said = [f"{name}: {PRECISIONS[name].brief}" for name in held]
-    return [f"{'; '.join(said)}."] if len(said) > 1 else []
+    precisions = order_values("precision", ours)
+    briefs = [f"{name}: {PRECISIONS[name].brief}" for name in precisions]
+    return [f"{'; '.join(briefs)}."] if len(briefs) > 1 else []
 
 
 def _tabulate_money(found: ReportData) -> Iterator[Sheet]:
@@ -153,8 +153,9 @@ def _tabulate_costs(found: ReportData) -> Iterator[Sheet]:
         return
     real = any(setting.best.dataset != "synthetic" for setting in found.settings)
     ends = ("test_accuracy", "train_loss") if real else ()
-    told = (n for n in ends if any(s.find_learnt(n) is not None for s in found.settings))
-    learnt = next(told, "")
+    learnt = next(
+        (n for n in ends if any(s.find_learnt(n) is not None for s in found.settings)), ""
+    )
     cells = {}
     for setting in found.settings:
         memory, end = setting.best.memory_bytes, setting.find_learnt(learnt) if learnt else None
@@ -180,10 +181,10 @@ def _lay_out(found: ReportData, pivot: _Pivot, title: str, cells: dict[int, Cell
     others = [axis for axis in own if axis not in ("precision", "loss_scale")]
     others = others if len(others) > MOST_DOWN else []
     rows: list[_Line] = []
-    told = [place.recommended for place in found.places]
+    recommended = [place.recommended for place in found.places]
     for line in lines:
         filled = {
-            value: replace(cells[setting.best.cell], chosen=setting in told)
+            value: replace(cells[setting.best.cell], chosen=setting in recommended)
             for value, setting in line.items()
         }
         if any(cell.text != NOTHING for cell in filled.values()):
@@ -332,8 +333,8 @@ def _tabulate_reached(found: ReportData) -> Iterator[Sheet]:
         Column("sm_clock_mhz", "SM clock (MHz)", "median of the epoch",
                lambda one: one.best.sm_clock_mhz, write="{:,.0f}".format),
     ]  # fmt: skip
-    told = ("achieved_flops", "traffic", "mean_power_w", "sm_clock_mhz")
-    rows = [s for s in found.settings if any(is_number(getattr(s.best, n)) for n in told)]
+    quantities = ("achieved_flops", "traffic", "mean_power_w", "sm_clock_mhz")
+    rows = [s for s in found.settings if any(is_number(getattr(s.best, n)) for n in quantities)]
     note = (
         "MFU: model FLOP/s over the dense peak of the card's data sheet; of measured, and of a "
         "copy: over what a large product, and a large copy, reached on this machine before its "

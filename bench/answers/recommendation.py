@@ -90,16 +90,16 @@ def recommend(found: ReportData) -> Iterator[Answer]:
     several = len({place.name for place in found.places}) > 1
     for place in found.places:
         about = place.machine + f", {place.name}" * several
-        if told := tuple(filter(None, _tell(found, place))):
-            yield Answer(about, told)
+        if sentences := tuple(filter(None, _tell(found, place))):
+            yield Answer(about, sentences)
 
 
 def _tell_overall(found: ReportData) -> Iterator[str]:
     """Yield what most of many places are best trained with, and where the others are."""
     every, several = len(found.places), len({place.machine for place in found.places}) > 1
     known = [(place, setting) for place in found.places if (setting := place.recommended)]
-    held = group(known, lambda pair: describe_setting(found, pair[1]))
-    for places in sorted(held, key=len, reverse=True)[:MOST_NAMED]:
+    by_setting = group(known, lambda pair: describe_setting(found, pair[1]))
+    for places in sorted(by_setting, key=len, reverse=True)[:MOST_NAMED]:
         where = [place.name + f" · {place.machine}" * several for place, _ in places]
         _, setting = places[0]
         how = "" if setting.best.precision == OWN else "in "
@@ -181,14 +181,14 @@ def _tell_unchosen(found: ReportData, place: Target) -> str:
     if found.aim and some:
         return f"No case that can be trusted has a value for --for {found.aim}."
     which = "Half of the cases or more have" if some else "Every case has"
-    told = f"{which} a warning, so none is recommended. Lowest time: {_warning(found, lowest)}."
-    return " ".join([told, *_tell_apart(found, place, lowest)])
+    sentence = f"{which} a warning, so none is recommended. Lowest time: {_warning(found, lowest)}."
+    return " ".join([sentence, *_tell_apart(found, place, lowest)])
 
 
 def _tell_apart(found: ReportData, place: Target, lowest: Setting) -> Iterator[str]:
     """Say how much longer others took in every run, where nothing is warned but what other
     programs did: they would have had to run beside each run of one setting, and of no other."""
-    told = []
+    slower = []
     for setting in place.settings:
         pair = [lowest.best, setting.best]
         fatal = {n for n, d in WARNINGS.items() for row in pair if d.fatal and getattr(row, n)}
@@ -197,11 +197,11 @@ def _tell_apart(found: ReportData, place: Target, lowest: Setting) -> Iterator[s
         fast, slow = (row.times if row.repeats >= MIN_REPEATS else [] for row in pair)
         least = over(min(slow, default=0), max(fast, default=0))
         if least >= _APART:
-            told.append(
+            slower.append(
                 f"{describe_setting(found, setting)} took at least {least:.1f} times as long"
             )
-    if told:
-        yield f"Even so, by any two of their runs, {name_first(told, MOST_NAMED)}."
+    if slower:
+        yield f"Even so, by any two of their runs, {name_first(slower, MOST_NAMED)}."
 
 
 def _warning(found: ReportData, lowest: Setting) -> str:
@@ -211,25 +211,25 @@ def _warning(found: ReportData, lowest: Setting) -> str:
 
 def describe_setting(found: ReportData, setting: Setting) -> str:
     """Name a setting in a sentence: ``fp16 at batch size 256 (loss scale 128)``."""
-    said = ("precision", "batch_size", "model", "dataset", MACHINE, *NEUTRAL)
-    others = [axis for axis in list_naming_axes(found.varying) if axis not in said]
+    elsewhere = ("precision", "batch_size", "model", "dataset", MACHINE, *NEUTRAL)
+    others = [axis for axis in list_naming_axes(found.varying) if axis not in elsewhere]
     more = ", ".join(filter(None, (name_case(setting.best, [axis]) for axis in others)))
     row = setting.best
-    told = [row.precision] if row.precision != OWN else []
-    told += [f"at batch size {row.batch_size}"] if row.batch_size else []
-    if not told:  # a command that chooses both
+    parts = [row.precision] if row.precision != OWN else []
+    parts += [f"at batch size {row.batch_size}"] if row.batch_size else []
+    if not parts:  # a command that chooses both
         return more or row.model
-    return " ".join(told) + (f" ({more})" if more else "")
+    return " ".join(parts) + (f" ({more})" if more else "")
 
 
 def _find_baselines(place: Target, chosen: Setting) -> Iterator[Setting]:
     """Yield a tf32 and a fp32 setting that differ from it in nothing but the precision and, see
     `choose_base`, the batch size."""
     for name in _BASELINES:
-        held = [s for s in place.tried if s.timed and s.best.precision == name]
-        held = [s for s in held if s.differs_in(chosen, (*_PRECISION, "batch_size"))]
-        if held and name != chosen.best.precision:
-            yield choose_base(held, chosen.best.batch_size)
+        alike = [s for s in place.tried if s.timed and s.best.precision == name]
+        alike = [s for s in alike if s.differs_in(chosen, (*_PRECISION, "batch_size"))]
+        if alike and name != chosen.best.precision:
+            yield choose_base(alike, chosen.best.batch_size)
 
 
 def _tell_chosen(
@@ -239,34 +239,34 @@ def _tell_chosen(
     row, name = chosen.best, describe_setting(found, chosen)
     how = " in " if row.precision != OWN else " " if row.batch_size else " with "
     how = "" if name == row.model else how
-    told = f"Train {place.model} on {place.machine}{how}{name if how else ''}"
+    sentence = f"Train {place.model} on {place.machine}{how}{name if how else ''}"
     if sum(setting.timed for setting in place.settings) == 1:  # nothing that it was better than
         several = sum(is_number(setting.best.epoch_time_s) for setting in place.settings) > 1
-        told = f"Only one setting {'can be compared' if several else 'was timed'}, {name}"
-    told += f": {write_time(chosen.best)} an epoch"
-    told += " (a time with a warning)" * (not row.trusted)
+        sentence = f"Only one setting {'can be compared' if several else 'was timed'}, {name}"
+    sentence += f": {write_time(chosen.best)} an epoch"
+    sentence += " (a time with a warning)" * (not row.trusted)
     if bases:
-        told += f", against {join_words([_write_base(chosen, base) for base in bases])}"
+        sentence += f", against {join_words([_write_base(chosen, base) for base in bases])}"
     saved = _list_saved(row, bases[-1].best) if bases else []
-    return told + (f", with {join_words(saved)}" if saved else "") + "."
+    return sentence + (f", with {join_words(saved)}" if saved else "") + "."
 
 
 def _tell_pairs(place: Target, chosen: Setting, bases: Sequence[Setting]) -> str:
     """Say how many times as fast it is as a baseline at equal batch sizes, where one ratio does not
     tell: they differ, or it was held against the baseline at another one."""
     free = (*_PRECISION, "batch_size")
-    held = [chosen.best, *(s.best for s in place.tried if s.differs_in(chosen, free))]
-    told, most, apart = list[str](), 0, False
+    rows = [chosen.best, *(s.best for s in place.tried if s.differs_in(chosen, free))]
+    speeds, most, apart = list[str](), 0, False
     for base in (one.best for one in bases):
         both = (base.precision, chosen.best.precision)
-        alike = [row for row in held if row.precision in both and row.trusted]
+        alike = [row for row in rows if row.precision in both and row.trusted]
         for found in filter(None, estimate(TIME, [*find_changes("precision", alike)], alike)):
             if found.apart or base.batch_size != chosen.best.batch_size:
-                told.append(f"{_list_speeds(found, alike)} times as fast as {base.precision}")
+                speeds.append(f"{_list_speeds(found, alike)} times as fast as {base.precision}")
                 most, apart = max(most, found.pairs), apart or found.apart
     equal = "equal batch sizes" if most > 1 else "an equal batch size"
     differs = ", so the gain differs by batch size" * apart
-    return f"At {equal} it is {join_words(told)}{differs}." if told else ""
+    return f"At {equal} it is {join_words(speeds)}{differs}." if speeds else ""
 
 
 def _list_speeds(found: Estimate, rows: Sequence[Result]) -> str:
@@ -277,8 +277,8 @@ def _list_speeds(found: Estimate, rows: Sequence[Result]) -> str:
     if many := len(speeds) > MOST_NAMED:
         speeds.sort(key=itemgetter(1))
         speeds = [speeds[0], speeds[-1]]
-    said = [f"{write_ratio(speed)} ({size})" for size, speed in speeds]
-    return f"from {' to '.join(said)}" if many else join_words(said)
+    written = [f"{write_ratio(speed)} ({size})" for size, speed in speeds]
+    return f"from {' to '.join(written)}" if many else join_words(written)
 
 
 def _write_base(chosen: Setting, base: Setting) -> str:
@@ -286,16 +286,16 @@ def _write_base(chosen: Setting, base: Setting) -> str:
     note = describe_tf32(row) if row.precision == "tf32" and row.device == "cuda" else ""
     note += "; " * bool(note)
     where = f" at batch size {size}" * (size != chosen.best.batch_size)
-    told = f"{write_time(base.best)} in {row.precision}{where}"
+    time = f"{write_time(base.best)} in {row.precision}{where}"
     if why := refuse_base(row):
-        return f"{told} ({note}which {why})"
+        return f"{time} ({note}which {why})"
     (speed,) = judge_speeds([(chosen.best, row)])
     assert speed.value is not None
-    said = f"{write_ratio(speed.value)} times as fast"
+    gain = f"{write_ratio(speed.value)} times as fast"
     if ends := write_ends((speed.low, speed.high), write_ratio, " to "):
-        said += f"; 95 %: {ends}"
-    said += ", not certain" * (speed.judge(STEADY) is Verdict.AMBIGUOUS)
-    return f"{told} ({note}{said}{'; a time with a warning' * (not row.trusted)})"
+        gain += f"; 95 %: {ends}"
+    gain += ", not certain" * (speed.judge(STEADY) is Verdict.AMBIGUOUS)
+    return f"{time} ({note}{gain}{'; a time with a warning' * (not row.trusted)})"
 
 
 def describe_tf32(row: Result) -> str:
@@ -306,14 +306,14 @@ def describe_tf32(row: Result) -> str:
 
 def _list_saved(row: Result, base: Result) -> list[str]:
     """Return the memory and the energy beside those of the baseline, if they differ."""
-    said = []
+    saved = []
     ours, theirs = row.memory_bytes, base.memory_bytes
     if row.memory_measure == base.memory_measure and differ_in_memory(row, base):
-        said.append(f"{ours / GIB:#.3g} instead of {theirs / GIB:#.3g} GiB")
+        saved.append(f"{ours / GIB:#.3g} instead of {theirs / GIB:#.3g} GiB")
     share = over(row.energy_per_epoch_j, base.energy_per_epoch_j)
     if is_number(share) and not refuse_base(base) and not (row.energy or base.energy):
-        said.append(f"{100 * share:.0f} % of {base.precision}'s energy")
-    return said
+        saved.append(f"{100 * share:.0f} % of {base.precision}'s energy")
+    return saved
 
 
 def _tell_rivals(found: ReportData, place: Target, chosen: Setting) -> str:
@@ -327,28 +327,30 @@ def _tell_rivals(found: ReportData, place: Target, chosen: Setting) -> str:
         if setting.best.precision not in _BASELINES
     ]
     rivals.sort(key=lambda setting: setting.best.epoch_time_s)
-    told: dict[str, list[Setting]] = {"as fast": [], "perhaps slower": [], "slower": []}
+    judged: dict[str, list[Setting]] = {"as fast": [], "perhaps slower": [], "slower": []}
     for setting in rivals:
         (speed,) = judge_speeds([(chosen.best, setting.best)])
         near, verdict = speed.value is not None and speed.value < 1 + STEADY, speed.judge(STEADY)
         perhaps = "perhaps slower" if verdict is Verdict.AMBIGUOUS else "slower"
-        told["as fast" if near or verdict is Verdict.SAME else perhaps].append(setting)
+        judged["as fast" if near or verdict is Verdict.SAME else perhaps].append(setting)
     parts = []
-    for word, those in told.items():
+    for word, those in judged.items():
         names = [_name_rival(place, s, chosen) for s in those[:MOST_NAMED]]
         if those:
             parts.append(f"{word} {'is' if len(names) == 1 else 'are'} {join_words(names)}")
-    loss = next(filter(None, (_find_loss(found, place, chosen, one) for one in told["slower"])), "")
+    loss = next(
+        filter(None, (_find_loss(found, place, chosen, one) for one in judged["slower"])), ""
+    )
     return f"{capitalize('; '.join(parts))}{loss}." if parts else ""
 
 
 def _name_rival(place: Target, rival: Setting, chosen: Setting) -> str:
     """Name a setting by its precision, with its time and, where it is much longer, how often."""
     times = rival.best.epoch_time_s / chosen.best.epoch_time_s
-    told = [write_time(rival.best)]
-    told += [f"{times:.1f} times as long"] * (times >= MUCH)
-    told += ["a time with a warning"] * (not rival.best.trusted)
-    return f"{_name_precision(place, rival)} ({', '.join(told)})"
+    details = [write_time(rival.best)]
+    details += [f"{times:.1f} times as long"] * (times >= MUCH)
+    details += ["a time with a warning"] * (not rival.best.trusted)
+    return f"{_name_precision(place, rival)} ({', '.join(details)})"
 
 
 MUCH = 1.5
@@ -394,9 +396,9 @@ def _tell_next(found: ReportData, place: Target) -> str:
     if first in _list_sizes(place, choice.chosen):
         return ""
     what = "The lowest time" if first is choice.fastest else "The next"
-    told = f"{what} is {describe_setting(found, first)}, {write_time(first.best)} "
-    told += f"({_write_share(first.best, chosen)})"
-    return f"{told}{_write_memory(first.best, chosen)}."
+    sentence = f"{what} is {describe_setting(found, first)}, {write_time(first.best)} "
+    sentence += f"({_write_share(first.best, chosen)})"
+    return f"{sentence}{_write_memory(first.best, chosen)}."
 
 
 def _write_share(row: Result, chosen: Result) -> str:
@@ -427,7 +429,7 @@ def _list_sizes(place: Target, chosen: Setting) -> list[Setting]:
     others = [s for s in others if s.best.trusted or s.best.epoch_time_s > row.epoch_time_s]
     others = [s for s in others if s.best.precision not in _BASELINES or not _is_other(s, row)]
     others.sort(key=lambda s: (s.best.batch_size, _is_other(s, row), s.best.epoch_time_s))
-    first = [next(held) for _, held in groupby(others, lambda s: s.best.batch_size)]
+    first = [next(alike) for _, alike in groupby(others, lambda s: s.best.batch_size)]
     smaller = [s for s in first if s.best.batch_size < row.batch_size]
     larger = [s for s in first if s.best.batch_size > row.batch_size]
     return [*smaller[-2:], *larger[:2]]
@@ -435,22 +437,22 @@ def _list_sizes(place: Target, chosen: Setting) -> list[Setting]:
 
 def _tell_batch_sizes(place: Target, chosen: Setting) -> str:
     """Say what the nearest smaller and larger batches take."""
-    told = list[str]()
+    parts = list[str]()
     sizes = _list_sizes(place, chosen)
     for setting in sizes:
         one, learnt = setting.best, setting.find_learnt("test_accuracy")
-        said = f"{one.batch_size} takes {write_time(one)}"
-        said += f" in {_name_precision(place, setting)}" * _is_other(setting, chosen.best)
+        part = f"{one.batch_size} takes {write_time(one)}"
+        part += f" in {_name_precision(place, setting)}" * _is_other(setting, chosen.best)
         if place.choice and setting is place.choice.fastest:
-            said += f", the lowest time ({_write_share(one, chosen.best)})"
+            part += f", the lowest time ({_write_share(one, chosen.best)})"
         if one.host_bound:
-            said += f", {write_wait(one)}"
-        said += _write_memory(one, chosen.best)
+            part += f", {write_wait(one)}"
+        part += _write_memory(one, chosen.best)
         if learnt is not None:
-            what = "" if any("reaches" in one for one in told) else " test accuracy"
-            said += f", and reaches {100 * learnt:.0f} %{what}"
-        told.append(said)
-    return f"Batch size {'; '.join(told)}. {write_caveat([chosen, *sizes])}" if told else ""
+            what = "" if any("reaches" in one for one in parts) else " test accuracy"
+            part += f", and reaches {100 * learnt:.0f} %{what}"
+        parts.append(part)
+    return f"Batch size {'; '.join(parts)}. {write_caveat([chosen, *sizes])}" if parts else ""
 
 
 def _is_other(setting: Setting, row: Result) -> bool:
@@ -460,15 +462,15 @@ def _is_other(setting: Setting, row: Result) -> bool:
 def write_caveat(settings: Sequence[Setting]) -> str:
     """Say what times and accuracies of several batch sizes do not tell."""
     known = [row for s in settings for row in s.cases if s.find_learnt("test_accuracy") is not None]
-    said = "Throughput only: "
+    caveat = "Throughput only: "
     if known:
         seeds = max(row.seeds for row in known)
-        said += (
+        caveat += (
             f"accuracies are of {count(seeds, 'seed')} at one learning rate, and a larger batch "
         )
-        said += "makes fewer updates; "
-    return (
-        f"{said}at another batch size tune the learning rate again, and compare at equal accuracy."
+        caveat += "makes fewer updates; "
+    return caveat + (
+        "at another batch size tune the learning rate again, and compare at equal accuracy."
     )
 
 
@@ -515,42 +517,42 @@ def _tell_certainty(found: ReportData, place: Target, chosen: Setting) -> str:
         (s, [one.epoch_time_s for one in s.cases if one.trust and is_number(one.epoch_time_s)])
         for s in place.settings
     )
-    apart = [(max(held) / min(held) - 1, s) for s, held in times if len(held) > 1]
+    apart = [(max(values) / min(values) - 1, s) for s, values in times if len(values) > 1]
     alone = sum(setting.timed for setting in place.settings) == 1
     each, medians = ("One run", "Median") if alone else ("One run each", "Medians")
-    said = each if row.repeats == 1 else f"{medians} of {row.repeats} runs"
+    sentence = each if row.repeats == 1 else f"{medians} of {row.repeats} runs"
     if row.repeats == 1 and apart:
-        said += f"; {_tell_agreement(found, apart)}"
+        sentence += f"; {_tell_agreement(found, apart)}"
     elif row.repeats < MIN_REPEATS:
         chance = (
             "how far its time repeats is not known"
             if alone
             else ("small differences may be chance")
         )
-        said += f", so {chance}; use --repeats {MIN_REPEATS}"
+        sentence += f", so {chance}; use --repeats {MIN_REPEATS}"
     else:
         most = max(0.001, *(s.best.scatter for s in place.settings if is_number(s.best.scatter)))
-        said += f", which spread by up to ±{100 * most:.1f} %"
+        sentence += f", which spread by up to ±{100 * most:.1f} %"
     ratios = row.device == "cpu" and not alone
-    return said + ". Ratios of a CPU say nothing of a GPU" * ratios + "."
+    return sentence + ". Ratios of a CPU say nothing of a GPU" * ratios + "."
 
 
 def _tell_agreement(found: ReportData, apart: Sequence[tuple[float, Setting]]) -> str:
     """Say how far the runs of each setting differ, with a warning or without one."""
     alike = [share for share, _ in apart if share <= STEADY]
     unlike = sorted((one for one in apart if one[0] > STEADY), key=itemgetter(0), reverse=True)
-    said = list[str]()
+    parts = list[str]()
     if alike:
         number = count(len(alike), "setting")
         number = f"{len(alike)} of {len(apart)} settings" if unlike else number
-        said.append(
+        parts.append(
             f"{number} measured more than once agreed within {100 * max(0.001, *alike):.1f} %"
         )
-    said += [
+    parts += [
         f"{describe_setting(found, setting)} differed by {100 * share:.1f} %"
         for share, setting in unlike[:MOST_NAMED]
     ]
-    return "; ".join(said)
+    return "; ".join(parts)
 
 
 def _tell_untried(found: ReportData, place: Target, chosen: Setting) -> str:
@@ -566,17 +568,19 @@ def _tell_untried(found: ReportData, place: Target, chosen: Setting) -> str:
     ]
     if not off:
         return ""
-    told = f"Not tried: {join_words([_LEVERS[axis] for axis in off])}, which may change the order."
+    sentence = (
+        f"Not tried: {join_words([_LEVERS[axis] for axis in off])}, which may change the order."
+    )
     known = find_fastest(row, off, [sweep.path for sweep in found.sweeps])
     if known is not None:
         case = known.row.case
         how = ", ".join(name_setting(a, spell_value(getattr(case, a))) for a in off
                         if getattr(case, a) != getattr(Case, a))  # fmt: skip
-        told += (
+        sentence += (
             f" With {how}, {case.precision} at batch size {case.batch_size} took "
             f"{write_number(known.time_s)} s on such a card ({known.where})."
         )
-    return told
+    return sentence
 
 
 def _tell_largest(place: Target) -> str:
@@ -588,14 +592,14 @@ def _tell_largest(place: Target) -> str:
     ended = [row for row in rows if row.accumulate == least]
     if not any(row.status in REFUSED for row in ended):
         return ""
-    said = []
+    largest = []
     for limit in order_values("memory_limit", (row.memory_limit for row in ended)):
         for precision in order_values("precision", (row.precision for row in ended)):
             alike = [r for r in ended if (r.memory_limit, r.precision) == (limit, precision)]
             fits, fails = find_bounds(alike)
             where = f"{precision} under {limit}" if limit else precision
             if fails:
-                said.append(f"{where} {fits or 'none'} ({fails} does not)")
+                largest.append(f"{where} {fits or 'none'} ({fails} does not)")
             elif fits:
-                said.append(f"{where} at least {fits}")
-    return f"Largest batch size that fits: {', '.join(said)}." if said else ""
+                largest.append(f"{where} at least {fits}")
+    return f"Largest batch size that fits: {', '.join(largest)}." if largest else ""

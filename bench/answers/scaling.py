@@ -222,9 +222,9 @@ def name_line(line: Line, named: Sequence[str]) -> str:
     first = line.points[-1].row
     hidden = ("world_size", "parallel", *(["batch_size"] if line.strong else []))
     axes = [name for name in named if name not in hidden]
-    held = f"global batch {count_items(first)}" if line.strong else "batch of each constant"
+    constant = f"global batch {count_items(first)}" if line.strong else "batch of each constant"
     way = spell_value(first.parallel)
-    return " · ".join(filter(None, [name_place(first, axes), held, way]))
+    return " · ".join(filter(None, [name_place(first, axes), constant, way]))
 
 
 def _tabulate_scaling(found: ReportData) -> Iterator[Sheet]:

@@ -100,7 +100,7 @@ def choose(
     if not known:
         return None
     timed = [s for s in settings if s.timed and s.best.trust]
-    known_s, timed_s = (min(s.best.epoch_time_s for s in held) for held in (known, timed))
+    known_s, timed_s = (min(s.best.epoch_time_s for s in group) for group in (known, timed))
     few = not aim and 2 * len(known) <= len(timed)
     if few and known_s > (1 + NEAR) * timed_s:
         return None
@@ -125,7 +125,7 @@ def _list_least(settings: Sequence[Setting], aim: Aim) -> list[Setting]:
     """Return the settings that have the least of an aim, or more by no more than it tolerates."""
     known = [(aim.take(s.best), s) for s in settings if is_number(aim.take(s.best))]
     repeats = [[aim.take(run) for run in setting.best.counted] for _, setting in known]
-    deviation, freedom = pool_noise([[v for v in held if v > 0] for held in repeats])
+    deviation, freedom = pool_noise([[v for v in values if v > 0] for values in repeats])
     noise = math.sqrt(2) * find_quantile(freedom) * deviation if freedom >= MIN_REPEATS else 0.0
     most = math.exp(max(math.log1p(aim.tolerance), noise)) * min((v for v, _ in known), default=0)
     return [setting for value, setting in known if value <= most]

@@ -200,6 +200,6 @@ def describe(found: CheckResult) -> str:
 
 def explain(found: CheckResult) -> str:
     named = name_first(found.finding.named if found.finding else [], 8, "; ")
-    said = f"{found.check.name} failed. Expected: {found.check.shows}. {found.check.fix}"
-    lines = [said, *(f"  {text}" for text in (found.why, named) if text)]
+    sentence = f"{found.check.name} failed. Expected: {found.check.shows}. {found.check.fix}"
+    lines = [sentence, *(f"  {text}" for text in (found.why, named) if text)]
     return "\n".join(textwrap.fill(clean(text), 80, subsequent_indent="    ") for text in lines)

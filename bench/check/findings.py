@@ -128,13 +128,13 @@ def answer(check: Check, subject: Subject) -> CheckResult:
 
 
 def answer_all(
-    told: Connection, case: Case, folder: str, steps: int, until: float, names: Sequence[str]
+    connection: Connection, case: Case, folder: str, steps: int, until: float, names: Sequence[str]
 ) -> None:
     """Send the `CheckResult` of each of these checks as it is found, from a process that was forked
     with torch imported."""
     subject = Subject(case, folder, steps, until)
     for name in names:
-        told.send(answer(CHECKS[name], subject))
+        connection.send(answer(CHECKS[name], subject))
 
 
 def pick_items(batch: Any, order: Sequence[int]) -> Any:
@@ -376,8 +376,10 @@ def _train(subject: Subject, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
     losses = take_steps(training, stream(batches, epoch), _AGAIN)
     # without its modules' extra state
     state = [t for t in training.model.state_dict().values() if isinstance(t, Tensor)]
-    held = [t for t in state if t.is_floating_point()]
-    flat = [torch.cat([t.detach().double().flatten() for t in s]) for s in (held, training.masters)]
+    floating = [t for t in state if t.is_floating_point()]
+    flat = [
+        torch.cat([t.detach().double().flatten() for t in s]) for s in (floating, training.masters)
+    ]
     return losses, flat[0], flat[1]
 
 
@@ -425,17 +427,17 @@ def check_memory(subject: Subject) -> Finding:
     """Measure how many more bytes are held after each step: on a CPU by the tensors that Python
     holds, elsewhere of all that is allocated on the device."""
     batches, training = subject.start_plain()
-    held = list[int]()
+    allocated = list[int]()
 
     def look(index: int, loss: Tensor) -> None:
         gc.collect()  # what only a reference cycle holds is no leak
         if subject.device.type == "cuda":
-            held.append(torch.cuda.memory_allocated())
+            allocated.append(torch.cuda.memory_allocated())
             return
         # by type: isinstance reads an object's __class__, which for some of torch's gives a warning
         tensors = (o for o in gc.get_objects() if issubclass(type(o), Tensor))
         strided = (t for t in tensors if t.layout is torch.strided)
-        held.append(sum(t.untyped_storage().nbytes() for t in strided))
+        allocated.append(sum(t.untyped_storage().nbytes() for t in strided))
 
     steps = islice(stream(batches), _HELD_STEPS)
     # gc then skips what exists already: scanning torch's 300,000 objects took 0.3 s each time
@@ -446,14 +448,14 @@ def check_memory(subject: Subject) -> Finding:
     finally:
         gc.unfreeze()
     most = _KEPT_BYTES[subject.device.type]
-    return Finding(growth(held), "bytes more after each step", high=most)
+    return Finding(growth(allocated), "bytes more after each step", high=most)
 
 
-def growth(held: Sequence[int]) -> float:
+def growth(sizes: Sequence[int]) -> float:
     """Return the mean growth per step in the second half: momentum and the like arise in the first.
 
     >>> growth([0, 5, 5, 5, 6, 7])
     1.0
     """
-    half = len(held) // 2
-    return (held[-1] - held[half]) / (len(held) - 1 - half)
+    half = len(sizes) // 2
+    return (sizes[-1] - sizes[half]) / (len(sizes) - 1 - half)

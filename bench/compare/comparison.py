@@ -257,8 +257,8 @@ class MetricVerdict:
         factors = 1.0, 1.0 if self.ratio.lack else self.match.factor
         costs = []
         for side, times, factor in zip(self.match.ran, self.values, factors, strict=True):
-            told = [run.energy_per_epoch_j * factor for run in side.runs if run.timed]
-            energy_j = median([one for one in told if one == one] or [math.nan])
+            energies = [run.energy_per_epoch_j * factor for run in side.runs if run.timed]
+            energy_j = median([one for one in energies if one == one] or [math.nan])
             time_s = median(times) if times else math.nan
             costs.append(tariff.find_cost(side.runs[0], time_s, energy_j))
         return costs
@@ -411,7 +411,9 @@ def _judge(
         if ours or theirs:
             lack = _refuse(metric, match, axis, apart)
             if metric in (_TIME, _ENERGY) and not lack:
-                theirs = {seed: [v * match.factor for v in held] for seed, held in theirs.items()}
+                theirs = {
+                    seed: [v * match.factor for v in values] for seed, values in theirs.items()
+                }
             found.append(MetricVerdict(match, (ours, theirs), Ratio(lack=lack)))
     family = [one for one in found if not one.ratio.lack]
     if not metric.seeded:

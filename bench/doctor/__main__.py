@@ -45,8 +45,8 @@ def write_json(machine: Machine, findings: Sequence[Remark]) -> str:
     facts = asdict(
         machine, dict_factory=lambda pairs: {name: one for name, one in pairs if one is not None}
     )
-    said = [{**asdict(f), "level": f.level.name.lower()} for f in findings]
-    return json.dumps({"facts": facts, "findings": said}, indent=2, ensure_ascii=False)
+    remarks = [{**asdict(f), "level": f.level.name.lower()} for f in findings]
+    return json.dumps({"facts": facts, "findings": remarks}, indent=2, ensure_ascii=False)
 
 
 @command

@@ -90,9 +90,9 @@ def _find_failed(seen: Observed) -> str:
 
 
 def _judge_setup(seen: Observed) -> str:
-    held = [row.number("baseline_device_bytes") for row in seen.rows]
+    baselines = [row.number("baseline_device_bytes") for row in seen.rows]
     slow = max((row.number("setup_time_s") or 0.0 for row in seen.rows), default=0.0)
-    known = [size for size in held if size is not None]
+    known = [size for size in baselines if size is not None]
     wrong = [
         _find_failed(seen),
         *("a worker was started cold" for row in seen.rows if "started cold" in row.notes),
@@ -255,15 +255,15 @@ def check_server() -> str:
     for pid in list_children(os.getpid()):
         with suppress(OSError):
             files = [str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir()]
-            if held := [name for name in files if name.startswith(DRIVER)]:
-                return f"process {pid} holds {', '.join(sorted({*held}))}"
+            if devices := [name for name in files if name.startswith(DRIVER)]:
+                return f"process {pid} holds {', '.join(sorted({*devices}))}"
     return ""
 
 
 def run_check(check: Expectation, words: dict[str, str], out: Path, uuid: str | None) -> str:
     """Run the commands of a check, each into a folder of its own in ``out``. Return what was seen
     if it is not what was expected."""
-    rows, said, codes, ended = list[Row](), list[str](), list[int](), 0.0
+    rows, outputs, codes, ended = list[Row](), list[str](), list[int](), 0.0
     for number, text in enumerate(check.commands):
         folder = out / f"{check.name.replace(' ', '-')}-{number + 1}"
         known = words | {"into": f"--out {shlex.quote(str(folder))} {words['where']}"}
@@ -283,13 +283,13 @@ def run_check(check: Expectation, words: dict[str, str], out: Path, uuid: str | 
         if check.harm and (worker := _await_worker(child)):
             begun = time.monotonic()
             check.harm(child, worker)
-        said.append(child.communicate()[0])
+        outputs.append(child.communicate()[0])
         ended = time.monotonic() - begun
         codes.append(child.returncode)
         if (folder / RECORDS).is_file():
             latest = {row.case: row for row in read_rows(folder)}
             rows += latest.values()
-    return check.judge(Observed(rows, said[-1], codes, words["device"], uuid, ended))
+    return check.judge(Observed(rows, outputs[-1], codes, words["device"], uuid, ended))
 
 
 def _await_worker(child: subprocess.Popen[str]) -> int:
@@ -348,8 +348,8 @@ def check_trust(device: str, out: Path, shared: bool) -> int:
     wrong, number = [], 0
     for name, expected, seen in go_through(device, out.absolute(), shared):
         number += 1
-        told = f"seen: {' '.join(seen.split())}; expected: {expected}" if seen else expected
-        print(f"{'WRONG' if seen else 'ok':<6}{name:<12} {told}", flush=True)
+        outcome = f"seen: {' '.join(seen.split())}; expected: {expected}" if seen else expected
+        print(f"{'WRONG' if seen else 'ok':<6}{name:<12} {outcome}", flush=True)
         wrong += [name] if seen else []
     fine = f"{count(number, 'check')} as expected"
     print(f"not as expected: {', '.join(wrong)}" if wrong else fine)

@@ -206,24 +206,24 @@ class HostReadings(Unreadable):
 
     reason: str = "the case ran on a CPU"
     _tree: ProcessTree | None = field(default=None, repr=False)
-    _held: HeldMemory | None = field(default=None, repr=False)
+    _memory: HeldMemory | None = field(default=None, repr=False)
 
     def watch(self, pid: int) -> None:
         self._tree = ProcessTree(pid)
-        self._held = HeldMemory([pid][self.whole :])
+        self._memory = HeldMemory([pid][self.whole :])
 
     def read(self, depth: Depth) -> Sequence[Reading]:
-        if self._tree is None or self._held is None:
+        if self._tree is None or self._memory is None:
             return super().read(depth)
         now = time.monotonic_ns()
         if depth == Depth.EDGE or (self.whole and depth == Depth.SLOW):
             self._tree.refresh()
-            self._held.update(self._tree.alive[self.whole :])
-        return (Reading(now, process_bytes=self._held.read() or None),)
+            self._memory.update(self._tree.alive[self.whole :])
+        return (Reading(now, process_bytes=self._memory.read() or None),)
 
     @property
     def note(self) -> str:
-        return self._held.note if self._held else ""
+        return self._memory.note if self._memory else ""
 
     def why(self, quantity: str) -> str:
         return "the worker had ended" if quantity == "process_bytes" else self.reason

@@ -75,8 +75,8 @@ class Report(ReportData):
     @cached_property
     def subject(self) -> str:
         machines = [place.machine for place in self.places]
-        said = describe_subject(self.title, self.results, self.varying, machines)
-        return self.wording.say_period(said)
+        text = describe_subject(self.title, self.results, self.varying, machines)
+        return self.wording.say_period(text)
 
     @cached_property
     def constants(self) -> tuple[str, ...]:
@@ -85,8 +85,8 @@ class Report(ReportData):
     @cached_property
     def answers(self) -> tuple[Answer, ...]:
         return tuple(
-            replace(told, sentences=tuple(self.wording.say_period(s) for s in told.sentences))
-            for told in recommend(self)
+            replace(answer, sentences=tuple(self.wording.say_period(s) for s in answer.sentences))
+            for answer in recommend(self)
         )
 
     @cached_property
@@ -109,8 +109,8 @@ class Report(ReportData):
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        told = write_notes(self.results, self.varying)
-        return tuple(self.wording.say_period(text) for text in told)
+        notes = write_notes(self.results, self.varying)
+        return tuple(self.wording.say_period(text) for text in notes)
 
     @cached_property
     def outcomes(self) -> str:
@@ -120,9 +120,9 @@ class Report(ReportData):
             return "No run has ended here yet."
         ends = Counter(name_outcome(row) for row in self.results)
         ordered = sorted(ends.items(), key=lambda pair: (pair[0] != Status.OK.value, -pair[1]))
-        said = ", ".join(f"{number:,} {end}" for end, number in ordered) or "none"
+        numbers = ", ".join(f"{number:,} {end}" for end, number in ordered) or "none"
         runs = count(sum(row.runs for row in self.results), "run")
-        return f"{count(len(self.results), 'case')} in {runs}: {said}."
+        return f"{count(len(self.results), 'case')} in {runs}: {numbers}."
 
     @cached_property
     def next_step(self) -> NextStep | None:

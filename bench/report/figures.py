@@ -54,14 +54,14 @@ class Panel(NamedTuple):
     """The settings of one machine, network and data, each precision at its main loss scale."""
 
     about: str  # the machine, and what else tells it from other panels
-    held: str  # the values of `FIXED_AXES` of ``cases``; empty if all panels have the same
+    fixed: str  # the values of `FIXED_AXES` of ``cases``; empty if all panels have the same
     cases: list[Result]  # those that differ in precision and batch size alone
     every: list[Result]  # all whose memory is known
     chosen: set[int]  # the cells of what is recommended
 
     @property
     def title(self) -> str:
-        return " · ".join(filter(None, (self.about, self.held)))
+        return " · ".join(filter(None, (self.about, self.fixed)))
 
 
 def list_panels(report: Report) -> list[Panel]:
@@ -87,13 +87,13 @@ def list_panels(report: Report) -> list[Panel]:
         if extrapolated := [one for one in part if one.extrapolated]:
             some = "some " * (len(extrapolated) < len(part))
             words += [f"{some}extrapolated from part of an epoch"]
-        held = [f"{name_axis(n)} {spell_value(getattr(first, n))}" for n in varying]
+        fixed = [f"{name_axis(n)} {spell_value(getattr(first, n))}" for n in varying]
         cases = [base[at] for at in list_main(base, [0] * len(base))]
         main = list_main(part, [*map(attrgetter(*FIXED_AXES, "batch_size"), part)])
         every = [part[at] for at in main if is_number(part[at].memory_bytes)]
         if len(cases) > 1:
             about = capitalize(" · ".join(filter(None, words)))
-            found.append(Panel(about, " · ".join(held), cases, every, chosen))
+            found.append(Panel(about, " · ".join(fixed), cases, every, chosen))
     return found
 
 
@@ -278,7 +278,7 @@ DRAWINGS = (
 def list_figures(panels: Sequence[Panel]) -> list[tuple[Drawing, list[Panel]]]:
     """Return the figures that there is data for, with the panels of each."""
     fit = [(kind, [p for p in panels if len(p.every) > 1 or not kind.costs]) for kind in DRAWINGS]
-    return [(kind, held) for kind, held in fit if held]
+    return [(kind, shown) for kind, shown in fit if shown]
 
 
 def draw(kind: Drawing, panels: Sequence[Panel], columns: int, say: Callable[[str], str]) -> Figure:

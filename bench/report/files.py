@@ -92,7 +92,7 @@ def write_json(report: Report) -> str:
         "constants": report.constants,
         "answers": [asdict(answer) for answer in report.answers],
         "next_step": report.next_step and asdict(report.next_step),
-        "warnings": [_take(said, "label", "text", "remedy") for said in report.warnings],
+        "warnings": [_take(warning, "label", "text", "remedy") for warning in report.warnings],
         "tables": [_table(table) for table in report.tables],
         "notes": report.notes,
         "outcomes": report.outcomes,

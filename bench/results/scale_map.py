@@ -230,11 +230,11 @@ def find_window(case: ScaleCase, tolerance: float = TOLERANCE) -> Window:
         return Window(verdicts=dict.fromkeys(case.scales, "fp32 itself diverged"))
     ceiling = min(case.overflows, default=math.inf)
     verdicts = dict.fromkeys(case.scales, "overflows")
-    held = [s for s in case.scales if s < ceiling]
-    enough = min(map(case.lost, held), default=0.0) + tolerance
-    starved = _find_starved(case, held)
+    finite = [s for s in case.scales if s < ceiling]
+    enough = min(map(case.lost, finite), default=0.0) + tolerance
+    starved = _find_starved(case, finite)
     safe: list[float] = []
-    for scale in reversed(held):
+    for scale in reversed(finite):
         if case.lost(scale) > enough:
             verdicts[scale] = "flushes too much"
         elif scale in starved:
@@ -256,16 +256,16 @@ def find_window(case: ScaleCase, tolerance: float = TOLERANCE) -> Window:
     return Window(safe[0], safe[-1], use, not roomy, needed, verdicts)
 
 
-def _find_starved(case: ScaleCase, held: Sequence[float]) -> dict[float, str]:
+def _find_starved(case: ScaleCase, scales: Sequence[float]) -> dict[float, str]:
     """Return, for each scale that starves a layer, the one losing most beyond its best scale."""
     lost: dict[tuple[str, GradientKind], dict[float, float]] = {}
     for row in case.gradients:
         # by the step that loses most; what is not counted at a scale is not lost there
-        shares = lost.setdefault((row.layer, row.kind), dict.fromkeys(held, 0.0))
+        shares = lost.setdefault((row.layer, row.kind), dict.fromkeys(scales, 0.0))
         if row.scale in shares:
             shares[row.scale] = max(shares[row.scale], row.tally.share(Fate.FLUSHED))
     starved: dict[float, str] = {}
-    most = dict.fromkeys(held, LAYER_TOLERANCE)
+    most = dict.fromkeys(scales, LAYER_TOLERANCE)
     for (layer, _), shares in lost.items():
         best = min(shares.values(), default=0.0)
         for scale, share in shares.items():
@@ -290,11 +290,11 @@ def read_scale_map(folder: Path) -> ScaleMap | None:
     if not (folder / MAP).is_file():
         return None
     try:
-        told = json.loads((folder / MAP).read_text(encoding="utf-8"))
-        if (version := told.pop("version")) != VERSION:
+        document = json.loads((folder / MAP).read_text(encoding="utf-8"))
+        if (version := document.pop("version")) != VERSION:
             raise ValueError(f"version {version}, this reads {VERSION}")
-        cases = read_value(tuple[ScaleCase, ...], told.pop("cases"))
-        return ScaleMap(folder, cases=cases, **told)
+        cases = read_value(tuple[ScaleCase, ...], document.pop("cases"))
+        return ScaleMap(folder, cases=cases, **document)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{folder}: {MAP} is not as bench.scales writes it ({type(error).__name__}: {error}); "
@@ -305,11 +305,11 @@ def read_scale_map(folder: Path) -> ScaleMap | None:
 def write_map(scales: ScaleMap) -> None:
     """Write all cases measured so far; the file is replaced whole. Raises UsageError: the folder
     cannot be written."""
-    told = {"version": VERSION, **vars(scales)}
-    del told["folder"]
-    told["cases"] = [{f.name: getattr(c, f.name) for f in fields(c)} for c in scales.cases]
+    document = {"version": VERSION, **vars(scales)}
+    del document["folder"]
+    document["cases"] = [{f.name: getattr(c, f.name) for f in fields(c)} for c in scales.cases]
     try:
         scales.folder.mkdir(parents=True, exist_ok=True)
-        replace_file(scales.folder / MAP, json.dumps(told, default=astuple) + "\n")
+        replace_file(scales.folder / MAP, json.dumps(document, default=astuple) + "\n")
     except OSError as error:
         raise UsageError(f"--out {scales.folder}: {error.strerror}; choose another") from error

@@ -156,9 +156,9 @@ most pi / 2."""
 def pool_noise(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
     """Return the standard deviation of the logarithms of one reading, by groups of readings of one
     thing each, and its degrees of freedom; NaN and 0 where no group has two."""
-    held = [summarize(group)[1] for group in groups if len(group) > 1]
-    freedom = sum(spread.number - 1 for spread in held)
-    squares = math.fsum(spread.variance * (spread.number - 1) for spread in held)
+    spreads = [summarize(group)[1] for group in groups if len(group) > 1]
+    freedom = sum(spread.number - 1 for spread in spreads)
+    squares = math.fsum(spread.variance * (spread.number - 1) for spread in spreads)
     return (math.sqrt(squares / freedom) if freedom else math.nan), freedom
 
 

@@ -205,15 +205,15 @@ def read_axes(given: argparse.Namespace) -> dict[str, list[Value]]:
         if "command" not in axes:
             raise UsageError("--vary is for a placeholder in --command; give that too")
         commands = [None if value is None else str(value) for value in axes["command"]]
-        told, commands = place_varied(own, commands)
+        varied, commands = place_varied(own, commands)
         axes["command"] = [*commands]
-        for name in [name for name in told if name in AXES and name not in MEANT]:
+        for name in [name for name in varied if name in AXES and name not in MEANT]:
             if name in axes:
                 raise UsageError(f"{axis_flag(name)} and --vary {name} are one axis; give one")
-            where, texts = f"--vary {name}", told.pop(name)
+            where, texts = f"--vary {name}", varied.pop(name)
             axes[name] = [*chain.from_iterable(parse_values(name, text, where) for text in texts)]
-        if told:
-            axes["vary"] = [*combine_vary(told)]
+        if varied:
+            axes["vary"] = [*combine_vary(varied)]
     if any(name != IMAGES for name in axes.get("workload", [])):
         for name in ("model", "dataset", *SYNTHETIC_AXES):
             if name in axes:

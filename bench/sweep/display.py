@@ -95,8 +95,8 @@ class Display(Progress):
             place = f"[{self.done + 1}{of}] "
         left_s, guess = self._estimate_left(self.done + counts)
         self.end(lane, int(counts), left_s)
-        told = f"; about {write_seconds(left_s)} left{guess}" if left_s > EVERY_S else ""
-        self.say(f"{place}{self._names[lane]}: {_describe(record)}{told * (not self.live)}")
+        left = f"; about {write_seconds(left_s)} left{guess}" if left_s > EVERY_S else ""
+        self.say(f"{place}{self._names[lane]}: {_describe(record)}{left * (not self.live)}")
 
     def _estimate_left(self, done: int) -> tuple[float, str]:
         """Return how long the other runs take, in s, and on what that depends: as long as those of

@@ -273,11 +273,11 @@ def _run(loop: Loop, asked: Plan) -> Conclusion:
     before = done = read_history(loop.rows)
     if len(comparable) < len(loop.rows):
         done = read_history(comparable)
-    told, cases, largest_batches = dict[str, Any](), asked.cases, dict[Case, LargestBatch]()
+    settings, cases, largest_batches = dict[str, Any](), asked.cases, dict[Case, LargestBatch]()
     if asked.families:
         step, margin = read_goal(config.get("search"))
-        told["search"] = {"step": step or STEP, "margin": margin}
-        loop.write_config(cases, **told)
+        settings["search"] = {"step": step or STEP, "margin": margin}
+        loop.write_config(cases, **settings)
         largest_batches = Searches(
             loop, asked.families, comparable, step or STEP, margin
         ).find_largest_batches()
@@ -285,7 +285,7 @@ def _run(loop: Loop, asked: Plan) -> Conclusion:
         for case in cases:  # whose batch sizes were just found
             loop.inputs.check_batches(case)
     plan = plan_runs(cases, options.repeats)
-    loop.write_config(cases, **told)
+    loop.write_config(cases, **settings)
     runs = list_left(plan, done, options)
     loop.planned = list(dict.fromkeys(case for case, _, _ in runs))
     left = set(runs)

@@ -75,26 +75,26 @@ def find_unlike(
         asked = [name for name in columns if examined or name not in MODEL_PARTS]
         for name, now, others in list_unlike(rows, case, environment, asked):
             unlike.update(map(id, others))
-            for told in dict.fromkeys(getattr(row, name) for row in others):
-                differing[_describe_difference(name, told, now, inputs, case)] = None
+            for before in dict.fromkeys(getattr(row, name) for row in others):
+                differing[_describe_difference(name, before, now, inputs, case)] = None
     return unlike, differing.keys()
 
 
-def _describe_difference(name: str, told: str, now: str, inputs: Inputs, case: Case) -> str:
+def _describe_difference(name: str, before: str, now: str, inputs: Inputs, case: Case) -> str:
     if name == "model_source":
-        changed = inputs.versions.list_changed(case, told)
+        changed = inputs.versions.list_changed(case, before)
         if changed:
-            return f"{name_first(changed, 4)} changed since: {name} was {told}"
-    return f"{name} was {told or 'none'}, now {now or 'none'}"
+            return f"{name_first(changed, 4)} changed since: {name} was {before}"
+    return f"{name} was {before or 'none'}, now {now or 'none'}"
 
 
 def refuse_other_part(out: Path, config: Mapping[str, Any], shard: Shard | None) -> None:
     """Refuse a folder whose configuration names another part of a sweep."""
     there, now = str(config.get(SHARD, "")), str(shard or "")
     if config and there != now:
-        held = f"shard {there}" if there else "a sweep that is not split into shards"
+        content = f"shard {there}" if there else "a sweep that is not split into shards"
         fix = "choose a folder for each shard" if now else "choose another folder"
-        raise UsageError(f"--out {out}: holds {held}; {fix}")
+        raise UsageError(f"--out {out}: holds {content}; {fix}")
 
 
 def write_config(
@@ -102,18 +102,18 @@ def write_config(
     inputs: Inputs,
     options: Options,
     cases: Sequence[Case] | None = None,
-    **told: Any,
+    **keys: Any,
 ) -> None:
     """Write the configuration of a folder: commands, cases, environments, datasets, and the keys of
-    `_KEPT` that are ``told`` or were there. Without ``cases``, because a command chooses them as it
-    goes, the cases already there stay."""
+    `_KEPT` that are among ``keys`` or were there. Without ``cases``, because a command chooses them
+    as it goes, the cases already there stay."""
     before = read_config(store.folder)
     earlier = str(before.get("command", "")).splitlines()
     commands = [command for command in earlier if command != options.invocation]
     planned = {"repeats": options.repeats, **spell_cases(cases or [])}
     if cases is None:
         planned |= {name: before[name] for name in planned if name in before}
-    kept = before | {SOURCES: inputs.versions.told} | told
+    kept = before | {SOURCES: inputs.versions.sources} | keys
     if options.shard:
         kept[SHARD] = str(options.shard)
     config = {

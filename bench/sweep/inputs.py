@@ -107,7 +107,7 @@ class Inputs:
         """Return the environment of the case on a ``platform``, by default that of the first lane:
         machine, images, model and initial weights."""
         data, facts = self.data(case), self._find_facts(case)
-        told: dict[str, Any] = {
+        columns: dict[str, Any] = {
             "dataset_fingerprint": data.fingerprint,
             "dataset_source": data.source,
             "train_images": facts.units if facts else data.train_images,
@@ -116,10 +116,10 @@ class Inputs:
             **self.versions.describe(case),
         }
         if facts:
-            told["unit"] = facts.unit
+            columns["unit"] = facts.unit
         if case.command is not None:
-            told |= {"train_images": None, "test_images": None}
-        return replace((platform or self.platforms[case.device]).environment, **told)
+            columns |= {"train_images": None, "test_images": None}
+        return replace((platform or self.platforms[case.device]).environment, **columns)
 
 
 def name_data(case: Case) -> str:

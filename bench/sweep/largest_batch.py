@@ -341,9 +341,9 @@ class ProbedFamily:
         left = card - (row.number("baseline_device_bytes") or 0) if card else None
         # an allocator that is short of memory frees its cache, and the context grows after that, by
         # some 150 MB on an H100: the two peaks are not simultaneous
-        held = _peak(row, "reserved") if retries else _read_reserved(row)
+        reserved = _peak(row, "reserved") if retries else _read_reserved(row)
         # on Windows and in WSL a driver moves to the host what the card has no room for
-        spilled = row.status in MEASURED and not limit and left and held and held > left
+        spilled = row.status in MEASURED and not limit and left and reserved and reserved > left
         known = [*([parse_bytes(limit)] if limit else []), *([left] if left else [])]
         self.rows.append(
             Probe(
@@ -381,8 +381,8 @@ class ProbedFamily:
         else:
             sizes = {*list_sizes(self.family, images, step, batchnorm)}
         sizes |= {probe.batch_size for probe in self.rows if probe.seen}
-        told = [p for p in self.probes if p.trained or p.status in REFUSED]
-        available = min((p.room_bytes for p in told if p.room_bytes), default=None)
+        decided = [p for p in self.probes if p.trained or p.status in REFUSED]
+        available = min((p.room_bytes for p in decided if p.room_bytes), default=None)
         start = START * self.family.accumulate
         return Goal(sorted(sizes), available, start, of_command, bool(blind))
 

@@ -78,11 +78,11 @@ def open_loop(options: Options, asked: Plan) -> Iterator[Loop]:
     """Settle a plan, and lock its folder. From then on a signal stops the loop. Raises UsageError:
     as `settle`, or the folder holds those of shards, whose rows a report would no longer read
     beside its own."""
-    with settle(asked, options) as settled, ExitStack() as held:
+    with settle(asked, options) as settled, ExitStack() as stack:
         if shards := find_shards(out := settled.out):
             raise UsageError(f"--out {out}: holds {shards[0].name}; choose another folder")
-        store = held.enter_context(Store(out))
-        yield Loop(settled, store, held.enter_context(stop_signals(settled.executor.kill)))
+        store = stack.enter_context(Store(out))
+        yield Loop(settled, store, stack.enter_context(stop_signals(settled.executor.kill)))
 
 
 class Loop:
@@ -104,11 +104,11 @@ class Loop:
             1e9 * min([*begun, time.time()])
         )  # when the folder's first run began
         self._rated: set[tuple[Lane, str]] = set()  # lane and device
-        self._told: set[str] = set()  # the warnings of `_tell_left`
+        self._warned: set[str] = set()  # the warnings of `_tell_left`
         self._idle = deque(self.lanes)
         self._running: dict[Lane, _Running] = {}
         self._waiting: tuple[Lane, Job] | None = None  # it needs GPUs that others use
-        self._said = SimpleQueue[tuple[Lane, CaseEvent | Outcome | BaseException]]()
+        self._messages = SimpleQueue[tuple[Lane, CaseEvent | Outcome | BaseException]]()
 
     @property
     def resume(self) -> str:
@@ -132,9 +132,9 @@ class Loop:
         self._known.read(self.rows, read_beside(self.out, WorkRow))
         return [row for row in self.rows if id(row) not in unlike]
 
-    def write_config(self, cases: Sequence[Case] | None = None, **told: Any) -> None:
+    def write_config(self, cases: Sequence[Case] | None = None, **keys: Any) -> None:
         """Write the folder's configuration, see `bench.sweep.folder.write_config`."""
-        write_config(self.store, self.inputs, self.options, cases, **told)
+        write_config(self.store, self.inputs, self.options, cases, **keys)
 
     # ------------------------------------------------------------------------- what is shown
 
@@ -166,10 +166,10 @@ class Loop:
             # what has ended is recorded, as far as it can be written; what runs on is ended
             with suppress(Empty):
                 while True:
-                    lane, said = self._said.get_nowait()
-                    if isinstance(said, Outcome):
+                    lane, message = self._messages.get_nowait()
+                    if isinstance(message, Outcome):
                         with suppress(StoreError):
-                            self._end(lane, said)
+                            self._end(lane, message)
             if self._running:
                 self._executor.kill()
 
@@ -210,30 +210,30 @@ class Loop:
         return True
 
     def _run(self, lane: Lane, job: Job) -> None:
-        said: Outcome | BaseException
+        message: Outcome | BaseException
         try:
-            said = self._executor.run(
-                job, lambda event: self._said.put((lane, event)), lambda: bool(self.stopped)
+            message = self._executor.run(
+                job, lambda event: self._messages.put((lane, event)), lambda: bool(self.stopped)
             )
         except BaseException as error:
-            said = error
-        self._said.put((lane, said))
+            message = error
+        self._messages.put((lane, message))
 
     def _hear(self, source: CaseSource) -> None:
         """Handle the next message of a lane: the progress or the outcome of a run."""
         try:
-            lane, said = self._said.get(timeout=_POLL_S)
+            lane, message = self._messages.get(timeout=_POLL_S)
         except Empty:
             return
-        if isinstance(said, BaseException):
-            raise said
-        if not isinstance(said, Outcome):
-            self.display.hear(said, lane.name)
+        if isinstance(message, BaseException):
+            raise message
+        if not isinstance(message, Outcome):
+            self.display.hear(message, lane.name)
             return
         job = self._running[lane].job
-        record = self._end(lane, said)
+        record = self._end(lane, message)
         self._idle.append(lane)
-        source.settle(job, record, said)
+        source.settle(job, record, message)
 
     def _end(self, lane: Lane, outcome: Outcome) -> Record:
         one = self._running.pop(lane)
@@ -304,14 +304,14 @@ class Loop:
         if platform.unrated:
             m = outcome.measurement
             m.missing = write_missing(read_missing(m.missing or "") | {**platform.unrated})
-        finished_at, told = read_clock(), dict[str, Any]()
+        finished_at, columns = read_clock(), dict[str, Any]()
         if (seen := outcome.seen) is not None:
             if case.command is not None:
                 self._tell_left(seen, outcome.measurement)
                 wrote, seen = seen.wrote, self._left.leave_aside(seen)
                 self._left.add(wrote, started_at, finished_at)
-            told = self._settle_version(case, seen)
-        environment = replace(self.inputs.describe(case, platform), **told)
+            columns = self._settle_version(case, seen)
+        environment = replace(self.inputs.describe(case, platform), **columns)
         if outcome.unit:  # which a command alone tells
             environment.unit, environment.train_images = outcome.unit, outcome.epoch_items
         record = Record(
@@ -365,15 +365,15 @@ class Loop:
                 f"runs overwrite {name_first(overwritten, 3)}, and what was there before the sweep"
             )
         for line in lines:
-            if (kind := line[:9]) not in self._told:
-                self._told.add(kind)
+            if (kind := line[:9]) not in self._warned:
+                self._warned.add(kind)
                 fix = "{out} in --command is a folder that each run has for itself"
                 self.display.say(f"warning: {line}; {fix}")
 
     def _settle_version(self, case: Case, seen: Seen) -> dict[str, Any]:
         """Return the columns of what a case was made of, and say so if it was not as expected: its
         files were edited while the sweep ran."""
-        told, edited, more = self.inputs.versions.settle(case, seen)
+        columns, edited, more = self.inputs.versions.settle(case, seen)
         if more:
             self.write_config()
         if edited:
@@ -382,7 +382,7 @@ class Loop:
                 "ones are of another version, and are compared with none before; for all of one "
                 "version start again with another --out"
             )
-        return told
+        return columns
 
     def _place_trace(self, job: Job) -> Path | None:
         if not (job.case.profile and self.options.trace):

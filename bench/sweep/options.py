@@ -284,12 +284,12 @@ def read_running(
         raise UsageError(f"--executor {given.executor!r}; {nearest(given.executor, [*EXECUTORS])}")
     if given.address and EXECUTORS[given.executor].here:
         raise UsageError("--address is that of a Ray cluster; give --executor ray with it")
-    told = {f.name: getattr(given, f.name) for f in fields(Options) if f.name in given}
+    running = {f.name: getattr(given, f.name) for f in fields(Options) if f.name in given}
     for factory in (*axes.get("model", ()), *axes.get("workload", ())) if given.out else ():
         module, _, _ = str(factory).partition(":")
         if (given.out / f"{module}.py").is_file():  # written there for a function of a notebook
             provide_modules(given.out)
-    return Options(**told | {"axes": axes, "preset": preset})
+    return Options(**running | {"axes": axes, "preset": preset})
 
 
 def _parse_lanes(flag: str, text: str) -> int:

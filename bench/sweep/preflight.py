@@ -185,8 +185,8 @@ def check(
             raise UsageError(f"--precision {case.precision}: {why}; leave it out")
     refuse_places(platforms, cases, options)
     models, datasets = _take_models(cases, machine, options), dict[str, DatasetInfo]()
-    told = read_sources(options.out) if options.out else None
-    versions = Versions(told, models, machine.starts)
+    sources = read_sources(options.out) if options.out else None
+    versions = Versions(sources, models, machine.starts)
     inputs = Inputs(platforms, models, datasets, plan, (), machine.apex, versions)
     settle = inputs.settle
     searched = [(settle(case), text) for case, text in plan.searched]

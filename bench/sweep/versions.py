@@ -29,17 +29,17 @@ _HASHES = ("parameters", "structure", "source")
 class Versions:
     """The versions of what is trained in a folder, and which of them is expected of the next case.
 
-    ``told`` has those that the configuration keeps. ``models`` are the networks and workloads as
+    ``sources`` has those that the configuration keeps. ``models`` are the networks and workloads as
     they were examined, by `name_subject`, and ``starts`` the hashes of files of weights.
     """
 
     def __init__(
         self,
-        told: Sources | None = None,
+        sources: Sources | None = None,
         models: Mapping[str, Fingerprint] | None = None,
         starts: Mapping[str, str] | None = None,
     ) -> None:
-        self.told = told or {}
+        self.sources = sources or {}
         self._starts = dict(starts or {})
         self._models = {  # their columns
             subject: {f"model_{part}": getattr(one, part) for part in _HASHES}
@@ -84,7 +84,7 @@ class Versions:
         """Return the hash of the version that a case with these ``files`` was of, those of them
         that are not as in the version that was expected, and whether some are new to it."""
         subject, expected = name_source(case), self._expect(case)
-        known = self.told.setdefault(subject, {})
+        known = self.sources.setdefault(subject, {})
         edited = list_edited(known.get(expected, core), files)
         like = (name for name in (expected, *known) if not list_edited(known.get(name, {}), files))
         name = next((name for name in like if name in known), "")
@@ -108,7 +108,7 @@ class Versions:
         return self._now[subject]
 
     def _look(self, case: Case) -> str:
-        known, core = self.told.get(name_source(case), {}), self._list_core(case)
+        known, core = self.sources.get(name_source(case), {}), self._list_core(case)
         for name, files in known.items():
             if not list_edited(files, core) and not self.list_changed(case, name):
                 return name
@@ -125,7 +125,7 @@ class Versions:
         return self._core.get(subject, {})
 
     def _find(self, case: Case, name: str) -> Files:
-        return self.told.get(name_source(case), {}).get(name, {})
+        return self.sources.get(name_source(case), {}).get(name, {})
 
 
 def _hash_now(name: str) -> str:

@@ -16,7 +16,7 @@ PARTS_BYTES = ("weights_bytes", "gradients_bytes", "optimizer_bytes")
 """The columns of what a training holds."""
 
 
-def measure_held(
+def measure_parts(
     optimizers: Iterable[torch.optim.Optimizer], networks: Iterable[nn.Module] | None = None
 ) -> dict[str, int]:
     """Return the bytes of ``weights_bytes``, parameters and buffers of networks, by default of all

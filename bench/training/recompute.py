@@ -109,12 +109,12 @@ def _keep_outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:
 
 def _list_parts(model: nn.Module, blocks: set[nn.Module]) -> Iterator[nn.Module]:
     for child in model.children():
-        held = {*child.modules()}
+        modules = {*child.modules()}
         if child in blocks:
             yield child
-        elif held & blocks or isinstance(child, nn.ModuleList | nn.ModuleDict):
+        elif modules & blocks or isinstance(child, nn.ModuleList | nn.ModuleDict):
             yield from _list_parts(child, blocks)  # such a list is not called itself
-        elif len(held) > 1:
+        elif len(modules) > 1:
             yield child
 
 

@@ -68,8 +68,8 @@ def _write(result: dict[str, Any]) -> str:
     if result["gives_away"]:
         lines.append(f"It discloses {'; '.join(result['gives_away'])}.")
     ends = Counter(check["result"] for check in result["checks"])
-    said = ", ".join(f"{number} {end}" for end, number in ends.items())
-    return "\n".join([*lines, f"{count(ends.total(), 'check')}: {said}."])
+    numbers = ", ".join(f"{number} {end}" for end, number in ends.items())
+    return "\n".join([*lines, f"{count(ends.total(), 'check')}: {numbers}."])
 
 
 _FORMATS: dict[str, Callable[[list[dict[str, Any]]], str]] = {

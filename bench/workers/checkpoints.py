@@ -111,6 +111,6 @@ def find_best(epochs: Sequence[EpochRow]) -> int | None:
 
 
 def _word(error: Exception) -> str:
-    told = getattr(error, "strerror", None) or clean(str(error))[:200]
+    text = getattr(error, "strerror", None) or clean(str(error))[:200]
     plain = isinstance(error, OSError | UsageError | CheckpointError)
-    return told if plain else f"{type(error).__name__}: {told}"
+    return text if plain else f"{type(error).__name__}: {text}"

@@ -99,7 +99,7 @@ class _Run:
         self._job, self.case, self.trace = job, job.case, job.trace
         case = job.case
         self._path, self._read = folder / "steps", 0
-        self.report = channel.reporter("warmup", 0, self.held)
+        self.report = channel.reporter("warmup", 0, self.read_memory)
         self.steps: list[_Taken] = []
         self.epochs: dict[int, dict[str, float]] = {}  # what was found after as many steps
         self.work: dict[str, Any] = {}
@@ -179,8 +179,8 @@ class _Run:
     def processes(self) -> int:
         """How many processes took items of their own: as many as torch knows of, or of those that a
         variable names the ones that have told steps."""
-        told: int = self.who.get("processes", 1)
-        return told if self.who.get("known") else min(told, self._seen)
+        number: int = self.who.get("processes", 1)
+        return number if self.who.get("known") else min(number, self._seen)
 
     def _update(self) -> None:
         """Read what it has told since the last time."""
@@ -192,9 +192,9 @@ class _Run:
             for line in whole.splitlines():
                 self._take(*json.loads(line))
 
-    def _take(self, kind: str, *told: Any) -> None:
+    def _take(self, kind: str, *values: Any) -> None:
         if kind == "step":
-            moment, time_s, items, loss = told
+            moment, time_s, items, loss = values
             items = items or self.case.items or (None if self.own else self.supposed)
             self.counted &= items is not None
             self.steps.append(_Taken(len(self.steps), moment, time_s, items or 1, loss))
@@ -205,17 +205,17 @@ class _Run:
             self.epochs.clear()
             self._new.clear()
         elif kind == "memory":
-            self.memory |= told[0]
+            self.memory |= values[0]
         elif kind == "work":
-            (self.work,) = told
+            (self.work,) = values
         elif kind == "profile":
-            (self.profiled,) = told
+            (self.profiled,) = values
         elif kind == "who":
-            self.who |= told[0]
+            self.who |= values[0]
             self.own = bool(self.who.get("own", self.own))
-            self.cards |= dict.fromkeys(filter(None, [told[0].get("card")]))
+            self.cards |= dict.fromkeys(filter(None, [values[0].get("card")]))
         elif self.steps:
-            known = {name: value for name, value in told[0].items() if value is not None}
+            known = {name: value for name, value in values[0].items() if value is not None}
             self.epochs.setdefault(len(self.steps), {}).update(known)
 
     def _follow(self) -> Iterator[_Taken]:
@@ -248,7 +248,7 @@ class _Run:
             self.profiled = {"failure": f"{what} before {count(steps + 1, 'more step')} did"}
         return None if "failure" in self.profiled else name_trace(self._asked)
 
-    def held(self) -> int:
+    def read_memory(self) -> int:
         with suppress(OSError):  # it has ended
             return read_held_memory(self._process.pid)
         return 0
@@ -308,9 +308,9 @@ class _Run:
         self._ended.wait()
         self._copier.join(_GRACE_S)
         self._update()
-        told = [one.read_text() for one in self._path.parent.glob(f"{self._path.name}.*")]
-        self._seen = max(1, len(told))
-        self.cards |= dict.fromkeys(filter(None, told))
+        names = [one.read_text() for one in self._path.parent.glob(f"{self._path.name}.*")]
+        self._seen = max(1, len(names))
+        self.cards |= dict.fromkeys(filter(None, names))
         code = self._process.returncode
         return 128 - code if code > 128 else code  # a shell says so of what it ran
 
@@ -377,7 +377,7 @@ def _take_steps(case: Case, run: _Run, channel: Channel) -> tuple[Warmup | None,
     if warm is None:
         return None, []
     channel.enter("epoch")
-    run.report = channel.reporter("epoch", case.steps or 0, run.held, warm.steps)
+    run.report = channel.reporter("epoch", case.steps or 0, run.read_memory, warm.steps)
     measured = [*islice(run.follow, case.steps)]
     if case.steps is None or len(measured) < case.steps:
         deque(run.follow, 0)
@@ -519,10 +519,10 @@ def _describe_losses(found: Outcome, run: _Run, case: Case, measured: Sequence[_
         m.first_bad_step = max(0, bad[0] - first)
     # how many steps the warm-up takes is chance, and the loss is to be the same without it
     m.train_loss, begin = _average(run.steps[: case.steps]), 0
-    for number, (end, told) in enumerate(run.epochs.items()):
+    for number, (end, learnt) in enumerate(run.epochs.items()):
         own, begin = run.steps[begin:end], end
         took, m.train_loss = sum(step.time_s or 0.0 for step in own), _average(own)
-        m.test_loss, m.test_accuracy = told.get("loss"), told.get("accuracy")
+        m.test_loss, m.test_accuracy = learnt.get("loss"), learnt.get("accuracy")
         row = EpochRow(number, took, m.train_loss, None, m.test_loss, m.test_accuracy)
         found.epochs.append(row)
     if any(step.loss is None for step in measured):

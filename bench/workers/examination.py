@@ -124,8 +124,8 @@ class Platform:
     @property
     def _capability(self) -> tuple[int, ...] | None:
         """CUDA's compute capability; None if this is not an NVIDIA GPU."""
-        told = self.environment.capability or ""
-        return tuple(int(n) for n in told.split(".")) if told[:1].isdigit() else None
+        text = self.environment.capability or ""
+        return tuple(int(n) for n in text.split(".")) if text[:1].isdigit() else None
 
 
 @dataclass(frozen=True)
@@ -325,10 +325,10 @@ def guess_devices() -> dict[str, Platform]:
 # ----------------------------------------------------------------------------- in the process asked
 
 
-def answer(told: Connection, devices: Sequence[str]) -> None:
+def answer(connection: Connection, devices: Sequence[str]) -> None:
     import torch  # noqa: F401
 
-    told.send(describe(devices, partial(describe_device, host=describe_host())))
+    connection.send(describe(devices, partial(describe_device, host=describe_host())))
 
 
 def describe(

@@ -232,15 +232,15 @@ def try_model(asked: Request, timeout_s: float, **settings: Any) -> Examined:
     return found
 
 
-def answer(told: Connection, asked: Request) -> None:
+def answer(connection: Connection, asked: Request) -> None:
     """Send what `examine_model` finds, or what is wrong."""
     case = asked.case
     kind = "model" if case.workload == IMAGES else "workload"
     shape = CIFAR10_SHAPE if case.input is None else parse_shape(case.input)
     about = (shape, case.classes or CLASSES, asked.freezes, asked.starts, asked.precisions)
     try:
-        told.send(examine_model(case.model, kind, *about, asked.recomputes))
+        connection.send(examine_model(case.model, kind, *about, asked.recomputes))
     except UsageError as error:
-        told.send(str(error))
+        connection.send(str(error))
     except BaseException as error:
-        told.send(f"{asked.what} cannot be examined: {error!r}")
+        connection.send(f"{asked.what} cannot be examined: {error!r}")

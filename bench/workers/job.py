@@ -170,16 +170,16 @@ class Channel:
         return self._parent.recv() if self._parent else GO_ON
 
     def reporter(
-        self, phase: WorkerPhase, total: int, held: Callable[[], int], first: int = 0
+        self, phase: WorkerPhase, total: int, read_memory: Callable[[], int], first: int = 0
     ) -> Callable[[int, object], None]:
-        """Return what tells of a step now and then, with the memory that is ``held``; ``first`` is
-        the number of the phase's first step."""
+        """Return what tells of a step now and then, with the memory that ``read_memory``
+        reads in bytes; ``first`` is the number of the phase's first step."""
         due = 0.0
 
         def report(step: int, _: object) -> None:
             nonlocal due
             if (now := time.perf_counter()) >= due:
-                self.send(StepTaken(phase, step - first, total, held()))
+                self.send(StepTaken(phase, step - first, total, read_memory()))
                 due = now + _REPORT_EVERY_S
 
         return report

@@ -169,14 +169,14 @@ def _judge_card(gpu: Gpu) -> Iterator[Remark]:
             f"the card is throttled before it has any work: {', '.join(slowed)}",
             "check cooling and power supply: nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
         )
-    held = [name for name in gpu.throttle or () if EFFECTS.get(name) == "set"]
+    fixed = [name for name in gpu.throttle or () if EFFECTS.get(name) == "set"]
     clock, default = card.application_clock_mhz, card.default_application_clock_mhz
     if clock is not None and default is not None and clock != default:
-        held.append(f"application clock {clock} MHz, default {default} MHz")
-    if held:
+        fixed.append(f"application clock {clock} MHz, default {default} MHz")
+    if fixed:
         yield _note(
             "clocks",
-            f"clocks are fixed ({'; '.join(held)}): steadier, but not comparable with the default",
+            f"clocks are fixed ({'; '.join(fixed)}): steadier, but not comparable with the default",
             f"{smi} -rgc; {smi} -rac",
         )
 
@@ -268,11 +268,11 @@ def _tell_precisions(m: Machine, device: str, platform: Platform) -> str:
         lack = platform.refuse(precision) or _find_lack(m, device, precision)
         way = "cannot run" if lack else "emulates, slowly," if slow else "runs"
         ways.setdefault((way, lack or slow), []).append(precision.name)
-    told = [
+    parts = [
         f"{way} {', '.join(names)}{f' ({why})' if why else ''}"
         for (way, why), names in sorted(ways.items(), reverse=True)
     ]
-    return f"the {'GPU' if device == 'cuda' else 'CPU'} {'; '.join(told)}"
+    return f"the {'GPU' if device == 'cuda' else 'CPU'} {'; '.join(parts)}"
 
 
 def _find_lack(m: Machine, device: str, precision: Precision) -> str:

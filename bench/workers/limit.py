@@ -93,11 +93,11 @@ class GpuLimit:
         now = self._device.read(Depth.SLOW)[-1]
         used, lacks = now.process_bytes, "the driver does not tell the memory of a process: "
         if used is None:  # WDDM, some containers
-            used, told = total - free, "has that of other processes too"
+            used, instead = total - free, "has that of other processes too"
             if now.device_bytes is not None and self._before is not None:
                 used = now.device_bytes - self._before
-                told = "is what the GPU holds more than before CUDA was used"
-            self.note = f"{lacks}context_bytes {told}"
+                instead = "is what the GPU holds more than before CUDA was used"
+            self.note = f"{lacks}context_bytes {instead}"
         self.context_bytes = max(0, used - torch.cuda.memory_reserved())
         if self._limit is not None:
             share = share_of_device(self._limit, self.context_bytes, total)
@@ -176,16 +176,16 @@ class HostLimit:
     def _set(self, allowance: int) -> None:
         assert self._limit is not None
         _call_glibc("malloc_trim", 0)  # freed blocks that glibc keeps must not count as held
-        held = read_held_memory(os.getpid())
-        taken = f"the process alone takes {held / _MIB:.0f} MiB without a training batch"
+        used = read_held_memory(os.getpid())
+        taken = f"the process alone takes {used / _MIB:.0f} MiB without a training batch"
         error = MemoryLimitError(f"{taken}; raise --memory-limit")
         (mapped,) = re.findall(r"^VmData:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        soft = max(0, int(mapped) * 1024 + self._limit - held + allowance)
+        soft = max(0, int(mapped) * 1024 + self._limit - used + allowance)
         if hard != resource.RLIM_INFINITY:
             soft = min(soft, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-        if held >= self._limit:
+        if used >= self._limit:
             raise error
 
 

@@ -45,7 +45,7 @@ from bench.training.counting import (
 )
 from bench.training.labels import Judgement, Standing, judge_label
 from bench.training.loop import Exchange, Training
-from bench.training.memory import PARTS_BYTES, measure_held, watch_gradients
+from bench.training.memory import PARTS_BYTES, measure_parts, watch_gradients
 from bench.training.optimizers import learning_rates
 from bench.training.parallel import GradientExchange, Processes, ProcessGroup, measure_exchange
 from bench.training.profiling import profile_step
@@ -128,8 +128,8 @@ class _Run:
         with watch_gradients(self.training.optimizer, self.training.parameters) as gradients:
             warm = warm_up_shapes(self.training, self.batches, report, self.group.now)
         with found.leave_out_on_error(*PARTS_BYTES):
-            held = measure_held([self.training.optimizer], [self.training.model])
-            vars(m).update(held | {"gradients_bytes": gradients[0] if gradients else None})
+            parts = measure_parts([self.training.optimizer], [self.training.model])
+            vars(m).update(parts | {"gradients_bytes": gradients[0] if gradients else None})
         m.warmup_steps, m.warmup_time_s, m.warmup_steady = warm.steps, warm.time_s, warm.steady
         m.first_steps_time_s = warm.first_s
         _read_peaks(found, self.device, "warmup")
@@ -346,16 +346,16 @@ def _see_files(
 ) -> Seen | None:
     """Tell what a user's network and its start are, as this process read them, which had other
     modules ``imported``; None for a network of the harness without a start."""
-    case, told = given.case, dict[str, Any]()
+    case, columns = given.case, dict[str, Any]()
     if case.start is not None:
-        told["start_fingerprint"] = hash_weights(case.start)
+        columns["start_fingerprint"] = hash_weights(case.start)
     if training.identity is None:
-        return Seen(found=told) if told else None
+        return Seen(found=columns) if columns else None
     places = (given.folder, case.start, given.checkpoints, given.trace)
     but = [Path(place) for place in places if place]
     seen = judge_process(lines, imported, split_model(case.model)[0], but)
-    told["model_parameters"], told["model_structure"] = training.identity
-    return replace(seen, found=told)
+    columns["model_parameters"], columns["model_structure"] = training.identity
+    return replace(seen, found=columns)
 
 
 def conclude(m: Measurement, contradiction: str = "") -> tuple[Status, str]:

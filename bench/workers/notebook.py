@@ -155,8 +155,8 @@ class _Writer:
         elif isinstance(value, Enum):
             text = f"{spell(kind)}.{value.name}"
         elif is_dataclass(value) and not isinstance(value, type):
-            held = ((f.name, getattr(value, f.name)) for f in fields(value) if f.init)
-            text = f"{spell(kind)}({', '.join(f'{key}={spell(one)}' for key, one in held)})"
+            items = ((f.name, getattr(value, f.name)) for f in fields(value) if f.init)
+            text = f"{spell(kind)}({', '.join(f'{key}={spell(one)}' for key, one in items)})"
         elif kind is SimpleNamespace:
             self.imports.add("import types")
             parts = (f"{key}={spell(one)}" for key, one in vars(value).items())
@@ -293,8 +293,8 @@ def refuse_edited(name: str, module: ModuleType, value: Any = None) -> None:
         return
     text = Path(file).read_text("utf-8")
     kept = _compile(ast.parse(text))
-    held = vars(module).values() if value is None else [value]
-    own = [one for one in held if getattr(one, "__module__", None) == module.__name__]
+    members = vars(module).values() if value is None else [value]
+    own = [one for one in members if getattr(one, "__module__", None) == module.__name__]
     own = [one for one in own if isinstance(one, FunctionType | type)]
     constants = {
         target.id: line.value.value

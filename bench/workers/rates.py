@@ -95,14 +95,14 @@ def describe_rates(device_rates: DeviceRates, gpu: str | None) -> str:
     The clock alone: NVML's power is the mean of the last second, and a try takes 25 ms. An H200
     reported 182 W in products, and 417 W in the smallest operation after them.
     """
-    peaks, said = list_peaks(gpu or ""), []
+    peaks, parts = list_peaks(gpu or ""), []
     for column, name in {**RATES, CALL: "the smallest operation"}.items():
         rate, peak = device_rates.rates.get(column, 0.0), peaks.get(column)
         if 0 < rate <= (peak or math.inf):
             share = f"{100 * rate / peak:.0f} % of the data sheet's" if peak else ""
             beside = ", ".join(filter(None, (share, _write_clock(device_rates, column))))
-            said.append(f"{name} {write_rate(column, rate)}{f' ({beside})' if beside else ''}")
-    return "; ".join(said)
+            parts.append(f"{name} {write_rate(column, rate)}{f' ({beside})' if beside else ''}")
+    return "; ".join(parts)
 
 
 def _write_clock(device_rates: DeviceRates, column: str) -> str:

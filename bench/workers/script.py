@@ -129,10 +129,10 @@ class Teller:
                 self._profile()
 
     def epoch(self, loss: Any, accuracy: Any) -> None:
-        told = {"loss": loss, "accuracy": accuracy}
+        given = {"loss": loss, "accuracy": accuracy}
         values = {
             name: None if value is None else _read_number(f"epoch({name}=…)", value)
-            for name, value in told.items()
+            for name, value in given.items()
         }
         share = values["accuracy"]
         if share is not None and not 0 <= share <= 1:
@@ -196,18 +196,18 @@ class Teller:
         if self._steps > SAMPLED:
             self._end_sample()
 
-    def note(self, **told: Any) -> None:
+    def note(self, **facts: Any) -> None:
         """Tell something of the steps, if it is new."""
-        if self._open and not self.own and not told.items() <= self._who.items():
-            self._who |= told
-            self._write("who", told)
+        if self._open and not self.own and not facts.items() <= self._who.items():
+            self._who |= facts
+            self._write("who", facts)
 
     def limit_memory(self, tell: Callable[[str], object]) -> None:
         """Limit the memory of this process, as a sweep asks. Raises MemoryError: it takes more by
         itself."""
-        if told := json.loads(os.environ.get(LIMIT) or "[]"):
+        if limit := json.loads(os.environ.get(LIMIT) or "[]"):
             arm = import_own("bench.workers.limit").arm
-            self._limit = arm(*told, lambda: tell("limited"))
+            self._limit = arm(*limit, lambda: tell("limited"))
 
     def is_capturing(self) -> bool:
         """Return whether a CUDA graph is made of what runs now."""
@@ -278,8 +278,8 @@ class Teller:
         their number, and which GPU it trains on."""
         _, processes, known = _read_group()
         card = self._name_card()
-        told = {"pid": os.getpid(), "processes": processes, "known": known, "card": card}
-        return {**told, "own": self.own}
+        process = {"pid": os.getpid(), "processes": processes, "known": known, "card": card}
+        return {**process, "own": self.own}
 
     def _name_card(self) -> str | None:
         if self._device < 0:
@@ -312,10 +312,10 @@ class Teller:
             self._read, cuda = monotonic(), sys.modules["torch"].cuda
             allocated = cuda.max_memory_allocated(self._device)
             reserved = cuda.max_memory_reserved(self._device)
-            told = {"peak_allocated_bytes": allocated, "peak_reserved_bytes": reserved}
-            self._write("memory", told)
+            peaks = {"peak_allocated_bytes": allocated, "peak_reserved_bytes": reserved}
+            self._write("memory", peaks)
 
-    def _write(self, *told: Any) -> None:
+    def _write(self, *values: Any) -> None:
         try:
             same = self._identify() == self._inode
         except OSError:
@@ -323,7 +323,7 @@ class Teller:
         if not same:  # the script has closed all descriptors, and another file may have got this
             self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
             self._inode = self._identify()
-        os.write(self._file, f"{json.dumps(told)}\n".encode())
+        os.write(self._file, f"{json.dumps(values)}\n".encode())
 
     def _identify(self) -> tuple[int, int]:
         found = os.fstat(self._file)
@@ -358,10 +358,10 @@ class Teller:
             return
         self._looked = True
         try:
-            told = import_own("bench.training.memory").measure_held(optimizers)
+            sizes = import_own("bench.training.memory").measure_parts(optimizers)
         except Exception as error:
-            told = {"failure": f"{type(error).__name__}: {error}"}
-        self._write("memory", told)
+            sizes = {"failure": f"{type(error).__name__}: {error}"}
+        self._write("memory", sizes)
 
     # ---------------------------------------------------------------------------- profile
 
@@ -378,8 +378,8 @@ class Teller:
             elif self._steps > self._before + self._recorded:
                 recording, self._recording = self._recording, None
                 recording.end()
-                told = {"steps": self._recorded, "device": "cpu" if self._device < 0 else "cuda"}
-                self._write("profile", told)
+                profile = {"steps": self._recorded, "device": "cpu" if self._device < 0 else "cuda"}
+                self._write("profile", profile)
                 self._asked = None
             elif self._steps == self._before + 1 and not self._started:
                 self._started = True
@@ -465,9 +465,9 @@ def _find_gpu(trains: Any, before: int) -> int:
     torch = sys.modules.get("torch")
     if before >= 0 or torch is None or not torch.cuda.is_initialized():
         return before
-    held = [i for i in range(torch.cuda.device_count()) if torch.cuda.memory_allocated(i)]
+    used = [i for i in range(torch.cuda.device_count()) if torch.cuda.memory_allocated(i)]
     current = int(torch.cuda.current_device())
-    return current if current in held or not held[:1] else held[0]
+    return current if current in used or not used[:1] else used[0]
 
 
 def _mark(device: int, instead: _Mark | None = None) -> _Mark:
@@ -576,8 +576,8 @@ def arm(tell: Callable[[str], object]) -> None:
 def _find_teller() -> Teller | None:
     """Return the one of this process, of which this module may have copies under other names."""
     path = os.environ.get(FILE, "")
-    told: Teller | None = vars(sys).setdefault("_bench_teller", Teller(path)) if path else None
-    return told
+    teller: Teller | None = vars(sys).setdefault("_bench_teller", Teller(path)) if path else None
+    return teller
 
 
 _teller = _find_teller()

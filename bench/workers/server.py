@@ -420,8 +420,8 @@ def _fork_on_request(requests: socket.socket, warm: bool) -> NoReturn:
                     signal.signal(signal.SIGCHLD, before)
                     for one in (requests, woken, waking):
                         one.close()
-                    for told in (status, *statuses.values()):
-                        told.close()
+                    for pipe in (status, *statuses.values()):
+                        pipe.close()
                     _become(connection, output)
                 finally:
                     os._exit(1)

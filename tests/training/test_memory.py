@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 
-from bench.training.memory import measure_held, watch_gradients
+from bench.training.memory import measure_parts, watch_gradients
 
 
 def test_each_storage_counts_once_and_masters_are_the_optimizers() -> None:
@@ -25,7 +25,7 @@ def test_each_storage_counts_once_and_masters_are_the_optimizers() -> None:
     assert gradients == [4 * weights]
     optimizer.zero_grad()
     buffers = 2 * (4 + 4) + 8  # mean, variance, and a count
-    assert measure_held([optimizer], [net]) == {
+    assert measure_parts([optimizer], [net]) == {
         "weights_bytes": 2 * weights + buffers,
         "optimizer_bytes": 2 * 4 * weights,
     }
@@ -34,7 +34,7 @@ def test_each_storage_counts_once_and_masters_are_the_optimizers() -> None:
 def test_networks_are_found_where_none_is_given() -> None:
     net = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    before = measure_held([optimizer])["weights_bytes"]
+    before = measure_parts([optimizer])["weights_bytes"]
     frozen = copy.deepcopy(net)
-    assert measure_held([optimizer])["weights_bytes"] - before == 4 * (8 * 8 + 8)
+    assert measure_parts([optimizer])["weights_bytes"] - before == 4 * (8 * 8 + 8)
     del frozen

@@ -82,9 +82,9 @@ _SPELLED = {
 
 def render_latex(report: Document) -> str:
     """Return the report's tables, with its answers and warnings as comments above them."""
-    said = [*report.constants, *(f"{a.about}: {' '.join(a.sentences)}" for a in report.answers)]
-    said += [warning.line for warning in report.warnings]
-    lines = [r"% \usepackage{booktabs}", *(f"% {clean(sentence)}" for sentence in said)]
+    comments = [*report.constants, *(f"{a.about}: {' '.join(a.sentences)}" for a in report.answers)]
+    comments += [warning.line for warning in report.warnings]
+    lines = [r"% \usepackage{booktabs}", *(f"% {clean(sentence)}" for sentence in comments)]
     for table in report.tables:
         lines += ["", *_draw_latex(table)]
     lines += ["", *map(_write_note, (*report.notes, report.outcomes))]

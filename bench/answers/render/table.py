@@ -167,10 +167,10 @@ def name_outcome(row: AnyRow) -> str:
 
 def remarks(row: AnyRow, but: Iterable[str] = ()) -> str:
     """Return what a reader must know before believing a row, except the warnings in ``but``."""
-    said = [d.mark(row) for d in WARNINGS.values() if d.name not in but and getattr(row, d.name)]
+    marks = [d.mark(row) for d in WARNINGS.values() if d.name not in but and getattr(row, d.name)]
     if row.runs > row.repeats:
-        said.append(f"{row.repeats} of {row.runs} runs")
-    return ", ".join(said)
+        marks.append(f"{row.repeats} of {row.runs} runs")
+    return ", ".join(marks)
 
 
 def name_place(row: AnyRow, axes: Collection[str]) -> str:
@@ -243,8 +243,8 @@ class Wording:
         >>> Wording("tokens").say("items per step"), Wording("images").say("items per step")
         ('items per step', 'images per step')
         """
-        said = "items" if self.units == IMAGES else "images"
-        for old, new in ((said, self.units), (said[:-1], self.units.removesuffix("s"))):
+        noun = "items" if self.units == IMAGES else "images"
+        for old, new in ((noun, self.units), (noun[:-1], self.units.removesuffix("s"))):
             text = text.replace(old, new).replace(old.capitalize(), new.capitalize())
         return self.say_period(text)
 
@@ -258,8 +258,8 @@ def find_wording(cases: Iterable[AnyRow]) -> Wording:
         return Wording(unit, MIXED)
     if not periods or all(period.whole for period in periods):
         return Wording(unit)
-    said = {str(period).removeprefix("a ") for period in periods}
-    return Wording(unit, said.pop() if len(said) == 1 else MIXED)
+    names = {str(period).removeprefix("a ") for period in periods}
+    return Wording(unit, names.pop() if len(names) == 1 else MIXED)
 
 
 # ----------------------------------------------------------------------------------------- sections
@@ -289,12 +289,12 @@ class Column(Generic[_R]):
 
     def fill(self, row: _R) -> Cell:
         """Return the cell of a row."""
-        said = self.say(row)
-        if isinstance(said, Cell):
-            return said
-        if isinstance(said, str):
-            return Cell(said)
-        return Cell(NOTHING) if said is None or said != said else Cell(self.write(said), said)
+        value = self.say(row)
+        if isinstance(value, Cell):
+            return value
+        if isinstance(value, str):
+            return Cell(value)
+        return Cell(NOTHING) if value is None or value != value else Cell(self.write(value), value)
 
     @property
     def head(self) -> Head:
@@ -345,7 +345,7 @@ class Section:
                 tuple(tuple(row[place] for place in shown) for row in rows),
                 tuple(sheet.notes),
                 # no line before the first row, only a heading if there is one
-                {at: said for at, said in sheet.groups.items() if at or said},
+                {at: heading for at, heading in sheet.groups.items() if at or heading},
                 tuple(sheet.words),
                 self.level,
                 self.question,
@@ -392,7 +392,7 @@ def axis_column(
     """Return the column of an axis, or of the machine, for the case that ``take`` finds in a row.
     It is never left out. A ``number`` is aligned right; the default depends on the axis."""
     # on the command line the help of an axis says images where it means items
-    told = "where it ran" if axis == MACHINE else find_axis(axis).help
+    meaning = "where it ran" if axis == MACHINE else find_axis(axis).help
 
     def say(one: Any) -> Cell:
         row = take(one)
@@ -405,7 +405,7 @@ def axis_column(
     return Column(
         name_column(axis),
         name_axis(axis),
-        told.replace("images", "items"),
+        meaning.replace("images", "items"),
         say,
         number=axis in NUMBERS if number is None else number,
         wrap=axis in (MACHINE, "model"),

@@ -107,8 +107,8 @@ def list_warnings(notices: Sequence[Notice]) -> list[str]:
         if notice.level is Prominence.TABLE:
             where = f" ({notice.where})" if notice.where else ""
             groups.setdefault(notice.remedy or notice.found, []).append(notice.label + where)
-    said = (f"{', '.join(dict.fromkeys(labels))}: {end}" for end, labels in groups.items())
-    return [*said][:_MOST_WARNINGS]
+    lines = (f"{', '.join(dict.fromkeys(labels))}: {end}" for end, labels in groups.items())
+    return [*lines][:_MOST_WARNINGS]
 
 
 def draw_table(table: Table, console: Console, brief: bool = False) -> None:

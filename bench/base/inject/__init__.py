@@ -64,8 +64,8 @@ def arm(
     ``since_ns``, and the first hundred others. ``hook`` is the path of a module whose ``arm`` they
     call once they have torch."""
     path = os.pathsep.join(filter(None, [_HERE, environment.get("PYTHONPATH")]))
-    told = {LISTING: str(listing.absolute()), SINCE: str(since_ns), HOOK: hook}
-    return {"PYTHONPATH": path} | told
+    variables = {LISTING: str(listing.absolute()), SINCE: str(since_ns), HOOK: hook}
+    return {"PYTHONPATH": path} | variables
 
 
 _SETS_PATH = re.compile(r"(?<![\w$])PYTHONPATH=")
@@ -100,10 +100,10 @@ def read_uncaught(listing: Path) -> Uncaught | None:
     its matter.
     """
     last, begun = None, set[int]()
-    for how, pid, *told in _read_told(listing):
+    for how, pid, *rest in _read_entries(listing):
         if how not in ("began", "raised"):
             continue
-        parent, name, message = told
+        parent, name, message = rest
         alone = parent not in begun
         if how == "began":
             begun.add(int(pid))
@@ -115,21 +115,21 @@ def read_uncaught(listing: Path) -> Uncaught | None:
 def read_listing(listing: Path) -> list[Opened]:
     """Return what the processes of a command opened, in order; of one that is no Python, or that
     `python -I` or `-E` starts, nothing is known."""
-    return [*_find_opened(_read_told(listing))]
+    return [*_find_opened(_read_entries(listing))]
 
 
 def read_hooked(listing: Path) -> dict[str, Any]:
     """Return what is known of a command's processes, see `bench.workers.hook.HAPPENED`:
     ``began`` if any was Python, and ``failed`` with the reason why nothing could be seen."""
-    told = _read_told(listing)
-    began: dict[str, Any] = dict.fromkeys(how for how, *_ in told if how == "began")
-    return began | {one[3]: one[4] for one in told if one[0] == "hook"}
+    entries = _read_entries(listing)
+    began: dict[str, Any] = dict.fromkeys(how for how, *_ in entries if how == "began")
+    return began | {one[3]: one[4] for one in entries if one[0] == "hook"}
 
 
 _OF_PROCESSES = ("began", "raised", "hook")
 
 
-def _read_told(listing: Path) -> list[tuple[Any, ...]]:
+def _read_entries(listing: Path) -> list[tuple[Any, ...]]:
     with suppress(OSError):
         return [*_read_lines(listing.read_text("ascii", "replace").splitlines())]
     return []
@@ -141,8 +141,8 @@ def _read_lines(lines: Iterable[str]) -> Iterator[tuple[Any, ...]]:
             yield tuple(literal_eval(line))
 
 
-def _find_opened(told: Iterable[tuple[Any, ...]]) -> Iterator[Opened]:
-    for how, path, *rest in told:
+def _find_opened(entries: Iterable[tuple[Any, ...]]) -> Iterator[Opened]:
+    for how, path, *rest in entries:
         if how not in _OF_PROCESSES:
             yield Opened(how, Path(path), *rest)
 

@@ -82,8 +82,8 @@ class Watch:
         """Tell that this process has begun, what of its steps is seen, or that an error ends it
         that nothing caught."""
         try:
-            told = str(message)[:_MOST_TOLD]
-            self._tell(write_line(how, str(os.getpid()), os.getppid(), name, told))
+            text = str(message)[:_MOST_TOLD]
+            self._tell(write_line(how, str(os.getpid()), os.getppid(), name, text))
         except Exception:
             pass
 
@@ -150,8 +150,8 @@ def _hash(content: bytes) -> str:
     return str(sha256(content).hexdigest()[:12])
 
 
-def write_line(*told: object) -> str:
-    return ascii(told)
+def write_line(*fields: object) -> str:
+    return ascii(fields)
 
 
 def _append_to(listing: str) -> Callable[[str], object]:

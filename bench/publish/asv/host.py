@@ -51,8 +51,8 @@ def lay_out(cases: Sequence[Case]) -> dict[str, Any]:
 
     The parameters are `NAMING_AXES`, and all others that vary among the cases. asv takes the
     product of all values; a place without a case is not available."""
-    told = [n for n in list_axes(cases) if len({getattr(case, n) for case in cases}) > 1]
-    names = list(dict.fromkeys([*NAMING_AXES, *told]))
+    varying = [n for n in list_axes(cases) if len({getattr(case, n) for case in cases}) > 1]
+    names = list(dict.fromkeys([*NAMING_AXES, *varying]))
     placed = [[_place(name, getattr(case, name)) for name in names] for case in cases]
     return {
         "names": [*map(name_column, names)],
@@ -62,7 +62,7 @@ def lay_out(cases: Sequence[Case]) -> dict[str, Any]:
                 "slug": case.slug(),
                 "values": values,
                 # other axes are at a commit's defaults
-                "axes": {n: value for n, value in asdict(case).items() if _is_told(n, value)},
+                "axes": {n: value for n, value in asdict(case).items() if _is_needed(n, value)},
             }
             for case, values in zip(cases, placed, strict=True)
         ],
@@ -77,7 +77,7 @@ def _place(name: str, value: Value) -> Value:
     return value
 
 
-def _is_told(name: str, value: Value) -> bool:
+def _is_needed(name: str, value: Value) -> bool:
     own = name in (*NAMING_AXES, "device") or value != AXES[name].default
     return own and value is not None
 

@@ -91,8 +91,10 @@ def read_rows(path: Path) -> list[Row]:
 
 def read_sources(folder: Path) -> Sources:
     """Return which of the user's files each version of what was trained in a folder is made of."""
-    told = read_config(folder).get(SOURCES)
-    return {str(what): dict(of) for what, of in told.items()} if isinstance(told, dict) else {}
+    sources = read_config(folder).get(SOURCES)
+    return (
+        {str(what): dict(of) for what, of in sources.items()} if isinstance(sources, dict) else {}
+    )
 
 
 def read_there(folder: Path | None) -> list[Row]:
@@ -114,8 +116,8 @@ def read_beside(path: Path, kind: type[_Part]) -> dict[str, list[_Part]]:
         if not file.is_file():
             continue
         columns = read_columns(file, TABLES[_FILES[kind]])
-        told = ([None if cell != cell else cell for cell in columns[name]] for name in names)
-        for record, *part in zip(columns["record_id"], *told, strict=True):
+        values = ([None if cell != cell else cell for cell in columns[name]] for name in names)
+        for record, *part in zip(columns["record_id"], *values, strict=True):
             found[record].append(make(*part))
     return dict(found)
 
@@ -128,6 +130,6 @@ def read_records(path: Path) -> pd.DataFrame:
 
     tables = [read_columns(file, COLUMNS) for file in find_records(path)]
     for table in tables:  # before pandas takes None beside a number for NaN
-        told = (name for name in AXES if COLUMNS[name].type is str)
-        table.update({name: [*map(format_value, table[name])] for name in told})
+        texts = (name for name in AXES if COLUMNS[name].type is str)
+        table.update({name: [*map(format_value, table[name])] for name in texts})
     return pd.concat(map(pd.DataFrame, tables), ignore_index=True)

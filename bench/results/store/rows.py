@@ -56,8 +56,8 @@ class Row:
     @cached_property
     def axes(self) -> tuple[Any, ...]:
         """The values of its axes."""
-        told: tuple[Any, ...] = _tell_axes(self)
-        return told
+        values: tuple[Any, ...] = _tell_axes(self)
+        return values
 
     @cached_property
     def case(self) -> Case:
@@ -151,8 +151,8 @@ def read_history(rows: Iterable[Row]) -> dict[PlannedRun, LatestAttempt]:
         run = (row.case, row.repeat, row.sentinel)
         # rows of several environments are separate attempts; numbering goes on from the last
         if run not in history or history[run].attempt <= row.attempt:
-            told = (row.status, row.attempt, row.inferred, row.lane)
-            history[run] = LatestAttempt(*told, row.number("epoch_time_s"))
+            ending = (row.status, row.attempt, row.inferred, row.lane)
+            history[run] = LatestAttempt(*ending, row.number("epoch_time_s"))
     for (case, repeat, sentinel), past in [*history.items()]:
         if case.profile:
             history.setdefault((replace(case, profile=False), repeat, sentinel), past)
@@ -253,16 +253,17 @@ class PlannedRuns:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> PlannedRuns:
         """Read the plan in a folder's configuration. If somebody edited it, nothing is known."""
-        told, shared = config.get("cases") or (), config.get("settings", {})
+        planned, shared = config.get("cases") or (), config.get("settings", {})
         defaults = dict(zip(AXES, map(format_value, list_values(Case())), strict=True))
         try:
             shard = parse_shard(str(config[SHARD])) if SHARD in config else None
             repeats = config.get("repeats", 1)
-            if not 1 <= repeats <= _MOST_RUNS / max(1, len(told)):
+            if not 1 <= repeats <= _MOST_RUNS / max(1, len(planned)):
                 raise ValueError(f"{repeats} repeats")
             alike = {name: parse_axis(name, shared.get(name, defaults[name])) for name in AXES}
             cells = [
-                {name: parse_axis(name, own[name]) for name in own if name in AXES} for own in told
+                {name: parse_axis(name, own[name]) for name in own if name in AXES}
+                for own in planned
             ]
             cases = [make_case(*(alike | own).values()) for own in cells]
             return cls(shard, plan_runs(cases, repeats))

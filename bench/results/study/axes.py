@@ -241,8 +241,8 @@ def select(cases: Sequence[C], filters: Sequence[Filter]) -> list[C]:
         refuse_unknown("--where", name, cases)
         left = [case for case in cases if getattr(case, name) in values]
         if cases and not left:
-            held = dict.fromkeys(getattr(case, name) for case in cases)
-            known = ", ".join(map(spell_value, [*held][:8]))
+            present = dict.fromkeys(getattr(case, name) for case in cases)
+            known = ", ".join(map(spell_value, [*present][:8]))
             wanted = ",".join(map(spell_value, values))
             raise UsageError(
                 f"--where {name_axis(name).replace(' ', '_')}={wanted}: no case has it; there is "

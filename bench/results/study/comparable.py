@@ -110,10 +110,10 @@ def refuse_together(runs: Iterable[Any]) -> str:
     periods = [*dict.fromkeys(run.period for run in timed)]
     if len({(one.what, one.amount) for one in periods}) < 2:
         return ""
-    said = [*dict.fromkeys(map(str, periods))]
+    named = [*dict.fromkeys(map(str, periods))]
     if len({one.what for one in periods}) > 1:
         fix = _TELL_ALWAYS if any(one.what == "runs" for one in periods) else TELL_ITEMS
-        return f"Times of {join_words(said)} say nothing of each other: {fix}."
+        return f"Times of {join_words(named)} say nothing of each other: {fix}."
     varying = [
         name_axis(name)
         for name in list_axes(timed, AMOUNT)
@@ -164,9 +164,9 @@ def refuse_learnt(a: Any, b: Any, axis: str = "") -> str:
     one, of a change to learning. Empty if they can be compared."""
     own = () if a.workload == IMAGES else list_affecting(Trait.DRAWS)
     names = ("dataset_fingerprint", *list_affecting(Trait.DATA), *own)
-    told = [(name, getattr(a, name), getattr(b, name)) for name in names]
+    values = [(name, getattr(a, name), getattr(b, name)) for name in names]
     # a run that ended before its worker could look does not know its data
-    unlike = [name for name, x, y in told if x != y and (name in AXES or (x and y))]
+    unlike = [name for name, x, y in values if x != y and (name in AXES or (x and y))]
     if unlike:
         return f"losses on other data say nothing of each other: {name_first(unlike, 2)} differs"
     if why := refuse_part(a, b):
@@ -185,14 +185,14 @@ def find_unfit(runs: Iterable[Row]) -> None:
     """Set of each run of a command what forbids to compare it, in words, empty if nothing does:
     ``steps_apart`` if repeats of its case took other numbers of steps, ``items_apart`` if its steps
     have another number of items than its batch size says."""
-    told = [run for run in runs if run.command is not None and run.timed]
-    for alike in group(told, attrgetter("sweep", "asked", "environment")):
+    timed = [run for run in runs if run.command is not None and run.timed]
+    for alike in group(timed, attrgetter("sweep", "asked", "environment")):
         took = [_count_steps(run) for run in alike if run.is_repeat]
         if len({*took}) > 1:
             each = join_words([f"{n:,}" if n is not None else "more" for n in took])
             for run in alike:
                 vars(run).update(steps_apart=f"other steps: repeats took {each}")
-    counted = [run for run in told if run.step_items > 0 and run.batch_size]
+    counted = [run for run in timed if run.step_items > 0 and run.batch_size]
     for alike in group(counted, attrgetter("sweep", "environment", *_SAME_RATIO)):
         right = _find_ratio(alike)
         for run in alike:
@@ -268,7 +268,7 @@ def list_mixed(
     for name in columns:
         for alike in group(rows, attrgetter(*COMPARABLE[name])):
             empty = ("none" if name == "variables" and row.torch else "" for row in alike)
-            told = (getattr(row, name) or none for row, none in zip(alike, empty, strict=True))
-            values = [value for value in dict.fromkeys(told) if value]
+            cells = (getattr(row, name) or none for row, none in zip(alike, empty, strict=True))
+            values = [value for value in dict.fromkeys(cells) if value]
             if len(values) > 1:
                 yield name, values, alike

@@ -80,9 +80,9 @@ def find_effects(results: Sequence[Result], varying: Sequence[str]) -> Iterator[
     ]
     judged = {metric.name: estimate(metric, changes, results) for metric in JUDGED}
     for at, change in enumerate(changes):
-        held = {name: one for name, every in judged.items() if (one := every[at]) is not None}
-        if held:
-            compared = {*next(iter(held.values())).cells}
+        estimates = {name: one for name, every in judged.items() if (one := every[at]) is not None}
+        if estimates:
+            compared = {*next(iter(estimates.values())).cells}
             pairs = [pair for pair in change.pairs if pair.cells in compared]
             warnings = set[str]().union(*(pair.warnings for pair in pairs))
             yield Effect(
@@ -90,7 +90,7 @@ def find_effects(results: Sequence[Result], varying: Sequence[str]) -> Iterator[
                 change.before,
                 change.after,
                 tuple(pair.cells for pair in change.pairs),
-                held,
+                estimates,
                 any(pair.estimated for pair in pairs),
                 tuple(warning.remark for name, warning in WARNINGS.items() if name in warnings),
             )

@@ -105,9 +105,9 @@ def estimate(
         means = (list_means(*map(average_seeds, share_seeds(c, seeds))) for c in every if c)
         ratios = iter(compare_seeds([(before, after) for before, after in means]))
         return [Estimate(next(ratios), cells) if cells else None for cells in every]
-    held = {r.cell: [value for _, value in list_readings(metric, r.every)] for r in results}
+    taken = {r.cell: [value for _, value in list_readings(metric, r.every)] for r in results}
     # of a cell with a reading that is not above zero none has a ratio
-    readings = {c: v for c, v in held.items() if v and 0 < min(v) <= max(v) < math.inf}
+    readings = {c: v for c, v in taken.items() if v and 0 < min(v) <= max(v) < math.inf}
     sides = {cell: summarize_middle(values) for cell, values in readings.items()}
     sure = {cell for cell, values in readings.items() if len(values) >= MIN_REPEATS}
     every = select_common(changes, fits, readings.keys(), sure)
@@ -162,17 +162,17 @@ def share_seeds(
     for pair in cells:
         shared = every or set(seeds[pair[0]]) & set(seeds[pair[1]])
         for side, cell in zip(sides, pair, strict=True):
-            held = seeds[cell]
-            whole = not shared or held.keys() <= shared
-            side.append(held if whole else {s: r for s, r in held.items() if s in shared})
+            own = seeds[cell]
+            whole = not shared or own.keys() <= shared
+            side.append(own if whole else {s: r for s, r in own.items() if s in shared})
     return sides
 
 
-def average_seeds(held: Sequence[Seeds]) -> dict[int, tuple[float, float]]:
+def average_seeds(cells: Sequence[Seeds]) -> dict[int, tuple[float, float]]:
     """Average values and logarithms over cells, for each seed that all of them ran."""
-    shared = set(held[0]).intersection(*held[1:]) if held else set()
+    shared = set(cells[0]).intersection(*cells[1:]) if cells else set()
     return {
-        seed: (fmean([cell[seed][0] for cell in held]), fmean([cell[seed][1] for cell in held]))
+        seed: (fmean([cell[seed][0] for cell in cells]), fmean([cell[seed][1] for cell in cells]))
         for seed in sorted(shared)
     }
 

@@ -92,8 +92,8 @@ def find_changes(axis: str, results: Sequence[Result]) -> Iterator[Changed]:
     # as many GPUs take part in both
     free = {*free_axes(axis), *SAME_QUESTION} - {"world_size"} | {axis}
     equal = [name for name in list_axes(results) if name not in free]
-    told_by = "device" if axis == MACHINE else axis
-    equal += [column for column, of in COMPARABLE.items() if told_by not in of]
+    compared = "device" if axis == MACHINE else axis
+    equal += [column for column, of in COMPARABLE.items() if compared not in of]
     if axis == MACHINE:
         equal.remove("device")
     else:
@@ -224,7 +224,7 @@ def match(
         found = [one for ends in _match_parts(ours, theirs) for one in _match_environments(*ends)]
         pairs += found
         for number, side in enumerate((ours, theirs)):
-            runs = [run for held in side for run in held]
+            runs = [run for group in side for run in group]
             taken = {pair[number] for pair in found}
             compared = {tell(run) for run in runs if run.cell in taken}
             alone[number].update({run.cell: () for run in runs if tell(run) not in compared})

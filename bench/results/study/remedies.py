@@ -32,13 +32,13 @@ class Remedy:
 
     def advise(self, rows: Iterable[Any]) -> str:
         """Return the sentence for these rows; both where only some can take a way."""
-        taken, said = [list_open(self.ways, row) for row in rows], []
+        taken, sentences = [list_open(self.ways, row) for row in rows], []
         if ways := [way.text for way in self.ways if any(way.text in some for some in taken)]:
-            told = " or ".join(filter(None, (", ".join(ways[:-1]), ways[-1])))
-            said.append(capitalize(f"{self.lead} {told}{self.end}".strip()))
+            choices = " or ".join(filter(None, (", ".join(ways[:-1]), ways[-1])))
+            sentences.append(capitalize(f"{self.lead} {choices}{self.end}".strip()))
         if self.otherwise and not all(taken):
-            said.append(self.otherwise)
-        return " ".join(said)
+            sentences.append(self.otherwise)
+        return " ".join(sentences)
 
 
 def say(text: str) -> Remedy:

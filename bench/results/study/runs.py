@@ -126,8 +126,8 @@ class Run(Row):
         """Whether what it learnt is that of a whole epoch; a command may not tell of any."""
         if self.command is None:
             return self.part >= 1
-        told = self.steps_per_epoch == self.steps_per_epoch
-        return bool(told and self.measured_images >= self.told_images)
+        known = self.steps_per_epoch == self.steps_per_epoch
+        return bool(known and self.measured_images >= self.told_images)
 
 
 _REACHED = ("flops", "moved", "of_peaks", "of_bandwidth", "of_measured", "of_copy")
@@ -184,8 +184,8 @@ def read_runs(sweeps: Sequence[SweepFolder]) -> list[Run]:
         own = [*map(Run, cells)]
         # in several environments, a run that ended before reading its own takes that of its case
         for alike in group(own, attrgetter("axes")) if any(run.torch == "" for run in own) else ():
-            for run, told in zip(alike, fill_unknown(alike), strict=True):
-                vars(run).update(zip(COMPARABLE, told, strict=True))
+            for run, environment in zip(alike, fill_unknown(alike), strict=True):
+                vars(run).update(zip(COMPARABLE, environment, strict=True))
         runs += own
     # rows of one GPU stand together if they agree on what else belongs to a device
     for run, name in zip(
@@ -449,5 +449,5 @@ def list_readings(metric: Metric, runs: Iterable[Run]) -> list[tuple[int, float]
     it."""
     counted = RELIABLE if metric.diverged else {Status.OK}
     usable = take_alike([run for run in runs if run.status in counted])
-    told = [(run.run_seed, getattr(run, metric.error_of or metric.name)) for run in usable]
-    return [(seed, 1 - v if metric.error_of else float(v)) for seed, v in told if v == v]
+    values = [(run.run_seed, getattr(run, metric.error_of or metric.name)) for run in usable]
+    return [(seed, 1 - v if metric.error_of else float(v)) for seed, v in values if v == v]

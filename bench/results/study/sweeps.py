@@ -77,13 +77,13 @@ class SweepFolder:
         if not left:
             return
         axes = list_varying({case for case, _, _ in [*planned, *history]})
-        told = [
+        lost = [
             f"{case.label(axes)}, {'drift check' if sentinel else f'repeat {repeat}'}"
             for case, repeat, sentinel in left
         ]
         yield (
             f"{self.name} has no row of {len(left):,} of the {count(len(planned), 'run')} that its "
-            f"last command planned ({name_first(told, _NAMED, '; ')}).",
+            f"last command planned ({name_first(lost, _NAMED, '; ')}).",
             "Run the last command of the sweep again, unless it still runs.",
         )
 
@@ -127,15 +127,15 @@ def read_sweeps(
     if given, and their sweeps are skipped. Raises UsageError: as `read_sweep`."""
     paths = [path.resolve() for path in paths]
     shards = {path for path in paths if SHARD in read_config(path)}
-    held = Counter(path.parent for path in shards if not (path.parent / RECORDS).is_file())
-    paths = [path.parent if held[path.parent] > 1 else path for path in paths]
+    parents = Counter(path.parent for path in shards if not (path.parent / RECORDS).is_file())
+    paths = [path.parent if parents[path.parent] > 1 else path for path in paths]
     paths = list(dict.fromkeys(paths))
     names = [_name(path) for path in paths]
     sweeps = []
     for path, name in zip(paths, names, strict=True):
         try:
-            told = name if names.count(name) == 1 else f"{path.parent.name}/{name}"
-            sweeps.append(read_sweep(path, told))
+            unique = name if names.count(name) == 1 else f"{path.parent.name}/{name}"
+            sweeps.append(read_sweep(path, unique))
         except UsageError as error:
             if leave_out is None:
                 raise

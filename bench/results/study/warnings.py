@@ -144,13 +144,13 @@ class WarningRule:
 
     def label(self, runs: Sequence[Row]) -> str:
         """Return its name above the tables."""
-        said = [*filter(None, dict.fromkeys(map(self.detail, runs)))]
-        return name_first(said, 2, "; ") if self.telling and said else self.remark
+        details = [*filter(None, dict.fromkeys(map(self.detail, runs)))]
+        return name_first(details, 2, "; ") if self.telling and details else self.remark
 
     def mark(self, run: Row) -> str:
         """Return its name beside a row."""
-        told = self.detail(run).partition(":")[0] if self.telling else ""
-        return told or self.remark
+        name = self.detail(run).partition(":")[0] if self.telling else ""
+        return name or self.remark
 
     def forbids(self, repeats: int) -> bool:
         """Return whether it forbids to rely on a time of so many runs."""
@@ -158,8 +158,8 @@ class WarningRule:
 
     def warn(self, runs: Sequence[Row]) -> str:
         """Return the warning about these runs, with its details."""
-        said = [] if self.telling else [*filter(None, dict.fromkeys(map(self.detail, runs)))]
-        detail = f" ({name_first(said, 3, '; ')})" if said else ""
+        details = [] if self.telling else [*filter(None, dict.fromkeys(map(self.detail, runs)))]
+        detail = f" ({name_first(details, 3, '; ')})" if details else ""
         return f"{self.warning}{detail}."
 
 
