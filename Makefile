@@ -11,7 +11,7 @@ SPREAD  = -n auto --dist loadfile --no-loadscope-reorder
 PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: sweep test suite thorough fuzz mutations test-gpu test-wheel card lint oracle publish clean
+.PHONY: sweep test suite thorough fuzz mutations test-gpu test-wheel card lint oracle publish dist clean
 
 sweep: $(VENV)/sweep
 	$(BIN) -m bench.sweep $(ARGS)
@@ -78,6 +78,14 @@ $(VENV)/ready: $(VENV)/sweep
 # html/: the asv site, the report of every sweep and an index, to read without a network
 publish: $(VENV)/ready
 	$(BIN) -m bench.publish $(ARGS)
+
+# dist/: the wheel and the source of a release, their metadata checked, and the wheel used in an
+# environment of its own outside this checkout, beside the torch that is here
+dist: $(VENV)/ready
+	rm -rf dist
+	$(BIN) -m build --no-isolation
+	$(BIN) -m twine check --strict dist/*
+	BENCH_WHEEL=$$(echo $(CURDIR)/dist/*.whl) $(BIN) -m pytest tests/test_installed.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -37,4 +37,6 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module("bench.api"), name)
     if name in ("Images", "Loss", "Network", "Workload"):
         return getattr(import_module("bench.networks.workloads"), name)
+    if name == "__version__":
+        return import_module("bench.base.installation").find_version("precision-bench")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

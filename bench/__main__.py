@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from bench.base.errors import UsageError, nearest
 from bench.base.processes import leave
-from bench.schema.flags import command
+from bench.schema.flags import Parser, command
 
 COMMANDS = {
     "Measure": ("advise", "sweep", "search", "fit", "scales", "card"),
@@ -47,6 +47,8 @@ def write_list() -> Iterator[str]:
 def main(argv: Sequence[str]) -> int:
     """List the commands, or run the one that is named. Returns 0, 2 for an unknown one, or what
     the command returns."""
+    if argv[:1] == ["--version"]:
+        Parser(prog="python -m bench").parse(argv)
     if argv and argv[0] not in ("-h", "--help"):
         names = [name for names in COMMANDS.values() for name in names]
         name = argv[0].removeprefix("bench.")

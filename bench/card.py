@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.errors import UnsupportedError, UsageError
+from bench.base.installation import find_version, in_checkout
 from bench.base.processes import leave, stop_signals
 from bench.base.progress import Progress, watch
 from bench.base.text import GIB, clean, last_line, read_clock, replace_file
@@ -34,7 +35,6 @@ from bench.schema.precision import (
     PRECISIONS,
     TRAINED,
     find_apex,
-    find_version,
     refuse_apex,
 )
 from bench.schema.record import COMPARABLE
@@ -105,7 +105,7 @@ def _find_no_fp8(platform: Platform) -> str:
 
 
 def _find_no_checkout(platform: Platform) -> str:
-    there = (_ROOT / "tests").is_dir() and find_spec("pytest")
+    there = in_checkout() and find_spec("pytest")
     return "" if there else "it is in a checkout of the repository, and needs pytest"
 
 

@@ -39,7 +39,7 @@ from bench.schema.record import (
     Step,
 )
 
-PROJECT = "gpu-precision-bench"
+PROJECT = "precision-bench"
 _OUT = Path("trackers")
 EXPORTED = "exported.txt"
 """The ids of the records that are in a tracker's folder, each added once it is complete."""

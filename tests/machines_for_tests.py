@@ -29,7 +29,7 @@ GPU = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 
 
 def read_machine(file: Path) -> Machine:
-    """Read the facts in what ``python -m bench.doctor --json`` printed."""
+    """Read the facts in what ``python -m bench.doctor --format json`` printed."""
     machine: Machine = read_value(Machine, json.loads(file.read_text())["facts"])
     return machine
 

@@ -231,7 +231,7 @@ def provide_home() -> None:
     try:
         os.environ.setdefault("HOME", str(Path.home()))
     except RuntimeError:
-        home = Path(tempfile.gettempdir(), f"gpu-precision-bench-{os.getuid()}")
+        home = Path(tempfile.gettempdir(), f"precision-bench-{os.getuid()}")
         with suppress(OSError):
             home.mkdir(mode=0o700, exist_ok=True)
             os.environ["HOME"] = str(home)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from bench.base.errors import UsageError
+from bench.base.errors import UsageError, choose
 from bench.base.processes import leave
 from bench.base.progress import watch
 from bench.base.text import clean
@@ -27,7 +27,7 @@ from bench.workers.rates import measure_machine
 _MARKS = {Severity.FINE: "ok", Severity.NOTE: "note", Severity.UNBELIEVABLE: "WRONG"}
 
 
-def write_findings(findings: Sequence[Remark]) -> str:
+def write_text(_: Machine, findings: Sequence[Remark]) -> str:
     """Return the findings as text: a line each, with the fix below it, and a summary at the end."""
     width = max(len(finding.topic) for finding in findings)
     lines = []
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     add = parser.add_argument
     add("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is (./data)")
     add("--out", type=Path, metavar="DIR", help="where results go (./results)")
-    add("--json", action="store_true", help="print facts and findings as JSON")
+    add("--format", default="text", metavar="FORMAT", help="text or json (default: text)")
     add(
         "--trust",
         action="store_true",
@@ -71,6 +71,7 @@ def main(argv: Sequence[str]) -> int:
     add("--device", metavar="NAME", help="with --trust: cuda or cpu")
     add("--allow-shared", action="store_true", help="with --trust: a GPU that others use")
     given = parser.parse(argv)
+    write = choose("--format", given.format, {"text": write_text, "json": write_json})
     if given.trust:
         device = given.device or ("cuda" if has_cuda() else "cpu")
         return int(
@@ -83,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
     with watch("measuring what this machine can do now"):
         machine = measure_machine(machine)
     findings = judge(machine)
-    print(write_json(machine, findings) if given.json else write_findings(findings))
+    print(write(machine, findings))
     return int(any(finding.level is Severity.UNBELIEVABLE for finding in findings))
 
 

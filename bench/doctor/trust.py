@@ -19,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 
 from bench.base.errors import UnsupportedError, UsageError
+from bench.base.installation import in_checkout
 from bench.base.processes import list_children
 from bench.base.progress import Progress
 from bench.base.text import count, parse_bytes
@@ -329,7 +330,7 @@ def go_through(device: str, out: Path, shared: bool) -> Iterator[tuple[str, str,
         yield "server", expected, check_server()
     words, uuid = choose_words(device, shared), platform.environment.gpu_uuid
     asked = [check for check in EXPECTATIONS if device == "cuda" or not check.gpu]
-    if not (_ROOT / "examples").is_dir():
+    if not in_checkout():
         asked = [check for check in asked if check.name != "script"]
     with Progress(len(asked), "check") as progress:
         for check in asked:

@@ -10,19 +10,22 @@ import socket
 import subprocess
 import sys
 import tarfile
+from base64 import urlsafe_b64decode
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import cache
 from hashlib import sha256
+from importlib.metadata import distribution
 from importlib.util import find_spec
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 from bench.base.errors import UsageError
+from bench.base.installation import DISTRIBUTION, find_version
 from bench.base.processes import count_cores, read_governor, spell_cpu
 from bench.machine.nvml import Card, find_card, find_cards
-from bench.schema.precision import EMULATE_FP8, find_version
+from bench.schema.precision import EMULATE_FP8
 from bench.schema.record import Environment
 
 
@@ -58,7 +61,7 @@ def describe_host() -> Environment:
         python=platform.python_version(),
         os=platform.platform(),
         host=socket.gethostname(),
-        bench=find_version("gpu-precision-bench"),  # None for a checkout that is not installed
+        bench=find_version(DISTRIBUTION),  # None for a checkout that is not installed
         commit=read_commit(),
         code=hash_code(),
         variables=" ".join(f"{name}={value}" for name, value in find_variables().items()) or None,
@@ -168,13 +171,28 @@ def _git(*arguments: str) -> bytes:
 
 
 def read_commit() -> str | None:
+    """Return the commit of a clone, or as a tag the release that pip installed; ``+dirty`` where
+    files have changed since. None for a copy of neither."""
     try:
         _git("ls-files", "--error-unmatch", ".")  # not in one that only lies around its packages
         dirty = _git("status", "--porcelain", "--untracked-files=no", "--", ".")
         head = _git("rev-parse", "--short=12", "HEAD").decode().strip()
         return head + ("+dirty" if dirty else "")
     except (OSError, subprocess.CalledProcessError):
+        return _read_release()
+
+
+def _read_release() -> str | None:
+    """What pip wrote down of each file as it installed it says whether it is as it was."""
+    if (version := find_version(DISTRIBUTION)) is None:
         return None
+    files = {
+        Path(file.locate()): urlsafe_b64decode(f"{file.hash.value}=")
+        for file in distribution(DISTRIBUTION).files or ()
+        if file.hash and file.suffix == ".py" and file.parts[0] == _ROOT.name
+    }
+    changed = any(sha256(path.read_bytes()).digest() != known for path, known in files.items())
+    return f"v{version}{'+dirty' * changed}" if files else None
 
 
 @cache

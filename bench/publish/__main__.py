@@ -12,22 +12,20 @@ from pathlib import Path
 
 from bench.base.errors import UsageError
 from bench.base.processes import leave
-from bench.publish.pages import publish
+from bench.publish.pages import ASV_CONFIG, publish
 from bench.schema.flags import Parser, command, describe
-
-_CONFIG = Path("asv.conf.json")
 
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Build the folder; run in the project's root, where asv.conf.json is."""
+    """Build the folder; with the asv site where asv.conf.json is, in the root of a checkout."""
     parser = Parser(prog="python -m bench.publish", description=describe(__doc__))
     add = parser.add_argument
     add("--out", type=Path, default=Path("html"), metavar="DIR", help="folder to write (html)")
     add("--results", type=Path, default=Path("results"), metavar="DIR", help="of sweeps (results)")
     given = parser.parse(argv)
-    if not _CONFIG.is_file():
-        raise UsageError(f"no {_CONFIG} here; run it in the root of the project")
+    if not (given.results.is_dir() or ASV_CONFIG.is_file()):
+        raise UsageError(f"{given.results}: no such folder; --results names that of the sweeps")
     print(f"published: {publish(given.results, given.out)}")
     return 0
 

@@ -15,6 +15,7 @@ from bench.results.study.sweeps import list_results
 
 INDEX = Path(__file__).parents[1] / "report" / "templates" / "index.html"
 _CARDS = "cards.html"
+ASV_CONFIG = Path("asv.conf.json")
 
 
 def publish(results: Path, out: Path) -> Path:
@@ -25,7 +26,7 @@ def publish(results: Path, out: Path) -> Path:
     shutil.rmtree(out / "sweeps", ignore_errors=True)  # a sweep may have been removed since
     (out / "sweeps").mkdir(parents=True)
     with watch("building the asv site"):
-        tracked = publish_commits(out / "asv")
+        tracked = ASV_CONFIG.is_file() and publish_commits(out / "asv")
     pages, readable = [], []
     with Progress(len(paths := [*list_results(results)]), "page") as progress:
         for path in paths:

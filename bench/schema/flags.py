@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bench.base.errors import StoreError, T, UsageError, choose, nearest
+from bench.base.installation import DISTRIBUTION, find_version
 from bench.base.processes import provide_home
 from bench.base.text import capitalize, clean, read_number, read_percent, read_whole
 from bench.networks.data import SYNTHETIC
@@ -86,6 +87,12 @@ class _HelpAll(argparse.Action):
         parser.exit()
 
 
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        print(DISTRIBUTION, find_version(DISTRIBUTION) or "of a checkout that is not installed")
+        parser.exit()
+
+
 class Parser(argparse.ArgumentParser):
     """An argparse parser that raises `UsageError` instead of printing its whole usage.
 
@@ -96,6 +103,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, absent: Mapping[str, str] | None = None, **settings: Any) -> None:
         super().__init__(**{"formatter_class": _Short, "allow_abbrev": False, **settings})
         self.absent = absent or {}
+        self.add_argument("--version", action=_Version, nargs=0, help="show the version, and exit")
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see {self._whole_help}")

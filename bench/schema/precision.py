@@ -10,11 +10,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.base.installation import describe_extra, find_version
 from bench.networks.modules import calls_batchnorm, is_affine_batchnorm
 from bench.networks.workloads import OWN
 
@@ -243,14 +243,7 @@ FP8_RECIPES: dict[str, Recipe] = {
 """The values of the axis ``fp8_recipe``, by torchao's names."""
 
 
-def find_version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-FP8_INSTALL = "fp8 needs the package torchao: pip install -e '.[fp8]'"
+FP8_INSTALL = f"fp8 needs the package torchao: {describe_extra('fp8')}"
 """The message if torchao is not installed."""
 
 EMULATE_FP8 = "BENCH_EMULATE_FP8"

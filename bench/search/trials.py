@@ -18,6 +18,7 @@ from threading import Lock
 from types import SimpleNamespace
 
 from bench.base.errors import UsageError
+from bench.base.installation import describe_extra
 from bench.results.store.reader import read_beside
 from bench.results.store.rows import LatestAttempt, PlannedRun, Row, keep_latest, plan_runs
 from bench.schema.case import Case, list_varying
@@ -31,7 +32,7 @@ from bench.sweep.loop import Loop, open_loop
 from bench.sweep.options import Plan
 from bench.workers.job import Job, Lane
 
-INSTALL = "bench.search needs Ray Tune: pip install -e '.[search]'"
+INSTALL = f"bench.search needs Ray Tune: {describe_extra('search')}"
 
 
 class Ladder:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from bench.base.installation import find_version
 from bench.networks.data import DatasetInfo
 from bench.networks.workloads import IMAGES, OWN, Workload, WorkloadFacts
 from bench.schema.case import Case, format_value
@@ -13,7 +14,6 @@ from bench.schema.precision import (
     FP8_INSTALL,
     PRECISIONS,
     Apex,
-    find_version,
     refuse_apex,
     refuse_fp8,
 )

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.errors import UsageError
+from bench.base.installation import find_version
 from bench.base.processes import OtherWork, Quota, read_governor, usable_cpus
 from bench.base.progress import watch
 from bench.base.text import parse_bytes
@@ -46,7 +47,7 @@ from bench.networks.data import find_layout
 from bench.networks.weights import hash_weights
 from bench.profile.rates import DeviceRates, find_emulated, find_halves
 from bench.schema.case import DEVICES
-from bench.schema.precision import Apex, Precision, emulates_fp8, find_apex, find_version
+from bench.schema.precision import Apex, Precision, emulates_fp8, find_apex
 from bench.schema.record import Environment
 from bench.workers.fingerprint import Examined, Request, try_model
 from bench.workers.server import EndedError, MessageError, call

@@ -234,7 +234,7 @@ def test_what_runs_with_apex_is_told(healthy: Machine) -> None:
 def test_this_machine(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     """For real: torch in its own process, and all of it as JSON."""
     monkeypatch.chdir(tmp_path)
-    assert main(["--json"]) in (0, 1)
+    assert main(["--format", "json"]) in (0, 1)
     found = json.loads(capsys.readouterr().out)
     facts = found["facts"]
     assert facts["devices"]["cpu"]["environment"]["torch_threads"] >= 1

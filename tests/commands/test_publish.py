@@ -18,7 +18,8 @@ import pytest
 from bench.base.errors import UsageError
 from bench.publish import __main__ as publish
 from bench.publish.asv import site as asv_site
-from tests.planted.records import ROOT
+from bench.schema.case import Case
+from tests.planted.records import ROOT, ran, write_sweep
 
 
 def pack(files: dict[str, bytes]) -> bytes:
@@ -119,9 +120,12 @@ def test_reports_are_linked_and_a_broken_sweep_is_named(
     assert not stale.exists()
 
 
-def test_outside_the_project_it_is_one_line(
+def test_outside_a_checkout_reports_are_published_and_a_folder_that_is_not_there_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert publish.main([]) == 2
-    assert capsys.readouterr().err.startswith("error: no asv.conf.json here")
+    assert capsys.readouterr().err.startswith("error: results: no such folder")
+    write_sweep(tmp_path / "results" / "mine", ran(Case(), (20.0, 20.1, 19.9)))
+    assert publish.main([]) == 0
+    assert (tmp_path / "html" / "sweeps" / "mine.html").is_file()

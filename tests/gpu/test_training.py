@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench.base.installation import find_version
 from bench.base.text import write_bytes
 from bench.machine.monitor import Monitor
 from bench.machine.nvml import open_device
@@ -27,7 +28,6 @@ from bench.schema.precision import (
     PRECISIONS,
     TRAINED,
     find_apex,
-    find_version,
     refuse_apex,
     set_flags,
 )

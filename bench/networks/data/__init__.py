@@ -156,7 +156,7 @@ _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 def find_cache() -> Path:
     """Return the user's cache folder, for decoded images."""
     provide_home()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "gpu-precision-bench")
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "precision-bench")
 
 
 def _key(source: ImageSource) -> str:

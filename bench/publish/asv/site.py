@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.errors import UsageError
+from bench.base.installation import describe_extra
 from bench.base.text import last_line
 
 ASSETS, FIX = (Path(__file__).with_name(name) for name in ("assets.json", "fix.js"))
@@ -129,7 +130,7 @@ def publish_commits(out: Path) -> bool:
     anything was tracked yet; without, there is no site. Raises UsageError: asv or npm is missing,
     asv fails, or a package is not the pinned one."""
     if find_spec("asv") is None:
-        raise UsageError("asv is not installed: pip install -e '.[asv]'")
+        raise UsageError(f"asv is not installed: {describe_extra('asv')}")
     from asv.config import Config
     from asv.results import iter_results
 

@@ -309,7 +309,7 @@ def test_where_the_cache_and_the_images_are_by_default(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     info = prepare("cifar10", data_dir=None)
     assert info.train_images == 30
-    assert Path(info.folder).parent == tmp_path / "xdg" / "gpu-precision-bench"
+    assert Path(info.folder).parent == tmp_path / "xdg" / "precision-bench"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "")  # so that it is unset again after the test if it was before
     monkeypatch.delenv("HOME")
@@ -319,8 +319,8 @@ def test_where_the_cache_and_the_images_are_by_default(tmp_path, monkeypatch):
     monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
     with pytest.raises(ValueError, match="~ stands for no folder"):
         parse_start("~/weights.pt")
-    own = tmp_path / f"gpu-precision-bench-{os.getuid()}"
-    assert find_cache() == own / ".cache" / "gpu-precision-bench"
+    own = tmp_path / f"precision-bench-{os.getuid()}"
+    assert find_cache() == own / ".cache" / "precision-bench"
     assert parse_start("~/weights.pt") == f"{own}/weights.pt"
 
 
