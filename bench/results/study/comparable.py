@@ -227,7 +227,7 @@ def _find_ratio(alike: Sequence[Row]) -> float | None:
     if any(_agrees(run, 1.0) for run in alike):
         return 1.0
     settings = {(r.batch_size, r.precision, r.step_items / r.batch_size) for r in alike}
-    (best, most), *others = Counter(ratio for *_, ratio in settings).most_common(2)
+    (best, most), *others = Counter(ratio for *_, ratio in settings).most_common()
     return None if others and others[0][1] == most else best
 
 
@@ -267,8 +267,8 @@ def list_mixed(
     values and these rows. A row that ended before its worker could look has none."""
     for name in columns:
         for alike in group(rows, attrgetter(*COMPARABLE[name])):
-            empty = ("none" if name == "variables" and row.torch else "" for row in alike)
-            cells = (getattr(row, name) or none for row, none in zip(alike, empty, strict=True))
-            values = [value for value in dict.fromkeys(cells) if value]
+            none = "none" if name == "variables" else ""
+            known = (getattr(row, name) or (none if row.torch else "") for row in alike)
+            values = [*filter(None, dict.fromkeys(known))]
             if len(values) > 1:
                 yield name, values, alike

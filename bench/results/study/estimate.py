@@ -107,7 +107,7 @@ def estimate(
         return [Estimate(next(ratios), cells) if cells else None for cells in every]
     taken = {r.cell: [value for _, value in list_readings(metric, r.every)] for r in results}
     # of a cell with a reading that is not above zero none has a ratio
-    readings = {c: v for c, v in taken.items() if v and 0 < min(v) <= max(v) < math.inf}
+    readings = {c: v for c, v in taken.items() if v and min(v) > 0}
     sides = {cell: summarize_middle(values) for cell, values in readings.items()}
     sure = {cell for cell, values in readings.items() if len(values) >= MIN_REPEATS}
     every = select_common(changes, fits, readings.keys(), sure)
@@ -137,10 +137,7 @@ def take_seeds(metric: Metric, results: Iterable[Result]) -> Mapping[int, Seeds]
     NaN for one that is not above zero."""
     seeds: dict[int, dict[int, tuple[float, float]]] = {}
     for result in results:
-        readings = list_readings(metric, result.every)
-        if any(math.isinf(value) for _, value in readings):
-            continue
-        for seed, same in groupby(sorted(readings), itemgetter(0)):
+        for seed, same in groupby(sorted(list_readings(metric, result.every)), itemgetter(0)):
             values = [value for _, value in same]
             logs = [math.log(value) for value in values if value > 0]
             average = fmean(values), fmean(logs) if logs else math.nan
@@ -162,9 +159,7 @@ def share_seeds(
     for pair in cells:
         shared = every or set(seeds[pair[0]]) & set(seeds[pair[1]])
         for side, cell in zip(sides, pair, strict=True):
-            own = seeds[cell]
-            whole = not shared or own.keys() <= shared
-            side.append(own if whole else {s: r for s, r in own.items() if s in shared})
+            side.append({s: r for s, r in seeds[cell].items() if s in shared or not shared})
     return sides
 
 

@@ -162,7 +162,7 @@ def select_common(
         keys = [{pair.key for pair in known[place]} for place in places]
         good = [{pair.key for pair in known[place] if {*pair.cells} <= sure} for place in places]
         shared = set.intersection(*keys)
-        best = set.intersection(shared, *filter(None, good)) if any(good) else set()
+        best = shared.intersection(*filter(None, good))
         for place, mine, enough in zip(places, keys, good, strict=True):
             wanted = (best or shared) if shared else (enough or mine)
             kept[place] = [pair for pair in known[place] if pair.key in wanted]

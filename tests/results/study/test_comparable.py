@@ -16,7 +16,14 @@ from bench.compare.__main__ import main as compare
 from bench.report.document import build as build_report
 from bench.report.figures import list_panels
 from bench.report.files import write_json
-from bench.results.study.comparable import Period, find_factor, list_unlike, take_alike
+from bench.results.study.comparable import (
+    Period,
+    find_factor,
+    list_unlike,
+    refuse_learnt,
+    refuse_pair,
+    take_alike,
+)
 from bench.results.study.sweeps import read_sweep, read_sweeps
 from bench.schema.case import Case
 from bench.schema.record import Record, Status
@@ -45,6 +52,7 @@ def again(rows: Sequence[Record]) -> list[Record]:
     return [*rows]
 
 
+FP32, FP16 = Case(), Case(precision="fp16", loss_scale=128.0)
 THREE = [0.01, 0.01005, 0.00995]
 
 SAID: dict[str, tuple[Sequence[Record], list[str], list[str]]] = {
@@ -243,7 +251,71 @@ def test_those_are_taken_that_tell_most_and_those_without_a_time(told: str, kept
     assert take_alike([none, *rows]) == [none, *(r for r in rows if r.period.what == kept)]
 
 
-FP32, FP16 = Case(), Case(precision="fp16", loss_scale=128.0)
+def row(case: Case = FP32, **values: Any) -> Any:
+    """A run or a result that measured a whole epoch of known data, unless its values say
+    otherwise."""
+    known = {"timed": True, "period": Period("items", 1, whole=True), "part": 1.0}
+    own = {"part_known": True, "dataset_fingerprint": "a", "carried": ""}
+    plain: dict[str, Any] = {**known, **own, "steps_apart": "", "items_apart": ""}
+    return SimpleNamespace(**{**vars(case), **plain, **values})
+
+
+NO_PAIR: list[tuple[dict[str, Any], str]] = [
+    # what forbids to compare a row with one of which nothing is said, and how that is called
+    ({}, ""),
+    ({"steps_apart": "other steps"}, "other steps"),
+    ({"items_apart": "steps of 64 items"}, "steps of 64 items"),
+    ({"carried": "last.pt", "period": Period("runs", 1, whole=False)}, "went on from"),
+    ({"carried": "last.pt"}, ""),  # which counts what it did
+    ({"period": Period("steps", 1, whole=False)}, "say nothing of each other"),
+    ({"period": Period("steps", 1, whole=False), "timed": False}, ""),
+]
+
+
+@pytest.mark.parametrize(("values", "why"), NO_PAIR)
+def test_what_forbids_a_pair_does_so_on_either_side(values: dict[str, Any], why: str) -> None:
+    for found in (refuse_pair(row(**values), row()), refuse_pair(row(), row(**values))):
+        assert (bool(found), why in found) == (bool(why), True), found
+
+
+SYNTHETIC = Case(dataset="synthetic", input="3x64x64")
+OTHER_DATA = "losses on other data say nothing of each other"
+LEARNT: list[tuple[Any, Any, str, str]] = [
+    # two rows, the axis that they differ in, and why what they learnt is not compared
+    (row(), row(), "", ""),
+    (row(), row(dataset_fingerprint="b"), "", f"{OTHER_DATA}: dataset_fingerprint differs"),
+    (row(), row(dataset_fingerprint=""), "", ""),  # it ended before its worker could look
+    (row(SYNTHETIC), row(replace(SYNTHETIC, input=None)), "", f"{OTHER_DATA}: input differs"),
+    (row(), row(replace(FP32, dataset="synthetic"), dataset_fingerprint="b"), "",
+     f"{OTHER_DATA}: dataset_fingerprint, dataset differs"),
+    (row(), row(replace(FP32, accumulate=2)), "accumulate", ""),
+    (row(workload="own:make"), row(replace(FP32, accumulate=2), workload="own:make"), "accumulate",
+     f"{OTHER_DATA}: accumulate differs"),  # whose random numbers are drawn for each micro-batch
+    (row(), row(part=0.5), "", "1 and 0.5 of an epoch cannot be compared; use --fraction 1"),
+    (row(command="python a.py"), row(part=0.5, command="python a.py"), "",
+     "1 and 0.5 of an epoch cannot be compared; end both by --steps"),
+    (row(), row(part=0.5, part_known=False), "", ""),
+    (row(part=0.5, part_known=False), row(), "lr", ""),
+    (row(part=0.5), row(part=0.5), "", ""),  # no change of what it learns by
+    (row(part=0.5), row(part=0.5), "machine", ""),
+    (row(part=0.5), row(part=0.5), "compile", ""),
+    (row(part=0.5), row(part=0.5), "lr",
+     "less than an epoch does not show what it does to learning; use --fraction 1"),
+    (row(part=0.5, command="python a.py"), row(part=0.5, command="python a.py"), "lr",
+     "less than an epoch does not show what it does to learning; let the script train for one"),
+    (row(), row(), "lr", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("a", "b", "axis", "why"), LEARNT)
+def test_what_was_learnt_is_compared_on_equal_data_and_equal_parts(
+    a: Any, b: Any, axis: str, why: str
+) -> None:
+    assert refuse_learnt(a, b, axis) == why
+    if not axis:
+        assert bool(refuse_learnt(a, b)) == bool(why)
+
+
 TOLD = {"gpu": "A card", "torch": "2.13", "model_structure": "a", "model_source": "a",
         "dataset_fingerprint": "a", "power_limit_w": 700.0}  # fmt: skip
 DIFFER: list[tuple[dict[str, Any], str]] = [
