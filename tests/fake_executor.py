@@ -88,8 +88,8 @@ class FakeExecutor(Executor):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._rules = [_parse_rule(rule) for rule in os.environ.get(ANSWERS, "").split()]
-        told = os.environ.get(MEMORY)
-        self._memory = PLAIN if told is None else Memory.parse(told)
+        memory = os.environ.get(MEMORY)
+        self._memory = PLAIN if memory is None else Memory.parse(memory)
         self._cards = _parse_lanes(os.environ.get(LANES, ""))
 
     def open_lanes(self, device: str, wanted: int | None = None) -> Sequence[Lane]:

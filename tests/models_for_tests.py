@@ -125,24 +125,24 @@ def _leave_room(n_bytes: int) -> None:
 
 def allocates_tensors() -> nn.Module:
     """Until the limit on address space refuses."""
-    held = []
+    tensors = []
 
     def behave(logits: Tensor) -> Tensor:
         _leave_room(2**29)
         while True:
-            held.append(torch.ones(2**22))
+            tensors.append(torch.ones(2**22))
 
     return Tiny(behave)
 
 
 def fills() -> nn.Module:
     """Until a limit refuses; on a machine without one, 1.5 GiB."""
-    held = []
+    tensors = []
 
     def behave(logits: Tensor) -> Tensor:
         for _ in range(24):
-            held.append(torch.ones(2**24))
-        held.clear()
+            tensors.append(torch.ones(2**24))
+        tensors.clear()
         return logits
 
     return Tiny(behave)
@@ -150,12 +150,12 @@ def fills() -> nn.Module:
 
 def babbles() -> nn.Module:
     """100 MB to standard error, in lines, then trains well."""
-    said = False
+    printed = False
 
     def behave(logits: Tensor) -> Tensor:
-        nonlocal said
-        if not said:
-            said = True
+        nonlocal printed
+        if not printed:
+            printed = True
             line = b"so many words, " * 6 + b"and more\n"
             for _ in range(1000):
                 os.write(2, line * (100_000 // len(line)))

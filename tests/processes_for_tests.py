@@ -17,31 +17,31 @@ from typing import Any
 from bench.networks.models import load_factory
 
 
-def wait(told: Connection) -> None:
+def wait(connection: Connection) -> None:
     """Say where it was forked, then wait until nobody listens, or the parent says something."""
-    told.send(os.getppid())
+    connection.send(os.getppid())
     try:
-        told.recv()
+        connection.recv()
     except EOFError:
         return
 
 
-def tell_script(told: Connection, name: str) -> None:
+def tell_script(connection: Connection, name: str) -> None:
     """Import a factory, and say what its module found when it was imported."""
-    told.send(load_factory(name)())
+    connection.send(load_factory(name)())
 
 
-def pass_on(told: Connection) -> None:
+def pass_on(connection: Connection) -> None:
     """Have a forked process send an open file by multiprocessing, as a DataLoader's worker sends
     the memory of a batch."""
     queue: Any = get_context("fork").SimpleQueue()
     child = get_context("fork").Process(target=lambda: (queue.put(DupFd(1)), time.sleep(60)))
     child.start()
-    told.send(os.readlink(f"/proc/self/fd/{queue.get().detach()}").partition(":")[0])  # noqa: PTH115
+    connection.send(os.readlink(f"/proc/self/fd/{queue.get().detach()}").partition(":")[0])  # noqa: PTH115
     child.kill()
 
 
-def tell_sockets(told: Connection) -> None:
+def tell_sockets(connection: Connection) -> None:
     """Say how many sockets and pipes it has beside its streams, and how many of these each program
     has that it starts."""
     links = {}
@@ -49,39 +49,39 @@ def tell_sockets(told: Connection) -> None:
         with suppress(OSError):
             links[int(name)] = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115
     found = [n for n, to in links.items() if n > 2 and to.startswith(("socket", "pipe"))]
-    told.send((len(found), sum(map(os.get_inheritable, found))))
+    connection.send((len(found), sum(map(os.get_inheritable, found))))
 
 
-def leave_behind(told: Connection) -> None:
+def leave_behind(connection: Connection) -> None:
     """Say who forked it, and who lives on beneath it: a child in a session of its own, and a daemon
     whose parent has ended."""
     code = "import os, time\nif os.fork(): os._exit(0)\nos.setsid()\n"
     code += "print(os.getpid(), flush=True)\nos.close(1)\ntime.sleep(600)"
     daemon = subprocess.check_output([sys.executable, "-S", "-c", code])
     child = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    told.send((os.getppid(), os.getpid(), int(daemon), child.pid))
+    connection.send((os.getppid(), os.getpid(), int(daemon), child.pid))
     time.sleep(600)
 
 
-def say(told: Connection, *content: object) -> int:
+def say(connection: Connection, *content: object) -> int:
     print(*content)
     for one in content:
-        told.send(one)
+        connection.send(one)
     return len(content)
 
 
-def send_what_only_it_has(told: Connection) -> None:
+def send_what_only_it_has(connection: Connection) -> None:
     """Of a class that whoever reads it cannot import."""
     sys.modules["nowhere"] = type(sys)("nowhere")
     kind = type("Odd", (), {"__module__": "nowhere"})
     sys.modules["nowhere"].Odd = kind  # type: ignore[attr-defined]
-    told.send(kind())
+    connection.send(kind())
 
 
-def be_late(told: Connection) -> None:
+def be_late(connection: Connection) -> None:
     """Its stacks come 1.5 s after they are asked for."""
     faulthandler.unregister(signal.SIGUSR1)
     signal.signal(signal.SIGUSR1, lambda *_: (time.sleep(1.5), faulthandler.dump_traceback()))
-    told.send(None)
+    connection.send(None)
     while True:
         time.sleep(0.1)

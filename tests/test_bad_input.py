@@ -44,14 +44,14 @@ def expect(
     __tracebackhide__ = True
     before = set(Path().rglob("*"))
     assert main(arguments) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("error: ")
-    assert said.err.endswith("\n")
-    assert len(said.err.splitlines()) == 1, said.err
-    assert len(said.err) < 800, "one line, not a page"
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert captured.err.endswith("\n")
+    assert len(captured.err.splitlines()) == 1, captured.err
+    assert len(captured.err) < 800, "one line, not a page"
     for part in parts:
-        assert part in said.err, said.err
+        assert part in captured.err, captured.err
     assert set(Path().rglob("*")) == before, "nothing was created"
 
 
@@ -126,10 +126,10 @@ TRAINING = [
 
 
 @pytest.mark.parametrize(
-    ("main", "given", "words", "said"),
+    ("main", "given", "words", "expected"),
     [
-        *((main, FAKE, words, said) for main, words, said in OTHERS),
-        *((main, IMAGES.split(), words, said) for main, words, said in TRAINING),
+        *((main, FAKE, words, expected) for main, words, expected in OTHERS),
+        *((main, IMAGES.split(), words, expected) for main, words, expected in TRAINING),
         *((main, [], "--workload no_such:work", "cannot be imported") for main in (check, scales)),
         (card.main, [], "--minutes 0", "--minutes '0': give a number above 0"),
     ],
@@ -139,9 +139,9 @@ def test_flags_of_other_commands(
     main: Callable[[Sequence[str]], int],
     given: Sequence[str],
     words: str,
-    said: str,
+    expected: str,
 ) -> None:
-    expect(capsys, main, join_flags(given, words.split()), said)
+    expect(capsys, main, join_flags(given, words.split()), expected)
 
 
 def test_places_that_cannot_be_written(capsys: Capture, tmp_path: Path) -> None:
@@ -211,9 +211,9 @@ def test_records(capsys: Capture, tmp_path: Path) -> None:
     shutil.copy(file, other)
     bad = file.read_bytes().replace(f"\n{SCHEMA},".encode(), b"\n99,", 1)
     file.write_bytes(bad)
-    said = f"{file}: schema 99 is newer than the {SCHEMA} this harness reads"
-    expect(capsys, report, [str(good)], said)
-    expect(capsys, report, [str(other), str(file)], said)
-    expect(capsys, compare, [str(other), str(good)], said)
-    expect(capsys, sweep, [*FAKE, "--out", str(good)], said)
+    expected = f"{file}: schema 99 is newer than the {SCHEMA} this harness reads"
+    expect(capsys, report, [str(good)], expected)
+    expect(capsys, report, [str(other), str(file)], expected)
+    expect(capsys, compare, [str(other), str(good)], expected)
+    expect(capsys, sweep, [*FAKE, "--out", str(good)], expected)
     assert file.read_bytes() == bad

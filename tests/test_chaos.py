@@ -37,7 +37,7 @@ def start(out: Path, lanes: int) -> subprocess.Popen[bytes]:
 @pytest.mark.slow
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     rng = random.Random(KILLS)
-    rows = killed = said = 0
+    rows = killed = reported = 0
     while killed < KILLS:
         sweep = start(tmp_path, lanes=rng.choice((1, 4)))
         # not before it has begun: "40 to run, into …" is the second line it prints
@@ -47,7 +47,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
         _, rest = sweep.communicate()
         assert sweep.returncode == -signal.SIGKILL, (heard + rest).decode()
         killed += 1
-        said += (heard + rest).count(b"set aside")
+        reported += (heard + rest).count(b"set aside")
         if (tmp_path / "records.csv").exists():
             now = len(read_records(tmp_path))
             assert now >= rows, "a row that was there is gone"
@@ -58,7 +58,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     last = start(tmp_path, lanes=4)
     _, heard = last.communicate()
     assert last.returncode == 0, heard.decode()
-    said += heard.count(b"set aside")
+    reported += heard.count(b"set aside")
 
     frame, steps = read_records(tmp_path), read_steps(tmp_path)
     assert sorted(frame["seed"]) == list(range(CASES))
@@ -74,5 +74,5 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
         aside = len(list(tmp_path.glob(f"{name}.torn-*")))
         assert aside <= killed
         torn += aside
-    assert said <= torn, "a kill may come before what was set aside is said, never after"
+    assert reported <= torn, "a kill may come before what was set aside is said, never after"
     assert torn or KILLS < 100, "no kill landed within a line; the test has lost its teeth"

@@ -73,9 +73,9 @@ class Copy:
         command = [sys.executable, "-c", RUN_ALL, *commands]
         done = subprocess.run(command, **where, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        told = json.loads(done.stdout)
-        assert [code for code, _, _ in told] == [2 * refused] * len(commands), told
-        return [said if refused else printed for _, printed, said in told]
+        answers = json.loads(done.stdout)
+        assert [code for code, _, _ in answers] == [2 * refused] * len(commands), answers
+        return [errors if refused else printed for _, printed, errors in answers]
 
     def records(self, sweep: str) -> list[dict[str, str]]:
         with (self.folder / sweep / "records.csv").open() as file:
@@ -142,33 +142,33 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
         "cards": "bench.cards out out-up output --full",
         "export": "bench.export out-up --to tensorboard",
     }
-    told = dict(zip(commands, copy.run(*commands.values()), strict=True))
+    outputs = dict(zip(commands, copy.run(*commands.values()), strict=True))
     ran = [(row["precision"], row["rounding"]) for row in copy.records("out")]
     assert sorted({*ran}) == [("fp16", "even"), ("fp16", "odd"), ("fp16", "up"), ("fp32", "even")]
-    rows = re.findall(r"^ +(odd|even|up) ", told["text"], re.MULTILINE)
+    rows = re.findall(r"^ +(odd|even|up) ", outputs["text"], re.MULTILINE)
     assert {*rows} == {"odd", "even", "up"}
-    assert re.findall(r"rounding: (.*?) +≈1.00× +1 +0.0 %$", told["full"], re.MULTILINE) == [
+    assert re.findall(r"rounding: (.*?) +≈1.00× +1 +0.0 %$", outputs["full"], re.MULTILINE) == [
         *("even → odd", "even → up")  # with no losses, which matter to it, of a part of an epoch
     ]
-    assert "--momentum" in told["help"]
+    assert "--momentum" in outputs["help"]
     assert [row["momentum"] for row in copy.records("output")] == ["0.5", "0.9"]
-    assert re.search(r"^ momentum .*\n ─+\n +0.5 .*\n +0.9 ", told["sweep"], re.MULTILINE)
-    assert ">momentum</th>" in told["page"]
-    assert "rounding odd" in told["plan"]
-    assert "--momentum 0.25" in told["plan"]
-    for side in (told["rounding"], told["precision"]):
+    assert re.search(r"^ momentum .*\n ─+\n +0.5 .*\n +0.9 ", outputs["sweep"], re.MULTILINE)
+    assert ">momentum</th>" in outputs["page"]
+    assert "rounding odd" in outputs["plan"]
+    assert "--momentum 0.25" in outputs["plan"]
+    for side in (outputs["rounding"], outputs["precision"]):
         assert "in out: 1 case with both values of" in side
         assert re.search(r" is 1\.00 times as fast as .*, which is not proven", side)
     each = [("fp32", "even"), ("fp16", "even"), ("fp16", "up")]
     assert [
         (largest_batch["precision"], largest_batch["rounding"])
-        for largest_batch in json.loads(told["fit"])
+        for largest_batch in json.loads(outputs["fit"])
     ] == each
-    trials = re.findall(r"^ +\d +(fp\d+) .* (even|up) .* whole", told["search"], re.MULTILINE)
+    trials = re.findall(r"^ +\d +(fp\d+) .* (even|up) .* whole", outputs["search"], re.MULTILINE)
     assert sorted(trials) == sorted(each)
-    assert told["search"].count(" --rounding up ") == 1
-    assert "Stay with fp32, batch size 64, of " in told["advise"]
-    cards = " ".join(told["cards"].split())
+    assert outputs["search"].count(" --rounding up ") == 1
+    assert "Stay with fp32, batch size 64, of " in outputs["advise"]
+    cards = " ".join(outputs["cards"].split())
     assert {*re.findall(r"fp16 · rounding (\w+)", cards)} == {"up"}  # of out it is the default
     assert "momentum 0.5, not 0.9" in cards
     (exported,) = copy.folder.glob("trackers/tensorboard/*fp16*/*")

@@ -39,14 +39,14 @@ LAB = REFERENCE.with_name("h200-lab.csv")  # measured, but not by this harness
 JARGON = re.compile(r"welch|holm|tost|\bknee|\brung|sentinel", re.IGNORECASE)
 
 
-def keep(name: str, said: str) -> None:
+def keep(name: str, text: str) -> None:
     """Hold a text against the file that has it."""
     file = GOLDEN / name.replace(" ", "-")
     if os.environ.get("UPDATE_SNAPSHOTS"):
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(said, encoding="utf-8")
+        file.write_text(text, encoding="utf-8")
     kept = file.read_text(encoding="utf-8") if file.exists() else ""
-    assert said == kept, (
+    assert text == kept, (
         f"{file.name} is another: run the tests with UPDATE_SNAPSHOTS=1, and read the diff"
     )
 
@@ -138,11 +138,11 @@ def test_report(name: str, reports: Callable[[str], Report]) -> None:
 def test_every_screen_fits(name: str, reports: Callable[[str], Report], monkeypatch: Patch) -> None:
     for width in ("40", ""):
         monkeypatch.setenv("COLUMNS", width)
-        said = render(reports(name))
-        lines = [line for line in said.splitlines() if not line.startswith("  python -m ")]
+        text = render(reports(name))
+        lines = [line for line in text.splitlines() if not line.startswith("  python -m ")]
         assert max(map(cell_len, lines)) <= int(width or WIDTH)
-        assert not JARGON.search(said)
-        assert "--full" in said
+        assert not JARGON.search(text)
+        assert "--full" in text
 
 
 # ------------------------------------------------------------------------------ all of it is shown
@@ -166,19 +166,19 @@ def test_every_text_is_compared() -> None:
 
 
 def test_every_warning_and_notice_is_shown() -> None:
-    said = " ".join(read_kept("reports/*.text").split())
+    text = " ".join(read_kept("reports/*.text").split())
     labels = [capitalize(warning.remark) for warning in WARNINGS.values() if not warning.telling]
     labels += ["--evaluate failed: ValueError: no luck", "Other steps: repeats took 60, 0 and 0"]
     labels += ["Steps of 64 items: its batch size is 256"]
     labels += ["No result", "Spread", "Mixed environments", "Drift of -14.0 %"]
-    missing = [label for label in labels if f"! {label}: " not in said]
+    missing = [label for label in labels if f"! {label}: " not in text]
     assert missing == [], "plant a row that has it in tests/planted/warnings.py"
 
 
 def test_every_outcome_is_shown() -> None:
-    said = read_kept("reports/warned.text").rpartition(" cases in ")[2]
+    text = read_kept("reports/warned.text").rpartition(" cases in ")[2]
     ends = [name_outcome(Row({"status": status, "inferred": False})) for status in Status]
-    assert [end for end in ends if f"1 {end}" not in said] == ["ok"]
+    assert [end for end in ends if f"1 {end}" not in text] == ["ok"]
 
 
 PARSERS = (build_sweep, build_report, build_compare, build_advise)
@@ -186,8 +186,8 @@ PARSERS = (build_sweep, build_report, build_compare, build_advise)
 
 def test_every_flag_that_is_named_exists() -> None:
     """In the warnings, and in the step that helps most."""
-    said = read_kept("reports/*.text") + read_kept("reports/*.screen")
+    text = read_kept("reports/*.text") + read_kept("reports/*.screen")
     known = {flag for build in PARSERS for flag in build()._option_string_actions}
-    named = {*re.findall(r"--[a-z][-a-z]+", said)}
+    named = {*re.findall(r"--[a-z][-a-z]+", text)}
     assert named - known == set()
     assert len(named) > 20

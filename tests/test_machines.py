@@ -116,18 +116,18 @@ def tell_commands(machine: Machine) -> Iterator[str]:
     for command in SHOWN:
         _, _, module, *flags = shlex.split(command)
         try:
-            said = start(module, flags, machine)
+            answer = start(module, flags, machine)
         except UsageError as error:
-            said = f"refused: {error}"
+            answer = f"refused: {error}"
         if module == "bench.sweep" and "ray" not in flags:
             try:
                 [*rehearse(*plan(module, flags)[:2])]
                 dry = ""
             except UsageError as error:
                 dry = f"refused: {error}"
-            assert dry == (said if said.startswith("refused") else ""), command
-        if said:
-            yield f"  {command}\n    {said}"
+            assert dry == (answer if answer.startswith("refused") else ""), command
+        if answer:
+            yield f"  {command}\n    {answer}"
     yield "  the others run as they are"
 
 
@@ -172,10 +172,10 @@ def tell() -> Iterator[str]:
     yield "\npresets:"
     for name in preset_names():
         try:
-            said = start("bench.sweep", ["--preset", name], machine) or "runs as it is"
+            answer = start("bench.sweep", ["--preset", name], machine) or "runs as it is"
         except UsageError as error:
-            said = f"refused: {error}"
-        yield f"  {name}: {said}"
+            answer = f"refused: {error}"
+        yield f"  {name}: {answer}"
     yield "\nREADME and docs:"
     yield from tell_commands(machine)
 
@@ -185,5 +185,5 @@ def test_a_machine(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(ROOT)
     made = MACHINES[name]
     with made.enter(monkeypatch, tmp_path):
-        said = "\n".join(tell()) + "\n"
-    keep(f"../machines/{name}.txt", said)
+        text = "\n".join(tell()) + "\n"
+    keep(f"../machines/{name}.txt", text)

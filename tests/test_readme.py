@@ -133,9 +133,9 @@ def ask(command: str, *flags: str, card: Path = CARD) -> Any:
     program = importlib.import_module(f"bench.{command}")
     if hasattr(program, "__path__"):
         program = importlib.import_module(f"bench.{command}.__main__")
-    with redirect_stdout(io.StringIO()) as said:
+    with redirect_stdout(io.StringIO()) as output:
         assert program.main([str(card), *flags, "--format", "json"]) == 0
-    return json.loads(said.getvalue())
+    return json.loads(output.getvalue())
 
 
 def quote(sentences: list[str]) -> str:
@@ -164,10 +164,10 @@ def write_causes() -> str:
 
 def quote_why() -> str:
     """Its words, and what it was measured on."""
-    said = ask("why", "--where", CARD_BATCH, "--axis", "precision", "fp32", "fp16")
-    (pair,) = said["explanations"]
-    warnings = ", ".join(warning.partition(":")[0].lower() for warning in said["warnings"])
-    source = f"[Measured](../results/{CARD.name}/records.csv): {' '.join(said['conditions'])}"
+    document = ask("why", "--where", CARD_BATCH, "--axis", "precision", "fp32", "fp16")
+    (pair,) = document["explanations"]
+    warnings = ", ".join(warning.partition(":")[0].lower() for warning in document["warnings"])
+    source = f"[Measured](../results/{CARD.name}/records.csv): {' '.join(document['conditions'])}"
     source += f" Warnings: {warnings}." if warnings else ""
     return f"\n{fill(source)}\n{quote(pair['words'])}"
 
@@ -197,22 +197,22 @@ def test_the_advice_is_what_is_said_of_its_records() -> None:
 
 def test_a_report_on_the_search_names_what_cannot_be_told_apart_as_it_does() -> None:
     """The search named a setting as the lightest that a report, for its warning, leaves out."""
-    (told,) = (line for line in write_advice().splitlines() if "cannot be told apart" in line)
+    (sentence,) = (line for line in write_advice().splitlines() if "cannot be told apart" in line)
     (answer,) = build([read_sweep(ADVICE)]).answers
-    assert told in answer.sentences
+    assert sentence in answer.sentences
 
 
 def quote_advice() -> str:
     """What bench.advise said, which the folder keeps, and what that was measured on."""
     rows = read_records(ADVICE)
     row = rows.iloc[0]
-    said = (ADVICE / "answer.txt").read_text().splitlines()
+    answer = (ADVICE / "answer.txt").read_text().splitlines()
     source = (
         f"{len(rows)} runs in {find_minutes(rows)} minutes on {row['cpu']}, torch {row['torch']}, "
         f"CIFAR-10, {row['started_at'][:10]} ([records](results/{ADVICE.name}/records.csv)); times "
         f"are of up to {100 * rows['fraction'].max():g} % of an epoch."
     )
-    lines = [line for line in said if "python -m" not in line and not line.endswith(":")]
+    lines = [line for line in answer if "python -m" not in line and not line.endswith(":")]
     return f"{quote(lines)}\n{fill(source)}\n"
 
 
@@ -353,13 +353,13 @@ Run = Callable[[str], str]
 
 
 @pytest.fixture(scope="module")
-def said() -> dict[str, str]:
+def printed() -> dict[str, str]:
     """What commands that have run have printed: several pages have some, or stand in for them."""
     return {}
 
 
 @pytest.fixture
-def run(checkout: Path, said: dict[str, str], monkeypatch: Patch, capfd: Capture) -> Run:
+def run(checkout: Path, printed: dict[str, str], monkeypatch: Patch, capfd: Capture) -> Run:
     """Run a command once, and before it those that make what it reads; what it printed.
 
     What begins with ``python -m`` is run within this process, which has imported what it needs.
@@ -370,8 +370,8 @@ def run(checkout: Path, said: dict[str, str], monkeypatch: Patch, capfd: Capture
 
     def run(command: str) -> str:
         line = stand_in(command)
-        if line in said:
-            return said[line]
+        if line in printed:
+            return printed[line]
         for earlier in COMMANDS[: COMMANDS.index(command)]:
             if {*re.findall(r"--out (\S+)", earlier)} & {*command.split()}:
                 run(earlier)
@@ -390,7 +390,7 @@ def run(checkout: Path, said: dict[str, str], monkeypatch: Patch, capfd: Capture
             code = subprocess.call(typed, shell=True)
         out, err = capfd.readouterr()
         assert code == 0, err
-        return said.setdefault(line, out)
+        return printed.setdefault(line, out)
 
     return run
 

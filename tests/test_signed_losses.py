@@ -54,15 +54,15 @@ def test_differences_are_judged_in_the_direction_of_the_loss(
     write_sweep(tmp_path / "s", [*learn(FP32, NEAR), *learn(BF16, losses)])
     asked = ["--axis", "precision", "fp32", "bf16-amp", "--metric", "train_loss"]
     assert compare([str(tmp_path / "s"), *asked, "--format", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    (found,) = told["metrics"]["train_loss"]
+    document = json.loads(capsys.readouterr().out)
+    (found,) = document["metrics"]["train_loss"]
     apart = sum(b - a for a, b in zip(NEAR, losses, strict=True)) / len(NEAR)
     assert found["difference"] == pytest.approx(apart)
     assert found["verdict"] == verdict
     assert found["low"] <= found["difference"] <= found["high"]
     assert report([str(tmp_path / "s"), "--format", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    (table,) = (table for table in told["tables"] if table["name"] == "effects")
+    document = json.loads(capsys.readouterr().out)
+    (table,) = (table for table in document["tables"] if table["name"] == "effects")
     column = [head["name"] for head in table["heads"]].index("loss")
     assert table["rows"][0][column]["value"] == pytest.approx(apart)
 

@@ -27,7 +27,7 @@ TRUTHS: dict[str, Mapping[int, float]] = {
 
 
 def choose(times: Mapping[int, Sequence[float]], present: int | None = None) -> Choice[int]:
-    return choose_among([Candidate(n, held, n) for n, held in times.items()], present)
+    return choose_among([Candidate(n, readings, n) for n, readings in times.items()], present)
 
 
 def simulate(
@@ -48,10 +48,10 @@ def rate_agreement(found: Sequence[Choice[int]]) -> tuple[float, float]:
     """Return the shares of pairs of searches that choose the same, and in which each says of what
     the other chooses at least that it cannot tell it from its own."""
     pairs = [*zip(found[::2], found[1::2], strict=True)]
-    told = [[{one.chosen, *one.near, *one.open} for one in pair] for pair in pairs]
+    equals = [[{one.chosen, *one.near, *one.open} for one in pair] for pair in pairs]
     same = [a.chosen == b.chosen for a, b in pairs]
     known = [a.chosen in of_b and b.chosen in of_a
-             for (a, b), (of_a, of_b) in zip(pairs, told, strict=True)]  # fmt: skip
+             for (a, b), (of_a, of_b) in zip(pairs, equals, strict=True)]  # fmt: skip
     return float(np.mean(same)), float(np.mean(known))
 
 

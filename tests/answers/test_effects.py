@@ -185,8 +185,8 @@ def test_report_and_compare_say_the_same_of_losses_that_say_nothing(
     capsys: Capture,
 ) -> None:  # fmt: skip
     rows = [*chain(*(learn(Case(**{**axes, axis: end}), SEEDS) for end in ends))]
-    told = tell(read_report(tmp_path, rows), "effects", "loss")
-    assert told == ["" if lack else "0.0 %"]
+    cells = tell(read_report(tmp_path, rows), "effects", "loss")
+    assert cells == ["" if lack else "0.0 %"]
     asked = ["--axis", axis, *map(str, ends), "--metric", "train_loss", "--format", "json"]
     assert compare_main([str(tmp_path / "sweep"), *asked]) == 0
     (compared,) = json.loads(capsys.readouterr().out)["metrics"]["train_loss"]
@@ -222,8 +222,8 @@ def test_pairs_that_differ_are_listed_and_not_averaged(tmp_path: Path) -> None:
     for size, half in ((64, 74.0), (128, 66.7), (256, 38.5)):
         rows += ran(replace(FP32, batch_size=size), THREE)
         rows += ran(replace(FP16, batch_size=size), (half, half * 1.01, half * 0.99))
-    told = tell(read_report(tmp_path, rows), "effects", "change speed verdict interval")
-    assert told[0] == "precision: fp32 → fp16 | 1.35, 1.50, 2.60× | faster, differs by batch size"
+    cells = tell(read_report(tmp_path, rows), "effects", "change speed verdict interval")
+    assert cells[0] == "precision: fp32 → fp16 | 1.35, 1.50, 2.60× | faster, differs by batch size"
 
 
 def test_the_mean_over_two_pairs_by_hand(tmp_path: Path) -> None:
@@ -269,11 +269,11 @@ def test_nothing_is_compared_with_steps_that_wait_and_do_not_settle(
     ]
     report = read_report(tmp_path, rows)
     assert [result.unsettled for result in report.results] == [True, False, False, False]
-    told = [result.speedup == result.speedup for result in report.results[2:]]
-    assert told == [repeats == 3, True]
+    compared = [result.speedup == result.speedup for result in report.results[2:]]
+    assert compared == [repeats == 3, True]
     assert pick(report, "precision", "fp16").time.pairs == (2 if repeats == 3 else 1)  # type: ignore[union-attr]
-    said = " ".join(report.answers[0].sentences)
-    assert ("waits for the host and does not settle" in said) == (repeats == 1), said
+    answer = " ".join(report.answers[0].sentences)
+    assert ("waits for the host and does not settle" in answer) == (repeats == 1), answer
     assert "Not settled" in {notice.label for notice in report.warnings}
 
 

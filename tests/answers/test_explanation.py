@@ -353,8 +353,8 @@ def test_what_may_help_a_command_is_in_its_script_or_a_placeholder() -> None:
         side = make_side("bf16", make_step(50.0, [row]))
         case = Case(command=command, workload="command", device="cuda")
         found = explain(side, replace(side, case=case), 0, Ratio(1.0))
-        assert "by median steps: 50" in (said := " ".join(describe(found)))
-        assert ("its operations were not counted" in said) == (row.bytes is None)
+        assert "by median steps: 50" in (words := " ".join(describe(found)))
+        assert ("its operations were not counted" in words) == (row.bytes is None)
         return {cure for reason in found.reasons for cure in reason.cures}
 
     ways = {

@@ -94,11 +94,11 @@ def test_the_first_screen_of_several_settings(tmp_path: Path, capsys: Capture) -
     rows = [row for number, case in enumerate(cases, 1) for row in list_rows(case, 3600 * number)]
     rows += list_rows(replace(FP32, batch_size=512), neighbours_computing=1)
     assert report_main([str(write_sweep(tmp_path / "sweep", rows)), "--price", "2/h"]) == 0
-    told = capsys.readouterr().out.partition("Cost of an epoch (? has a warning)\n")[2]
-    lines = [line.split() for line in told.splitlines()[2:4]]
+    table = capsys.readouterr().out.partition("Cost of an epoch (? has a warning)\n")[2]
+    lines = [line.split() for line in table.splitlines()[2:4]]
     assert lines == [["fp32", "2.000", "4.000", "2.000?"],
                      ["fp16", "6.000", "8.000", "–"]]  # fmt: skip
-    assert told.splitlines()[4].strip() == "Cost: 2 an hour."
+    assert table.splitlines()[4].strip() == "Cost: 2 an hour."
 
 
 def test_two_sides(tmp_path: Path, capsys: Capture) -> None:

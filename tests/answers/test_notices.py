@@ -98,7 +98,7 @@ def steps_of(*folders: Path) -> NextStep:
 
 
 @pytest.mark.parametrize(
-    ("records", "said"),
+    ("records", "expected"),
     [
         (runs((100,)), "--repeats 3 shows how far its time repeats"),
         ([*GOOD, lose(8, Status.ERROR)], "--retry error runs again what failed"),
@@ -107,8 +107,8 @@ def steps_of(*folders: Path) -> NextStep:
         ([*GOOD, *SHARED], "do what the first warning says"),
     ],
 )
-def test_the_next_step_is_what_helps(records: list[Record], said: str, tmp_path: Path) -> None:
-    assert said in steps_of(write_sweep(tmp_path / "s", records)).why
+def test_the_next_step_is_what_helps(records: list[Record], expected: str, tmp_path: Path) -> None:
+    assert expected in steps_of(write_sweep(tmp_path / "s", records)).why
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_nothing_follows_from_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "said"),
+    ("sizes", "expected"),
     [
         ({"optimizer_bytes": 3 * GIB}, "batch size 128: its optimizer holds 3.00 of 8.00 GiB."),
         # the rest of the peak of tensors
@@ -170,13 +170,13 @@ def test_nothing_follows_from_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_what_holds_much_of_the_memory_is_named(
-    held: dict[str, int], said: str, tmp_path: Path
+    sizes: dict[str, int], expected: str, tmp_path: Path
 ) -> None:
     most = ran(100, case=Case(batch_size=128))
-    for name, size in ({"peak_device_bytes": 8 * GIB, "weights_bytes": GIB} | held).items():
+    for name, size in ({"peak_device_bytes": 8 * GIB, "weights_bytes": GIB} | sizes).items():
         setattr(most.measurement, name, size)
     least = ran(100, case=Case(batch_size=64))
     least.measurement.peak_device_bytes = 2 * GIB
     results = make_results(latest(read(tmp_path, [most, least])))
     found = [note for note in write_notes(results, ["batch_size"]) if "Most memory" in note]
-    assert [note.endswith(said) for note in found] == [True] * bool(said)
+    assert [note.endswith(expected) for note in found] == [True] * bool(expected)

@@ -190,8 +190,8 @@ ANSWERS: dict[str, tuple[Sequence[Record], list[str]]] = {
 def test_what_is_recommended(name: str, tmp_path: Path) -> None:
     rows, expected = ANSWERS[name]
     (answer,) = read_report(tmp_path, rows).answers
-    said = " ".join(answer.sentences)
-    assert [text for text in expected if text not in said] == [], said
+    answered = " ".join(answer.sentences)
+    assert [text for text in expected if text not in answered] == [], answered
 
 
 def test_what_is_learnt_is_held_against_fp32_at_an_equal_batch_size(tmp_path: Path) -> None:
@@ -200,9 +200,9 @@ def test_what_is_learnt_is_held_against_fp32_at_an_equal_batch_size(tmp_path: Pa
     (other,) = read_report(tmp_path / "1", [*amp, *small]).answers
     assert "After the epoch" not in " ".join(other.sentences)
     (both,) = read_report(tmp_path / "2", [*amp, *small, *large]).answers
-    said = " ".join(both.sentences)
-    assert "in fp32 at batch size 64" in said
-    assert "its test accuracy is 40.0 %, and fp32's 41.0 %" in said
+    text = " ".join(both.sentences)
+    assert "in fp32 at batch size 64" in text
+    assert "its test accuracy is 40.0 %, and fp32's 41.0 %" in text
 
 
 def test_two_runs_each_are_no_single_runs(tmp_path: Path) -> None:
@@ -275,13 +275,13 @@ ALIKE: dict[str, tuple[str, Sequence[Record], str]] = {
 
 @pytest.mark.parametrize("name", ALIKE)
 def test_what_makes_no_difference_costs_nothing_else(name: str, tmp_path: Path) -> None:
-    aim, rows, said = ALIKE[name]
+    aim, rows, expected = ALIKE[name]
     (answer,) = replace(read_report(tmp_path, rows), aim=aim).answers
-    assert said in answer.sentences[0]
+    assert expected in answer.sentences[0]
 
 
 @pytest.mark.parametrize(
-    ("held", "varies", "said"),
+    ("gibs", "varies", "expected"),
     [
         ((4.0, 4.1, 4.15), False, ", with 4.10 instead of 5.00 GiB."),
         ((4.0, 4.1, 4.9), True, ", with 4.10 instead of 5.00 GiB."),
@@ -289,17 +289,17 @@ def test_what_makes_no_difference_costs_nothing_else(name: str, tmp_path: Path) 
     ],
 )
 def test_memory_that_does_not_repeat_has_a_range_and_is_no_gain_within_it(
-    held: Sequence[float], varies: bool, said: str, tmp_path: Path
+    gibs: Sequence[float], varies: bool, expected: str, tmp_path: Path
 ) -> None:
-    ours = [ran(FP16, (50,), gib)[0] for gib in held]
+    ours = [ran(FP16, (50,), gib)[0] for gib in gibs]
     ours = [replace(row, repeat=i) for i, row in enumerate(ours, 1)]
     report = read_report(tmp_path, [*ours, *ran(FP32, (100, 100, 100), 5)])
     (answer,) = report.answers
-    assert answer.sentences[0].endswith(said)
+    assert answer.sentences[0].endswith(expected)
     case = next(row for row in report.results if row.precision == "fp16")
     assert case.memory_varies == varies
     assert case.trusted
-    shown = f" ({held[0]:.2f}–{held[-1]:.2f})" if varies else ""
+    shown = f" ({gibs[0]:.2f}–{gibs[-1]:.2f})" if varies else ""
     assert quantity_cell("memory_bytes", case).text == f"4.10{shown}"
 
 
@@ -331,28 +331,28 @@ def test_a_precision_that_is_much_slower_is_named_though_its_time_has_a_warning(
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "expected"),
     [
         ("matmul=ieee conv=tf32", "(torch's default for convolutions; 2.00"),
         ("matmul=tf32 conv=tf32", "(torch's default for convolutions, and in matrix products; 2"),
     ],
 )
 def test_tf32_is_torch_s_default_only_where_that_is_what_the_rows_set(
-    flags: str, said: str, tmp_path: Path
+    flags: str, expected: str, tmp_path: Path
 ) -> None:
     rows = [*once(Case(precision="tf32"), 100, flags=flags), *once(FP16, 50)]
     (answer,) = read_report(tmp_path, rows).answers
-    assert said in answer.sentences[0]
+    assert expected in answer.sentences[0]
 
 
 def test_settings_that_cannot_be_told_apart_are_named(tmp_path: Path) -> None:
     rows = [*ran(at(64, FP16)[0], (63.0, 60.1, 66.5), 3), *ran(FP16, (60.0, 57.0, 63.0), 4)]
     rows += ran(at(256, FP16)[0], (57.0, 54.0, 60.0), 6)
     (answer,) = read_report(tmp_path, rows).answers
-    said = " ".join(answer.sentences)
-    assert "in fp16 at batch size 256: 57.00 s an epoch" in said
-    assert "Batch sizes 64, 128 and 256 cannot be told apart within 10 %; 64 needs least" in said
-    assert "Throughput only: at another batch size tune the learning rate again, and" in said
+    text = " ".join(answer.sentences)
+    assert "in fp16 at batch size 256: 57.00 s an epoch" in text
+    assert "Batch sizes 64, 128 and 256 cannot be told apart within 10 %; 64 needs least" in text
+    assert "Throughput only: at another batch size tune the learning rate again, and" in text
 
 
 def test_what_another_folder_found_on_the_card_is_cited(tmp_path: Path) -> None:
@@ -370,19 +370,19 @@ def test_what_another_folder_found_on_the_card_is_cited(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("aim", "said"),
+    ("aim", "expected"),
     [
         ("", "in bf16 at batch size 128"),
         ("memory", "in fp16 at batch size 64"),
         ("energy", "in fp32 at batch size 128"),  # that of the fastest was measured for a second
     ],
 )
-def test_what_is_recommended_for_an_aim(aim: str, said: str, tmp_path: Path) -> None:
+def test_what_is_recommended_for_an_aim(aim: str, expected: str, tmp_path: Path) -> None:
     short = {"energy_j": 10.0, "measured_time_s": 1.0}
     rows = [*once(FP32, 200, 10, energy_j=800.0), *once(BF16, 50, 6, **short)]
     rows += once(at(64, FP16)[0], 100, 3, energy_j=900.0)
     (answer,) = replace(read_report(tmp_path, rows), aim=aim).answers
-    assert said in " ".join(answer.sentences)
+    assert expected in " ".join(answer.sentences)
 
 
 def test_without_a_value_of_the_aim_nothing_is_recommended(tmp_path: Path) -> None:
@@ -402,16 +402,18 @@ def read_two(folder: Path, **second: Any) -> Report:
         "card-2": [*once(FP32, 100.3, **{**CARD_1, **second}),
                    *once(size, 98, **{**CARD_1, **second})],
     }  # fmt: skip
-    return build([read_sweep(write_sweep(folder / name, held)) for name, held in rows.items()])
+    return build(
+        [read_sweep(write_sweep(folder / name, records)) for name, records in rows.items()]
+    )
 
 
 def test_one_card_measured_in_two_folders_has_one_answer(tmp_path: Path) -> None:
     """An H100's two folders, of nine and of thirteen cases, had two."""
     report = read_two(tmp_path, variables="NCCL_VERSION=2.28.3-1")  # which changes no result
     (answer,) = report.answers
-    said = " ".join(answer.sentences)
-    assert "Train dpn92 on A card in fp16 at batch size 128: 40.00 s an epoch" in said
-    assert "One run each; 1 setting measured more than once agreed within 0.3 %." in said
+    text = " ".join(answer.sentences)
+    assert "Train dpn92 on A card in fp16 at batch size 128: 40.00 s an epoch" in text
+    assert "One run each; 1 setting measured more than once agreed within 0.3 %." in text
     assert len(report.settings) == 3
     assert tell(report, "overview", "precision sweep epoch_time_s") == [
         "fp32 | …1 | 100.0", "fp32 | …2 | 100.3", "fp32 | …2 | 98.00", "fp16 | …1 | 40.00",
@@ -483,6 +485,6 @@ def test_of_many_networks_each_setting_is_told_once_with_what_it_is_for(tmp_path
         f"Train in fp16 at batch size {FP16.batch_size}: {named}.",
         "For 1 of 4 none is recommended.",
     )
-    told = tell(report, "places", "place setting")
-    assert "not ranked" in told[-1]
-    assert "not ranked" not in "".join(told[:-1])
+    cells = tell(report, "places", "place setting")
+    assert "not ranked" in cells[-1]
+    assert "not ranked" not in "".join(cells[:-1])

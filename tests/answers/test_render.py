@@ -35,11 +35,11 @@ def screen_of(report: Document, width: int = WIDTH) -> str:
     """The first screen on a terminal of so many columns, which no line but a command exceeds."""
     console = make_plain(width)
     draw(report, console)
-    said = console.export_text()
-    lines = [line for line in said.splitlines() if not line.startswith("  ")]
+    screen = console.export_text()
+    lines = [line for line in screen.splitlines() if not line.startswith("  ")]
     assert max(map(cell_len, lines), default=0) <= width
     draw(report, console, full=True)
-    return said
+    return screen
 
 
 WORDS = st.text(max_size=400) | st.sampled_from(
@@ -120,8 +120,8 @@ def test_warnings_with_one_remedy_are_one_line_and_three_are_shown() -> None:
 
 def test_a_command_is_whole_so_that_it_can_be_pasted() -> None:
     words = ["python", "-m", "bench.sweep", "--out", "a folder/--b", "--data-dir", "d" * 90]
-    said = screen_of(make_document(next_step=NextStep("do it", shlex.join(words))))
-    assert f"Next: do it.\n  {shlex.join(words)}\n" in said
+    screen = screen_of(make_document(next_step=NextStep("do it", shlex.join(words))))
+    assert f"Next: do it.\n  {shlex.join(words)}\n" in screen
 
 
 @given(st.text())
@@ -146,9 +146,9 @@ def test_heads_take_more_lines_before_cells_do_and_no_cell_is_cut() -> None:
         Head("remarks", "what to know", number=False, wrap=True),
         Head("left", "left out first", keep=1),
     )
-    said = "slow steps made it longer by 12 % and more"
+    sentence = "slow steps made it longer by 12 % and more"
     rows = (
-        (Cell("fp32"), Cell("≈33.14"), Cell(said), Cell("7")),
+        (Cell("fp32"), Cell("≈33.14"), Cell(sentence), Cell("7")),
         (Cell("fp16"), Cell("≈9.14"), Cell(""), Cell("8")),
     )
     table = Table("t", "Results", heads, rows, (), {0: "NVIDIA H200 · cifar10", 1: "another card"})

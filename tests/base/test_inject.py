@@ -112,9 +112,9 @@ def test_what_one_run_leaves_and_another_reads_is_said_first(
     run = f"{shlex.quote(sys.executable)} t.py"
     given = ["--vary", "a", "1", "2", *QUICK]
     assert sweep(["--command", f"{run} mine {{a}}", *given, "--out", "shared"]) == 0
-    said = capsys.readouterr().err
-    assert said.count("warning: this run read mine/last.bin, which an earlier run wrote") == 1
-    assert said.count("warning: runs overwrite mine/last.bin, and what was there before") == 1
+    errors = capsys.readouterr().err
+    assert errors.count("warning: this run read mine/last.bin, which an earlier run wrote") == 1
+    assert errors.count("warning: runs overwrite mine/last.bin, and what was there before") == 1
     first, second = read_records(Path("shared")).to_dict("records")
     assert (first["carried"], second["carried"]) == ("", "mine/last.bin")
     assert first["model_source"] == second["model_source"], "state is no version of a script"
@@ -124,8 +124,8 @@ def test_what_one_run_leaves_and_another_reads_is_said_first(
     assert 0 < warnings.find(went_on) < warnings.find(lost), warnings
 
     assert sweep(["--command", f"{run} {{out}} {{a}}", *given, "--out", "own"]) == 0
-    assert "warning: this run read" not in (said := capsys.readouterr().err)
-    assert "overwrite" not in said
+    assert "warning: this run read" not in (errors := capsys.readouterr().err)
+    assert "overwrite" not in errors
     assert len([*Path("own/outputs").glob("*/last.bin")]) == 2
     assert {*read_records(Path("own"))["carried"]} == {""}
 
@@ -200,8 +200,10 @@ def test_a_network_edited_while_its_sweep_runs_is_another(
     given += ["--model", "net:build", "--precision", "fp32", "--out", "out", "--repeats", "2"]
     given += ["--start", "w.pt"]
     assert sweep([*given, *QUICK]) == 0
-    said = capsys.readouterr().err
-    assert said.count("warning: part.py, w.pt changed while the sweep ran; this run and later") == 1
+    errors = capsys.readouterr().err
+    assert (
+        errors.count("warning: part.py, w.pt changed while the sweep ran; this run and later") == 1
+    )
     first, *others = read_records(Path("out")).sort_values("started_at").to_dict("records")
     for name in ("model_source", "model_structure", "start_fingerprint"):
         assert {row[name] for row in others} == {others[0][name]}

@@ -85,8 +85,8 @@ def test_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: Pa
 def test_a_quota_is_the_number_of_cores(monkeypatch: Patch) -> None:
     monkeypatch.setattr(cores, "usable_cpus", lambda: [0, 1])
     for quota, number in ((None, "2 cores"), (0.3, "0.3 cores"), (1.0, "1 core"), (8.0, "2 cores")):
-        told = quota and Quota(quota, "cpu.max")
-        monkeypatch.setattr(cores, "read_quota", lambda told=told: told)
+        allowed = quota and Quota(quota, "cpu.max")
+        monkeypatch.setattr(cores, "read_quota", lambda allowed=allowed: allowed)
         assert (describe_host().cpu or "").endswith(f", {number}")
     # others compute on one core of two, and take nothing from a third of one
     busy = OtherWork(busy=13.0, own=3.0, wall=10.0)
@@ -102,8 +102,8 @@ def test_the_cores_were_busy_for_what_is_neither_idle_nor_a_guest_s(monkeypatch:
     times |= {"softirq": 0.25, "steal": 3.0, "guest": 2.0, "guest_nice": 0.5}
     core: Any = namedtuple("core", times)  # type: ignore[misc]
     other: Any = namedtuple("other", ["user", "idle"])
-    told = [other(1000.0, 0.0), core(**times), other(4.0, 9.0)]
-    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: told)
+    counters = [other(1000.0, 0.0), core(**times), other(4.0, 9.0)]
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: counters)
     monkeypatch.setattr(cores, "usable_cpus", lambda: [1, 2, 7])
     assert read_core_times() == (8.75 + 4.0, 3.0)
 

@@ -101,8 +101,8 @@ with Progress(2, "check") as bars:
 def test_output_stays_above_the_bars_and_they_go() -> None:
     terminal = run_in_terminal(PRINTS)
     assert terminal.lines == ["printed"]
-    for said in (b"0 of 2 checks", b"first: what it is", b"reading", b"image 1,200 of 5,000"):
-        assert said in terminal.written
+    for text in (b"0 of 2 checks", b"first: what it is", b"reading", b"image 1,200 of 5,000"):
+        assert text in terminal.written
     assert b"\x1b[38" in terminal.written or b"\x1b[9" in terminal.written, "colours"
 
 
@@ -154,12 +154,12 @@ def test_what_tells_of_nothing_is_told_of_where_there_is_no_terminal(
     monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.setattr(progress, "EVERY_S", 0.0)
-    said = ""
+    errors = ""
     with watch("decoding"):
-        while not said:  # by a thread, once a second
-            said = capsys.readouterr().err
-    assert said.startswith("decoding: ")
-    assert said.endswith(" s\n")
+        while not errors:  # by a thread, once a second
+            errors = capsys.readouterr().err
+    assert errors.startswith("decoding: ")
+    assert errors.endswith(" s\n")
 
 
 def test_lines_are_whole_and_plain_where_there_is_no_terminal(capsys: Capture) -> None:

@@ -143,15 +143,15 @@ def test_what_rests_on_a_doubted_run_may_be_chance(warned: int | None, tmp_path:
     for row in measured.rows:
         findings.add(row.case, row)
     command = "python -m bench.advise --budget=90s --model dpn92"
-    said = [*Advice(findings, {}, tmp_path, command, runs=read_runs([measured])).write()]
-    chance = ["which may be chance" in line for line in said if "× (" in line]
+    lines = [*Advice(findings, {}, tmp_path, command, runs=read_runs([measured])).write()]
+    chance = ["which may be chance" in line for line in lines if "× (" in line]
     assert chance == {64: [False, True], 32: [True, True], None: [False, False]}[warned]
-    lines = [line for line in said if line.startswith("! ")]
-    assert len(lines) == (warned is not None)
-    assert all("3 of 9 runs compared have a warning (shared)." in line for line in lines)
+    warnings = [line for line in lines if line.startswith("! ")]
+    assert len(warnings) == (warned is not None)
+    assert all("3 of 9 runs compared have a warning (shared)." in line for line in warnings)
     # in the same folder these runs would stay
     following = f"Next: python -m bench.advise --model dpn92 --out {tmp_path}-again --budget 3m"
-    assert (said[-1] == following) == bool(warned)
+    assert (lines[-1] == following) == bool(warned)
 
 
 def test_what_follows_from_a_change_is_no_change() -> None:
@@ -203,24 +203,24 @@ def test_a_flag_of_ones_own_is_advised_where_its_loss_is_known(
     findings = Findings(SCRIPT, list_levers(SCRIPT, GIVEN, 0), GIVEN, for_time)
     for setting, rate in ((SCRIPT, 100.0), (CLIPPED, 200.0)):
         for n in range(3):
-            told = {"images_per_s": rate + n, "unit": "items", "train_loss": loss}
+            values = {"images_per_s": rate + n, "unit": "items", "train_loss": loss}
             case = replace(setting, steps=8)
-            findings.add(case, Row(flatten(make_run(case, **told))))
+            findings.add(case, Row(flatten(make_run(case, **values))))
     assert findings.advised == advised
-    said = "Values of clip are measured and none is advised" in " ".join(answer(findings))
-    assert said == (advised == SCRIPT)
+    unadvised = "Values of clip are measured and none is advised" in " ".join(answer(findings))
+    assert unadvised == (advised == SCRIPT)
 
 
 def test_times_of_runs_and_of_items_are_not_compared() -> None:
     findings = Findings(SCRIPT, list_levers(SCRIPT, GIVEN, 0), GIVEN)
     for setting, unit in ((SCRIPT, "items"), (HALVED, "runs")):
-        told = {"images_per_s": 100.0, "unit": unit}
-        findings.add(setting, Row(flatten(make_run(setting, **told))))
+        values = {"images_per_s": 100.0, "unit": unit}
+        findings.add(setting, Row(flatten(make_run(setting, **values))))
     assert [*findings.times] == [SCRIPT]
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [
         ("t.py {batch_size}", "give the one that you use as --now batch_size=N"),
         ("t.py {precision} --now precision=x", "--now precision 'x': "),
@@ -229,13 +229,13 @@ def test_times_of_runs_and_of_items_are_not_compared() -> None:
     ],
 )
 def test_commands_that_cannot_be_advised_on_are_one_line(
-    given: str, said: str, capsys: Capture
+    given: str, expected: str, capsys: Capture
 ) -> None:
     text, sign, flags = given.partition(" --now ")
     now = [sign.strip(), flags] if sign else []
     assert main(["--device", "cpu", "--command", text, *now]) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert expected in error
     assert error.count("\n") == 1
 
 
@@ -290,13 +290,13 @@ def run(out: Path, *flags: str, rc: int = 0) -> None:
 def test_the_command_says_what_to_train_with(tmp_path: Path, capsys: Capture) -> None:
     """The fake takes 10 s and 1000 s over the batch size, in any precision."""
     run(tmp_path / "out", "--budget", "1m", "--loss-scale", "512")
-    told = capsys.readouterr()
-    first, *rest = told.out.splitlines()
+    captured = capsys.readouterr()
+    first, *rest = captured.out.splitlines()
     assert first == (
         "Train with fp32, batch size 256, of 4 settings measured: 1.28× as fast as what you have "
         "now (fp32, batch size 128), with 200 % of its memory."
     )
-    assert "so far: fp32, batch size 256; " in told.err
+    assert "so far: fp32, batch size 256; " in captured.err
     rows = read_records(tmp_path / "out")
     assert set(rows["status"]) == {"ok"}
     now = rows[(rows["precision"] == "fp32") & (rows["batch_size"] == 128)]
@@ -328,10 +328,10 @@ def test_where_too_little_was_measured_there_is_no_answer(
 ) -> None:
     monkeypatch.setenv(fake.ANSWERS, answers)
     run(tmp_path, *flags.split(), rc=3)
-    said = capsys.readouterr().out
-    assert said.startswith("No advice: ")
-    assert ("Did not train: fp32, batch size 128 (oom: " in said) == bool(answers)
-    assert ("Next: python -m bench.advise" in said) == bool(flags)
+    output = capsys.readouterr().out
+    assert output.startswith("No advice: ")
+    assert ("Did not train: fp32, batch size 128 (oom: " in output) == bool(answers)
+    assert ("Next: python -m bench.advise" in output) == bool(flags)
 
 
 def test_a_budget_is_a_time() -> None:

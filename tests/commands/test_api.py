@@ -32,8 +32,8 @@ H100, H200 = (
 def test_the_page_runs_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     page = (ROOT / "docs" / "python.md").read_text()
-    (told,) = re.findall(r"<!-- notebook -->(.*?)<!-- /notebook -->", page, re.DOTALL)
-    cells = re.findall(r"```python\n(.*?)```", told, re.DOTALL)
+    (section,) = re.findall(r"<!-- notebook -->(.*?)<!-- /notebook -->", page, re.DOTALL)
+    cells = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     # where there is a GPU the page measures it; here a network of one layer does
     for wanted, small in (("10,", '2, device="cpu",'), ("repeats=3", "repeats=1"), (", 128]", "]")):
         cells[0] = cells[0].replace(wanted, small)
@@ -54,9 +54,9 @@ def test_the_page_runs_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_what_was_measured_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     found = bench.read(H200)
     report([str(H200)])
-    said = " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().out.split())
     assert found.answer.startswith("Train dpn92 on NVIDIA H200 in fp16-amp at batch size 256")
-    assert found.answer in said
+    assert found.answer in output
     frame = found.frame()
     assert len(frame) == 22
     assert "epoch" in frame.attrs["columns"]["epoch_time_s"]
@@ -71,7 +71,7 @@ def test_what_was_measured_is_read(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [
         ({"precison": "fp32"}, "unknown argument '--precison'; did you mean '--precision'?"),
         ({"model": lambda: None}, "give a function that is defined at the top of a module"),
@@ -80,11 +80,11 @@ def test_what_was_measured_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_mistakes_raise_before_anything_is_trained(
-    given: dict[str, Any], said: str, tmp_path: Path
+    given: dict[str, Any], expected: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError) as raised:
         bench.sweep(**{"model": "dpn-small", "out": tmp_path / "out", **given})
-    assert said in str(raised.value)
+    assert expected in str(raised.value)
     assert not (tmp_path / "out" / "records.csv").exists()
 
 

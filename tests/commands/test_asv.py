@@ -101,8 +101,8 @@ def test_every_case_of_a_preset_has_a_place_of_its_own_and_a_commit_is_told_it(n
     assert len(set(places)) == len(cases)
     assert set(places) <= set(product(*laid["params"]))
     for case in cases:
-        (told,) = (c["axes"] for c in lay_out([case])["cases"])
-        lines = "".join(f"{axis} = {json.dumps(value)}\n" for axis, value in told.items())
+        (axes,) = (c["axes"] for c in lay_out([case])["cases"])
+        lines = "".join(f"{axis} = {json.dumps(value)}\n" for axis, value in axes.items())
         preset = parse_preset(f"[[grid]]\n{lines}".encode(), "told")
         assert preset.cases({}, ON_GPU) == [case]
 

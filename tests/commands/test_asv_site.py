@@ -82,7 +82,7 @@ class Project:
     folder: Path
     environment: dict[str, str]
     log: Path
-    said: str = ""
+    output: str = ""
 
     def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a command of Python's in the project."""
@@ -155,7 +155,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     # asv takes a process for each figure of each case; test_asv.py runs every benchmark
     for commits in ("HASHFILE:older.txt", "HEAD^!"):
         ran = project.run("asv", "run", commits, "-b", FIGURES, check=False)
-        project.said += ran.stdout
+        project.output += ran.stdout
         assert ran.returncode == 2, ran.stdout + ran.stderr  # asv's word for: something failed
     return project
 
@@ -197,7 +197,7 @@ def test_outcomes_are_numbers_only_where_measured(project: Project) -> None:
 
 def test_a_commit_without_a_harness_does_not_stop_the_others(project: Project) -> None:
     # it must not be answered for by the harness of the working tree, either
-    assert "has no bench.sweep to run" in project.said
+    assert "has no bench.sweep to run" in project.output
     assert project.result("HEAD~2", "cases.track_status") is None
 
 

@@ -77,9 +77,9 @@ def start(out: Path, steps: str) -> subprocess.Popen[str]:
 
 
 def finish(command: subprocess.Popen[str], expected: int = 0) -> str:
-    said, _ = command.communicate(timeout=250)
-    assert command.returncode == expected, said
-    return said
+    output, _ = command.communicate(timeout=250)
+    assert command.returncode == expected, output
+    return output
 
 
 def read(out: Path) -> tuple[Path, dict[str, Any]]:
@@ -101,10 +101,10 @@ def test_the_order_the_deadline_and_the_reasons(tmp_path: Path) -> None:
         "after 60 - step after 0 0\n"
         "report 0 - step report 0 0\n"
     )
-    said = finish(start(tmp_path, steps), 1)
+    output = finish(start(tmp_path, steps), 1)
     folder, state = read(tmp_path)
-    assert said.startswith("NVIDIA H200; synthetic images")
-    assert said.endswith("the same command goes on\n")
+    assert output.startswith("NVIDIA H200; synthetic images")
+    assert output.endswith("the same command goes on\n")
     assert tell(state) == {
         **{"first": "done", "apart": "absent", "faulty": "failed"},
         **{"late": "cut", "after": "left", "report": "left"},
@@ -114,7 +114,9 @@ def test_the_order_the_deadline_and_the_reasons(tmp_path: Path) -> None:
     assert lines["faulty"] == "faulty ends"
     assert lines["late"] == "late is stopped"
     assert lines["after"] == "needs about 60 s, 0 are left"
-    assert all(re.search(f"^{name} .*{line}$", said, re.MULTILINE) for name, line in lines.items())
+    assert all(
+        re.search(f"^{name} .*{line}$", output, re.MULTILINE) for name, line in lines.items()
+    )
 
     # the same command goes on; what failed is tried again, and only then it is complete
     fixed = steps.replace("late 600", "soon 0")
@@ -123,8 +125,8 @@ def test_the_order_the_deadline_and_the_reasons(tmp_path: Path) -> None:
     state = read(tmp_path)[1]
     assert [name for name, found in tell(state).items() if found != "done"] == ["apart", "faulty"]
     assert not state["complete"]
-    said = finish(start(tmp_path, fixed.replace("0 3", "0 0")))
-    assert f"python -m bench.validate {folder}" in said
+    output = finish(start(tmp_path, fixed.replace("0 3", "0 0")))
+    assert f"python -m bench.validate {folder}" in output
     assert read(tmp_path)[1]["complete"]
     log = (folder / "log.txt").read_text()
     assert re.findall(r"== -m step (\w+) ", log) == [
@@ -141,9 +143,9 @@ def test_an_interruption_ends_the_step_and_names_the_rest(tmp_path: Path) -> Non
         assert command.poll() is None, command.communicate()
         time.sleep(0.05)
     command.send_signal(signal.SIGINT)
-    said = finish(command, 130)
-    assert re.search("^long +interrupted .*long is stopped$", said, re.MULTILINE)
-    assert re.search("^last +left .*stopped$", said, re.MULTILINE)
+    output = finish(command, 130)
+    assert re.search("^long +interrupted .*long is stopped$", output, re.MULTILINE)
+    assert re.search("^last +left .*stopped$", output, re.MULTILINE)
     assert tell(read(tmp_path)[1]) == {"first": "done", "long": "interrupted", "last": "left"}
 
 

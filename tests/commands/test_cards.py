@@ -105,7 +105,7 @@ def test_what_may_not_be_compared_stands_apart_with_the_reason(
     for group in apart:
         reason = group.cards[0].removeprefix("NVIDIA ")
         assert reason in group.tell_apart(first)
-        (heading,) = (said for said in headings if f"NVIDIA {reason} · " in said)
+        (heading,) = (one for one in headings if f"NVIDIA {reason} · " in one)
         assert reason in heading.partition("apart from 1: ")[2]
         assert not group.pairs
 

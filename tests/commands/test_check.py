@@ -344,8 +344,8 @@ def test_a_network_at_fault(
     faulty = subject(data, model)
     assert failing(faulty, *checks) == caught
     if "own-pixels" in caught:
-        told = "does not depend on it" if model == "Blind" else "depends on sample"
-        assert all(told in named for named in find("own-pixels", faulty).named)
+        expected = "does not depend on it" if model == "Blind" else "depends on sample"
+        assert all(expected in named for named in find("own-pixels", faulty).named)
     if model == "Keeping":  # only the bytes tell: ten float32 logits of 32 images
         assert find("memory", faulty).value == pytest.approx(4 * 32 * 10, abs=100)
 
@@ -470,21 +470,21 @@ def run(asked: None, images: Path) -> Run:
 
 def test_the_command_takes_a_workload(run: Run, capsys: Capture) -> None:
     assert run("--workload", "test_check:Summing", "--lr", "0.05", model="") == 0
-    told = capsys.readouterr()
-    assert told.err == ""
-    assert told.out.startswith("test_check:Summing, fp32 · batch size 16, on cpu\n")
-    assert all(len(line) <= 80 for line in told.out.splitlines())
-    assert "8 of 8 checks passed" in told.out
-    assert re.search(r"^initial-loss +skipped the workload's own", told.out, re.MULTILINE)
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert captured.out.startswith("test_check:Summing, fp32 · batch size 16, on cpu\n")
+    assert all(len(line) <= 80 for line in captured.out.splitlines())
+    assert "8 of 8 checks passed" in captured.out
+    assert re.search(r"^initial-loss +skipped the workload's own", captured.out, re.MULTILINE)
 
 
 def test_the_command_outlives_its_training(run: Run, capsys: Capture) -> None:
     """And says of every check why it has no answer."""
     assert run("--skip", *sorted(ALL - {"gradients", "seed"}), model="test_check:Ending") == 1
-    said = " ".join(capsys.readouterr().out.split())
-    assert said.count("FAIL could not be run") == 2
-    assert said.count("the process of the checks ended with SIGKILL") == 2
-    assert "0 of 2 checks passed" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert output.count("FAIL could not be run") == 2
+    assert output.count("the process of the checks ended with SIGKILL") == 2
+    assert "0 of 2 checks passed" in output
 
 
 ALONE = """
@@ -511,9 +511,9 @@ def test_the_command_fails_where_a_check_does(run: Run, capsys: Capture) -> None
     skipped = sorted(ALL - {"gradients", "initial-loss", "first-steps"})
     model = "test_check:with_a_spare_layer"
     assert run("--lr", "1e6", "--skip", *skipped, model=model) == 1
-    said = capsys.readouterr().out
-    assert "spare.weight; spare.bias" in said
-    results = re.findall("^([a-z-]+) +(pass|FAIL) ", said, re.MULTILINE)
+    output = capsys.readouterr().out
+    assert "spare.weight; spare.bias" in output
+    results = re.findall("^([a-z-]+) +(pass|FAIL) ", output, re.MULTILINE)
     assert dict(results) == {"initial-loss": "pass", "first-steps": "FAIL", "gradients": "FAIL"}
 
 
@@ -522,9 +522,9 @@ def test_what_the_time_is_too_short_for_is_named(
 ) -> None:
     """Before a check and within one, and nothing of it counts as passed or failed."""
     assert run("--workload", "test_check:Summing", "--budget", "0.001s", model="") == 1
-    said = capsys.readouterr().out
-    assert "0 of 0 checks passed" in said
-    assert f"not run: {', '.join([*CHECKS][1:])}; --budget 10m runs all" in said
+    output = capsys.readouterr().out
+    assert "0 of 0 checks passed" in output
+    assert f"not run: {', '.join([*CHECKS][1:])}; --budget 10m runs all" in output
     late = subject(data)
     batches, training = late.start()
     late.until = 0.0

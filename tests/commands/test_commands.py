@@ -92,16 +92,16 @@ def test_all_settings_are_in_the_long_help(module: str, capsys: Capture) -> None
 
 
 @pytest.mark.parametrize(
-    ("words", "rc", "said"),
+    ("words", "rc", "expected"),
     [
         ("bench.sweep --list", 0, "rtx-titan"),
         ("fit --lr", 2, "error: --lr"),
         ("swep", 2, "unknown command 'swep'; did you mean 'sweep'?"),
     ],
 )
-def test_a_command_given_as_a_word(words: str, rc: int, said: str, capsys: Capture) -> None:
+def test_a_command_given_as_a_word(words: str, rc: int, expected: str, capsys: Capture) -> None:
     assert listing.main(words.split()) == rc
-    assert said in "".join(capsys.readouterr())
+    assert expected in "".join(capsys.readouterr())
 
 
 def test_the_program_that_is_installed_runs_commands() -> None:
@@ -144,15 +144,15 @@ def test_a_pipe_closed_early_leaves_no_traceback() -> None:
 
 
 @pytest.mark.parametrize(
-    ("to", "code", "said"),
+    ("to", "code", "error"),
     [(">&-", 0, ""), (">/dev/full", 1, "error: the output: No space left on device\n")],
 )
 def test_an_output_that_is_closed_or_full_leaves_no_traceback(
-    to: str, code: int, said: str
+    to: str, code: int, error: str
 ) -> None:
     line = f"{sys.executable} -m bench.report {CARD} {to}"
     done = subprocess.run(line, shell=True, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    assert (done.returncode, done.stderr) == (code, said)
+    assert (done.returncode, done.stderr) == (code, error)
 
 
 # --------------------------------------------------------------------------- what an output encodes
@@ -178,7 +178,7 @@ def test_what_an_output_cannot_encode_is_replaced(
         import_module(f"bench.{name}.__main__").main(arguments)
     for stream in streams:
         stream.flush()
-    said = b"".join(stream.buffer.getvalue() for stream in streams).decode(encoding)
-    assert len(said) > 100
+    output = b"".join(stream.buffer.getvalue() for stream in streams).decode(encoding)
+    assert len(output) > 100
     if name == "report" and encoding == "ascii":
-        assert "(loss scale dynamic): ?12.09 s" in said
+        assert "(loss scale dynamic): ?12.09 s" in output

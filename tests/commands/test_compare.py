@@ -70,43 +70,43 @@ def verdicts(document: Any, metric: str = "epoch_time_s") -> list[str]:
     return [finding["verdict"] for finding in document["metrics"][metric]]
 
 
-def count(told: Iterable[str]) -> str:
-    return ", ".join(f"{text} ×{n}" if n > 1 else text for text, n in Counter(told).items())
+def count(texts: Iterable[str]) -> str:
+    return ", ".join(f"{text} ×{n}" if n > 1 else text for text, n in Counter(texts).items())
 
 
-def tell(said: dict[str, Any]) -> Iterator[str]:
+def tell(document: dict[str, Any]) -> Iterator[str]:
     """What a comparison's JSON has of findings: of each metric its verdicts, with the ratio or the
     speed and the numbers of runs; what learnt as well, over how many seeds; and what differs."""
-    if said["axis"]:
-        yield f"axis: {said['axis']}"
-    for metric, findings in said["metrics"].items():
-        told = []
+    if document["axis"]:
+        yield f"axis: {document['axis']}"
+    for metric, findings in document["metrics"].items():
+        verdicts = []
         for found in findings:
             ratio = found.get("speed") or found.get("ratio")
             value = "" if ratio is None else f" {ratio:.3g}"
-            told.append(f"{found['verdict']}{value} ({len(found['a'])}:{len(found['b'])})")
-        if told:
-            yield f"{metric}: {count(told)}"
-    for metric, findings in said["equivalence"].items():
-        told = [f"{found['verdict']} over {found['seeds']}" for found in findings]
-        if told:
-            yield f"{metric}: {count(told)}"
+            verdicts.append(f"{found['verdict']}{value} ({len(found['a'])}:{len(found['b'])})")
+        if verdicts:
+            yield f"{metric}: {count(verdicts)}"
+    for metric, findings in document["equivalence"].items():
+        verdicts = [f"{found['verdict']} over {found['seeds']}" for found in findings]
+        if verdicts:
+            yield f"{metric}: {count(verdicts)}"
     spoilt = [
-        text for findings in said["metrics"].values() for f in findings for text in f["spoilt"]
+        text for findings in document["metrics"].values() for f in findings for text in f["spoilt"]
     ]
     if spoilt:
         yield f"spoilt: {', '.join(dict.fromkeys(spoilt))}"
-    if said["differ"]:
-        yield f"differ: {', '.join(name for name, *_ in said['differ'])}"
-    if changed := [one["change"] for one in said["outcomes"] if one["change"]]:
+    if document["differ"]:
+        yield f"differ: {', '.join(name for name, *_ in document['differ'])}"
+    if changed := [one["change"] for one in document["outcomes"] if one["change"]]:
         yield f"outcomes: {count(changed)}"
-    if origins := {*said["origins"]} - {"measured"}:
+    if origins := {*document["origins"]} - {"measured"}:
         yield f"origin: {', '.join(origins)}"
     if alone := [
-        f"{side} {len(said[f'only_in_{side}'])}" for side in "ab" if said[f"only_in_{side}"]
+        f"{side} {len(document[f'only_in_{side}'])}" for side in "ab" if document[f"only_in_{side}"]
     ]:
         yield f"only in: {', '.join(alone)}"
-    for gate in said["gates"]:
+    for gate in document["gates"]:
         judged = f"{gate['judged']} judged, {gate['unjudged']} not"
         yield f"{gate['gate']} {'passed' if gate['passed'] else 'failed'}: {judged}"
 
@@ -139,8 +139,8 @@ def test_other_networks_of_one_name_are_refused(
     mine = replace(CASE, model="mynet:build")
     ours = replace(CASE, model="dpn92")
     parts = {"parameters": "parameters", "structure": "layers", "source": "source files"}
-    told = {f"model_{part}": what for part, what in parts.items()}
-    for column, what in (*told.items(), ("start_fingerprint", "starting weights")):
+    columns = {f"model_{part}": what for part, what in parts.items()}
+    for column, what in (*columns.items(), ("start_fingerprint", "starting weights")):
         a, b = (
             write(name, runs(ours, BASE, environment=replace(HERE, **{column: name})))
             for name in (f"a-{column}", f"b-{column}")
@@ -297,12 +297,12 @@ def test_times_that_a_report_does_not_trust_are_not_relied_on(
     """Of each warning that is planted: a case that keeps a report from trusting it says it here."""
     folder = write("a", [*list_planted(WARNED)])
     (found,) = machine(folder, folder, "--metric", "epoch_time_s")["metrics"].values()
-    told = [(row["case"]["seed"], row["spoilt"]) for row in found]
-    said = {seed: {text.partition(" in ")[0] for text in spoilt} for seed, spoilt in told}
+    rows = [(row["case"]["seed"], row["spoilt"]) for row in found]
+    warned = {seed: {text.partition(" in ")[0] for text in spoilt} for seed, spoilt in rows}
     outcomes = {"invalid", "diverged"}  # which are told as such
     for seed, planted in enumerate(WARNED.values()):
         fatal = {name for name in planted.warnings.split() if WARNINGS[name].fatal}
-        assert said.get(seed, set()) == {WARNINGS[name].remark for name in fatal - outcomes}, (
+        assert warned.get(seed, set()) == {WARNINGS[name].remark for name in fatal - outcomes}, (
             planted
         )
 
@@ -324,8 +324,8 @@ def test_a_gate_on_sweeps_that_share_nothing_fails(
     gates = [word for gate in ("slower", "broken", "unjudged") for word in ("--fail-on", gate)]
     for result in machine(a, b, *gates, code=1)["gates"]:
         assert (result["passed"], result["judged"]) == (False, 0)
-    said = capsys.readouterr().err
-    assert "fail: broken: no case could be judged: no case is in both\n" in said
+    errors = capsys.readouterr().err
+    assert "fail: broken: no case could be judged: no case is in both\n" in errors
     assert main([a, b]) == 0
     assert "no case in both; --axis NAME compares" in capsys.readouterr().out
 

@@ -83,11 +83,11 @@ def test_a_recorded_machine(name: str, tmp_path: Path, monkeypatch: Patch, capsy
     monkeypatch.setattr(doctor, "examine", lambda **_: machine)
     monkeypatch.setattr(doctor, "measure_machine", lambda found: found)
     assert main([]) == int(unbelievable)
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for finding in found:
-        line = next(line for line in said.splitlines() if finding.what in line)
+        line = next(line for line in output.splitlines() if finding.what in line)
         assert line.startswith("WRONG " if finding.level is UNBELIEVABLE else "note  ")
-        assert f"  fix: {finding.fix}" in said.splitlines()[said.splitlines().index(line) + 1]
+        assert f"  fix: {finding.fix}" in output.splitlines()[output.splitlines().index(line) + 1]
     (tmp_path / "again.json").write_text(write_json(machine, judge(machine)))
     assert read_machine(tmp_path / "again.json") == machine
 

@@ -256,9 +256,11 @@ def test_interrupted_within_a_record_it_is_mended_and_again_nothing_is_doubled(
         assert export(tracker, out, sweep) == 130
     capfd.readouterr()
     assert export(tracker, out, sweep) == 0
-    said = capfd.readouterr()
-    assert said.out.startswith(f"2 records exported to {out}, which had 1 before\nto see them: ")
-    assert (said.out.count("\n"), said.err) == (2, "")
+    captured = capfd.readouterr()
+    assert captured.out.startswith(
+        f"2 records exported to {out}, which had 1 before\nto see them: "
+    )
+    assert (captured.out.count("\n"), captured.err) == (2, "")
     before = READERS[tracker](out)
     assert set(before) == {"a1", "b2", "c-3_"}
     assert before["b2"].curves == before["a1"].curves
@@ -282,12 +284,12 @@ def test_what_cannot_be_exported_is_one_line(
 ) -> None:
     monkeypatch.setitem(sys.modules, "mlflow.tracking", None)
     sweep = write_sweep(tmp_path / "sweep", measure("a1"))
-    for words, said in (
+    for words, expected in (
         (["tensorbord"], "--to 'tensorbord': did you mean 'tensorboard'?"),
         (["mlflow", "--out", str(tmp_path / "out")], "or pip install mlflow"),
         (["wandb", "--out", str(sweep / RECORDS)], "--to wandb: FileExistsError"),
     ):
         assert command.main([str(sweep), "--to", *words]) == 2
         err = capsys.readouterr().err
-        assert said in err
+        assert expected in err
         assert err.count("\n") == 1

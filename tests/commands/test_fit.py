@@ -75,16 +75,18 @@ def test_every_probe_is_a_record_and_the_table_says_what_they_show(
     for family, largest_batch in largest_batches:
         assert largest_batch.largest == {"fp32": 720, "bf16-amp": 1200}[family.precision]
         assert largest_batch.probes <= 8
-    said = capsys.readouterr()
+    captured = capsys.readouterr()
     assert [family.precision for family, _ in largest_batches] == ["fp32", "bf16-amp"]
-    fp32, _ = said.out.splitlines()
+    fp32, _ = captured.out.splitlines()
     assert fp32.startswith(
         "fp32: batch size 720 trains, 728 does not, 672 leaves 5 % of memory free, memory is 300 "
         "MiB and 1 an item ("
     )
-    told = "] fp32 · batch size 720 · steps 16: trains, 1.00 GiB"
-    assert told in said.err, "its few steps tell nothing of speed or learning"
-    assert "fp32: batch size 720 trains, 728 does not, 672 leaves 5 % of memory free" in said.err
+    line = "] fp32 · batch size 720 · steps 16: trains, 1.00 GiB"
+    assert line in captured.err, "its few steps tell nothing of speed or learning"
+    assert (
+        "fp32: batch size 720 trains, 728 does not, 672 leaves 5 % of memory free" in captured.err
+    )
 
 
 def test_the_same_command_goes_on_where_it_was_stopped(
@@ -99,10 +101,10 @@ def test_the_same_command_goes_on_where_it_was_stopped(
         cut = run_fit(tmp_path / "cut", *LIMIT, rc=130)
     assert cut["status"].tolist()[2:] == ["interrupted"]
     largest = cut[cut["status"] == "ok"]["batch_size"].max()
-    said = capsys.readouterr().err.splitlines()
-    assert any(f"batch size {largest} trains, the search has not ended" in line for line in said)
+    lines = capsys.readouterr().err.splitlines()
+    assert any(f"batch size {largest} trains, the search has not ended" in line for line in lines)
     command = join_flags(FAKE, LIMIT, ["--out", str(tmp_path / "cut")])
-    assert said[-1] == f"not finished; to continue: python -m bench.fit {shlex.join(command)}"
+    assert lines[-1] == f"not finished; to continue: python -m bench.fit {shlex.join(command)}"
     names = ("precision", "batch_size", "steps", "status")
     done = (frame := run_fit(tmp_path / "cut", *LIMIT))[frame["status"] != "interrupted"]
     assert rows(done, *names) == rows(whole, *names)
@@ -137,10 +139,10 @@ def test_step_and_margin_are_those_of_the_json_the_report_and_a_later_sweep(
 ) -> None:
     memory(LINE)
     run_fit(tmp_path, *LIMIT, "--json", "--step", "16", "--margin", "20%", "--precision", "fp32")
-    (told,) = json.loads(capsys.readouterr().out)
-    assert (told["largest"], told["smallest_failing"]) == (720, 736)
-    assert told["recommended"] == 512, "300 + 512 <= 0.8 * 1024 < 300 + 528"
-    assert (told["step"], told["margin"], told["ending"]) == (16, 0.2, "found")
+    (answer,) = json.loads(capsys.readouterr().out)
+    assert (answer["largest"], answer["smallest_failing"]) == (720, 736)
+    assert answer["recommended"] == 512, "300 + 512 <= 0.8 * 1024 < 300 + 528"
+    assert (answer["step"], answer["margin"], answer["ending"]) == (16, 0.2, "found")
     run_sweep(tmp_path, *LIMIT, "--precision", "fp32", "--batch-size", "64")
     (read,) = read_sweeps([tmp_path])
     assert (read.step, read.margin) == (16, 0.2)
@@ -233,8 +235,8 @@ def test_where_nothing_fits_nothing_is_measured(
 def test_a_dry_run_shows_what_is_yet_to_be_found(capsys: Capture) -> None:
     flags = [*FAKE, *LIMIT, "--precision", "fp32", "bf16", "--batch-size", "64", "256..auto"]
     assert sweep.main([*flags, "--dry-run"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[:5] == [
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:5] == [
         "runs: 2, of 2 cases with --repeats 1",
         "   1  fp32 · batch size 64",
         "   2  bf16 · batch size 64",
@@ -289,8 +291,8 @@ def test_the_largest_batch_of_an_unedited_script_is_found(tmp_path: Path, capsys
     assert "leaves 5 % of memory free" in capsys.readouterr().out
     one = run_script(tmp_path / "less", "--command", command, "--memory-limit", "128MiB", rc=1)
     assert one["status"].eq("oom").all()
-    said = capsys.readouterr().out
-    assert "not even the smallest batch trains (MemoryLimitError: the process alone takes" in said
+    output = capsys.readouterr().out
+    assert "not even the smallest batch trains (MemoryLimitError: the process alone takes" in output
 
 
 @pytest.mark.slow
@@ -306,7 +308,7 @@ def test_a_script_that_ignores_the_batch_or_fails_is_said_so(
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [
         ("", "--command has no {batch_size}, where each size to try is put"),
         ("{batch_size} {lr}", "{lr} has no value; write the value itself in the command"),
@@ -316,7 +318,7 @@ def test_a_script_that_ignores_the_batch_or_fails_is_said_so(
     ],
 )
 def test_commands_that_cannot_be_searched_are_one_line(
-    given: str, said: str, tmp_path: Path, capsys: Capture, monkeypatch: Patch
+    given: str, expected: str, tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.py").write_text("")
@@ -325,5 +327,5 @@ def test_commands_that_cannot_be_searched_are_one_line(
     own = shlex.split(sign + flags)
     assert fit.main(join_flags(["--device", "cpu", *words], own)) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert expected in error
     assert error.count("\n") == 1

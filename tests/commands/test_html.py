@@ -135,15 +135,15 @@ def open_page(browser: Browser, path: Path, **options: Any) -> Page:
     context = browser.new_context(viewport={"width": 1280, "height": 1000}, **options)
     context.route(re.compile(r"^(?!file:)"), lambda route: route.abort())
     page = context.new_page()
-    said: list[str] = []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
+    messages: list[str] = []
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
     page.on(
         "request",
-        lambda request: request.url.startswith(("file:", "data:")) or said.append(request.url),
+        lambda request: request.url.startswith(("file:", "data:")) or messages.append(request.url),
     )
     page.goto(path.as_uri())
-    assert said == []
+    assert messages == []
     return page
 
 

@@ -53,7 +53,7 @@ def report(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (["nowhere"], "no records there"),
         ([str(REFERENCE.parent)], "`bench.sweep --out` wrote"),
@@ -69,7 +69,7 @@ def report(capsys: pytest.CaptureFixture[str]) -> Run:
     ],
 )
 def test_bad_input_is_one_line_and_rc_2(
-    arguments: list[str], said: str, tmp_path: Path, report: Run
+    arguments: list[str], expected: str, tmp_path: Path, report: Run
 ) -> None:
     readme = REFERENCE.with_name("README.md")
     places = {"reference": REFERENCE, "readme": readme, "folder": tmp_path}
@@ -77,7 +77,7 @@ def test_bad_input_is_one_line_and_rc_2(
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
     assert err.count("\n") == 1
-    assert said in err
+    assert expected in err
 
 
 def test_a_folder_without_rows_yet_is_no_error(tmp_path: Path, report: Run) -> None:
@@ -118,8 +118,8 @@ def test_a_closed_pipe_is_no_error() -> None:
 def test_a_baseline_that_is_left_out_still_counts(report: Run) -> None:
     """As in the table below, whose speed-ups are over it."""
     lab = str(REFERENCE.with_name("h200-lab.csv"))
-    said = " ".join(report(lab, "--where", "precision=fp16", "compile=off")[1].split())
-    assert "≈36.81 s in fp32 (3.35 times as fast), with 14.0 instead of 28.9 GiB" in said
+    output = " ".join(report(lab, "--where", "precision=fp16", "compile=off")[1].split())
+    assert "≈36.81 s in fp32 (3.35 times as fast), with 14.0 instead of 28.9 GiB" in output
 
 
 def test_cases_of_own_classes_and_of_an_axis_that_is_none(tmp_path: Path, report: Run) -> None:
@@ -128,9 +128,9 @@ def test_cases_of_own_classes_and_of_an_axis_that_is_none(tmp_path: Path, report
     rows = [row for case in cases for row in learn(case, [math.log(7)] * 3)]
     folder = write_sweep(tmp_path, rows)
     asked = ("--format", "json", "--where", "parallel=none", "classes=7", "loss-scale=none,128")
-    told = json.loads(report(folder, *asked)[1])
-    assert [case["classes"] for case in told["cases"]] == [7, 7]
-    (effect,) = next(table for table in told["tables"] if table["name"] == "effects")["rows"]
+    document = json.loads(report(folder, *asked)[1])
+    assert [case["classes"] for case in document["cases"]] == [7, 7]
+    (effect,) = next(table for table in document["tables"] if table["name"] == "effects")["rows"]
     assert "cannot tell" in json.dumps(effect), "a loss of log 7 of seven classes is a guess"
 
 
@@ -162,23 +162,23 @@ def test_what_was_asked_for_and_failed_is_on_the_first_screen(tmp_path: Path, re
     """Also where no case is recommended, since all have a warning."""
     lost = {"missing": "eval_time_s: ValueError: no luck", "warmup_steady": False}
     folder = write_sweep(tmp_path, ran(Case(evaluate=True), (10,), warmup_steps=9, **lost))
-    said = " ".join(report(folder)[1].split())
-    assert "Every case has a warning" in said
+    output = " ".join(report(folder)[1].split())
+    assert "Every case has a warning" in output
     why = "! --evaluate failed: ValueError: no luck (the only run): Remove the cause, of which the"
-    assert why in said
-    assert "not all done" not in said
+    assert why in output
+    assert "not all done" not in output
 
 
 def test_the_first_failure_is_on_the_first_screen_with_its_log(tmp_path: Path, report: Run) -> None:
     """And what it held until then is no memory that the case takes."""
-    held = {"peak_device_bytes": 2**20, "epoch_time_s": None, "log": "logs/fp16-1.log"}
+    values = {"peak_device_bytes": 2**20, "epoch_time_s": None, "log": "logs/fp16-1.log"}
     ends = {"status": Status.ERROR, "reason": "ValueError: no such shape (net.py, line 3)"}
-    rows = [*ran(FP32, (10,), 3), make_record(FP16, gpu="A card", **ends, **held)]
-    said = " ".join(report(write_sweep(tmp_path, rows))[1].split())
+    rows = [*ran(FP32, (10,), 3), make_record(FP16, gpu="A card", **ends, **values)]
+    output = " ".join(report(write_sweep(tmp_path, rows))[1].split())
     first = "The first: ValueError: no such shape (net.py, line 3) (logs/fp16-1.log in its folder)."
-    assert f"! No result (1 of 2 runs): {first} Run them again with --retry error." in said
-    assert "3.00" in said
-    assert " 0.00" not in said
+    assert f"! No result (1 of 2 runs): {first} Run them again with --retry error." in output
+    assert "3.00" in output
+    assert " 0.00" not in output
 
 
 def test_a_command_without_settings_is_named_where_it_failed(tmp_path: Path, report: Run) -> None:

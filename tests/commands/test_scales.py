@@ -168,8 +168,8 @@ def test_a_planted_window_is_found() -> None:
     assert case.peaks == pytest.approx([0.9 * 2.0**-20] * 3, rel=1e-3)
     counted = sum(sum(vars(g.tally).values()) for g in case.gradients)
     assert counted == (BATCH * 10 + 20) * len(case.scales) * len(case.at)
-    said = summarize_scale_map(make_map(case))
-    assert "use 2^33: scales from 2 to 2^36 are safe" in said
+    summary = summarize_scale_map(make_map(case))
+    assert "use 2^33: scales from 2 to 2^36 are safe" in summary
 
 
 def test_the_window_of_a_workload_is_that_of_its_gradients() -> None:
@@ -310,9 +310,9 @@ def test_a_broken_map_is_refused_in_a_line(tmp_path: Path, capsys: Capture, text
     write_map(make_map(make_case(), folder=tmp_path))
     (tmp_path / MAP).write_text(text)
     assert main(["--show", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: {tmp_path}: ")
-    assert len(said.splitlines()) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {tmp_path}: ")
+    assert len(error.splitlines()) == 1
 
 
 # ----------------------------------------------------------------------------------------- command
@@ -339,21 +339,21 @@ def test_the_command_makes_a_map_and_shows_it(tmp_path: Path, capsys: Capture) -
         *("--scales", "1", "100", "2^10", "2^24"),
     ]
     assert main([*flags, "--out", str(out)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().out.split())
     assert [p.name for p in out.iterdir()] == [MAP]
     scales = read_scale_map(out)
     assert [case.precision for case in scales.cases] == ["fp16", "bf16"]
-    assert " ".join(summarize_scale_map(scales).split()) in said
+    assert " ".join(summarize_scale_map(scales).split()) in output
     assert scales.environment["torch"] == torch.__version__
     case = scales.cases[0]
     assert case.scales == (1.0, 100.0, 1024.0, 2.0**24)
     use = find_window(case).use
     assert [t.setting for t in case.trainings] == ["", "1", "128", f"{use:g}", "dynamic"]
-    assert "no loss scale is needed" in said
-    assert "computed in fp32, then scaled and rounded" in said
+    assert "no loss scale is needed" in output
+    assert "computed in fp32, then scaled and rounded" in output
 
     assert main(["--show", str(out)]) == 0
-    assert " ".join(capsys.readouterr().out.split()) in said
+    assert " ".join(capsys.readouterr().out.split()) in output
     assert main([*flags, "--out", str(out)]) == 2
     assert "already; choose another" in capsys.readouterr().err
 
@@ -410,11 +410,11 @@ def test_half_of_a_layer_may_be_lost_beyond_its_best() -> None:
 )
 def test_a_training_that_diverges_in_fp32_says_nothing_of_scales(change: dict[str, Any]) -> None:
     case = make_case((0, 0), (0, 1), **change)
-    said = summarize_scale_map(make_map(case))
-    assert "training in fp32 itself diverged at step 2" in said
-    assert "use a smaller --lr." in said
+    summary = summarize_scale_map(make_map(case))
+    assert "training in fp32 itself diverged at step 2" in summary
+    assert "use a smaller --lr." in summary
     # nor where it held at the steps that were looked at
-    held = replace(case, overflows={})
-    assert find_window(held).use is None
-    judged = [row[-1].text for row in tabulate(make_map(held))[0].rows]
+    finite = replace(case, overflows={})
+    assert find_window(finite).use is None
+    judged = [row[-1].text for row in tabulate(make_map(finite))[0].rows]
     assert judged == ["fp32 itself diverged"] * 2

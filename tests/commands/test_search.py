@@ -58,7 +58,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def read_told(out: Path) -> Halving:
+def read_rule(out: Path) -> Halving:
     halving = read_halving(json.loads((out / "config.json").read_text())["halving"])
     assert halving is not None
     return halving
@@ -210,7 +210,7 @@ def test_every_trial_is_a_record_and_ends_by_the_rule(tmp_path: Path, capsys: Ca
     frame = run(tmp_path, *RANGE)
     cases, epochs = [row.case for row in read_rows(tmp_path)], read_epochs(tmp_path)
     trained = epochs.groupby("record_id")["epoch"].count()[frame["record_id"]].tolist()
-    halving = read_told(tmp_path)
+    halving = read_rule(tmp_path)
     assert trained == list(follow_rule(halving, cases))
     assert {1, 9} <= set(trained), "some end early, and some do not"
     ended = frame["truncated_after"].fillna(9).tolist()
@@ -218,16 +218,16 @@ def test_every_trial_is_a_record_and_ends_by_the_rule(tmp_path: Path, capsys: Ca
     assert [row.record_id for row in latest(read_rows(tmp_path))] == [
         record for record, n in zip(frame["record_id"], trained, strict=True) if n == 9
     ]
-    said = capsys.readouterr()
-    assert "ended after 1 of 9 epochs" in said.err
+    captured = capsys.readouterr()
+    assert "ended after 1 of 9 epochs" in captured.err
     best = max(
         (fake.learn(case, 8).test_accuracy or 0, case)
         for case, n in zip(cases, trained, strict=True)
         if n == 9
     )
-    assert f"Best: batch size {best[1].batch_size} · lr {best[1].lr}, test accuracy" in said.out
-    assert f"{sum(trained)} epochs were trained where 12 whole trials take" in said.out
-    assert "Confirm the best on seeds" in said.out
+    assert f"Best: batch size {best[1].batch_size} · lr {best[1].lr}, test accuracy" in captured.out
+    assert f"{sum(trained)} epochs were trained where 12 whole trials take" in captured.out
+    assert "Confirm the best on seeds" in captured.out
     diverged = frame[frame["status"] == "diverged"]
     assert (diverged["truncated_after"] == 1).all()
     assert len(diverged) == sum(case.lr > fake.LARGEST_LR for case in cases) > 0
@@ -238,9 +238,9 @@ def test_where_every_trial_was_whole_nothing_is_said_to_be_saved(
 ) -> None:
     run(tmp_path, "--samples", "2", "--lr", "0.001", "0.1", "--batch-size", "32", "--seed", "1")
     assert not any(row.truncated for row in read_rows(tmp_path))
-    said = capsys.readouterr().out
-    assert "Best: " in said
-    assert "epochs were trained" not in said
+    output = capsys.readouterr().out
+    assert "Best: " in output
+    assert "epochs were trained" not in output
 
 
 def test_the_same_command_goes_on_where_it_was_stopped(
@@ -266,9 +266,9 @@ def test_several_lanes_share_the_rungs(tmp_path: Path) -> None:
     assert {row.case for row in read_rows(tmp_path)} == set(draw(*RANGE, "--samples", "24"))
     assert len(frame) == 24
     assert set(frame["lane"]) == {"fake0", "fake1", "fake2"}
-    told = find_trials(read_rows(tmp_path), read_beside(tmp_path, EpochRow), read_told(tmp_path))
-    assert {len(trial.curve) for trial in told} >= {1, 9}
-    assert told[0].last > told[-1].last
+    trials = find_trials(read_rows(tmp_path), read_beside(tmp_path, EpochRow), read_rule(tmp_path))
+    assert {len(trial.curve) for trial in trials} >= {1, 9}
+    assert trials[0].last > trials[-1].last
 
 
 def test_trials_are_never_compared_by_two_rules(searched: Path, capsys: Capture) -> None:
@@ -316,10 +316,10 @@ def test_a_truncated_trial_is_in_no_table_of_whole_cases(searched: Path, tmp_pat
     truncated = frame[frame["truncated_after"].notna()]
     assert len(truncated) > 0
     assert report([str(searched), "--format", "json", "-o", str(tmp_path / "report.json")]) == 0
-    told = json.loads((tmp_path / "report.json").read_text())
-    assert len(told["cases"]) == len(frame) - len(truncated)
-    assert told["answers"][0]["sentences"][0].startswith("Best: "), "of every format"
-    tables = {table["name"]: table for table in told["tables"]}
+    document = json.loads((tmp_path / "report.json").read_text())
+    assert len(document["cases"]) == len(frame) - len(truncated)
+    assert document["answers"][0]["sentences"][0].startswith("Best: "), "of every format"
+    tables = {table["name"]: table for table in document["tables"]}
     assert len(tables["overview"]["rows"]) == len(frame) - len(truncated)
     trials = pd.DataFrame(tables["search"]["rows"])
     trials.columns = [head["name"] for head in tables["search"]["heads"]]
@@ -351,12 +351,12 @@ class Ending(Channel):
     def __init__(self, epochs: int) -> None:
         super().__init__()
         self.epochs = epochs
-        self.told: list[EpochRow] = []
+        self.rows: list[EpochRow] = []
 
     def ask(self, message: Message) -> object:
         if isinstance(message, EpochEnded):
-            self.told.append(message.row)
-        return END if len(self.told) == self.epochs else GO_ON
+            self.rows.append(message.row)
+        return END if len(self.rows) == self.epochs else GO_ON
 
 
 def train(channel: Channel) -> Outcome:
@@ -377,7 +377,7 @@ def test_a_truncated_training_is_the_beginning_of_the_whole() -> None:
     whole, part = train(Channel()), train(channel)
     m = part.measurement
     assert (m.truncated_after, whole.measurement.truncated_after) == (2, None)
-    assert forget_times(part.epochs) == forget_times(whole.epochs[:2]) == forget_times(channel.told)
+    assert forget_times(part.epochs) == forget_times(whole.epochs[:2]) == forget_times(channel.rows)
     assert [s.loss for s in part.steps] == [s.loss for s in whole.steps[:8]]
     assert [s.lr for s in part.steps] == [s.lr for s in whole.steps[:8]]
     assert (m.measured_steps, whole.measurement.measured_steps) == (8, 16)
@@ -395,7 +395,7 @@ def test_a_real_search_ends_trials_by_the_metric_that_workers_send(
     flags += " --reduction 2 --lr 1e-6 1 --metric test_loss --samples 2"
     assert search.main([*flags.split(), "--out", str(out)]) == 0
     assert "Best: lr 1," in capsys.readouterr().out
-    frame, epochs, plain = read_records(out), read_epochs(out), Rungs(read_told(out))
+    frame, epochs, plain = read_records(out), read_epochs(out), Rungs(read_rule(out))
     ends = frame["truncated_after"].fillna(4).tolist()
     for record, ended_at in zip(frame["record_id"], ends, strict=True):
         losses = epochs[epochs["record_id"] == record]["test_loss"]

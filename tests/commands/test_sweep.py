@@ -90,9 +90,9 @@ def test_every_case_becomes_a_row(out: Path, capsys: Capture) -> None:
     assert frame["train_images"].tolist() == [50_000] * 4
     assert (frame["started_at"] <= frame["finished_at"]).all()
     assert frame["record_id"].is_unique
-    said = capsys.readouterr()
-    assert "4 to run, into" in said.err
-    assert "[4/4] fp32 · batch size 16" in said.err
+    captured = capsys.readouterr()
+    assert "4 to run, into" in captured.err
+    assert "[4/4] fp32 · batch size 16" in captured.err
 
 
 def test_the_configuration_and_the_commands_stand_beside_the_records(out: Path) -> None:
@@ -137,12 +137,12 @@ def test_nothing_measured_is_a_failure(out: Path, status: str, rc: int) -> None:
 
 def test_a_dry_run_says_how_many_runs_there_are_to_make(out: Path, capsys: Capture) -> None:
     flags = [*FP32, "8", "16", "--out", str(out), "--dry-run"]
-    for more, said in (
+    for more, expected in (
         (["--fraction", "0.1"], "7, of 2 cases with --repeats 3"),
         ([], "2, of 2 cases with --repeats 1"),
     ):
         assert sweep.main([*flags, *more]) == 0
-        assert capsys.readouterr().out.splitlines()[0] == f"runs: {said}"
+        assert capsys.readouterr().out.splitlines()[0] == f"runs: {expected}"
 
 
 def test_a_dry_run_looks_at_what_is_there(out: Path, capsys: Capture) -> None:
@@ -166,18 +166,18 @@ def test_images_without_a_test_part_cannot_be_evaluated_on(tmp_path: Path, capsy
     PIL.Image.new("RGB", (32, 32), (1, 2, 3)).save(png := io.BytesIO(), "PNG")
     images = {"img": [{"bytes": png.getvalue()}] * 8, "label": [0, 1] * 4}
     pq.write_table(pa.table(images), tmp_path / "train.parquet")
-    said = "warning: there are no test images, so that --evaluate measures nothing"
+    warning = "warning: there are no test images, so that --evaluate measures nothing"
     for evaluate in ([], ["--evaluate"]):
         flags = ["--dataset", "cifar10", "--data-dir", str(tmp_path), *evaluate]
         run(tmp_path / f"out{len(evaluate)}", "4", *flags)
-        assert (said in capsys.readouterr().err) == bool(evaluate)
+        assert (warning in capsys.readouterr().err) == bool(evaluate)
 
 
 def test_a_dry_run_names_what_is_emulated(capsys: Capture) -> None:
     flags = ["--precision", "fp32", "fp16", "fp16-amp", "--device", "cpu", "--model", "dpn-small"]
     assert sweep.main([*flags, "--dry-run"]) == 0
-    said = "warning: fp16, fp16-amp may be slow: most CPUs have no float16 arithmetic"
-    assert said in capsys.readouterr().out
+    warning = "warning: fp16, fp16-amp may be slow: most CPUs have no float16 arithmetic"
+    assert warning in capsys.readouterr().out
 
 
 def test_a_dry_run_names_what_differs_and_what_all_have_in_common(capsys: Capture) -> None:
@@ -185,19 +185,19 @@ def test_a_dry_run_names_what_differs_and_what_all_have_in_common(capsys: Captur
     quick = ["--preset", "quick", "--device", "cpu", "--executor", "fake", "--lr", "0.1"]
     quick += ["--data-dir", "data"]
     assert sweep.main([*quick, "--seed", *map(str, range(7)), "--dry-run"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[1] == "   1  fp32 · batch size 16 · seed 0"
-    assert said[12:15] == [
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "   1  fp32 · batch size 16 · seed 0"
+    assert lines[12:15] == [
         "  12  bf16-amp · batch size 16 · seed 4",
         "      and 2 more",
         "all with --model dpn-small --dataset synthetic --lr 0.1 --steps 12 --device cpu",
     ]
     note = "note: --data-dir data is not used, because the images are synthetic; give "
-    assert any(line.startswith(note) for line in said)
+    assert any(line.startswith(note) for line in lines)
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "expected"),
     [
         ("--lanes 1000", "--lanes: this process may use "),
         (
@@ -209,11 +209,11 @@ def test_a_dry_run_names_what_differs_and_what_all_have_in_common(capsys: Captur
     ],
 )
 def test_a_dry_run_refuses_what_a_start_refuses(
-    out: Path, capsys: Capture, flags: str, said: str
+    out: Path, capsys: Capture, flags: str, expected: str
 ) -> None:
     quick = ["--preset", "quick", "--device", "cpu", "--precision", "fp32", "--dry-run"]
     assert sweep.main(join_flags(quick, flags.split(), ["--out", str(out)])) == 2
-    assert said in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
     assert not out.exists()
 
 
@@ -223,12 +223,12 @@ def test_a_dry_run_asks_for_the_card_and_its_memory(monkeypatch: Patch, capsys: 
     for module in ("bench.workers.examination", "bench.workers.executors.subprocess"):
         monkeypatch.setattr(f"{module}.find_cards", lambda: (cards, ""))
     flags = ["--preset", "quick", "--precision", "fp32", "--device", "cuda", "--dry-run"]
-    said = "warning: torch has no GPU here, so that a start on this machine is refused"
+    warning = "warning: torch has no GPU here, so that a start on this machine is refused"
     for there in (False, True):
         for module in (machine, preflight):
             monkeypatch.setattr(module, "has_cuda", lambda there=there: there)
         assert sweep.main(flags) == 0
-        assert (said in capsys.readouterr().out) != there
+        assert (warning in capsys.readouterr().out) != there
     for limit, lanes in itertools.product(("7GiB", "9GiB"), ("1", "all")):
         refused = limit == "9GiB"
         assert sweep.main([*flags, "--memory-limit", limit, "--lanes", lanes]) == 2 * refused
@@ -269,8 +269,8 @@ def test_with_until_repeats_go_where_the_time_is_not_known(
     flags = ["8", "16", "32", "--until", "1%", "--repeats", "4"]
     run(out, *flags)
     assert order == [8, 16, 32, 8, 16, 32, 8, 8, 8], "and 8 once more, as the drift check"
-    said = capsys.readouterr().err
-    assert "[9/9]" in said, "the count is of what runs"
+    errors = capsys.readouterr().err
+    assert "[9/9]" in errors, "the count is of what runs"
     run(out, *flags, report=True)
     assert len(order) == 9, "nor when it goes on"
     assert "no row of" not in capsys.readouterr().out, "none of those is missed"
@@ -501,10 +501,10 @@ def test_stopped_once_it_ends_cleanly_and_goes_on_later(out: Path, capsys: Captu
     holder = f"in use by pid {process.pid} on {socket.gethostname()}; wait until that ends"
     assert holder in capsys.readouterr().err
     process.send_signal(signal.SIGTERM)
-    said, errors = process.communicate(timeout=200)
+    output, errors = process.communicate(timeout=200)
     assert process.returncode == 143, errors
     assert "stopping: what is done is kept; again to stop at once" in errors
-    assert said == "", "no report"
+    assert output == "", "no report"
     frame = read_records(out)
     *_, last = errors.splitlines()
     done = int((frame["status"] == "ok").sum())
@@ -532,12 +532,12 @@ def test_handlers_are_restored() -> None:
 
 def test_a_stop_by_ctrl_z_is_known(monkeypatch: Patch) -> None:
     """And the sleep of a laptop, which no clock of a step counts."""
-    awake, said = describe_pause()
-    assert said == ""
+    awake, sentence = describe_pause()
+    assert sentence == ""
     with stop_signals(lambda: None):
         os.kill(os.getpid(), signal.SIGCONT)
-    later, said = describe_pause(awake)
-    assert "the sweep was stopped and went on" in said
+    later, sentence = describe_pause(awake)
+    assert "the sweep was stopped and went on" in sentence
     clock = time.clock_gettime
     monkeypatch.setattr(time, "clock_gettime", lambda which: clock(which) + 60)
     assert describe_pause(later)[1] == "the machine slept for 60 s"
@@ -561,9 +561,9 @@ def test_a_closed_terminal_stops_it_cleanly(out: Path) -> None:
     streams = {"stdin": end, "stdout": end, "stderr": end}
     with subprocess.Popen(["setsid", "--ctty", *command], **streams, env=environment) as process:
         os.close(end)
-        said = b""
-        while b"[2/" not in said:
-            said += os.read(terminal, 4096)
+        output = b""
+        while b"[2/" not in output:
+            output += os.read(terminal, 4096)
         os.close(terminal)
         assert process.wait(60) == 128 + signal.SIGHUP
     assert {*read_records(out)["status"][:-1]} == {"ok"}
@@ -571,16 +571,16 @@ def test_a_closed_terminal_stops_it_cleanly(out: Path) -> None:
 
 def test_a_sweep_of_another_thread_is_run_without_signals() -> None:
     """Where only the main thread may handle them: asyncio.to_thread, Gradio, Streamlit."""
-    said = []
+    signals = []
 
     def go() -> None:
         with stop_signals(lambda: None) as stopped:
-            said.append(stopped())
+            signals.append(stopped())
 
     thread = threading.Thread(target=go)
     thread.start()
     thread.join()
-    assert said == [0]
+    assert signals == [0]
 
 
 # ----------------------------------------------------------------------------------- a full disk
@@ -635,9 +635,9 @@ def test_a_folder_s_cases_take_the_threads_of_free_cores(
     flags = ["--model", "tests.models_for_tests:good", "--device", "cpu", "--precision", "fp32"]
     flags += ["--dataset", "synthetic", "--batch-size", "8", "--steps", "2", "--no-report"]
     assert sweep.main([*flags, "--cold", "--repeats", "1", "--out", str(out)]) == 0
-    said = capsys.readouterr().err
-    assert said.startswith("note: an operation takes 2 threads, as many as cores were free when ")
-    assert "OMP_NUM_THREADS=2 is set and changes results" not in said
+    errors = capsys.readouterr().err
+    assert errors.startswith("note: an operation takes 2 threads, as many as cores were free when ")
+    assert "OMP_NUM_THREADS=2 is set and changes results" not in errors
     assert {*read_records(out)["torch_threads"]} == {2}
     assert "OMP_NUM_THREADS" not in os.environ
     there = read_rows(out)

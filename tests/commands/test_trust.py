@@ -29,8 +29,8 @@ LATE = {"cudnn_benchmark": True, "finished_at": "2026-11-29T10:00:30.000Z"}
 
 def judge(name: str, *changes: dict[str, Any], **about: Any) -> str:
     (check,) = (check for check in trust.EXPECTATIONS if check.name == name)
-    told = {"printed": "", "codes": [0], "device": "cuda", "uuid": None, **about}
-    return check.judge(trust.Observed([Row(OK | change) for change in changes], **told))
+    values = {"printed": "", "codes": [0], "device": "cuda", "uuid": None, **about}
+    return check.judge(trust.Observed([Row(OK | change) for change in changes], **values))
 
 
 @pytest.mark.parametrize(

@@ -268,13 +268,13 @@ def test_an_edit_of_a_committed_folder_is_found(edit: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("edit", SAID)
 def test_what_no_check_finds_is_said(edit: str, tmp_path: Path) -> None:
     """One that is found one day has to be taken out of the page."""
-    said, source, tamper = SAID[edit]
+    sentence, source, tamper = SAID[edit]
     folder = Folder(shutil.copytree(source, tmp_path / "edited"))
     before = find_faults(folder.path)
     tamper(folder)
     folder.write()
     assert find_faults(folder.path) == before
-    assert said in " ".join(DOCS.read_text(encoding="utf-8").split())
+    assert sentence in " ".join(DOCS.read_text(encoding="utf-8").split())
 
 
 def test_a_folder_cannot_excuse_itself(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -332,16 +332,16 @@ def test_a_known_fault_is_printed_with_its_reason_and_does_not_count(
     known = copy.with_name("known-faults.txt")
     known.write_text("other: code: it was in a hurry\ncard: code: so was this one: truly\n")
     assert main([str(copy)]) == 0
-    said = capsys.readouterr().out
-    assert "host vm; gpu_uuid GPU-53dc75af-" in said
-    assert "known  code" in said
-    assert "known: so was this one: truly (known-faults.txt beside the folder)" in said
-    assert said.endswith("18 checks: 16 ok, 1 known, 1 none.\n")
+    output = capsys.readouterr().out
+    assert "host vm; gpu_uuid GPU-53dc75af-" in output
+    assert "known  code" in output
+    assert "known: so was this one: truly (known-faults.txt beside the folder)" in output
+    assert output.endswith("18 checks: 16 ok, 1 known, 1 none.\n")
     known.unlink()
     assert main([str(copy)]) == 1
-    said = capsys.readouterr().out
-    assert "FAULT  code         the code is a commit's, unedited" in said
-    assert said.endswith("18 checks: 16 ok, 1 FAULT, 1 none.\n")
+    output = capsys.readouterr().out
+    assert "FAULT  code         the code is a commit's, unedited" in output
+    assert output.endswith("18 checks: 16 ok, 1 FAULT, 1 none.\n")
 
 
 def test_a_fault_that_is_named_and_gone_is_a_fault(copy: Path) -> None:
@@ -373,9 +373,9 @@ def test_what_there_is_nothing_to_check_of_does_not_pass(
 ) -> None:
     """Loops that this harness did not run, without steps or code."""
     assert main([str(RESULTS / "reference" / "h200-lab.csv")]) == 0
-    said = capsys.readouterr().out
-    assert "none   code         nothing to check: no row of this harness has times of day" in said
-    assert "none   steps" in said
+    output = capsys.readouterr().out
+    assert "none   code         nothing to check: no row of this harness has times of day" in output
+    assert "none   steps" in output
 
 
 def test_honest_rows_of_short_runs_on_a_busy_machine_pass() -> None:

@@ -133,7 +133,7 @@ def test_of_two_batch_sizes_the_first_is_scaled_to_as_many_items(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     [
         (["--axis", "precision", "fp32", "bf16"], "no two profiled cases differ in "
          "precision fp32 bf16 alone"),
@@ -143,11 +143,11 @@ def test_of_two_batch_sizes_the_first_is_scaled_to_as_many_items(
     ],
 )  # fmt: skip
 def test_errors_are_one_line_that_says_what_is_there(
-    sweep: Path, options: list[str], said: str, capsys: Capture
+    sweep: Path, options: list[str], expected: str, capsys: Capture
 ) -> None:
     assert main([str(sweep), *options]) == 2
     error = capsys.readouterr().err
-    assert said.format(sweep) in error
+    assert expected.format(sweep) in error
     assert error.count("\n") == 1
 
 
@@ -184,7 +184,7 @@ def test_no_bound_of_a_committed_sweep_is_below_what_it_measured(folder: Path) -
     sweeps = read_sweeps([folder])
     _, results = read_results(*sweeps)
     steps = read_steps(results, sweeps)
-    held = 0
+    bounded = 0
     for axis in find_varying(results):
         values = {getattr(one.run, axis) for one in steps.values()}
         for before, after in itertools.permutations(sorted(values, key=str), 2):
@@ -194,8 +194,8 @@ def test_no_bound_of_a_committed_sweep_is_below_what_it_measured(folder: Path) -
                     assert why.a.case.compiled or why.b.case.compiled
                     continue
                 assert why.ceiling.speedup >= (why.speedup.value or 0)
-                held += 1
-    assert held >= 4 or not any(one.step.profile for one in steps.values())
+                bounded += 1
+    assert bounded >= 4 or not any(one.step.profile for one in steps.values())
 
 
 @pytest.mark.slow

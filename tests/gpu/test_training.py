@@ -166,11 +166,11 @@ def test_readings_see_what_the_allocator_holds(platform: Platform) -> None:
         monitor.watch(os.getpid())
         monitor.enter("warmup")
         monitor.enter("epoch")
-        held = torch.empty(HELD_BYTES, dtype=torch.uint8, device=device)
+        tensor = torch.empty(HELD_BYTES, dtype=torch.uint8, device=device)
         torch.cuda.synchronize()
         time.sleep(0.3)  # some twenty readings
         reserved = torch.cuda.memory_reserved() - before
-        del held
+        del tensor
         torch.cuda.empty_cache()
         monitor.enter("evaluation")
         seen = monitor.close()

@@ -111,9 +111,9 @@ def test_a_reading_costs_no_more_than_its_depth():
 )
 def test_a_driver_that_does_not_start(code, reason, lack):
     nvml = FakeNvml(nvmlInit=error(code) if code else ModuleNotFoundError())
-    found, said = check_nvml(nvml)
+    found, sentence = check_nvml(nvml)
     assert found is lack
-    assert reason in said
+    assert reason in sentence
     assert reason in open_device(GPU, nvml).why("energy_j")
     cards, why = find_cards(nvml, {})
     assert cards == []
@@ -354,10 +354,10 @@ def test_a_slice_is_read_without_what_is_of_the_whole_card():
         assert device.why(name) == OF_WHOLE
 
 
-@pytest.mark.parametrize("told", ["aaaa", GPU.removeprefix("GPU-")])
-def test_cuda_tells_a_slice_by_its_own_uuid_or_by_its_card_s(told):
+@pytest.mark.parametrize("uuid", ["aaaa", GPU.removeprefix("GPU-")])
+def test_cuda_tells_a_slice_by_its_own_uuid_or_by_its_card_s(uuid):
     cards, _ = find_cards(FakeNvml((GPU,), DIVIDED), {"CUDA_VISIBLE_DEVICES": "MIG-aaaa"})
-    assert spell_uuid(told, cards) == "MIG-aaaa"
+    assert spell_uuid(uuid, cards) == "MIG-aaaa"
     assert spell_uuid("dddd", cards) == "GPU-dddd"
 
 

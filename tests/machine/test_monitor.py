@@ -128,17 +128,22 @@ def test_a_neighbour_halfway_makes_it_invalid_unless_sharing_is_allowed():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "others", "told", "computing"),
+    ("seconds", "others", "neighbours", "computing"),
     [
         ((0, 0), neighbour(), "pid 7: 5 B", True),
         ((0, 99), neighbour(bytes=None), "pid 7: memory unknown", True),
         ((20.1, 99), neighbour(), "", False),  # the epoch ends after 20 s
     ],
 )
-def test_what_a_neighbour_means_by_what_it_does_and_since_when(seconds, others, told, computing):
+def test_what_a_neighbour_means_by_what_it_does_and_since_when(
+    seconds, others, neighbours, computing
+):
     seen = replay(edit=between(*seconds, others=others))
-    assert (seen.values["neighbours"], seen.values["neighbours_computing"]) == (told, computing)
-    assert (seen.verdict, seen.notes) == (f"the card was shared: {told}" * computing, [])
+    assert (seen.values["neighbours"], seen.values["neighbours_computing"]) == (
+        neighbours,
+        computing,
+    )
+    assert (seen.verdict, seen.notes) == (f"the card was shared: {neighbours}" * computing, [])
 
 
 @pytest.mark.parametrize(
@@ -147,17 +152,17 @@ def test_what_a_neighbour_means_by_what_it_does_and_since_when(seconds, others, 
 )
 def test_what_each_throttle_reason_means(reason, invalid):
     seen = replay(edit=between(10.1, 19.9, throttle=[reason]))
-    told = f"{reason} (3 of 5 readings)"
+    share = f"{reason} (3 of 5 readings)"
     assert seen.values["throttle_during"] == reason
-    assert seen.verdict == (f"throttled during the epoch: {told}" if invalid else "")
+    assert seen.verdict == (f"throttled during the epoch: {share}" if invalid else "")
 
 
 def test_a_passing_reading_is_noted_and_a_lasting_reason_is_not():
     """As on a laptop, whose fan starts late."""
     reason, cap = "software thermal slowdown", "software power cap"
-    for said in ([reason], [cap, reason]):
-        seen = replay(edit=between(15, 15, throttle=said))
-        assert seen.values["throttle_during"] == ("; ".join(said[:-1]))
+    for reasons in ([reason], [cap, reason]):
+        seen = replay(edit=between(15, 15, throttle=reasons))
+        assert seen.values["throttle_during"] == ("; ".join(reasons[:-1]))
         assert (seen.verdict, seen.notes) == ("", [f"passing: {reason} (1 of 5 readings)"])
     assert replay(edit=between(12, 16, throttle=[reason])).verdict.endswith("(2 of 5 readings)")
 
@@ -218,9 +223,9 @@ def test_memory_at_a_boundary_counts_for_the_phase_that_ends():
     assert seen.values["peak_device_bytes"] == 6 * GB
 
 
-@pytest.mark.parametrize("held", [9 * GB, None])
-def test_a_card_emptier_than_its_baseline_or_without_one_has_no_peak(held):
-    seen = replay(edit=between(0, 0.9, device_bytes=held))
+@pytest.mark.parametrize("device_bytes", [9 * GB, None])
+def test_a_card_emptier_than_its_baseline_or_without_one_has_no_peak(device_bytes):
+    seen = replay(edit=between(0, 0.9, device_bytes=device_bytes))
     why = "what the card held before the worker is not known, or was more than later"
     assert seen.missing["warmup_device_bytes"] == seen.missing["peak_device_bytes"] == why
 
@@ -228,9 +233,9 @@ def test_a_card_emptier_than_its_baseline_or_without_one_has_no_peak(held):
 def test_the_baseline_is_what_was_read_first_and_may_be_nothing_or_all():
     class Filling(Unreadable):
         def read(self, depth):
-            return (Reading(next(moments), device_bytes=next(held)),)
+            return (Reading(next(moments), device_bytes=next(sizes)),)
 
-    moments, held = iter(range(99)), iter([10, 50, 60, 70, 80, 90])
+    moments, sizes = iter(range(99)), iter([10, 50, 60, 70, 80, 90])
     monitor = Monitor(Filling("none"), fast_s=1e9)
     monitor._read(Depth.SLOW)
     seen = go_through(monitor, PHASES[:3]).close()
@@ -314,7 +319,7 @@ def test_the_sampler_reads_fast_and_slow_and_edges_and_is_joined(periods, every)
 
 
 @pytest.mark.parametrize(
-    ("used", "told", "power", "clock", "note"),
+    ("used", "named", "power", "clock", "note"),
     [
         ([False, True], [], 250, 1500, "seen on GPU 1"),  # not the first, which is idle
         ([True, True], [], 500, 1500, "seen on GPU 0, 1"),
@@ -323,7 +328,7 @@ def test_the_sampler_reads_fast_and_slow_and_edges_and_is_joined(periods, every)
         ([True, False], [1], 250, 1770, "seen on GPU 0"),
     ],
 )
-def test_of_a_command_those_cards_count_on_which_it_was_seen(used, told, power, clock, note):
+def test_of_a_command_those_cards_count_on_which_it_was_seen(used, named, power, clock, note):
     lines = (READINGS / "healthy.jsonl").read_text().splitlines()
     slower = [re.sub(r'"sm_clock_mhz": \d+', '"sm_clock_mhz": 1500', line) for line in lines]
     cards = [Replay(lines), Replay(slower)]
@@ -332,13 +337,13 @@ def test_of_a_command_those_cards_count_on_which_it_was_seen(used, told, power, 
         card.is_used, card.watch = partial(bool, seen), watched.append
     monitor = CommandMonitor(cards)
     assert all(card.whole is True for card in cards)
-    monitor.named = told
+    monitor.named = named
     seen = go_through(monitor, PHASES).close(None, None, False, 4.0)
     assert watched == [1, 1]
-    assert seen.cards == ([i for i in (0, 1) if used[i]] or told)
+    assert seen.cards == ([i for i in (0, 1) if used[i]] or named)
     assert set(seen.values) | set(seen.missing) == set(MONITORED)
-    told = (seen.values.get("mean_power_w"), seen.values.get("sm_clock_mhz"))
-    assert (told, note in "; ".join(seen.notes)) == ((power, clock), True)
+    readings = (seen.values.get("mean_power_w"), seen.values.get("sm_clock_mhz"))
+    assert (readings, note in "; ".join(seen.notes)) == ((power, clock), True)
     if power is None:
         assert set(seen.missing.values()) == {"no process of the command was seen on a GPU"}
 

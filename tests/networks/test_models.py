@@ -40,9 +40,9 @@ def test_size_and_flop_by_hand(name: str, parameters: int) -> None:
     assert sum(p.numel() for p in model.parameters()) == parameters
     flop = count_flop(Images(name))
     assert flop == 2 * (3 * sum(products) - products[0])
-    said = {"dpn92": dpn.dpn92, "dpn-small": dpn.dpn_small}[name].__doc__
-    assert f"{flop / 1e9:.2f} GFLOP" in (said or "")
-    assert f"{parameters:,} parameters" in (said or "")
+    documented = {"dpn92": dpn.dpn92, "dpn-small": dpn.dpn_small}[name].__doc__
+    assert f"{flop / 1e9:.2f} GFLOP" in (documented or "")
+    assert f"{parameters:,} parameters" in (documented or "")
     if name == "dpn92":  # the reference of the H200 is counted as the harness counts
         with (ROOT / "results" / "reference" / "h200-lab.csv").open() as lines:
             assert {float(row["flop_per_image"]) for row in csv.DictReader(lines)} == {flop}

@@ -104,8 +104,10 @@ def test_what_is_no_file_of_weights_is_refused_and_not_executed(
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     path = tmp_path / "w.pt"
     write(path)
-    said = "weights cannot be read from it without executing code .*; save the network's state_dict"
-    with pytest.raises(UsageError, match=said) as refused:
+    expected = (
+        "weights cannot be read from it without executing code .*; save the network's state_dict"
+    )
+    with pytest.raises(UsageError, match=expected) as refused:
         read_weights(str(path))
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "m").exists()
@@ -236,8 +238,8 @@ def test_a_sweep_over_starts_and_freezes(here: Path, capsys: pytest.CaptureFixtu
     # a file that changed is another start
     save_network("w.pt", 1.0)
     assert sweep([*flags, "--start", "w.pt", "--freeze", "backbone"]) == 2
-    said = capsys.readouterr().err
-    assert "has rows that would not be comparable: start_fingerprint was " in said
+    errors = capsys.readouterr().err
+    assert "has rows that would not be comparable: start_fingerprint was " in errors
 
 
 def test_what_cannot_start_is_refused_before_any_case(

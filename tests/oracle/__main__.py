@@ -90,9 +90,9 @@ def train(tree: Path, out: Path, flags: str, killed: bool = False) -> None:
     own = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
     own |= {"BENCH_YARDSTICK_S": "0"}
     log = out.with_suffix(".log")
-    with log.open("w") as said:
+    with log.open("w") as output:
         process = subprocess.Popen(
-            command, cwd=tree, env=os.environ | own, stdout=said, stderr=said,
+            command, cwd=tree, env=os.environ | own, stdout=output, stderr=output,
             start_new_session=True,
         )  # fmt: skip
         if killed:
@@ -201,9 +201,9 @@ def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Leaf]]:
         for index, part in enumerate(value):
             name = str(index)
             if isinstance(part, dict) and (own := [k for k in NAMES if k in part]):
-                told = (part[key] for key in own if not isinstance(part[key], dict))
+                values = (part[key] for key in own if not isinstance(part[key], dict))
                 # of a folder its name: each commit has a place of its own
-                name = " ".join(str(one).rpartition("/")[2] for one in told)
+                name = " ".join(str(one).rpartition("/")[2] for one in values)
                 seen[name] += 1
                 name += f" #{seen[name]}" if seen[name] > 1 else ""
             yield from flatten(part, f"{path}/{name}")
@@ -228,15 +228,15 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[int, list[s
     """How many values and texts changed, and lines that tell which did, which values went and
     which came. A sum in another order, within 1e-9, is the same number; the cells of a training
     are texts. Commits before typed axes told those that may be empty as text."""
-    (a, said), (b, says) = split(old), split(new)
+    (a, texts), (b, others) = split(old), split(new)
     changed = []
     for path in a.keys() & b.keys():
         one, other = a[path], b[path]
         if isinstance(one, float) and isinstance(other, float):
             same = math.isclose(one, other, rel_tol=1e-9)
         else:
-            texts = {"" if end is None else str(end) for end in (one, other)}
-            same = one == other or (type(one) is not type(other) and len(texts) == 1)
+            spelled = {"" if end is None else str(end) for end in (one, other)}
+            same = one == other or (type(one) is not type(other) and len(spelled) == 1)
         if not same:
             changed.append(f"    {path}: {one!r} -> {other!r}")
     lines = [f"{len(a.keys() & b.keys()):,} values compared, {len(changed):,} changed"]
@@ -245,9 +245,9 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[int, list[s
         lines.append(f"{len(paths):,} values {word}")
         kinds = Counter(path.split("/")[1] for path in paths)
         lines += [f"  {number:7,} {kind}" for kind, number in kinds.most_common()]
-    went, came = said - says, says - said
+    went, came = texts - others, others - texts
     number = max(went.total(), came.total())
-    lines.append(f"{said.total():,} texts compared, {number:,} changed")
+    lines.append(f"{texts.total():,} texts compared, {number:,} changed")
     differ = [(key, sign, text) for sign, ones in (("-", went), ("+", came)) for key, text in ones]
     lines += [f"    {sign} {key}: {text}" for key, sign, text in sorted(differ)[:80]]
     return len(changed) + number, lines

@@ -14,13 +14,15 @@ FOLDER = Path("results/nvidia-h200-20261126-040407")
 
 def test_an_answer_equals_itself_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    said = {"q": say("report", FOLDER)}
-    assert compare(said, said)[0] == 0
-    other = {"q": {**said["q"], "cases": [{**case, "runs": -1.5} for case in said["q"]["cases"]]}}
-    assert compare(said, other)[0] == len(said["q"]["cases"]) > 10
-    other = {"q": {**said["q"], "title": "another"}}
-    assert compare(said, other) == (
-        1, [*compare(said, said)[1][:-1], compare(said, said)[1][-1].replace(" 0 ", " 1 "),
+    answer = {"q": say("report", FOLDER)}
+    assert compare(answer, answer)[0] == 0
+    other = {
+        "q": {**answer["q"], "cases": [{**case, "runs": -1.5} for case in answer["q"]["cases"]]}
+    }
+    assert compare(answer, other)[0] == len(answer["q"]["cases"]) > 10
+    other = {"q": {**answer["q"], "title": "another"}}
+    assert compare(answer, other) == (
+        1, [*compare(answer, answer)[1][:-1], compare(answer, answer)[1][-1].replace(" 0 ", " 1 "),
             "    + q/title: another", f"    - q/title: {FOLDER.name}"],
     )  # fmt: skip
 

@@ -31,19 +31,18 @@ def at(case: Case, **axes: Any) -> Case:
 
 def record(case: Case, repeat: int, epoch_time_s: float | None = 10.0, **values: Any) -> Record:
     """A row as a sweep writes it."""
-    told = {"environment": HERE, "epoch_time_s": epoch_time_s, **values}
+    defaults = {"environment": HERE, "epoch_time_s": epoch_time_s, **values}
     name = f"{case.slug()}-{repeat}-{values.get('attempt', 1)}-{values.get('sentinel')}"
-    return make_record(case, **{"record_id": name, **told, "repeat": repeat})
+    return make_record(case, **{"record_id": name, **defaults, "repeat": repeat})
 
 
 def rows(case: Case, **values: Any) -> list[Record]:
     """A row of each repeat: of values in a sequence each repeat has its own."""
-    each = {name: told for name, told in values.items() if isinstance(told, list | tuple)}
-    own = zip(*each.values(), strict=True)
+    each = {name: value for name, value in values.items() if isinstance(value, list | tuple)}
     common = {"epoch_time_s": None, **values}
     return [
-        record(case, i, **common | dict(zip(each, told, strict=True)))
-        for i, told in enumerate(own, 1)
+        record(case, i, **common | dict(zip(each, own, strict=True)))
+        for i, own in enumerate(zip(*each.values(), strict=True), 1)
     ]
 
 

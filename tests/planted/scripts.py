@@ -30,7 +30,7 @@ def counted(
     whole = epoch * size or 10_000
     found = []
     for number, time_s in enumerate(times, 1):
-        told = {
+        columns = {
             "unit": "items",
             "step_items": size,
             "measured_steps": every,
@@ -43,7 +43,7 @@ def counted(
             "labelled_flop_share": 1.0,  # `bench.step` has the operations of a step counted
             **values,
         }
-        found += ran(case, [time_s / size * whole], **told)
+        found += ran(case, [time_s / size * whole], **columns)
         found[-1].repeat = number
         found[-1].record_id += f"-{number}"
     return found

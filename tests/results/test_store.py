@@ -452,13 +452,13 @@ WRONG_FILES: list[tuple[Callable[[bytes], bytes], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "said"), WRONG_FILES)
+@pytest.mark.parametrize(("change", "expected"), WRONG_FILES)
 def test_a_file_that_is_none_is_refused_by_line(
-    tmp_path: Path, change: Callable[[bytes], bytes], said: str
+    tmp_path: Path, change: Callable[[bytes], bytes], expected: str
 ) -> None:
     file = write(tmp_path, make_run(reason="é"), make_run(repeat=2))
     file.write_bytes(change(file.read_bytes()))
-    with pytest.raises(UsageError, match=f"{file}{said}") as refused:
+    with pytest.raises(UsageError, match=f"{file}{expected}") as refused:
         read_records(tmp_path)
     assert len(str(refused.value).splitlines()) == 1
 

@@ -74,12 +74,12 @@ def test_slugs_name_files_and_tell_cases_apart(one: Case, other: Case) -> None:
 @given(st.lists(CASES, max_size=9))
 def test_cases_are_spelled_as_each_of_their_values_is(cases: list[Case]) -> None:
     """What they share once; of each what it is named by."""
-    told = spell_cases(cases)
-    spelled = [{**told["settings"], **own} for own in told["cases"]]
+    document = spell_cases(cases)
+    spelled = [{**document["settings"], **own} for own in document["cases"]]
     assert spelled == [{n: format_value(getattr(c, n)) for n in AXES} for c in cases]
-    assert not any(told["settings"].keys() & {*own, *NAMING_AXES} for own in told["cases"])
-    for name in {*AXES} - told["settings"].keys() - {*NAMING_AXES}:
-        assert len({own[name] for own in told["cases"]}) > 1 or not cases
+    assert not any(document["settings"].keys() & {*own, *NAMING_AXES} for own in document["cases"])
+    for name in {*AXES} - document["settings"].keys() - {*NAMING_AXES}:
+        assert len({own[name] for own in document["cases"]}) > 1 or not cases
     read = [make_case(*(parse_axis(name, texts[name]) for name in AXES)) for texts in spelled]
     assert read == cases
 

@@ -189,7 +189,7 @@ def test_a_smaller_card_may_be_full_where_the_card_is_not(
 
 
 @pytest.mark.parametrize(
-    ("message", "status", "said"),
+    ("message", "status", "expected"),
     [
         (
             "DataLoader worker (pid 812) is killed by signal: Bus error. It is possible that",
@@ -207,11 +207,11 @@ def test_a_smaller_card_may_be_full_where_the_card_is_not(
         ("DataLoader worker (pid 812) is killed by signal: Killed. ", Status.KILLED, "(pid 812)"),
     ],
 )
-def test_what_a_loader_says_of_its_workers(message: str, status: Status, said: str) -> None:
+def test_what_a_loader_says_of_its_workers(message: str, status: Status, expected: str) -> None:
     for case in (None, LIMIT):
         fault = judge(message, FULL, case)
         assert fault.status is status
-        assert said in fault.reason
+        assert expected in fault.reason
         assert "limit is" not in fault.reason, "its memory is not what is limited"
 
 
@@ -239,8 +239,8 @@ def test_a_failure_is_traced_to_the_last_line_of_the_users_code(tmp_path: Path) 
     exec(compile(NET, str(file), "exec"), made)
     with pytest.raises(RuntimeError) as caught:
         made["fails"]()
-    for told in (caught.value, "".join(traceback.format_exception(caught.value))):
-        assert find_place(told) == " (net.py, line 3)"
+    for error in (caught.value, "".join(traceback.format_exception(caught.value))):
+        assert find_place(error) == " (net.py, line 3)"
     script = tmp_path / "bench" / "workers" / "script.py"
     own = f'  File "{file}", line 4, in <module>\n  File "{script}", line 7, in f\n'
     script.parent.mkdir(parents=True)

@@ -59,9 +59,9 @@ def test_without_masters_the_optimizer_steps_the_weights_in_half(name: str, opti
     for weight in ours.parameters:
         kind = torch.float32 if id(weight) in normed else half
         state = ours.optimizer.state[weight]
-        held = [value.dtype for key, value in state.items() if key != "step"]
-        assert {weight.dtype, *held} == {kind}
-        assert held, "momentum, or both averages"
+        dtypes = [value.dtype for key, value in state.items() if key != "step"]
+        assert {weight.dtype, *dtypes} == {kind}
+        assert dtypes, "momentum, or both averages"
     ours.reset()
     assert all(map(torch.equal, ours.parameters, begun))
     again = training(name, optimizer=optimizer)

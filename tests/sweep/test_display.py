@@ -46,7 +46,7 @@ def test_plain_lines_where_there_is_no_terminal(capsys: Capture, monkeypatch: Pa
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("values", "expected"),
     [
         ({"unit": "items", "number": 10_000}, "35.07 s for 10,000 items"),
         ({"unit": "items", "number": 480, "steps_per_epoch": 6},
@@ -58,14 +58,14 @@ def test_plain_lines_where_there_is_no_terminal(capsys: Capture, monkeypatch: Pa
     ],
 )  # fmt: skip
 def test_a_run_says_of_what_its_time_is_and_what_failed(
-    told: dict[str, Any], said: str, capsys: Capture
+    values: dict[str, Any], expected: str, capsys: Capture
 ) -> None:
-    case, number = Case(command="python train.py", dataset="own"), told.pop("number")
-    told |= {"epoch_time_s": 35.07, "measured_images": number, "train_images": number}
+    case, number = Case(command="python train.py", dataset="own"), values.pop("number")
+    values |= {"epoch_time_s": 35.07, "measured_images": number, "train_images": number}
     with Display(Path("x"), 1, 0) as display:
         display.start(case, 1, False)
-        display.conclude(make_record(case, status=Status.OK, **told))
-    assert capsys.readouterr().err.endswith(f": {said}\n")
+        display.conclude(make_record(case, status=Status.OK, **values))
+    assert capsys.readouterr().err.endswith(f": {expected}\n")
 
 
 def test_what_is_left_is_told_by_case(capsys: Capture, monkeypatch: Patch) -> None:

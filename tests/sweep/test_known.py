@@ -149,8 +149,8 @@ def test_a_sweep_proves_and_counts_once(tmp_path: Path) -> None:
     assert rows[["batch_size", "attempt"]].values.tolist() == [[16, 1], [18, 1], [17, 1], [18, 2]]
     first, shared, later, alone = rows["record_id"]
     given = dict.fromkeys(("proof", "flop", "work"), first)
-    told = [read_missing(cell, SHARED) for cell in rows["shared"]]
-    assert told == [{}, given, given, {}]
+    shared_from = [read_missing(cell, SHARED) for cell in rows["shared"]]
+    assert shared_from == [{}, given, given, {}]
     columns = [*PROVEN, "proof_notes", "flags", "flop_per_image", "step_bytes"]
     taken, own = (rows[rows["record_id"] == name][columns] for name in (shared, alone))
     pd.testing.assert_frame_equal(taken.reset_index(drop=True), own.reset_index(drop=True))

@@ -104,12 +104,12 @@ def test_a_shard_has_a_folder_that_its_number_tells() -> None:
 def test_a_folder_holds_one_shard(tmp_path: Path, capsys: Capture) -> None:
     out = run(tmp_path / "a", [*GRID, "--shard", "1/3"])
     before = read_files(out)
-    for flags, held in (
+    for flags, expected in (
         (["--shard", "2/3"], "shard 1/3; choose a folder for each shard"),
         ([], "shard 1/3; choose another folder"),
     ):
         run(out, [*GRID, *flags], rc=2)
-        assert held in capsys.readouterr().err
+        assert expected in capsys.readouterr().err
     assert read_files(out) == before
     run(out, [*GRID, "--shard", "1/3"])
     assert len(read_records(out)) == 3
@@ -130,11 +130,13 @@ def test_shards_are_read_as_the_sweep(tmp_path: Path, monkeypatch: Patch, capsys
     assert read_records(parts)["sentinel"].sum() == 3
     capsys.readouterr()
     assert report([str(parts), "--format", "json"]) == 0
-    document = json.loads(said := capsys.readouterr().out)
+    document = json.loads(output := capsys.readouterr().out)
     assert len(document["cases"]) == 9
     assert "without shard" not in str(document["warnings"])
     assert report([*map(str, shards), "--format", "json"]) == 0
-    assert capsys.readouterr().out == said, "the folders of its shards are the one that holds them"
+    assert capsys.readouterr().out == output, (
+        "the folders of its shards are the one that holds them"
+    )
     assert compare([str(parts), str(whole)]) in (0, 1)
     assert "9 cases in both" in capsys.readouterr().out
     assert validate([str(parts)]) in (0, 1)

@@ -124,8 +124,8 @@ def test_overflow_in_one_micro_batch_is_that_of_the_step(
     assert float(ours.current_scale()) == (used / 2 if skips else used)
     if skips:
         assert all(map(torch.equal, before, ours.masters))
-        held = [s["momentum_buffer"] for s in ours.optimizer.state.values()]
-        assert all(map(torch.equal, momentum, held))
+        buffers = [s["momentum_buffer"] for s in ours.optimizer.state.values()]
+        assert all(map(torch.equal, momentum, buffers))
         assert not ours.step(in_parts(x, y, 7, 7, 2))[2], "nothing of it is left in the gradients"
         assert not all(map(torch.equal, before, ours.masters))
     else:

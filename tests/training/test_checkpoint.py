@@ -343,8 +343,8 @@ def test_a_damaged_checkpoint_or_one_of_another_run_is_not_resumed(
     found = run(WHOLE, tmp_path / "run", code="1", torch="2.13")
     assert learnt(found) == learnt(whole)
     assert found.measurement.resumed_epochs == 0
-    said = "an earlier checkpoint was not resumed: it is of another run, or of other code, data"
-    assert (found.measurement.notes or "").startswith(said)
+    note = "an earlier checkpoint was not resumed: it is of another run, or of other code, data"
+    assert (found.measurement.notes or "").startswith(note)
     last = tmp_path / "run" / LAST
     last.write_bytes(last.read_bytes()[: last.stat().st_size // 2])
     m = run(WHOLE, tmp_path / "run", code="1", torch="2.13").measurement
@@ -357,9 +357,9 @@ def test_where_nothing_can_be_saved_the_row_is_not_lost(whole: Outcome, tmp_path
     (tmp_path / "file").write_text("")
     found = run(WHOLE, tmp_path / "file")
     assert learnt(found) == learnt(whole)
-    said = "no checkpoint was saved after an epoch: File exists"
-    assert (found.measurement.notes or "").split("; ").count(said) == 1, "not after each epoch"
-    assert found.missing["checkpoint"] == said
+    note = "no checkpoint was saved after an epoch: File exists"
+    assert (found.measurement.notes or "").split("; ").count(note) == 1, "not after each epoch"
+    assert found.missing["checkpoint"] == note
 
 
 # ------------------------------------------------------------------------------ through processes

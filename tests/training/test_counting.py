@@ -173,13 +173,13 @@ def test_what_a_step_moves_is_a_line_to_the_byte(settings: dict[str, Any]) -> No
     """A step of twenty items, counted itself, is what steps of two, four and eight had told."""
     case = replace(case_of(), batch_size=20 * settings.get("accumulate", 1), **settings)
     training, batches = train(case, few_pixels())
-    told = count_step(training, batches)
+    works = count_step(training, batches)
     counted, _ = _count_items(training, batches, 20)
-    assert {label: (w.calls, w.flop, w.bytes) for label, w in told.items()} == {
+    assert {label: (w.calls, w.flop, w.bytes) for label, w in works.items()} == {
         label: (w.calls, w.flop, w.bytes) for label, w in counted.items()
     }
-    assert all(work.bytes_per_item is not None for work in told.values())
-    assert read_work(join_work(told, {})) == told, "rows tell what was counted"
+    assert all(work.bytes_per_item is not None for work in works.values())
+    assert read_work(join_work(works, {})) == works, "rows tell what was counted"
 
 
 class Tuning(Flat):
@@ -217,9 +217,9 @@ class Squares(Flat):
 def test_what_is_no_line_is_counted_whole() -> None:
     case = case_of(batch_size=20)
     training, batches = train(case, Squares())
-    told = count_step(training, batches)
-    assert told == _count_items(training, batches, 20)[0]
-    assert all(work.bytes_per_item is None for work in told.values())
+    works = count_step(training, batches)
+    assert works == _count_items(training, batches, 20)[0]
+    assert all(work.bytes_per_item is None for work in works.values())
 
 
 def test_a_step_that_overflowed_tells_nothing_of_other_batch_sizes() -> None:
@@ -245,7 +245,7 @@ def test_a_row_has_the_traffic_of_its_step() -> None:
     (case,) = grid({**asked, "precision": ["fp32"], "batch_size": [20]})
     case = replace(case, steps=2)
     found = run_case(case)
-    told = count_step(*train(case, Flat()))
-    assert found.measurement.step_bytes == round(sum(work.bytes for work in told.values()))
+    works = count_step(*train(case, Flat()))
+    assert found.measurement.step_bytes == round(sum(work.bytes for work in works.values()))
     assert found.measurement.step_bytes == round(sum(row.bytes or 0 for row in found.work))
     assert {row.kind for row in found.work} >= {WorkKind.MATMUL, WorkKind.OPTIMIZER, WorkKind.LOSS}

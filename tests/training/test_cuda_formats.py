@@ -48,9 +48,9 @@ def count_forward(precision: str) -> WorkCounter:
     known = PRECISIONS[precision]
     layers = (nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten())
     network = cast(nn.Sequential(*layers, nn.Linear(16 * 36, 10)), known)
-    held = network.state_dict()  # a fake weight cannot be cast in place
+    weights = network.state_dict()  # a fake weight cannot be cast in place
     with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
-        state = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in held.items()}
+        state = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in weights.items()}
         images = torch.randn(4, 3, 8, 8, dtype=getattr(torch, known.weights))
         labels = torch.zeros(4, dtype=torch.long)
         with WorkCounter() as counter, cast_by_itself(known.autocast):
@@ -59,7 +59,7 @@ def count_forward(precision: str) -> WorkCounter:
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, Any]:
+def found_on_cuda() -> dict[str, Any]:
     """What a process of its own found: one that had fake tensors on CUDA cannot be forked from,
     its loader workers end by a segmentation fault."""
     done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=False)
@@ -70,17 +70,17 @@ def told() -> dict[str, Any]:
 
 @pytest.mark.parametrize("precision", TRIED)
 def test_all_products_of_a_forward_pass_are_in_the_format_of_its_label(
-    told: dict[str, Any], precision: str
+    found_on_cuda: dict[str, Any], precision: str
 ) -> None:
-    shares = dict(told[precision]["shares"])
+    shares = dict(found_on_cuda[precision]["shares"])
     assert shares.pop(precision) == 1.0
     others = {"fp32", "fp16", "bf16"} - {precision.removesuffix("-amp")}
     assert {shares[other] for other in others} == {0.0}
 
 
-def test_cudnn_normalises_in_the_format_of_the_activations(told: dict[str, Any]) -> None:
+def test_cudnn_normalises_in_the_format_of_the_activations(found_on_cuda: dict[str, Any]) -> None:
     """bf16's runs torch's own kernel on older ones: see docs/why.md."""
-    assert told["fp16-amp"]["norms"] == [["cudnn_batch_norm", "float16"]]
+    assert found_on_cuda["fp16-amp"]["norms"] == [["cudnn_batch_norm", "float16"]]
 
 
 if __name__ == "__main__":

@@ -203,8 +203,8 @@ def test_a_sweep_measures_once_and_only_where_it_runs_something(
 ) -> None:
     monkeypatch.setenv(RATES_VARIABLE, "0.01")
     run_sweep(tmp_path / "a", "--precision", "fp32", "bf16-amp")
-    said = capsys.readouterr().err
-    assert said.count("the CPU: float32 products ") == 1
+    errors = capsys.readouterr().err
+    assert errors.count("the CPU: float32 products ") == 1
     first, second = read_rows(tmp_path / "a")
     names = ("rate_float32", "rate_bfloat16", "rate_copy", "call_time_s")
     assert all(0 < float(first[name]) == float(second[name]) for name in names)
@@ -243,14 +243,14 @@ def test_a_sweep_says_what_its_device_emulates(
     tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """Before its first case, unless its rates say otherwise."""
-    for float16, told in ((1e9, True), (2e11, False)):
+    for float16, warned in ((1e9, True), (2e11, False)):
         answer_rates(monkeypatch, DeviceRates({"rate_float32": 1e11, "rate_float16": float16}))
-        run_sweep(tmp_path / str(told), "--precision", "fp32", "fp16", "fp16-amp")
-        said = capsys.readouterr().err
+        run_sweep(tmp_path / str(warned), "--precision", "fp32", "fp16", "fp16-amp")
+        errors = capsys.readouterr().err
         warning = "warning: fp16, fp16-amp may be slow: a CPU has no float16 arithmetic; leave out"
-        assert said.count(warning) == told
-        assert said.count("may be slow") == told
-        assert not told or said.index(warning) < said.index("[1/3]")
+        assert errors.count(warning) == warned
+        assert errors.count("may be slow") == warned
+        assert not warned or errors.index(warning) < errors.index("[1/3]")
 
 
 DEVICE: dict[str, Any] = {"gpu": None, "driver": None, "cpu": "C", "torch_threads": 2}
@@ -270,7 +270,7 @@ def test_the_doctor_measures_anew(tmp_path: Path, monkeypatch: Patch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("others", "variables", "threads", "said"),
+    ("others", "variables", "threads", "expected"),
     [
         (1.9, {}, "1", "measured now with 1 thread: float32 products 2 TFLOP/s; other work"),
         (1.9, {"OMP_NUM_THREADS": "2"}, None, "measured now: float32 products 2 TFLOP/s; other"),
@@ -278,7 +278,7 @@ def test_the_doctor_measures_anew(tmp_path: Path, monkeypatch: Patch) -> None:
     ],
 )
 def test_the_doctor_measures_with_the_threads_of_free_cores(
-    monkeypatch: Patch, others: float, variables: dict[str, str], threads: str | None, said: str
+    monkeypatch: Patch, others: float, variables: dict[str, str], threads: str | None, expected: str
 ) -> None:
     """As a sweep does: two threads on two busy cores wait for each other. And it says so."""
     asked: list[Any] = []
@@ -293,7 +293,7 @@ def test_the_doctor_measures_with_the_threads_of_free_cores(
     monkeypatch.setattr("bench.workers.rates.measure_rates", measure)
     (rates,) = (f for f in judge(measure_machine(busy)) if f.topic == "rates")
     assert asked == [threads and {"OMP_NUM_THREADS": threads}]
-    assert rates.what.startswith(said)
+    assert rates.what.startswith(expected)
     assert (rates.level > 0) == ("other work" in rates.what) == (others > 1)
     # a little, such as 1 % that the hypervisor takes of an idle machine, is no reason to wait
     little = replace(machine, cpu=replace(machine.cpu, steal=0.01 + 1e-3))

@@ -157,14 +157,14 @@ def rounded(x: Tensor, bits: int) -> Tensor:
     return torch.ldexp(torch.round(mantissa * 2**bits) / 2**bits, exponent)
 
 
-@pytest.mark.parametrize(("bits", "said"), [(4, "float8"), (3, "float8"), (2, "unclear")])
-def test_rounding_is_named(bits: int, said: str) -> None:
+@pytest.mark.parametrize(("bits", "expected"), [(4, "float8"), (3, "float8"), (2, "unclear")])
+def test_rounding_is_named(bits: int, expected: str) -> None:
     """Simulated in float64, without torchao; of two formats it is the expected one."""
     rng = torch.Generator().manual_seed(0)
     a, b = (torch.randn(n, generator=rng, dtype=torch.float64) for n in ((64, 256), (256, 64)))
     error = float((rounded(a, 4) @ rounded(b, bits) - a @ b).norm() / (a @ b).norm())
     found = name_arithmetic("it", error, torch.bfloat16, 256, fp8_bits=(4, max(bits, 3)))
-    assert found.arithmetic == said
+    assert found.arithmetic == expected
     plain = name_arithmetic("it", error, torch.bfloat16, 256)
     assert plain.arithmetic is not Arithmetic.FLOAT8, "only of a layer that was converted"
 
@@ -192,8 +192,8 @@ def test_a_layer_that_was_not_converted_or_not_scaled_belies_the_label() -> None
     assert honest.contradicts(FP8) == ""
     assert honest.remarks(FP8) == [], "that the rest runs in bf16 is as it should be"
     for layer, ran in ((nn.Linear, "bfloat16"), (Unscaled, "wrong")):
-        said = str(prove_conversion(training, layer(32, 128)).contradicts(FP8))
-        assert said.startswith(f"labelled fp8, but fp8 linear layer, 32 to 128 features: {ran}")
+        sentence = str(prove_conversion(training, layer(32, 128)).contradicts(FP8))
+        assert sentence.startswith(f"labelled fp8, but fp8 linear layer, 32 to 128 features: {ran}")
 
 
 @pytest.mark.parametrize("recipe", FP8_RECIPES)
@@ -231,8 +231,8 @@ def test_a_network_without_products_is_unsupported(monkeypatch: pytest.MonkeyPat
     }
     assert [model.products for model in models.values()] == [0, 8]
     inputs = Inputs({"cuda": gpu("9.0")}, models, {"cifar10": DatasetInfo(*"abcdefg")})  # type: ignore[arg-type]
-    said = "no layer of dpn92 is a matrix product whose dimensions are both multiples of 16 "
-    assert inputs.refuse(Case(precision="fp8")).startswith(said)
+    expected = "no layer of dpn92 is a matrix product whose dimensions are both multiples of 16 "
+    assert inputs.refuse(Case(precision="fp8")).startswith(expected)
     ours = Case(model=TINY, workload=TINY, precision="fp8")
     assert inputs.refuse(ours) == inputs.refuse(Case()) == ""
     monkeypatch.setattr("bench.sweep.inputs.find_version", lambda package: None)

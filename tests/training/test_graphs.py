@@ -181,7 +181,7 @@ def test_what_breaks_a_capture_is_what_is_raised(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "expected"),
     [
         ({"device": "cpu"}, "--device cpu"),
         ({"precision": "fp16", "loss_scale": "dynamic"}, "--loss-scale dynamic"),
@@ -190,13 +190,13 @@ def test_what_breaks_a_capture_is_what_is_raised(monkeypatch: pytest.MonkeyPatch
         ({"precision": "fp16", "loss_scale": 128.0, "compile": "default"}, ""),
     ],
 )
-def test_what_cannot_be_captured_is_refused(settings: dict[str, Value], said: str) -> None:
+def test_what_cannot_be_captured_is_refused(settings: dict[str, Value], expected: str) -> None:
     asked = {name: [value] for name, value in {"device": "cuda", **settings}.items()}
     grid({**asked, "cuda_graphs": [False]})
-    if not said:
+    if not expected:
         assert [case.cuda_graphs for case in grid({**asked, "cuda_graphs": [True]})] == [True]
         return
     with pytest.raises(UsageError) as refused:
         grid({**asked, "cuda_graphs": [True]})
     assert "--cuda-graphs" in str(refused.value)
-    assert said in str(refused.value)
+    assert expected in str(refused.value)

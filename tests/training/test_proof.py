@@ -72,8 +72,8 @@ def test_an_error_of_two_arithmetics_contradicts_what_neither_obeys() -> None:
     found = name_arithmetic("it", 3.2e-3, FULL, K, winograd=True)
     whole = Proof((LayerProof(DENSE, *[found] * 3),), finding("float32"))
     assert whole.contradicts(PRECISIONS["tf32"]) == ""
-    said = whole.contradicts(PRECISIONS["fp32"])
-    assert said.count("unclear, bfloat16 or tfloat32 (error ") == 3
+    sentence = whole.contradicts(PRECISIONS["fp32"])
+    assert sentence.count("unclear, bfloat16 or tfloat32 (error ") == 3
 
 
 def test_winograd_is_named_only_where_it_can_be() -> None:

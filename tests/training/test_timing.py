@@ -331,8 +331,8 @@ def test_a_shift_after_the_part_is_not_covered_and_the_pages_say_so() -> None:
         times = shift(rng, 0.2, 0.9, 0.03).tolist()
         hits += holds(extrapolate(sum(times[:79]), times[:79], 391), sum(times))
     assert hits < 10
-    said = " ".join((Path(__file__).parents[2] / "docs" / "numbers.md").read_text().split())
-    assert "What comes after the measured steps is not in it" in said
+    page = " ".join((Path(__file__).parents[2] / "docs" / "numbers.md").read_text().split())
+    assert "What comes after the measured steps is not in it" in page
 
 
 def test_a_few_dozen_steps_that_wander_do_not_give_an_absurd_interval() -> None:
@@ -549,7 +549,7 @@ KINDS: dict[str, Callable[[np.random.Generator, int], Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_case_that_ends_early_is_as_certain_as_it_says(kind: str) -> None:
     """Of 100 epochs of each kind; 300 of each held in 95 to 100 %, at 98 and at 391 steps."""
-    rng, held, own, close = np.random.default_rng(1), 0, 0, 0
+    rng, within, own, close = np.random.default_rng(1), 0, 0, 0
 
     def covers(whole: Extrapolation) -> bool:
         if whole.low_s is None or whole.high_s is None:
@@ -560,8 +560,8 @@ def test_a_case_that_ends_early_is_as_certain_as_it_says(kind: str) -> None:
         times = (1 + KINDS[kind](rng, 98)).tolist()
         n = end_early(times, 0.01, 98)
         whole = extrapolate(sum(times[:n]), times[:n], 98, drift=True)
-        own, held = own + covers(whole), held + covers(whole.widen(0.01))
+        own, within = own + covers(whole), within + covers(whole.widen(0.01))
         close += abs(whole.epoch_s / sum(times) - 1) <= 0.01
-    assert held >= 93
+    assert within >= 93
     assert own >= (70 if "spike" in kind else 93)
     assert close >= 95

@@ -112,9 +112,9 @@ def test_the_smaller_batch_that_ends_an_epoch_is_no_other_batch_size(
     assert read_records(Path("out"))["step_items"].tolist() == [64, 96]
     capsys.readouterr()
     assert cards(["out"]) == 0
-    assert " in own" not in (said := capsys.readouterr().out)
-    assert " on own" not in said
-    assert "s an epoch, at batch size " in said
+    assert " in own" not in (output := capsys.readouterr().out)
+    assert " on own" not in output
+    assert "s an epoch, at batch size " in output
 
 
 def test_what_a_command_alone_tells_is_its_wall_time_and_memory(mistakes: Path) -> None:
@@ -176,10 +176,10 @@ def test_the_report_says_of_what_its_times_are(
     mistakes: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert report([str(mistakes), "--where", "mistake=silent"]) == 0
-    said = capsys.readouterr().out
-    told = [line for line in said.splitlines() if "--vary" not in line]  # the command to go on
-    assert not [line for line in told if "epoch" in line]
-    assert "scripts_for_tests.py" in said
+    output = capsys.readouterr().out
+    lines = [line for line in output.splitlines() if "--vary" not in line]  # the command to go on
+    assert not [line for line in lines if "epoch" in line]
+    assert "scripts_for_tests.py" in output
     assert report([str(mistakes), "--where", "mistake=none"]) == 0
     assert "10,000 items" in capsys.readouterr().out
 
@@ -251,8 +251,8 @@ def test_steps_are_seen_in_a_script_that_tells_of_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = run_unedited(tmp_path, "trains accumulates named")
-    said = capsys.readouterr().err
-    assert said.count("is taken to be of its {batch_size} items") == 1
+    errors = capsys.readouterr().err
+    assert errors.count("is taken to be of its {batch_size} items") == 1
     row = rows["trains"]
     assert (row["status"], row["unit"], row["step_items"]) == ("ok", "items", 16)
     assert row["warmup_steps"] + row["measured_steps"] == 60
@@ -327,9 +327,9 @@ def test_steps_after_the_measured_ones_are_profiled(
     assert len([*(tmp_path / "out" / "traces").iterdir()]) == 3
     capsys.readouterr()
     assert explain([str(tmp_path / "out"), "--axis", "how", "trains", "forks"]) == 0
-    said = capsys.readouterr().out
-    assert "Why: how trains → how forks" in said
-    assert "waiting for a batch" in said
+    output = capsys.readouterr().out
+    assert "Why: how trains → how forks" in output
+    assert "waiting for a batch" in output
 
 
 def test_steps_that_are_too_long_to_profile_are_left_out() -> None:
@@ -337,8 +337,8 @@ def test_steps_that_are_too_long_to_profile_are_left_out() -> None:
     found, run = Outcome(), SimpleNamespace(case=case)
     step = _Taken(0, 0.0, 300.0, 1, None)
     assert _profile(found, run, [step], Channel(None)) is None  # type: ignore[arg-type]
-    told = "to profile 2 steps takes 900 s or more, and 600 s at most are given to it"
-    assert found.missing["profiled_steps"] == told
+    reason = "to profile 2 steps takes 900 s or more, and 600 s at most are given to it"
+    assert found.missing["profiled_steps"] == reason
 
 
 @pytest.mark.slow
@@ -430,16 +430,16 @@ def test_a_label_that_changed_nothing_is_invalid(
     rows = read(tmp_path / "o", "precision")
     assert (rows["bf16-amp"]["status"], rows["bf16-amp"]["labelled_flop_share"]) == ("ok", 1)
     assert rows["bf16"]["status"] == "invalid"
-    said = "labelled bf16, but 100 % of the FLOP of a step ran in float32 (most of it in matrix"
-    assert said in rows["bf16"]["reason"]
+    reason = "labelled bf16, but 100 % of the FLOP of a step ran in float32 (most of it in matrix"
+    assert reason in rows["bf16"]["reason"]
     # forward, and the gradient of the weights: 2 x 64 x 64 an item each
     assert rows["bf16-amp"]["flop_per_image"] == 2 * 2 * 64 * 64
     assert set(read_work(tmp_path / "o")["record_id"]) == {r["record_id"] for r in rows.values()}
     capsys.readouterr()
     assert report([str(tmp_path / "o")]) == 0
-    told = capsys.readouterr().out
-    assert "bf16-amp" in told
-    assert "autocast" not in told, "what the harness does by that name, and not the command"
+    output = capsys.readouterr().out
+    assert "bf16-amp" in output
+    assert "autocast" not in output, "what the harness does by that name, and not the command"
 
 
 _CONV, _PRODUCT, _BF16 = (
@@ -503,8 +503,8 @@ def test_progress_counts_the_steps_that_are_asked_for() -> None:
     events: list[CaseEvent] = []
     case = Case(command=f"{RUN} none", device="cpu", steps=9)
     SubprocessExecutor(Settings()).run(Job(case), events.append, lambda: False)
-    told = [event for event in events if isinstance(event, StepTaken)]
-    measured = next(step for step in told if step.phase == "epoch")
+    taken = [event for event in events if isinstance(event, StepTaken)]
+    measured = next(step for step in taken if step.phase == "epoch")
     assert (measured.step, measured.total) == (0, 9), "after those of the warm-up"
 
 
@@ -513,13 +513,13 @@ def test_it_is_validated_and_compared(mistakes: Path, capsys: pytest.CaptureFixt
     faults = [line for line in capsys.readouterr().out.splitlines() if "  FAULT" in line]
     assert all("the code is a commit's" in line for line in faults), faults  # edited, here
     assert compare([str(mistakes), str(mistakes)]) == 0
-    said = capsys.readouterr().out
-    assert "\nTime in s: " in said  # its scripts tell of items, of an epoch, or of nothing
-    assert ("10,000 items" in said, "a run" in said) == (True, True)
+    output = capsys.readouterr().out
+    assert "\nTime in s: " in output  # its scripts tell of items, of an epoch, or of nothing
+    assert ("10,000 items" in output, "a run" in output) == (True, True)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [
         ("--command ''", "give what starts your training"),
         ("--command 'python t.py | tee log'", "no shell runs the command; give sh -c '…'"),
@@ -574,7 +574,7 @@ def test_it_is_validated_and_compared(mistakes: Path, capsys: pytest.CaptureFixt
     ],
 )
 def test_mistakes_are_one_line_before_anything_runs(
-    given: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    given: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
@@ -587,7 +587,7 @@ def test_mistakes_are_one_line_before_anything_runs(
         error = capsys.readouterr().err
         assert error.startswith("error: ")
         assert error.count("\n") == 1
-        assert said in error
+        assert expected in error
 
 
 def test_an_axis_of_the_harness_may_be_given_among_ones_own() -> None:

@@ -186,8 +186,8 @@ def write(file: str, old: str, new: str) -> None:
 
 def test_a_model_that_hangs_is_ended_with_all_it_started() -> None:
     answer = ask("mynet:sleeps", timeout_s=4)
-    said = "model 'mynet:sleeps': not built and run within 4 s; raise --timeout"
-    assert answer.models == {"mynet:sleeps": said}
+    reason = "model 'mynet:sleeps': not built and run within 4 s; raise --timeout"
+    assert answer.models == {"mynet:sleeps": reason}
 
 
 # ------------------------------------------------------------------------------------- a sweep
@@ -199,12 +199,12 @@ def refused(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str
     before = set(Path().rglob("*"))
     capsys.readouterr()
     assert sweep.main(join_flags(CPU, arguments)) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
+    captured = capsys.readouterr()
+    assert captured.out == ""
     assert set(Path().rglob("*")) - before <= set(Path().rglob("__pycache__/*")) | set(
         Path().rglob("__pycache__")
     )
-    (line,) = said.err.splitlines()
+    (line,) = captured.err.splitlines()
     return line
 
 
@@ -212,9 +212,9 @@ def test_a_model_of_other_classes_is_refused_before_any_case(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for flags in ([], ["--dry-run"]):
-        said = refused(["--out", "out", "--model", "dpn-small", "mynet:wide", *flags], capsys)
-        assert "gives (2, 100) for 2 images; it must give (2, 10), " in said
-        assert "one logit for each class; bench.sweep --classes 100 has" in said
+        error = refused(["--out", "out", "--model", "dpn-small", "mynet:wide", *flags], capsys)
+        assert "gives (2, 100) for 2 images; it must give (2, 10), " in error
+        assert "one logit for each class; bench.sweep --classes 100 has" in error
 
 
 @pytest.mark.slow
@@ -229,14 +229,14 @@ def test_an_edited_model_is_not_mixed_with_what_it_was(capsys: pytest.CaptureFix
     assert "0 to run, 1 already there" in capsys.readouterr().err
 
     write("blocks.py", "3072, 10)", "3072, 10)  # a remark")
-    said = refused([*short[len(CPU) :], "--model", "mynet:build"], capsys)
-    assert said.startswith("error: --out out: has rows that would not be comparable: ")
-    assert "model_source was " in said
-    assert said.endswith("choose another --out, or add to them with --mix")
+    error = refused([*short[len(CPU) :], "--model", "mynet:build"], capsys)
+    assert error.startswith("error: --out out: has rows that would not be comparable: ")
+    assert "model_source was " in error
+    assert error.endswith("choose another --out, or add to them with --mix")
 
     write("blocks.py", "3072, 10)", "3072, 10, bias=False)")
-    said = refused([*short[len(CPU) :], "--model", "mynet:build"], capsys)
-    assert "model_parameters was " in said
+    error = refused([*short[len(CPU) :], "--model", "mynet:build"], capsys)
+    assert "model_parameters was " in error
 
     assert sweep.main([*short, "--model", "dpn-small"]) == 0, "rows of another model do not matter"
     assert sweep.main([*mine, "--mix"]) == 0
@@ -271,8 +271,8 @@ def test_all_broken_networks_are_told_at_once(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert sweep.main([*CPU, "--out", "out", "--model", *SOME, "--dry-run"]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert [line.startswith("error: ") for line in told] == [True] * 3
-    assert "'mynet:raises' cannot be built: ValueError: no luck (mynet.py, line 14)" in told[0]
-    assert "'mynet:build(x=1)' cannot be built: TypeError: build() got an unexpected" in told[1]
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.startswith("error: ") for line in lines] == [True] * 3
+    assert "'mynet:raises' cannot be built: ValueError: no luck (mynet.py, line 14)" in lines[0]
+    assert "'mynet:build(x=1)' cannot be built: TypeError: build() got an unexpected" in lines[1]
     assert not Path("out").exists()

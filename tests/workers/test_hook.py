@@ -178,7 +178,7 @@ def who(lines: list[list[Any]]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("train", "untimed", "losses", "told"),
+    ("train", "untimed", "losses", "expected"),
     [
         (plain, 1, N, {}),
         (accumulate, 1, 0, {"passes": 3}),
@@ -193,7 +193,11 @@ def who(lines: list[list[Any]]) -> dict[str, Any]:
     ],
 )
 def test_a_step_is_what_ends_a_backward_pass(
-    train: Callable[[Task], None], untimed: int, losses: int, told: dict[str, Any], tmp_path: Path
+    train: Callable[[Task], None],
+    untimed: int,
+    losses: int,
+    expected: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     lines, _ = see(train, tmp_path)
     steps = [line for line in lines if line[0] == "step"]
@@ -201,7 +205,7 @@ def test_a_step_is_what_ends_a_backward_pass(
     assert sum(time_s is None for _, _, time_s, _, _ in steps) == untimed
     assert sum(loss is not None for *_, loss in steps) == losses
     found = who(lines)
-    assert {name: found[name] for name in ("passes", "in_turn") if name in found} == told
+    assert {name: found[name] for name in ("passes", "in_turn") if name in found} == expected
 
 
 def test_closures_take_one_step(tmp_path: Path) -> None:

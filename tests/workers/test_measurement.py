@@ -135,8 +135,8 @@ def test_a_whole_epoch(data: DatasetInfo, monkeypatch: Patch) -> None:
     assert m.train_loss == pytest.approx(total / IMAGES)
     assert m.train_accuracy == sum(step.correct for step in steps) / IMAGES
     assert m.train_accuracy > 0.15
-    told = (m.test_loss, m.test_accuracy, m.eval_time_s, m.setup_time_s, m.warmup_time_s)
-    assert None not in told
+    values = (m.test_loss, m.test_accuracy, m.eval_time_s, m.setup_time_s, m.warmup_time_s)
+    assert None not in values
     assert m.flop_per_image
     assert m.arithmetic == "float32"
     assert m.proof_layer == "3×3 convolution, 3 to 8 channels, on 32×32"
@@ -461,5 +461,5 @@ def test_a_failing_proof_or_evaluation_keeps_the_epoch(
         assert getattr(found.measurement, column) is None
         assert found.missing[column] == "RuntimeError: no such kernel"
     assert found.measurement.test_loss is None
-    told = "--evaluate failed: OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
-    assert describe_unmet(write_missing(found.missing)) == told
+    reason = "--evaluate failed: OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+    assert describe_unmet(write_missing(found.missing)) == reason

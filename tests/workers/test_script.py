@@ -24,8 +24,8 @@ def no_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(path: Path, kind: str) -> list[Any]:
-    told = map(json.loads, path.read_text().splitlines())
-    return [line[1:] for line in told if line[0] == kind]
+    lines = map(json.loads, path.read_text().splitlines())
+    return [line[1:] for line in lines if line[0] == kind]
 
 
 class _Event:
@@ -43,12 +43,12 @@ class _Event:
         return 1e3 * self.device
 
 
-def fake_torch(held: list[int]) -> Any:
+def fake_torch(allocated: list[int]) -> Any:
     """A torch with a GPU for each of these bytes held; the first is the current one."""
     cuda = SimpleNamespace(
         is_initialized=lambda: True,
-        device_count=lambda: len(held),
-        memory_allocated=lambda index: held[index],
+        device_count=lambda: len(allocated),
+        memory_allocated=lambda index: allocated[index],
         max_memory_allocated=lambda index: 7,
         max_memory_reserved=lambda index: 8,
         current_device=lambda: 0,
@@ -71,7 +71,7 @@ class _Loss:
 
 
 @pytest.mark.parametrize(
-    ("held", "losses", "cards", "times"),
+    ("allocated", "losses", "cards", "times"),
     [
         ([0, 9, 0], [None] * 3, ["GPU-card-1"], [None, 1.0, 1.0]),  # not the idle first
         ([9, 9, 0], [_Loss(2)] * 3, ["GPU-card-2"], [None, 2.0, 2.0]),
@@ -80,21 +80,21 @@ class _Loss:
     ],
 )  # fmt: skip
 def test_a_step_is_timed_on_the_gpu_that_trains(
-    held: list[int], losses: list[Any], cards: list[str], times: list[float | None],
+    allocated: list[int], losses: list[Any], cards: list[str], times: list[float | None],
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setitem(sys.modules, "torch", fake_torch(held))
+    monkeypatch.setitem(sys.modules, "torch", fake_torch(allocated))
     monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
     monkeypatch.setattr("bench.workers.script.SAMPLED", -1)
     teller = Teller(str(tmp_path / "steps"))
     for loss in losses:
         teller.step(4, loss)
     who = [one["card"] for (one,) in read(tmp_path / "steps", "who") if one["card"]]
-    told = read(tmp_path / "steps", "step")
+    steps = read(tmp_path / "steps", "step")
     assert who == cards
     Teller(str(tmp_path / "steps")).step(4, losses[0])  # one that is not the first to tell
     assert (tmp_path / f"steps.{os.getpid()}").read_text() == cards[0]
-    assert [time_s and int(time_s) for _, time_s, _, _ in told] == times
+    assert [time_s and int(time_s) for _, time_s, _, _ in steps] == times
 
 
 @pytest.mark.parametrize("rank", ["", "1", "x"])

@@ -72,7 +72,7 @@ class Run(Row):
         memory_varies: whether the memory of its case's repeats differs by more than `VARIES`.
         period: what its time is of, see `bench.results.study.comparable`.
         steps_apart, items_apart: why it is not compared, see `find_unfit`; empty if it can be.
-        told_images: what its script told of as an epoch, or the images of the data.
+        epoch_images: what its script told of as an epoch, or the images of the data.
     """
 
     steps_apart: str = ""
@@ -88,7 +88,7 @@ class Run(Row):
     cell: int
     part: float
     part_known: bool
-    told_images: float
+    epoch_images: float
     busy_step_s: float
     memory_measure: str
     images_per_s: float
@@ -99,7 +99,7 @@ class Run(Row):
         known = "measured" if self.executor in EXECUTORS else "unknown"
         self.kind = OF_OTHERS.get(self.executor, known)
         self.machine = self.cpu or "CPU" if self.device == "cpu" else self.gpu or "unknown GPU"
-        self.told_images = self.train_images
+        self.epoch_images = self.train_images
         if math.isnan(self.images_per_s):
             self.images_per_s = over(self.train_images, self.epoch_time_s)
 
@@ -127,7 +127,7 @@ class Run(Row):
         if self.command is None:
             return self.part >= 1
         known = self.steps_per_epoch == self.steps_per_epoch
-        return bool(known and self.measured_images >= self.told_images)
+        return bool(known and self.measured_images >= self.epoch_images)
 
 
 _REACHED = ("flops", "moved", "of_peaks", "of_bandwidth", "of_measured", "of_copy")

@@ -147,7 +147,7 @@ class Doubles(Rows):
 
 
 @pytest.mark.parametrize(
-    ("dataset", "said"),
+    ("dataset", "expected"),
     [
         (Doubles(4000), "gives float64 (2, 5), int64 (2,); make_batch gives float32 (2, 4), int64"),
         (Rows(7), "build_dataset returned a Rows of 7 items; it returns a map-style dataset of"),
@@ -155,10 +155,10 @@ class Doubles(Rows):
         (7, "build_dataset: len() fails: TypeError: object of type 'int' has no len()"),
     ],
 )
-def test_a_dataset_that_is_unlike_make_batch_is_refused(dataset: Any, said: str) -> None:
+def test_a_dataset_that_is_unlike_make_batch_is_refused(dataset: Any, expected: str) -> None:
     with pytest.raises(UsageError) as refused:
         look(Loads(lambda samples: dataset))
-    assert said in str(refused.value)
+    assert expected in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -185,7 +185,7 @@ def test_what_a_dataset_draws_in_a_worker_is_its_epochs_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "status", "said"),
+    ("name", "status", "expected"),
     [
         ("raising", Status.ERROR, r"ValueError: item \d+ is$"),
         ("full", Status.OOM, r"^/dev/shm is full; enlarge .* fewer loader workers: Runt"),
@@ -193,7 +193,7 @@ def test_what_a_dataset_draws_in_a_worker_is_its_epochs_own() -> None:
         ("dying", Status.KILLED, r"DataLoader worker \(pid.*is killed by signal: Killed"),
     ],
 )
-def test_workers_that_fail_are_outcomes(name: str, status: Status, said: str) -> None:
+def test_workers_that_fail_are_outcomes(name: str, status: Status, expected: str) -> None:
     batches = getattr(loads_for_tests, name)().open_loader(
         batch_size=20, micro_batch=20, device=CPU, seed=0, workers=2
     )
@@ -202,7 +202,7 @@ def test_workers_that_fail_are_outcomes(name: str, status: Status, said: str) ->
     batches.close()
     fault = classify(list_kinds(ended.value), str(ended.value), None, Case(memory_limit="21GiB"))
     assert fault.status is status
-    assert re.search(said, fault.reason), fault.reason
+    assert re.search(expected, fault.reason), fault.reason
     assert fault.reason.isprintable()
 
 

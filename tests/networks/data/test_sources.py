@@ -97,7 +97,7 @@ IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "expected"),
     [
         ({"text": ["a"], "label": [1]}, "'image'"),
         ({"img": [1.5], "label": [1]}, "subscriptable"),
@@ -106,11 +106,11 @@ IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
          "64×32 RGB, not 32×32 RGB"),
     ],
 )  # fmt: skip
-def test_parquet_of_something_else_is_named(tmp_path, columns, said):
+def test_parquet_of_something_else_is_named(tmp_path, columns, expected):
     (tmp_path / "data").mkdir()
     path = tmp_path / "data/train.parquet"
     pq.write_table(pa.table(columns), path)
-    refused(tmp_path, f"{path} is not CIFAR-10", said)
+    refused(tmp_path, f"{path} is not CIFAR-10", expected)
 
 
 def test_truncated_parquet_is_named(tmp_path):
@@ -126,7 +126,7 @@ SECOND = "train-00001-of-00002.parquet"
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "expected"),
     [
         ({TRAIN: b""}, f"lacks {SECOND}; download all 2 shards"),
         ({"cifar10-" + TRAIN: b""}, f"lacks cifar10-{SECOND}"),
@@ -142,7 +142,7 @@ SECOND = "train-00001-of-00002.parquet"
         ({"train.parquet": b"", TEST: b"PAR1 and no end"}, f"{TEST} is not whole"),
     ],
 )
-def test_what_is_not_whole_is_refused_by_the_sweep_and_the_doctor(tmp_path, files, said):
+def test_what_is_not_whole_is_refused_by_the_sweep_and_the_doctor(tmp_path, files, expected):
     """In one line with the fix, and before anything is decoded; b"" stands for whole files."""
     (tmp_path / "data").mkdir()
     for name, content in files.items():
@@ -151,10 +151,10 @@ def test_what_is_not_whole_is_refused_by_the_sweep_and_the_doctor(tmp_path, file
             write_parquet(path, draw(3))
         else:
             path.write_bytes(content or b"")
-    refused(tmp_path, said)
+    refused(tmp_path, expected)
     machine = examine([], data_dir=tmp_path / "data", ask=lambda *asked: Machine())
     (remark,) = (one for one in judge(machine) if one.topic == "images")
-    assert (remark.level, said in remark.what) == (Severity.UNBELIEVABLE, True)
+    assert (remark.level, expected in remark.what) == (Severity.UNBELIEVABLE, True)
     assert "\n" not in remark.what
 
 

@@ -60,9 +60,9 @@ def test_each_is_an_axis_of_the_report(tmp_path: Path, capsys: Capture) -> None:
 def test_two_values_of_one_are_compared(tmp_path: Path, capsys: Capture) -> None:
     folder = str(plant(tmp_path))
     assert compare([folder, "--axis", "clip", "0", "1", "--fail-on", "slower:3%"]) == 1
-    said = capsys.readouterr()
-    assert "2 cases with both values of clip" in said.out
-    assert said.err.count("slower") >= 2
+    captured = capsys.readouterr()
+    assert "2 cases with both values of clip" in captured.out
+    assert captured.err.count("slower") >= 2
     assert compare([folder, "--axis", "clip", "0", "10", "--fail-on", "slower:3%"]) == 0
 
 

@@ -184,10 +184,10 @@ SAID: dict[str, tuple[Sequence[Record], list[str], list[str]]] = {
 def test_only_times_of_the_same_are_compared(name: str, tmp_path: Path) -> None:
     rows, sentences, times = SAID[name]
     report = read_report(tmp_path, rows)
-    said = " ".join(sentence for answer in report.answers for sentence in answer.sentences)
-    assert [text for text in sentences if text not in said] == [], said
-    assert (" s " in sentences[0]) == ("Train" in said or "Only one setting" in said)
-    assert "--compile" not in said, "a command takes no such flag"
+    answered = " ".join(sentence for answer in report.answers for sentence in answer.sentences)
+    assert [text for text in sentences if text not in answered] == [], answered
+    assert (" s " in sentences[0]) == ("Train" in answered or "Only one setting" in answered)
+    assert "--compile" not in answered, "a command takes no such flag"
     assert tell(report, "overview", "epoch_time_s period remarks") == times
 
 
@@ -209,7 +209,7 @@ def test_no_effect_is_of_times_that_say_nothing_of_each_other(
 
 
 @pytest.mark.parametrize(
-    ("period", "said"),
+    ("period", "expected"),
     [
         (Period("runs", 1, whole=False), "a run"),
         (Period("items", 10_000, whole=False), "10,000 items"),
@@ -218,8 +218,8 @@ def test_no_effect_is_of_times_that_say_nothing_of_each_other(
         (Period("steps", 0, whole=False), "0 steps"),
     ],
 )
-def test_a_period_says_what_it_is_of(period: Period, said: str) -> None:
-    assert str(period) == said
+def test_a_period_says_what_it_is_of(period: Period, expected: str) -> None:
+    assert str(period) == expected
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_time_is_restated_for_the_items_of_the_other(
 
 
 @pytest.mark.parametrize(
-    ("told", "kept"),
+    ("given", "kept"),
     [
         ("runs updates steps items", "items"),
         ("runs updates steps", "steps"),
@@ -243,9 +243,9 @@ def test_a_time_is_restated_for_the_items_of_the_other(
         ("", ""),
     ],
 )
-def test_those_are_taken_that_tell_most_and_those_without_a_time(told: str, kept: str) -> None:
+def test_those_are_taken_that_tell_most_and_those_without_a_time(given: str, kept: str) -> None:
     rows: list[Any] = [
-        SimpleNamespace(timed=True, period=Period(what, 1, whole=False)) for what in told.split()
+        SimpleNamespace(timed=True, period=Period(what, 1, whole=False)) for what in given.split()
     ]
     none: Any = SimpleNamespace(timed=False, period=Period("runs", 1, whole=False))
     assert take_alike([none, *rows]) == [none, *(r for r in rows if r.period.what == kept)]
@@ -340,24 +340,24 @@ def test_rows_stand_together_by_one_rule_but_for_what_each_question_is_of(
     values = {**measured(10.0, 4 * GIB), **TOLD}
     first, second = make_record(FP32, **values), make_record(FP16, **{**values, **other})
     both = read_sweep(write_sweep(tmp_path / "both", [first, second]))
-    said = list[str]()
+    questions = list[str]()
     if not [*list_unlike(both.rows[:1], FP16, second.environment)]:
-        said.append("resume")
+        questions.append("resume")
     report = build_report([both])
     if tell(report, "effects", "change"):
-        said.append("report")
+        questions.append("report")
     assert bool("Mixed environments" in {one.label for one in report.warnings}) is (
-        "resume" not in said
+        "resume" not in questions
     )
     folders = [
         write_sweep(tmp_path / name, [make_record(FP32, **{**values, **more, "gpu_uuid": name})])
         for name, more in (("a", {}), ("b", {"cpu": "x", **other}))
     ]
     if not compare([*map(str, folders)]) and "1 case in both" in capsys.readouterr().out:
-        said.append("compare")
+        questions.append("compare")
     if len(build_cards(read_sweeps(folders), tmp_path).groups) == 1:
-        said.append("cards")
-    assert " ".join(said) == together
+        questions.append("cards")
+    assert " ".join(questions) == together
 
 
 def test_files_say_of_what_a_time_is(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_files_say_of_what_a_time_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [
         ("a batch that was halved", "steps of 64 items: its batch size is 256"),
         ("a repeat that went on from another", "other steps: repeats took 60, 0 and 0"),
@@ -375,13 +375,13 @@ def test_files_say_of_what_a_time_is(tmp_path: Path) -> None:
     ],
 )
 def test_a_folder_whose_rows_are_not_what_they_say_contradicts_itself(
-    name: str, said: str, tmp_path: Path, capsys: Capture
+    name: str, expected: str, tmp_path: Path, capsys: Capture
 ) -> None:
     folder = write_sweep(tmp_path / "sweep", SAID[name][0])
     validate([str(folder)])
-    told = capsys.readouterr().out
-    (line,) = (line for line in told.splitlines() if "the epoch agrees with its setting" in line)
-    assert ("FAULT" in line, said in told) == (bool(said), True), told
+    output = capsys.readouterr().out
+    (line,) = (line for line in output.splitlines() if "the epoch agrees with its setting" in line)
+    assert ("FAULT" in line, expected in output) == (bool(expected), True), output
 
 
 def test_the_figure_has_rates_of_items_alone(tmp_path: Path) -> None:
@@ -449,9 +449,9 @@ def test_sides_are_compared_in_equal_units_alone(
     write_sweep(tmp_path / "a", a)
     write_sweep(tmp_path / "b", b)
     assert compare([str(tmp_path / "a"), str(tmp_path / "b"), *axis.split()]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert [text for text in sentences if text not in said] == [], said
-    assert ("times as fast" in said) == ("times as fast" in sentences[0])
+    output = " ".join(capsys.readouterr().out.split())
+    assert [text for text in sentences if text not in output] == [], output
+    assert ("times as fast" in output) == ("times as fast" in sentences[0])
 
 
 def test_cards_tell_of_what_their_times_are_and_compare_no_others(tmp_path: Path) -> None:
@@ -459,11 +459,11 @@ def test_cards_tell_of_what_their_times_are_and_compare_no_others(tmp_path: Path
     for name, rows in (("a", counted(script(), THREE)), ("b", SAID["runs at two batch sizes"][0])):
         write_sweep(tmp_path / name, rows)
     found = build_cards(read_sweeps([tmp_path / "a", tmp_path / "b"]), tmp_path)
-    said = " ".join(sentence for answer in found.answers for sentence in answer.sentences)
-    assert "1.562 s for 10,000 items, in fp32 (batch size 64)" in said
-    assert "0.1000 s a run, in fp32 (batch size 4)" in said
-    assert "0.2000 s a run, in fp32 (batch size 32)" in said
-    assert ("unit runs, not items" in said, "times as fast" in said) == (True, False)
+    text = " ".join(sentence for answer in found.answers for sentence in answer.sentences)
+    assert "1.562 s for 10,000 items, in fp32 (batch size 64)" in text
+    assert "0.1000 s a run, in fp32 (batch size 4)" in text
+    assert "0.2000 s a run, in fp32 (batch size 32)" in text
+    assert ("unit runs, not items" in text, "times as fast" in text) == (True, False)
 
 
 def test_no_metric_is_chosen_that_a_side_lacks(tmp_path: Path, capsys: Capture) -> None:
@@ -471,9 +471,9 @@ def test_no_metric_is_chosen_that_a_side_lacks(tmp_path: Path, capsys: Capture) 
     write_sweep(tmp_path / "a", ran(script(), (1, 2, 3), **lacks, energy_j=3.0))
     write_sweep(tmp_path / "b", ran(script(), (1, 2, 3), peak_allocated_bytes=None))
     assert compare([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
-    said = capsys.readouterr().out
-    assert "Memory" not in said.replace("memory", "Memory")
-    assert "Energy" not in said
+    output = capsys.readouterr().out
+    assert "Memory" not in output.replace("memory", "Memory")
+    assert "Energy" not in output
 
 
 def test_a_network_is_compared_with_rows_of_the_same_data_on_the_same_device(

@@ -65,11 +65,11 @@ def test_readings_are_of_the_seeds_that_all_ran_else_both_of_a_pair_else_any() -
 
 
 def test_a_mean_over_cells_is_geometric_unless_a_value_is_not_above_zero() -> None:
-    held = average_seeds([seeds(0, 1), {1: (8.0, math.log(8)), 2: (1.0, 0.0)}])
-    assert held == {1: (5.0, pytest.approx(math.log(4)))}
+    means = average_seeds([seeds(0, 1), {1: (8.0, math.log(8)), 2: (1.0, 0.0)}])
+    assert means == {1: (5.0, pytest.approx(math.log(4)))}
     assert average_seeds([]) == {}
-    assert list_means(held) == [{1: [pytest.approx(4)]}]
-    assert list_means(held, {1: (-1.0, NAN)}) == [{1: [5.0]}, {1: [-1.0]}]
+    assert list_means(means) == [{1: [pytest.approx(4)]}]
+    assert list_means(means, {1: (-1.0, NAN)}) == [{1: [5.0]}, {1: [-1.0]}]
 
 
 @pytest.mark.parametrize(

@@ -52,14 +52,14 @@ def test_a_missing_case_is_named_by_what_tells_it_from_the_rows(tmp_path: Path) 
     out = write_sweep(tmp_path / "sweep", [*ran(FP32, (1,))])
     texts = {name: format_value(getattr(Case(seed=7), name)) for name in AXES}
     (out / "config.json").write_text(json.dumps({"cases": [texts]}))
-    said = say_gaps(out)
-    assert said.startswith(
+    gaps = say_gaps(out)
+    assert gaps.startswith(
         "sweep has no row of 1 of the 1 run that its last command planned (fp32 · batch size 128 · "
         "seed 7, repeat 1)."
     )
     sweep = read_sweep(out)
     notice, *_ = warn(*read_results(sweep), sweeps=[sweep])
-    assert (notice.label, notice.text) == ("Incomplete", said)
+    assert (notice.label, notice.text) == ("Incomplete", gaps)
 
 
 @pytest.mark.parametrize(

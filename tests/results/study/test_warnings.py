@@ -72,10 +72,10 @@ def test_what_helps_a_command_is_no_flag_that_it_cannot_take(
     runs, results = read_results(read_sweep(write_sweep(tmp_path / "sweep", [row])))
     warning = warnings.WARNINGS[name]
     assert list_warnings(results[0]) >= {name}
-    (said,) = (n.remedy for n in warn(runs, results) if n.found.startswith(warning.warning))
-    assert "the script" in said
+    (remedy,) = (n.remedy for n in warn(runs, results) if n.found.startswith(warning.warning))
+    assert "the script" in remedy
     for flag in ("--fraction", "--workers", "--lr", "--loss-scale"):
-        assert flag not in said
+        assert flag not in remedy
 
 
 def test_isolated_spikes_of_a_card_are_no_trend_and_its_drifts_are() -> None:
@@ -140,8 +140,8 @@ def test_steps_of_other_numbers_of_items_are_no_noise(
 ) -> None:
     steps = {"step_time_median_s": 0.1, "step_time_mad_s": 0.03, "step_time_max_s": 0.3}
     ends = {"step_time_first_s": 0.1, "step_time_last_s": 0.13, "measured_steps": 100}
-    told = {"unit": "items", "step_items": step_items, "measured_time_s": 12.0}
-    (case,) = read(tmp_path, ran(script(), 1.0, **{**steps, **ends, **told, **values}))
+    items = {"unit": "items", "step_items": step_items, "measured_time_s": 12.0}
+    (case,) = read(tmp_path, ran(script(), 1.0, **{**steps, **ends, **items, **values}))
     assert case.noisy is warned
     assert not case.slow_steps
 
@@ -176,20 +176,20 @@ TWO_MODELS = [name_source("dpn-small", "aaa"), name_source("dpn92", "bbb")]
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "expected"),
     [
         ([ran(FP32, 10), ran(FP16, 10, torch="2.12")], "torch 2.13 or 2.12"),
         ([*TWO_MODELS, LOST], ""),
         ([*TWO_MODELS, name_source("dpn-small", "ccc", 256)], "model source aaa or ccc"),
     ],
 )
-def test_mixed_environments_are_said(rows: list[Record], said: str, tmp_path: Path) -> None:
+def test_mixed_environments_are_said(rows: list[Record], expected: str, tmp_path: Path) -> None:
     """Two models are none, nor is what failed before it knew its own."""
     runs, results = read_results(read_sweep(write_sweep(tmp_path / "sweep", rows)))
     notices = warn(runs, results)
-    told = [notice.text for notice in notices if notice.label == "Mixed environments"]
-    assert len(told) == bool(said)
-    assert all(said in text for text in told)
+    texts = [notice.text for notice in notices if notice.label == "Mixed environments"]
+    assert len(texts) == bool(expected)
+    assert all(expected in text for text in texts)
     assert {notice.label for notice in notices} <= {"Mixed environments", "No result"}
     if LOST in rows:
         assert [run.model_source for run in runs] == ["aaa", "bbb", "bbb"]
@@ -205,7 +205,7 @@ BEYOND = {"flop_per_image": 1e12, "gpu": "NVIDIA H200"}
 
 
 @pytest.mark.parametrize(
-    ("warning", "axes", "values", "said"),
+    ("warning", "axes", "values", "expected"),
     [
         ("noisy", {}, SHAKY, "Close other programs, or use --repeats 5 or more."),
         ("noisy", {}, SHAKY | ALONE, "Use --repeats 5 or more."),
@@ -241,7 +241,7 @@ BEYOND = {"flop_per_image": 1e12, "gpu": "NVIDIA H200"}
     ],
 )  # fmt: skip
 def test_a_remedy_is_one_that_the_row_can_take(
-    warning: str, axes: dict[str, Any], values: dict[str, Any], said: str, tmp_path: Path
+    warning: str, axes: dict[str, Any], values: dict[str, Any], expected: str, tmp_path: Path
 ) -> None:
     """A script takes what it has a place for; what a row has already, or cannot go with it, is no
     remedy."""
@@ -249,7 +249,7 @@ def test_a_remedy_is_one_that_the_row_can_take(
     folder = write_sweep(tmp_path / "sweep", [ran(case, 10, **values)])
     (run,), _ = read_results(read_sweep(folder))
     assert getattr(run, warning)
-    assert warnings.WARNINGS[warning].fix.advise([run]).startswith(said)
+    assert warnings.WARNINGS[warning].fix.advise([run]).startswith(expected)
 
 
 def test_a_remedy_for_some_rows_and_another_for_others_are_both_said(tmp_path: Path) -> None:

@@ -126,8 +126,8 @@ def test_a_world_size_beyond_the_cards_is_refused_or_a_row(out: Path, capsys: Ca
     grid = out.with_name("grid.toml")
     grid.write_text('description = "x"\n[[grid]]\nparallel = "ddp"\nworld_size = [2, 3]\n')
     frame = run(out, "8", "--config", str(grid), "--lanes", "all", cards="A100:2")
-    told = sorted(rows(frame, "world_size", "status", "reason"))
-    assert told == [(2, "ok", ""), (3, "unsupported", lacks)]
+    ends = sorted(rows(frame, "world_size", "status", "reason"))
+    assert ends == [(2, "ok", ""), (3, "unsupported", lacks)]
 
 
 # ------------------------------------------------------------------------------- lost, stopped
@@ -144,10 +144,10 @@ def test_a_lost_case_is_tried_again_as_a_new_attempt(
 
     watch(look)
     frame = run(out, "8", "--seed", "0", "1", "2", "--lanes", "2")
-    said = capsys.readouterr().err
-    assert "[2/3] fake" in said
-    assert "[3/3]" not in said, "one of three had no outcome but lost"
-    assert "fp32 · batch size 8 · seed 1: lost: the node went away" in said
+    errors = capsys.readouterr().err
+    assert "[2/3] fake" in errors
+    assert "[3/3]" not in errors, "one of three had no outcome but lost"
+    assert "fp32 · batch size 8 · seed 1: lost: the node went away" in errors
     ends = frame.groupby("seed")[["attempt", "status"]].agg(list)
     assert ends.loc[0].tolist() == [[1, 2, 3], ["lost", "lost", "ok"]]
     assert ends.loc[1].tolist() == [[1, 2, 3], ["lost"] * loop.MOST_LOST], "and not for ever"

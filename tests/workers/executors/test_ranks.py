@@ -35,7 +35,7 @@ class Script:
     note = ""
 
     def __init__(self, says: list[Message], code: int = 0) -> None:
-        self.says, self.code, self.pid, self.told = [*says], code, 4242, 0
+        self.says, self.code, self.pid, self.answers = [*says], code, 4242, 0
         self.connection, self._end = Pipe()
         self._end.send("something to hear, always")
         self._asked = False
@@ -49,7 +49,7 @@ class Script:
         return self.says.pop(0)
 
     def send(self, content: str = GO_ON) -> None:
-        self.told += 1
+        self.answers += 1
         self._asked = False
 
     def dump_stacks(self) -> None: ...
@@ -93,7 +93,7 @@ def test_a_phase_begins_once_all_are_there(monkeypatch: Patch) -> None:
     assert [m for m in heard if isinstance(m, StepTaken)] == [step], "the first one's alone"
     phases = [m.phase for m in heard if isinstance(m, PhaseEntered)]
     assert phases == ["warmup", "epoch"]
-    assert (one.told, other.told) == (2, 2)
+    assert (one.answers, other.answers) == (2, 2)
     assert ranks.end(patiently=True) == 0
 
 
@@ -101,7 +101,7 @@ MEASURED = replace(OK, follows=["sync_step_s"])
 
 
 @pytest.mark.parametrize(
-    ("scripts", "said", "code"),
+    ("scripts", "expected", "code"),
     [
         # a phase that one does not reach does not begin
         ([([PhaseEntered("warmup"), OK], 0), ([], -9)], [], -9),
@@ -119,10 +119,10 @@ MEASURED = replace(OK, follows=["sync_step_s"])
     ],
 )
 def test_what_is_heard_of_processes_that_end(
-    scripts: list[tuple[list[Message], int]], said: list[Message], code: int, monkeypatch: Patch
+    scripts: list[tuple[list[Message], int]], expected: list[Message], code: int, monkeypatch: Patch
 ) -> None:
     ranks, heard = play(monkeypatch, *(Script(*one) for one in scripts))
-    assert heard == said
+    assert heard == expected
     assert ranks.end(patiently=True) == code
     if code < 0:
         assert ranks.failed_rank == "rank 1: ", "which the parent reads from the return code"

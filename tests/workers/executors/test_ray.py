@@ -164,10 +164,10 @@ def test_what_ends_a_running_case_is_its_outcome(nodes: Nodes, how: str) -> None
     if how != "cancelled":
         os.kill(vars(running)[how], signal.SIGKILL)
     outcome = running.end()
-    said = "on the Ray cluster: The worker died unexpectedly while executing this task"
+    reason = "on the Ray cluster: The worker died unexpectedly while executing this task"
     ends = {"worker": Status.KILLED, "task": Status.LOST, "cancelled": Status.INTERRUPTED}
     assert outcome.status is ends[how]
-    assert (outcome.reason == said) == (how == "task")
+    assert (outcome.reason == reason) == (how == "task")
     assert gone([running.worker], PATIENCE_S)
 
 

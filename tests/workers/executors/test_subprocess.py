@@ -285,7 +285,7 @@ EPOCHS: list[Message] = [PhaseEntered(*phase) for phase in PHASES]
 def test_what_stops_between_epochs_says_after_how_many(scripted: Scripted) -> None:
     reasons = [scripted([*EPOCHS[:n], *says(Status.OOM)], epochs=3).reason for n in (1, 2, 3, 4)]
     after = ["", *(f"; after {done} of 3 epochs" for done in (0, 1, 1))]
-    assert reasons == [f"so it is{said}" for said in after]
+    assert reasons == [f"so it is{suffix}" for suffix in after]
 
 
 @pytest.mark.parametrize("ending", [[], says(Status.TIMEOUT), says(Status.INTERRUPTED)])
