@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -325,12 +326,29 @@ def main(argv: Sequence[str]) -> int:
             replace_file(file, json.dumps(state, indent=2) + "\n")
             took, line = phase["seconds"], phase["line"]
             print(f"{name:<10} {phase['state']:<11} {took:4.0f} s  {line}", flush=True)
-    print(
-        f"python -m bench.validate {shlex.quote(out)}"
-        if state["complete"]
-        else "the same command goes on"
-    )
+    if not state["complete"]:
+        print("the same command goes on")
+    elif not rehearsal:
+        offer(folder, out)
     return 128 + stopped() if stopped() else int("failed" in states)
+
+
+def offer(folder: Path, out: str) -> None:
+    """Check a folder that is complete, and say how it is given to others: as a commit where there
+    is a checkout, else as an archive beside it."""
+    print(f"\npython -m bench.validate {shlex.quote(out)}", flush=True)
+    if subprocess.run(
+        [sys.executable, "-m", "bench.validate", str(folder)], check=False
+    ).returncode:
+        print("To offer this card, first mend what is wrong; docs/results.md says how.")
+    elif in_checkout():
+        print(
+            "To offer this card to others: git switch -c card, git add "
+            f"{shlex.quote(out)}, git commit, and open a pull request with the form for a card."
+        )
+    else:
+        archive = shutil.make_archive(str(folder), "zip", folder.parent, folder.name)
+        print(f"To offer this card to others, attach {archive} to an issue of the form for a card.")
 
 
 def go_through(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from bench.schema.record import Environment
 from bench.sweep.options import parse_arguments, plan_cases
 from bench.workers.examination import Platform
 from tests.planted.records import ROOT
+from tests.pytest_for_tests import Capture, Patch
 
 STEP = """
 import pathlib, sys, time
@@ -253,3 +256,25 @@ def test_a_cpu_rehearses_every_command(tmp_path: Path) -> None:
     assert {"none", "ddp"} == set(rows["parallel"])
     assert (folder / MAP).is_file()
     assert "fp32" in (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize("checkout", [True, False])
+def test_a_complete_folder_is_checked_and_offered(
+    checkout: bool, tmp_path: Path, monkeypatch: Patch, capfd: Capture
+) -> None:
+    folder = Path(shutil.copytree(ROOT / "results" / "cpu-profiles-20261122", tmp_path / "cpu"))
+    monkeypatch.setattr(card, "in_checkout", lambda: checkout)
+    card.offer(folder, str(folder))
+    said = capfd.readouterr().out
+    assert "18 checks: " in said
+    if checkout:
+        assert f"git add {folder}" in said
+    else:
+        with zipfile.ZipFile(tmp_path / "cpu.zip") as archive:
+            assert "cpu/records.csv" in archive.namelist()
+        assert str(tmp_path / "cpu.zip") in said
+
+    rows = (folder / "records.csv").read_text()
+    (folder / "records.csv").write_text(rows.replace(",ok,", ",of,", 1))
+    card.offer(folder, str(folder))
+    assert "first mend what is wrong" in capfd.readouterr().out
