@@ -287,17 +287,15 @@ def _span(steady: Sequence[float], mean: float, left: float, drift: bool) -> tup
     line, slope = fit_line(steady)
     away = [t - at for t, at in zip(steady, line, strict=True)]
     spread, far = (n**3 - n) / 12, (n + left) / 2  # the sum of the squares of the places
-    clear = abs(slope) > 2 * _reach(away, 2, math.inf, 1 / spread - 1 / n) if many else False
+    clear = many and abs(slope) > 2 * _reach(away, 2, math.inf, 1 / spread - 1 / n)
     if at := find_shift(steady):
         sides = [(steady[:at], fmean(steady[:at])), (steady[at:], fmean(steady[at:]))]
-        away = [t - level for side, level in sides for t in side]
-        shifted = [
-            left * (level - mean + sign * _reach(away, 2, left, 1 / len(side) - 1 / n))
-            for side, level in sides
-            for sign in (-1, 1)
-        ]
+        around = [t - level for side, level in sides for t in side]
         # a dozen steps that wander may look like two levels
-        ends = shifted if many else ends + shifted
+        ends = [] if many else ends
+        for side, level in sides:
+            reach = _reach(around, 2, left, 1 / len(side) - 1 / n)
+            ends += [left * (level - mean - reach), left * (level - mean + reach)]
     if drift or (clear and not at):
         reach = _reach(away, 2, left, far * far / spread)
         ends += [left * (slope * far - reach), left * (slope * far + reach)]
@@ -346,7 +344,9 @@ def _reach(away: Sequence[float], fitted: int, left: float, lever: float = 0.0) 
     ``away`` are the steady steps' residuals of a fit with ``fitted`` parameters; ``lever`` is the
     squared distance of the steps left out over the sum of the squared places."""
     n, squares = len(away), sum(d * d for d in away)
-    r = sum(a * b for a, b in pairwise(away)) / squares if squares else 0.0
+    if not squares:
+        return 0.0
+    r = sum(a * b for a, b in pairwise(away)) / squares
     r = min(max((n * r + fitted) / (n - 2 - fitted), 0.0), 0.95)
     free = FEWEST_FREE[fitted] if n < MANY_STEPS else max(FEWEST_FREE[fitted], 2.0)
     effective = max(n * (1 - r) / (1 + r), fitted + free)

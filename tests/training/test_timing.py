@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from scipy.special import stdtrit
 
 from bench.base.limits import STEADY, find_ends
 from bench.networks.data import prepare
@@ -270,6 +271,101 @@ def test_an_interval_of_drifting_steps_by_hand() -> None:
     reach = 2.5706 * spread * math.sqrt(1 / 7 + 1 / 40 + 12 * far**2 / (7**3 - 7))  # t(0.975, 5)
     assert whole.high_s == pytest.approx(whole.epoch_s + 40 * (slope * far + reach), rel=1e-4)
     assert whole.low_s == pytest.approx(whole.epoch_s + 40 * (slope * far - reach), rel=1e-4)
+
+
+def split(steady: Any) -> int | None:
+    """Where two levels leave the least squares, if they tell the steps better than one or a line:
+    see `find_shift`, every split of which is tried here."""
+    n = len(steady)
+    if n < 6:
+        return None
+    squares = {k: k * steady[:k].var() + (n - k) * steady[k:].var() for k in range(3, n - 2)}
+    at = min(squares, key=squares.__getitem__)
+    away = np.where(np.arange(n) < at, steady - steady[:at].mean(), steady - steady[at:].mean())
+    line = np.polyval(np.polyfit(np.arange(n), steady, 1), np.arange(n))
+    told = (n * steady.var() - squares[at]) / (squares[at] / (n - 2)) > 15
+    alone = away[1:] @ away[:-1] <= 0.3 * squares[at]
+    return at if told and alone and squares[at] < ((steady - line) ** 2).sum() else None
+
+
+def interval(steady: Any, left: float, drift: bool) -> tuple[float, float]:
+    """The interval of the time of ``left`` steps by the formulas of `extrapolate`."""
+    n, mean = len(steady), steady.mean()
+    many = n >= 30
+
+    def reach(away: Any, fitted: int, far: float) -> float:
+        r = (n * (away[1:] @ away[:-1]) / (away @ away) + fitted) / (n - 2 - fitted)
+        r = min(max(r, 0), 0.95)
+        free = 3 if fitted == 2 else 2 if many else 1
+        effective = max(n * (1 - r) / (1 + r), fitted + free)
+        s = math.sqrt(away @ away / n * effective / (effective - fitted))
+        return float(stdtrit(effective - fitted, 0.975) * s * math.sqrt(n / effective * far))
+
+    half = reach(steady - mean, 1, 1 / n + 1 / left)
+    ends = [-half, half]
+    place = np.arange(n) - (n - 1) / 2
+    slope = (place @ steady) / (place @ place)
+    away = steady - mean - slope * place
+    if at := split(steady):
+        levels = steady[:at].mean(), steady[at:].mean()
+        apart = steady - np.where(np.arange(n) < at, *levels)
+        ends = [] if many else ends
+        for level, number in zip(levels, (at, n - at), strict=True):
+            half = reach(apart, 2, 1 / number + 1 / left)
+            ends += [level - mean - half, level - mean + half]
+    if drift or (many and not at and abs(slope) > 2 * reach(away, 2, 1 / (place @ place))):
+        far = (n + left) / 2
+        half = reach(away, 2, 1 / n + 1 / left + 12 * far**2 / (n**3 - n))
+        ends += [slope * far - half, slope * far + half]
+    return left * min(ends), left * max(ends)
+
+
+STEADY_STEPS = (6, 7, 8, 9, 12, 29, 30, 31, 60)
+
+
+def make_series(seed: int) -> Any:
+    """Steps of any of some kinds: that scatter, wander, drift or shift, by less or more."""
+    rng = np.random.default_rng(seed)
+    n, by = int(rng.choice(STEADY_STEPS)), rng.choice([0.0, 0.02, 0.04, 0.08, 0.3])
+    kind, series = seed % 4, 1 + rng.normal(size=n) * 0.02
+    if kind == 1:
+        series = 1 + correlate(rng, n, rng.choice([0.3, 0.8, 0.999]), 0.05)
+    elif kind == 2:
+        series += by * np.linspace(0, 1, n)
+    elif kind == 3:
+        series[rng.integers(1, n) :] += by
+    return series
+
+
+def test_levels_of_steps_are_those_that_leave_the_least_squares() -> None:
+    found = [timing.find_shift(make_series(seed).tolist()) for seed in range(2000)]
+    assert found == [split(make_series(seed)) for seed in range(2000)]
+    assert 200 < sum(at is not None for at in found) < 1000
+
+
+@pytest.mark.parametrize("drift", [False, True])
+def test_intervals_are_those_of_the_formulas(drift: bool) -> None:
+    """Of steps of each kind, with a whole and with a part of a step left out; a first tenth before
+    the steady ones is slow, and only measured."""
+    for seed in range(600):
+        steady = make_series(seed)
+        first = [2.0] * next(k for k in range(99) if k == math.ceil((len(steady) + k) / 10))
+        times, left = [*first, *steady.tolist()], (400.0, 20.25, 0.5)[seed % 3]
+        whole = extrapolate(sum(times), times, len(times) + left, drift=drift)
+        smaller = math.ceil(left) - left
+        low, high = interval(steady, left, drift)
+        epoch_s = sum(times) + left * steady.mean()
+        assert whole.epoch_s == pytest.approx(epoch_s)
+        assert whole.last_s == pytest.approx(smaller * steady.mean())
+        assert whole.low_s == pytest.approx(max(epoch_s + low, sum(times)), rel=1e-9), seed
+        assert whole.high_s == pytest.approx(epoch_s + high + whole.last_s, rel=1e-9), seed
+
+
+@pytest.mark.parametrize(("steps", "known"), [(5, False), (6, True)])
+def test_there_is_an_interval_from_five_steady_steps_on(steps: int, known: bool) -> None:
+    times = [1.0, 1.01, 0.99, 1.02, 1.0, 0.98][:steps]
+    assert (extrapolate(sum(times), times, 100).low_s is not None) == known
+    assert extrapolate(sum(times), times, steps).low_s is None, "nothing is left out"
 
 
 @pytest.mark.parametrize(
