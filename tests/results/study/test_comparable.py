@@ -19,6 +19,7 @@ from bench.report.files import write_json
 from bench.results.study.comparable import (
     Period,
     find_factor,
+    list_mixed,
     list_unlike,
     refuse_learnt,
     refuse_pair,
@@ -491,3 +492,26 @@ def test_a_network_is_compared_with_rows_of_the_same_data_on_the_same_device(
     assert list_named(FP32) == {"torch", "model_structure"}
     assert list_named(replace(FP32, dataset="another")) == {"torch"}
     assert list_named(replace(FP32, device="cpu" if FP32.device == "cuda" else "cuda")) == set()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "mixed"),
+    [
+        ({"variables": "A=1"}, {"variables": "A=2"}, ["variables: A=1 A=2"]),
+        ({"variables": "A=1"}, {}, ["variables: A=1 none"]),
+        ({"variables": "A=1"}, {"torch": ""}, []),  # it ended before its worker could look
+        ({"variables": "A=1", "torch": ""}, {"torch": ""}, []),
+        ({"gpu": "B card"}, {}, ["gpu: B card A card"]),
+        ({"gpu": "B card"}, {"gpu": ""}, []),
+        ({"model_source": "b"}, {}, ["model_source: b a"]),
+    ],
+)
+def test_rows_are_mixed_where_what_is_known_of_them_differs(
+    first: dict[str, Any], second: dict[str, Any], mixed: list[str], tmp_path: Path
+) -> None:
+    rows = [
+        make_record(FP32, repeat=n, **{**TOLD, **more}) for n, more in ((1, first), (2, second))
+    ]
+    read = read_sweep(write_sweep(tmp_path / "sweep", rows)).rows
+    assert [f"{name}: {' '.join(values)}" for name, values, _ in list_mixed(read)] == mixed
+    assert [*list_mixed(read[:1])] == []
