@@ -306,6 +306,7 @@ def _lay_out_cases(found: ReportData, cases: Sequence[Result], title: str) -> Sh
             Column("start_time_s", "start-up (s)",
                    "set-up, and the slowest first steps of all repeats",
                    lambda row: row.start_time_s, write=write_number, better="lower", keep=3),
+            quantity_column("recompilations", keep=2),
             Column("remarks", "remarks", "what to know before believing the row",
                    lambda row: remarks(row, SAID_BELOW), wrap=True),
         ],

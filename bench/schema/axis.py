@@ -118,6 +118,13 @@ COMPILES = {
 }
 """How torch.compile treats the network: its modes, and ``off``."""
 
+DYNAMICS = {
+    "off": "compiled for each batch shape by itself",
+    "on": "compiled once, for any shape, by code that may be slower",
+    "auto": "for the first shape, and at the second again for any, as torch does unless it is told",
+}
+"""For which shapes of a batch torch.compile compiles."""
+
 OWN_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes of `COMPILES` in which torch.compile makes CUDA graphs itself."""
 

@@ -26,6 +26,7 @@ from bench.networks.weights import parse_start
 from bench.networks.workloads import IMAGES, OWN, parse_workload
 from bench.schema.axis import (
     COMPILES,
+    DYNAMICS,
     GRAD_COMPRESSIONS,
     LOADERS,
     OWN_GRAPHS,
@@ -156,6 +157,9 @@ class Case:
     compile: str = describe_axis("off", parse_compile,
         "mode of torch.compile; bench.sweep --list describes them", common=True,
         affects=(FIT, PROOF, KERNELS), order=[*COMPILES].index)
+    dynamic: str = describe_axis("off", one_of(DYNAMICS),
+        "with --compile, shapes of a batch that code is compiled for; bench.sweep --list describes "
+        "them", affects=(FIT, PROOF, KERNELS), order=[*DYNAMICS].index, decided_by="compile")
     cuda_graphs: bool = describe_axis(False, parse_switch,
         "capture a whole training step as a CUDA graph during warm-up, and replay it",
         affects=(FIT, PROOF, WORK, KERNELS))
@@ -220,6 +224,11 @@ class Case:
     @property
     def compiled(self) -> bool:
         return self.compile != Case.compile
+
+    @property
+    def any_shape(self) -> bool | None:
+        """Return what torch.compile takes as its ``dynamic``."""
+        return {"off": False, "on": True}.get(self.dynamic)
 
     @property
     def autotuned(self) -> bool:

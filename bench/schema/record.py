@@ -201,6 +201,13 @@ class Measurement:
         "torch's switches that were changed after that, within steps, and were not set back")
     compiled_within: int | None = quantity(
         "graphs that torch.compile made for the user's own code, where the case's compile is off")
+    recompilations: int | None = quantity(
+        "with --compile, how often code was compiled again in warm-up and epochs, such as for "
+        "another batch shape")
+    epoch_recompilations: int | None = quantity(
+        "how many of these were in the measured steps, whose time they are part of")
+    uncompiled: int | None = quantity(
+        "functions that --compile compiled as often as torch allows, and left as written then")
     arithmetic: str | None = quantity(
         "what the numeric probe found inputs rounded to, the most expensive layer's first")
     proof_layer: str | None = quantity("the layers of the network that were probed")

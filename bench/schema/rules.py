@@ -65,6 +65,10 @@ _APPLY: tuple[tuple[Callable[[Case], bool], Lack], ...] = (
         (("base_batch",), "no learning rate is scaled by it", "--lr-scaling linear or sqrt"),
     ),
     (
+        lambda case: case.compiled,
+        (FOLLOWS["compile"], "nothing is compiled", "--compile on"),
+    ),
+    (
         lambda case: case.loader != "device",
         (("workers",), "the device makes all batches", "--loader torch"),
     ),

@@ -10,7 +10,7 @@ from bench.networks.data import DATASETS
 from bench.networks.freezing import FREEZES
 from bench.networks.models import MODELS
 from bench.report import print_report
-from bench.schema.axis import COMPILES, PARALLELS, RECOMPUTES
+from bench.schema.axis import COMPILES, DYNAMICS, PARALLELS, RECOMPUTES
 from bench.schema.flags import command
 from bench.schema.optimization import OPTIMIZERS, SCHEDULES
 from bench.schema.precision import FP8_RECIPES, OPT_LEVELS, POLICIES, PRECISIONS
@@ -60,6 +60,7 @@ def print_registries() -> None:
         },
         "schedules": SCHEDULES,
         "how the network is compiled (--compile)": COMPILES,
+        "for which shapes of a batch (--dynamic)": DYNAMICS,
         "what --freeze takes": FREEZES,
         "which activations are computed again (--recompute)": RECOMPUTES,
         "how several GPUs train (--parallel)": PARALLELS,

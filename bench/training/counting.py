@@ -616,6 +616,16 @@ def read_compiled(name: str = "stats") -> dict[str, int]:
     return {} if dynamo is None else dict(dynamo.counters.get(name, {}))
 
 
+def count_recompilations() -> tuple[int, int]:
+    """Return how often torch.compile has compiled functions of this process again, as for another
+    batch shape, and how many of them it runs as written from then on, since they need more code
+    than its limit allows. torch counts, by function, how often it began to compile one."""
+    if (dynamo := sys.modules.get("torch._dynamo.convert_frame")) is None:
+        return 0, 0
+    begun, most = dynamo.FRAME_COMPILE_COUNTER.values(), dynamo.config.recompile_limit
+    return sum(min(n, most) - 1 for n in begun), sum(n > most for n in begun)
+
+
 def _is_compiled() -> bool:
     """Return whether torch.compile has been called in this process, if for nothing that ran yet."""
     made = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})

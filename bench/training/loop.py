@@ -90,10 +90,12 @@ class Training:
         self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         self._equip()
         self.recomputes = Recompute(case.recompute, workload.blocks).apply(model)
-        # dynamic=False: the last, smaller batch is compiled separately during warm-up instead of
+        # by default the last, smaller batch is compiled separately during warm-up instead of
         # replacing the full batch's code by slower general code
         self.forward = (
-            torch.compile(model, dynamic=False, mode=case.compile) if case.compiled else model
+            torch.compile(model, dynamic=case.any_shape, mode=case.compile)
+            if case.compiled
+            else model
         )
         self.reset()
 

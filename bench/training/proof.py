@@ -238,6 +238,7 @@ class LayerSetting:
     batch_size: int
     memory_format: torch.memory_format = torch.contiguous_format
     compile: str = Case.compile
+    dynamic: bool | None = False
     frozen: bool = False
 
 
@@ -371,7 +372,9 @@ def _run_as_case(
     if setting.compile == "off":
         return run(compute)
     try:
-        return run(torch.compile(compute, dynamic=False, mode=_WITHOUT_GRAPHS[setting.compile]))
+        return run(
+            torch.compile(compute, dynamic=setting.dynamic, mode=_WITHOUT_GRAPHS[setting.compile])
+        )
     except Exception as error:
         notes.append(f"the probe could not be compiled and ran without: {first_line(error)}")
         return run(compute)

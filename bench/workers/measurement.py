@@ -38,6 +38,7 @@ from bench.schema.record import (
 from bench.schema.work import Label, Work
 from bench.training.counting import (
     count_flop,
+    count_recompilations,
     count_step,
     join_work,
     read_compiled,
@@ -127,6 +128,8 @@ class _Run:
         report = self.channel.reporter("warmup", 0, read_reserved(self.device))
         with watch_gradients(self.training.optimizer, self.training.parameters) as gradients:
             warm = warm_up_shapes(self.training, self.batches, report, self.group.now)
+        if self.case.compiled:
+            (m.recompilations, m.uncompiled), m.epoch_recompilations = count_recompilations(), 0
         with found.leave_out_on_error(*PARTS_BYTES):
             parts = measure_parts([self.training.optimizer], [self.training.model])
             vars(m).update(parts | {"gradients_bytes": gradients[0] if gradients else None})
@@ -171,7 +174,7 @@ class _Run:
         m = self.found.measurement
         if accelerator := find_accelerator(self.device):
             accelerator.reset_peak_memory_stats(self.device)  # left by the previous evaluation
-        before = _count_retries(self.device)
+        before, (compilations, _) = _count_retries(self.device), count_recompilations()
         self.channel.enter("epoch", index)
         self.group.wait()
         with others.watch():
@@ -183,6 +186,10 @@ class _Run:
         _read_peaks(self.found, self.device, "peak")
         if before is not None:
             m.alloc_retries = (m.alloc_retries or 0) + (_count_retries(self.device) or 0) - before
+        if m.recompilations is not None and m.epoch_recompilations is not None:
+            every, m.uncompiled = count_recompilations()
+            m.recompilations += every - compilations
+            m.epoch_recompilations += every - compilations
         epoch = fetch()
         # a failure after an epoch must not lose the epoch
         if self.case.evaluate and not self.group.rank:
@@ -482,6 +489,7 @@ def _prove(found: Outcome, training: Training, batches: Supply) -> None:
         count_probed(case),
         training.memory_format,
         case.compile,
+        case.any_shape,
         frozen=not all(p.requires_grad for p in training.model.parameters()),
     )
     proof = prove(

@@ -70,6 +70,10 @@ WARNED = {
     "emulated": Planted("emulated", {"gpu": "", "cpu": "A CPU"},
                         {"precision": "fp8", "device": "cpu"}),
     "compiles": Planted("compiled", {"compiled_within": 2}),
+    "compiles_again": Planted("recompiled", {"recompilations": 3, "epoch_recompilations": 2},
+                              {"compile": "default"}),
+    "compiled_again": Planted("", {"recompilations": 1, "epoch_recompilations": 0},
+                              {"compile": "default"}),
     "words": Planted("", {"notes": "the card was shared; steps rose; throttled; unclear; noisy",
                           "reason": "throttled: the card was shared"}),
     "settled": Planted("", {

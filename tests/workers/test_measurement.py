@@ -8,6 +8,8 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from typing import Any
 from unittest.mock import Mock
 
@@ -18,9 +20,11 @@ from torch import nn
 from bench.base.limits import find_ends
 from bench.base.processes import OtherWork
 from bench.networks.data import DatasetInfo, load, prepare
+from bench.networks.workloads import Workload
 from bench.schema.case import Case
 from bench.schema.precision import PRECISIONS, Arithmetic, set_flags
 from bench.schema.record import Measurement, Outcome, Status, Step, describe_unmet, write_missing
+from bench.schema.rules import settle
 from bench.training.arithmetic import OperationProof
 from bench.training.loop import Training
 from bench.training.proof import DENSE, LayerProof, Proof
@@ -288,6 +292,7 @@ def test_until_ends_an_epoch_that_is_known(data: DatasetInfo) -> None:
 
 WHILE_STEPS_ARE_TIMED = """
 import sys
+from bench.networks.workloads import Workload
 from bench.schema.case import Case
 from bench.training.timing import StepClock
 from bench.workers.epochs import train
@@ -444,6 +449,45 @@ class Within(nn.Sequential):
 def test_what_a_network_compiles_itself_is_told(data: DatasetInfo) -> None:
     """However it does: a network, a layer or a method."""
     assert (run(replace(CASE, model=f"{__name__}:Within"), data)[0].compiled_within or 0) > 0
+
+
+class Twice(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+class Longer(Workload):
+    """Each batch is longer than all before it."""
+
+    samples = 40
+    lengths = count(9)
+
+    def build_model(self) -> nn.Module:
+        return Twice(8, 2)
+
+    def make_batch(self, size: int, device: torch.device, generator: torch.Generator) -> Any:
+        return torch.randn(size, next(self.lengths), 8, generator=generator)
+
+    def compute_loss(self, network: Any, batch: Any) -> torch.Tensor:
+        loss: torch.Tensor = network(batch).square().mean()
+        return loss
+
+
+# torch never compiles again what it once gave up, so that this comes last
+@pytest.mark.parametrize(("dynamic", "most"), [("on", 1), ("auto", 2), ("off", 1000), ("off", 8)])
+@pytest.mark.usefixtures("uncompiled")
+def test_what_is_compiled_again_is_counted(
+    dynamic: str, most: int, data: DatasetInfo, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    given = {"workload": f"{__name__}:Longer", "batch_size": 4, "device": "cpu"}
+    with torch._dynamo.config.patch(recompile_limit=max(8, most)):
+        m, _, _ = run(settle(given | {"compile": "default", "dynamic": dynamic}), data)
+    assert m.warmup_steps
+    assert m.measured_steps == 10
+    in_warmup, every = (min(n, most) - 1 for n in (m.warmup_steps, m.warmup_steps + 10))
+    assert (m.recompilations, m.epoch_recompilations) == (every, every - in_warmup)
+    assert m.uncompiled == (most == 8)
 
 
 def test_a_failing_proof_or_evaluation_keeps_the_epoch(

@@ -272,6 +272,13 @@ _ALL = (
           Remedy("Return the network as it is written, and use", (Way("--compile"),)),
           lambda r: r.compiled_within > 0, fatal=False,
           detail=lambda r: count(int(r.compiled_within), "graph")),
+    WarningRule("recompiled", "compiled again",
+          "Batches of other shapes than in the warm-up had code compiled within measured steps, "
+          "whose time holds it, or more often than torch allows, after which it runs as written",
+          Remedy("Use", (Way("--dynamic on"),)),
+          lambda r: r.epoch_recompilations > 0 or r.uncompiled > 0,
+          detail=lambda r: "not compiled any more" if r.uncompiled > 0 else
+          count(int(r.epoch_recompilations), "time")),
     WarningRule("unproven", "label unproven",
           "Whether a command ran in the number format of its label was not looked at",
           say("Call bench.step in the script, as docs/own-script.md says: the operations of a step "
