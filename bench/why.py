@@ -79,19 +79,22 @@ def explain(sweep: Path, axis: str, ends: Sequence[Value], where: Sequence[Filte
 def render_text(answer: Explanations, full: bool = False) -> str:
     """Render each pair for a terminal: a summary, the reasons, and the changes between the two
     steps; with ``full``, the evidence."""
-    from bench.answers.render import text
+    from bench.answers.render import terminal
     from bench.answers.step_time import CAUSES, tabulate_explained
 
-    console = text.make_plain(shutil.get_terminal_size((text.WIDTH, 0)).columns)
+    console = terminal.make_plain(shutil.get_terminal_size((terminal.WIDTH, 0)).columns)
     for line in answer.conditions:
-        text.draw_text(line, console)
+        terminal.draw_text(line, console)
     for table in CAUSES.lay_out(tabulate_explained(answer.explanations)):
         console.print()
-        text.draw_table(table, console, brief=not full)
+        terminal.draw_table(table, console, brief=not full)
     console.print()
-    lines = [n.line for n in answer.warnings] if full else text.list_warnings(answer.warnings)
-    for line in [*lines, *([] if full else [f"{text.MORE} shows the evidence and all warnings."])]:
-        text.draw_text(line, console)
+    lines = [n.line for n in answer.warnings] if full else terminal.list_warnings(answer.warnings)
+    for line in [
+        *lines,
+        *([] if full else [f"{terminal.MORE} shows the evidence and all warnings."]),
+    ]:
+        terminal.draw_text(line, console)
     return console.export_text()
 
 

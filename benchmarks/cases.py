@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.figures import DIED, FIGURES, STATUSES, Figure
 
-# Made by bench.publish.asv.host from the preset: the grid is the working tree's for every commit,
+# Made by bench.publish.asv.plugin from the preset: the grid is the working tree's for every commit,
 # because asv knows a case only by its place in the grid.
 GRID: dict[str, Any] = json.loads(os.environ.get("BENCH_ASV_GRID", "{}"))
 PHASES = 4  # set-up, warm-up, epoch, evaluation: a sweep gives each the same deadline

@@ -21,7 +21,7 @@ from bench.base.origin import EXECUTORS, ExecutorKind
 from bench.base.text import parse_bytes
 from bench.machine.host import describe_host, find_torch
 from bench.networks.data import SYNTHETIC, DatasetInfo, find_layout
-from bench.networks.data.sources import CIFAR10_IMAGES, CLASSES
+from bench.networks.data.cifar10 import CIFAR10_IMAGES, CLASSES
 from bench.networks.weights import hash_weights
 from bench.schema.axis import Value
 from bench.schema.case import Case, parse_value

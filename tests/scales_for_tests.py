@@ -15,7 +15,7 @@ from bench.networks.data import DatasetInfo, ImageArrays
 from bench.networks.workloads import IMAGES, Workload
 from bench.networks.workloads import Network as Run
 from bench.results.scale_map import ScaleCase
-from bench.scales.measurement import measure
+from bench.scales.session import measure
 from bench.schema.case import Case
 
 

@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from bench.advise.__main__ import build_parser as build_advise
 from bench.answers.render.documents import render_latex, render_markdown
 from bench.answers.render.table import name_outcome
-from bench.answers.render.text import WIDTH, render
+from bench.answers.render.terminal import WIDTH, render
 from bench.base.text import capitalize
 from bench.compare.__main__ import build_parser as build_compare
 from bench.compare.__main__ import main as compare_sweeps

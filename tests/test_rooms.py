@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 from bench.__main__ import COMMANDS
@@ -21,6 +22,16 @@ LAYERS = [
     "sweep",
     "answers",
 ]
+SHARED = {
+    "document": "the answer of a command, before it has a format",
+    "options": "the command line of a command that trains, and the cases that it asks for",
+    "effects": "what a change does: found in `results`, and told in `answers`",
+    "command": "a user's command: as what is trained in `schema`, and its run in `workers`",
+    "loop": "the loop of a sweep over its cases, and of a training over its steps",
+    "table": "a table as CSV in `results`, and as what is shown in `answers`",
+}
+"""Names of several modules, and what each means in all of them."""
+
 REGISTRY = "bench.base.origin"
 """It names the executors, of which rows tell, for `bench.workers.executors` to load."""
 
@@ -84,6 +95,12 @@ def test_a_name_means_one_thing() -> None:
                 if not name.startswith("_"):
                     places.setdefault(name, set()).add(str(file.relative_to(ROOT)))
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+def test_a_module_s_name_stands_twice_only_where_its_folder_says_of_what_it_is() -> None:
+    files = [f for f in (ROOT / "bench").rglob("*.py") if not f.name.startswith("__")]
+    names = Counter(file.stem for file in files)
+    assert {name for name, number in names.items() if number > 1} == SHARED.keys()
 
 
 def test_no_module_is_in_a_circle() -> None:

@@ -20,7 +20,7 @@ from bench.base.processes import leave
 from bench.schema.flags import Parser, add_output, choose_format, command, describe, write_document
 
 _FORMATS = {
-    "text": "bench.answers.render.text:render",
+    "text": "bench.answers.render.terminal:render",
     "md": "bench.answers.render.documents:render_markdown",
     "html": "bench.report.html:render",
 }

@@ -110,7 +110,7 @@ def main(argv: Sequence[str]) -> int:
         # where a slow machine took long to examine the network, half of it is for the checks
         until = max(until, time.monotonic() + given.budget / 2 / len(cases))
         about = (case, inputs.data(case).folder, given.steps, until, names)
-        with Process("bench.check.findings:answer_all", *about) as process:
+        with Process("bench.check.probes:answer_all", *about) as process:
             failed |= not run_checks(process, names)
     return int(failed)
 

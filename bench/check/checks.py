@@ -1,6 +1,6 @@
 """The list of checks: what each one shows, and what to do if it fails; and their answers as lines.
 
-Importing this module is cheap; torch is imported by `bench.check.findings`.
+Importing this module is cheap; torch is imported by `bench.check.probes`.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from bench.answers.render.table import (
     write_ends,
     write_ratio,
 )
-from bench.answers.render.text import draw_table, draw_text, make_plain
+from bench.answers.render.terminal import draw_table, draw_text, make_plain
 from bench.base.origin import describe_origin
 from bench.base.text import (
     ESTIMATE,

@@ -22,7 +22,7 @@ from bench.machine.host import has_cuda, refuse_missing
 from bench.schema.flags import Parser, command
 from bench.workers.examination import Machine, examine
 from bench.workers.judgement import Remark, Severity, judge
-from bench.workers.rates import measure_machine
+from bench.workers.rating import measure_machine
 
 _MARKS = {Severity.FINE: "ok", Severity.NOTE: "note", Severity.UNBELIEVABLE: "WRONG"}
 

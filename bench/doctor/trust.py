@@ -32,7 +32,7 @@ from bench.workers.examination import probe
 from bench.workers.executors import Settings
 from bench.workers.executors.subprocess import SubprocessExecutor
 from bench.workers.job import Lane
-from bench.workers.rates import RATES_VARIABLE
+from bench.workers.rating import RATES_VARIABLE
 
 _ROOT = Path(__file__).parents[2]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.base.errors import UsageError, nearest
 from bench.base.processes import stand_for
-from bench.networks.data.sources import CIFAR10_SHAPE, CLASSES, Shape
+from bench.networks.data.cifar10 import CIFAR10_SHAPE, CLASSES, Shape
 
 if TYPE_CHECKING:
     from torch import nn

@@ -15,8 +15,8 @@ from bench.base.errors import UsageError
 from bench.networks.data import ImageArrays as Prepared
 from bench.networks.data.batches import BatchArguments, Batches, MadeBatches, Supply
 from bench.networks.data.batches import count_items as count_items
+from bench.networks.data.cifar10 import CIFAR10_SHAPE, CLASSES, Shape
 from bench.networks.data.loader import Dataset, LoadedBatches, load_images, load_items
-from bench.networks.data.sources import CIFAR10_SHAPE, CLASSES, Shape
 from bench.networks.models import build_model, load_factory, parse_factory
 from bench.networks.modules import is_affine_batchnorm
 

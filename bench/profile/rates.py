@@ -2,7 +2,7 @@
 formats they show instructions for.
 
 None means not measured. `bench.training.device_rates` measures them, in a process of
-`bench.workers.rates`.
+`bench.workers.rating`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from bench.schema.flags import command
 def print_report(folders: Sequence[str]) -> int:
     """Print the first screen of some sweeps. An error is printed as that of a command is: it does
     not change how the caller ends, which has measured the sweeps."""
-    from bench.answers.render.text import show
+    from bench.answers.render.terminal import show
     from bench.report.document import build
     from bench.results.study.sweeps import read_sweeps
 

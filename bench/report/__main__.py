@@ -26,7 +26,7 @@ from bench.schema.flags import (
 
 REPORT_FORMATS = {
     "text": (
-        "bench.answers.render.text:render",
+        "bench.answers.render.terminal:render",
         "the answer, the cases and three warnings; --full prints all tables",
     ),
     "md": ("bench.answers.render.documents:render_markdown", "all tables to paste"),
@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
         with writable("--figures", options.figures):
             write_figures(report, options.figures)
     if options.format == "text" and options.output is None:
-        from bench.answers.render.text import show
+        from bench.answers.render.terminal import show
 
         show(report, options.full)
         return 0

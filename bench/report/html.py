@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from bench.answers.render.table import Head
-from bench.answers.render.text import list_warnings
+from bench.answers.render.terminal import list_warnings
 from bench.base.text import clean
 from bench.report.document import Report
 from bench.report.figures import COLOURS, draw, inline, list_figures, list_panels

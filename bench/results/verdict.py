@@ -15,7 +15,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from bench.base.limits import CONFIDENCE, LEAST_GAIN, MIN_REPEATS, find_freedom, find_quantile
-from bench.networks.data.sources import CLASSES
+from bench.networks.data.cifar10 import CLASSES
 from bench.networks.workloads import IMAGES
 
 ROUNDING = 1e-12

@@ -113,7 +113,7 @@ def main(argv: Sequence[str]) -> int:
     with watch("starting torch"):
         import torch
 
-        from bench.scales.measurement import measure
+        from bench.scales.session import measure
 
     tried = sorted(set(given.scales))
     with Progress(len(inputs.plan.cases), "case") as progress:
@@ -165,7 +165,7 @@ def parse_scale(text: str) -> float:
 
 def show(scales: ScaleMap) -> None:
     """Print the tables, the answer first, as wide as the terminal or COLUMNS."""
-    from bench.answers.render.text import draw_table, draw_text, open_console
+    from bench.answers.render.terminal import draw_table, draw_text, open_console
 
     console = open_console()
     for table in SCALES.lay_out(tabulate_scale_map(scales)):

@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
 def print_findings(out: Path, halving: Halving) -> bool:
     """Print trials and how to confirm the best. Return whether any trial was measured."""
     from bench.answers.halving import SEARCH, confirm, tabulate_trials
-    from bench.answers.render.text import draw_table, open_console
+    from bench.answers.render.terminal import draw_table, open_console
 
     console = open_console(_WIDTH)
     rows, epochs = read_rows(out), read_beside(out, EpochRow)

@@ -39,7 +39,7 @@ from bench.sweep.preflight import GUESSED, check_without_torch, describe_plan, i
 from bench.sweep.probing import Searches, describe_largest_batch
 from bench.workers.executors import ImageRequest
 from bench.workers.job import Job, Lane
-from bench.workers.rates import choose_seconds
+from bench.workers.rating import choose_seconds
 
 _FAILED = (Status.ERROR, Status.KILLED, Status.TIMEOUT, Status.LOST)
 

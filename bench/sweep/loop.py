@@ -48,7 +48,7 @@ from bench.sweep.versions import Left
 from bench.workers.examination import Platform
 from bench.workers.executors import CaseEvent
 from bench.workers.job import Job, Lane
-from bench.workers.rates import check_rates, choose_seconds, describe_rates, read_rates
+from bench.workers.rating import check_rates, choose_seconds, describe_rates, read_rates
 
 MOST_LOST = 3
 """After this many losses of a run's machine, the sweep gives the run up."""

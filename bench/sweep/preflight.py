@@ -21,7 +21,7 @@ from bench.base.text import GIB, count, name_first
 from bench.machine.host import PACKAGES, THREADS, has_cuda, refuse_missing
 from bench.machine.nvml import find_neighbours
 from bench.networks.data import SYNTHETIC, DatasetInfo
-from bench.networks.data.sources import CLASSES
+from bench.networks.data.cifar10 import CLASSES
 from bench.networks.models import MODELS
 from bench.networks.workloads import IMAGES, NO_DATASET, OWN
 from bench.results.store.reader import read_sources, read_there

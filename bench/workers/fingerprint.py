@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from bench.base.errors import UsageError
 from bench.base.inject import Files, watch
 from bench.base.processes import name_signal
-from bench.networks.data.sources import CIFAR10_SHAPE, CLASSES, Shape
+from bench.networks.data.cifar10 import CIFAR10_SHAPE, CLASSES, Shape
 from bench.networks.data.synthetic import parse_shape
 from bench.networks.freezing import normalises_batches
 from bench.networks.models import MODELS, build_model, load_factory, split_model

@@ -15,7 +15,7 @@ from bench.machine.nvml import EFFECTS, OF_WHOLE, UNSUPPORTED, NvmlProblem, find
 from bench.profile.rates import DeviceRates
 from bench.schema.precision import FP8_INSTALL, PRECISIONS, TRAINED, Precision, refuse_apex
 from bench.workers.examination import Gpu, Machine, Platform
-from bench.workers.rates import check_rates, describe_rates, find_threads
+from bench.workers.rating import check_rates, describe_rates, find_threads
 
 GB = 1e9
 

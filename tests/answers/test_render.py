@@ -22,7 +22,7 @@ from bench.answers.render.table import (
     Prominence,
     Table,
 )
-from bench.answers.render.text import WIDTH, draw, draw_table, make_plain
+from bench.answers.render.terminal import WIDTH, draw, draw_table, make_plain
 
 
 def make(**parts: Any) -> Document:

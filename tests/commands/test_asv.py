@@ -23,8 +23,8 @@ from asv.util import UserError
 from asv_runner.discovery import disc_benchmarks
 
 from bench.base.errors import UsageError
-from bench.publish.asv import host as asv_host
-from bench.publish.asv.host import describe_grid, lay_out
+from bench.publish.asv import plugin
+from bench.publish.asv.plugin import describe_grid, lay_out
 from bench.schema.axis import Value
 from bench.schema.case import Case
 from bench.schema.preset import load_preset, parse_preset, preset_names
@@ -110,15 +110,15 @@ def test_every_case_of_a_preset_has_a_place_of_its_own_and_a_commit_is_told_it(n
 def test_the_preset_is_the_user_s(monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.delenv("BENCH_PRESET", raising=False)
     for there, name in ((False, "cpu"), (True, "rtx-titan")):
-        monkeypatch.setattr(asv_host, "has_cuda", lambda there=there: there)
-        assert Path(asv_host.choose_preset().name).stem == name
+        monkeypatch.setattr(plugin, "has_cuda", lambda there=there: there)
+        assert Path(plugin.choose_preset().name).stem == name
     (mine := tmp_path / "mine.toml").write_text("[[grid]]\nbatch_size = 2\n")
     for given, name in (("precision", "precision"), (str(mine), "mine")):
         monkeypatch.setenv("BENCH_PRESET", given)
-        assert Path(asv_host.choose_preset().name).stem == name
+        assert Path(plugin.choose_preset().name).stem == name
     monkeypatch.setenv("BENCH_PRESET", "rtx-titn")  # one line of asv's
     with pytest.raises(UserError, match="did you mean 'rtx-titan'"):
-        asv_host.setup()
+        plugin.setup()
 
 
 # -------------------------------------------------------------------------- one training per case
@@ -202,7 +202,7 @@ def test_a_model_beside_the_user_is_found_behind_the_commit_s_files(
         (folder / "bench.py").write_text(f"place = {folder.name!r}")
     monkeypatch.chdir(here)
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    host: Any = asv_host.Host.__new__(asv_host.Host)
+    host: Any = plugin.Host.__new__(plugin.Host)
     host._build_root, host._global_env_vars = str(commit), {}
     code = "import bench, mynet; print(bench.place)"
     assert host.run(["-c", code], cwd=str(elsewhere)).strip() == "commit"

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.check import findings
+from bench.check import probes
 from bench.check.__main__ import FEWEST_CHECKED, choose_cases, main
 from bench.check.checks import (
     CHECKS,
@@ -30,7 +30,7 @@ from bench.check.checks import (
     describe,
     explain,
 )
-from bench.check.findings import Subject, answer, check_seed
+from bench.check.probes import Subject, answer, check_seed
 from bench.networks.data import DatasetInfo, load
 from bench.networks.data.batches import stream
 from bench.networks.workloads import Network, Workload
@@ -431,7 +431,7 @@ def test_what_raises_fails_and_says_why(data: DatasetInfo, monkeypatch: Patch) -
     def broken(_: Subject) -> Finding:
         raise ValueError("no such\nluck")
 
-    monkeypatch.setattr(findings, "check_broken", broken, raising=False)
+    monkeypatch.setattr(probes, "check_broken", broken, raising=False)
     found = answer(Check("broken", "it works", "Mend it."), subject(data))
     assert found.result == "FAIL"
     assert "could not be run" in describe(found)

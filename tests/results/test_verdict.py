@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from bench.base.limits import MIN_REPEATS
-from bench.networks.data.sources import CLASSES
+from bench.networks.data.cifar10 import CLASSES
 from bench.networks.workloads import IMAGES
 from bench.results.verdict import (
     GUESSING,

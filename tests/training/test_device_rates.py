@@ -40,7 +40,7 @@ from bench.workers.examination import Machine, Platform
 from bench.workers.executors.subprocess import SubprocessExecutor
 from bench.workers.fingerprint import Fingerprint
 from bench.workers.judgement import judge
-from bench.workers.rates import (
+from bench.workers.rating import (
     RATES_VARIABLE,
     check_rates,
     describe_rates,
@@ -142,7 +142,7 @@ def test_the_best_of_tries_counts_with_its_clock_while_it_ran(monkeypatch: Patch
 def test_a_process_that_fails_gives_its_reason(monkeypatch: Patch) -> None:
     (reason,) = measure_rates("nowhere", 0.001).reasons.values()
     assert reason.startswith("RuntimeError: Expected one of cpu, cuda")
-    monkeypatch.setattr("bench.workers.rates.call", Mock(side_effect=TimeoutError))
+    monkeypatch.setattr("bench.workers.rating.call", Mock(side_effect=TimeoutError))
     assert measure_rates("cpu", 0.001) == DeviceRates(
         reasons={"rates": "not measured within 120 s"}
     )
@@ -262,7 +262,7 @@ def test_the_doctor_measures_anew(tmp_path: Path, monkeypatch: Patch) -> None:
     machine = replace(recorded, devices={"cpu": about}, models={})
     found = DeviceRates({"rate_float32": 2e12, "rate_copy": 1e9}, tries={"rate_copy": Tries(3)})
     monkeypatch.setenv(RATES_VARIABLE, "0.2")
-    monkeypatch.setattr("bench.workers.rates.measure_rates", lambda *_: found)
+    monkeypatch.setattr("bench.workers.rating.measure_rates", lambda *_: found)
     examined = measure_machine(machine)
     assert examined.device_rates == {"cpu": found}
     (file := tmp_path / "facts.json").write_text(write_json(examined, judge(examined)))
@@ -290,7 +290,7 @@ def test_the_doctor_measures_with_the_threads_of_free_cores(
     machine = read_machine(RECORDINGS / "cpu-only.json")
     busy = replace(machine, cpu=replace(machine.cpu, others=others), variables=variables)
     monkeypatch.setenv(RATES_VARIABLE, "0.2")
-    monkeypatch.setattr("bench.workers.rates.measure_rates", measure)
+    monkeypatch.setattr("bench.workers.rating.measure_rates", measure)
     (rates,) = (f for f in judge(measure_machine(busy)) if f.topic == "rates")
     assert asked == [threads and {"OMP_NUM_THREADS": threads}]
     assert rates.what.startswith(expected)

@@ -21,7 +21,7 @@ from bench.base.processes import provide_home
 from bench.base.progress import watch
 from bench.base.text import first_line
 from bench.networks.data import synthetic
-from bench.networks.data.sources import (
+from bench.networks.data.cifar10 import (
     CIFAR10_IMAGES,
     CIFAR10_SHAPE,
     CLASSES,

@@ -12,10 +12,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.networks.data.sources import CIFAR10_IMAGES, CIFAR10_SHAPE, CLASSES, ImageSource, Shape
+from bench.networks.data.cifar10 import CIFAR10_IMAGES, CIFAR10_SHAPE, CLASSES, ImageSource, Shape
 
 if TYPE_CHECKING:
-    from bench.networks.data.sources import Chunk
+    from bench.networks.data.cifar10 import Chunk
 
 SEED = 2019
 PATTERNS = 8  # per class

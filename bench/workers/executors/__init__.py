@@ -13,13 +13,13 @@ from pathlib import Path
 from bench.base.origin import EXECUTORS
 from bench.base.processes import hold_to
 from bench.networks.data import SYNTHETIC, DatasetInfo, find_layout, prepare
-from bench.networks.data.sources import CIFAR10_IMAGES
+from bench.networks.data.cifar10 import CIFAR10_IMAGES
 from bench.profile.rates import DeviceRates
 from bench.schema.record import Outcome
 from bench.workers.examination import Machine, ask_processes
 from bench.workers.fingerprint import Request
 from bench.workers.job import Job, Lane, PhaseEntered, StepTaken, WorkBegun
-from bench.workers.rates import measure_rates
+from bench.workers.rating import measure_rates
 
 CaseEvent = PhaseEntered | StepTaken | WorkBegun
 """A progress report of a running case."""
@@ -113,7 +113,7 @@ class Executor:
         return images.prepare()
 
     def rate(self, lane: Lane, device: str, seconds: float) -> DeviceRates:
-        """Measure the lane's current rates, as `bench.workers.rates.measure_rates` does."""
+        """Measure the lane's current rates, as `bench.workers.rating.measure_rates` does."""
         with hold_to(lane.cores):
             return measure_rates(device, seconds, lane.variables)
 

@@ -32,7 +32,7 @@ from bench.workers.executors import Executor, ImageRequest, Listener, Settings, 
 from bench.workers.executors.subprocess import SubprocessExecutor
 from bench.workers.fingerprint import Request
 from bench.workers.job import Job, Lane
-from bench.workers.rates import choose_seconds, measure_rates
+from bench.workers.rating import choose_seconds, measure_rates
 
 ADDRESS = "RAY_ADDRESS"
 """Ray's own environment variable: the cluster to join if no address is given."""

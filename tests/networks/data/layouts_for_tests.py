@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from bench.networks.data import sources
+from bench.networks.data import cifar10
 
 
 @dataclass
@@ -63,7 +63,7 @@ def write_batches(folder: Path, train: list[Pictures], test: Pictures, monkeypat
         }
         (folder / name).write_bytes(data := pickle_as_python2(batch))
         sums[name] = hashlib.md5(data).hexdigest()
-    monkeypatch.setattr(sources, "_BATCHES", sums)
+    monkeypatch.setattr(cifar10, "_BATCHES", sums)
 
 
 def pack(folder: Path, monkeypatch: Any) -> bytes:
@@ -72,7 +72,7 @@ def pack(folder: Path, monkeypatch: Any) -> bytes:
     with tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as tar:
         tar.add(folder, folder.name)
     data = file.getvalue()
-    monkeypatch.setattr(sources, "ARCHIVE_MD5", hashlib.md5(data).hexdigest())
+    monkeypatch.setattr(cifar10, "ARCHIVE_MD5", hashlib.md5(data).hexdigest())
     return data
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from bench.base.errors import UsageError
 from bench.networks import data
-from bench.networks.data import find_cache, find_layout, load, prepare, sources
-from bench.networks.data.sources import ARCHIVE, FOLDER
+from bench.networks.data import cifar10, find_cache, find_layout, load, prepare
+from bench.networks.data.cifar10 import ARCHIVE, FOLDER
 from bench.networks.weights import parse_start
 from bench.workers.examination import Machine, examine
 from bench.workers.judgement import Severity, judge
@@ -81,7 +81,7 @@ def test_a_damaged_batch_or_archive_is_named_and_not_unpickled(tmp_path, parts, 
 
 @pytest.mark.parametrize("column", ["img", "image"])
 def test_parquet_shards_in_order_of_names(tmp_path, parts, column, monkeypatch):
-    monkeypatch.setattr(sources, "_CHUNK", 4)
+    monkeypatch.setattr(cifar10, "_CHUNK", 4)
     train, test = parts
     for i in (1, 0):
         path = tmp_path / f"data/cifar10/train-0000{i}-of-00002.parquet"
@@ -175,7 +175,7 @@ def server(tmp_path, monkeypatch, parts):
     served.mkdir()
     write_batches(tmp_path / FOLDER, parts[0], parts[1], monkeypatch)
     (served / ARCHIVE).write_bytes(pack(tmp_path / FOLDER, monkeypatch))
-    monkeypatch.setattr(sources, "URL", (served / ARCHIVE).as_uri())
+    monkeypatch.setattr(cifar10, "URL", (served / ARCHIVE).as_uri())
     return served
 
 
@@ -188,7 +188,7 @@ def test_what_is_absent_is_downloaded_once(tmp_path, parts, server):
 
 def test_a_download_that_fails_names_both_remedies_and_leaves_nothing(tmp_path, server):
     (server / ARCHIVE).write_bytes(b"<html>Sign in to the network</html>")
-    remedies = ("--data-dir", "--dataset synthetic", sources.URL)
+    remedies = ("--data-dir", "--dataset synthetic", cifar10.URL)
     refused(tmp_path, "it is truncated or altered", *remedies)
     (server / ARCHIVE).unlink()
     refused(tmp_path, "No such file", *remedies)
