@@ -89,11 +89,11 @@ def render_text(answer: Explanations, full: bool = False) -> str:
         console.print()
         terminal.draw_table(table, console, brief=not full)
     console.print()
-    lines = [n.line for n in answer.warnings] if full else terminal.list_warnings(answer.warnings)
-    for line in [
-        *lines,
-        *([] if full else [f"{terminal.MORE} shows the evidence and all warnings."]),
-    ]:
+    lines = [notice.line for notice in answer.warnings]
+    if not full:
+        lines = terminal.list_warnings(answer.warnings)
+        lines.append(f"{terminal.MORE} shows the evidence and all warnings.")
+    for line in lines:
         terminal.draw_text(line, console)
     return console.export_text()
 

@@ -103,9 +103,11 @@ def test_the_package_has_two_names_and_one_version(installed: Installed) -> None
     place, same = installed.run(f"python -c '{code}'").split()
     assert Path(place).is_relative_to(installed.programs.parent)
     assert same == "True"
-    said = {installed.run(f"{name} --version") for name in ("precision-bench", "python -m bench")}
-    said |= {installed.run("precision-bench report --version")}
-    (version,) = said
+    versions = {
+        installed.run(f"{name} --version") for name in ("precision-bench", "python -m bench")
+    }
+    versions |= {installed.run("precision-bench report --version")}
+    (version,) = versions
     assert version.startswith("precision-bench 0.")
 
 

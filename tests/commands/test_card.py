@@ -265,14 +265,14 @@ def test_a_complete_folder_is_checked_and_offered(
     folder = Path(shutil.copytree(ROOT / "results" / "cpu-profiles-20261122", tmp_path / "cpu"))
     monkeypatch.setattr(card, "in_checkout", lambda: checkout)
     card.offer(folder, str(folder))
-    said = capfd.readouterr().out
-    assert "18 checks: " in said
+    output = capfd.readouterr().out
+    assert "18 checks: " in output
     if checkout:
-        assert f"git add {folder}" in said
+        assert f"git add {folder}" in output
     else:
         with zipfile.ZipFile(tmp_path / "cpu.zip") as archive:
             assert "cpu/records.csv" in archive.namelist()
-        assert str(tmp_path / "cpu.zip") in said
+        assert str(tmp_path / "cpu.zip") in output
 
     rows = (folder / "records.csv").read_text()
     (folder / "records.csv").write_text(rows.replace(",ok,", ",of,", 1))

@@ -283,9 +283,9 @@ def split(steady: Any) -> int | None:
     at = min(squares, key=squares.__getitem__)
     away = np.where(np.arange(n) < at, steady - steady[:at].mean(), steady - steady[at:].mean())
     line = np.polyval(np.polyfit(np.arange(n), steady, 1), np.arange(n))
-    told = (n * steady.var() - squares[at]) / (squares[at] / (n - 2)) > 15
+    apart = (n * steady.var() - squares[at]) / (squares[at] / (n - 2)) > 15
     alone = away[1:] @ away[:-1] <= 0.3 * squares[at]
-    return at if told and alone and squares[at] < ((steady - line) ** 2).sum() else None
+    return at if apart and alone and squares[at] < ((steady - line) ** 2).sum() else None
 
 
 def interval(steady: Any, left: float, drift: bool) -> tuple[float, float]:

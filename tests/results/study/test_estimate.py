@@ -122,23 +122,23 @@ def test_times_are_of_as_many_items_and_memory_is_not_scaled(tmp_path: Path) -> 
     assert math.isfinite(memory.ratio.value)
 
 
-@pytest.mark.parametrize(("energy_j", "told"), [(50.0, True), (0.0, False)])
+@pytest.mark.parametrize(("energy_j", "has_ratio"), [(50.0, True), (0.0, False)])
 def test_of_a_reading_that_is_not_above_zero_there_is_no_ratio(
-    energy_j: float, told: bool, tmp_path: Path
+    energy_j: float, has_ratio: bool, tmp_path: Path
 ) -> None:
     rows = [*ran(FP32, (100,), energy_j=100.0), *ran(FP16, (50,), energy_j=energy_j)]
     (found,) = estimate_change(tmp_path, ENERGY, "precision", rows)
-    assert (found is not None) == told
+    assert (found is not None) == has_ratio
 
 
-@pytest.mark.parametrize(("seeds", "told"), [(MIN_REPEATS, True), (MIN_REPEATS - 1, False)])
+@pytest.mark.parametrize(("seeds", "estimated"), [(MIN_REPEATS, True), (MIN_REPEATS - 1, False)])
 def test_what_a_part_of_an_epoch_taught_is_told_over_enough_seeds(
-    seeds: int, told: bool, tmp_path: Path
+    seeds: int, estimated: bool, tmp_path: Path
 ) -> None:
     cases = [replace(case, fraction=0.1) for case in (FP32, FP16)]
     rows = [row for case in cases for row in learn(case, [2.0, 2.1, 2.2][:seeds])]
     (found,) = estimate_change(tmp_path, LOSS, "precision", rows)
-    assert (found is not None) == told
+    assert (found is not None) == estimated
     whole = [row for case in (FP32, FP16) for row in learn(case, [2.0])]
     (found,) = estimate_change(tmp_path / "whole", LOSS, "precision", whole)
     assert found is not None

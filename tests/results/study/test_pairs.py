@@ -218,5 +218,5 @@ def test_a_pair_tells_its_factor_and_whether_it_is_estimated() -> None:
     assert Pair(side(60), side(30, "steps"), 0, True).factor != 2.0
     assert math.isnan(Pair(side(60), side(30, "steps"), 0, True).factor)
     parts = product((1.0, 0.5), repeat=2)
-    told = [Pair(side(1, part=x), side(1, part=y), 0, True).estimated for x, y in parts]
-    assert told == [False, True, True, True]
+    flags = [Pair(side(1, part=x), side(1, part=y), 0, True).estimated for x, y in parts]
+    assert flags == [False, True, True, True]
