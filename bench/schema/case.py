@@ -115,8 +115,7 @@ class Case:
         affects=(FIT, PROOF, RECIPE), from_default=True,
         order=lambda limit: order_limit(limit and parse_bytes(limit)))
     lr: float = describe_axis(OPTIMIZERS["sgd"].lr, parse_number("a learning rate", 0),
-        "learning rate (default: "
-        + ", ".join(f"{kind.lr:g} for {name}" for name, kind in OPTIMIZERS.items()) + ")",
+        "learning rate (default: that of the optimizer in bench.sweep --list)",
         common=True, affects=(LEARNING, RATE), decided_by="optimizer")
     optimizer: str = describe_axis("sgd", one_of([*OPTIMIZERS, OWN]),
         "one of bench.sweep --list (default: sgd, or a --workload's own)", common=True,

@@ -243,8 +243,12 @@ FP8_RECIPES: dict[str, Recipe] = {
 """The values of the axis ``fp8_recipe``, by torchao's names."""
 
 
-FP8_INSTALL = f"fp8 needs the package torchao: {describe_extra('fp8')}"
-"""The message if torchao is not installed."""
+def ask_for_torchao(what: str) -> str:
+    """Return the message if torchao, which ``what`` needs, is not installed."""
+    return f"{what} needs the package torchao: {describe_extra('fp8')}"
+
+
+FP8_INSTALL = ask_for_torchao("fp8")
 
 EMULATE_FP8 = "BENCH_EMULATE_FP8"
 

@@ -28,7 +28,7 @@ from bench.schema.case import (
     whole_batch,
 )
 from bench.schema.command import BESIDE_COMMAND, list_places, name_command
-from bench.schema.optimization import count_warmup_steps
+from bench.schema.optimization import OFFLOADED, OPTIMIZERS, UNFUSED, count_warmup_steps
 from bench.schema.precision import POLICIES, PRECISIONS
 
 _SCALING, _APEX, _FLOAT8 = (
@@ -153,6 +153,7 @@ def settle(settings: Mapping[str, Any]) -> Case:
 
 
 _UNMEASURED = "is not measured"
+_SENT = "cannot be: it sends gradients to the host before they are unscaled, clipped or averaged"
 _APEXES, _FLOAT8S = (
     tuple(p.name for p in PRECISIONS.values() if getattr(p, what)) for what in ("apex", "float8")
 )
@@ -175,7 +176,7 @@ _APART: tuple[tuple[str, Values, str, Values, str], ...] = (
     ("dataset", (OWN,), "workload", (IMAGES,), "is that of a --workload of your own"),
     ("optimizer", (OWN,), "workload", (IMAGES,), "is that of a --workload of your own"),
     (
-        *("precision", ("fp16-pure",), "optimizer", ("adamw",)),
+        *("precision", ("fp16-pure",), "optimizer", tuple({*OPTIMIZERS} - {"sgd"})),
         "diverges: squares of gradients flush to zero in fp16",
     ),
     (
@@ -191,8 +192,16 @@ _APART: tuple[tuple[str, Values, str, Values, str], ...] = (
         "cannot be, because that scale is kept on the host",
     ),
     (
-        *("cuda_graphs", None, "optimizer", (OWN,)),
+        *("cuda_graphs", None, "optimizer", (OWN, *UNFUSED)),
         "cannot be: torch captures fused steps",
+    ),
+    *(
+        (*("optimizer", (OFFLOADED,), axis, values), _SENT)
+        for axis, values in (
+            ("precision", tuple(n for n, p in PRECISIONS.items() if p.casts or p.scales_loss)),
+            ("clip_grad", None),
+            ("parallel", None),
+        )
     ),
     ("sync_bn", None, "device", ("cpu",), "needs GPUs, as torch's SyncBatchNorm does"),
 )

@@ -55,7 +55,7 @@ def print_registries() -> None:
         "opt levels of fp16-apex": {name: level.help for name, level in OPT_LEVELS.items()},
         "recipes of fp8": {name: recipe.help for name, recipe in FP8_RECIPES.items()},
         "optimizers": {
-            name: f"{kind.name}: lr {kind.lr:g}, {kind.settings}"
+            name: f"{kind.name}: lr {kind.lr:g}, {kind.settings}; bytes a weight: {kind.state}"
             for name, kind in OPTIMIZERS.items()
         },
         "schedules": SCHEDULES,

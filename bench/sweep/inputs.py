@@ -10,10 +10,12 @@ from bench.base.installation import find_version
 from bench.networks.data import DatasetInfo
 from bench.networks.workloads import IMAGES, OWN, Workload, WorkloadFacts
 from bench.schema.case import Case, format_value
+from bench.schema.optimization import OFFLOADED, OPTIMIZERS, refuse_offload, refuse_plain
 from bench.schema.precision import (
     FP8_INSTALL,
     PRECISIONS,
     Apex,
+    ask_for_torchao,
     refuse_apex,
     refuse_fp8,
 )
@@ -52,11 +54,23 @@ class Inputs:
         # it was tried on a CPU, which lacks kernels that a GPU has
         if model is not None and case.device == "cpu" and case.precision in model.failing:
             return model.failing[case.precision]
+        if reason := self._refuse_optimizer(case):
+            return reason
         if precision.float8:
             if model is not None and not model.products:
                 return refuse_fp8(case.model)
             return "" if find_version("torchao") else FP8_INSTALL
         return refuse_apex(self.apex, case.device) if precision.apex else ""
+
+    def _refuse_optimizer(self, case: Case) -> str:
+        kind, model = OPTIMIZERS.get(case.optimizer), self.find_model(case)
+        if kind and kind.torchao and not find_version("torchao"):
+            return ask_for_torchao(case.optimizer)
+        if case.optimizer == OFFLOADED and case.device == "cpu":
+            return refuse_offload()
+        if model is not None and case.optimizer in model.plain:
+            return refuse_plain(case.optimizer, case.model)
+        return ""
 
     def warn_of_trial(self, case: Case) -> str:
         """Return a warning if the network failed its trial in the case's precision; else empty."""

@@ -13,6 +13,7 @@ import re
 import warnings
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -25,8 +26,8 @@ from bench.networks.workloads import Workload, sketch_batch
 from bench.schema.case import Case, list_micro_batches
 from bench.schema.precision import (
     EMULATE_FP8,
-    FP8_INSTALL,
     FP8_RECIPES,
+    ask_for_torchao,
     emulates_fp8,
     refuse_fp8,
 )
@@ -138,7 +139,7 @@ def convert(case: Case, model: nn.Module, device: torch.device, workload: Worklo
             f"the products of fp8 are padded, since the rows of some are no multiple of {MULTIPLE} "
             "at this batch size"
         )
-    float8 = _import_torchao()
+    float8 = import_torchao("float8", "fp8")
     recipe = float8.Float8LinearConfig.from_recipe_name(case.fp8_recipe)
     config = replace(recipe, emulate=emulated, pad_inner_dim=padded)
     chosen = {product.layer for product in products}
@@ -189,14 +190,14 @@ def _follow(model: nn.Module, workload: Workload, layers: dict[str, nn.Linear]) 
     return [product for product in products if product.rows]
 
 
-def _import_torchao() -> Any:
-    """Import torchao's float8, without warnings about libraries that only other parts need. Raises
-    UnsupportedError: torchao is not installed, or not compatible with this torch."""
+def import_torchao(part: str, what: str) -> Any:
+    """Import a part of torchao, which ``what`` needs, without warnings about libraries that only
+    others need. Raises UnsupportedError: torchao is not installed, or not compatible with this
+    torch."""
     try:
         with warnings.catch_warnings(action="ignore"):
-            from torchao import float8
+            return import_module(f"torchao.{part}")
     except Exception as error:
         raise UnsupportedError(
-            f"{FP8_INSTALL} (beside torch {torch.__version__}: {first_line(error)})"
+            f"{ask_for_torchao(what)} (beside torch {torch.__version__}: {first_line(error)})"
         ) from error
-    return float8

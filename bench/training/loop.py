@@ -27,7 +27,7 @@ from bench.schema.precision import autocast, cast, find_formats
 from bench.training.float8 import Conversion, convert
 from bench.training.graphs import Captured, CudaGraph, StepResults
 from bench.training.loss_scale import build_loss_scale, clip
-from bench.training.optimizers import build_optimizer, clear_state
+from bench.training.optimizers import build_optimizer, clear_state, copy_to_host, list_special
 from bench.training.recompute import Recompute
 from bench.training.timing import StepClock
 
@@ -128,9 +128,15 @@ class Training:
     def _make_optimizer(self) -> None:
         own = self.workload.build_optimizer(self.masters, self.lr)
         self.brings_optimizer = own is not None
-        self.optimizer = own or build_optimizer(
-            self.case.optimizer, self.masters, self.lr, self.case.cuda_graphs
-        )
+        name = self.case.optimizer
+        if own is None:
+            special = {id(p) for p in list_special(name, self.model, self.workload)}
+            pairs = zip(self.masters, self.parameters, strict=True)
+            chosen = [master for master, weight in pairs if id(weight) in special]
+            own_graphs = self.case.cuda_graphs
+            self.optimizer = build_optimizer(name, self.masters, self.lr, own_graphs, chosen)
+        else:
+            self.optimizer = own
         # a workload's own optimizer may have groups with other learning rates, such as a tenth
         self._ratios = [
             1.0 if own is None else float(group["lr"]) / self.lr
@@ -188,6 +194,7 @@ class Training:
             master.grad = None
         self.model.zero_grad(set_to_none=True)
         self.optimizer.load_state_dict(state["optimizer"])
+        copy_to_host(self.optimizer)
         self.loss_scale.restore(state["loss_scale"])
 
     def set_lr(self, lr: float) -> None:

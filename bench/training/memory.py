@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 PARTS_BYTES = ("weights_bytes", "gradients_bytes", "optimizer_bytes")
@@ -71,12 +72,23 @@ def _list_stepped(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def _find_device(tensors: Sequence[Tensor]) -> torch.device:
-    return tensors[0].device if tensors else torch.device("cpu")
+    """Return the device that trains: that of weights on a GPU, if any are, as an optimizer may step
+    copies of them on the host."""
+    devices = [tensor.device for tensor in tensors] or [torch.device("cpu")]
+    return next((device for device in devices if device.type != "cpu"), devices[0])
 
 
 def _list_storages(tensors: Iterable[Any], device: torch.device) -> dict[int, int]:
     """Return the bytes of the storages that tensors have on a device, by their addresses."""
-    parts = (getattr(tensor, "_local_tensor", tensor) for tensor in tensors)  # of a DTensor
-    dense = (t for t in parts if t is not None and t.device == device and not t.is_sparse)
+    parts = chain.from_iterable(_list_parts(tensor) for tensor in tensors if tensor is not None)
+    dense = (t for t in parts if t.device == device and not t.is_sparse)
     storages = (tensor.untyped_storage() for tensor in dense)
     return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
+
+def _list_parts(tensor: Tensor) -> list[Tensor]:
+    """Return what holds a tensor's elements: the part of a DTensor, or codes and scales."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+    return [*chain.from_iterable(map(_list_parts, inner))]

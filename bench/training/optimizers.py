@@ -1,33 +1,61 @@
-"""The optimizers of `OPTIMIZERS`, with their state created before the first step, and the learning
-rate of each step.
+"""The optimizers of `OPTIMIZERS`, and the learning rate of each step.
 
 torch's fused optimizers create a weight's state in its first step, for SGD uninitialised: a first
 step that overflows and is skipped would leave it so. With a state of zeros the first step gives the
-same result and allocates no memory.
+same result and allocates no memory. The state of others is zeros from their first step on.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from bench.base.errors import UnsupportedError, UsageError
+from bench.networks.workloads import Workload
 from bench.schema.case import Case, whole_batch
-from bench.schema.optimization import OPTIMIZERS, count_warmup_steps, scale_lr
+from bench.schema.optimization import (
+    LEAST_SPECIAL,
+    OFFLOADED,
+    OPTIMIZERS,
+    SPECIAL,
+    count_warmup_steps,
+    refuse_offload,
+    refuse_plain,
+    scale_lr,
+)
+from bench.training.float8 import import_torchao
 
 
 def build_optimizer(
-    name: str, parameters: Sequence[Tensor], lr: float, capturable: bool = False
+    name: str,
+    parameters: Sequence[Tensor],
+    lr: float,
+    capturable: bool = False,
+    special: Sequence[Tensor] | None = None,
 ) -> torch.optim.Optimizer:
-    """Make the optimizer ``name`` of `OPTIMIZERS` for ``parameters``.
+    """Make the optimizer ``name`` of `OPTIMIZERS` for ``parameters``; by default all are
+    ``special``, as `list_special` says of those of a network.
 
-    They are fused, but for SGD on half-precision weights on a CPU: one kernel, which also skips
-    steps without waiting for the device. If ``capturable``, steps can be captured in a CUDA graph,
-    and the learning rate is a tensor on the weights' device, float32, ().
+    `OptimizerKind.fused` ones are, but for SGD on half-precision weights on a CPU. If
+    ``capturable``, which only they can be, steps can be captured in a CUDA graph, and the learning
+    rate is a tensor on the weights' device, float32, (). Raises UnsupportedError: torchao is not
+    installed, there is no device to offload from, or no weight is special.
     """
+    special = parameters if special is None else special
+    if name in SPECIAL and not special:
+        raise UnsupportedError(refuse_plain(name, "the network"))
+    if name == "muon":
+        return _build_muon(parameters, special, lr)
+    if name == OFFLOADED:
+        return _build_offloaded(parameters, lr)
     optimizer = _BUILDERS[name](parameters, lr)
     if capturable:
         for group in optimizer.param_groups:
@@ -39,11 +67,49 @@ def build_optimizer(
     return optimizer
 
 
+def list_special(name: str, model: nn.Module, workload: Workload) -> list[nn.Parameter]:
+    """Return the weights of a network that an optimizer of `SPECIAL` steps otherwise than AdamW,
+    and those of any other all.
+
+    Muon's are the matrices of hidden layers: torch's takes two dimensions, and its authors leave
+    embeddings and the head to AdamW.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if name == "muon":
+        outer: list[nn.Module] = [
+            m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)
+        ]
+        try:
+            outer.append(workload.find_head(model))
+        except UsageError:  # no layer has weights
+            return []
+        left = {id(weight) for module in outer for weight in module.parameters()}
+        return [p for p in trained if p.dim() == 2 and id(p) not in left]
+    if name in SPECIAL:
+        block = OPTIMIZERS[name].block or 1
+        return [p for p in trained if p.numel() >= LEAST_SPECIAL and p.numel() % block == 0]
+    return trained
+
+
 def clear_state(optimizer: torch.optim.Optimizer) -> None:
-    """Set the state of every weight to zero, as it was before the first step."""
+    """Set the state of every weight to zero, as it was before the first step, and let the host's
+    copies of weights, if any, be those of the network."""
     for state in optimizer.state.values():
         for name, value in state.items():
-            state[name] = value.zero_() if isinstance(value, Tensor) else type(value)()
+            if is_traceable_wrapper_subclass(value):
+                # of what is rounded, the table of the codes' values stays
+                for part in {*value.__tensor_flatten__()[0]} - {"qmap"}:
+                    getattr(value, part).zero_()
+            else:
+                state[name] = value.zero_() if isinstance(value, Tensor) else type(value)()
+    copy_to_host(optimizer)
+
+
+@torch.no_grad()
+def copy_to_host(optimizer: torch.optim.Optimizer) -> None:
+    """Give an optimizer that steps copies of the weights on the host those of the network."""
+    for weight, host in getattr(optimizer, "param_d2h_map", {}).items():
+        host.copy_(weight)
 
 
 def _build_sgd(parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimizer:
@@ -58,12 +124,9 @@ def _build_sgd(parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimizer
     return optimizer
 
 
-def _build_adamw(parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimizer:
-    kind = OPTIMIZERS["adamw"]
-    first, second = kind.betas
-    optimizer = torch.optim.AdamW(
-        parameters, lr, (first, second), weight_decay=kind.weight_decay, fused=True
-    )
+def _build_adam(name: str, parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimizer:
+    make = torch.optim.Adam if name == "adam" else torch.optim.AdamW
+    optimizer = make(parameters, lr, **_read_adam(name), fused=True)
     for parameter in parameters:
         optimizer.state[parameter] = {
             # on the device, so that a fused step does not count if it is skipped
@@ -74,7 +137,88 @@ def _build_adamw(parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimiz
     return optimizer
 
 
-_BUILDERS = {"sgd": _build_sgd, "adamw": _build_adamw}
+def _read_adam(name: str) -> dict[str, Any]:
+    kind = OPTIMIZERS[name]
+    first, second = kind.betas
+    return {"betas": (first, second), "weight_decay": kind.weight_decay}
+
+
+def _build_muon(
+    parameters: Sequence[Tensor], matrices: Sequence[Tensor], lr: float
+) -> torch.optim.Optimizer:
+    kind, own = OPTIMIZERS["muon"], {id(matrix) for matrix in matrices}
+    muon = torch.optim.Muon(
+        matrices, lr, kind.weight_decay, kind.momentum, adjust_lr_fn="match_rms_adamw"
+    )
+    others = [p for p in parameters if id(p) not in own]
+    parts: list[torch.optim.Optimizer] = [muon]
+    if others:
+        parts.append(torch.optim.AdamW(others, lr, **_read_adam("muon"), fused=True))
+    return _InTurn(parts)
+
+
+class _InTurn(torch.optim.Optimizer):
+    """Optimizers of one group of weights each, which step in turn, as one."""
+
+    def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
+        self._parts = parts
+        super().__init__([part.param_groups[0] for part in parts], {})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for part, group in zip(self._parts, self.param_groups, strict=True):
+            part.param_groups, part.state = [group], self.state  # a checkpoint replaces both
+            part.step()
+
+
+def _build_low_bit(name: str, parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimizer:
+    optim = import_torchao("optim", name)
+    make = {
+        "adamw-8bit": optim.AdamW8bit,
+        "adamw-4bit": optim.AdamW4bit,
+        "adamw-fp8": optim.AdamWFp8,
+    }[name]
+    made: torch.optim.Optimizer = make(
+        parameters, lr, **_read_adam(name), block_size=OPTIMIZERS[name].block
+    )
+    return made
+
+
+def _build_offloaded(parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimizer:
+    """Make torchao's optimizer, with the state and the hooks that every other of torch has."""
+    if parameters[0].device.type == "cpu":
+        raise UnsupportedError(refuse_offload())
+    optim = import_torchao("optim", OFFLOADED)
+
+    class Offloaded(optim.CPUOffloadOptimizer):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            self._optimizer_step_pre_hooks = OrderedDict[int, Any]()
+            self._optimizer_step_post_hooks = OrderedDict[int, Any]()
+            self._patch_step_function()
+            settings = _read_adam(OFFLOADED)
+            super().__init__(
+                parameters, torch.optim.AdamW, minimal_size=LEAST_SPECIAL, lr=lr, **settings
+            )
+
+        @property
+        def state(self) -> dict[Tensor, Any]:
+            parts = [self.d_opt] if self.d_opt else []
+            return {
+                w: s for one in (*parts, *self.optim_dict.values()) for w, s in one.state.items()
+            }
+
+    made: torch.optim.Optimizer = Offloaded()
+    return made
+
+
+_BUILDERS: Mapping[str, Callable[[Sequence[Tensor], float], torch.optim.Optimizer]] = {
+    "sgd": _build_sgd,
+    "adafactor": lambda parameters, lr: torch.optim.Adafactor(
+        parameters, lr, weight_decay=OPTIMIZERS["adafactor"].weight_decay
+    ),
+    **{name: partial(_build_adam, name) for name in ("adam", "adamw")},
+    **{name: partial(_build_low_bit, name) for name, kind in OPTIMIZERS.items() if kind.block},
+}
 
 
 # ----------------------------------------------------------------------------------------- schedule

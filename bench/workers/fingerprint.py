@@ -25,6 +25,7 @@ from bench.networks.models import MODELS, build_model, load_factory, split_model
 from bench.networks.modules import find_class
 from bench.networks.workloads import IMAGES, Workload, WorkloadFacts, check_workload
 from bench.schema.case import Case
+from bench.schema.optimization import SPECIAL
 from bench.training.sources import hash_content, hash_files, identify_model, judge_process
 from bench.workers.server import EndedError, MessageError, Process
 
@@ -43,7 +44,7 @@ class Fingerprint:
     layers that fp8 can convert, ``batchnorm`` whether the model has BatchNorm, ``convolves``
     whether it has convolution layers, and ``still`` the requested freezes that leave no layer
     normalising by the batch. ``failing`` are the requested precisions in which a CPU cannot train a
-    step, and why."""
+    step, and why, and ``plain`` the optimizers of `SPECIAL` that would be AdamW."""
 
     parameters: str
     structure: str
@@ -56,6 +57,7 @@ class Fingerprint:
     still: tuple[str, ...] = ()
     failing: Mapping[str, str] = field(default_factory=dict)
     files: Files = field(default_factory=dict)
+    plain: tuple[str, ...] = ()
 
 
 Examined = Fingerprint | str
@@ -141,6 +143,7 @@ def examine_model(
     from torch.nn.modules.conv import _ConvNd
 
     from bench.training.float8 import find_products
+    from bench.training.optimizers import list_special
     from bench.training.trial import (
         attempt,
         check_tuning,
@@ -180,6 +183,7 @@ def examine_model(
         still,
         failing,
         files,
+        tuple(name for name in SPECIAL if not list_special(name, model, workload)),
     )
 
 

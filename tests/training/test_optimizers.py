@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import io
+import math
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from bench.base.errors import UsageError
+from bench.base.errors import UnsupportedError, UsageError
 from bench.schema.grid import grid
 from bench.schema.optimization import OPTIMIZERS
 from bench.sweep.__main__ import main as sweep
+from bench.training.loop import Training
+from bench.training.memory import measure_parts
+from bench.workers.fingerprint import examine_model
 from tests.pytest_for_tests import Capture
-from tests.training_for_tests import LR, batch, training
+from tests.training_for_tests import LR, batch, in_parts, small, training
 
 ROOT = Path(__file__).parents[2]
 Formula = Callable[[Tensor, Tensor, dict[str, Tensor], int, float], Tensor]
@@ -35,37 +42,196 @@ def adamw_rule(w: Tensor, g: Tensor, state: dict[str, Tensor], step: int, lr: fl
     return w - lr * (change + OPTIMIZERS["adamw"].weight_decay * w)
 
 
-RULES: dict[str, Formula] = {"sgd": sgd_rule, "adamw": adamw_rule}
+def adam_rule(w: Tensor, g: Tensor, state: dict[str, Tensor], step: int, lr: float) -> Tensor:
+    """Without its decay of 0, Adam is AdamW without decay."""
+    assert OPTIMIZERS["adam"].weight_decay == 0
+    return adamw_rule(w, g, state, step, lr) + lr * OPTIMIZERS["adamw"].weight_decay * w
+
+
+def adafactor_rule(w: Tensor, g: Tensor, state: dict[str, Tensor], step: int, lr: float) -> Tensor:
+    """Shazeer and Stern, arXiv 1804.04235, algorithm 4, with torch's place of epsilon."""
+    keep, eps = 1 - step**-0.8, 2.0**-23
+    v = state["v"] = keep * state.get("v", torch.zeros_like(w)) + (1 - keep) * g * g
+    if w.dim() > 1:
+        rows, columns = v.mean(-1, keepdim=True), v.mean(-2, keepdim=True)
+        v = rows * columns / rows.mean(-2, keepdim=True).clamp(min=eps)
+    u = g / v.clamp(min=eps**2).sqrt()
+    relative = min(lr, step**-0.5) * max(1e-3, float(w.square().mean().sqrt()))
+    return w - relative * u / max(1.0, float(u.square().mean().sqrt()))
+
+
+def muon_rule(w: Tensor, g: Tensor, state: dict[str, Tensor], step: int, lr: float) -> Tensor:
+    """Liu et al., arXiv 2502.16982, equations 1 and 4, with the five steps of Newton and Schulz."""
+    kind = OPTIMIZERS["muon"]
+    m = state["m"] = state.get("m", torch.zeros_like(w)).lerp(g, 1 - kind.momentum)
+    x = g.lerp(m, kind.momentum)
+    x = x / x.norm()
+    for _ in range(5):
+        square = x @ x.T
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+    return w - lr * (0.2 * max(w.shape) ** 0.5 * x + kind.weight_decay * w)
+
+
+RULES: dict[str, Formula] = {
+    "sgd": sgd_rule,
+    "adam": adam_rule,
+    "adamw": adamw_rule,
+    "adafactor": adafactor_rule,
+}
+CLOSE = {"sgd": 2.0**-20, "adafactor": 2.0**-16}
+"""Of the others, first steps divide by roots of tiny squares: thousands of roundings."""
+
+
+def layered(seed: int = 0) -> nn.Module:
+    """Two matrices of hidden layers, both of a multiple of 256 elements and 4096 or more."""
+    torch.manual_seed(seed)
+    hidden = (nn.Linear(3072, 16), nn.ReLU(), nn.Linear(16, 256, bias=False), nn.ReLU())
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(256, 10))
+
+
+def step_with(ours: Training, seed: int) -> list[Tensor]:
+    """Take a step; return the unscaled gradients that it took, in float64."""
+    x, y = batch(seed=seed)
+    ours.backward(F.cross_entropy(ours.compute(x), y))
+    scale = float(ours.current_scale())
+    grads = [p.grad.double() / scale for p in ours.parameters if p.grad is not None]
+    assert not ours.update()[0]
+    return grads
 
 
 @pytest.mark.parametrize(("precision", "scale"), [("fp32", None), ("fp16", 8.0)])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", RULES)
 def test_masters_follow_the_rule_in_float64(name: str, precision: str, scale: float | None) -> None:
     """Given the gradients that the network made."""
     ours = training(precision, optimizer=name, loss_scale=scale)
     exact = [m.detach().double() for m in ours.masters]
     begun = [e.clone() for e in exact]
     states: list[dict[str, Tensor]] = [{} for _ in exact]
-    # AdamW's first steps divide by roots of tiny squares: thousands of roundings
-    rounds = 2.0**-20 if name == "sgd" else 2.0**-12
     for step in range(1, 9):
-        x, y = batch(seed=step)
-        loss = F.cross_entropy(ours.compute(x), y)
-        ours.backward(loss)
-        grads = [p.grad.double() / (scale or 1) for p in ours.parameters if p.grad is not None]
-        assert not ours.update()[0]
+        grads = step_with(ours, step)
         exact = [
             RULES[name](e, g, state, step, LR)
             for e, g, state in zip(exact, grads, states, strict=True)
         ]
         for master, weight, e, b in zip(ours.masters, ours.parameters, exact, begun, strict=True):
-            far = rounds * float((e - b).abs().max()) + 2.0**-22 * float(e.abs().max())
-            assert float((master.detach().double() - e).abs().max()) < far
+            far = CLOSE.get(name, 2.0**-12) * float((e - b).abs().max())
+            assert float((master.detach().double() - e).abs().max()) < far + 2.0**-22 * float(
+                e.abs().max()
+            )
             assert torch.equal(weight, master.to(weight.dtype))
             assert not torch.equal(e, b)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_muon_steps_hidden_matrices_and_adamw_the_others(precision: str) -> None:
+    ours = training(precision, build=layered, optimizer="muon", lr=0.001)
+    begun = [m.detach().double() for m in ours.masters]
+    grads, names = step_with(ours, 1), [n for n, _ in ours.model.named_parameters()]
+    for name, master, w, g in zip(names, ours.masters, begun, grads, strict=True):
+        # five steps in bf16: 3.3e-2 and 8.3e-2
+        rule, far = (muon_rule, 0.12) if name in ("1.weight", "3.weight") else (adamw_rule, 2e-3)
+        right = rule(w, g, {}, 1, 0.001) - w
+        assert float((master.detach().double() - w - right).norm() / right.norm()) < far
+
+
+def make(name: str, build: Callable[[int], nn.Module] = layered, **axes: Any) -> Training:
+    return training(build=build, optimizer=name, lr=OPTIMIZERS[name].lr, **axes)
+
+
+BIG, SMALL = 3072 * 16 + 16 * 256, 16 + 256 * 10 + 10
+STATE_BYTES = {
+    "sgd": 4 * (BIG + SMALL),
+    "adam": 8 * (BIG + SMALL) + 5 * 4,  # and a count of steps for each of five weights
+    "adamw": 8 * (BIG + SMALL) + 5 * 4,
+    "muon": 4 * BIG + 8 * SMALL + 3 * 4,
+    "adafactor": 4 * (3072 + 16 + 16 + 16 + 256 + 256 + 10 + 10) + 5 * 4,
+    # two codes, a scale for each block of each moment, and two tables of values for each weight
+    "adamw-8bit": 2 * BIG + 2 * 4 * BIG // 256 + 2 * 2 * 256 * 4 + 8 * SMALL + 5 * 4,
+    "adamw-4bit": BIG + 2 * 4 * BIG // 128 + 2 * 2 * 16 * 4 + 8 * SMALL + 5 * 4,
+    "adamw-fp8": 2 * BIG + 2 * 4 * BIG // 256 + 8 * SMALL + 5 * 4,
+}
+ON_A_CPU = [
+    pytest.param(
+        name,
+        marks=pytest.mark.skipif(
+            OPTIMIZERS[name].torchao and find_spec("torchao") is None,
+            reason="torchao is not installed",
+        ),
+    )
+    for name in STATE_BYTES
+]
+
+
+@pytest.mark.parametrize("name", ON_A_CPU)
+def test_the_state_takes_its_formula_s_bytes_and_clears(name: str) -> None:
+    """A reset is bitwise a fresh start, and what a checkpoint holds continues bitwise."""
+    ours = make(name)
+    first = [float(ours.step(batch(seed=seed))[0]) for seed in range(4)]
+    assert measure_parts([ours.optimizer], [ours.model]) == {
+        "weights_bytes": 4 * (BIG + SMALL),
+        "optimizer_bytes": STATE_BYTES[name],
+    }
+    kept = io.BytesIO()
+    torch.save(ours.state(), kept)
+    then = float(ours.step(batch(seed=5))[0])
+    ours.reset()
+    assert [float(ours.step(batch(seed=seed))[0]) for seed in range(4)] == first
+    other = make(name, seed=1)
+    kept.seek(0)
+    other.restore(torch.load(kept, weights_only=True))
+    after = float(other.step(batch(seed=5))[0])
+    last = [one.step(batch(seed=6))[0] for one in (other, make(name, seed=1))]
+    assert after == then
+    assert last[0] != last[1]
+
+
+@pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
+@pytest.mark.parametrize(
+    ("name", "most"), [("adamw-8bit", 0.03), ("adamw-4bit", 0.3), ("adamw-fp8", 0.03)]
+)
+@torch.no_grad()
+def test_rounded_moments_move_weights_nearly_as_adamw_s(name: str, most: float) -> None:
+    """By the median weight, as e4m3 has no second moments 2^-18 of the largest in their block."""
+    exact, rounded = make("adamw"), make(name)
+    begun = [w.clone() for w in exact.parameters]
+    for one in (exact, rounded):
+        for seed in range(4):
+            with torch.enable_grad():
+                one.step(batch(seed=seed))
+    for begin, right, ours in zip(begun, exact.parameters, rounded.parameters, strict=True):
+        off = float((ours - right).abs().median() / (right - begin).abs().median())
+        assert off < most
+        assert off > 1e-3 or right.numel() < 4096, "nothing was rounded"
+
+
+@pytest.mark.parametrize("name", ["adamw-8bit", "muon"])
+@pytest.mark.parametrize("precision", ["fp16-amp", "bf16-pure"])
+def test_others_train_with_scaling_clipping_and_parts(name: str, precision: str) -> None:
+    """A step whose gradients overflow changes nothing: the scaler skips it."""
+    ours = make(name, clip_grad=0.1, accumulate=2, precision=precision)
+    assert all(math.isfinite(float(ours.step(in_parts(*batch(), 8, 8))[0])) for _ in range(2))
+    if precision == "fp16-amp":
+        begun = [w.detach().clone() for w in ours.parameters]
+        x, y = batch()
+        assert ours.step((x * 1e30, y))[2]
+        assert all(map(torch.equal, begun, ours.parameters))
+
+
+def test_what_would_be_adamw_alone_is_refused() -> None:
+    """DPN's only matrix is its head; the weights of the other network are small."""
+    said = {"muon": "is a matrix of a hidden layer", "adamw-8bit": "has at least 4,096 elements"}
+    for name, why in said.items():
+        build = (
+            small
+            if name == "muon"
+            else (lambda seed: nn.Sequential(nn.Flatten(), nn.Linear(3072, 1)))
+        )
+        with pytest.raises(UnsupportedError, match=f"{why}.* so {name} would be AdamW"):
+            make(name, build)
+    assert examine_model("dpn-small").plain == ("muon",)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 def test_a_reset_is_bitwise_a_fresh_start(name: str) -> None:
     """Weights, momentum, AdamW's count of steps: nothing is left, and nothing was missing."""
     fresh, warmed = (training("fp16", optimizer=name) for _ in range(2))
@@ -96,4 +262,4 @@ def test_the_list_and_the_page_tell_the_settings(capsys: Capture) -> None:
     listed, page = capsys.readouterr().out, (ROOT / "docs" / "own-model.md").read_text()
     for name, kind in OPTIMIZERS.items():
         assert f"{kind.name}: lr {kind.lr:g}, {kind.settings}" in listed
-        assert f"| `{name}` | {kind.lr:g} | {kind.settings} |" in page
+        assert f"| `{name}` | {kind.lr:g} | {kind.settings} | {kind.state} |" in page
