@@ -170,7 +170,7 @@ def find_disorder(evidence: Evidence) -> Iterator[str]:
         inside = sum(time for phase in phases if (time := getattr(run, phase)) == time)
         if run.resumed_epochs > 0:  # an earlier process trained a part
             inside = 0.0
-        if end - start < CLOCKS * -inside + inside - 1:
+        if end - start < (1 - CLOCKS) * inside - 1:
             yield f"{name}: ran for {end - start:.4g} s, and its phases took {inside:.4g} s"
         if read_time(run.rates_at) > start + WATCHES_S:
             yield f"{name}: started at {run.started_at}, before the rates of its machine were known"
@@ -327,7 +327,7 @@ def find_wrong_steps(row: EvidenceRow) -> Iterator[str]:
             yield f"{column} is {row[column]:.4g}, not {value:.4g}"
 
 
-def adds_up(times: Sequence[float], measured_s: float, epochs: int = 1) -> bool:
+def adds_up(times: Sequence[float], measured_s: float, epochs: int) -> bool:
     """Return whether epochs of these steps may take so long together: as long as the steps by
     `CLOCKS`, and longer by what the process may wait before the first or after the last of each."""
     whole = sum(times)

@@ -85,6 +85,5 @@ class Evidence:
 def read_evidence(folder: Path) -> Evidence:
     """Raises UsageError: as `read_sweep`."""
     sweep = read_sweep(folder)
-    there = sweep.path if sweep.path.is_dir() else sweep.path.parent
-    steps, config = read_beside(sweep.path, Step), read_config(there)
+    steps, config = read_beside(sweep.path, Step), read_config(sweep.path)
     return Evidence(sweep, list_runs(sweep.rows), steps, config)
