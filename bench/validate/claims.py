@@ -108,12 +108,11 @@ def _of_rows(find: Callable[[EvidenceRow], Iterator[str]]) -> Callable[[Evidence
 def find_unknown_code(evidence: Evidence) -> Iterator[str]:
     for commit, code in dict.fromkeys((run.commit, run.code) for run in evidence.own):
         name, _, edited = commit.partition("+")
-        known = hash_commit(name) if name else None
         if not name:
             yield "rows do not say which commit measured them"
         elif edited:
             yield f"measured by {commit}: the code was edited after that commit"
-        elif known and known != code:
+        elif (known := hash_commit(name)) and known != code:
             yield f"commit {name} has the code {known}, and the rows {code}"
 
 
@@ -150,7 +149,7 @@ def find_gaps(evidence: Evidence) -> Iterator[str]:
         lost = {*read_missing(run.shared, ("proof", "flop", "work")).values()} - known
         if lost:
             yield f"{evidence.name(run)}: uses what row {', '.join(sorted(lost))} found, not there"
-    if len(sweep.plans) > 1 or any(plan.shard for plan in sweep.plans):
+    if any(plan.shard for plan in sweep.plans):
         return  # repeats may be in another shard
     for runs in group((run for run in evidence.own if not run.sentinel), _tell_question):
         repeats = {run.repeat for run in runs}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 from bench.schema.case import Case
 from bench.schema.record import EpochRow, Step, WorkRow
 from bench.schema.work import WorkKind
-from bench.validate.claims import FLOP_PER_IMAGE, KNOWN_FAULTS, validate
+from bench.validate import claims
+from bench.validate.claims import CIFAR10, FLOP_PER_IMAGE, KNOWN_FAULTS, validate
 from tests.planted.records import GIB, Row, make_record, write_sweep
+from tests.pytest_for_tests import Patch
 
 H100 = "NVIDIA H100 80GB HBM3"
 FLOP = FLOP_PER_IMAGE["dpn92", None, None]
@@ -118,6 +121,8 @@ BOUNDS: list[tuple[str, str, dict[str, Any]]] = [
     ("energy", "", {"mean_power_w": 403.0, "measured_time_s": 20.0, "energy_j": 8000.0}),
     ("energy", "its energy", {"mean_power_w": 405.0, "measured_time_s": 20.0, "energy_j": 8e3}),
     ("energy", "", {"mean_power_w": None}),
+    ("energy", "", {"mean_power_w": 1400.0, "energy_j": 1400.0,
+                    "case": replace(PLAIN, batch_size=64, world_size=2, parallel="ddp")}),
     ("energy", "", {"energy_j": None, "mean_power_w": 9000.0}),
     ("energy", "", {"mean_power_w": 734.0, "energy_j": 734.0}),
     ("energy", "736 W on average, and the limit was 700", {"mean_power_w": 736.0, "energy_j": 736}),
@@ -151,6 +156,7 @@ BOUNDS: list[tuple[str, str, dict[str, Any]]] = [
       if name.startswith("step_time") and HONEST[name]],
     *[("steps", "", scaled(name, 1 + 5e-7)) for name in HONEST if name.startswith("step_time")],
     ("steps", "step_time_mad_s is", {"step_time_mad_s": 1e-9}),
+    ("steps", "", {"step_time_mad_s": 1e-13}),  # a sum in another order
     ("steps", "its steps are of 128 images, and its batches of 256",
      {"case": replace(PLAIN, batch_size=256)}),
     ("steps", "", {"case": replace(PLAIN, batch_size=2048), "train_images": 128}),
@@ -171,6 +177,7 @@ BOUNDS: list[tuple[str, str, dict[str, Any]]] = [
     ("epoch", "", {"epoch_time_low_s": 1.0, "epoch_time_high_s": 1.0}),
     ("epoch", "outside its interval", {"epoch_time_low_s": 1.01, "epoch_time_high_s": 1.1}),
     ("epoch", "outside its interval", {"epoch_time_low_s": 0.9, "epoch_time_high_s": 0.99}),
+    ("epoch", "", {"epoch_time_low_s": 0.9, "epoch_time_high_s": 1.1}),
     ("epoch", "and was measured in 1 s", {"epoch_time_s": 1 + 2e-6, "images_per_s": None}),
     ("epoch", "", {"epoch_time_s": 1 + 5e-7, "images_per_s": None}),
     ("epoch", "was measured in", {"epoch_time_s": 0.9, "images_per_s": None,
@@ -182,6 +189,8 @@ BOUNDS: list[tuple[str, str, dict[str, Any]]] = [
     ("epoch", "was measured in 0.5 s", {"case": replace(PLAIN, epochs=2)}),
     ("epoch", "", {"case": replace(PLAIN, epochs=3), "truncated_after": 1}),
     ("epoch", "", {**PART, "case": TENTH}),
+    ("epoch", "",
+     {**PART, "case": replace(TENTH, batch_size=64, world_size=2, parallel="ddp")}),
     ("epoch", "", {**PART, "case": TENTH, "epoch_time_s": 10.019, "images_per_s": None}),
     ("epoch", "and 10 by its steps",
      {**PART, "case": TENTH, "epoch_time_s": 10.021, "images_per_s": None}),
@@ -194,6 +203,7 @@ BOUNDS: list[tuple[str, str, dict[str, Any]]] = [
     ("learning", "its accuracy is", {"train_accuracy": 0.5 * (1 + 2e-5)}),
     ("learning", "", {"train_accuracy": 0.4, "steps": changed(correct=None)}),
     ("learning", "", {"train_loss": None, "train_accuracy": None}),
+    ("learning", "", {"train_accuracy": 0.0, "steps": [replace(s, correct=0) for s in STEPS]}),
     ("learning", "", {"train_loss": 2.1, "case": replace(PLAIN, epochs=2)}),
     ("learning", "", {"train_loss": 2.1, "case": SCRIPT}),
     ("learning", "", {"train_loss": 2.1, "status": "diverged"}),
@@ -227,6 +237,7 @@ BOUNDS: list[tuple[str, str, dict[str, Any]]] = [
     ("proof", "what ran is float32/float16", {"arithmetic": "float32/float16"}),
     ("proof", "", {"arithmetic": "float16", "status": "diverged"}),
     ("proof", "", {"arithmetic": ""}),
+    ("proof", "", {"case": replace(PLAIN, precision="fp16-apex", opt_level="O0"), "flags": ""}),
     ("proof", "", {"arithmetic": "unclear"}),
     ("proof", "", {"case": TF32, "arithmetic": "tfloat32/float32", "flags": "matmul=tf32"}),
     ("proof", "tf32 rounds to tfloat32", {"case": TF32, "arithmetic": "float32", "flags": ""}),
@@ -242,6 +253,8 @@ BOUNDS: list[tuple[str, str, dict[str, Any]]] = [
     ("data", "dataset_fingerprint is feed", {"case": CIFAR}),
     ("data", "test_images is 9999", {"case": CIFAR, "test_images": 9999}),
     ("data", "train_images is 1280", {"case": CIFAR}),
+    ("data", "", {"case": CIFAR, **CIFAR10, "test_images": None}),
+    ("data", "", {"case": replace(CIFAR, input="3x64x64")}),
     ("data", "", {}),
     ("order", "", {"finished_at": "2026-11-20T10:00:30.100+00:00"}),
     ("order", "ran for 29.5 s, and its phases took 31 s",
@@ -249,6 +262,10 @@ BOUNDS: list[tuple[str, str, dict[str, Any]]] = [
     ("order", "", {"finished_at": "2026-11-20T10:00:29.500+00:00", "warmup_time_s": None}),
     ("order", "", {"finished_at": "2026-11-20T10:00:05+00:00", "resumed_epochs": 1}),
     ("order", "", {"rates_at": "2026-11-20T10:00:59+00:00"}),
+    ("order", "", {"started_at": ""}),
+    ("order", "ran for 5 s", {"finished_at": "2026-11-20T10:00:05+00:00", "resumed_epochs": 0}),
+    ("order", "", {"finished_at": ""}),
+    ("order", "", {"finished_at": "2026-11-20T10:00:29.500+00:00", "inferred": True}),
     ("order", "before the rates of its machine were known",
      {"rates_at": "2026-11-20T10:01:01+00:00"}),
     ("code", "measured by abc+dirty", {"commit": "abc+dirty"}),
@@ -279,6 +296,7 @@ SIDES: list[tuple[str, str, list[Row]]] = [
     ("environment", "driver is not the same in all rows of cuda: 1, 2",
      [make(driver="1"), again(2, driver="2")]),
     ("environment", "", [make(host="a"), again(2, host="b")]),
+    ("environment", "", [make(), again(2, dataset_fingerprint="other")]),
     ("energy", "", [make(), again(2, energy_j=321.0, mean_power_w=321.0)]),
     ("energy", "its mean power is 319 W, and 400 W where the same case ran as fast",
      [make(), again(2, energy_j=319.0, mean_power_w=319.0)]),
@@ -322,6 +340,9 @@ SIDES: list[tuple[str, str, list[Row]]] = [
      [make(), again(2, busy_s=0.09, step_time_median_s=0.072,
                     work=PROFILED["work"])]),
     ("profile", "", [make(), again(2, busy_s=None, step_time_median_s=0.073)]),
+    ("profile", "its kernels and waits take 0.11 s",
+     [make(busy_s=None), again(2, input_wait_s=0.025)]),
+    ("profile", "", [make(), again(2, busy_s=None, step_time_median_s=0.01, case=OTHER)]),
     ("profile", "and its kernels alone", [make(), again(2, busy_s=None, step_time_median_s=0.072)]),
     ("epoch", "", [make(), again(2)]),
     ("code", "", [make(), again(2, commit="ghi")]),
@@ -334,6 +355,16 @@ def test_rows_contradict_each_other_from_a_bound_on(
 ) -> None:
     faults = find_faults(tmp_path, rows)[claim]
     assert (bool(faults), why in " ".join(faults)) == (bool(why), True), faults
+
+
+def test_every_case_with_too_little_power_is_named(tmp_path: Path) -> None:
+    """And of each case the row with the least alone."""
+    weak = {"energy_j": 300.0, "mean_power_w": 300.0}
+    rows = [make(**weak), again(2), again(3), make(OTHER, **weak), again(2, case=OTHER)]
+    faults = find_faults(tmp_path, rows)["energy"]
+    assert [fault.partition(":")[0] for fault in faults] == [
+        "fp32 · batch size 128", "fp32 · batch size 64",
+    ]  # fmt: skip
 
 
 def test_an_honest_folder_has_no_fault(tmp_path: Path) -> None:
@@ -368,3 +399,54 @@ def test_what_is_lacking_is_told_and_what_is_disclosed(tmp_path: Path) -> None:
     own = tmp_path / "sweep" / KNOWN_FAULTS
     own.write_text("x")
     assert validate(tmp_path / "sweep")["excuses"] == str(own)
+
+
+def test_a_commit_whose_code_is_known_is_held_to_it(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(claims, "hash_commit", {"abc": "def"}.get)
+    assert find_faults(tmp_path / "same", [make()])["code"] == []
+    assert find_faults(tmp_path / "unknown", [make(commit="xyz", code="other")])["code"] == []
+    said = ["commit abc has the code def, and the rows other"]
+    assert find_faults(tmp_path / "other", [make(code="other")])["code"] == said
+
+
+ON_CPU = {"cpu": "EPYC", "gpu": "", "flags": ""}
+STATED: list[tuple[Any, list[Row], list[str]]] = [
+    # the environment in config.json, the rows, and what is found
+    ({"cuda": {"gpu": H100, "driver": "1"}}, [make(driver="1")], []),
+    ({"cuda": {"driver": 1}}, [make(driver="1")], []),
+    ({"cuda": {"driver": "2"}}, [make(driver="1")],
+     ["driver is 1 in the rows, and 2 in config.json"]),
+    ({"cuda": {"driver": "2"}}, [make(), again(2, driver="1")],
+     ["driver is 1 in the rows, and 2 in config.json"]),
+    ({"cuda": {"driver": "2"}}, [make(), again(2)], []),  # no row knows it
+    ({"cuda": {"driver": ""}}, [make(driver="1")], []),
+    ({"cuda": {"host": "a"}}, [make(host="b")], []),  # which is of no comparison
+    ({"cuda": {"driver": "2"}}, [make(CPU, **ON_CPU), again(2, driver="1")],
+     ["driver is 1 in the rows, and 2 in config.json"]),
+    ({"cpu": {"cpu": "Xeon"}, "cuda": {"driver": "1"}},
+     [make(driver="1"), again(2, case=CPU, **ON_CPU)],
+     ["cpu is EPYC in the rows, and Xeon in config.json"]),
+    ({"cuda": "edited"}, [make(driver="1")], []),
+    ("edited", [make(driver="1")], []),
+    ({"cuda": {"driver": "2"}}, [make(driver="1", executor="ray")], []),  # on any machine
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("stated", "rows", "faults"), STATED)
+def test_rows_are_of_the_environment_of_their_plan(
+    stated: Any, rows: list[Row], faults: list[str], tmp_path: Path
+) -> None:
+    write_sweep(tmp_path / "sweep", rows)
+    (tmp_path / "sweep" / "config.json").write_text(json.dumps({"environment": stated}))
+    found = {check["name"]: check["faults"] for check in validate(tmp_path / "sweep")["checks"]}
+    assert found["environment"] == faults
+
+
+def test_repeats_of_a_shard_may_be_in_another(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "sweep", [make(), again(3)])
+    config = tmp_path / "sweep" / "config.json"
+    for text, found in (("{}", True), (json.dumps({"shard": "1/2"}), False)):
+        config.write_text(text)
+        checks = validate(tmp_path / "sweep")["checks"]
+        faults = " ".join(fault for check in checks for fault in check["faults"])
+        assert ("there is no repeat 2" in faults) == found, faults
