@@ -233,7 +233,6 @@ def parse_arguments(argv: Sequence[str]) -> Options:
     given = build_parser().parse(argv)
     if given.preset and given.config:
         raise UsageError("--preset and --config are both given; use one")
-    _refuse_names([name for name, *_ in given.vary or ()], vars(given))
     axes = read_axes(given)
     if given.trace and not any(axes.setdefault("profile", [True])):
         raise UsageError("--trace keeps the traces of profiles; leave out --profile off")
@@ -284,6 +283,7 @@ def read_running(
         raise UsageError(f"--executor {given.executor!r}; {nearest(given.executor, [*EXECUTORS])}")
     if given.address and EXECUTORS[given.executor].here:
         raise UsageError("--address is that of a Ray cluster; give --executor ray with it")
+    _refuse_names([name for name, *_ in getattr(given, "vary", None) or ()], vars(given))
     running = {f.name: getattr(given, f.name) for f in fields(Options) if f.name in given}
     for factory in (*axes.get("model", ()), *axes.get("workload", ())) if given.out else ():
         module, _, _ = str(factory).partition(":")
