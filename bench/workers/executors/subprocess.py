@@ -217,7 +217,8 @@ class SubprocessExecutor(Executor):
         if outcome.seen and seen.cards and choice:
             found = describe_other(choice[seen.cards[0]], find_card(job.gpu_uuid or "", choice))
             outcome.seen.found |= found
-        if done is not None and case.epochs > 1 and outcome.status not in MEASURED:
+        several = case.epochs > 1 and case.command is None  # which tells by itself how far it was
+        if done is not None and several and outcome.status not in MEASURED:
             outcome.reason += f"; after {done} of {case.epochs} epochs"
         return outcome
 
