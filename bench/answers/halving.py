@@ -21,6 +21,7 @@ from bench.schema.case import (
     Case,
     find_axis,
     format_value,
+    knows_epochs,
     list_axes,
     spell_flag,
 )
@@ -44,6 +45,7 @@ class Trial:
     number: int  # from 1, in the order in which trials were drawn
     row: Row
     curve: tuple[float, ...]  # the metric by epoch, NaN where it was no number
+    ended: bool  # before it had trained all its epochs
 
     @property
     def last(self) -> float:
@@ -52,23 +54,26 @@ class Trial:
     @property
     def whole(self) -> bool:
         """Whether it trained all its epochs and learnt something."""
-        return not self.row.truncated and math.isfinite(self.last)
+        return not self.ended and math.isfinite(self.last)
 
 
 def find_trials(rows: Iterable[Row], epochs: Epochs, halving: Halving) -> list[Trial]:
     """Return the trials in the rows of a folder, with the epochs of each record: those that trained
     longest first, and the best of these first; those without a number last."""
     numbers = {frozenset(settings.items()): i for i, settings in enumerate(halving.trials, 1)}
-    names = [name for name in halving.trials[0] if name in AXES] if halving.trials else []
-    mine = (r for r in rows if r.is_repeat and r.repeat == 1 and r.epochs == halving.epochs)
+    names = _list_searched(halving)
     trials: dict[int, Trial] = {}
-    for row in keep_latest(mine):
+    for row in keep_latest(row for row in rows if row.is_repeat and row.repeat == 1):
+        if knows_epochs(row.case) and row.epochs != halving.epochs:
+            continue
         settings = frozenset((name, format_value(getattr(row.case, name))) for name in names)
         if (number := numbers.get(settings)) is not None:
             trained = sorted(epochs.get(row.record_id, ()), key=attrgetter("epoch"))
             values = (getattr(epoch, halving.metric) for epoch in trained)
             curve = tuple(math.nan if value is None else value for value in values)
-            trials[number] = Trial(number, row, curve)
+            # a command that decides itself is ended after as many epochs as are asked for
+            ended = row.truncated and len(curve) < halving.epochs
+            trials[number] = Trial(number, row, curve, ended)
     found = [trials[number] for number in sorted(trials)]
     learnt = [trial for trial in found if math.isfinite(trial.last)]
     learnt.sort(key=attrgetter("last"), reverse=halving.higher)
@@ -76,12 +81,17 @@ def find_trials(rows: Iterable[Row], epochs: Epochs, halving: Halving) -> list[T
     return [*learnt, *(trial for trial in found if not math.isfinite(trial.last))]
 
 
+def _list_searched(halving: Halving) -> list[str]:
+    trial = next(iter(halving.trials), {})
+    return [name for name in trial if name in AXES or is_own(name)]
+
+
 def _describe(trial: Trial) -> str:
     row = trial.row
     if row.status not in MEASURED:
         return name_outcome(row)
     words = [] if row.status is Status.OK else [row.status.value]
-    words += [f"ended after {count(len(trial.curve), 'epoch')}"] if row.truncated else []
+    words += [f"ended after {count(len(trial.curve), 'epoch')}"] if trial.ended else []
     return ", ".join(words) or "whole"
 
 
@@ -91,16 +101,21 @@ def summarize(trials: Sequence[Trial], halving: Halving) -> Iterator[str]:
     if best := next((trial for trial in trials if trial.whole), None):
         value = f"{quantity.write(best.last)} {quantity.unit}".rstrip()
         named = best.row.case.label(halving.trials[0])
-        yield f"Best: {named}, {quantity.label} {value} after {count(halving.epochs, 'epoch')}."
+        yield f"Best: {named}, {quantity.label} {value} after {count(len(best.curve), 'epoch')}."
     else:
         yield "No trial has trained all its epochs yet."
-    spent = sum(len(trial.curve) for trial in trials)
-    whole = len(trials) * halving.epochs
+    spent, longest = sum(len(trial.curve) for trial in trials), _find_longest(trials, halving)
+    whole = len(trials) * longest
     if spent < whole:
         yield (
             f"{spent:,} epochs were trained where {count(len(trials), 'whole trial')} take "
             f"{whole:,} ({100 * spent / whole:.0f} %)."
         )
+
+
+def _find_longest(trials: Sequence[Trial], halving: Halving) -> int:
+    """Return the epochs of a whole trial: of a command that decides itself they may be fewer."""
+    return max((len(trial.curve) for trial in trials if trial.whole), default=halving.epochs)
 
 
 def tabulate_trials(
@@ -112,7 +127,7 @@ def tabulate_trials(
     """Yield the table of trials, in the order of `find_trials`, with a sentence on ``how`` to
     confirm the best."""
     trials, quantity = find_trials(rows, epochs, halving), QUANTITIES[halving.metric]
-    axes = [name for name in AXES if trials and name in halving.trials[0]]
+    axes, longest = _list_searched(halving), _find_longest(trials, halving)
 
     def take_metric(n: int, trial: Trial) -> float | None:
         known = len(trial.curve) >= n and math.isfinite(trial.curve[n - 1])
@@ -122,12 +137,12 @@ def tabulate_trials(
         Column("trial", "trial", "in the order in which they were drawn",
                lambda trial: trial.number),
         *(axis_column(name, attrgetter("row")) for name in axes),
-        Column("epochs", "epochs", f"trained, of {halving.epochs}",
+        Column("epochs", "epochs", f"trained, of {longest}",
                lambda trial: len(trial.curve)),
         *(
             Column(f"{halving.metric}_{n}", f"after {n}", quantity.help,
                    partial(take_metric, n), write=quantity.write, better=quantity.better)
-            for n in (*halving.rungs, halving.epochs)
+            for n in (*(rung for rung in halving.rungs if rung < longest), longest)
         ),
         Column("outcome", "outcome", "how the trial ended", _describe, wrap=True),
     ]  # fmt: skip
@@ -171,14 +186,14 @@ _ALWAYS = (
 def spell_case(case: Case) -> list[str]:
     """Return the flags with which `bench.sweep` runs ``case`` again."""
     words = []
-    axes = list_axes([case])
+    axes, placed = list_axes([case]), list_places(case.command or "")
     if case.command is not None:
-        given = {*BESIDE_COMMAND, *list_places(case.command)}
+        given = {*BESIDE_COMMAND, *placed}
         axes = [name for name in axes if is_own(name) or name in given]
     for name in axes:
         value = getattr(case, name)
         brought = name in ("model", "dataset") and case.workload != IMAGES
-        usual = value == find_axis(name).default and name not in _ALWAYS
+        usual = value == find_axis(name).default and name not in (*_ALWAYS, *placed)
         if not (brought or usual or value is None):
             words += spell_flag(name, value)
     return words

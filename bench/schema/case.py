@@ -272,6 +272,12 @@ def supposes_items(case: Case) -> bool:
     return placed and case.items is None
 
 
+def knows_epochs(case: Case) -> bool:
+    """Return whether it is known how many epochs a case trains: a command without ``{epochs}``
+    decides that itself."""
+    return case.command is None or "epochs" in list_places(case.command)
+
+
 AXES: dict[str, Axis] = {f.name: f.metadata["axis"] for f in fields(Case)}
 
 

@@ -32,7 +32,7 @@ from bench.schema.grid import parse_values
 _ALL = "--help-all"
 
 OF_SWEEPS = dict.fromkeys(
-    ("command", "vary"), "only bench.sweep, bench.fit and bench.advise run a command"
+    ("command", "vary"), "only bench.sweep, bench.fit, bench.advise and bench.search run a command"
 )
 """Axes of commands, for which a parser has no flags, and why."""
 

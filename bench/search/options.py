@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,9 +17,17 @@ from bench.base.origin import EXECUTORS
 from bench.machine.host import list_devices
 from bench.results.store.reader import read_config
 from bench.schema.axis import Value
-from bench.schema.case import AXES, FOLLOWS, PARTS, Case, default_lr, format_value, parse_value
+from bench.schema.case import (
+    FOLLOWS,
+    PARTS,
+    Case,
+    default_lr,
+    format_value,
+    list_axes,
+    parse_value,
+)
+from bench.schema.command import list_places
 from bench.schema.flags import (
-    OF_SWEEPS,
     Parser,
     add_axes,
     add_flag,
@@ -65,10 +73,12 @@ def draw_trials(
     """Draw the trials, and return them and the settings of each, which are of the axes that vary
     among all possible trials: they do not depend on the number of samples. Without values of ``lr``
     in the options, learning rates are drawn from the range ``rates``, or from around each
-    optimizer's own. Raises UsageError: settings do not go together, or there is only one trial."""
-    grid = plan_cases(options).cases
-    axes = {name for name in AXES if len({getattr(case, name) for case in grid}) > 1}
-    if "lr" in options.axes:
+    optimizer's own, which of a command is not known. Raises UsageError: settings do not go
+    together, or there is only one trial."""
+    given: dict[str, list[Value]] = {"lr": [rates[0]]} if rates else {}
+    grid = plan_cases(replace(options, axes=options.axes | given)).cases
+    axes = {name for name in list_axes(grid) if len({getattr(case, name) for case in grid}) > 1}
+    if "lr" in options.axes or (rates is None and "command" in options.axes):
         trials = random.Random(seed).sample(grid, len(grid))[:samples]
     else:
         axes.add("lr")
@@ -76,9 +86,9 @@ def draw_trials(
     if len(trials) < 2:
         raise UsageError(
             "there is one trial, and a search compares several; give --lr a range such as 0.01..1, "
-            "or another axis several values"
+            "or another axis or --vary several values"
         )
-    named = [name for name in AXES if name in axes]
+    named = [name for name in list_axes(trials) if name in axes]
     return trials, [{n: format_value(getattr(case, n)) for n in named} for case in trials]
 
 
@@ -140,10 +150,9 @@ def build_parser(docstring: str | None) -> Parser:
             **dict.fromkeys(PARTS, "trials train whole epochs"),
             "checkpoint": "a trial that was interrupted begins anew",
             "profile": "bench.sweep profiles the settings that were found",
-            **OF_SWEEPS,
             **dict.fromkeys(("parallel", *FOLLOWS["parallel"]), "each trial trains on one GPU"),
         },
-        usage="%(prog)s [--lr LOW..HIGH] [--AXIS VALUE …] [--epochs E] [--samples N] […]",
+        usage="%(prog)s [--command TEXT] [--lr LOW..HIGH] [--AXIS VALUE …] [--epochs E] […]",
         description=describe(docstring),
     )
     group = parser.add_argument_group("how to search")
@@ -176,7 +185,7 @@ def build_parser(docstring: str | None) -> Parser:
         f"are drawn log-uniformly; defaults: --epochs {_EPOCHS}, --batch-size "
         f"{' '.join(map(str, _BATCHES))}, --loss-scale {' '.join(map(format_value, LOSS_SCALES))} "
         "for the precisions that scale a loss, and --lr from a tenth to ten times the optimizer's "
-        "own; --seed is also that of the draw",
+        "own, or of a --command none of these; --seed is also that of the draw",
     )
     add_running(parser)
     return parser
@@ -191,7 +200,8 @@ def parse_arguments(argv: Sequence[str], docstring: str | None = None) -> Search
         )
     choose("--metric", given.metric, SEARCH_METRICS)
     rates = _take_range(given)
-    axes: dict[str, list[Value]] = {"epochs": [_EPOCHS], "seed": [Case.seed], **read_axes(given)}
+    own = read_axes(given)
+    axes: dict[str, list[Value]] = {"epochs": [_EPOCHS], "seed": [Case.seed], **own}
     for name in ("epochs", "seed"):
         if len(axes[name]) > 1:
             raise UsageError(f"--{name} takes one value here, for all trials")
@@ -202,10 +212,42 @@ def parse_arguments(argv: Sequence[str], docstring: str | None = None) -> Search
     for size in axes.get("batch_size", []):
         if isinstance(size, str):
             refuse_auto(Case(), size)
-    if given.metric.startswith("test"):
+    if "command" in own:
+        searched: Mapping[str, Sequence[Value]] = {}
+        command = _choose_command(own, given.metric)
+        if "epochs" not in list_places(command):
+            del axes["epochs"]  # which it decides itself
+    else:
+        searched = _choose_searched(axes, given.metric)
+    options = read_running(given, axes, Preset("search", "", (searched,)))
+    cases, settings = draw_trials(options, given.samples, seed, rates)
+    halving = Halving(given.metric, epochs, grace, given.reduction, settings)
+    return Search(options, cases, halving)
+
+
+def _choose_command(axes: Mapping[str, Sequence[Value]], metric: str) -> str:
+    """Return the command to search. Raises UsageError: there are several, or it is not known how
+    many epochs a whole trial has, or no command tells the metric."""
+    if len(axes["command"]) > 1:
+        raise UsageError("--command: bench.search compares trials of one command; give one")
+    if metric == "train_accuracy":
+        raise UsageError(f"--metric {metric}: a --command does not tell it; give another")
+    command = str(axes["command"][0])
+    if "epochs" not in axes and "epochs" not in list_places(command):
+        raise UsageError(
+            "the --command has no {epochs}; give --epochs N, the number of epochs that its script "
+            "trains, or add {epochs} there"
+        )
+    return command
+
+
+def _choose_searched(axes: dict[str, list[Value]], metric: str) -> Mapping[str, Sequence[Value]]:
+    """Return the default values to search of the harness's own training, and have it evaluated if
+    the metric needs that. Raises UsageError: it is not to be."""
+    if metric.startswith("test"):
         if False in axes.get("evaluate", []):
             raise UsageError(
-                f"--metric {given.metric} needs the test images; leave out --evaluate off, or give "
+                f"--metric {metric} needs the test images; leave out --evaluate off, or give "
                 "--metric train_loss"
             )
         axes["evaluate"] = [True]
@@ -214,10 +256,7 @@ def parse_arguments(argv: Sequence[str], docstring: str | None = None) -> Search
     searched: dict[str, Sequence[Value]] = {"batch_size": _BATCHES, "precision": [usual]}
     if any(PRECISIONS[str(name)].scales_loss for name in axes.get("precision", [usual])):
         searched["loss_scale"] = LOSS_SCALES
-    options = read_running(given, axes, Preset("search", "", (searched,)))
-    cases, settings = draw_trials(options, given.samples, seed, rates)
-    halving = Halving(given.metric, epochs, grace, given.reduction, settings)
-    return Search(options, cases, halving)
+    return searched
 
 
 def _take_range(given: argparse.Namespace) -> tuple[float, float] | None:

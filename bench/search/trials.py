@@ -10,9 +10,11 @@ they read only ``trial_id``, and the result of an epoch, and return CONTINUE or 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from threading import Lock
 from types import SimpleNamespace
@@ -23,7 +25,7 @@ from bench.results.store.reader import read_beside
 from bench.results.store.rows import LatestAttempt, PlannedRun, Row, keep_latest, plan_runs
 from bench.schema.case import Case, list_varying
 from bench.schema.goals import Halving
-from bench.schema.record import MEASURED, EpochRow, Outcome, Record
+from bench.schema.record import MEASURED, EpochRow, Outcome, Record, read_missing
 from bench.search.options import Search, go_on
 from bench.sweep.display import Display
 from bench.sweep.execution import Grid, OomSkips, remaining_runs
@@ -127,7 +129,7 @@ class Trials(Grid):
         for row in rows:
             if (row.case, row.repeat, False) in done and row.status in MEASURED:
                 mine = sorted(epochs.get(row.record_id, ()), key=attrgetter("epoch"))
-                self._curves.append([read_metric(epoch, halving.metric) for epoch in mine])
+                self._learn(row.case, mine, row.number("first_bad_step") is not None)
 
     def take(self, lane: Lane, idle: Sequence[Lane]) -> Job | None:
         alone = not self.running
@@ -136,24 +138,47 @@ class Trials(Grid):
             return None
         if alone or self._ladder is None:
             self._ladder = Ladder(self.halving, self._curves)
-        judge, metric = self._ladder.add(), self.halving.metric
-        return replace(job, enough=lambda row: judge(row.epoch + 1, read_metric(row, metric)))
+        judge = self._ladder.add()
+        return replace(job, enough=lambda row: judge(row.epoch + 1, self._read(job.case, row)))
 
     def settle(self, job: Job, record: Record, outcome: Outcome) -> None:
-        """Learn from an outcome. Raises UsageError: the metric is empty although the loss was never
-        inf or NaN."""
+        """Learn from an outcome. Raises UsageError: no trial has told the metric yet, although the
+        loss of this one was never inf or NaN."""
         super().settle(job, record, outcome)
-        m, metric = record.measurement, self.halving.metric
+        m, metric, epochs = record.measurement, self.halving.metric, outcome.epochs
         if record.status not in MEASURED:
             return
-        if getattr(m, metric) is None and m.first_bad_step is None:
+        diverged = m.first_bad_step is not None
+        self._learn(record.case, epochs, diverged)
+        known = any(getattr(row, metric) is not None for row in epochs)
+        if not (known or diverged or any(value is not None for value in chain(*self._curves))):
+            why, fix = m.missing or "no reason is given", "give another --metric"
+            if record.case.command is not None:
+                fix = f"tell it by {_TOLD_BY[metric]}"
+                others = [n for n in _TOLD_BY if any(getattr(row, n) is not None for row in epochs)]
+                fix += f", or give --metric {others[0]}" if others else ""
+                unseen = read_missing(m.missing or "").get("measured_steps")
+                why = unseen or "the command does not tell it"
             raise UsageError(
-                f"--metric {metric} is not known of these trials: "
-                f"{m.missing or 'no reason is given'}; give another --metric, and another --out"
+                f"--metric {metric} is not known of these trials: {why}; {fix}, and another --out"
             )
-        self._curves.append([read_metric(row, metric) for row in outcome.epochs])
+
+    def _learn(self, case: Case, epochs: Sequence[EpochRow], diverged: bool) -> None:
+        """Learn from the epochs of a trial, of which the last is no number if it diverged."""
+        curve = [self._read(case, row) for row in epochs]
+        self._curves.append([*curve[:-1], None] if diverged else curve)
+
+    def _read(self, case: Case, row: EpochRow) -> float | None:
+        """Return the metric of an epoch; None if its loss is inf or NaN. A command need not tell
+        a loss."""
+        value: float | None = getattr(row, self.halving.metric)
+        known = row.train_loss is not None or case.command is not None
+        return value if known and value is not None and math.isfinite(value) else None
 
 
-def read_metric(row: EpochRow, metric: str) -> float | None:
-    """Return the metric of an epoch; None if its loss is inf or NaN."""
-    return None if row.train_loss is None else getattr(row, metric)
+_TOLD_BY = {
+    "test_accuracy": "bench.epoch(accuracy=…) after each epoch",
+    "test_loss": "bench.epoch(loss=…) after each epoch",
+    "train_loss": "bench.step(loss=…), and bench.epoch() after each epoch",
+}
+"""The lines by which a script tells each metric that it can."""

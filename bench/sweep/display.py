@@ -10,9 +10,9 @@ from statistics import fmean
 from typing import Self
 
 from bench.base.progress import EVERY_S, Progress
-from bench.base.text import GIB, write_number, write_seconds
+from bench.base.text import GIB, count, write_number, write_seconds
 from bench.results.study.comparable import Period
-from bench.schema.case import Case
+from bench.schema.case import Case, knows_epochs
 from bench.schema.record import MEASURED, Record, Status, describe_unmet
 from bench.workers.executors import CaseEvent
 from bench.workers.job import PhaseEntered, WorkBegun
@@ -138,7 +138,9 @@ def _describe(record: Record) -> str:
     if unmet := describe_unmet(m.missing or ""):
         words.append(unmet)
     if m.truncated_after is not None:
-        words.append(f"ended after {m.truncated_after} of {case.epochs} epochs")
+        whole = f"{m.truncated_after} of {case.epochs} epochs"
+        known = knows_epochs(case)
+        words.append(f"ended after {whole if known else count(m.truncated_after, 'epoch')}")
     if record.status is not Status.OK:
         words.append(f"{record.status}: {record.reason}")
     return ", ".join(words)

@@ -45,7 +45,7 @@ from bench.base.processes import (
 from bench.base.text import count, name_first
 from bench.networks.workloads import OWN
 from bench.profile.timeline import Timeline
-from bench.schema.case import Case, fill_command, supposes_items
+from bench.schema.case import Case, fill_command, knows_epochs, supposes_items
 from bench.schema.command import ITEMS, OUT, list_named, list_places, split_command
 from bench.schema.record import MEASURED, EpochRow, Outcome, Status, Step
 from bench.schema.work import Label, Work, WorkKind
@@ -58,7 +58,7 @@ from bench.training.timing import Warmup, extrapolate, warm_up
 from bench.workers import script
 from bench.workers.endings import find_fault
 from bench.workers.epochs import describe_interval, describe_steps, finite
-from bench.workers.job import Channel, Job, WorkBegun
+from bench.workers.job import END, Channel, EpochEnded, Job, WorkBegun
 from bench.workers.measurement import (
     PROFILE_COLUMNS,
     conclude,
@@ -96,12 +96,13 @@ class _Run:
     time of those that were taken."""
 
     def __init__(self, job: Job, folder: Path, channel: Channel) -> None:
-        self._job, self.case, self.trace = job, job.case, job.trace
+        self._job, self.case, self.trace, self._channel = job, job.case, job.trace, channel
         case = job.case
         self._path, self._read = folder / "steps", 0
         self.report = channel.reporter("warmup", 0, self.read_memory)
         self.steps: list[_Taken] = []
         self.epochs: dict[int, dict[str, float]] = {}  # what was found after as many steps
+        self.ended_after: int | None = None  # epochs, where it was judged and is to end
         self.work: dict[str, Any] = {}
         self.profiled: dict[str, Any] = {}
         self._asked = folder / "profile"
@@ -193,6 +194,8 @@ class _Run:
                 self._take(*json.loads(line))
 
     def _take(self, kind: str, *values: Any) -> None:
+        if self.ended_after is not None and kind in ("step", "epoch"):
+            return  # it went on until it heard of its end
         if kind == "step":
             moment, time_s, items, loss = values
             items = items or self.case.items or (None if self.own else self.supposed)
@@ -229,9 +232,27 @@ class _Run:
                 raise _BeganAnewError
             if self._new:
                 step = self._new.popleft()
+                if self._job.judged and step.number in self.epochs and self._judge(step.number):
+                    return
                 self.clock_s += max(step.time_s or 0.0, _LEAST_S)
                 self.report(step.number, step)
                 yield step
+
+    def _judge(self, steps: int) -> bool:
+        """Return whether it is to end with the epoch that so many steps ended, of which all is told
+        once another step is. One whose loss is no longer a number is, and the last one ends by
+        itself."""
+        epochs, case = {n: one for n, one in self.epochs.items() if n <= steps}, self.case
+        if knows_epochs(case) and len(epochs) >= case.epochs:
+            return False
+        row = _list_epochs(self.steps, epochs)[-1]
+        sound = all(math.isfinite(step.loss or 0.0) for step in self.steps[:steps])
+        if sound and self._channel.ask(EpochEnded(row)) != END:
+            return False
+        self.ended_after, self.epochs = len(epochs), epochs
+        del self.steps[steps:]
+        self._new.clear()
+        return True
 
     def profile(self, steps: int, limit_s: float) -> Path | None:
         """Have it profile as many of its next steps, within a time. Return the trace; None, and
@@ -348,11 +369,11 @@ def measure_command(given: Job, channel: Channel) -> Outcome:
         stopped = case.steps is not None and len(measured) >= case.steps
         channel.enter("evaluation")
         timeline = _profile(found, run, measured, channel) if case.profile else None
-        code = run.close(stopped)
+        code = run.close(stopped or run.ended_after is not None)
         found.seen, found.cards = run.see_files(), [*run.cards]
     if stopped:
         found.note(f"ended after {count(len(measured), 'measured step')}, as --steps asks")
-    else:
+    elif run.ended_after is None:
         _describe_end(found, run, code, case)
     _describe(found, case, run, warm, measured)
     if case.memory_limit and not run.limited and found.status in MEASURED:
@@ -438,6 +459,9 @@ def _describe(
     found: Outcome, case: Case, run: _Run, warm: Warmup | None, measured: Sequence[_Taken]
 ) -> None:
     m, steps = found.measurement, run.steps
+    m.truncated_after, found.epochs = run.ended_after, _list_epochs(steps, run.epochs)
+    if found.epochs:
+        m.test_loss, m.test_accuracy = found.epochs[-1].test_loss, found.epochs[-1].test_accuracy
     if run.lost and steps:
         found.note(f"it told of its first {count(len(steps), 'step')} alone: {run.lost}")
     if warm is None:  # too few to be steady: the first starts up, and to count takes another longer
@@ -518,13 +542,9 @@ def _describe_losses(found: Outcome, run: _Run, case: Case, measured: Sequence[_
     if bad:
         m.first_bad_step = max(0, bad[0] - first)
     # how many steps the warm-up takes is chance, and the loss is to be the same without it
-    m.train_loss, begin = _average(run.steps[: case.steps]), 0
-    for number, (end, learnt) in enumerate(run.epochs.items()):
-        own, begin = run.steps[begin:end], end
-        took, m.train_loss = sum(step.time_s or 0.0 for step in own), _average(own)
-        m.test_loss, m.test_accuracy = learnt.get("loss"), learnt.get("accuracy")
-        row = EpochRow(number, took, m.train_loss, None, m.test_loss, m.test_accuracy)
-        found.epochs.append(row)
+    m.train_loss = _average(run.steps[: case.steps])
+    if found.epochs:
+        m.train_loss = found.epochs[-1].train_loss
     if any(step.loss is None for step in measured):
         why = (
             "the command tells no loss" if run.own else "which number is a step's loss is not known"
@@ -532,6 +552,21 @@ def _describe_losses(found: Outcome, run: _Run, case: Case, measured: Sequence[_
         found.leave_out(f"{why}; give bench.step(loss=…)", "train_loss")
     if found.status is Status.OK:
         found.status, found.reason = conclude(m)
+
+
+def _list_epochs(
+    steps: Sequence[_Taken], epochs: Mapping[int, Mapping[str, float]]
+) -> list[EpochRow]:
+    """Return the epochs that ended after so many steps, with what was found then. Of one of whose
+    steps none has a time it is not known either."""
+    rows, begin = [], 0
+    for number, (end, learnt) in enumerate(epochs.items()):
+        own, begin = steps[begin:end], end
+        times = [step.time_s for step in own if step.time_s is not None]
+        took, loss = sum(times) if times else math.nan, _average(own)
+        row = EpochRow(number, took, loss, None, learnt.get("loss"), learnt.get("accuracy"))
+        rows.append(row)
+    return rows
 
 
 def _average(steps: Sequence[_Taken]) -> float | None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -25,7 +29,7 @@ from bench.schema.flags import join_flags
 from bench.schema.goals import SEARCH_METRICS, Halving, read_halving
 from bench.schema.grid import grid
 from bench.schema.optimization import OPTIMIZERS
-from bench.schema.record import EpochRow, Outcome
+from bench.schema.record import EpochRow, Outcome, Status
 from bench.search import __main__ as search
 from bench.search.options import AROUND, parse_arguments
 from bench.search.trials import INSTALL, Ladder
@@ -404,3 +408,204 @@ def test_a_real_search_ends_trials_by_the_metric_that_workers_send(
     assert (frame["lr"].tolist(), ends) == ([1, 1e-6], [4, 1])
     steps = read_steps(out).groupby("record_id")["step"].count()
     assert steps[frame["record_id"]].tolist() == [4 * ended_at for ended_at in ends]
+
+
+# ------------------------------------------------------------------------ of a script of one's own
+
+
+SCRIPT = """
+import os, sys
+from pathlib import Path
+import bench
+
+rate, momentum, tells, epochs = float(sys.argv[1]), float(sys.argv[2]), *sys.argv[3:]
+weight, speed, epoch = 1.0, 0.0, 0
+while epoch < float(epochs):
+    epoch += 1
+    for _ in range(5):
+        speed = momentum * speed + weight
+        weight -= rate * speed
+        bench.step(items=4, loss=weight**2 / 2 if abs(weight) < 1e9 else float("inf"))
+    if epoch == 2 and Path("pid").exists():  # of the search, which the third trial of it kills
+        Path("trials").open("a").write("x")
+        if len(Path("trials").read_text()) == 2:
+            os.kill(int(Path("pid").read_text()), 9)
+    if "loss" in tells:
+        bench.epoch(loss=weight**2 / 2)
+    if "shares" in tells:
+        bench.epoch(accuracy=1 / (1 + weight**2))
+"""
+AXES_OF_SCRIPT = ["--lr", "0.01", "0.4", "--vary", "momentum", "0", "0.5", "0.1"]
+RULES = "--metric test_loss --reduction 2 --epochs 4 --device cpu --seed 5"
+
+
+def words_of(folder: Path, tells: str, *flags: str, ends: str = "inf") -> list[str]:
+    (folder / "t.py").write_text(SCRIPT)
+    command = f"{sys.executable} t.py {{lr}} {{momentum}} {tells} {ends}"
+    rules = [*RULES.split(), "--out", str(folder / "out")]
+    return join_flags(AXES_OF_SCRIPT, rules, ["--command", command], flags)
+
+
+def search_script(
+    folder: Path, tells: str, *flags: str, ends: str = "inf", rc: int = 0
+) -> pd.DataFrame:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert search.main(words_of(folder, tells, *flags, ends=ends)) == rc
+    return read_records(folder / "out")
+
+
+@pytest.fixture(scope="module")
+def searched_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The search of a script that trains until it is ended."""
+    search_script(folder := tmp_path_factory.mktemp("script"), "loss,shares")
+    return folder / "out"
+
+
+@pytest.mark.slow
+def test_trials_of_a_script_are_ended_by_what_it_tells(
+    searched_script: Path, capsys: Capture
+) -> None:
+    """Over an axis of the harness and one of its own, by the rule; rows have what was judged."""
+    frame, epochs = read_records(searched_script), read_epochs(searched_script)
+    plain = Rungs(rule := read_rule(searched_script))
+    assert [*rule.trials[0]] == ["lr", "{momentum}"]
+    ends = frame["truncated_after"].tolist()
+    for record, ended_at in zip(frame["record_id"], ends, strict=True):
+        losses = epochs[epochs["record_id"] == record]["test_loss"]
+        judged = [n for n, loss in enumerate(losses, 1) if plain.judge(n, loss)]
+        assert judged[-1] == len(losses) == ended_at
+    assert {1, 4} <= {*ends}
+    assert frame["status"].eq("ok").all()
+    steps = read_steps(searched_script).groupby("record_id")["step"].max()
+    assert steps[frame["record_id"]].le([5 * n - 1 for n in ends]).all(), "none of later epochs"
+    trials = find_trials(read_rows(searched_script), read_beside(searched_script, EpochRow), rule)
+    assert (trials[0].row.lr, trials[0].row.vary, trials[0].whole) == (0.4, "momentum=0.1", True)
+    assert not trials[-1].whole
+    assert trials[-1].row.lr == 0.01
+    search.print_findings(searched_script, rule)
+    said = capsys.readouterr().out
+    assert "Best: lr 0.4 · momentum 0.1, test loss " in said
+    assert "--vary momentum 0.1 --seed 6 --device cpu --repeats 5" in said
+    assert report([str(searched_script)]) == 0
+    assert "lr 0.4 · momentum 0.1" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_search_of_a_script_that_was_killed_goes_on(searched_script: Path) -> None:
+    """And ends as if it had not been."""
+    folder = searched_script.parent / "killed"
+    folder.mkdir()
+    words = shlex.join([sys.executable, "-m", "bench.search", *words_of(folder, "loss,shares")])
+    started = ["sh", "-c", f"echo $$ > pid; exec {words}"]
+    variables = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    ended = subprocess.run(started, cwd=folder, env=variables, capture_output=True, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert 0 < len(read_records(folder / "out")) < 6
+    (folder / "pid").unlink()
+    columns = ["lr", "vary", "truncated_after", "status", "test_loss", "attempt"]
+    frame = search_script(folder, "loss,shares")[columns]
+    pd.testing.assert_frame_equal(frame, read_records(searched_script)[columns])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tells", "flags", "epochs", "fix"),
+    [
+        ("nothing", "", None, "the command does not tell it; tell it by bench.epoch(loss=…) after"),
+        ("shares", "", 1, "tell it by bench.epoch(loss=…) after each epoch, or give --metric test"),
+        ("loss", "--metric test_accuracy", 1, "(accuracy=…) after each epoch, or give --metric te"),
+    ],
+)
+def test_a_metric_that_a_script_does_not_tell_is_said_after_one_trial(
+    tells: str, flags: str, epochs: int | None, fix: str, tmp_path: Path, capsys: Capture
+) -> None:
+    """After its first epoch, if it tells of that."""
+    search_script(tmp_path, tells, *flags.split(), ends="3", rc=2)
+    (row,) = read_rows(tmp_path / "out")
+    assert row.number("truncated_after") == epochs
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "is not known of these trials" in error
+    assert fix in error
+
+
+@pytest.mark.slow
+def test_trials_of_a_script_that_fail_or_diverge_are_rows_beside_the_others(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    flags = ["--lr", "0.4", "1e9", "--vary", "momentum", "0", "none"]
+    frame = search_script(tmp_path, "loss", *flags, ends="{epochs}")
+    found = {
+        (row["lr"], row["vary"]): (row["status"], row["truncated_after"])
+        for _, row in frame.iterrows()
+    }
+    assert found[0.4, "momentum=0"][0] == Status.OK
+    assert found[1e9, "momentum=0"] == (Status.DIVERGED, 1)
+    failed = frame[frame["status"] == "error"]
+    assert failed["vary"].tolist() == ["momentum=none"] * 2
+    assert not failed["reason"].str.contains("of 4 epochs").any(), "none began"
+    said = capsys.readouterr()
+    assert "Best: lr 0.4 · momentum 0, test loss" in said.out
+    assert "ended after 1 of 4 epochs, diverged: the loss was inf or NaN from step " in said.err
+
+
+@pytest.mark.slow
+def test_a_script_that_ends_by_itself_is_whole(tmp_path: Path, capsys: Capture) -> None:
+    """Whether it is told the number of epochs or not."""
+    flags = ["--lr", "0.4", "--vary", "momentum", "0", "0.0", "--grace", "3"]  # as good
+    for ends, epochs in (("{epochs}", "4"), ("3", "9")):
+        (folder := tmp_path / epochs).mkdir()
+        search_script(folder, "loss", *flags, "--epochs", epochs, ends=ends)
+        assert not any(row.truncated for row in read_rows(folder / "out"))
+        said = capsys.readouterr().out
+        assert f"after {ends if ends == '3' else 4} epochs." in said
+        assert "epochs were trained where" not in said, "nothing was saved"
+        assert said.count(" whole\n") == 2
+
+
+@pytest.mark.slow
+def test_a_script_whose_steps_are_seen_is_searched_by_its_one_line(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    example = Path(__file__).parents[2] / "examples" / "epochs.py"
+    command = f"{sys.executable} {example} --lr {{lr}} --epochs {{epochs}}"
+    flags = "--lr 1e-6 0.05 --epochs 2 --reduction 2 --seed 0 --device cpu"
+    words = ["--command", command, *flags.split(), "--out", str(tmp_path / "out")]
+    assert search.main(words) == 0
+    assert "Best: lr 0.05, test accuracy " in capsys.readouterr().out
+    frame = read_records(tmp_path / "out")
+    assert (frame["lr"].tolist(), frame["truncated_after"].tolist()[1:]) == ([0.05, 1e-6], [1])
+    assert frame["steps_per_epoch"].eq(50).all()
+
+
+def test_rates_of_a_script_are_drawn_from_the_range_that_is_given() -> None:
+    command = ["--command", "python t.py {lr} {batch_size}", "--batch-size", "8", "16"]
+    given = ["--device", "cpu", "--epochs", "3", "--lr", "0.01..1", "--samples", "6"]
+    asked = parse_arguments([*command, *given])
+    assert len({case.lr for case in asked.cases}) == 6
+    assert all(0.01 <= case.lr <= 1 and case.epochs == 1 for case in asked.cases)
+    assert [*asked.halving.trials[0]] == ["batch_size", "lr"]
+
+
+@pytest.mark.parametrize(
+    ("places", "flags", "said"),
+    [
+        ("{lr}", "--lr 0.01..1", "the --command has no {epochs}; give --epochs N"),
+        ("{epochs} {lr}", "--lr 0.1 1 --metric train_accuracy", "a --command does not tell it"),
+        ("{epochs} {lr}", "--epochs 3", "{lr} has no value; give --lr VALUE"),
+        ("{epochs}", "--lr 0.01..1", "--lr is given, but the command has no {lr}"),
+        ("{epochs} {x}", "--vary x 1", "another axis or --vary several values"),
+        ("{epochs} {samples}", "--vary samples 1 2", "this is the name of a flag"),
+        ("{epochs} {batch_size}", "--batch-size auto", "only bench.sweep looks for the largest"),
+        ("{epochs} {lr}", "--lr 1 2 --evaluate", "--evaluate is given, but the command has no"),
+        ("{epochs} {lr}", "--lr 1 2 --command t.py", "trials of one command; give one"),
+    ],
+)
+def test_commands_that_cannot_be_searched_are_one_line(
+    places: str, flags: str, said: str, capsys: Capture
+) -> None:
+    command = ["--command", f"python t.py {places}"]
+    assert search.main(["--device", "cpu", *command, *flags.split()]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
