@@ -192,9 +192,7 @@ class Matches(NamedTuple):
     alone: tuple[Mapping[int, EnvironmentKey], Mapping[int, EnvironmentKey]]
 
 
-def match(
-    a: Sequence[Run], b: Sequence[Run], axis: str = "", apart: Collection[str] = ()
-) -> Matches:
+def match(a: Sequence[Run], b: Sequence[Run], axis: str, apart: Collection[str]) -> Matches:
     """Match the cases of two sides: two sweeps, or the cases with either of two values of an axis.
 
     Matched cases are equal in all axes except:

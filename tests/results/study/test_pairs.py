@@ -14,7 +14,14 @@ import pytest
 
 from bench.results.store.rows import latest
 from bench.results.study.comparable import Period
-from bench.results.study.pairs import Changed, Pair, find_changes, match, select_common
+from bench.results.study.pairs import (
+    Changed,
+    Matches,
+    Pair,
+    find_changes,
+    match,
+    select_common,
+)
 from bench.results.study.runs import read_runs
 from bench.results.study.sweeps import read_sweep
 from bench.schema.case import Case
@@ -108,19 +115,17 @@ def test_a_pair_needs_both_values_enough_repeats_of_both_and_a_metric_that_fits(
 # --------------------------------------------------------------------------------------- two sides
 
 
-def list_matches(
+def match_rows(
     folder: Path, a: Sequence[Record], b: Sequence[Record], axis: str = "", apart: str = ""
-) -> tuple[list[tuple[float, float]], list[list[float]]]:
-    """The epoch times of matched cases, and those of the cases on one side alone, by which the
-    rows of a test are told apart."""
+) -> tuple[Matches, dict[int, float]]:
+    """The matches of two sides, and of each cell its epoch time, by which the rows of a test are
+    told apart."""
     sweeps = [read_sweep(write_sweep(folder / name, rows)) for name, rows in (("a", a), ("b", b))]
     counted = latest(read_runs(sweeps))
     sides = [[run for run in counted if run.sweep == sweep.name] for sweep in sweeps]
     firsts = [[*{run.cell: run for run in reversed(side)}.values()][::-1] for side in sides]
-    found = match(firsts[0], firsts[1], axis, apart.split())
     times = {run.cell: run.epoch_time_s for side in firsts for run in side}
-    lone = [[times[cell] for cell in side] for side in found.alone]
-    return [(times[pair.a], times[pair.b]) for pair in found.pairs], lone
+    return match(firsts[0], firsts[1], axis, apart.split()), times
 
 
 def one(case: Case, time_s: float, **values: Any) -> list[Record]:
@@ -193,6 +198,10 @@ MATCHED: dict[str, tuple[Rows, Rows, str, list[tuple[float, float]], list[list[f
     "environments of which none is shared": (
         [*one(FP32, 1, **OLD), *one(FP32, 2, **NEW)], [*one(FP32, 3, torch="2.14")],
         "", [], [[1, 2], [3]]),
+    "environments by what is shared, whatever else varies": (
+        [*one(FP32, 1, **OLD, driver="1"), *one(FP32, 2, **NEW, driver="2")],
+        [*one(FP32, 3, torch="2.14", driver="1")],
+        "", [(1, 3)], [[2], []]),
     "one environment each, which are what is compared": (
         [*one(FP32, 1, **OLD)], [*one(FP32, 2, **NEW)], "", [(1, 2)], [[], []]),
     "what a side measured of it in another environment is alone": (
@@ -207,7 +216,17 @@ MATCHED: dict[str, tuple[Rows, Rows, str, list[tuple[float, float]], list[list[f
 def test_cases_of_two_sides_are_matched(name: str, tmp_path: Path) -> None:
     a, b, axes, pairs, alone = MATCHED[name]
     axis, _, apart = axes.partition(" ")
-    assert list_matches(tmp_path, a, b, axis, apart) == (pairs, alone)
+    found, times = match_rows(tmp_path, a, b, axis, apart)
+    assert [(times[pair.a], times[pair.b]) for pair in found.pairs] == pairs
+    assert [[times[cell] for cell in side] for side in found.alone] == alone
+
+
+def test_what_tells_environments_apart_is_told(tmp_path: Path) -> None:
+    a = [*one(FP32, 1, **OLD, driver="1"), *one(FP32, 2, **NEW, driver="1"), *one(WIDE, 3, **NEW)]
+    b = [*one(FP32, 4, **NEW, driver="1"), *one(WIDE, 5, **OLD)]
+    found, times = match_rows(tmp_path, a, b)
+    told = {times[pair.a]: pair.environment for pair in found.pairs}
+    assert told == {2: (("torch", "2.13"),), 3: ()}
 
 
 def test_a_pair_tells_its_factor_and_whether_it_is_estimated() -> None:
