@@ -34,12 +34,19 @@ REPORT_FORMATS = {
     "html": ("bench.report.html:render", "one self-contained page with figures"),
     "csv": ("bench.report.files:write_csv", "one row per case, every derived number, SI units"),
     "json": ("bench.report.files:write_json", "the same, with tables and warnings"),
+    "readme": ("bench.report.exports:write_readme", "Markdown: the answer and the first table"),
+    "model-card": ("bench.report.exports:write_model_card", "the same as parts of a model card"),
+    "action": (
+        "bench.report.exports:write_action",
+        "JSON of github-action-benchmark, the smaller the better",
+    ),
+    "bencher": ("bench.report.exports:write_bencher", "JSON of Bencher's metric format"),
 }
 """Functions that return a report as text, with what each is for."""
 
 
 def build_parser() -> Parser:
-    lines = "\n".join(f"  {name:7}{help}" for name, (_, help) in REPORT_FORMATS.items())
+    lines = "\n".join(f"  {name:<11}{help}" for name, (_, help) in REPORT_FORMATS.items())
     parser = Parser(
         prog="python -m bench.report",
         description="Show the results of one or several sweeps.",
