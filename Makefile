@@ -11,7 +11,7 @@ SPREAD  = -n auto --dist loadfile --no-loadscope-reorder
 PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: sweep test suite thorough fuzz mutations test-gpu test-wheel card lint oracle publish dist clean
+.PHONY: sweep test suite thorough fuzz mutations test-gpu test-wheel card lint oracle publish docs dist clean
 
 sweep: $(VENV)/sweep
 	$(BIN) -m bench.sweep $(ARGS)
@@ -78,6 +78,11 @@ $(VENV)/ready: $(VENV)/sweep
 # html/: the asv site, the report of every sweep and an index, to read without a network
 publish: $(VENV)/ready
 	$(BIN) -m bench.publish $(ARGS)
+
+# html/docs/: the pages of docs/ as a site, with search, to read without a network; a dead link is an
+# error
+docs: $(VENV)/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN) -m mkdocs build --strict --quiet
 
 # dist/: the wheel and the source of a release, their metadata checked, and the wheel used in an
 # environment of its own outside this checkout, beside the torch that is here

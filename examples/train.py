@@ -1,4 +1,4 @@
-"""A training script as people have them, with one line for `bench.sweep --command`.
+"""A training script as people have them: it knows nothing of what measures it.
 
     python -m bench.sweep --command 'python examples/train.py --batch-size {batch_size}' \
         --batch-size 64 128
@@ -13,8 +13,6 @@ import argparse
 import torch
 import torch.nn.functional as F
 from torch import nn
-
-import bench
 
 
 def main() -> None:
@@ -42,7 +40,6 @@ def main() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        bench.step(items=len(x), loss=loss)
 
 
 if __name__ == "__main__":

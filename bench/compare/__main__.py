@@ -85,7 +85,7 @@ def build_parser() -> Parser:
         help=f"what to compare: {', '.join(METRICS)} (default: time, memory, training loss, "
         "energy and test error, as far as measured)",
     )
-    add_output(parser, "text or json")
+    add_output(parser, "text, md or json")
     add(
         "--fail-on",
         action="append",

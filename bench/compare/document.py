@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from bench.answers.money import Tariff
+from bench.answers.render.documents import escape, table_lines
 from bench.answers.render.table import (
     MIXED,
     NOTHING,
@@ -37,7 +38,15 @@ from bench.base.text import (
     write_number,
     write_percent,
 )
-from bench.compare.comparison import _TIME, Comparison, Gate, Match, MetricVerdict, refuse_runs
+from bench.compare.comparison import (
+    _TIME,
+    Comparison,
+    Gate,
+    Match,
+    MetricVerdict,
+    describe_gate,
+    refuse_runs,
+)
 from bench.results.store.rows import group
 from bench.results.study.quantities import Metric
 from bench.results.study.warnings import WARNINGS
@@ -304,6 +313,15 @@ def render_text(comparison: Comparison, gates: Sequence[Gate]) -> str:
     return console.export_text()
 
 
+def render_markdown(comparison: Comparison, gates: Sequence[Gate]) -> str:
+    """Render it as Markdown, for a page of a change: what --fail-on found, then all else."""
+    found = [line for gate in gates for line in describe_gate(gate)]
+    found += [f"passed: {gate.gate}" for gate in gates if gate.passed]
+    lines = [*(f"- **{escape(line)}**" for line in found), ""]
+    lines += [f"{escape(line)}\n" for line in describe(comparison)]
+    return "\n".join((*lines, *chain.from_iterable(map(table_lines, tabulate(comparison))))) + "\n"
+
+
 def render_json(comparison: Comparison, gates: Sequence[Gate]) -> str:
     """Render JSON with all raw values, in SI units."""
     a, b = comparison.sides
@@ -378,5 +396,6 @@ def _lay_out_match(match: Match) -> dict[str, Any]:
 
 FORMATS: dict[str, Callable[[Comparison, Sequence[Gate]], str]] = {
     "text": render_text,
+    "md": render_markdown,
     "json": render_json,
 }
