@@ -135,6 +135,7 @@ def _lay_out_side(side: StepSide) -> dict[str, Any]:
         "parts": side.breakdown.parts,
         "left_over_s": side.breakdown.left_over_s,
         "estimated": side.breakdown.estimated,
+        "straggler": side.straggler and asdict(side.straggler),
     }
 
 

@@ -29,6 +29,7 @@ from bench.profile.step import (
     name_arithmetic,
     write_ms,
 )
+from bench.results.study.profiled import Straggler
 from bench.results.verdict import Ratio
 from bench.schema.case import AXES, Case
 from bench.schema.precision import Arithmetic
@@ -53,6 +54,7 @@ class Cause(Explained):
     SYNCHRONISATION = "synchronisation", "waiting of the program for the device"
     MEMORY_LIMIT = "memory_limit", "an allocator short of memory"
     LOADER = "loader", "the loader"
+    EXCHANGE = "exchange", "exchange between processes, and waiting for the others"
     CLOCKS = "clocks", "lower clocks"
 
 
@@ -68,6 +70,7 @@ class StepSide:
     times: tuple[float, ...] = ()  # the median step of each repeat, in s
     sm_clock_mhz: float | None = None  # the median; None if not known
     alloc_retries: int = 0  # allocations retried after freeing the cache
+    straggler: Straggler | None = None  # the process of a command that the others wait for
 
     @property
     def counted(self) -> bool:
@@ -136,6 +139,7 @@ CURES: dict[Cause, tuple[str, ...]] = {
     ),
     Cause.MEMORY_LIMIT: ("a smaller --batch-size",),
     Cause.LOADER: ("more --workers", "--loader device"),
+    Cause.EXCHANGE: (),
     Cause.CLOCKS: (),
 }
 """What may remedy each cause. What begins with a flag is not told where the case has it."""
@@ -240,6 +244,7 @@ def find_shares(side: StepSide, clock: float = 1.0) -> Iterator[CauseShare]:
 
 _WHOLLY = {
     WorkKind.INPUT: Cause.LOADER,
+    WorkKind.EXCHANGE: Cause.EXCHANGE,
     WorkKind.CAST: Cause.ADDED,
     WorkKind.LOSS_SCALING: Cause.ADDED,
     WorkKind.LAYOUT: Cause.LAYOUT,
@@ -437,6 +442,12 @@ def describe(found: Explanation) -> Iterator[str]:
             else f"{b.name}'s {write_ms(whole_s)} ms"
         )
         yield f"By cause, of {of}: {', '.join(shares)}."
+    for side in (a, b):
+        if (late := side.straggler) is not None:
+            yield (
+                f"In {side.name} rank {late.rank} computes {write_ms(late.longer_s)} ms longer a "
+                f"step than the others, who wait for it{late.waits_in and f' in {late.waits_in}'}."
+            )
     if cures := dict.fromkeys(cure for reason in main for cure in reason.cures):
         yield f"What may help: {', '.join(cures)}."
 

@@ -231,6 +231,7 @@ def make_side(axis: str, one: Profiled, factor: float = 1.0) -> StepSide:
         tuple(time * factor for time in one.times),
         one.sm_clock_mhz,
         one.alloc_retries,
+        one.straggler and replace(one.straggler, longer_s=one.straggler.longer_s * factor),
     )
 
 

@@ -182,12 +182,14 @@ def _time(row: WorkRow, time_s: float, step: StepWork) -> TimedWork:
 
 def _find_bound(row: WorkRow, time_s: float, step: StepWork) -> Bound | None:
     """Return what limits a row that takes ``time_s`` of the step. Making a batch is limited by the
-    loader. Products that take far longer than their memory traffic and their start are limited by
-    how they compute, such as without tensor cores. Work that was not counted, such as a kernel that
-    compilation fused, is judged by its time per call and its kind. torch does not report the FLOP
-    of recurrent layers, so their bound is not known."""
+    loader, and an exchange by the other processes. Products that take far longer than their memory
+    traffic and their start are limited by how they compute, such as without tensor cores. Work that
+    was not counted, such as a kernel that compilation fused, is judged by its time per call and its
+    kind. torch does not report the FLOP of recurrent layers, so their bound is not known."""
     if row.kind == WorkKind.INPUT:
         return Bound.LOADER
+    if row.kind == WorkKind.EXCHANGE:
+        return Bound.EXCHANGE
     if row.kind == WorkKind.RECURRENT and not row.flop:
         return None
     computes, start_s = row.kind in COMPUTING, step.rates.call_s

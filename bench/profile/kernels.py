@@ -97,6 +97,7 @@ CONVERSIONS = ("genericTranspose", "nchwToNhwc", "nhwcToNchw", "tensorTransform"
 operands: on an H200, 16 % of DPN-92's step in fp16, 13 % in tf32 and bf16, under 1 % in fp32."""
 
 _KERNELS: dict[str, WorkKind] = {
+    "nccl": WorkKind.EXCHANGE,
     "Memcpy": WorkKind.COPY,
     "Memset": WorkKind.COPY,
     "flash": WorkKind.ATTENTION,

@@ -20,6 +20,7 @@ class Bound(Explained):
     LAUNCH = "launch", "starting operations that are shorter than their start"
     LOADER = "loader", "waiting for batches"
     SYNCHRONISATION = "synchronisation", "waiting of the program for the device"
+    EXCHANGE = "exchange", "exchange between processes, or waiting for the others"
 
 
 class Wait(Explained):

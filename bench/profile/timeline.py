@@ -40,6 +40,9 @@ _MARK = "bench::"
 _INDUCTORS = "## Call CompiledFxGraph "
 """How the name of a region begins that runs code of torch.compile's Inductor."""
 
+_EXCHANGES = ("gloo:", "mpi:")
+"""How the names of regions begin in which a thread of torch's exchanges between processes."""
+
 _WAITS = frozenset(
     f"cuda{name}"
     for name in ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize", "Memcpy")
@@ -120,7 +123,8 @@ class TimedOperations:
 @dataclass(frozen=True)
 class Timeline:
     """A profiled step, the mean of several: times in s, as in `bench.profile.step.Profile`.
-    ``work`` holds the time of each label; exclusive times add up to ``busy_s``."""
+    ``work`` holds the time of each label; exclusive times add up to ``busy_s``. ``exchange_s`` is
+    the time in which the process did nothing but exchange with others, or wait for them."""
 
     steps: int
     step_s: float
@@ -128,6 +132,7 @@ class Timeline:
     input_wait_s: float
     sync_wait_s: float
     work: dict[Label, TimedOperations]
+    exchange_s: float = 0.0
 
 
 def read_trace(file: Path) -> Trace:
@@ -197,6 +202,7 @@ def summarize(trace: Trace, steps: int, vocabulary: Vocabulary, device: str) -> 
         found.input_wait_s / steps,
         found.sync_wait_s / steps,
         {label: timed.scale(1 / steps) for label, timed in found.work.items()},
+        found.exchange_s / steps,
     )
 
 
@@ -271,8 +277,23 @@ def _read_cpu(view: _View) -> Timeline:
         work.setdefault(label, TimedOperations()).add(timed)
         spans.append((event.start, event.end))
     waiting = _length(view.inputs) - _overlap(view.inputs, spans)
+    _add_exchanges(view, spans, work)
     busy = sum(timed.time_s for timed in work.values())
-    return Timeline(1, window.duration, busy, waiting, 0.0, work)
+    exchange = sum(work[label].time_s for label in work if label.kind is WorkKind.EXCHANGE)
+    return Timeline(1, window.duration, busy, waiting, 0.0, work, exchange)
+
+
+def _add_exchanges(view: _View, spans: list[Span], work: dict[Label, TimedOperations]) -> None:
+    """Add the time in which other threads exchange with other processes, and no operator runs."""
+    for event in view.trace.regions:
+        if not event.name.startswith(_EXCHANGES):
+            continue
+        span = max(event.start, view.window.start), min(event.end, view.window.end)
+        if span[0] < span[1]:
+            alone_s = span[1] - span[0] - _overlap([span], _unite(spans))
+            label = Label(WorkKind.EXCHANGE, event.name.partition(":")[2])
+            work.setdefault(label, TimedOperations()).add(TimedOperations(1, alone_s, alone_s))
+            spans.append(span)
 
 
 def _read_gpu(view: _View) -> Timeline:
@@ -307,7 +328,16 @@ def _read_gpu(view: _View) -> Timeline:
     wanting = _overlap(gaps, view.inputs)
     drained = [gap for gap in gaps if _ends_within(waits, gap)]
     waiting = _length(drained) - _overlap(drained, view.inputs)
-    return Timeline(1, end - window.start, _length(busy), wanting, waiting, work)
+    theirs, ours = (
+        _unite(
+            span
+            for span, kernel in zip(spans, kernels, strict=True)
+            if ("nccl" in kernel.name) is exchanges
+        )
+        for exchanges in (True, False)
+    )
+    exchange = _length(theirs) - _overlap(theirs, ours)
+    return Timeline(1, end - window.start, _length(busy), wanting, waiting, work, exchange)
 
 
 def _ends_within(waits: Sequence[tuple[float, float]], gap: Span) -> bool:

@@ -456,6 +456,12 @@ class RankRow:
     images: int | None = column("images that it trained on in the measured steps", None)
     peak_reserved_bytes: int | None = column("peak of torch's allocator", None)
     peak_process_bytes: int | None = column("peak of the process", None)
+    computing_s: float | None = column(
+        "of a command's profiled step, the time in which it did not only exchange with others, or "
+        "wait for them",
+        None,
+    )
+    waits_in: str | None = column("the exchange in which it spent most of the rest", None)
 
 
 @dataclass(frozen=True)

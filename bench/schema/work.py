@@ -29,6 +29,7 @@ class WorkKind(Explained):
     LAYOUT = "layout", "layout changes"
     CONCATENATION = "concatenation", "concatenation and slicing"
     INDEXING = "indexing", "embeddings and indexing"
+    EXCHANGE = "exchange", "exchange between processes"
     OTHER = "other", "other operations"
     INPUT = "input", "input pipeline"
     LOSS = "loss", "loss"

@@ -79,6 +79,9 @@ _NAMED: dict[WorkKind, str] = {
     WorkKind.INDEXING: "embedding embedding_dense_backward index index_select index_put index_add "
     "gather scatter scatter_add _unsafe_index _unsafe_index_put masked_select nonzero take "
     "index_copy masked_scatter _index_put_impl unfold_backward",
+    WorkKind.EXCHANGE: "allreduce allgather _allgather_base reduce_scatter _reduce_scatter_base "
+    "broadcast barrier alltoall alltoall_base all_reduce all_gather_into_tensor "
+    "reduce_scatter_tensor all_to_all_single wait_tensor",
     WorkKind.ELEMENTWISE: "native_dropout native_dropout_backward dropout _softmax softmax "
     "_softmax_backward_data upsample_nearest2d upsample_bilinear2d glu_backward prelu",
     WorkKind.LOSS: "_log_softmax log_softmax _log_softmax_backward_data nll_loss_forward "

@@ -17,7 +17,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import islice, starmap
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -47,7 +47,7 @@ from bench.networks.workloads import OWN
 from bench.profile.timeline import Timeline
 from bench.schema.case import Case, fill_command, knows_epochs, supposes_items
 from bench.schema.command import ITEMS, OUT, list_named, list_places, split_command
-from bench.schema.record import MEASURED, EpochRow, Outcome, Status, Step
+from bench.schema.record import MEASURED, EpochRow, Outcome, RankRow, Status, Step
 from bench.schema.work import Label, Work, WorkKind
 from bench.training.counting import join_work
 from bench.training.labels import judge_label
@@ -76,6 +76,9 @@ _LEAST_S = 1e-9  # of a step: the clock of a GPU may see none
 _LONGEST_S, _SLOWER, _STARTS_S = 600.0, 5.0, 120.0
 """Of steps to profile, the longest time without the profiler, and how long they are waited for: so
 many times as long, beside the profiler's start and end."""
+
+_OTHERS_S = 30.0
+"""How much later than the first of several processes the others may have written their traces."""
 
 _UNLIMITED = 40  # steps that warm-up supposes will be measured, if the command decides
 
@@ -269,6 +272,15 @@ class _Run:
             self.profiled = {"failure": f"{what} before {count(steps + 1, 'more step')} did"}
         return None if "failure" in self.profiled else name_trace(self._asked)
 
+    def list_others(self) -> list[Path]:
+        """Return the traces of the processes that train with the one that told of its own; empty if
+        not all have written one in time, such as those on other machines."""
+        traces = [name_trace(self._asked, rank) for rank in range(1, self.profiled["processes"])]
+        until, ended = time.monotonic() + _OTHERS_S, False
+        while not (there := all(map(Path.exists, traces))) and not ended:
+            ended = self._ended.wait(_POLL_S) or time.monotonic() > until
+        return traces if there else []
+
     def read_memory(self) -> int:
         with suppress(OSError):  # it has ended
             return read_held_memory(self._process.pid)
@@ -426,8 +438,25 @@ def _profile(
             raise UsageError(f"no steps were profiled: {run.profiled['failure']}")
         if (device := run.profiled["device"]) != case.device:
             raise UsageError(f"the steps ran on {device}, and the case is of {case.device}")
-        return read_profile(trace, steps, device, run.trace)
+        timeline = read_profile(trace, steps, device, run.trace)
+        with suppress(ValueError):  # of another process
+            others = [read_profile(one, steps, device) for one in run.list_others()]
+            if others:
+                found.ranks = [*starmap(_describe_rank, enumerate([timeline, *others]))]
+        return timeline
     return None
+
+
+def _describe_rank(rank: int, timeline: Timeline) -> RankRow:
+    """Return what a process that trains with others did in a profiled step."""
+    exchanges = {
+        label.operation: timed.time_s
+        for label, timed in timeline.work.items()
+        if label.kind is WorkKind.EXCHANGE
+    }
+    waits_in = max(exchanges, key=exchanges.__getitem__, default=None)
+    computing_s = timeline.step_s - timeline.exchange_s
+    return RankRow(rank, None, None, None, computing_s=computing_s, waits_in=waits_in)
 
 
 def _describe_end(found: Outcome, run: _Run, code: int, case: Case) -> None:

@@ -31,7 +31,7 @@ FILE = "BENCH_STEPS"
 
 PROFILE = "BENCH_PROFILE"
 """Environment variable: the file in which a sweep asks for a profile of so many of the next steps;
-their trace is written beside it, see `name_trace`."""
+the trace of each process is written beside it, see `name_trace`."""
 
 SEES = "BENCH_SEES_STEPS"
 """Environment variable: whether steps are looked for that the script does not tell of."""
@@ -45,6 +45,9 @@ LOST = "bench: the sweep is told of no more steps"
 
 SAMPLED = 2
 """The step whose operations are counted, from 0: one of the warm-up, and the first is odd."""
+
+_LEAD = 4
+"""Steps after which processes that train together begin to profile: as many may one be ahead."""
 
 _PEAKS_S = 0.5  # between readings of torch's allocator
 
@@ -98,7 +101,8 @@ class Teller:
         """Begin anew, as in a process that was forked."""
         self._asked = None  # where a sweep asks for a profile, of no process's child
         self._recording: Any = None
-        self._recorded = self._before = 0  # steps to profile, and taken when that began
+        self._recorded = self._before = 0  # steps to profile, and taken when that begins
+        self._beside = 0  # the rank of a process that counts and profiles its steps alone
         self._started = False  # the first of them is over, which includes the profiler's start
         self._open = self._silent = False  # open once there is a step
         self._device = -1  # the GPU that trains; -1 for none, which has no events
@@ -126,6 +130,9 @@ class Teller:
                 if self._steps == SAMPLED and "torch" in sys.modules:
                     self._begin_sample()
                     self._began = _mark(self._device)
+                self._profile()
+            elif self._beside:
+                self._steps += 1
                 self._profile()
 
     def epoch(self, loss: Any, accuracy: Any) -> None:
@@ -167,6 +174,8 @@ class Teller:
         if self.own or not self._begin(next(iter(optimizers), None)):
             if whole and self.own and self._open:
                 self._look(optimizers)
+            if whole and self._beside and not self.own:
+                self._profile()
             return _NOTHING
         mark = _mark(self._device, before.mark if before else None)
         number = before.loss if before else None
@@ -188,6 +197,7 @@ class Teller:
     def commit(self, ended: Ended, fresh: bool) -> None:
         """Tell of a step that has ended; what lay before a ``fresh`` one was no step."""
         if self.own or not self._open:
+            self._steps += bool(self._beside and not self.own)
             return
         if fresh:
             self._began = None
@@ -255,7 +265,8 @@ class Teller:
                 self._write("memory", {"context_bytes": self._limit.context_bytes})
 
     def _begin_telling(self, loss: Any) -> None:
-        self._silent = _read_group()[0] != 0
+        self._beside = _read_group()[0]
+        self._silent = self._beside != 0
         self._device = _find_gpu(loss, self._device)
         own = os.open(f"{self._path}.{os.getpid()}", os.O_WRONLY | os.O_CREAT, 0o600)
         try:
@@ -316,6 +327,8 @@ class Teller:
             self._write("memory", peaks)
 
     def _write(self, *values: Any) -> None:
+        if not self._open:
+            return
         try:
             same = self._identify() == self._inode
         except OSError:
@@ -373,19 +386,40 @@ class Teller:
             return
         try:
             if self._recording is None:
-                if asked.exists():
+                if self._is_time(asked):
                     self._begin_recording(asked)
             elif self._steps > self._before + self._recorded:
-                recording, self._recording = self._recording, None
+                recording, self._recording, self._asked = self._recording, None, None
                 recording.end()
-                profile = {"steps": self._recorded, "device": "cpu" if self._device < 0 else "cuda"}
-                self._write("profile", profile)
-                self._asked = None
+                trace = name_trace(asked, self._beside)
+                trace.with_suffix(".new").replace(trace)
+                device = "cpu" if self._device < 0 else "cuda"
+                profile = {"steps": self._recorded, "device": device}
+                self._write("profile", profile | {"processes": _count_processes()})
             elif self._steps == self._before + 1 and not self._started:
                 self._started = True
                 self._recording.begin()
         except Exception as error:  # the user's training goes on
             self._fail_profile(f"{type(error).__name__}: {error}")
+
+    def _is_time(self, asked: Path) -> bool:
+        """Return whether to begin: processes that train together do at one step, which the first
+        one says when it is asked."""
+        if self._recorded:
+            return self._steps >= self._before
+        together = asked.with_suffix(".together")
+        if self._beside:
+            if together.exists():
+                self._recorded, self._before = map(int, together.read_text().split())
+        elif asked.exists():
+            self._recorded, self._before = int(asked.read_text()), self._steps
+            if _count_processes() == 1:
+                return True
+            self._before += _LEAD
+            new = asked.with_suffix(".first")
+            new.write_text(f"{self._recorded} {self._before}")
+            new.replace(together)
+        return False
 
     def _begin_recording(self, asked: Path) -> None:
         torch = sys.modules.get("torch")
@@ -394,10 +428,11 @@ class Teller:
         elif torch.autograd._profiler_enabled():
             self._fail_profile("a profiler of the script is at work")
         else:
-            self._recorded, self._before = int(asked.read_text()), self._steps
+            self._before = self._steps
             device = torch.device("cpu" if self._device < 0 else "cuda", max(self._device, 0))
             recording = import_own("bench.training.profiling").Recording
-            self._recording, self._started = recording(device, name_trace(asked)), False
+            trace = name_trace(asked, self._beside).with_suffix(".new")
+            self._recording, self._started = recording(device, trace), False
             self._recording.start()
 
     def _fail_profile(self, why: str) -> None:
@@ -412,9 +447,17 @@ class Teller:
                 recording.end()
 
 
-def name_trace(asked: Path) -> Path:
-    """Return the file of the trace, beside that in which it was asked for."""
-    return asked.with_suffix(".json")
+def name_trace(asked: Path, rank: int = 0) -> Path:
+    """Return the file of a process's trace, beside that in which it was asked for."""
+    return asked.with_name(f"{asked.name}{rank}.json")
+
+
+def _count_processes() -> int:
+    """Return how many processes train together, if torch knows."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_world_size())
+    return 1
 
 
 def _read_group() -> tuple[int, int, bool]:

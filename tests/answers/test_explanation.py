@@ -149,6 +149,8 @@ TURN = make_row(WorkKind.LAYOUT, "clone", 5.0, bytes=20e9, **FP16)
 SMALL32 = make_row(WorkKind.MATMUL, "mm", 12.0, flop=0.3e12, bytes=1e8, **FP32)
 SMALL16 = make_row(WorkKind.MATMUL, "mm", 6.0, flop=0.3e12, bytes=5e7, **FP16)
 
+ALLREDUCE = make_row(WorkKind.EXCHANGE, "all_reduce", 7.0)
+
 # a cause, and what it has of the second step in ms
 PLANTED: dict[str, tuple[Explanation, Cause, float]] = {
     "memory": (compare([MM32, RELU32], [MM16, RELU16]), Cause.MEMORY, 4.0),
@@ -163,6 +165,7 @@ PLANTED: dict[str, tuple[Explanation, Cause, float]] = {
     "launches": (compare([MM32], [MM16], idle=(1.0, 7.0)), Cause.LAUNCH, 7.0),
     "tiny operations": (compare([MM32, TINY], [MM16, TINY]), Cause.LAUNCH, 10.0),
     "loader": (compare([MM32], [MM16], idle=(0.0, 9.0), input_wait=9.0), Cause.LOADER, 9.0),
+    "exchange": (compare([MM32], [MM16, ALLREDUCE]), Cause.EXCHANGE, 7.0),
     "synchronisation": (
         compare([MM32], [MM16], idle=(0.0, 9.0), sync_wait=9.0), Cause.SYNCHRONISATION, 9.0,
     ),

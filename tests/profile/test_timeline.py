@@ -51,8 +51,8 @@ class Recorder:
         event = {"ph": "X", "cat": cat, "name": name, "pid": 7, "tid": tid}
         self.events.append({**event, "ts": start, "dur": end - start, "args": args})
 
-    def region(self, name: str, start: float, end: float) -> None:
-        self._add("user_annotation", name, start, end, MAIN)
+    def region(self, name: str, start: float, end: float, tid: int = MAIN) -> None:
+        self._add("user_annotation", name, start, end, tid)
 
     def part(self, part: WorkKind | None, start: float, end: float) -> None:
         self.region(name_region(part), start, end)
@@ -301,6 +301,24 @@ def test_time_in_fused_code_is_not_taken_for_idle(words: Vocabulary) -> None:
     trace.operator("graph_0_cpp_fused_native_layer_norm_relu_0", 30, 80)
     line = trace.read(words, device="cpu")
     assert seconds(line) == {WorkKind.MATMUL: 10, WorkKind.NORMALISATION: 50}
+
+
+def test_an_exchange_takes_the_time_in_which_nothing_is_computed(words: Vocabulary) -> None:
+    on_a_cpu, on_a_gpu = Recorder(100), Recorder(100)
+    on_a_cpu.operator("aten::mm", 0, 30)
+    on_a_cpu.operator("c10d::allreduce_", 30, 34)
+    for start, end, other in ((31, 60, 3), (33, 70, 4), (95, 130, 3)):  # the next step's begins
+        on_a_cpu.region("gloo:all_reduce", start, end, tid=other)
+    on_a_cpu.operator("aten::mm", 40, 50)
+    line = on_a_cpu.read(words, device="cpu")
+    assert seconds(line) == {WorkKind.MATMUL: 40, WorkKind.EXCHANGE: 4 + 6 + 10 + 10 + 5}
+    assert (us(line.exchange_s), us(line.busy_s)) == (35, 75)
+    on_a_gpu.kernel("sm90_gemm", 0, 50)
+    for start, end, stream in ((30, 70, 8), (60, 80, 9)):
+        on_a_gpu.kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", start, end, stream=stream)
+    line = on_a_gpu.read(words)
+    assert (us(line.exchange_s), us(line.busy_s)) == (30, 80)
+    assert seconds(line)[WorkKind.EXCHANGE] == 60
 
 
 def test_parts_that_torch_marks_are_those_of_any_training(words: Vocabulary) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -15,10 +16,10 @@ import pytest
 from bench.cards.__main__ import main as cards
 from bench.compare.__main__ import main as compare
 from bench.report.__main__ import main as report
-from bench.results.store.reader import read_records
+from bench.results.store.reader import read_beside, read_records
 from bench.schema.case import AXES, Case, fill_command
 from bench.schema.command import parse_command
-from bench.schema.record import Outcome
+from bench.schema.record import Outcome, RankRow
 from bench.schema.work import Label, Work, WorkKind
 from bench.sweep.__main__ import main as sweep
 from bench.sweep.options import parse_arguments, plan_cases
@@ -202,10 +203,11 @@ def test_a_command_that_ends_neither_by_itself_nor_by_a_signal_is_ended(tmp_path
 
 
 UNEDITED = """
-import os, sys
+import importlib.util, os, sys
 how, size = sys.argv[1], int(sys.argv[2])
 if how == "nothing":
     sys.exit()
+importlib.util.find_spec("torch")  # as libraries look whether it is there
 import torch
 if how == "idle":
     sys.exit()
@@ -330,6 +332,51 @@ def test_steps_after_the_measured_ones_are_profiled(
     output = capsys.readouterr().out
     assert "Why: how trains → how forks" in output
     assert "waiting for a batch" in output
+
+
+TOGETHER = """
+import sys, time, torch, torch.distributed as dist
+how, size = sys.argv[1], int(sys.argv[2])
+dist.init_process_group("gloo")
+net = torch.nn.Sequential(torch.nn.Linear(32, 256), torch.nn.ReLU(), torch.nn.Linear(256, 4))
+net = torch.nn.parallel.DistributedDataParallel(net)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+if how == "own":
+    import bench
+for i in range(100):
+    net(torch.randn(size, 32)).square().mean().backward()
+    time.sleep(0.2 if how == "late" and dist.get_rank() else 0.02)
+    optimizer.step()
+    optimizer.zero_grad()
+    if how == "own":
+        bench.step(items=size)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_the_process_that_the_others_wait_for_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = f"{shlex.quote(sys.executable)} -m torch.distributed.run --nproc-per-node 2"
+    command = f"OMP_NUM_THREADS=1 {run} {tmp_path}/t.py {{how}} {{batch_size}}"
+    given = ["--profile", "--steps", "5", "--repeats", "3"]
+    run_unedited(tmp_path, "late even", *given, command=command, script=TOGETHER)
+    capsys.readouterr()
+    assert explain([str(tmp_path / "out"), "--axis", "how", "even", "late"]) == 0
+    answer = capsys.readouterr().out
+    told = re.findall(
+        r"In (.*) rank 1 computes (.*) ms longer a step than", " ".join(answer.split())
+    )
+    ((case, longer_ms),) = told
+    assert case == "how late"
+    assert float(longer_ms) == pytest.approx(180, rel=0.5)
+    assert "exchange between processes" in answer
+    given = ["--profile", "--steps", "5", "--repeats", "1", "--out", str(tmp_path / "own")]
+    run_unedited(tmp_path, "own", *given, command=command, script=TOGETHER)
+    (ranks,) = read_beside(tmp_path / "own", RankRow).values()
+    assert [(row.rank, row.waits_in) for row in ranks] == [(0, "all_reduce"), (1, "all_reduce")]
+    assert min(row.computing_s or 0.0 for row in ranks) > 0.02
 
 
 def test_steps_that_are_too_long_to_profile_are_left_out() -> None:

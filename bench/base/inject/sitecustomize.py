@@ -120,7 +120,8 @@ class Watch:
 
 
 class Finder:
-    """Calls ``arm`` once torch is imported, and finds nothing itself."""
+    """Calls ``arm`` once torch is imported, and finds nothing itself. Many only look whether there
+    is a torch, by `importlib.util.find_spec`, before it is imported."""
 
     def __init__(self, arm: Callable[[], object]) -> None:
         self._arm = arm
@@ -128,14 +129,16 @@ class Finder:
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name != "torch":
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
-        spec = sys.modules["_frozen_importlib"]._find_spec(name, path, target)
+        others: list[Any] = [finder for finder in sys.meta_path if finder is not self]
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((one for one in found if one is not None), None)
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
 
             def exec_module(module: Any) -> None:
                 del spec.loader.exec_module
                 run(module)
+                sys.meta_path.remove(self)  # type: ignore[arg-type]
                 self._arm()
 
             spec.loader.exec_module = exec_module

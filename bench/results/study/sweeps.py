@@ -16,7 +16,7 @@ from bench.results.store.table import RECORDS
 from bench.schema.case import list_varying
 from bench.schema.goals import FREE_MARGIN, Halving, read_goal, read_halving
 from bench.schema.preset import ADVICE
-from bench.schema.record import REPEATED, EpochRow, WorkRow
+from bench.schema.record import REPEATED, EpochRow, RankRow, WorkRow
 
 REFERENCE = Path(__file__).parents[3] / "results" / "reference" / "rtx-titan-2019.csv"
 """The published figures; only a checkout has them, not an installed package."""
@@ -96,6 +96,11 @@ class SweepFolder:
     def work(self) -> dict[str, list[WorkRow]]:
         """The work of a step, by record; read once."""
         return read_beside(self.path, WorkRow)
+
+    @cached_property
+    def ranks(self) -> dict[str, list[RankRow]]:
+        """The processes of each record that several trained, by record; read once."""
+        return read_beside(self.path, RankRow)
 
 
 def read_sweep(path: Path, name: str = "") -> SweepFolder:
