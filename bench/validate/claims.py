@@ -164,7 +164,10 @@ def find_disorder(evidence: Evidence) -> Iterator[str]:
     last: Run | None = None
     for run in evidence.own:
         name, start, end = evidence.name(run), read_time(run.started_at), read_time(run.finished_at)
-        if not start or not end or run.inferred:
+        if run.inferred:
+            continue
+        if not start or not end:
+            yield f"{name}: does not say when it started and ended"
             continue
         inside = sum(time for phase in phases if (time := getattr(run, phase)) == time)
         if run.resumed_epochs > 0:  # an earlier process trained a part
@@ -237,7 +240,7 @@ def find_wrong_speed(row: EvidenceRow) -> Iterator[str]:
 
 
 def find_wrong_energy(row: EvidenceRow) -> Iterator[str]:
-    if not row.has("energy_j", "measured_time_s"):
+    if not row.has("energy_j") or not row["measured_time_s"]:
         return
     power_w = row["energy_j"] / row["measured_time_s"]
     # readings are up to 23 ms before and after an epoch of an H200, and 0.6 % of one of an H100
@@ -377,9 +380,9 @@ def find_wrong_learning(evidence: Evidence) -> Iterator[str]:
 def _compare_steps(row: EvidenceRow) -> Iterator[str]:
     steps = row.steps
     several = row.case.epochs > 1 or row.case.command is not None  # whose warm-up learns too
-    if not len(steps) or several or row["status"] != Status.OK:
-        return
     images = sum(step.images for step in steps)
+    if not images or several or row["status"] != Status.OK:
+        return
     loss = sum(step.loss * step.images for step in steps if step.loss is not None) / images
     if row.has("train_loss") and _differ(row["train_loss"], loss, 1e-5):
         yield f"its loss is {row['train_loss']:.4f}, and {loss:.4f} by its steps"
@@ -436,7 +439,8 @@ def find_wrong_proofs(row: EvidenceRow) -> Iterator[str]:
     ran = row["arithmetic"].split("/")
     if not ran[0] or row["status"] != Status.OK:
         return
-    coarser = [name for name in ran if BITS.get(Arithmetic(name), BITS[label]) < BITS[label]]
+    known = {str(one): BITS.get(one, BITS[label]) for one in Arithmetic}
+    coarser = [name for name in ran if known.get(name, 0) < BITS[label]]  # or unheard of
     if coarser or not {label, Arithmetic.UNCLEAR} & {*ran}:
         yield f"{precision.precision} rounds to {label}, and what ran is {row['arithmetic']}"
     full = label in (Arithmetic.FLOAT32, Arithmetic.TFLOAT32)

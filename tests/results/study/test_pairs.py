@@ -25,7 +25,7 @@ from bench.results.study.pairs import (
 from bench.results.study.runs import read_runs
 from bench.results.study.sweeps import read_sweep
 from bench.schema.case import Case
-from bench.schema.record import Record
+from bench.schema.record import Record, Status
 from tests.planted.records import FP16, FP32, ran, write_sweep
 from tests.planted.results import read_results
 
@@ -219,6 +219,14 @@ def test_cases_of_two_sides_are_matched(name: str, tmp_path: Path) -> None:
     found, times = match_rows(tmp_path, a, b, axis, apart)
     assert [(times[pair.a], times[pair.b]) for pair in found.pairs] == pairs
     assert [[times[cell] for cell in side] for side in found.alone] == alone
+
+
+def test_matches_stand_in_the_order_of_the_first_side(tmp_path: Path) -> None:
+    """Which is that of the last attempts: a case that failed first was run again last."""
+    a = [*one(FP32, 1, status=Status.ERROR), *one(WIDE, 2), *one(FP32, 3, attempt=2)]
+    found, times = match_rows(tmp_path, a, [*one(FP32, 4), *one(WIDE, 5)])
+    assert [(times[pair.a], times[pair.b]) for pair in found.pairs] == [(2, 5), (3, 4)]
+    assert [pair.a for pair in found.pairs] != sorted(pair.a for pair in found.pairs)
 
 
 def test_what_tells_environments_apart_is_told(tmp_path: Path) -> None:
