@@ -22,6 +22,7 @@ from bench.answers.render.table import (
     write_time,
 )
 from bench.answers.report_data import ReportData, Target
+from bench.answers.savings import tell_savings
 from bench.answers.scaling import find_bounds
 from bench.answers.settings import NEUTRAL, Setting, choose_base, judge_speeds
 from bench.base.limits import MIN_REPEATS, NEAR, STEADY
@@ -90,6 +91,8 @@ def recommend(found: ReportData) -> Iterator[Answer]:
     several = len({place.name for place in found.places}) > 1
     for place in found.places:
         about = place.machine + f", {place.name}" * several
+        if saves := tuple(tell_savings(place)):
+            yield Answer(f"Memory, {about}", saves)
         if sentences := tuple(filter(None, _tell(found, place))):
             yield Answer(about, sentences)
 

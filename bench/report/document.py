@@ -33,6 +33,7 @@ from bench.answers.render.table import (
     name_outcome,
 )
 from bench.answers.report_data import ReportData, gather
+from bench.answers.savings import SAVINGS
 from bench.answers.scaling import LARGEST_BATCH, SCALING, find_searches
 from bench.answers.step_time import BREAKDOWNS
 from bench.base.text import count, name_first
@@ -42,6 +43,7 @@ from bench.schema.record import Status
 
 SECTIONS: tuple[Section, ...] = (
     PLACES,
+    SAVINGS,
     TIMES,
     MONEY,
     COSTS,

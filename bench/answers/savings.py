@@ -1,0 +1,195 @@
+"""What fits in memory, and what it costs: cases that differ in what is computed again in the
+backward pass, or in the optimizer, at one batch size.
+
+Held against the usual way to train, each takes a part of its memory and a multiple of its time. One
+is worth it if no other takes as little of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bench.answers.render.table import (
+    AnyRow,
+    Cell,
+    Column,
+    Prominence,
+    Section,
+    Sheet,
+    axis_column,
+    name_case,
+    quantity_column,
+    write_ratio,
+)
+from bench.answers.scaling import find_bounds
+from bench.answers.settings import Setting
+from bench.base.limits import MIN_REPEATS, STEADY
+from bench.base.text import GIB, name_first
+from bench.results.store.rows import group
+from bench.results.study.axes import MACHINE, take_value
+from bench.results.study.comparable import refuse_pair
+from bench.results.study.quantities import is_number
+from bench.results.study.runs import Result
+from bench.schema.case import AXES, SAME_QUESTION, UNTIMED, Case
+from bench.schema.optimization import OPTIMIZERS
+
+if TYPE_CHECKING:
+    from bench.answers.report_data import ReportData, Target
+
+SAVING_AXES = ("recompute", "optimizer")
+"""Axes that save memory, and cost time."""
+
+_SAME = [n for n in AXES if n not in ("batch_size", *SAVING_AXES, *UNTIMED, *SAME_QUESTION)]
+
+_USUAL = ("adamw", "sgd", *OPTIMIZERS)
+
+
+@dataclass(frozen=True)
+class Saving:
+    """A setting at the batch size at which all are held against ``base``: the share of its memory
+    that it takes, and the multiple of its time, None if the two cannot be compared; and the largest
+    batch size that fits, with the smallest above it that does not."""
+
+    row: Result
+    base: Result
+    memory: float
+    time: float | None
+    fits: int | None
+    fails: int | None
+
+    @property
+    def name(self) -> str:
+        return _name(self.row)
+
+    def __str__(self) -> str:
+        cost = f"and {write_ratio(self.time)} times the time" if self.time else "(no sure time)"
+        return f"{self.name}: {write_ratio(self.memory)} times the memory {cost}"
+
+
+def _name(row: Result) -> str:
+    """Name what may save memory: ``adamw, recompute blocks``."""
+    recompute = name_case(row, ["recompute"]) if row.recompute != Case.recompute else ""
+    return ", ".join(filter(None, (row.optimizer, recompute)))
+
+
+def find_ways(place: Target) -> list[list[Saving]]:
+    """Return the ways to train that differ in `SAVING_AXES` alone, the usual one first and then by
+    memory, at the largest batch size at which most were measured; none where only optimizers
+    differ, and none saves memory."""
+    found = []
+    for alike in group(place.settings, lambda s: tuple(getattr(s.best, n) for n in _SAME)):
+        known = [s for s in alike if is_number(s.best.memory_bytes)]
+        same = max(
+            _group_sizes(known), key=lambda one: (len(one), one[0].best.batch_size), default=[]
+        )
+        if len(same) < 2:
+            continue
+        base = min((s.best for s in same), key=_rate_usual)
+        rows: list[AnyRow] = [row for s in alike for row in s.cases]
+        rows += [r for r in place.probes if all(getattr(r, n) == getattr(base, n) for n in _SAME)]
+        ways = []
+        for row in sorted((s.best for s in same), key=lambda r: (r is not base, -r.memory_bytes)):
+            ours = [r for r in rows if all(getattr(r, n) == getattr(row, n) for n in SAVING_AXES)]
+            share = row.memory_bytes / base.memory_bytes
+            ways.append(Saving(row, base, share, _find_time(row, base), *find_bounds(ours)))
+        again = {way.row.recompute for way in ways}
+        if len(again) > 1 or list_worthwhile(ways):
+            found.append(ways)
+    return found
+
+
+def _group_sizes(settings: Sequence[Setting]) -> list[list[Setting]]:
+    """Return settings of a batch size each, one of each way: that of the best evidence."""
+    every = group(settings, lambda setting: setting.best.batch_size)
+    return [
+        [same[0] for same in group(one, lambda s: tuple(getattr(s.best, n) for n in SAVING_AXES))]
+        for one in every
+    ]
+
+
+def _rate_usual(row: Result) -> tuple[bool, int]:
+    usual = _USUAL.index(row.optimizer) if row.optimizer in _USUAL else len(_USUAL)
+    return row.recompute != Case.recompute, usual
+
+
+def _find_time(row: Result, base: Result) -> float | None:
+    sure = all(
+        one.timed and one.trusted and (one.device == "cuda" or one.repeats >= MIN_REPEATS)
+        for one in (row, base)
+    )
+    return row.epoch_time_s / base.epoch_time_s if sure and not refuse_pair(row, base) else None
+
+
+def list_worthwhile(ways: Sequence[Saving]) -> list[Saving]:
+    """Return the ways that take less memory than the usual one, and of which no other takes less of
+    both memory and time; the most memory first. Without a time that is sure, only the one of the
+    least memory is known to be worth anything."""
+    less = [way for way in ways if way.memory < 1 / (1 + STEADY)]
+    if not less:
+        return []
+    least = min(less, key=lambda way: way.memory)
+    kept = [least]
+    for way in sorted(less, key=lambda way: way.memory):
+        fastest = min((one.time for one in kept if one.time), default=None)
+        if way is not least and way.time and (fastest is None or way.time < fastest):
+            kept.append(way)
+    return kept[::-1]
+
+
+def tell_savings(place: Target) -> Iterator[str]:
+    """Yield what to do if the network or its batch does not fit, what that costs, and what fits."""
+    for ways in find_ways(place):
+        base, worth = ways[0], list_worthwhile(ways)
+        size = f"batch size {base.row.batch_size}"
+        start = f"In {base.row.precision} at {size}, {base.name} takes"
+        start += f" {base.row.memory_bytes / GIB:#.3g} GiB"
+        if not worth:
+            tried = name_first([way.name for way in ways[1:]], 4)
+            yield f"{start}, and nothing that was tried takes less: {tried}."
+            continue
+        named = "; or with ".join(map(str, worth[-3:]))
+        yield f"{start}. If that does not fit, train with {named}."
+        if not all(way.time for way in worth):
+            yield f"A sure time takes --repeats {MIN_REPEATS}, without other programs."
+        held = [way for way in ways if way.fails]
+        if held:
+            told = (f"{way.fits or 'none'} with {way.name} ({way.fails} does not)" for way in held)
+            yield f"Largest batch size that fits: {name_first([*told], 6, '; ')}."
+        if len({way.row.optimizer for way in ways}) > 1:
+            yield (
+                "Another optimizer learns otherwise: hold what they learn against each other by "
+                f"--repeats {MIN_REPEATS} --evaluate, and tune --lr for each by bench.search."
+            )
+
+
+def _tabulate_savings(found: ReportData) -> Iterator[Sheet]:
+    rows = [way for place in found.places for ways in find_ways(place) for way in ways]
+    where = [
+        n
+        for n in (MACHINE, "model", "dataset")
+        if len({take_value(way.row, n) for way in rows}) > 1
+    ]
+    columns: list[Column[Saving]] = [
+        *(axis_column(name, lambda way: way.row) for name in (*where, "precision")),
+        *(axis_column(name, lambda way: way.row) for name in SAVING_AXES),
+        axis_column("batch_size", lambda way: way.row),
+        quantity_column("memory_bytes", lambda way: way.row, spread=False, always=True),
+        Column("memory_share", "of usual", "its memory over that of the first of these rows",
+               lambda way: Cell(f"{write_ratio(way.memory)}×", way.memory), better="lower"),
+        quantity_column("optimizer_bytes", lambda way: way.row, spread=False),
+        quantity_column("epoch_time_s", lambda way: way.row, spread=False, always=True),
+        Column("time_share", "of usual time", "its time over that of the first of these rows",
+               lambda way: Cell(f"{write_ratio(way.time)}×" if way.time else "?", way.time),
+               better="lower"),
+        Column("fits", "largest batch", "that was trained", lambda way: way.fits, better="higher"),
+        Column("fails", "does not fit", "the smallest batch above it that ran out of memory",
+               lambda way: way.fails),
+    ]  # fmt: skip
+    yield Sheet("What saves memory, at one batch size, and what it costs", columns, rows)
+
+
+SAVINGS = Section(
+    "savings", "What fits in memory, and what does it cost?", _tabulate_savings, Prominence.TABLE
+)

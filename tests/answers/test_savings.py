@@ -1,0 +1,85 @@
+"""What fits in memory, and what that costs, by planted cases of which both are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from bench.schema.case import Case
+from bench.schema.record import Record, Status
+from tests.planted.records import make_record, ran
+from tests.planted.results import read_report, tell
+
+USUAL = Case(precision="bf16-amp", optimizer="adamw", lr=3e-4)
+CARD = {"gpu": "A card", "torch": "2.13"}
+
+
+def way(
+    optimizer: str, recompute: str, gib: float, time_s: float, repeats: int = 3, size: int = 64
+) -> list[Record]:
+    lr = 0.01 if optimizer == "adafactor" else 3e-4
+    case = replace(USUAL, optimizer=optimizer, lr=lr, recompute=recompute, batch_size=size)
+    times = [time_s * (1 + n / 1000) for n in range(repeats)]
+    return ran(case, times, gib, optimizer_bytes=2**30)
+
+
+def refused(rows: Sequence[Record], size: int) -> Record:
+    case = replace(rows[0].case, batch_size=size)
+    return make_record(case, status=Status.OOM, reason="OutOfMemoryError", **CARD)
+
+
+def test_the_cheapest_way_first_and_none_that_another_beats(tmp_path: Path) -> None:
+    """Of eight bits no less is needed than with Adafactor, which also takes less time."""
+    usual, again = way("adamw", "none", 10, 40), way("adamw", "blocks", 6, 50)
+    factors, bits = way("adafactor", "none", 8, 42), way("adamw-8bit", "none", 8.5, 48)
+    both = way("adafactor", "blocks", 4, 52)
+    smaller = way("adamw", "none", 5, 45, size=32)
+    ends = [refused(usual, 128), refused(both, 256)]
+    report = read_report(tmp_path, [*usual, *again, *factors, *bits, *both, *smaller, *ends])
+    saved, usually = report.answers
+    assert saved.about == "Memory, " + usually.about
+    assert saved.sentences == (
+        "In bf16-amp at batch size 64, adamw takes 10.0 GiB. If that does not fit, train with "
+        "adafactor: 0.80 times the memory and 1.05 times the time; or with adamw, recompute "
+        "blocks: 0.60 times the memory and 1.25 times the time; or with adafactor, recompute "
+        "blocks: 0.40 times the memory and 1.30 times the time.",
+        "Largest batch size that fits: 64 with adamw (128 does not); 64 with adafactor, recompute "
+        "blocks (256 does not).",
+        "Another optimizer learns otherwise: hold what they learn against each other by "
+        "--repeats 3 --evaluate, and tune --lr for each by bench.search.",
+    )
+    columns = "recompute optimizer batch_size memory_share time_share fits fails"
+    assert tell(report, "savings", columns) == [
+        "none | adamw | 64 | 1.00× | 1.00× | 64 | 128",
+        "none | adamw-8bit | 64 | 0.85× | 1.20× | 64",
+        "none | adafactor | 64 | 0.80× | 1.05× | 64",
+        "blocks | adamw | 64 | 0.60× | 1.25× | 64",
+        "blocks | adafactor | 64 | 0.40× | 1.30× | 64 | 256",
+    ]
+
+
+def test_a_time_that_is_not_sure_costs_an_unknown_amount(tmp_path: Path) -> None:
+    """The least memory is known without it; whether another way is cheaper is not."""
+    rows = [*way("adamw", "none", 10, 40), *way("adamw", "blocks", 6, 50)]
+    rows += way("adafactor", "none", 8, 42)
+    for row in rows:
+        row.environment.gpu, row.case = None, replace(row.case, device="cpu")
+    few = [row for row in rows if row.repeat < 3]
+    told = read_report(tmp_path, few).answers[0].sentences
+    assert told[0].endswith(
+        "If that does not fit, train with adamw, recompute blocks: 0.60 times the memory (no sure "
+        "time)."
+    )
+    assert told[1] == "A sure time takes --repeats 3, without other programs."
+
+
+def test_nothing_is_said_where_only_fast_optimizers_differ(tmp_path: Path) -> None:
+    report = read_report(tmp_path, [*way("adamw", "none", 10, 40), *way("adam", "none", 10, 40)])
+    assert len(report.answers) == 1
+    again = [*way("adamw", "none", 10, 40), *way("adamw", "blocks", 10, 50)]
+    (told, *_), _ = (a.sentences for a in read_report(tmp_path / "again", again).answers)
+    assert told == (
+        "In bf16-amp at batch size 64, adamw takes 10.0 GiB, and nothing that was tried takes "
+        "less: adamw, recompute blocks."
+    )
