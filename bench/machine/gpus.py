@@ -6,12 +6,10 @@ has the card itself. torch is never imported here."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from itertools import chain
-from typing import Any
 
 from bench.base.processes import list_children, read_held_memory, read_memory_share
 
@@ -89,45 +87,6 @@ class Device:
 
     def close(self) -> None:
         """Release the device."""
-
-
-# How the values of several cards are combined. For the rest (memory), the first card counts.
-_TOGETHER: Mapping[str, Callable[[list[Any]], Any]] = {
-    **dict.fromkeys(("energy_j", "power_w", "power_limit_w"), sum),
-    **dict.fromkeys(("sm_clock_mhz", "memory_clock_mhz"), min),
-    "temperature_c": max,
-    "throttle": lambda seen: tuple(dict.fromkeys(chain.from_iterable(seen))),
-    "others": lambda seen: tuple(chain.from_iterable(seen)),
-}
-
-
-class CombinedDevice(Device):
-    """Cards that train one network, read as one: the sum of energy and of power, the clocks of the
-    slowest, the temperature of the hottest, and the memory of the first."""
-
-    def __init__(self, cards: Sequence[Device]) -> None:
-        self._cards = cards
-        self.pids: Sequence[int] = ()
-        """The worker's process on each card; by default the watched one on all cards."""
-
-    def watch(self, pid: int) -> None:
-        for card, own in zip(self._cards, self.pids or [pid] * len(self._cards), strict=True):
-            card.watch(own)
-
-    def read(self, depth: Depth) -> Sequence[Reading]:
-        readings = [card.read(depth)[-1] for card in self._cards]
-        together: dict[str, Any] = {}
-        for name, combine in _TOGETHER.items():
-            seen = [getattr(reading, name) for reading in readings]
-            together[name] = None if None in seen else combine(seen)
-        return (replace(readings[0], **together),)
-
-    def why(self, quantity: str) -> str:
-        return next(filter(None, (card.why(quantity) for card in self._cards)), "")
-
-    def close(self) -> None:
-        for card in self._cards:
-            card.close()
 
 
 class ProcessTree:

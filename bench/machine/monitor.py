@@ -319,19 +319,23 @@ _TOGETHER: Mapping[str, Callable[[list[Any]], Any]] = {
 }
 
 
-class CommandMonitor:
-    """A monitor of each card that a command may use, with the methods of a `Monitor`: what counts
-    is what happened on those on which its processes were seen or, where none was, as under WSL, on
-    those that it ``named``, by their places."""
+class Monitors:
+    """A monitor of each card of a case, with the methods of a `Monitor`: of energy and power the
+    sum is observed, the clocks of the slowest, the temperature of the hottest, and the memory of
+    the first. With ``whole`` they are cards that a command may use, and what counts is what
+    happened on those on which its processes were seen or, where none was, as under WSL, on those
+    that it ``named``, by their places."""
 
     named: Collection[int] = ()
 
-    def __init__(self, cards: Sequence[Device]) -> None:
-        self._cards = cards
-        self._monitors = [Monitor(card, whole=True) for card in cards]
+    def __init__(self, cards: Sequence[Device], whole: bool = False) -> None:
+        self._cards, self._whole = cards, whole
+        self._monitors = [Monitor(card, whole=whole) for card in cards]
 
-    def watch(self, pid: int) -> None:
-        for monitor in self._monitors:
+    def watch(self, pids: Sequence[int]) -> None:
+        """Watch the worker's processes: one on each card, or a single one on all."""
+        each = pids if len(pids) > 1 else [*pids] * len(self._cards)
+        for monitor, pid in zip(self._monitors, each, strict=False):  # a CPU has the first
             monitor.watch(pid)
 
     def enter(self, phase: MonitorPhase) -> None:
@@ -341,7 +345,7 @@ class CommandMonitor:
     def close(self, *given: Any) -> Observation:
         """Return what was observed, as `Monitor.close` does."""
         seen = [monitor.close(*given) for monitor in self._monitors]
-        listed = [i for i, card in enumerate(self._cards) if card.is_used()]
+        listed = [i for i, card in enumerate(self._cards) if not self._whole or card.is_used()]
         places = listed or sorted(self.named)
         used = [seen[i] for i in places]
         if not used:
@@ -355,18 +359,15 @@ class CommandMonitor:
                 values.pop(name, None)
         missing = {k: why for one in used for k, why in one.missing.items() if k not in values}
         notes = [*dict.fromkeys(note for one in used for note in one.notes)]
-        if len(self._cards) > 1:
+        if self._whole and len(self._cards) > 1:
             how = "its processes were seen on" if listed else "its script told of"
             notes.append(f"{how} GPU {', '.join(map(str, places))}, by NVML's count")
         verdict = "; ".join(dict.fromkeys(one.verdict for one in used if one.verdict))
         return Observation(values, missing, notes, verdict, places)
 
-    def stop(self) -> None:
-        for monitor in self._monitors:
-            monitor.stop()
-
-    def __enter__(self) -> CommandMonitor:
+    def __enter__(self) -> Monitors:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        for monitor in self._monitors:
+            monitor.stop()

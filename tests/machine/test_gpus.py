@@ -1,6 +1,5 @@
 """The card is a fake pynvml that raises the real exceptions of nvidia-ml-py."""
 
-import json
 import os
 import signal
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 from bench.base.errors import UsageError
 from bench.base.processes import list_children, read_cpu_time
 from bench.machine import gpus as gpu
-from bench.machine.gpus import CombinedDevice, Depth, GpuProcess, HostReadings, Reading, Unreadable
+from bench.machine.gpus import Depth, HostReadings, Reading, Unreadable
 from bench.machine.nvml import (
     EFFECTS,
     OF_WHOLE,
@@ -38,7 +37,6 @@ from bench.schema.record import Environment
 from bench.sweep.preflight import refuse_places
 from bench.workers.examination import Platform
 from tests.machines_for_tests import ANSWERS, GPU, Board, FakeNvml, error
-from tests.readings_for_tests import Replay
 
 OTHER = "GPU-11112222-d72c-4106-c12f-20bd9faed9f6"
 GONE = 2**22 - 7  # near Linux's largest pid: nobody has it
@@ -397,32 +395,6 @@ def test_a_host_without_a_worker_and_after_it(child):
     assert read(host).process_bytes is None
     assert host.why("process_bytes") == "the worker had ended"
     assert host.why("power_w") == "the case ran on a CPU"
-
-
-# ----------------------------------------------------------------------- several cards read as one
-
-
-def recorded(**values):
-    """A recording of one card, with the reason why it has no temperature."""
-    head = {"why": {"temperature_c": "no sensor"}}
-    row = {"time_ns": 1, "edge": True, **values}
-    return Replay(json.dumps(line) for line in (head, row))
-
-
-def test_several_cards_are_read_as_one():
-    about = {"process_bytes": 5, "throttle": ["board limit"], "others": []}
-    one = recorded(energy_j=10.0, power_w=100.0, sm_clock_mhz=1500, **about)
-    about = {"process_bytes": 7, "throttle": ["board limit", "sync boost"]}
-    other = recorded(energy_j=5.0, sm_clock_mhz=1400, others=[{"pid": 3}], **about)
-    cards = CombinedDevice([one, other])
-    (reading,) = cards.read(Depth.EDGE)
-    assert reading.energy_j == 15.0
-    assert reading.power_w is None, "which one of them does not tell"
-    assert reading.sm_clock_mhz == 1400
-    assert reading.process_bytes == 5
-    assert reading.throttle == ("board limit", "sync boost")
-    assert reading.others == (GpuProcess(3),)
-    assert cards.why("temperature_c") == "no sensor"
 
 
 SHARES = """

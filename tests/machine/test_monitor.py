@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.machine.gpus import Depth, Reading, Unreadable
-from bench.machine.monitor import MONITORED, CommandMonitor, Monitor
+from bench.machine.monitor import MONITORED, Monitor, Monitors
 from tests.readings_for_tests import Replay
 
 READINGS = Path(__file__).parents[1] / "readings"
@@ -20,9 +20,9 @@ PHASES = ("setup", "warmup", "epoch", "evaluation")
 TWICE = (*PHASES, "epoch", "evaluation")
 
 
-def go_through(monitor, phases):
+def go_through(monitor, phases, worker=1):
     for phase in phases:
-        monitor.watch(1) if phase == "setup" else monitor.enter(phase)
+        monitor.watch(worker) if phase == "setup" else monitor.enter(phase)
     return monitor
 
 
@@ -335,10 +335,10 @@ def test_of_a_command_those_cards_count_on_which_it_was_seen(used, named, power,
     watched = list[int]()
     for card, seen in zip(cards, used, strict=True):
         card.is_used, card.watch = partial(bool, seen), watched.append
-    monitor = CommandMonitor(cards)
+    monitor = Monitors(cards, whole=True)
     assert all(card.whole is True for card in cards)
     monitor.named = named
-    seen = go_through(monitor, PHASES).close(None, None, False, 4.0)
+    seen = go_through(monitor, PHASES, [1]).close(None, None, False, 4.0)
     assert watched == [1, 1]
     assert seen.cards == ([i for i in (0, 1) if used[i]] or named)
     assert set(seen.values) | set(seen.missing) == set(MONITORED)
@@ -346,6 +346,27 @@ def test_of_a_command_those_cards_count_on_which_it_was_seen(used, named, power,
     assert (readings, note in "; ".join(seen.notes)) == ((power, clock), True)
     if power is None:
         assert set(seen.missing.values()) == {"no process of the command was seen on a GPU"}
+
+
+def test_cards_that_train_one_network_all_count_each_by_its_own_process():
+    """The sum of power, the slower clock, and the first one's memory; on a CPU there is no card but
+    a process of each rank."""
+    lines = (READINGS / "healthy.jsonl").read_text().splitlines()
+    other = [re.sub(r'"sm_clock_mhz": \d+', '"sm_clock_mhz": 1500', line) for line in lines]
+    cards, watched = [Replay(lines), Replay(other)], list[int]()
+    for card in cards:
+        card.watch, card.is_used = watched.append, lambda: False
+    seen = go_through(Monitors(cards), PHASES, [11, 12]).close(5 * GB, 7 * GB)
+    assert (watched, seen.notes, seen.verdict) == ([11, 12], [], "")
+    alone = replay(reserved_bytes=5 * GB, warmup_reserved_bytes=7 * GB).values
+    twice = {name: 2 * alone[name] for name in ("energy_j", "mean_power_w", "power_limit_w")}
+    slower = dict.fromkeys(("sm_clock_mhz", "sm_clock_first_mhz", "sm_clock_last_mhz"), 1500)
+    assert seen.values == alone | twice | slower
+    host = Replay(lines)
+    host.watch = watched.append
+    with Monitors([host]) as monitor:
+        monitor.watch([21, 22])
+    assert watched[2:] == [21]
 
 
 def test_what_one_of_two_cards_lacks_or_met_is_lacked_and_met_by_both():
@@ -360,10 +381,10 @@ def test_what_one_of_two_cards_lacks_or_met_is_lacked_and_met_by_both():
     hot = ["hardware thermal slowdown"]
     first = card({"temperature_c": "no sensor"}, temperature_c=None, throttle=hot)
     second = card({"energy_j": "no counter"}, energy_j=None)
-    seen = go_through(CommandMonitor([first, second]), PHASES).close()
+    seen = go_through(Monitors([first, second], whole=True), PHASES, [1]).close()
     assert seen.missing["temperature_c"] == "no sensor"
     assert seen.missing["energy_j"] == "no counter"
     assert set(seen.values) == {*MONITORED} - seen.missing.keys()
     assert seen.verdict == "throttled during the epoch: hardware thermal slowdown (5 of 5 readings)"
-    alone = go_through(CommandMonitor([card({})]), PHASES).close()
+    alone = go_through(Monitors([card({})], whole=True), PHASES, [1]).close()
     assert (alone.cards, alone.notes, alone.verdict) == ([0], [], "")

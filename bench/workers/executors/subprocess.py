@@ -25,9 +25,8 @@ from bench.base.processes import (
     usable_cpus,
 )
 from bench.base.text import GIB, count, join_words
-from bench.machine.gpus import CombinedDevice
 from bench.machine.host import describe_other
-from bench.machine.monitor import ENERGY_COLUMNS, CommandMonitor, Monitor, Observation
+from bench.machine.monitor import ENERGY_COLUMNS, Monitors, Observation
 from bench.machine.nvml import Card, find_card, find_cards, open_device, spell_uuid
 from bench.schema.failure import classify, classify_death, count_oom_kills, list_kinds, order_end
 from bench.schema.record import MEASURED, REFUSED, Outcome, Status, write_missing
@@ -154,13 +153,15 @@ class SubprocessExecutor(Executor):
         return {_CACHE: str(Path(self._compiled.name) / job.case.slug())}
 
     def _attempt(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:
-        case, uuids, oom_kills = job.case, job.lane.gpus, count_oom_kills()
+        case, oom_kills = job.case, count_oom_kills()
         awake, _ = describe_pause()
         variables, cold = self.choose_cache(job), self.settings.cold
-        shared = CombinedDevice([open_device(uuid) for uuid in uuids]) if uuids[1:] else None
         kept: Outcome | None = None
         choice = _list_choice(job)
-        with _open_monitor(job, shared, choice) as monitor:
+        uuids: Sequence[str | None]
+        uuids = [card.uuid for card in choice] or job.lane.gpus or [job.gpu_uuid]
+        cards = [open_device(uuid) for uuid in uuids]
+        with Monitors(cards, whole=case.command is not None) as monitor:
             worker: Worker | Ranks
             if case.parallel == "ddp":
                 worker = Ranks(job, variables, self.settings.timeout_s, cold)
@@ -171,9 +172,7 @@ class SubprocessExecutor(Executor):
             done: int | None = None  # epochs; None before the first begins
             trained = False
             try:
-                if shared:
-                    shared.pids = worker.pids
-                monitor.watch(worker.pid)
+                monitor.watch(worker.pids)
                 for message in self._listen(worker, stopping, bool(case.command)):
                     if isinstance(message, Outcome) and message.follows:
                         kept = message
@@ -202,9 +201,8 @@ class SubprocessExecutor(Executor):
                 why = dict.fromkeys(kept.follows, answer.reason)
                 answer = replace(kept, missing={**kept.missing, **why})
             m, allow_shared = answer.measurement, self.settings.allow_shared
-            if isinstance(monitor, CommandMonitor):
-                spelt = {spell_uuid(card.partition("-")[2], choice) for card in answer.cards}
-                monitor.named = [i for i, card in enumerate(choice) if card.uuid in spelt]
+            spelt = {spell_uuid(card.partition("-")[2], choice) for card in answer.cards}
+            monitor.named = [i for i, card in enumerate(choice) if card.uuid in spelt]
             seen = monitor.close(
                 m.peak_reserved_bytes, m.warmup_reserved_bytes, allow_shared, m.measured_time_s
             )
@@ -239,8 +237,7 @@ class SubprocessExecutor(Executor):
                 yield Outcome(Status.INTERRUPTED, "the sweep was stopped")
                 return
             if time.monotonic() > deadline:
-                pids = worker.pids or [worker.pid]
-                stopped = list_stopped(pids)
+                stopped = list_stopped(worker.pids)
                 reason = f"{phase} took longer than {self.settings.timeout_s:g} s"
                 if stopped:
                     names = join_words([*map(str, stopped)])
@@ -248,7 +245,7 @@ class SubprocessExecutor(Executor):
                     reason += ": --retry timeout runs the case again"
                 else:
                     reason += "; raise --timeout"
-                if not {*pids} <= {*stopped}:  # those can tell nothing
+                if not {*worker.pids} <= {*stopped}:  # those can tell nothing
                     worker.dump_stacks()
                     reason += f"; the log has {'its output' if command else 'the stacks'}"
                 yield Outcome(Status.TIMEOUT, reason)
@@ -264,7 +261,6 @@ class Worker(Process):
 
     failed_rank = ""
     """Prefix of the reason why it ended, if it is one of several."""
-    pids: Sequence[int] = ()
 
     def __init__(
         self,
@@ -290,6 +286,7 @@ class Worker(Process):
             log=job.log,
             cold=cold,
         )
+        self.pids = [self.pid]
 
 
 class Ranks:
@@ -332,7 +329,6 @@ class Ranks:
             raise
         self.note = self._workers[0].note
         self.pids = [worker.pid for worker in self._workers]
-        self.pid = self.pids[0]
 
     def messages(self) -> Iterator[Message | None]:
         """Yield the first worker's messages, a phase once all have announced it, and None at least
@@ -394,17 +390,6 @@ class Ranks:
         codes = [worker.end(patiently=True) for worker in self._workers]
         self._folder.cleanup()
         return codes[self._deciding] if codes else 0
-
-
-def _open_monitor(
-    job: Job, shared: CombinedDevice | None, choice: Sequence[Card]
-) -> Monitor | CommandMonitor:
-    """Return the monitor of a case: of its card, or of all among which a command chooses."""
-    if job.case.command is None:
-        return Monitor(shared or open_device(job.gpu_uuid))
-    return CommandMonitor(
-        [open_device(card.uuid) for card in choice] or [open_device(job.gpu_uuid)]
-    )
 
 
 def _list_choice(job: Job) -> list[Card]:
