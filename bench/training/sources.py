@@ -18,7 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.base.inject import Files, Opened, Seen, read_watched
+from bench.base.inject import Files, Opened, Seen, find_opened, parse_listing
 from bench.base.inject.sitecustomize import MOST_BYTES
 from bench.schema.failure import is_harness, is_library
 
@@ -157,7 +157,7 @@ def judge_process(
 ) -> Seen:
     """Tell what a ``module`` of the user's made of, in this process, which had imported others
     ``before``, from the ``lines`` of `bench.base.inject.watch`."""
-    opened = read_watched(lines)
+    opened = find_opened(parse_listing(lines))
     known = {one.path for one in opened}
     for name in dict.fromkeys([module, *sys.modules.keys() - {*before}]):
         file = getattr(sys.modules.get(name), "__file__", None)

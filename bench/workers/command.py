@@ -29,10 +29,11 @@ from bench.base.inject import (
     Seen,
     Uncaught,
     arm,
+    find_happened,
+    find_opened,
+    find_uncaught,
     keep_armed,
-    read_hooked,
     read_listing,
-    read_uncaught,
 )
 from bench.base.limits import find_ends
 from bench.base.processes import (
@@ -305,8 +306,9 @@ class _Run:
     def see_files(self) -> Seen:
         """Tell which of the user's files it was made of, once it has ended. What it names is taken
         for it too, where no Python told of its files."""
-        opened, self.uncaught = read_listing(self._listing), read_uncaught(self._listing)
-        self._happened = read_hooked(self._listing)
+        entries = read_listing(self._listing)
+        opened, self.uncaught = find_opened(entries), find_uncaught(entries)
+        self._happened = find_happened(entries)
         known = {one.path for one in opened}
         named = [look_at(path) for path in self.named if path.absolute() not in known]
         blind = not any(one.how == "read" for one in opened)

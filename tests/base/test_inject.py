@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.base.inject import Uncaught, arm, read_listing, read_uncaught
+from bench.base.inject import Uncaught, arm, find_opened, find_uncaught, read_listing
 from bench.compare.__main__ import main as compare
 from bench.report.__main__ import main as report
 from bench.results.store.reader import read_records
@@ -226,7 +226,7 @@ def test_the_script_runs_as_without_the_harness(tmp_path: Path) -> None:
     for listing in (tmp_path / "listing", tmp_path / "none" / "listing"):
         armed = subprocess.run(run, env=own | arm(own, listing, 0), **about)
         assert (armed.stdout, armed.stderr) == (plain.stdout, plain.stderr)
-    seen = judge_opened(read_listing(tmp_path / "listing"), [])
+    seen = judge_opened(find_opened(read_listing(tmp_path / "listing")), [])
     assert [Path(name).name for name in seen.files] == ["sitecustomize.py", "t.py"]
 
 
@@ -259,8 +259,9 @@ def test_an_error_that_nothing_caught_ends_a_program(
     listing = tmp_path / "listing"
     about: dict[str, Any] = {"cwd": tmp_path, "env": arm({}, listing, 0), "capture_output": True}
     subprocess.run(["/bin/sh", "-c", command.format(py=sys.executable)], **about)
-    assert read_uncaught(listing) == (Uncaught("ValueError", "no data\nat all") if ended else None)
-    assert any(one.how == "runs" for one in read_listing(listing)), "files are told beside it"
+    entries = read_listing(listing)
+    assert find_uncaught(entries) == (Uncaught("ValueError", "no data\nat all") if ended else None)
+    assert any(one.how == "runs" for one in find_opened(entries)), "files are told beside it"
 
 
 def test_compare_names_the_files_that_two_folders_ran_other_versions_of(

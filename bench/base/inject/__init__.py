@@ -11,7 +11,7 @@ import re
 import shlex
 import sys
 from ast import literal_eval
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,8 +64,8 @@ def arm(
     ``since_ns``, and the first hundred others. ``hook`` is the path of a module whose ``arm`` they
     call once they have torch."""
     path = os.pathsep.join(filter(None, [_HERE, environment.get("PYTHONPATH")]))
-    variables = {LISTING: str(listing.absolute()), SINCE: str(since_ns), HOOK: hook}
-    return {"PYTHONPATH": path} | variables
+    told = {LISTING: str(listing.absolute()), SINCE: str(since_ns), HOOK: hook}
+    return {"PYTHONPATH": path} | told
 
 
 _SETS_PATH = re.compile(r"(?<![\w$])PYTHONPATH=")
@@ -92,7 +92,33 @@ class Uncaught:
     message: str
 
 
-def read_uncaught(listing: Path) -> Uncaught | None:
+Entry = tuple[Any, ...]
+"""A line of a listing: what it is of, and what is told of that."""
+
+_OF_PROCESSES = ("began", "raised", "hook")
+
+
+def read_listing(listing: Path) -> list[Entry]:
+    """Return what the processes of a command have listed, in order; of one that is no Python, or
+    that `python -I` or `-E` starts, there is nothing."""
+    with suppress(OSError):
+        return parse_listing(listing.read_text("ascii", "replace").splitlines())
+    return []
+
+
+def parse_listing(lines: Iterable[str]) -> list[Entry]:
+    found = list[Entry]()
+    for line in list(lines):
+        with suppress(ValueError, SyntaxError, TypeError):  # cut off, as on a full disk
+            found.append(tuple(literal_eval(line)))
+    return found
+
+
+def find_opened(entries: Iterable[Entry]) -> list[Opened]:
+    return [Opened(how, Path(at), *more) for how, at, *more in entries if how not in _OF_PROCESSES]
+
+
+def find_uncaught(entries: Iterable[Entry]) -> Uncaught | None:
     """Return the error that ended the last of a command's programs in Python; None if none did, or
     if another program in Python began since, as where a shell goes on.
 
@@ -100,10 +126,10 @@ def read_uncaught(listing: Path) -> Uncaught | None:
     its matter.
     """
     last, begun = None, set[int]()
-    for how, pid, *rest in _read_entries(listing):
+    for how, pid, *more in entries:
         if how not in ("began", "raised"):
             continue
-        parent, name, message = rest
+        parent, name, message = more
         alone = parent not in begun
         if how == "began":
             begun.add(int(pid))
@@ -112,47 +138,15 @@ def read_uncaught(listing: Path) -> Uncaught | None:
     return last
 
 
-def read_listing(listing: Path) -> list[Opened]:
-    """Return what the processes of a command opened, in order; of one that is no Python, or that
-    `python -I` or `-E` starts, nothing is known."""
-    return [*_find_opened(_read_entries(listing))]
-
-
-def read_hooked(listing: Path) -> dict[str, Any]:
+def find_happened(entries: Iterable[Entry]) -> dict[str, Any]:
     """Return what is known of a command's processes, see `bench.workers.hook.HAPPENED`:
     ``began`` if any was Python, and ``failed`` with the reason why nothing could be seen."""
-    entries = _read_entries(listing)
     began: dict[str, Any] = dict.fromkeys(how for how, *_ in entries if how == "began")
     return began | {one[3]: one[4] for one in entries if one[0] == "hook"}
 
 
-_OF_PROCESSES = ("began", "raised", "hook")
-
-
-def _read_entries(listing: Path) -> list[tuple[Any, ...]]:
-    with suppress(OSError):
-        return [*_read_lines(listing.read_text("ascii", "replace").splitlines())]
-    return []
-
-
-def _read_lines(lines: Iterable[str]) -> Iterator[tuple[Any, ...]]:
-    for line in lines:
-        with suppress(ValueError, SyntaxError, TypeError):  # cut off, as on a full disk
-            yield tuple(literal_eval(line))
-
-
-def _find_opened(entries: Iterable[tuple[Any, ...]]) -> Iterator[Opened]:
-    for how, path, *rest in entries:
-        if how not in _OF_PROCESSES:
-            yield Opened(how, Path(path), *rest)
-
-
 def watch() -> list[str]:
-    """Return a list of the files that this process opens from now on, for `read_watched`."""
+    """Return a list of the files that this process opens from now on, for `parse_listing`."""
     lines: list[str] = []
     sys.addaudithook(Watch(lines.append).see)
     return lines
-
-
-def read_watched(lines: Iterable[str]) -> list[Opened]:
-    return [*_find_opened(_read_lines(list(lines)))]
