@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.schema.precision import PRECISIONS, cast
+from bench.schema.precision import PRECISIONS
+from bench.training.formats import cast
 
 
 def install(folder: Path) -> Path:

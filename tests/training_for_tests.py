@@ -18,8 +18,9 @@ from bench.networks.data.batches import Divided, Supply
 from bench.networks.workloads import Workload
 from bench.schema.case import Case
 from bench.schema.optimization import OPTIMIZERS
-from bench.schema.precision import PRECISIONS, TRAINED, set_flags
+from bench.schema.precision import PRECISIONS, TRAINED
 from bench.schema.record import Outcome
+from bench.training.formats import set_flags
 from bench.training.loop import Epoch, Training, train_epoch
 from bench.training.timing import StepClock
 from bench.workers.job import Channel, Job

@@ -15,7 +15,8 @@ from bench.networks.modules import find_batchnorm
 from bench.networks.weights import fit_weights
 from bench.networks.workloads import IMAGES, Images, Workload, load_workload
 from bench.schema.case import Case
-from bench.schema.precision import PRECISIONS, find_formats, set_flags
+from bench.schema.precision import PRECISIONS, find_formats
+from bench.training.formats import set_flags
 from bench.training.loop import Training
 from bench.training.sources import identify_model
 from bench.training.switches import keep_switches

@@ -27,7 +27,6 @@ from bench.networks.workloads import Loss, Workload, sketch_batch
 from bench.profile.kernels import Vocabulary
 from bench.profile.timeline import TimedOperations, find_part
 from bench.schema.case import Case, micro_batch
-from bench.schema.precision import read_flags
 from bench.schema.record import KernelTime, WorkRow, write_kernels
 from bench.schema.work import (
     ANY_CONVOLUTION,
@@ -42,6 +41,7 @@ from bench.schema.work import (
     place_kind,
     read_groups,
 )
+from bench.training.formats import read_flags
 from bench.training.recompute import Recompute
 from bench.training.switches import keep_switches
 

@@ -22,7 +22,8 @@ from bench.base.text import first_line
 from bench.machine.gpus import Depth, Device
 from bench.machine.nvml import open_device
 from bench.profile.rates import CALL, DeviceRates, Tries
-from bench.schema.precision import PRECISIONS, Arithmetic, set_flags
+from bench.schema.precision import PRECISIONS, Arithmetic
+from bench.training.formats import set_flags
 from bench.training.timing import StepClock, find_accelerator, synchronize
 
 PRODUCT_ROWS = {"cuda": (1024, 2048, 4096, 8192), "cpu": (128, 256, 512, 1024, 2048, 4096, 8192)}

@@ -23,8 +23,9 @@ from bench.networks.workloads import Loss, Network, Workload
 from bench.schema.axis import OWN_GRAPHS
 from bench.schema.case import Case, whole_batch
 from bench.schema.optimization import scale_lr
-from bench.schema.precision import autocast, cast, find_formats
+from bench.schema.precision import find_formats
 from bench.training.float8 import Conversion, convert
+from bench.training.formats import autocast, cast
 from bench.training.graphs import Captured, CudaGraph, StepResults
 from bench.training.loss_scale import build_loss_scale, clip
 from bench.training.optimizers import build_optimizer, clear_state, copy_to_host, list_special

@@ -21,9 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.base.text import first_line
 from bench.schema.case import Case
-from bench.schema.precision import BITS, Arithmetic, Precision, autocast
+from bench.schema.precision import BITS, Arithmetic, Precision
 from bench.training.arithmetic import OperationProof, name_arithmetic
 from bench.training.float8 import MULTIPLE, TRIED, Conversion
+from bench.training.formats import autocast
 
 
 @dataclass(frozen=True)

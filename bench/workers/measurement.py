@@ -25,7 +25,6 @@ from bench.networks.weights import hash_weights
 from bench.profile.step import PROFILED
 from bench.profile.timeline import Timeline
 from bench.schema.case import Case, count_probed, micro_batch
-from bench.schema.precision import read_flags
 from bench.schema.record import (
     PROVEN,
     KnownResults,
@@ -44,6 +43,7 @@ from bench.training.counting import (
     read_compiled,
     read_work,
 )
+from bench.training.formats import read_flags
 from bench.training.labels import Judgement, Standing, judge_label
 from bench.training.loop import Exchange, Training
 from bench.training.memory import PARTS_BYTES, measure_parts, watch_gradients

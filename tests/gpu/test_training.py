@@ -29,9 +29,9 @@ from bench.schema.precision import (
     TRAINED,
     find_apex,
     refuse_apex,
-    set_flags,
 )
 from bench.schema.record import Outcome, Status
+from bench.training.formats import set_flags
 from bench.training.loop import Training, train_epoch
 from bench.training.optimizers import learning_rates
 from bench.training.proof import LayerSetting, prove

@@ -18,10 +18,11 @@ from bench.networks.freezing import freeze, normalises_batches
 from bench.networks.workloads import Workload, load_workload
 from bench.schema.case import Case
 from bench.schema.grid import grid
-from bench.schema.precision import PRECISIONS, cast
+from bench.schema.precision import PRECISIONS
 from bench.schema.record import Outcome, Status
 from bench.sweep.inputs import Inputs
 from bench.training.counting import count_flop
+from bench.training.formats import cast
 from bench.workers.epochs import evaluate
 from bench.workers.fingerprint import examine_model
 from tests.training_for_tests import (

@@ -18,10 +18,11 @@ from bench.networks.data import DatasetInfo
 from bench.networks.data.batches import Divided
 from bench.networks.workloads import Workload
 from bench.schema.case import Case
-from bench.schema.precision import Apex, find_formats, refuse_apex, set_flags
+from bench.schema.precision import Apex, find_formats, refuse_apex
 from bench.schema.record import Status
 from bench.schema.work import WorkKind
 from bench.training.apex import ApexTraining
+from bench.training.formats import set_flags
 from bench.training.loop import Training
 from bench.workers.executors import Settings
 from bench.workers.executors.subprocess import SubprocessExecutor

@@ -18,9 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
 from bench.schema.case import Case
-from bench.schema.precision import PRECISIONS, cast
+from bench.schema.precision import PRECISIONS
 from bench.schema.work import WorkKind
 from bench.training.counting import WorkCounter
+from bench.training.formats import cast
 from bench.training.labels import judge_label
 
 pytestmark = pytest.mark.skipif(

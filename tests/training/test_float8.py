@@ -19,18 +19,12 @@ from bench.networks.data import DatasetInfo
 from bench.networks.workloads import Workload
 from bench.schema.case import Case
 from bench.schema.grid import grid
-from bench.schema.precision import (
-    EMULATE_FP8,
-    FP8_INSTALL,
-    FP8_RECIPES,
-    PRECISIONS,
-    Arithmetic,
-    set_flags,
-)
+from bench.schema.precision import EMULATE_FP8, FP8_INSTALL, FP8_RECIPES, PRECISIONS, Arithmetic
 from bench.schema.record import Environment, Outcome, Status
 from bench.sweep.inputs import Inputs
 from bench.training.arithmetic import name_arithmetic
 from bench.training.float8 import convert, find_products
+from bench.training.formats import set_flags
 from bench.training.loop import Training
 from bench.training.proof import LayerSetting, Proof, prove
 from bench.workers.examination import Platform

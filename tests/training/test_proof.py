@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from bench.networks.models import build_model
 from bench.networks.workloads import Workload
 from bench.schema.case import Case
-from bench.schema.precision import PRECISIONS, Arithmetic, Precision, autocast, cast, set_flags
+from bench.schema.precision import PRECISIONS, Arithmetic, Precision
 from bench.training import proof as proof_module
 from bench.training.arithmetic import OperationProof, name_arithmetic
+from bench.training.formats import autocast, cast, set_flags
 from bench.training.loop import Training
 from bench.training.proof import DENSE, Layer, LayerProof, LayerSetting, Proof, find_layers, prove
 

@@ -22,10 +22,11 @@ from bench.base.processes import OtherWork
 from bench.networks.data import DatasetInfo, load, prepare
 from bench.networks.workloads import Workload
 from bench.schema.case import Case
-from bench.schema.precision import PRECISIONS, Arithmetic, set_flags
+from bench.schema.precision import PRECISIONS, Arithmetic
 from bench.schema.record import Measurement, Outcome, Status, Step, describe_unmet, write_missing
 from bench.schema.rules import settle
 from bench.training.arithmetic import OperationProof
+from bench.training.formats import set_flags
 from bench.training.loop import Training
 from bench.training.proof import DENSE, LayerProof, Proof
 from bench.training.switches import find_changes, keep_switches, read_switches
