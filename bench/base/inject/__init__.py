@@ -92,13 +92,13 @@ class Uncaught:
     message: str
 
 
-Entry = tuple[Any, ...]
+Listed = tuple[Any, ...]
 """A line of a listing: what it is of, and what is told of that."""
 
 _OF_PROCESSES = ("began", "raised", "hook")
 
 
-def read_listing(listing: Path) -> list[Entry]:
+def read_listing(listing: Path) -> list[Listed]:
     """Return what the processes of a command have listed, in order; of one that is no Python, or
     that `python -I` or `-E` starts, there is nothing."""
     with suppress(OSError):
@@ -106,19 +106,19 @@ def read_listing(listing: Path) -> list[Entry]:
     return []
 
 
-def parse_listing(lines: Iterable[str]) -> list[Entry]:
-    found = list[Entry]()
+def parse_listing(lines: Iterable[str]) -> list[Listed]:
+    found = list[Listed]()
     for line in list(lines):
         with suppress(ValueError, SyntaxError, TypeError):  # cut off, as on a full disk
             found.append(tuple(literal_eval(line)))
     return found
 
 
-def find_opened(entries: Iterable[Entry]) -> list[Opened]:
+def find_opened(entries: Iterable[Listed]) -> list[Opened]:
     return [Opened(how, Path(at), *more) for how, at, *more in entries if how not in _OF_PROCESSES]
 
 
-def find_uncaught(entries: Iterable[Entry]) -> Uncaught | None:
+def find_uncaught(entries: Iterable[Listed]) -> Uncaught | None:
     """Return the error that ended the last of a command's programs in Python; None if none did, or
     if another program in Python began since, as where a shell goes on.
 
@@ -138,7 +138,7 @@ def find_uncaught(entries: Iterable[Entry]) -> Uncaught | None:
     return last
 
 
-def find_happened(entries: Iterable[Entry]) -> dict[str, Any]:
+def find_happened(entries: Iterable[Listed]) -> dict[str, Any]:
     """Return what is known of a command's processes, see `bench.workers.hook.HAPPENED`:
     ``began`` if any was Python, and ``failed`` with the reason why nothing could be seen."""
     began: dict[str, Any] = dict.fromkeys(how for how, *_ in entries if how == "began")

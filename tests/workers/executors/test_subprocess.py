@@ -195,8 +195,7 @@ class Script:
 
     scripts: list[list[Message] | Exception]
     started = 0
-    pid = os.getpid()
-    pids: Sequence[int] = ()
+    pids: Sequence[int] = (os.getpid(),)
     failed_rank = note = ""
 
     def __init__(self, job: Job, variables: Mapping[str, str], cold: bool) -> None:
@@ -343,7 +342,7 @@ def test_a_process_that_was_stopped_is_named_rather_than_the_limit(
         child = psutil.Process(int(parent.stdout.readline()))
         stopped = psutil.Process(parent.pid) if root else child
         try:
-            monkeypatch.setattr(Script, "pid", parent.pid)
+            monkeypatch.setattr(Script, "pids", [parent.pid])
             late = Settings(timeout_s=0)
             assert scripted([*EPOCHS], settings=late).reason.startswith(
                 "set-up took longer than 0 s; raise --timeout"
