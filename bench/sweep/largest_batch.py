@@ -101,6 +101,12 @@ class Probe:
         """Whether it fitted, even if the loss diverged or a check failed."""
         return self.status in MEASURED and self.seen
 
+    @property
+    def fault(self) -> str:
+        """Why it ended with an error, without what differs between sizes; empty if it did not."""
+        reason, _, _ = self.reason.partition("; after ")
+        return reason.replace(str(self.batch_size), "") if self.status is Status.ERROR else ""
+
 
 @dataclass(frozen=True)
 class Goal:
@@ -126,6 +132,7 @@ class Ending(Explained):
     EVERY_SIZE = "every_size", "every batch up to the whole dataset trains"
     NO_STEPS = "no_steps", "the command shows no steps, by which a search ends its runs early"
     SAME = "same", "its memory is the same at each of them, as if it ignored {batch_size}"
+    FAILS = "fails", "the command fails alike at each; mend that, then go on with --retry error"
     NO_MORE = "no_more", "larger ones take no more memory, as where all data fit in one batch"
     NOTHING_FITS = "nothing_fits", "not even the smallest batch trains"
     UNSUPPORTED = "unsupported", "this device or build cannot run the case"
@@ -190,6 +197,7 @@ class LargestBatch:
         self._goal, self._sizes, self.available_bytes = goal, goal.sizes, goal.available_bytes
         self.probes, self.margin = len(probes), margin
         self.failed = next((p.reason for p in reversed(probes) if not p.trained), "")
+        self._faulty = {p.batch_size for p in probes if p.fault}
         suspected = Counter(p.batch_size for p in probes if p.status is Status.OOM_SUSPECTED)
         refused = {p.batch_size for p in probes if p.status is Status.OOM}
         refused |= {size for size, times in suspected.items() if times > 1}
@@ -250,9 +258,11 @@ class LargestBatch:
         return asked if len(silent) < ATTEMPTS else Ending.GAVE_UP
 
     def _look_at_command(self, probes: Sequence[Probe]) -> Ending | None:
-        """Return how the search of a command ends that makes no larger batches: its steps are not
-        seen, or its memory stays the same. Of a line, the latter is not true: what grew by 2 % in
-        all grows by more than 1 % in four times the batch."""
+        """Return how the search of a command ends that makes no larger batches: it fails alike at
+        two sizes, its steps are not seen, or its memory stays the same. Of a line, the last is not
+        true: what grew by 2 % in all grows by more than 1 % in four times the batch."""
+        if len(self._faulty) > 1 and len({probe.fault for probe in probes}) == 1:
+            return Ending.FAILS
         known = sorted((p.batch_size, p.used_bytes) for p in probes if p.trained and p.used_bytes)
         if not all(probe.seen for probe in probes) and not self._trained:
             return Ending.NO_STEPS
@@ -275,7 +285,9 @@ class LargestBatch:
         if self._goal.capped:
             return middle
         if self.largest is None and open_above:
-            return bisect_left(self._sizes, self._goal.start)
+            start = bisect_left(self._sizes, self._goal.start)
+            # whether a command has a fault of its own shows at another size
+            return int(start == 0) if self._goal.of_command and len(self._faulty) == 1 else start
         if self.largest is None:
             return back if self._long_only else middle
         ahead = self._at_most(2 * self.largest)

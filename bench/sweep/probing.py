@@ -32,6 +32,7 @@ class Searches:
     Args:
         step: resolution of the search, in images.
         margin: share of memory that the recommended batches leave free.
+        told: whether each search says what it found as it ends.
     """
 
     def __init__(
@@ -41,8 +42,9 @@ class Searches:
         rows: Sequence[Row],
         step: int = STEP,
         margin: float = FREE_MARGIN,
+        told: bool = True,
     ) -> None:
-        self.loop = loop
+        self.loop, self._told = loop, told
         self.largest_batches: dict[Case, LargestBatch] = {}
         self._step, self._margin = step, margin
         # rows to be retried no longer count, but attempt numbers go on from theirs
@@ -81,10 +83,10 @@ class Searches:
             self.conclude(family)
 
     def conclude(self, family: Case) -> None:
-        """End a search, and say what it found; its largest batch is incomplete if it was
-        stopped."""
-        largest_batch = self.largest_batches[family] = self._build(self._left.pop(family))
-        self.loop.display.say(f"{family.label(self.axes)}: {describe_largest_batch(largest_batch)}")
+        """End a search; its largest batch is incomplete if it was stopped."""
+        found = self.largest_batches[family] = self._build(self._left.pop(family))
+        if self._told:
+            self.loop.display.say(f"{family.label(self.axes)}: {describe_largest_batch(found)}")
 
     def _build(self, trial: ProbedFamily) -> LargestBatch:
         inputs = self.loop.inputs
@@ -114,8 +116,11 @@ def find_largest(
         families = loop.inputs.plan.families
         comparable = loop.find_comparable(families)
         loop.write_config(search={"step": step, "margin": margin})
-        largest_batches = Searches(loop, families, comparable, step, margin).find_largest_batches()
-    return largest_batches, loop
+        searches = Searches(loop, families, comparable, step, margin, told=False)
+        return searches.find_largest_batches(), loop
+
+
+_TOLD_WHY = (Ending.GAVE_UP, Ending.FAILS, Ending.NOTHING_FITS, Ending.NO_STEPS)
 
 
 def describe_largest_batch(found: LargestBatch) -> str:
@@ -128,7 +133,7 @@ def describe_largest_batch(found: LargestBatch) -> str:
         )
     else:
         words.append(found.ending.meaning if found.ending else "the search has not ended")
-        if found.failed and found.ending in (Ending.GAVE_UP, Ending.NOTHING_FITS, Ending.NO_STEPS):
+        if found.failed and found.ending in _TOLD_WHY:
             words[-1] += f" ({found.failed})"
         alone = "raise --memory-limit" in found.failed  # no batch is small enough
         if found.ending is Ending.NOTHING_FITS and (found.smallest_failing or 0) > 1 and not alone:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -339,8 +339,11 @@ SCRIPT = name_family(
 )
 
 
-def run_script(memory: Callable[[int], float], data: int = 10**9) -> tuple[list[int], LargestBatch]:
-    """Search a script whose data hold no more than some items: the sizes tried, and the result."""
+def run_script(
+    memory: Callable[[int], float], data: int = 10**9, reasons: Mapping[int, str] | None = None
+) -> tuple[list[int], LargestBatch]:
+    """Search a script whose data hold no more than some items, and that fails at sizes for
+    ``reasons``: the sizes tried, and the result."""
     rows: list[dict[str, Any]] = []
     while True:
         trial = add_rows(SCRIPT, *rows)
@@ -354,6 +357,8 @@ def run_script(memory: Callable[[int], float], data: int = 10**9) -> tuple[list[
             row["status"] = Status.OOM
         elif size > data:
             row |= {"unit": "runs", "missing": "measured_steps: too few were taken"}
+        elif reasons and size in reasons:
+            row |= {"status": Status.ERROR, "reason": reasons[size]}
         rows.append({"peak_process_bytes": round(memory(size))} | row)
 
 
@@ -379,6 +384,24 @@ def test_a_script_whose_steps_are_not_seen_runs_once() -> None:
     tried, wall = run_script(lambda size: 0.2 * GIB, data=0)
     assert (tried, wall.ending, wall.largest) == ([32], Ending.NO_STEPS, None)
     assert "(too few were taken)" in describe_largest_batch(wall)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "sizes", "ending"),
+    [
+        ({32: "no data; after 2 steps", 8: "no data; after 9 steps"}, [32, 8], Ending.FAILS),
+        ({32: "'32x' is no number", 8: "'8x' is no number"}, [32, 8], Ending.FAILS),
+        ({32: "no data", 8: "another"}, [32, 8, 32, 32], Ending.GAVE_UP),
+    ],
+)
+def test_a_script_that_fails_alike_at_two_sizes_is_tried_no_more(
+    reasons: dict[int, str], sizes: list[int], ending: Ending
+) -> None:
+    tried, wall = run_script(lambda size: GIB / 4 + size, reasons=reasons)
+    assert (tried, wall.ending) == (sizes, ending)
+    assert reasons[tried[-1]].partition(";")[0] in describe_largest_batch(wall)
+    _, wall = run_script(lambda size: GIB * (0.25 + size / 4000), reasons={32: reasons[32]})
+    assert (wall.ending, wall.largest) == (Ending.FOUND, 3000), "it has a fault at one size alone"
 
 
 def test_what_a_script_is_given_is_searched_apart_but_for_its_seed() -> None:
