@@ -32,7 +32,7 @@ class Searches:
     Args:
         step: resolution of the search, in images.
         margin: share of memory that the recommended batches leave free.
-        told: whether each search says what it found as it ends.
+        announced: whether each search says what it found as it ends.
     """
 
     def __init__(
@@ -42,9 +42,9 @@ class Searches:
         rows: Sequence[Row],
         step: int = STEP,
         margin: float = FREE_MARGIN,
-        told: bool = True,
+        announced: bool = True,
     ) -> None:
-        self.loop, self._told = loop, told
+        self.loop, self._announced = loop, announced
         self.largest_batches: dict[Case, LargestBatch] = {}
         self._step, self._margin = step, margin
         # rows to be retried no longer count, but attempt numbers go on from theirs
@@ -85,7 +85,7 @@ class Searches:
     def conclude(self, family: Case) -> None:
         """End a search; its largest batch is incomplete if it was stopped."""
         found = self.largest_batches[family] = self._build(self._left.pop(family))
-        if self._told:
+        if self._announced:
             self.loop.display.say(f"{family.label(self.axes)}: {describe_largest_batch(found)}")
 
     def _build(self, trial: ProbedFamily) -> LargestBatch:
@@ -116,7 +116,7 @@ def find_largest(
         families = loop.inputs.plan.families
         comparable = loop.find_comparable(families)
         loop.write_config(search={"step": step, "margin": margin})
-        searches = Searches(loop, families, comparable, step, margin, told=False)
+        searches = Searches(loop, families, comparable, step, margin, announced=False)
         return searches.find_largest_batches(), loop
 
 
