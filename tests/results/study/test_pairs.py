@@ -26,8 +26,16 @@ from bench.results.study.runs import read_runs
 from bench.results.study.sweeps import read_sweep
 from bench.schema.case import Case
 from bench.schema.record import Record, Status
-from tests.planted.records import FP16, FP32, ran, write_sweep
+from tests.planted.records import FP16, FP32, at, ran, write_sweep
 from tests.planted.results import read_results
+from tests.planted.scripts import counted, script
+
+
+def one(case: Case, time_s: float, **values: Any) -> list[Record]:
+    """A run of a case; its identifier tells it from others of the case in its sweep."""
+    (row,) = ran(case, (time_s,), **values)
+    row.record_id = f"{row.record_id}-{time_s:g}"
+    return [row]
 
 
 def test_a_change_is_from_the_default_wherever_it_ran_and_else_from_what_ran_first(
@@ -53,6 +61,30 @@ def test_a_change_is_from_the_default_wherever_it_ran_and_else_from_what_ran_fir
         ("cosine", "constant"),
         ("cosine", "linear"),
     ]
+
+
+def test_cases_of_one_card_in_two_folders_are_compared_where_neither_has_both(
+    tmp_path: Path,
+) -> None:
+    card, (wide32, wide16) = {"gpu_uuid": "GPU-1"}, at(256, FP32, FP16)
+    folders = {
+        "a": [*one(FP32, 10, **card), *one(FP16, 5, **card), *one(wide32, 20, **card)],
+        "b": [*one(FP16, 6, **card), *one(wide16, 8, **card)],
+    }
+    sweeps = [read_sweep(write_sweep(tmp_path / name, rows)) for name, rows in folders.items()]
+    (change,) = find_changes("precision", read_results(*sweeps)[1])
+    assert [(p.a.epoch_time_s, p.b.epoch_time_s) for p in change.pairs] == [(10, 5), (20, 8)]
+
+
+def test_a_number_of_ones_own_is_compared_with_the_next_lower_one(tmp_path: Path) -> None:
+    rows = [
+        row
+        for number, text in enumerate(("rate=128", "rate=32", "rate=256"), 1)
+        for row in counted(script(8, vary=text), [number])
+    ]
+    _, results = read_results(read_sweep(write_sweep(tmp_path / "sweep", rows)))
+    changes = [(change.before, change.after) for change in find_changes("{rate}", results)]
+    assert changes == [("32", "128"), ("128", "256")]
 
 
 # -------------------------------------------------------------------------------- the same settings
@@ -126,13 +158,6 @@ def match_rows(
     firsts = [[*{run.cell: run for run in reversed(side)}.values()][::-1] for side in sides]
     times = {run.cell: run.epoch_time_s for side in firsts for run in side}
     return match(firsts[0], firsts[1], axis, apart.split()), times
-
-
-def one(case: Case, time_s: float, **values: Any) -> list[Record]:
-    """A run of a case; its identifier tells it from others of the case in its sweep."""
-    (row,) = ran(case, (time_s,), **values)
-    row.record_id = f"{row.record_id}-{time_s:g}"
-    return [row]
 
 
 WIDE = replace(FP32, batch_size=256)
