@@ -220,6 +220,7 @@ class Recipe:
 
     help: str
     gradient_bits: int
+    rounds_weight_gradient: bool = True  # else its product runs in bf16
 
 
 FP8_RECIPES: dict[str, Recipe] = {
@@ -227,6 +228,11 @@ FP8_RECIPES: dict[str, Recipe] = {
     "rowwise": Recipe(
         "a scale for each row, a power of two; gradients in e4m3: more exact, and slower",
         gradient_bits=4,
+    ),
+    "rowwise_with_gw_hp": Recipe(
+        "as rowwise, but the gradients of weights in bf16: the most exact",
+        gradient_bits=4,
+        rounds_weight_gradient=False,
     ),
 }
 """The values of the axis ``fp8_recipe``, by torchao's names."""

@@ -78,6 +78,11 @@ class Product:
     flop: int = 0
     input_grad: bool = False
 
+    def count_flop(self, weight_grad: bool) -> int:
+        """Return its FLOP, with or without the product for the gradient of its weight."""
+        left = 0 if weight_grad else self.layer.weight.requires_grad
+        return self.flop - left * 2 * self.rows * self.layer.weight.numel()
+
 
 TRIED = 2
 """Items of the batch that is run through the network: BatchNorm needs two."""
@@ -88,8 +93,8 @@ class Conversion:
     """The part of a network that runs in fp8.
 
     ``linear`` is the number of linear layers before the conversion. ``gradient_bits`` are the
-    significant bits of output gradients. ``flop_per_unit`` is the FLOP of the converted layers,
-    forward and backward, per unit of the workload. ``notes`` are remarks for the reader.
+    significant bits of output gradients. ``flop_per_unit`` is the FLOP of the converted layers in
+    fp8, forward and backward, per unit of the workload. ``notes`` are remarks for the reader.
     """
 
     products: tuple[Product, ...]
@@ -129,9 +134,11 @@ def convert(case: Case, model: nn.Module, device: torch.device, workload: Worklo
         ) from error
     if not products:
         raise UnsupportedError(refuse_fp8("the network"))
+    kind = FP8_RECIPES[case.fp8_recipe]
     # the rows are the inner dimension of the product for the weight's gradient
     items = math.gcd(*list_micro_batches(case, workload.samples))
-    padded = any(product.rows * items % (TRIED * MULTIPLE) for product in products)
+    uneven = any(product.rows * items % (TRIED * MULTIPLE) for product in products)
+    padded = uneven and kind.rounds_weight_gradient
     if emulated:
         notes.append(f"fp8 is emulated in float32 ({EMULATE_FP8}): its times mean nothing")
     if padded:
@@ -149,11 +156,15 @@ def convert(case: Case, model: nn.Module, device: torch.device, workload: Worklo
     for product in products:
         now: Any = model.get_submodule(product.name)
         product.layer = now
+        if emulated and not kind.rounds_weight_gradient:
+            # as torchao does under a GPU's autocast: it does not look for a CPU's
+            now.register_forward_pre_hook(lambda _, args: (args[0].bfloat16(),))
     return Conversion(
         tuple(products),
         linear,
-        sum(p.flop for p in products) / workload.count_units(TRIED),
-        FP8_RECIPES[case.fp8_recipe].gradient_bits,
+        sum(p.count_flop(kind.rounds_weight_gradient) for p in products)
+        / workload.count_units(TRIED),
+        kind.gradient_bits,
         tuple(notes),
     )
 
