@@ -59,6 +59,7 @@ from bench.schema.case import (
     list_axes,
     spell_value,
 )
+from bench.schema.optimization import UNFUSED
 from bench.schema.precision import PRECISIONS
 from bench.schema.record import MODEL_PARTS, RELIABLE
 
@@ -155,6 +156,8 @@ def _tell_traits(row: Result) -> dict[str, Any]:
     amount = row.period.amount or ("",) * len(AMOUNT)
     counted = zip(AMOUNT, amount, strict=True)
     traits |= {name_axis(name): value for name, value in counted if name not in _RECIPE}
+    if row.optimizer in UNFUSED:
+        traits["slow optimizer"] = row.optimizer
     traits["torch"] = row.torch.partition(".")[0] or "unknown"
     return traits | {"": LABELS.get(row.kind, row.kind)}
 
@@ -371,8 +374,8 @@ def _tabulate_cards(found: Cards) -> Iterator[Sheet]:
     note = (
         "Epoch, over fp32 and tf32, and memory: at the batch size and settings that most cards of "
         "a group have. Best: of what was tried on a card; of single runs, the fastest may only be "
-        "the luckiest. Learning rates and optimizers may differ, which changes a step by half a "
-        "millisecond at most."
+        "the luckiest. Learning rates and optimizers of one kernel may differ, which changes a "
+        "step by half a millisecond at most."
     )
     notes = [note]
     if found.tariff:

@@ -65,6 +65,7 @@ from bench.schema.case import (
     spell_value,
 )
 from bench.schema.flags import parse_percent
+from bench.schema.optimization import UNFUSED
 from bench.schema.record import COMPARABLE, MODEL_PARTS, REPEATED, Status
 from bench.schema.rules import applies
 from bench.training.sources import list_edited
@@ -438,9 +439,12 @@ def _refuse(metric: Metric, match: Match, axis: str, apart: Sequence[str]) -> st
     or on a recipe that differs."""
     if why := refuse_runs(metric, *match.ran):
         return why
-    if apart and metric.seeded:
-        return f"the sides differ in {' and '.join(map(name_axis, apart))}"
     one, two = (side.runs[0] for side in match.ran)
+    slow = "optimizer" in apart and {one.optimizer, two.optimizer} & {*UNFUSED}
+    if apart and (metric.seeded or slow):
+        return f"the sides differ in {' and '.join(map(name_axis, apart))}" + (
+            "; give --axis optimizer and its two values" if slow else ""
+        )
     # times are per epoch or step, memory is a peak; all other metrics are of the measured steps
     if metric.seeded:
         return refuse_learnt(one, two, axis)

@@ -362,7 +362,8 @@ def list_affecting(trait: Trait) -> tuple[str, ...]:
 
 
 UNTIMED = (*list_affecting(Trait.RATE), "seed")
-"""Axes that change no step's work, but for the optimizer's: 0.4 to 0.55 ms of 62 to 417 on an H200.
+"""Axes that change no step's work, but for the optimizer's: between those that are fused 0.4 to
+0.55 ms of 62 to 417 on an H200. `bench.schema.optimization.UNFUSED` are compared by the axis alone.
 Times are compared where two cases differ in them; what is learnt is not."""
 
 

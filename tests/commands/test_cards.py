@@ -119,6 +119,13 @@ def test_what_changes_no_step_may_differ_between_cards(folders: list[Path], tmp_
     assert group.cards == ["NVIDIA A", "NVIDIA D", "NVIDIA B", "NVIDIA C"]
 
 
+def test_a_card_that_stepped_a_slow_optimizer_is_apart(folders: list[Path], tmp_path: Path) -> None:
+    other = write_sweep(tmp_path / "other", list_rows("NVIDIA D", 1.2, optimizer="muon"))
+    first, apart = build(read_sweeps([*folders, other]), Path()).groups
+    assert apart.cards == ["NVIDIA D"]
+    assert apart.tell_apart(first) == ["slow optimizer muon, not none"]
+
+
 def test_folders_of_one_gpu_are_one_card_and_two_gpus_of_one_name_are_two(
     folders: list[Path], tmp_path: Path
 ) -> None:

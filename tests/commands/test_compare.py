@@ -291,6 +291,17 @@ def test_times_of_two_machines_are_compared_whatever_the_recipe(
     assert [row["verdict"] for row in metrics.get("train_loss", [])] in ([], ["no verdict"])
 
 
+def test_times_of_a_slow_optimizer_are_compared_by_the_axis_alone(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its step is no kernel of half a millisecond."""
+    ours = write("a", runs(CASE, BASE, environment=CARD))
+    theirs = write("b", runs(replace(CASE, optimizer="muon"), BASE, environment=CARD))
+    main([ours, theirs, "--metric", "epoch_time_s"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "the sides differ in optimizer; give --axis optimizer and its two values" in told
+
+
 def test_times_that_a_report_does_not_trust_are_not_relied_on(
     write: Write, machine: Callable[..., Any]
 ) -> None:
