@@ -3,6 +3,7 @@ other."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +20,12 @@ from bench.report.files import write_json
 from bench.results.study.comparable import (
     Period,
     find_factor,
+    find_period,
     list_mixed,
     list_unlike,
     refuse_learnt,
     refuse_pair,
+    refuse_together,
     take_alike,
 )
 from bench.results.study.sweeps import read_sweep, read_sweeps
@@ -515,3 +518,30 @@ def test_rows_are_mixed_where_what_is_known_of_them_differs(
     read = read_sweep(write_sweep(tmp_path / "sweep", rows)).rows
     assert [f"{name}: {' '.join(values)}" for name, values, _ in list_mixed(read)] == mixed
     assert [*list_mixed(read[:1])] == []
+
+
+def test_a_period_is_of_what_a_row_knows() -> None:
+    def find(case: Case, **known: Any) -> Period:
+        unknown = {"train_images": math.nan, "unit": "", "steps_per_epoch": math.nan}
+        return find_period(row(case, **{**unknown, **known}))
+
+    assert find(FP32) == Period("images", 0.0, whole=True)
+    assert find(FP32, train_images=60) == Period("images", 60.0, whole=True)
+    own = script(8)
+    assert find(own, unit="items", train_images=60) == Period("items", 60.0, whole=False)
+    assert find(own, unit="items", steps_per_epoch=9).whole
+    amount = (8, 1, 1, 1, 1.0, None, own.command)
+    assert find(own, unit="runs", train_images=1) == Period("runs", 1.0, False, amount)
+
+
+def test_what_may_change_how_much_a_run_does_is_named_alone() -> None:
+    """A precision changes how long it takes, and not how much it does."""
+    one, other = (
+        row(
+            replace(FP32, batch_size=size, precision=name), period=Period("runs", 1, False, (size,))
+        )
+        for size, name in ((4, "fp32"), (32, "bf16"))
+    )
+    what = "A run with another batch size may do more or less, so its time is not compared"
+    assert refuse_together((one, other)).startswith(f"{what}: call bench.step")
+    assert refuse_together((one, one)) == ""
