@@ -186,7 +186,7 @@ def _build_low_bit(name: str, parameters: Sequence[Tensor], lr: float) -> torch.
 
 def _build_offloaded(parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimizer:
     """Make torchao's optimizer, with the state and the hooks that every other of torch has."""
-    if parameters[0].device.type == "cpu":
+    if not torch.cuda.is_available():
         raise UnsupportedError(refuse_offload())
     optim = import_torchao("optim", OFFLOADED)
 
@@ -200,12 +200,17 @@ def _build_offloaded(parameters: Sequence[Tensor], lr: float) -> torch.optim.Opt
                 parameters, torch.optim.AdamW, minimal_size=LEAST_SPECIAL, lr=lr, **settings
             )
 
+        def _list_own(self) -> list[torch.optim.Optimizer]:
+            return [*([self.d_opt] if self.d_opt else []), *self.optim_dict.values()]
+
         @property
         def state(self) -> dict[Tensor, Any]:
-            parts = [self.d_opt] if self.d_opt else []
-            return {
-                w: s for one in (*parts, *self.optim_dict.values()) for w, s in one.state.items()
-            }
+            return {weight: s for one in self._list_own() for weight, s in one.state.items()}
+
+        @property
+        def param_groups(self) -> list[dict[str, Any]]:
+            # torchao's keep the groups that loading a state replaces
+            return [group for one in self._list_own() for group in one.param_groups]
 
     made: torch.optim.Optimizer = Offloaded()
     return made

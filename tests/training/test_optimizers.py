@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import io
 import math
 from collections.abc import Callable
@@ -19,7 +21,7 @@ from bench.schema.grid import grid
 from bench.schema.optimization import OPTIMIZERS
 from bench.sweep.__main__ import main as sweep
 from bench.training.loop import Training
-from bench.training.memory import measure_parts
+from bench.training.memory import measure_parts, watch_gradients
 from bench.workers.fingerprint import examine_model
 from tests.pytest_for_tests import Capture
 from tests.training_for_tests import LR, batch, in_parts, small, training
@@ -215,6 +217,67 @@ def test_others_train_with_scaling_clipping_and_parts(name: str, precision: str)
         x, y = batch()
         assert ours.step((x * 1e30, y))[2]
         assert all(map(torch.equal, begun, ours.parameters))
+
+
+class Stream:
+    """A stream of a GPU that runs everything at once; its own event."""
+
+    def wait_stream(self, other: Stream) -> None:
+        pass
+
+    def record_event(self) -> Stream:
+        return self
+
+    def synchronize(self) -> None:
+        pass
+
+
+@pytest.fixture
+def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host stands for the GPU, to which it copies."""
+    pytest.importorskip("torchao.optim")
+    make_like = torch.empty_like
+    plain = lambda x, pin_memory=False, **to: make_like(x, **to)  # noqa: E731
+    monkeypatch.setattr(torch, "empty_like", plain)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("torchao.optim.cpu_offload.get_available_devices", lambda: ["cuda"])
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+
+
+@pytest.mark.usefixtures("pretended_gpu")
+def test_an_offloaded_step_is_bitwise_adamw_s_also_after_a_reset() -> None:
+    """Its copies of weights on the host follow a reset and a checkpoint, which torchao's do not."""
+    ours, right = make("adamw-offload"), make("adamw")
+    for one in (ours, right):
+        with watch_gradients(one.optimizer, one.parameters) as gradients:
+            for seed in range(3):
+                one.step(in_parts(*batch(seed=seed), 8, 8))
+        assert gradients, "its steps are seen"
+    assert all(map(torch.equal, ours.parameters, right.parameters))
+    kept = copy.deepcopy(ours.state())
+    for one in (ours, right):
+        one.reset()
+        one.step(batch(seed=9))
+    assert all(map(torch.equal, ours.parameters, right.parameters))
+    ours.restore(kept)
+    right.restore(copy.deepcopy(kept) | {"optimizer": right.optimizer.state_dict()})
+    assert all(map(torch.equal, ours.parameters, right.parameters))
+    begun = [w.detach().clone() for w in ours.parameters]
+    ours.set_lr(0.0)
+    ours.step(batch(seed=9))
+    assert all(map(torch.equal, ours.parameters, begun)), "a rate of 0 moves no weight"
+
+
+def test_what_offloading_cannot_do_is_refused_in_one_line() -> None:
+    for axis, value in (("precision", "fp16-amp"), ("precision", "bf16"), ("clip_grad", 1.0)):
+        with pytest.raises(UsageError, match="sends gradients to the host before they are"):
+            grid({"optimizer": ["adamw-offload"], axis: [value]})
+    with pytest.raises(UsageError, match="torch captures fused steps"):
+        grid({"optimizer": ["muon"], "cuda_graphs": [True]})
+    with pytest.raises(UnsupportedError, match="this is a CPU; use adamw"):
+        make("adamw-offload")
 
 
 def test_what_would_be_adamw_alone_is_refused() -> None:
