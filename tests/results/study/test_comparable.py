@@ -33,7 +33,7 @@ from bench.schema.case import Case
 from bench.schema.record import Record, Status
 from bench.validate.__main__ import main as validate
 from tests.planted.records import GIB, make_record, measured, ran, write_sweep
-from tests.planted.results import read_report, tell
+from tests.planted.results import read_report, read_results, tell
 from tests.planted.scripts import counted, script, stepped, untold
 from tests.pytest_for_tests import Capture
 
@@ -545,3 +545,27 @@ def test_what_may_change_how_much_a_run_does_is_named_alone() -> None:
     what = "A run with another batch size may do more or less, so its time is not compared"
     assert refuse_together((one, other)).startswith(f"{what}: call bench.step")
     assert refuse_together((one, one)) == ""
+
+
+UNFIT: list[tuple[list[Record], str, str]] = [
+    # rows, and of the first case why neither its steps nor its items are what they should be
+    (counted(script(64), THREE), "", ""),
+    ([*counted(script(256), THREE, step_items=1), *counted(script(64), THREE)], "",
+     "steps of 1 items: its batch size is 256"),
+    ([*counted(script(256), THREE, step_items=0), *counted(script(64), THREE)], "", ""),
+    (mix(counted(script(), [0.01]), counted(script(), [0.01], steps=30)),
+     "other steps: repeats took 60 and 30", ""),
+    # what did not end has no time, and a network of the harness ends where it is known well enough
+    (mix(counted(script(), [0.01]), counted(script(), [0.01], steps=30, status=Status.ERROR,
+                                            epoch_time_s=None, images_per_s=None)), "", ""),
+    (mix(*(ran(Case(until=0.01), [1.0], measured_steps=n, steps_per_epoch=400) for n in (20, 30))),
+     "", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "steps", "items"), UNFIT)
+def test_what_a_script_did_is_held_to_its_repeats_and_its_batch_size(
+    rows: list[Record], steps: str, items: str, tmp_path: Path
+) -> None:
+    runs, _ = read_results(read_sweep(write_sweep(tmp_path / "sweep", rows)))
+    assert (runs[0].steps_apart, runs[0].items_apart) == (steps, items)
