@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, pairwise
+from itertools import chain, cycle, pairwise
 from statistics import median
 from typing import Any, Literal
 
@@ -334,8 +334,7 @@ class Monitors:
 
     def watch(self, pids: Sequence[int]) -> None:
         """Watch the worker's processes: one on each card, or a single one on all."""
-        each = pids if len(pids) > 1 else [*pids] * len(self._cards)
-        for monitor, pid in zip(self._monitors, each, strict=False):  # a CPU has the first
+        for monitor, pid in zip(self._monitors, cycle(pids), strict=False):  # a CPU has the first
             monitor.watch(pid)
 
     def enter(self, phase: MonitorPhase) -> None:
