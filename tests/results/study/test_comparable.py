@@ -26,6 +26,7 @@ from bench.results.study.comparable import (
     refuse_learnt,
     refuse_pair,
     refuse_together,
+    restate,
     take_alike,
 )
 from bench.results.study.sweeps import read_sweep, read_sweeps
@@ -569,3 +570,36 @@ def test_what_a_script_did_is_held_to_its_repeats_and_its_batch_size(
 ) -> None:
     runs, _ = read_results(read_sweep(write_sweep(tmp_path / "sweep", rows)))
     assert (runs[0].steps_apart, runs[0].items_apart) == (steps, items)
+
+
+def test_times_of_other_numbers_of_items_are_restated_for_one_number() -> None:
+    """Of one network and its data: of a script in any sweep, of images in one."""
+
+    def timed(time_s: float, number: int, case: Case = FP32, **values: Any) -> Any:
+        ends = {"epoch_time_low_s": time_s - 1, "epoch_time_high_s": time_s + 1}
+        unit = "images" if case.command is None else "items"
+        about = {"epoch_time_s": time_s, "train_images": number, "sweep": "a", **ends}
+        return row(case, **{"period": Period(unit, number, whole=True), **about, **values})
+
+    def tell(one: Any) -> tuple[float, float, float, int, bool]:
+        ends = (one.epoch_time_low_s, one.epoch_time_s, one.epoch_time_high_s)
+        return *ends, one.period.number, one.period.whole
+
+    own = script(8)
+    equal = [timed(10, 50), timed(20, 50)]
+    images = [timed(10, 1000, replace(FP32, model="b")), timed(20, 4000, replace(FP32, model="b"))]
+    apart = [timed(10, 1000, replace(FP32, model="c", dataset=name)) for name in ("x", "y")]
+    apart += [timed(10, 2000, replace(FP32, model="c", dataset="x"), sweep="b")]
+    scripts = [timed(10, 1000, own), timed(20, 4000, own, sweep="b")]
+    none = [
+        timed(10, 70, own, timed=False),
+        timed(9, 0, own, period=Period("items", 0, whole=True)),
+    ]
+    runs = [*none, *equal, *images, *apart, *scripts]
+    before = [tell(one) for one in runs]
+    restate(runs)
+    assert [tell(one) for one in (*none, *equal)] == before[:4]
+    assert [tell(one) for one in apart] == before[6:9]
+    scaled = [(90, 100, 110, 10_000, False), (47.5, 50, 52.5, 10_000, False)]
+    assert [tell(one) for one in images] == [tell(one) for one in scripts] == scaled
+    assert {one.train_images for one in (*images, *scripts)} == {10_000}
