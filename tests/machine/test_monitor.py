@@ -167,6 +167,33 @@ def test_a_passing_reading_is_noted_and_a_lasting_reason_is_not():
     assert replay(edit=between(12, 16, throttle=[reason])).verdict.endswith("(2 of 5 readings)")
 
 
+@pytest.mark.parametrize(("met", "passing"), [(3, True), (4, False)])
+def test_of_many_readings_one_in_twenty_passes(met, passing):
+    class Warm(Unreadable):
+        def read(self, depth):
+            at = next(moments)
+            reasons = ("hardware thermal slowdown",) if 10 <= at < 10 + met else ()
+            return (Reading(at * 10**9, throttle=reasons),)
+
+    moments = iter(range(99))
+    monitor = go_through(Monitor(Warm(""), fast_s=1e9), PHASES[:3])
+    for _ in range(78):
+        monitor._read(Depth.SLOW)  # with those at both ends 80
+    monitor.enter("evaluation")
+    seen = monitor.close()
+    told = f"hardware thermal slowdown ({met} of 80 readings)"
+    assert seen.notes == [f"passing: {told}"] * passing
+    assert seen.verdict == f"throttled during the epoch: {told}" * (not passing)
+
+
+def test_a_neighbour_has_the_most_memory_that_it_was_seen_with():
+    def edit(row):
+        sizes = [9, 5, None]
+        return row | {"others": neighbour(bytes=sizes[min(row["time_ns"] // 10**10, 2)])}
+
+    assert replay(edit=edit).values["neighbours"] == "pid 7: 9 B"
+
+
 class Old(Unreadable):
     """A card without a counter of energy, that is read once a second; without those of ``lost``."""
 
