@@ -185,7 +185,7 @@ def list_stages(setup: Setup) -> list[CardStage]:
     few = f"{once} --steps 20 {scale.fp16}"
     fit = ["bench.fit", *images, *again, "--optimizer", "adamw"]
     limit = scale.limit or f"--memory-limit {choose_limit(setup.platform)}GiB"
-    gpt = f"--no-report --repeats 1 --workload examples.transformer:gpt {scale.part}"
+    gpt = f"--no-report --repeats 1 --model gpt-small {scale.part}"
     fp8 = "--precision bf16-amp fp8 --batch-size 16 --compile"
     tests = ["pytest", "-v", "-p", "no:cacheprovider", "-m", "gpu", "tests/gpu"]
     on_gpu, compiles = [_find_no_gpu], [_find_no_compiler]

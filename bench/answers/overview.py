@@ -294,6 +294,7 @@ def _lay_out_cases(found: ReportData, cases: Sequence[Result], title: str) -> Sh
             quantity_column(
                 # a run's rate is none of items
                 "images_per_s", lambda row: None if mixed and row.period.amount else row, keep=5),
+            quantity_column("sequences_per_s", keep=1),
             quantity_column("speedup", label="speed-up over fp32", keep=7),
             quantity_column("memory_bytes", keep=8),
             quantity_column("memory_saved", keep=2),

@@ -23,7 +23,13 @@ MODELS: dict[str, str] = {
     "dpn92": "bench.networks.dpn:dpn92",
     "dpn26": "bench.networks.dpn:dpn26",
     "dpn-small": "bench.networks.dpn:dpn_small",
+    "gpt-small": "bench.networks.gpt:gpt_small",
+    "gpt-tiny": "bench.networks.gpt:gpt_tiny",
 }
+
+LENGTHS = {"gpt-small": 1024, "gpt-tiny": 64}
+"""The models that are workloads, with data of their own, and how long their sequences are by
+default."""
 
 
 Arguments = dict[str, object]
@@ -118,7 +124,7 @@ def build_model(name: str, classes: int = CLASSES, shape: Shape = CIFAR10_SHAPE)
     return factory(classes, shape[0]) if name in MODELS and special else factory()
 
 
-def load_factory(name: str, flag: str = "--model") -> Callable[[], Any]:
+def load_factory(name: str, flag: str = "--model") -> Callable[..., Any]:
     """Import the factory ``name``, given as ``flag``, with the arguments in its name. Raises
     UsageError: the module cannot be imported, or has no such function."""
     module_name, factory_name = split_model(name)

@@ -17,7 +17,7 @@ from bench.networks.data.batches import BatchArguments, Batches, MadeBatches, Su
 from bench.networks.data.batches import count_items as count_items
 from bench.networks.data.cifar10 import CIFAR10_SHAPE, CLASSES, Shape
 from bench.networks.data.loader import Dataset, LoadedBatches, load_images, load_items
-from bench.networks.models import build_model, load_factory, parse_factory
+from bench.networks.models import LENGTHS, build_model, load_factory, parse_factory
 from bench.networks.modules import is_affine_batchnorm
 
 if TYPE_CHECKING:
@@ -42,25 +42,41 @@ NO_DATASET = (
 
 def parse_workload(text: str) -> str:
     """Check a workload's name without importing it, and return it as it is spelled in records.
-    Raises ValueError: it is neither `IMAGES` nor of the form ``package.module:factory``."""
-    if text in (IMAGES, COMMAND):
+    Raises ValueError: it is neither `IMAGES`, a model that is one, nor of the form
+    ``package.module:factory``."""
+    if text in (IMAGES, COMMAND, *LENGTHS):
         return text
     return parse_factory(text)
 
 
-def load_workload(name: str) -> Workload:
-    """Make the user's workload ``name``. Raises UsageError: it cannot be imported, or is not a
-    workload."""
-    return check_workload(name, load_factory(name, "--workload")())
+def load_workload(name: str, length: int | None = None) -> Workload:
+    """Make the workload ``name``, of sequences of a ``length`` if one is given. Raises UsageError:
+    it cannot be imported, is not a workload, or has no length."""
+    return check_workload(name, make_workload(name), length)
 
 
-def check_workload(name: str, made: object) -> Workload:
-    """Check the result of the factory ``name``. Raises UsageError: it is not a workload."""
+def make_workload(name: str) -> object:
+    """Return what the factory ``name`` makes, or the workload of a model of `LENGTHS`. Raises
+    UsageError: it cannot be imported."""
+    return NextToken(name) if name in LENGTHS else load_factory(name, "--workload")()
+
+
+def check_workload(name: str, made: object, length: int | None = None) -> Workload:
+    """Check the result of the factory ``name``, and set its ``length`` if one is given. Raises
+    UsageError: it is not a workload, or has no length."""
     if not isinstance(made, Workload):
         raise UsageError(
             f"workload {name!r} returned {type(made).__name__}; its factory returns a "
             f"bench.Workload; a network for images is given as --model {name}"
         )
+    if length is not None:
+        if not made.length:
+            raise UsageError(
+                f"--length {length}: workload {name!r} does not say how long its sequences are; "
+                "give it an attribute length, by which it makes its network and batches, or leave "
+                "out --length"
+            )
+        made.length = length
     return made
 
 
@@ -128,6 +144,10 @@ class Workload:
     test_samples = 0
     """Number of test items; 0 for none."""
 
+    length = 0
+    """Units of an item that is a sequence, such as a text of tokens, which ``--length`` sets before
+    anything else is asked for; 0 for items that are none."""
+
     shape: Shape = CIFAR10_SHAPE
     """Shape of an image from the default `make_batch`."""
 
@@ -179,8 +199,9 @@ class Workload:
         return Loss(F.cross_entropy(logits, y), (logits.detach().argmax(dim=1) == y).sum())
 
     def count_units(self, size: int) -> int:
-        """Return the number of units in ``size`` items: by default one each."""
-        return size
+        """Return the number of units in ``size`` items: by default ``length`` in a sequence, and
+        else one each."""
+        return size * (self.length or 1)
 
     def keeps_fp32(self, module: nn.Module) -> bool:
         """Return whether ``module`` stays in fp32 when weights are cast to half precision; by
@@ -289,6 +310,78 @@ class Images(Workload):
             seed=0,
             augment=False,
         )
+
+
+_TEXTS = {"gpt-small": (32_000, 2**22, 2**18), "gpt-tiny": (64, 2**18, 2**14)}
+"""Of the models of `LENGTHS` their vocabulary, and the tokens of an epoch and of the test."""
+
+_DRAWN, _SHIFT = 0.25, 7
+"""The share of tokens that are drawn, and what each other adds to the one before it."""
+
+
+class NextToken(Workload):
+    """Prediction of each next token of synthetic texts, by a ``model`` of `LENGTHS`, or any network
+    that a subclass builds. An item is a text of ``length`` tokens; an epoch has as many tokens at
+    any length.
+
+    Of the tokens of a text one in four is drawn, the k-th of the vocabulary about as often as 1 / k
+    (Zipf's law); each other is the one before it plus 7. So a network can learn first which are
+    common, and then which follows which.
+    """
+
+    unit = "tokens"
+
+    def __init__(self, model: str) -> None:
+        self.model, self.length = model, LENGTHS[model]
+        self.vocabulary, self.tokens, self.test_tokens = _TEXTS[model]
+
+    @property
+    def samples(self) -> int:  # type: ignore[override]
+        return self.tokens // self.length
+
+    @property
+    def test_samples(self) -> int:  # type: ignore[override]
+        return self.test_tokens // self.length
+
+    def build_model(self) -> nn.Module:
+        model: nn.Module = load_factory(self.model)(self.vocabulary, self.length)
+        return model
+
+    def make_batch(self, size: int, device: torch.device, generator: torch.Generator) -> Tensor:
+        """Make texts, int64 (size, length + 1)."""
+        import torch
+
+        shape, most = (size, self.length + 1), self.vocabulary
+
+        def draw() -> Tensor:
+            return torch.rand(shape, generator=generator, device=device)
+
+        fresh, drawn = draw() < _DRAWN, ((most + 1) ** draw()).long().sub_(1).clamp_(max=most - 1)
+        places = torch.arange(shape[1], device=device)
+        last = torch.where(fresh, places, 0).cummax(dim=1).values
+        return (drawn.gather(1, last) + _SHIFT * (places - last)) % most
+
+    def make_test_batch(self, first: int, size: int, device: torch.device) -> Tensor:
+        import torch
+
+        # a generator for each text: what a batch holds must not depend on its size
+        generators = (
+            torch.Generator(device).manual_seed(2**31 + item) for item in range(first, first + size)
+        )
+        return torch.cat([self.make_batch(1, device, generator) for generator in generators])
+
+    def compute_loss(self, network: Network, batch: Tensor) -> Loss:
+        """Return the mean cross-entropy in nats a token."""
+        import torch.nn.functional as F
+
+        logits, right = network(batch[:, :-1]), batch[:, 1:]
+        loss = F.cross_entropy(logits.flatten(0, 1), right.flatten())
+        return Loss(loss, (logits.detach().argmax(dim=2) == right).sum())
+
+    def keeps_fp32(self, module: nn.Module) -> bool:
+        from torch import nn
+
+        return isinstance(module, nn.LayerNorm)
 
 
 def count_classes(workload: Workload) -> int | None:

@@ -80,7 +80,9 @@ class Session:
         self._format: torch.dtype = getattr(torch, known.autocast or known.weights)
         own = case.workload != IMAGES
         with keep_switches({}):
-            self._workload = load_workload(case.workload) if own else Images(case.model, data)
+            self._workload = (
+                load_workload(case.workload, case.length) if own else Images(case.model, data)
+            )
             seed_all(case.seed)
             self._start = self._workload.build_model()
         self.layers = tuple(find_layers(self._start))

@@ -118,7 +118,8 @@ class Case:
         "learning rate (default: that of the optimizer in bench.sweep --list)",
         common=True, affects=(LEARNING, RATE), decided_by="optimizer")
     optimizer: str = describe_axis("sgd", one_of([*OPTIMIZERS, OWN]),
-        "one of bench.sweep --list (default: sgd, or a --workload's own)", common=True,
+        "one of bench.sweep --list (default: sgd, adamw of a GPT, or a --workload's own)",
+        common=True,
         affects=(LEARNING, RATE, FIT, WORK))
     lr_scaling: str = _learning("none", one_of(LR_SCALINGS),
         "multiply the learning rate by batch size over --base-batch, or by its square root")
@@ -191,6 +192,9 @@ class Case:
     classes: int | None = _synthetic(None,
         or_none(parse_whole("a number of classes", 2, MOST_CLASSES)),
         "classes of synthetic images, such as 1000 (default: the dataset's, 10)")
+    length: int | None = _synthetic(None, or_none(parse_whole("a length", 1, 2**20)),
+        "tokens, or other units, of each sequence, of --model gpt-small or a --workload of "
+        "sequences (default: its own)", common=True, order=order_limit)
     loader: str = describe_axis("device", one_of(LOADERS),
         "where batches are made: on the device from data that stay there, or by torch's DataLoader "
         "on the CPU", affects=(DRAWS, FIT, WORK))

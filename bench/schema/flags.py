@@ -23,6 +23,7 @@ from bench.base.installation import DISTRIBUTION, find_version
 from bench.base.processes import provide_home
 from bench.base.text import capitalize, clean, read_number, read_percent, read_whole
 from bench.networks.data import SYNTHETIC
+from bench.networks.models import LENGTHS
 from bench.networks.workloads import IMAGES
 from bench.schema.axis import Value, axis_flag
 from bench.schema.case import AXES, SWITCHES, SYNTHETIC_AXES
@@ -222,15 +223,28 @@ def read_axes(given: argparse.Namespace) -> dict[str, list[Value]]:
             axes[name] = [*chain.from_iterable(parse_values(name, text, where) for text in texts)]
         if varied:
             axes["vary"] = [*combine_vary(varied)]
-    if any(name != IMAGES for name in axes.get("workload", [])):
-        for name in ("model", "dataset", *SYNTHETIC_AXES):
-            if name in axes:
-                raise UsageError(
-                    f"--workload brings its own {name}; leave out {axis_flag(name)}, or --workload"
-                )
+    _refuse_brought(axes)
     if axes.keys() & {*SYNTHETIC_AXES}:
         axes.setdefault("dataset", [SYNTHETIC])  # also where a preset names another
     return axes
+
+
+def _refuse_brought(axes: dict[str, list[Value]]) -> None:
+    """Refuse what a workload brings itself, and a model that is one. Raises UsageError."""
+    brought, models = ["dataset", *SYNTHETIC_AXES], axes.get("model", [])
+    if any(name != IMAGES for name in axes.get("workload", [])):
+        flag, brought = "--workload", ["model", *brought]
+    elif models and {*models} <= {*LENGTHS}:
+        flag = f"--model {models[0]}"
+        if axes.get("dataset") == [SYNTHETIC]:  # which it is
+            del axes["dataset"]
+    else:
+        return
+    for name in brought:
+        if name in axes:
+            raise UsageError(
+                f"{flag} brings its own {name}; leave out {axis_flag(name)}, or {flag.split()[0]}"
+            )
 
 
 def add_flag(

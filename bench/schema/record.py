@@ -601,7 +601,7 @@ RANK_COLUMNS = _join(RankRow, "that the process")
 _OWNERS = {
     "device": ("device",),
     "dataset": list_affecting(Trait.DATA),
-    "model": ("model", *SYNTHETIC_AXES),
+    "model": ("model", *SYNTHETIC_AXES, "length"),
     "start": ("start",),
 }
 

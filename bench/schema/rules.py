@@ -11,6 +11,7 @@ from typing import Any
 
 from bench.base.errors import UsageError
 from bench.networks.data import SYNTHETIC
+from bench.networks.models import LENGTHS
 from bench.networks.workloads import COMMAND, IMAGES, OWN
 from bench.schema.axis import OWN_GRAPHS, Value, axis_flag, is_own, read_budget
 from bench.schema.case import (
@@ -55,6 +56,10 @@ _APPLY: tuple[tuple[Callable[[Case], bool], Lack], ...] = (
     (
         lambda case: case.workload == IMAGES,
         (SYNTHETIC_AXES, "a workload brings its own images", f"--workload {IMAGES}"),
+    ),
+    (
+        lambda case: case.workload != IMAGES,
+        (("length",), "images are no sequences", "--model gpt-small, or a --workload of sequences"),
     ),
     (
         lambda case: case.dataset == SYNTHETIC,
@@ -133,22 +138,28 @@ def settle(settings: Mapping[str, Any]) -> Case:
     """Return the case with these settings, by axis, each where it applies. What is not given, or
     does not apply, has its default.
 
-    A user's workload has its own name as model; what a command has no placeholder for is its own
-    choice.
+    A workload has its own name as model, and one of the harness's own is trained on synthetic
+    sequences, by AdamW unless an optimizer is given; what a command has no placeholder for is its
+    own choice.
     """
     case = Case(**settings)
+    if case.workload == IMAGES and case.model in LENGTHS:
+        case = replace(case, workload=case.model)
     if case.command is not None:
         kept = {*BESIDE_COMMAND, *list_places(case.command)}
         own: dict[str, Any] = {"precision": OWN, "batch_size": 0, "optimizer": OWN}
         own["model"] = name_command(case.command)
         changes = {name: own.get(name, AXES[name].default) for name in AXES if name not in kept}
         return replace(case, **changes | {"workload": COMMAND, "dataset": OWN})
-    usual = {"loss_scale": PRECISIONS[case.precision].default_loss_scale}
-    usual["lr"] = default_lr(case.optimizer)
+    usual: dict[str, Any] = {"loss_scale": PRECISIONS[case.precision].default_loss_scale}
+    built_in = case.workload in LENGTHS
+    if built_in:
+        usual |= {"length": LENGTHS[case.workload], "optimizer": "adamw"}
+    usual["lr"] = default_lr(settings.get("optimizer") or usual.get("optimizer", case.optimizer))
     changes = {name: value for name, value in usual.items() if settings.get(name) is None}
     changes |= {name: AXES[name].default for axes, *_ in list_lacks(case) for name in axes}
     if case.workload != IMAGES:
-        changes |= {"model": case.workload, "dataset": OWN}
+        changes |= {"model": case.workload, "dataset": SYNTHETIC if built_in else OWN}
     return replace(case, **changes)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from bench.base.processes import leave
 from bench.networks.data import DATASETS
 from bench.networks.freezing import FREEZES
-from bench.networks.models import MODELS
+from bench.networks.models import LENGTHS, MODELS
 from bench.report import print_report
 from bench.schema.axis import COMPILES, DYNAMICS, PARALLELS, RECOMPUTES
 from bench.schema.flags import command
@@ -71,6 +71,7 @@ def print_registries() -> None:
         "datasets": DATASETS,
         "workloads": {
             "images": "the network of --model on the images of --dataset",
+            **dict.fromkeys(LENGTHS, "as --model: a GPT on synthetic texts of --length tokens"),
             "package.module:factory": "your own bench.Workload",
         },
     }

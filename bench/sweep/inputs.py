@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench.base.installation import find_version
-from bench.networks.data import DatasetInfo
+from bench.networks.data import SYNTHETIC, DatasetInfo
+from bench.networks.models import LENGTHS
 from bench.networks.workloads import IMAGES, OWN, Workload, WorkloadFacts
 from bench.schema.case import Case, format_value
 from bench.schema.optimization import OFFLOADED, OPTIMIZERS, refuse_offload, refuse_plain
@@ -97,7 +98,8 @@ class Inputs:
             samples = 0
         elif facts := self._find_facts(case):
             samples, classes = facts.samples, facts.classes or 0
-        return DatasetInfo(OWN, "", samples, 0, classes, "", "")
+        source = SYNTHETIC if case.workload in LENGTHS else ""
+        return DatasetInfo(OWN, "", samples, 0, classes, source, "")
 
     def check_batches(self, case: Case) -> None:
         check_batches(case, self.data(case).train_images, self.has_batchnorm(case))

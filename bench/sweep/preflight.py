@@ -427,7 +427,7 @@ def describe_plan(plan: Plan, options: Options) -> Iterator[str]:
         shlex.join(spell_flag(name, getattr(cases[0], name)))
         for name in list_axes(cases)
         if len({getattr(case, name) for case in cases} - {find_axis(name).default, None}) == 1
-        and name not in varies
+        and name not in (*varies, *["workload"] * ("model" in varies))  # which a model names
         and (name not in AXES or name in options.axes or not own)
     ]
     if common:

@@ -28,7 +28,7 @@ def open_workload(case: Case, folder: str) -> Workload:
     from bench.networks.data import load
 
     if case.workload != IMAGES:
-        return load_workload(case.workload)
+        return load_workload(case.workload, case.length)
     return Images(case.model, load(folder))
 
 

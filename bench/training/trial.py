@@ -259,15 +259,40 @@ def try_workload(
     dataset = trial.open_dataset(batch)
     for frozen in (NONE, *freezes):
         try_step(what, workload.build_model(), workload, batch, precision, frozen)
+    return list_facts(workload, type(optimizer).__name__ if optimizer else "", dataset)
+
+
+def list_facts(workload: Workload, optimizer: str = "", dataset: bool = False) -> WorkloadFacts:
+    """Return the facts of a workload, some of which a trial finds."""
     return WorkloadFacts(
         workload.samples,
         workload.count_units(workload.samples),
         workload.count_units(workload.test_samples) if workload.test_samples else 0,
         workload.unit.strip(),
-        type(optimizer).__name__ if optimizer else "",
+        optimizer,
         dataset,
         count_classes(workload),
     )
+
+
+def check_length(what: str, workload: Workload, usual: int) -> None:
+    """Check that a workload makes batches of the length that it was given, not of its ``usual``
+    one. Raises UsageError: both have the same shapes."""
+
+    def make(length: int) -> list[torch.Size]:
+        workload.length = length
+        batch = workload.make_batch(_TRIED, _CPU, torch.Generator().manual_seed(0))
+        return [tensor.shape for tensor in _list_tensors(batch)]
+
+    given = workload.length
+    if given == usual:
+        return
+    made = f"{what}: make_batch fails with --length {given}"
+    if attempt(made, partial(make, usual)) == attempt(made, partial(make, given)):
+        raise UsageError(
+            f"{what} makes batches of the same shapes with --length {given} as without; make "
+            "network and batches by its attribute length, or leave out --length"
+        )
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,15 @@ from bench.base.processes import name_signal
 from bench.networks.data.cifar10 import CIFAR10_SHAPE, CLASSES, Shape
 from bench.networks.data.synthetic import parse_shape
 from bench.networks.freezing import normalises_batches
-from bench.networks.models import MODELS, build_model, load_factory, split_model
+from bench.networks.models import LENGTHS, MODELS, build_model, load_factory, split_model
 from bench.networks.modules import find_class
-from bench.networks.workloads import IMAGES, Workload, WorkloadFacts, check_workload
+from bench.networks.workloads import (
+    IMAGES,
+    Workload,
+    WorkloadFacts,
+    check_workload,
+    make_workload,
+)
 from bench.schema.case import Case
 from bench.schema.optimization import SPECIAL
 from bench.training.sources import hash_content, hash_files, identify_model, judge_process
@@ -65,15 +71,16 @@ Examined = Fingerprint | str
 
 
 def name_subject(case: Case) -> str:
-    """Name what is examined for a case: its workload, or its network with images and classes. A
-    command is not examined.
+    """Name what is examined for a case: its workload with a length if one is given, or its network
+    with images and classes. A command is not examined.
 
     >>> from bench.schema.case import Case
     >>> name_subject(Case("m:f")), name_subject(Case("m:f", input="3x64x64", classes=100))
     ('m:f', 'm:f 3x64x64 100')
     """
     if case.workload != IMAGES:
-        return f"workload:{case.workload}"
+        named = f"workload:{case.workload}"
+        return named if case.length is None else f"{named} {case.length}"
     return " ".join(str(one) for one in (case.model, case.input, case.classes) if one is not None)
 
 
@@ -120,7 +127,7 @@ def list_requests(cases: Iterable[Case]) -> list[Request]:
 def examine_model(
     name: str,
     kind: str = "model",
-    shape: Shape = CIFAR10_SHAPE,
+    shape: Shape | int | None = None,
     classes: int = CLASSES,
     freezes: Sequence[str] = (),
     starts: Sequence[str] = (),
@@ -132,9 +139,9 @@ def examine_model(
 
     The fingerprint does not depend on ``freezes``, ``starts`` and ``recomputes``, which are only
     checked; with each of the last, a user's own trains a step. ``shape``
-    is that of the images that a model is tried on; a built-in network is built for this
-    number of ``classes``. A built-in network is built without memory (torch's meta device) and
-    not run: DPN-92 would take 2 s.
+    is that of the images that a model is tried on, by default CIFAR-10's, and of a workload the
+    length of its sequences, by default its own; a built-in network is built for this number of
+    ``classes``, without memory (torch's meta device), and not run: DPN-92 would take 2 s.
 
     Call it in a process that has imported torch, and no model before. Raises UsageError, one line:
     the model cannot be imported, built or run in any of ``precisions``, or is no network for
@@ -147,6 +154,7 @@ def examine_model(
     from bench.training.trial import (
         attempt,
         check_tuning,
+        list_facts,
         list_tried,
         try_images,
         try_precisions,
@@ -161,7 +169,9 @@ def examine_model(
     workload, model = _build(what, name, kind, shape, classes)
     still = check_tuning(what, model, workload, freezes, starts, recomputes)
     trial = partial(try_precisions, what, workload, model, precisions)
-    if kind == "workload":
+    if name in LENGTHS:
+        facts = list_facts(workload)
+    elif kind == "workload":
         build = workload.build_model
         facts, failing = trial(build, partial(try_workload, what, workload, freezes))
     elif name not in MODELS:
@@ -199,26 +209,35 @@ def _read_source(
 
 
 def _build(
-    what: str, name: str, kind: str, shape: Shape, classes: int
+    what: str, name: str, kind: str, shape: Shape | int | None, classes: int
 ) -> tuple[Workload, nn.Module]:
     """Return the workload, one for images of a model's, and its network."""
     import torch
 
     from bench.training.switches import keep_switches
-    from bench.training.trial import attempt, check_network
+    from bench.training.trial import attempt, check_length, check_network
 
     torch.manual_seed(0)  # as a worker does before it builds: a factory may use random numbers
     workload = Workload()
-    workload.shape, workload.classes = shape, classes
     with keep_switches({}):
-        if name in MODELS:
-            with torch.device("meta"):
-                return workload, build_model(name, classes, shape)
-        made = attempt(f"{what} cannot be built", lambda: load_factory(name, f"--{kind}")())
         if kind == "workload":
-            workload = check_workload(name, made)
-            made = attempt(f"{what}: build_model fails", workload.build_model)
-        return workload, check_network(what, made)
+            made = attempt(f"{what} cannot be built", partial(make_workload, name))
+            usual = getattr(made, "length", 0)
+            assert not isinstance(shape, tuple)
+            workload = check_workload(name, made, shape)
+            check_length(what, workload, usual)
+            if name not in MODELS:
+                model = attempt(f"{what}: build_model fails", workload.build_model)
+                return workload, check_network(what, model)
+            with torch.device("meta"):
+                return workload, workload.build_model()
+        workload.shape = shape if isinstance(shape, tuple) else CIFAR10_SHAPE
+        workload.classes = classes
+        if name not in MODELS:
+            made = attempt(f"{what} cannot be built", load_factory(name))
+            return workload, check_network(what, made)
+        with torch.device("meta"):
+            return workload, build_model(name, classes, workload.shape)
 
 
 def try_model(asked: Request, timeout_s: float, **settings: Any) -> Examined:
@@ -240,7 +259,7 @@ def answer(connection: Connection, asked: Request) -> None:
     """Send what `examine_model` finds, or what is wrong."""
     case = asked.case
     kind = "model" if case.workload == IMAGES else "workload"
-    shape = CIFAR10_SHAPE if case.input is None else parse_shape(case.input)
+    shape = parse_shape(case.input) if case.input is not None else case.length
     about = (shape, case.classes or CLASSES, asked.freezes, asked.starts, asked.precisions)
     try:
         connection.send(examine_model(case.model, kind, *about, asked.recomputes))

@@ -211,7 +211,7 @@ def test_what_arrives(arrived: dict[str, Seen]) -> None:
     }
     assert len(run.curves["step/loss"]) == STEP_COUNT
     # no figure travels without its warnings
-    assert run.facts["remarks"] == "extrapolated; synthetic images"
+    assert run.facts["remarks"] == "extrapolated; synthetic data"
     assert "extrapolated" in run.name
     epochs = arrived["last"].curves
     assert epochs["epoch/train_loss"] == [(0, 2.5), (1, 2.0)]

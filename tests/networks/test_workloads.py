@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,12 +25,14 @@ from bench.networks.workloads import (
     WorkloadFacts,
     load_workload,
 )
-from bench.schema.case import Case, list_varying, parse_value
+from bench.schema.case import AXES, Case, list_varying, parse_value
 from bench.schema.grid import grid
 from bench.schema.precision import PRECISIONS
 from bench.schema.record import Environment, Outcome, Status
+from bench.schema.rules import settle
 from bench.sweep.__main__ import main as sweep
 from bench.sweep.inputs import Inputs
+from bench.training.counting import count_flop
 from bench.training.loop import Training
 from bench.training.trial import attempt, check_network, try_workload
 from bench.workers.examination import Platform
@@ -245,6 +248,67 @@ def test_a_workload_is_no_network(kind: str, factory: str, message: str) -> None
     with pytest.raises(UsageError) as raised:
         examine_model(f"{__name__}:{factory}", kind)
     assert message in str(raised.value)
+
+
+class Baked(Right):
+    """Says how long its items are, and makes them of another length."""
+
+    length = 3
+
+
+def test_a_length_is_that_of_the_batches() -> None:
+    asked = {"workload": [TRANSFORMER], "device": ["cpu"], "length": [8, 32, 64]}
+    facts = [examine_model(TRANSFORMER, "workload", length).workload for length in (8, None, 64)]
+    assert [one and (one.samples, one.units) for one in facts] == [
+        (10240 // length, 10240) for length in (8, 32, 64)
+    ]
+    names = [name_subject(case) for case in grid(asked)]
+    assert names == [f"workload:{TRANSFORMER} {length}" for length in (8, 32, 64)]
+    for name, message in (
+        ("Right", "does not say how long its sequences are; give it an attribute length"),
+        ("Baked", "makes batches of the same shapes with --length 5 as without"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            examine_model(f"{__name__}:{name}", "workload", 5)
+    found = run(TRANSFORMER, length=8)
+    assert found.steps[0].images == 16 * 8
+    assert found.measurement.measured_images == 10240
+
+
+def test_a_model_that_is_a_workload() -> None:
+    (case, *others) = grid({"model": ["gpt-tiny", "dpn92"], "length": [None, 32], "lr": [None]})
+    named = ("gpt-tiny", "gpt-tiny", "synthetic", "adamw", 64)
+    assert named == (case.model, case.workload, case.dataset, case.optimizer, case.length)
+    assert [(one.model, one.length) for one in others] == [("gpt-tiny", 32), ("dpn92", None)]
+    assert settle({name: getattr(case, name) for name in AXES}) == case
+    examined = examine_model("gpt-tiny", "workload", 32)
+    assert examined.workload == WorkloadFacts(8192, 2**18, 2**14, "tokens")
+    assert examined != examine_model("gpt-tiny", "workload", 64)
+
+
+def test_attention_is_counted_by_the_square_of_the_length() -> None:
+    def count_items(length: int) -> float:
+        return length * count_flop(load_workload("gpt-tiny", length))
+
+    # of two layers with 64 features: 4 length² in each pass, of which there are three
+    attention, rest = 2 * 3 * 4 * 64, 6 * (2 * 12 * 64**2 + 64 * 64)
+    for length in (16, 32, 1024):
+        assert count_items(length) == length * rest + length**2 * attention
+
+
+def test_synthetic_texts_can_be_learnt() -> None:
+    """As far as which token follows which: in the limit 1.41 nats a token and 75 % right."""
+    case = settle({"model": "gpt-tiny", "batch_size": 16, "lr": 0.003, "device": "cpu"})
+    found = run_case(replace(case, steps=160, evaluate=True))
+    losses = [step.loss for step in found.steps]
+    assert losses[0] == pytest.approx(math.log(64), abs=0.05)
+    assert found.measurement.test_loss < 3.5
+    assert found.measurement.test_accuracy > 0.2
+
+    texts = load_workload("gpt-tiny").make_batch(999, CPU, torch.Generator().manual_seed(0))
+    follows = (texts[:, 1:] == (texts[:, :-1] + 7) % 64).float().mean()
+    assert 0.75 < follows < 0.78
+    assert (texts.min(), texts.max()) == (0, 63)
 
 
 def test_a_workload_has_no_model_and_no_dataset_of_ours() -> None:

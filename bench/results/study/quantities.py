@@ -111,6 +111,10 @@ _ALL = (
     Quantity("epoch_time_s", "epoch time", "s", "lower", "the training of an epoch", whole=True),
     Quantity("images_per_s", "images/s", "", "higher", "images of an epoch over its time",
              whole=True, rate=True, spread=math.inf),  # the time shows it
+    Quantity("sequences_per_s", "sequences/s", "", "higher",
+             "sequences of --length of an epoch over its time",
+             lambda r: math.nan if r.length is None else over(r.images_per_s, r.length),
+             whole=True, rate=True, spread=math.inf),
     Quantity("speedup", "speed-up", "×", "higher",
              "epoch time of fp32 at the same batch size over this one's",
              decimals=2, whole=True, paired=True),

@@ -314,9 +314,9 @@ _ALL = (
           "Only part of an epoch was measured; figures of whole ones, marked ≈, are extrapolated",
           say("Use --fraction 1 without --steps and --until to measure whole epochs."),
           lambda r: r.part < 1 and r.timed and r.command is None, fatal=False),
-    WarningRule("synthetic", "synthetic images",
-          "Loss and accuracy say nothing about real images",
-          say("Use --dataset cifar10 without --input and --classes to train on them."),
+    WarningRule("synthetic", "synthetic data",
+          "Loss and accuracy say nothing about real data",
+          say("Use --dataset cifar10 without --input and --classes, or a --workload of your own."),
           lambda r: r.dataset == "synthetic" and r.timed, fatal=False),
     WarningRule("foreign", "not measured by this harness",
           "These are published figures, each the cold first epoch of a process where a sweep times "
