@@ -25,13 +25,13 @@ from bench.answers.render.table import (
 )
 from bench.answers.scaling import find_bounds
 from bench.answers.settings import Setting
-from bench.base.limits import MIN_REPEATS, STEADY
+from bench.base.limits import MIN_REPEATS
 from bench.base.text import GIB, name_first
 from bench.results.store.rows import group
 from bench.results.study.axes import MACHINE, take_value
 from bench.results.study.comparable import refuse_pair
 from bench.results.study.quantities import is_number
-from bench.results.study.runs import Result
+from bench.results.study.runs import Result, differ_in_memory
 from bench.schema.case import AXES, SAME_QUESTION, UNTIMED, Case
 from bench.schema.optimization import OPTIMIZERS
 
@@ -126,7 +126,7 @@ def list_worthwhile(ways: Sequence[Saving]) -> list[Saving]:
     """Return the ways that take less memory than the usual one, and of which no other takes less of
     both memory and time; the most memory first. Without a time that is sure, only the one of the
     least memory is known to be worth anything."""
-    less = [way for way in ways if way.memory < 1 / (1 + STEADY)]
+    less = [way for way in ways if way.memory < 1 and differ_in_memory(way.row, way.base)]
     if not less:
         return []
     least = min(less, key=lambda way: way.memory)

@@ -90,6 +90,9 @@ OPTIMIZERS: Mapping[str, OptimizerKind] = {
 
 UNFUSED = tuple(name for name, kind in OPTIMIZERS.items() if not kind.fused)
 
+COMPILING = tuple(name for name, kind in OPTIMIZERS.items() if kind.block)
+"""Optimizers that call torch.compile for their own step."""
+
 OFFLOADED = "adamw-offload"
 
 SPECIAL = ("muon", *(name for name, kind in OPTIMIZERS.items() if kind.torchao))

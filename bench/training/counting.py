@@ -413,7 +413,9 @@ def _count_items(training: Training, batches: Supply, items: int) -> tuple[dict[
     tunes, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
     counter = WorkCounter()
     try:
-        with counter, mark_parts(training, counter.inside):
+        # torch compiles nothing while operations are counted, not an optimizer's step either
+        eager = torch.compiler.set_stance("force_eager")
+        with eager, counter, mark_parts(training, counter.inside):
             # the data in order, which needs no DataLoader workers
             few = Divided(items * parts, islice(batches.evaluation(items), parts))
             _, _, overflowed, _ = training.step(next(mark_input([few], counter.inside)))

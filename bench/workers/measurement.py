@@ -25,6 +25,7 @@ from bench.networks.weights import hash_weights
 from bench.profile.step import PROFILED
 from bench.profile.timeline import Timeline
 from bench.schema.case import Case, count_probed, micro_batch
+from bench.schema.optimization import COMPILING
 from bench.schema.record import (
     PROVEN,
     KnownResults,
@@ -128,7 +129,9 @@ class _Run:
         report = self.channel.reporter("warmup", 0, read_reserved(self.device))
         with watch_gradients(self.training.optimizer, self.training.parameters) as gradients:
             warm = warm_up_shapes(self.training, self.batches, report, self.group.now)
-        if self.case.compiled:
+        if self.case.compiled and self.case.optimizer in COMPILING:
+            found.leave_out("the optimizer compiles its own step", *RECOMPILED)
+        elif self.case.compiled:
             (m.recompilations, m.uncompiled), m.epoch_recompilations = count_recompilations(), 0
         with found.leave_out_on_error(*PARTS_BYTES):
             parts = measure_parts([self.training.optimizer], [self.training.model])
@@ -212,7 +215,7 @@ class _Run:
         with found.leave_out_on_error("loader_samples_per_s"):
             _describe_loader(found, self.batches, self.training)
         m.switched_within = write_switches(find_changes(self._switches))
-        if case.compile == Case.compile:
+        if case.compile == Case.compile and case.optimizer not in COMPILING:
             m.compiled_within = read_compiled().get("unique_graphs")
         m.flags = " ".join(f"{name}={value}" for name, value in read_flags().items())
 
@@ -331,6 +334,8 @@ class _Run:
             end_workers(self.batches)
         describe_profile(self.found, line)
 
+
+RECOMPILED = ("recompilations", "uncompiled", "epoch_recompilations")
 
 PROFILE_COLUMNS = ("profiled_steps", *PROFILED)
 

@@ -7,6 +7,7 @@ import copy
 import io
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.base.errors import UnsupportedError, UsageError
+from bench.networks.workloads import Workload
 from bench.schema.grid import grid
 from bench.schema.optimization import OPTIMIZERS
 from bench.sweep.__main__ import main as sweep
@@ -24,7 +26,7 @@ from bench.training.loop import Training
 from bench.training.memory import measure_parts, watch_gradients
 from bench.workers.fingerprint import examine_model
 from tests.pytest_for_tests import Capture
-from tests.training_for_tests import LR, batch, in_parts, small, training
+from tests.training_for_tests import LR, batch, in_parts, run_case, small, training
 
 ROOT = Path(__file__).parents[2]
 Formula = Callable[[Tensor, Tensor, dict[str, Tensor], int, float], Tensor]
@@ -278,6 +280,22 @@ def test_what_offloading_cannot_do_is_refused_in_one_line() -> None:
         grid({"optimizer": ["muon"], "cuda_graphs": [True]})
     with pytest.raises(UnsupportedError, match="this is a CPU; use adamw"):
         make("adamw-offload")
+
+
+class Layered(Workload):
+    classes = 10
+
+    def build_model(self) -> nn.Module:
+        return layered()
+
+
+@pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
+def test_a_step_that_an_optimizer_compiles_is_not_the_user_s_code() -> None:
+    (case,) = grid({"workload": [f"{__name__}:Layered"], "device": ["cpu"], "batch_size": [16]})
+    done = run_case(replace(case, optimizer="adamw-fp8", lr=3e-4, steps=2))
+    assert done.status == "ok", done.reason
+    assert done.measurement.compiled_within is None
+    assert done.measurement.labelled_flop_share == 1.0, "what it steps is counted, uncompiled"
 
 
 def test_what_would_be_adamw_alone_is_refused() -> None:
