@@ -6,10 +6,10 @@ import json
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from statistics import median
 from typing import Any
 
@@ -18,8 +18,9 @@ from bench.answers.render.documents import escape, table_lines
 from bench.answers.render.table import (
     MIXED,
     NOTHING,
-    Cell,
-    Head,
+    Column,
+    Section,
+    Sheet,
     Table,
     find_wording,
     mark_part,
@@ -50,47 +51,36 @@ from bench.compare.comparison import (
 from bench.results.store.rows import group
 from bench.results.study.quantities import Metric
 from bench.results.study.warnings import WARNINGS
-from bench.results.verdict import UNCHECKED, Verdict, average_seeds
+from bench.results.verdict import UNCHECKED, Equivalence, Verdict, average_seeds
 from bench.schema.axis import name_axis, name_column
 from bench.schema.case import AXES, SAME_QUESTION, lay_out
 from bench.schema.record import MODEL_PARTS, Status
 
-_KEEP = {"p": 2, "runs": 3, "95 % interval": 6}
-"""Priorities of columns: the lowest is left out first if a page is too narrow; see `Head`."""
+_Row = tuple[MetricVerdict, str]
+"""A row of a table: what was found of a case, and what a reader must know of it."""
 
 
-def _tabulate(
-    title: str,
-    rows: Sequence[Mapping[str, str]],
-    remarks: Sequence[Sequence[str]],
-    notes: Sequence[str],
-) -> Table:
-    """Make a table of texts by column, and of the remarks of each row: those of every row are said
-    once, below it."""
-    several = len(rows) > 1
-    shared = [one for one in remarks[0] if several and all(one in of for of in remarks)]
-    own = ["; ".join(one for one in of if one not in shared) for of in remarks]
-    labels = [*rows[0], *["remarks"] * any(own)]
-    heads = []
-    for label in labels:
-        wrap = label in ("case", "remarks")
-        number = not wrap and label not in ("of", "verdict")
-        heads.append(Head(label, label, number=number, keep=_KEEP.get(label, 9), wrap=wrap))
-    cells = tuple(
-        tuple(Cell(make_printable(text)) for text in (*row.values(), *[rest] * any(own)))
-        for row, rest in zip(rows, own, strict=True)
-    )
-    below = [make_printable(f"Every case: {'; '.join(shared)}.")] * bool(shared)
-    return Table("comparison", title, tuple(heads), cells, (*notes, *below))
+def _list_sheets(comparison: Comparison) -> Iterator[Sheet]:
+    for metric, findings in comparison.metrics.items():
+        if findings:
+            yield _tabulate_metric(comparison, metric, findings)
+        if judged := [(one.match, one.equivalence) for one in findings if one.equivalence]:
+            yield _tabulate_equivalence(comparison, metric, judged)
+
+
+COMPARISON = Section("comparison", "What changed?", _list_sheets)
 
 
 def tabulate(comparison: Comparison) -> Iterator[Table]:
     """Yield a table of each metric, and one of equivalence of each loss and error."""
-    for metric, findings in comparison.metrics.items():
-        if findings:
-            yield _tabulate_metric(comparison, metric, findings)
-        if judged := [one for one in findings if one.equivalence]:
-            yield _tabulate_equivalence(comparison, metric, judged)
+    return COMPARISON.lay_out(_list_sheets(comparison))
+
+
+def _share(remarks: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
+    """Return the remarks of each row, and as a note those of every row, which are said once."""
+    shared = [one for one in remarks[0] if len(remarks) > 1 and all(one in of for of in remarks)]
+    own = [make_printable("; ".join(one for one in of if one not in shared)) for of in remarks]
+    return own, [make_printable(f"Every case: {'; '.join(shared)}.")] * bool(shared)
 
 
 DIFFERENCE = (
@@ -101,52 +91,63 @@ DIFFERENCE = (
 
 def _tabulate_metric(
     comparison: Comparison, metric: Metric, findings: Sequence[MetricVerdict]
-) -> Table:
-    a, b = comparison.names
-    tariff = comparison.tariff
-    ratio = "speed" if metric.speed else "ratio" if comparison.axis else "B/A"
+) -> Sheet:
+    (a, b), margin = comparison.names, comparison.margin
+    tariff = comparison.tariff if metric is _TIME else None
     wording = find_wording([run for side in comparison.sides for run in side.runs])
-    rows = []
-    for finding in findings:
-        of = {"of": str(finding.match.ran[0].runs[0].period)} if wording.period == MIXED else {}
-        shown, apart = metric.show(finding.ratio), finding.ratio.difference
-        value, ends, write = shown.value, (shown.low, shown.high), write_number
-        if apart:
-            value, ends, write = apart[0], apart[1:], "{:+.4g}".format
-        of_a, of_b = finding.values
-        rows.append({
-            "case": finding.match.label,
-            **(of if metric is _TIME else {}),
-            a: _write_level(finding, metric, 0),
-            b: _write_level(finding, metric, 1),
-            ratio: NOTHING if value is None else write(value),
-            "95 % interval": "exact" if shown.exact else write_ends(ends, write, " to ") or NOTHING,
-            "p": _write_p(None if shown.exact else shown.p_adjusted),
-            **(_write_costs(finding, tariff) if tariff and metric is _TIME else {}),
-            "runs": f"{len(of_a)}, {len(of_b)}",
-            "verdict": metric.word(finding.ratio.judge(comparison.margin)),
-        })  # fmt: skip
-    unit = f" in {metric.unit}" if metric.unit else ""
-    counts = Counter(row["verdict"] for row in rows)
-    found = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
-    note = (
-        f"Speed: the time of {a} over that of {b}, above 1 is faster; any other ratio is {b} over "
-        f"{a}. Both are medians of their runs; p is adjusted for the cases of a table (Holm); the "
-        f"margin is {write_percent(comparison.margin)}."
-    )
-    notes = [note] if metric.speed else []
-    if tariff and metric is _TIME:
+    counts = Counter(metric.word(one.ratio.judge(margin)) for one in findings)
+    own, shared = _share([[*remark(comparison, metric, one)] for one in findings])
+    columns: list[Column[_Row]] = [
+        Column("case", "case", "", lambda row: make_printable(row[0].match.label), wrap=True,
+               always=True),
+        *[Column("of", "of", "", lambda row: str(row[0].match.ran[0].runs[0].period),
+                 number=False)] * (metric is _TIME and wording.period == MIXED),
+        Column("a", a, "", lambda row: _write_level(row[0], metric, 0)),
+        Column("b", b, "", lambda row: _write_level(row[0], metric, 1)),
+        Column("ratio", "speed" if metric.speed else "ratio" if comparison.axis else "B/A", "",
+               lambda row: _write_ratio(row[0], metric)[0]),
+        Column("interval", "95 % interval", "", lambda row: _write_ratio(row[0], metric)[1],
+               keep=6),
+        Column("p", "p", "", lambda row: _write_p(
+            None if row[0].ratio.exact else row[0].ratio.p_adjusted), keep=2),
+        *([Column("cost", "cost", "", lambda row: _write_costs(row[0], tariff))]
+          if tariff else []),
+        Column("runs", "runs", "", lambda row: ", ".join(str(len(of)) for of in row[0].values),
+               keep=3),
+        Column("verdict", "verdict", "", lambda row: metric.word(row[0].ratio.judge(margin)),
+               number=False),
+        Column("remarks", "remarks", "", itemgetter(1), wrap=True),
+    ]  # fmt: skip
+    notes = []
+    if metric.speed:
+        notes.append(
+            f"Speed: the time of {a} over that of {b}, above 1 is faster; any other ratio is {b} "
+            f"over {a}. Both are medians of their runs; p is adjusted for the cases of a table "
+            f"(Holm); the margin is {write_percent(margin)}."
+        )
+    if tariff:
         costs = chain.from_iterable(one.list_costs(tariff) for one in findings)
         notes.append(f"{tariff.describe(costs)} The first is of {a}, the second of {b}.")
-    notes += [DIFFERENCE] if any(one.ratio.unit for one in findings) else []
+    notes += [DIFFERENCE] * any(one.ratio.unit for one in findings)
+    unit = f" in {metric.unit}" if metric.unit else ""
+    found = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
     title = f"{wording.say_period(capitalize(metric.label))}{unit}: {found}"
-    remarks = [[*remark(comparison, metric, finding)] for finding in findings]
-    return _tabulate(title, rows, remarks, notes)
+    rows = [*zip(findings, own, strict=True)]
+    return Sheet(title, columns, rows, [*notes, *shared], empty=("",))
 
 
-def _write_costs(finding: MetricVerdict, tariff: Tariff) -> dict[str, str]:
+def _write_ratio(finding: MetricVerdict, metric: Metric) -> tuple[str, str]:
+    """Write the ratio of a metric or, where there is none, the difference, and its interval."""
+    shown = metric.show(finding.ratio)
+    value, low, high = finding.ratio.difference or (shown.value, shown.low, shown.high)
+    write = "{:+.4g}".format if finding.ratio.difference else write_number
+    ends = "exact" if shown.exact else write_ends((low, high), write, " to ")
+    return NOTHING if value is None else write(value), ends or NOTHING
+
+
+def _write_costs(finding: MetricVerdict, tariff: Tariff) -> str:
     both = zip(finding.match.ran, finding.list_costs(tariff), strict=True)
-    return {"cost": ", ".join(f"{mark_part(side.runs[0])}{cost.write()}" for side, cost in both)}
+    return ", ".join(f"{mark_part(side.runs[0])}{cost.write()}" for side, cost in both)
 
 
 def _write_level(finding: MetricVerdict, metric: Metric, place: int) -> str:
@@ -164,23 +165,28 @@ def _write_p(p: float | None) -> str:
 
 
 def _tabulate_equivalence(
-    comparison: Comparison, metric: Metric, judged: Sequence[MetricVerdict]
-) -> Table:
-    rows, remarks = [], []
-    for finding in judged:
-        found = finding.equivalence
-        assert found is not None
-        write = found.write if found.unit else write_number
-        unknown = any(side.classes is None for side in finding.match.ran)
-        rows.append({
-            "case": finding.match.label,
-            "ratio": write(found.ratio or 1.0),
-            "90 % interval": write_ends((found.low, found.high), write, " to ") or NOTHING,
-            "p": _write_p(found.p),
-            "seeds": str(found.seeds),
-            "verdict": found.verdict.value,
-        })  # fmt: skip
-        remarks.append([*filter(None, [UNCHECKED * unknown, found.lack])])
+    comparison: Comparison, metric: Metric, judged: Sequence[tuple[Match, Equivalence]]
+) -> Sheet:
+    unknown = [any(side.classes is None for side in match.ran) for match, _ in judged]
+    own, shared = _share([
+        [*filter(None, [UNCHECKED * one, found.lack])]
+        for one, (_, found) in zip(unknown, judged, strict=True)
+    ])  # fmt: skip
+
+    def find_write(found: Equivalence) -> Callable[[float], str]:
+        return found.write if found.unit else write_number
+
+    columns: list[Column[tuple[Match, Equivalence, str]]] = [
+        Column("case", "case", "", lambda row: make_printable(row[0].label), wrap=True,
+               always=True),
+        Column("ratio", "ratio", "", lambda row: find_write(row[1])(row[1].ratio or 1.0)),
+        Column("interval", "90 % interval", "", lambda row: write_ends(
+            (row[1].low, row[1].high), find_write(row[1]), " to ") or NOTHING),
+        Column("p", "p", "", lambda row: _write_p(row[1].p), keep=2),
+        Column("seeds", "seeds", "", lambda row: str(row[1].seeds)),
+        Column("verdict", "verdict", "", lambda row: row[1].verdict.value, number=False),
+        Column("remarks", "remarks", "", itemgetter(2), wrap=True),
+    ]  # fmt: skip
     note = (
         "Two one-sided tests (TOST) at 5 %; p is adjusted for the number of cases (Holm). Worse or "
         "better: beyond the margin. One seed cannot tell: each of --repeats 5 has its own, without "
@@ -188,7 +194,8 @@ def _tabulate_equivalence(
     )
     within = write_percent(comparison.equal)
     title = f"No loss of accuracy? {metric.label} equivalent within {within}"
-    return _tabulate(title, rows, remarks, [note])
+    rows = [(*one, remark) for one, remark in zip(judged, own, strict=True)]
+    return Sheet(title, columns, rows, [note, *shared], empty=("",))
 
 
 def remark(comparison: Comparison, metric: Metric, finding: MetricVerdict) -> Iterator[str]:
