@@ -118,9 +118,18 @@ class Explanation:
         """Whether B is slower by more than noise: then the reasons explain the loss."""
         return self.change_s > STEADY * self.a.step.step_s
 
+    @property
+    def whole_s(self) -> float:
+        """What the reasons explain: the loss, if B lost, or else B's step."""
+        return self.change_s if self.lost else self.b.step.step_s
+
+    def take(self, reason: Change) -> float:
+        """Return the part of a reason in that, in s."""
+        return reason.change_s if self.lost else reason.after_s
+
     def share(self, reason: Change) -> float:
-        """Return the share of a reason in the loss, if B lost, or else in B's step."""
-        return reason.change_s / self.change_s if self.lost else reason.after_s / self.b.step.step_s
+        """Return its share in that."""
+        return self.take(reason) / self.whole_s
 
 
 CURES: dict[Cause, tuple[str, ...]] = {
@@ -430,17 +439,11 @@ def describe(found: Explanation) -> Iterator[str]:
         if found.share(reason) >= (WORTH if place else 0)
     ]
     if main:
-        spent = ((r, r.change_s if found.lost else r.after_s) for r in main)
         shares = (
-            f"{write_ms(time_s)} ms {r.cause.meaning}{' (perhaps)' * r.unsure}"
-            for r, time_s in spent
+            f"{write_ms(found.take(r))} ms {r.cause.meaning}{' (perhaps)' * r.unsure}" for r in main
         )
-        whole_s = found.change_s if found.lost else b.step.step_s
-        of = (
-            f"the {write_ms(whole_s)} ms lost"
-            if found.lost
-            else f"{b.name}'s {write_ms(whole_s)} ms"
-        )
+        whole = f"{write_ms(found.whole_s)} ms"
+        of = f"the {whole} lost" if found.lost else f"{b.name}'s {whole}"
         yield f"By cause, of {of}: {', '.join(shares)}."
     for side in (a, b):
         if (late := side.straggler) is not None:

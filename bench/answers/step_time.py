@@ -110,7 +110,6 @@ def tabulate_explained(pairs: Sequence[Explanation]) -> Iterator[Sheet]:
 
 def tabulate_reasons(why: Explanation) -> Sheet:
     """Tell what the step after goes to, or what it lost by; the evidence below."""
-    lost, whole = why.lost, why.change_s if why.lost else why.b.step.step_s
     rows: list[_Part] = [
         (Cell(r.cause.meaning, str(r.cause)), Change("", r.before_s, r.after_s))
         for r in why.reasons
@@ -119,11 +118,11 @@ def tabulate_reasons(why: Explanation) -> Sheet:
         rows.append((Cell("not explained", ""), Change("", *why.unexplained_s)))
     before, after, change = _end_columns(why)
     columns: list[Column[_Part]] = [
-        Column("reason", "what it lost by" if lost else "what the time goes to", "a cause",
+        Column("reason", "what it lost by" if why.lost else "what the time goes to", "a cause",
                lambda row: row[0], number=False),
-        *((before, after, change) if lost else (after,)),
-        Column("share", f"of {'the loss' if lost else 'the step'} (%)", "a share of it",
-               lambda row: (row[1].change_s if lost else row[1].after_s) / whole,
+        *((before, after, change) if why.lost else (after,)),
+        Column("share", f"of {'the loss' if why.lost else 'the step'} (%)", "a share of it",
+               lambda row: why.share(row[1]),
                write=lambda share: f"{100 * share:.0f}"),
     ]  # fmt: skip
     notes = [
