@@ -234,8 +234,9 @@ def check(case: Case) -> None:
 
 
 def go_together(case: Case) -> bool:
-    """Return whether `check` takes a case that is not a command's."""
-    return not any(_list_conflicts(case))
+    """Return whether the settings of a case go together, as all of a command do that has words for
+    them."""
+    return case.command is not None or not any(_list_conflicts(case))
 
 
 def _list_conflicts(case: Case) -> Iterator[str]:

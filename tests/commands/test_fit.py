@@ -295,6 +295,27 @@ def test_the_largest_batch_of_an_unedited_script_is_found(tmp_path: Path, capsys
 
 
 @pytest.mark.slow
+def test_a_sweep_measures_a_script_at_the_largest_batch_that_it_finds(tmp_path: Path) -> None:
+    """And at the powers of two below it; the same command has nothing left to do."""
+    (tmp_path / "t.py").write_text(SCRIPT)
+    command = f"{sys.executable} {tmp_path}/t.py {{batch_size}}"
+    flags = ["--command", command, "--batch-size", "128..auto", "--device", "cpu", "--steps", "4"]
+    flags += ["--memory-limit", "700MiB", "--repeats", "1", "--out", str(tmp_path / "out")]
+    assert sweep.main([*flags, "--no-report"]) == 0
+    frame = read_records(tmp_path / "out")
+    ((_, wall),) = read_largest_batches(read_rows(tmp_path / "out"), 8)
+    assert wall.ending is Ending.FOUND
+    assert wall.largest is not None
+    measured = frame[~frame["probe"]]
+    below = [size for size in (128, 256) if size <= wall.largest]
+    assert measured["batch_size"].tolist() == sorted({*below, wall.recommended})
+    assert measured["status"].eq("ok").all()
+    assert (measured["measured_steps"].eq(4) & measured["unit"].eq("items")).all()
+    assert sweep.main([*flags, "--no-report"]) == 0
+    assert len(read_records(tmp_path / "out")) == len(frame)
+
+
+@pytest.mark.slow
 def test_a_script_that_ignores_the_batch_or_fails_is_said_so(
     tmp_path: Path, capsys: Capture
 ) -> None:
