@@ -27,6 +27,7 @@ from bench.schema.command import list_places
 from bench.schema.goals import FREE_MARGIN
 from bench.schema.record import MEASURED, REFUSED, Status, read_missing
 from bench.schema.rules import check, check_batches
+from bench.workers.limit import ALLOWANCE_BYTES
 
 STEP = 8
 """Default resolution of the largest batch, in images: kernels prefer multiples of 8."""
@@ -385,7 +386,7 @@ class ProbedFamily:
     def aim(self, images: int, step: int, batchnorm: bool = True) -> Goal:
         """Return the range of the search; what was tried is in it, as only a network without
         BatchNorm may be tried at some sizes. The memory is the least that was available to a probe
-        that trained or ran out of it."""
+        that trained or ran out of it; it is not known where several processes have it each."""
         of_command = self.family.command is not None
         blind = [probe.batch_size for probe in self.rows if not probe.seen]
         if of_command:
@@ -395,6 +396,9 @@ class ProbedFamily:
         sizes |= {probe.batch_size for probe in self.rows if probe.seen}
         decided = [p for p in self.probes if p.trained or p.status in REFUSED]
         available = min((p.room_bytes for p in decided if p.room_bytes), default=None)
+        most = max((p.used_bytes for p in decided if p.trained and p.used_bytes), default=0.0)
+        if of_command and available and most > available + ALLOWANCE_BYTES:
+            available = None  # they hold more together than one can
         start = START * self.family.accumulate
         return Goal(sorted(sizes), available, start, of_command, bool(blind))
 

@@ -340,10 +340,13 @@ SCRIPT = name_family(
 
 
 def run_script(
-    memory: Callable[[int], float], data: int = 10**9, reasons: Mapping[int, str] | None = None
+    memory: Callable[[int], float],
+    data: int = 10**9,
+    reasons: Mapping[int, str] | None = None,
+    processes: int = 1,
 ) -> tuple[list[int], LargestBatch]:
     """Search a script whose data hold no more than some items, and that fails at sizes for
-    ``reasons``: the sizes tried, and the result."""
+    ``reasons``: the sizes tried, and the result. Each of its processes takes as much."""
     rows: list[dict[str, Any]] = []
     while True:
         trial = add_rows(SCRIPT, *rows)
@@ -359,7 +362,7 @@ def run_script(
             row |= {"unit": "runs", "missing": "measured_steps: too few were taken"}
         elif reasons and size in reasons:
             row |= {"status": Status.ERROR, "reason": reasons[size]}
-        rows.append({"peak_process_bytes": round(memory(size))} | row)
+        rows.append({"peak_process_bytes": round(processes * memory(size))} | row)
 
 
 @given(st.integers(40, 100_000))
@@ -368,6 +371,11 @@ def test_the_largest_batch_of_a_script_is_found_without_knowing_its_data(largest
     assert (wall.ending, wall.largest) == (Ending.FOUND, largest // 8 * 8)
     assert len(tried) <= 25
     assert all(size <= 8 * max(before, 32) for before, size in pairwise(tried))
+
+
+def test_what_processes_hold_together_is_not_held_against_the_limit_of_each() -> None:
+    _, wall = run_script(lambda size: GIB * (0.25 + 0.75 * size / 400), processes=4)
+    assert (wall.ending, wall.largest, wall.recommended) == (Ending.FOUND, 400, 376)
 
 
 def test_a_script_that_makes_no_larger_batches_is_told_apart() -> None:

@@ -173,6 +173,33 @@ def test_processes_that_train_together_are_one(tmp_path: Path) -> None:
     assert row["train_loss"] == 0  # of the first
 
 
+LAUNCHED = """
+import sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+weight = torch.nn.Parameter(torch.ones(2**18))
+optimizer = torch.optim.SGD([weight], lr=1e-9)
+for _ in range(12):  # an item takes 2 MiB
+    optimizer.zero_grad()
+    (torch.ones(int(sys.argv[1]), 1) * weight).square_().sum().backward()
+    dist.all_reduce(weight.grad)
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_memory_limit_holds_in_each_process_that_torchrun_starts(tmp_path: Path) -> None:
+    """And not for what they hold together."""
+    (tmp_path / "t.py").write_text(LAUNCHED)
+    start = f"{shlex.quote(sys.executable)} -m torch.distributed.run --standalone --nproc-per-node"
+    command = f"{start} 2 {tmp_path}/t.py {{batch_size}}"
+    flags = ["--batch-size", "200", "900", "--memory-limit", "900MiB", "--out", str(tmp_path / "o")]
+    assert sweep(["--command", command, *flags, *QUICK]) == 0
+    fits, fails = read_records(tmp_path / "o").to_dict("records")
+    assert (fits["status"], fails["status"]) == ("ok", "oom")
+    assert fits["peak_process_bytes"] > 900 * 2**20
+    assert fits["measured_images"] == 2 * 200 * fits["measured_steps"]
+
+
 def test_the_report_says_of_what_its_times_are(
     mistakes: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
