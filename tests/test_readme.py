@@ -43,6 +43,7 @@ from bench.schema.axis import Value, axis_flag
 from bench.schema.case import AXES, Case, format_value
 from bench.schema.flags import join_flags
 from bench.schema.record import Status
+from bench.search.__main__ import print_findings
 from bench.sweep import options
 from tests.planted.records import ran, write_sweep
 from tests.pytest_for_tests import Capture, Patch
@@ -62,6 +63,7 @@ COMMANDS = list(
 )
 WHY_SWEEP = "cpu-profiles-20261122"  # with profiles; what the commands of docs/why.md read
 ADVICE = ROOT / "results" / "advice-epyc-20261129"  # what bench.advise measured, and said
+SEARCH = ROOT / "results" / "search-epyc-20261129"  # of the script of docs/own-script.md
 CARD_BATCH = "batch_size=512"  # the example of docs/why.md
 PICTURE, FIGURE = "Images per second by batch size, per precision", "images-per-s.png"
 
@@ -216,6 +218,18 @@ def quote_advice() -> str:
     return f"{quote(lines)}\n{fill(source)}\n"
 
 
+def quote_search() -> str:
+    """The screen of bench.search over a script, but for the commands that confirm the best."""
+    halving = read_sweep(SEARCH).halving
+    assert halving is not None
+    with redirect_stdout(io.StringIO()) as screen, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "100")
+        print_findings(SEARCH, halving)
+    told, _, _ = screen.getvalue().partition("Confirm the best")
+    lines = "\n".join(line.rstrip() for line in told.strip().splitlines())
+    return f"\n```text\n{lines}\n```\n"
+
+
 def find_minutes(rows: pd.DataFrame) -> int:
     """The time from the first run's start to the last one's end."""
     began, ended = (pd.to_datetime(rows[name]) for name in ("started_at", "finished_at"))
@@ -230,6 +244,7 @@ PARTS = {
     "advice": (README, quote_advice),
     "causes": (DOCS / "why.md", write_causes),
     "why": (DOCS / "why.md", quote_why),
+    "search": (DOCS / "own-script.md", quote_search),
     "axes": (DOCS / "sweep.md", write_axes),
     "statuses": (DOCS / "sweep.md", write_statuses),
     "learning": (DOCS / "published.md", lambda: f"\n{published.write_learning()}"),
