@@ -221,6 +221,8 @@ class Recipe:
     help: str
     gradient_bits: int
     rounds_weight_gradient: bool = True  # else its product runs in bf16
+    multiple: int = 16  # of which each dimension of a product must be one
+    min_capability: tuple[int, int] = (8, 9)
 
 
 FP8_RECIPES: dict[str, Recipe] = {
@@ -233,6 +235,12 @@ FP8_RECIPES: dict[str, Recipe] = {
         "as rowwise, but the gradients of weights in bf16: the most exact",
         gradient_bits=4,
         rounds_weight_gradient=False,
+    ),
+    "mxfp8": Recipe(
+        "a scale for each 32 elements, a power of two; gradients in e4m3; on Blackwell",
+        gradient_bits=4,
+        multiple=32,
+        min_capability=(10, 0),
     ),
 }
 """The values of the axis ``fp8_recipe``, by torchao's names."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -34,6 +35,8 @@ from bench.schema.precision import (
 
 MULTIPLE = 16
 """Each dimension of an fp8 product must be a multiple of this for ``torch._scaled_mm``."""
+
+MOST_MULTIPLE = max(recipe.multiple for recipe in FP8_RECIPES.values())
 
 _NAMED = 8
 """Maximum number of name patterns in a description."""
@@ -134,11 +137,19 @@ def convert(case: Case, model: nn.Module, device: torch.device, workload: Worklo
         ) from error
     if not products:
         raise UnsupportedError(refuse_fp8("the network"))
-    kind = FP8_RECIPES[case.fp8_recipe]
+    kind, is_mx = FP8_RECIPES[case.fp8_recipe], case.fp8_recipe == "mxfp8"
+    multiple = kind.multiple
     # the rows are the inner dimension of the product for the weight's gradient
     items = math.gcd(*list_micro_batches(case, workload.samples))
-    uneven = any(product.rows * items % (TRIED * MULTIPLE) for product in products)
+    uneven = any(product.rows * items % (TRIED * multiple) for product in products)
     padded = uneven and kind.rounds_weight_gradient
+    if is_mx:
+        products = [p for p in products if not any(n % multiple for n in p.layer.weight.shape)]
+        if uneven or not products:
+            raise UnsupportedError(
+                f"{case.fp8_recipe} scales blocks of {multiple}, and the rows of a batch or the "
+                "dimensions of all layers are no multiple of that; give another batch size"
+            )
     if emulated:
         notes.append(f"fp8 is emulated in float32 ({EMULATE_FP8}): its times mean nothing")
     if padded:
@@ -146,13 +157,16 @@ def convert(case: Case, model: nn.Module, device: torch.device, workload: Worklo
             f"the products of fp8 are padded, since the rows of some are no multiple of {MULTIPLE} "
             "at this batch size"
         )
-    float8 = import_torchao("float8", "fp8")
-    recipe = float8.Float8LinearConfig.from_recipe_name(case.fp8_recipe)
-    config = replace(recipe, emulate=emulated, pad_inner_dim=padded)
-    chosen = {product.layer for product in products}
-    float8.convert_to_float8_training(
-        model, module_filter_fn=lambda module, _: module in chosen, config=config
-    )
+    if is_mx:
+        _scale_blocks(products, emulated)
+    else:
+        float8 = import_torchao("float8", "fp8")
+        recipe = float8.Float8LinearConfig.from_recipe_name(case.fp8_recipe)
+        config = replace(recipe, emulate=emulated, pad_inner_dim=padded)
+        chosen = {product.layer for product in products}
+        float8.convert_to_float8_training(
+            model, module_filter_fn=lambda module, _: module in chosen, config=config
+        )
     for product in products:
         now: Any = model.get_submodule(product.name)
         product.layer = now
@@ -167,6 +181,20 @@ def convert(case: Case, model: nn.Module, device: torch.device, workload: Worklo
         kind.gradient_bits,
         tuple(notes),
     )
+
+
+def _scale_blocks(products: Sequence[Product], emulated: bool) -> None:
+    """Let layers multiply by torchao's mxfp8, whose kernels take bf16, as autocast gives it."""
+    mx = import_torchao("prototype.moe_training.mxfp8_linear", "mxfp8")
+    kernels = mx.KernelPreference.EMULATED if emulated else mx.KernelPreference.AUTO
+
+    def forward(layer: nn.Linear, x: Tensor) -> Tensor:
+        factors = x.bfloat16().contiguous(), layer.weight.bfloat16()
+        out: Tensor = mx._to_mxfp8_then_scaled_mm(*factors, kernels, mx.ScaleCalculationMode.RCEIL)
+        return out if layer.bias is None else out + layer.bias.to(out.dtype)
+
+    for product in products:
+        product.layer.forward = partial(forward, product.layer)  # type: ignore[method-assign]
 
 
 def _follow(model: nn.Module, workload: Workload, layers: dict[str, nn.Linear]) -> list[Product]:

@@ -23,7 +23,7 @@ from bench.base.text import first_line
 from bench.schema.case import Case
 from bench.schema.precision import BITS, Arithmetic, Precision
 from bench.training.arithmetic import OperationProof, name_arithmetic
-from bench.training.float8 import MULTIPLE, TRIED, Conversion
+from bench.training.float8 import MOST_MULTIPLE, TRIED, Conversion
 from bench.training.formats import autocast
 
 
@@ -356,7 +356,7 @@ def _run_as_case(
     most = min(layer.batch * setting.batch_size, _FLOP[device.type] // layer.flop)
     batch = int(max(len(x), most))
     if layer.gradient_bits is not None:
-        batch = -(-batch // MULTIPLE) * MULTIPLE
+        batch = -(-batch // MOST_MULTIPLE) * MOST_MULTIPLE
     many = x.to(device, dtype).repeat(-(-batch // len(x)), *[1] * len(layer.image))[:batch]
 
     def ready(tensor: Tensor) -> Tensor:

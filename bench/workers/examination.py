@@ -47,7 +47,7 @@ from bench.networks.data import find_layout
 from bench.networks.weights import hash_weights
 from bench.profile.rates import DeviceRates, find_emulated, find_halves
 from bench.schema.case import DEVICES
-from bench.schema.precision import Apex, Precision, emulates_fp8, find_apex
+from bench.schema.precision import FP8_RECIPES, Apex, Precision, emulates_fp8, find_apex
 from bench.schema.record import Environment
 from bench.workers.fingerprint import Examined, Request, try_model
 from bench.workers.server import EndedError, MessageError, call
@@ -76,6 +76,15 @@ class Platform:
             least = "compute capability " + ".".join(map(str, precision.min_capability))
         needs = f"{precision.name} needs an NVIDIA GPU of {least} or later; this is {self.name}"
         return needs if least else ""
+
+    def refuse_recipe(self, name: str) -> str:
+        """Return why the device cannot multiply by a recipe of fp8; empty if it can, or emulates
+        fp8."""
+        least = FP8_RECIPES[name].min_capability
+        if self._capability is None or self._capability >= least:
+            return ""
+        needs = f"compute capability {'.'.join(map(str, least))} or later"
+        return f"--fp8-recipe {name} needs an NVIDIA GPU of {needs}; this is {self.name}"
 
     def find_emulation(self, precision: Precision, convolves: bool | None = None) -> str:
         """Return why ``precision`` would run only as an emulation, and is measured only if it is

@@ -200,7 +200,7 @@ def test_a_layer_that_was_not_converted_or_not_scaled_belies_the_label() -> None
         assert sentence.startswith(f"labelled fp8, but fp8 linear layer, 32 to 128 features: {ran}")
 
 
-@pytest.mark.parametrize("recipe", FP8_RECIPES)
+@pytest.mark.parametrize("recipe", [name for name in FP8_RECIPES if name != "mxfp8"])
 def test_a_recipe_s_bits_are_torchao_s(recipe: str) -> None:
     from torchao.float8 import Float8LinearConfig
 
@@ -226,6 +226,23 @@ def test_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cpu.refuse(FP8) == needs + "a CPU"
     with pytest.raises(UnsupportedError, match="fp8 needs an NVIDIA GPU; this is a CPU"):
         train()
+
+
+def test_mxfp8_needs_a_blackwell_and_blocks_of_32() -> None:
+    models = {f"workload:{TINY}": examine_model(TINY, "workload")}
+    data = {"cifar10": DatasetInfo(*"abcdefg")}  # type: ignore[arg-type]
+    case = Case(model=TINY, workload=TINY, precision="fp8", fp8_recipe="mxfp8")
+    for capability, lack in (
+        ("9.0", "10.0 or later; this is NVIDIA L4"),
+        ("10.0", ""),
+        ("12.0", ""),
+    ):
+        refusal = Inputs({"cuda": gpu(capability)}, models, data).refuse(case)
+        assert refusal == (
+            lack and "--fp8-recipe mxfp8 needs an NVIDIA GPU of compute capability " + lack
+        )
+    with pytest.raises(UnsupportedError, match="mxfp8 scales blocks of 32"):
+        train(Images16(), "mxfp8", batch_size=16)
 
 
 def test_a_network_without_products_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
