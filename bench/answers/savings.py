@@ -153,10 +153,12 @@ def tell_savings(place: Target) -> Iterator[str]:
         yield f"{start}. If that does not fit, train with {named}."
         if not all(way.time for way in worth):
             yield f"A sure time takes --repeats {MIN_REPEATS}, without other programs."
-        held = [way for way in ways if way.fails]
-        if held:
-            told = (f"{way.fits or 'none'} with {way.name} ({way.fails} does not)" for way in held)
-            yield f"Largest batch size that fits: {name_first([*told], 6, '; ')}."
+        bounded = [way for way in ways if way.fails]
+        if bounded:
+            limits = (
+                f"{way.fits or 'none'} with {way.name} ({way.fails} does not)" for way in bounded
+            )
+            yield f"Largest batch size that fits: {name_first([*limits], 6, '; ')}."
         if len({way.row.optimizer for way in ways}) > 1:
             yield (
                 "Another optimizer learns otherwise: hold what they learn against each other by "

@@ -66,20 +66,20 @@ def test_a_time_that_is_not_sure_costs_an_unknown_amount(tmp_path: Path) -> None
     for row in rows:
         row.environment.gpu, row.case = None, replace(row.case, device="cpu")
     few = [row for row in rows if row.repeat < 3]
-    told = read_report(tmp_path, few).answers[0].sentences
-    assert told[0].endswith(
+    sentences = read_report(tmp_path, few).answers[0].sentences
+    assert sentences[0].endswith(
         "If that does not fit, train with adamw, recompute blocks: 0.60 times the memory (no sure "
         "time)."
     )
-    assert told[1] == "A sure time takes --repeats 3, without other programs."
+    assert sentences[1] == "A sure time takes --repeats 3, without other programs."
 
 
 def test_nothing_is_said_where_only_fast_optimizers_differ(tmp_path: Path) -> None:
     report = read_report(tmp_path, [*way("adamw", "none", 10, 40), *way("adam", "none", 10, 40)])
     assert len(report.answers) == 1
     again = [*way("adamw", "none", 10, 40), *way("adamw", "blocks", 10, 50)]
-    (told, *_), _ = (a.sentences for a in read_report(tmp_path / "again", again).answers)
-    assert told == (
+    (sentence, *_), _ = (a.sentences for a in read_report(tmp_path / "again", again).answers)
+    assert sentence == (
         "In bf16-amp at batch size 64, adamw takes 10.0 GiB, and nothing that was tried takes "
         "less: adamw, recompute blocks."
     )

@@ -411,8 +411,8 @@ def test_a_commit_whose_code_is_known_is_held_to_it(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(claims, "hash_commit", {"abc": "def"}.get)
     assert find_faults(tmp_path / "same", [make()])["code"] == []
     assert find_faults(tmp_path / "unknown", [make(commit="xyz", code="other")])["code"] == []
-    said = ["commit abc has the code def, and the rows other"]
-    assert find_faults(tmp_path / "other", [make(code="other")])["code"] == said
+    faults = ["commit abc has the code def, and the rows other"]
+    assert find_faults(tmp_path / "other", [make(code="other")])["code"] == faults
 
 
 ON_CPU = {"cpu": "EPYC", "gpu": "", "flags": ""}

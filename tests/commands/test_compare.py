@@ -298,8 +298,8 @@ def test_times_of_a_slow_optimizer_are_compared_by_the_axis_alone(
     ours = write("a", runs(CASE, BASE, environment=CARD))
     theirs = write("b", runs(replace(CASE, optimizer="muon"), BASE, environment=CARD))
     main([ours, theirs, "--metric", "epoch_time_s"])
-    told = " ".join(capsys.readouterr().out.split())
-    assert "the sides differ in optimizer; give --axis optimizer and its two values" in told
+    output = " ".join(capsys.readouterr().out.split())
+    assert "the sides differ in optimizer; give --axis optimizer and its two values" in output
 
 
 def test_times_that_a_report_does_not_trust_are_not_relied_on(

@@ -484,9 +484,9 @@ def test_trials_of_a_script_are_ended_by_what_it_tells(
     assert not trials[-1].whole
     assert trials[-1].row.lr == 0.01
     search.print_findings(searched_script, rule)
-    said = capsys.readouterr().out
-    assert "Best: lr 0.4 · momentum 0.1, test loss " in said
-    assert "--vary momentum 0.1 --seed 6 --device cpu --repeats 5" in said
+    output = capsys.readouterr().out
+    assert "Best: lr 0.4 · momentum 0.1, test loss " in output
+    assert "--vary momentum 0.1 --seed 6 --device cpu --repeats 5" in output
     assert report([str(searched_script)]) == 0
     assert "lr 0.4 · momentum 0.1" in capsys.readouterr().out
 
@@ -544,9 +544,9 @@ def test_trials_of_a_script_that_fail_or_diverge_are_rows_beside_the_others(
     failed = frame[frame["status"] == "error"]
     assert failed["vary"].tolist() == ["momentum=none"] * 2
     assert not failed["reason"].str.contains("of 4 epochs").any(), "none began"
-    said = capsys.readouterr()
-    assert "Best: lr 0.4 · momentum 0, test loss" in said.out
-    assert "ended after 1 of 4 epochs, diverged: the loss was inf or NaN from step " in said.err
+    captured = capsys.readouterr()
+    assert "Best: lr 0.4 · momentum 0, test loss" in captured.out
+    assert "ended after 1 of 4 epochs, diverged: the loss was inf or NaN from step " in captured.err
 
 
 @pytest.mark.slow
@@ -557,10 +557,10 @@ def test_a_script_that_ends_by_itself_is_whole(tmp_path: Path, capsys: Capture) 
         (folder := tmp_path / epochs).mkdir()
         search_script(folder, "loss", *flags, "--epochs", epochs, ends=ends)
         assert not any(row.truncated for row in read_rows(folder / "out"))
-        said = capsys.readouterr().out
-        assert f"after {ends if ends == '3' else 4} epochs." in said
-        assert "epochs were trained where" not in said, "nothing was saved"
-        assert said.count(" whole\n") == 2
+        output = capsys.readouterr().out
+        assert f"after {ends if ends == '3' else 4} epochs." in output
+        assert "epochs were trained where" not in output, "nothing was saved"
+        assert output.count(" whole\n") == 2
 
 
 @pytest.mark.slow
@@ -588,7 +588,7 @@ def test_rates_of_a_script_are_drawn_from_the_range_that_is_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("places", "flags", "said"),
+    ("places", "flags", "expected"),
     [
         ("{lr}", "--lr 0.01..1", "the --command has no {epochs}; give --epochs N"),
         ("{epochs} {lr}", "--lr 0.1 1 --metric train_accuracy", "a --command does not tell it"),
@@ -602,10 +602,10 @@ def test_rates_of_a_script_are_drawn_from_the_range_that_is_given() -> None:
     ],
 )
 def test_commands_that_cannot_be_searched_are_one_line(
-    places: str, flags: str, said: str, capsys: Capture
+    places: str, flags: str, expected: str, capsys: Capture
 ) -> None:
     command = ["--command", f"python t.py {places}"]
     assert search.main(["--device", "cpu", *command, *flags.split()]) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert expected in error
     assert error.count("\n") == 1

@@ -181,9 +181,9 @@ def test_of_many_readings_one_in_twenty_passes(met, passing):
         monitor._read(Depth.SLOW)  # with those at both ends 80
     monitor.enter("evaluation")
     seen = monitor.close()
-    told = f"hardware thermal slowdown ({met} of 80 readings)"
-    assert seen.notes == [f"passing: {told}"] * passing
-    assert seen.verdict == f"throttled during the epoch: {told}" * (not passing)
+    share = f"hardware thermal slowdown ({met} of 80 readings)"
+    assert seen.notes == [f"passing: {share}"] * passing
+    assert seen.verdict == f"throttled during the epoch: {share}" * (not passing)
 
 
 def test_a_neighbour_has_the_most_memory_that_it_was_seen_with():

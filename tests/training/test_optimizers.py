@@ -300,8 +300,8 @@ def test_a_step_that_an_optimizer_compiles_is_not_the_user_s_code() -> None:
 
 def test_what_would_be_adamw_alone_is_refused() -> None:
     """DPN's only matrix is its head; the weights of the other network are small."""
-    said = {"muon": "is a matrix of a hidden layer", "adamw-8bit": "has at least 4,096 elements"}
-    for name, why in said.items():
+    reasons = {"muon": "is a matrix of a hidden layer", "adamw-8bit": "has at least 4,096 elements"}
+    for name, why in reasons.items():
         build = (
             small
             if name == "muon"

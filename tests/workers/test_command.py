@@ -392,10 +392,10 @@ def test_the_process_that_the_others_wait_for_is_named(
     capsys.readouterr()
     assert explain([str(tmp_path / "out"), "--axis", "how", "even", "late"]) == 0
     answer = capsys.readouterr().out
-    told = re.findall(
+    late = re.findall(
         r"In (.*) rank 1 computes (.*) ms longer a step than", " ".join(answer.split())
     )
-    ((case, longer_ms),) = told
+    ((case, longer_ms),) = late
     assert case == "how late"
     assert float(longer_ms) == pytest.approx(180, rel=0.5)
     assert "exchange between processes" in answer

@@ -64,8 +64,8 @@ def arm(
     ``since_ns``, and the first hundred others. ``hook`` is the path of a module whose ``arm`` they
     call once they have torch."""
     path = os.pathsep.join(filter(None, [_HERE, environment.get("PYTHONPATH")]))
-    told = {LISTING: str(listing.absolute()), SINCE: str(since_ns), HOOK: hook}
-    return {"PYTHONPATH": path} | told
+    variables = {LISTING: str(listing.absolute()), SINCE: str(since_ns), HOOK: hook}
+    return {"PYTHONPATH": path} | variables
 
 
 _SETS_PATH = re.compile(r"(?<![\w$])PYTHONPATH=")

@@ -134,8 +134,8 @@ def _find_late(
     runs: Sequence[Run], ranks: Mapping[tuple[str, str], Sequence[RankRow]]
 ) -> Straggler | None:
     """Return the process of a command that the others wait for, its time as without a profiler."""
-    told = (ranks.get((run.sweep, run.record_id), ()) for run in runs)
-    known = [rows for rows in told if rows and all(row.computing_s for row in rows)]
+    processes = (ranks.get((run.sweep, run.record_id), ()) for run in runs)
+    known = [rows for rows in processes if rows and all(row.computing_s for row in rows)]
     if len(known) < 2:
         return None
     profiled_s = fmean(run.profiled_step_s for run in runs)

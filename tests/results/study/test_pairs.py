@@ -258,8 +258,8 @@ def test_what_tells_environments_apart_is_told(tmp_path: Path) -> None:
     a = [*one(FP32, 1, **OLD, driver="1"), *one(FP32, 2, **NEW, driver="1"), *one(WIDE, 3, **NEW)]
     b = [*one(FP32, 4, **NEW, driver="1"), *one(WIDE, 5, **OLD)]
     found, times = match_rows(tmp_path, a, b)
-    told = {times[pair.a]: pair.environment for pair in found.pairs}
-    assert told == {2: (("torch", "2.13"),), 3: ()}
+    environments = {times[pair.a]: pair.environment for pair in found.pairs}
+    assert environments == {2: (("torch", "2.13"),), 3: ()}
 
 
 def test_a_pair_tells_its_factor_and_whether_it_is_estimated() -> None:
