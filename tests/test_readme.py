@@ -225,8 +225,8 @@ def quote_search() -> str:
     with redirect_stdout(io.StringIO()) as screen, pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "100")
         print_findings(SEARCH, halving)
-    told, _, _ = screen.getvalue().partition("Confirm the best")
-    lines = "\n".join(line.rstrip() for line in told.strip().splitlines())
+    answered, _, _ = screen.getvalue().partition("Confirm the best")
+    lines = "\n".join(line.rstrip() for line in answered.strip().splitlines())
     return f"\n```text\n{lines}\n```\n"
 
 
