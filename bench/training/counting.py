@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._C import _len_torch_dispatch_stack
 from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
@@ -506,10 +506,16 @@ def _spell(label: Label) -> tuple[str, str, str]:
 
 class Sample(WorkCounter):
     """Counts the operations of a user's training from `begin` to `end`, and neither ends nor bends
-    it: what cannot be counted has a reason, ``failure``."""
+    it: what cannot be counted has a reason, ``failure``. Compiled code is left out; of that there
+    are ``graphs``, -1 if their number changed, and ``calls``."""
 
     failure = ""
+    graphs = calls = 0
     supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unseen: dict[str, None] = {}
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -540,15 +546,15 @@ class Sample(WorkCounter):
 
     def begin(self) -> None:
         self.unseen = dict.fromkeys(filter(sys.modules.__contains__, _BESIDE))
+        self.graphs = read_compiled().get("unique_graphs", 0)
         self._entered = False
-        if _is_compiled():
-            self.failure = _COMPILED
-        elif _len_torch_dispatch_stack():
+        if _len_torch_dispatch_stack():
             self.failure = "another dispatch mode of the script was on"
         else:
             self.__enter__()
             self._entered = True
             self._watch_replays()
+            self._leave_out_compiled()
             os.register_at_fork(after_in_child=self._leave)  # such as a DataLoader's workers
 
     def _watch_replays(self) -> None:
@@ -557,14 +563,34 @@ class Sample(WorkCounter):
 
         @wraps(replay)
         def note(graph: torch.cuda.CUDAGraph) -> None:
-            self.unseen["a replayed CUDA graph"] = None
+            if _len_torch_dispatch_stack():  # not one of compiled code
+                self.unseen["a replayed CUDA graph"] = None
             replay(graph)
 
         torch.cuda.CUDAGraph.replay = note  # type: ignore[assignment,method-assign]
 
+    def _leave_out_compiled(self) -> None:
+        """See nothing of what Inductor compiled, of which only some operations would show."""
+        self._code = code = getattr(
+            sys.modules.get("torch._inductor.output_code"), "CompiledFxGraph", None
+        )
+        if code is None:
+            return
+        self._call = call = code.__call__
+
+        @wraps(call)
+        def run(compiled: Any, inputs: Any) -> Any:
+            self.calls += 1
+            with _disable_current_modes():
+                return call(compiled, inputs)
+
+        code.__call__ = run
+
     def _leave(self) -> None:
         if self._entered:
             self._entered = False
+            if self._code is not None:
+                self._code.__call__ = self._call
             torch.cuda.CUDAGraph.replay = self._replay  # type: ignore[method-assign]
             self.__exit__(None, None, None)
 
@@ -572,22 +598,26 @@ class Sample(WorkCounter):
         """Return what JSON can hold: ``work``, a list of kind, operation, format, calls, FLOP and
         bytes; torch's ``flags`` of arithmetic; the compute ``capability`` of the GPU of this index,
         (0, 0) of none; what it may not have seen, ``unseen``; and ``failure``."""
-        if self._entered and _is_compiled():  # meanwhile
-            self.failure = _COMPILED
+        if _is_compiled():
+            self.failure = self.failure or COMPILED
+            if read_compiled().get("unique_graphs", 0) != self.graphs:  # meanwhile
+                self.graphs = -1
         self._leave()
-        rows = [
-            (*_spell(label), one.calls, one.flop, one.bytes) for label, one in self.work.items()
-        ]
         return {
-            "work": rows,
+            "work": self.list_rows(),
             "flags": read_flags(),
             "capability": torch.cuda.get_device_capability(device) if device >= 0 else (0, 0),
             "unseen": [*self.unseen],
             "failure": self.failure,
         }
 
+    def list_rows(self) -> list[tuple[Any, ...]]:
+        return [
+            (*_spell(label), one.calls, one.flop, one.bytes) for label, one in self.work.items()
+        ]
 
-_COMPILED = "compiled code does not show its operations"
+
+COMPILED = "compiled code does not show its operations"
 
 _BESIDE = (
     "transformer_engine",

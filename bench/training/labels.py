@@ -55,6 +55,26 @@ def share_arithmetic(work: Mapping[Label, Work], flags: Mapping[str, str]) -> di
     return {name: flop[name] / whole for name in sorted(flop, key=flop.__getitem__, reverse=True)}
 
 
+def judge_parts(
+    parts: Sequence[Mapping[Label, Work]],
+    case: Case,
+    flags: Mapping[str, str],
+    capability: tuple[int, ...],
+    unseen: Sequence[str],
+) -> Judgement:
+    """Judge the label of a case by the parts of a step, of which it is not known how often each
+    runs, as `judge_label` each: if all that multiply agree, any mixture of them does. The share is
+    the lowest of a label that holds, and the highest of one that does not."""
+    multiply = [part for part in parts if share_arithmetic(part, {})] or [{}]
+    found = [judge_label(part, case, flags, capability, unseen) for part in multiply]
+    standings = {one.standing for one in found}
+    if len(standings) > 1:
+        why = "the number formats of compiled code differ, and how often each runs is not known"
+        return Judgement(Standing.UNPROVEN, None, why)
+    end = min if standings == {Standing.PROVEN} else max
+    return end(found, key=lambda one: one.share or 0.0)
+
+
 def judge_label(
     work: Mapping[Label, Work],
     case: Case,

@@ -50,8 +50,8 @@ from bench.schema.case import Case, fill_command, knows_epochs, supposes_items
 from bench.schema.command import ITEMS, OUT, list_named, list_places, split_command
 from bench.schema.record import MEASURED, EpochRow, Outcome, RankRow, Status, Step
 from bench.schema.work import Label, Work, WorkKind
-from bench.training.counting import join_work
-from bench.training.labels import judge_label
+from bench.training.counting import COMPILED, join_work
+from bench.training.labels import judge_parts
 from bench.training.memory import PARTS_BYTES
 from bench.training.profiling import choose_steps, read_profile
 from bench.training.sources import judge_opened, look_at, name_contents, name_file
@@ -611,23 +611,31 @@ def _average(steps: Sequence[_Taken]) -> float | None:
 def _describe_work(found: Outcome, case: Case, run: _Run) -> None:
     """Count the work of the sampled step, and hold its number formats against the label."""
     m, sample = found.measurement, run.work
-    if not sample or sample["failure"]:
-        why = sample.get("failure") or "it has no torch, or ended too early to look at a step"
-        found.leave_out(why, "labelled_flop_share", "flop_per_image", "step_bytes")
-        return
-    work = {
-        Label(WorkKind(kind), operation, format): Work(calls, flop, bytes)
-        for kind, operation, format, calls, flop, bytes in sample["work"]
-    }
+    why = sample.get("failure", "it has no torch, or ended too early to look at a step")
+    parts = [*map(_read_rows, sample.get("parts", ()))] if why == COMPILED else []
+    if why:
+        found.leave_out(why, "flop_per_image", "step_bytes")
+        found.leave_out(sample.get("doubt") or why, "labelled_flop_share")
+        if not parts:
+            return
+    else:
+        parts = [work := _read_rows(sample["work"])]
+        found.work = join_work(work, {})
+        # counted in one of the processes
+        items = run.count(run.steps[SAMPLED : SAMPLED + 1]) / run.processes
+        m.flop_per_image = sum(one.flop for one in work.values()) / items
+        m.step_bytes = round(sum(one.bytes for one in work.values()))
     m.flags = " ".join(f"{name}={value}" for name, value in sample["flags"].items())
     found.leave_out("formats are counted in a command, and not rounding errors", "arithmetic")
-    found.work = join_work(work, {})
-    # counted in one of the processes
-    items = run.count(run.steps[SAMPLED : SAMPLED + 1]) / run.processes
-    m.flop_per_image = sum(one.flop for one in work.values()) / items
-    m.step_bytes = round(sum(one.bytes for one in work.values()))
     if case.precision == OWN:
         found.leave_out("the command has no {precision}", "labelled_flop_share")
         return
     capability, flags = (*sample["capability"],), sample["flags"]
-    hold_to_label(found, judge_label(work, case, flags, capability, sample["unseen"]))
+    hold_to_label(found, judge_parts(parts, case, flags, capability, sample["unseen"]))
+
+
+def _read_rows(rows: Sequence[Any]) -> dict[Label, Work]:
+    return {
+        Label(WorkKind(kind), operation, format): Work(calls, flop, bytes)
+        for kind, operation, format, calls, flop, bytes in rows
+    }

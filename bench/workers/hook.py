@@ -69,6 +69,15 @@ def arm(teller: Any, tell: Callable[[str], object]) -> None:
             hook.scale(outputs, scaled)
         return scaled
 
+    if inductor := getattr(torch, "_TorchCompileInductorWrapper", None):
+        compile_graph = inductor.__call__
+
+        @wraps(compile_graph)
+        def compile_given(self: Any, graph: Any, inputs: Any, **kwargs: Any) -> Any:
+            hook.see_graph(getattr(self, "config", {}), graph, inputs)
+            return compile_graph(self, graph, inputs, **kwargs)
+
+        inductor.__call__ = compile_given
     sys.modules["torch.optim.optimizer"].register_optimizer_step_pre_hook(before_step)
     sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(after_step)
     scaler.step, scaler.scale = step_scaled, scale_loss
@@ -175,6 +184,15 @@ class Hook:
         with self._teller:
             if hasattr(loss, "detach"):
                 self._scaled = weakref.ref(scaled), loss.detach()
+
+    def see_graph(self, options: Any, graph: Any, inputs: Any) -> None:
+        """torch.compile has a graph compiled; it is counted, in which no backward pass is one."""
+        self._depth += 1
+        try:
+            with self._teller:
+                self._teller.see_graph(options, graph, inputs)
+        finally:
+            self._depth -= 1
 
     # ------------------------------------------------------------------------------ steps
 

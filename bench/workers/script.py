@@ -112,6 +112,7 @@ class Teller:
         self._read = 0.0  # when torch's allocator was
         self._steps = 0
         self._sample: Any = None
+        self._graphs: Any = None  # that torch.compile was given
         self._looked = False
         self._who: dict[str, Any] = {}
         self._limit: Any = None
@@ -211,6 +212,13 @@ class Teller:
         if self._open and not self.own and not facts.items() <= self._who.items():
             self._who |= facts
             self._write("who", facts)
+
+    def see_graph(self, options: dict[str, Any], graph: Any, inputs: Any) -> None:
+        """Count a graph that is compiled before the step that is counted has ended."""
+        if self._steps <= SAMPLED and not self._silent:
+            if self._graphs is None:
+                self._graphs = import_own("bench.training.compiled").GivenGraphs()
+            self._graphs.count(options, graph, inputs)
 
     def limit_memory(self, tell: Callable[[str], object]) -> None:
         """Limit the memory of this process, as a sweep asks. Raises MemoryError: it takes more by
@@ -356,7 +364,12 @@ class Teller:
             return
         sample, self._sample = self._sample, None
         try:
-            self._write("work", sample.end(self._device))
+            work = sample.end(self._device)
+            if self._graphs is not None:
+                doubt = self._graphs.explain(sample)
+                work |= {"parts": [] if doubt else [*self._graphs.parts, work["work"]]}
+                work |= {"doubt": doubt}
+            self._write("work", work)
         except Exception as error:  # such as that of a step that another thread ends
             self._fail_sample(error)
 

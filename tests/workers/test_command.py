@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 import subprocess
@@ -404,6 +405,43 @@ def test_the_process_that_the_others_wait_for_is_named(
     (ranks,) = read_beside(tmp_path / "own", RankRow).values()
     assert [(row.rank, row.waits_in) for row in ranks] == [(0, "all_reduce"), (1, "all_reduce")]
     assert min(row.computing_s or 0.0 for row in ranks) > 0.02
+
+
+COMPILED = """
+import contextlib, sys, torch
+how, words = sys.argv[1], sys.argv[2:]
+net = torch.nn.Sequential(torch.nn.Linear(32, 256), torch.nn.ReLU(), torch.nn.Linear(256, 4))
+net = torch.compile(net, backend="eager" if how == "foreign" else "inductor")
+beside = torch.nn.Linear(512, 512) if how == "differs" else None
+parameters = [*net.parameters(), *(beside.parameters() if beside else ())]
+optimizer = torch.optim.AdamW(parameters)
+amp = torch.autocast("cpu", torch.bfloat16) if words and how != "forgets" else None
+for i in range(60):
+    with amp or contextlib.nullcontext():
+        loss = net(torch.randn(16, 32)).square().mean()
+    if beside:
+        loss = loss + beside(torch.randn(16, 512)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+def test_the_label_of_what_is_compiled_is_that_of_its_graphs(tmp_path: Path) -> None:
+    command = f"{shlex.quote(sys.executable)} {tmp_path}/t.py {{how}} {{precision:bf16-amp=--amp}}"
+    (tmp_path / "t.py").write_text(COMPILED)
+    hows = ["holds", "forgets", "differs", "foreign"]
+    given = ["--vary", "how", *hows, "--precision", "bf16-amp", "--repeats", "1", *QUICK]
+    assert sweep(["--command", command, "--out", str(tmp_path / "o"), *given]) == 0
+    rows = read(tmp_path / "o")
+    assert (rows["holds"]["status"], rows["holds"]["labelled_flop_share"]) == ("ok", 1)
+    assert math.isnan(rows["holds"]["flop_per_image"])
+    told = "labelled bf16-amp, but 100 % of the FLOP of a step ran in float32"
+    assert told in rows["forgets"]["reason"]
+    for how, why in {"differs": "compiled code differ", "foreign": "does not show"}.items():
+        assert rows[how]["status"] == "ok"
+        assert why in re.findall("labelled_flop_share: ([^;]*)", rows[how]["missing"])[0]
 
 
 def test_steps_that_are_too_long_to_profile_are_left_out() -> None:
