@@ -24,12 +24,13 @@ from bench.answers.report_data import ReportData
 from bench.answers.settings import judge_speeds
 from bench.base.limits import MIN_REPEATS, STEADY
 from bench.base.text import ESTIMATE, capitalize, count, name_first, write_number
-from bench.results.study.axes import find_varying
+from bench.results.study.axes import find_varying, list_naming_axes
 from bench.results.study.effects import EQUAL_MARGIN, Effect, judge_learning
 from bench.results.study.estimate import ENERGY, LOSS, MEMORY_METRIC, TIME
+from bench.results.study.pairs import find_changes
 from bench.results.study.quantities import Metric
 from bench.results.verdict import Verdict
-from bench.schema.axis import name_axis
+from bench.schema.axis import DYNAMICS, name_axis
 
 _MIXED = "mixed"  # the verdict on a change that makes some cases faster and others not
 
@@ -93,23 +94,24 @@ PREPARING = ("compile", "cudnn_benchmark", "cuda_graphs")
 
 def _tell_break_even(found: ReportData) -> Iterator[str]:
     """Yield a sentence for each of `PREPARING` that starts later and is shown to make epochs
-    shorter: after how many it has paid off, in each pair of cases that differ in it alone. A
-    command starts anew for each of its runs, and what it prepares then is not known."""
-    by_cell = {result.cell: result for result in found.results}
+    shorter: after how many it has paid off, in each pair of cases that differ in it alone, compiled
+    ones of each ``--dynamic``. A command starts anew for each of its runs, and what it prepares
+    then is not known."""
+    known = [result for result in found.results if result.trusted and result.command is None]
+    by_cell = {result.cell: result for result in known}
     switched = [
-        (effect, by_cell[off], by_cell[on])
-        for effect in found.effects
-        if effect.axis in PREPARING and effect.before == "off"
-        for off, on in effect.pairs
-    ]
-    switched = [
-        (effect, off, on)
-        for effect, off, on in switched
-        if off.trusted and on.trusted and on.command is None
+        (change, by_cell[off], by_cell[on])
+        for axis in PREPARING
+        for shapes in (DYNAMICS if axis == "compile" else [""])
+        for change in find_changes(
+            axis, [r for r in known if not shapes or r.compile == "off" or r.dynamic == shapes]
+        )
+        if change.before == "off"
+        for off, on in (pair.cells for pair in change.pairs)
     ]
     speeds = judge_speeds([(on, off) for _, off, on in switched])
     by_switch: dict[str, list[str]] = {}
-    for (effect, off, on), speed in zip(switched, speeds, strict=True):
+    for (change, off, on), speed in zip(switched, speeds, strict=True):
         extra, low, high = on.start_time_s - off.start_time_s, speed.low, speed.high
         if speed.invert().judge(STEADY) is not Verdict.LOWER or not low or low <= 1 or not high:
             continue
@@ -119,8 +121,8 @@ def _tell_break_even(found: ReportData) -> Iterator[str]:
         least, most = (math.ceil(extra / (on.epoch_time_s * (end - 1))) for end in (high, low))
         epochs = f"{least:,} to {most:,} epochs" if least < most else count(most, "epoch")
         mark, saved = mark_part(off, on), write_number(off.epoch_time_s - on.epoch_time_s)
-        case = name_case(on, [axis for axis in found.varying if axis != effect.axis])
-        by_switch.setdefault(f"{name_axis(effect.axis)} {effect.after}", []).append(
+        case = name_case(on, [n for n in list_naming_axes(found.varying) if n != change.axis])
+        by_switch.setdefault(f"{name_axis(change.axis)} {change.after}", []).append(
             f"in {case} it takes {write_number(extra)} s longer to start and saves {mark}{saved} s "
             f"an epoch, so that it pays off after {mark}{epochs}"
         )
