@@ -1,5 +1,6 @@
-"""Measure a user's own command: its wall time, and its steps, which it tells
-(`bench.workers.script`), or which are seen by torch's optimizers (`bench.workers.hook`)."""
+"""Measure a user's own command: its wall time, and its steps, as `bench.workers.reports` has them,
+which it tells (`bench.workers.script`), or which are seen by torch's optimizers
+(`bench.workers.hook`)."""
 
 from __future__ import annotations
 
@@ -12,10 +13,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice, starmap
 from pathlib import Path
@@ -46,9 +46,9 @@ from bench.base.processes import (
 from bench.base.text import count, name_first
 from bench.networks.workloads import OWN
 from bench.profile.timeline import Timeline
-from bench.schema.case import Case, fill_command, knows_epochs, supposes_items
+from bench.schema.case import Case, fill_command, knows_epochs
 from bench.schema.command import ITEMS, OUT, list_named, list_places, split_command
-from bench.schema.record import MEASURED, EpochRow, Outcome, RankRow, Status, Step
+from bench.schema.record import MEASURED, Outcome, RankRow, Status, Step
 from bench.schema.work import Label, Work, WorkKind
 from bench.training.counting import COMPILED, join_work
 from bench.training.labels import judge_parts
@@ -66,6 +66,7 @@ from bench.workers.measurement import (
     describe_profile,
     hold_to_label,
 )
+from bench.workers.reports import Reports, TakenStep, average, find_usual, list_reported
 from bench.workers.script import FILE, LIMIT, LOST, PROFILE, SAMPLED, SEES, name_trace
 
 _LOST = re.compile(re.escape(LOST.encode()) + rb": ([^\n]+)\n")
@@ -84,50 +85,27 @@ _OTHERS_S = 30.0
 _UNLIMITED = 40  # steps that warm-up supposes will be measured, if the command decides
 
 
-@dataclass
-class _Taken:
-    """A step that a script told of, by ``number`` from 0; ``time_s`` is None for its first one."""
-
-    number: int
-    moment: float
-    time_s: float | None
-    items: int
-    loss: float | None
-
-
 class _Run:
-    """The running command, and what it has told: ``follow`` yields its steps, ``clock_s`` is the
-    time of those that were taken."""
+    """The running command: its process, what it started, its output and files. ``follow`` yields
+    the steps that it ``reports``, ``clock_s`` is the time of those that were taken."""
 
     def __init__(self, job: Job, folder: Path, channel: Channel) -> None:
         self._job, self.case, self.trace, self._channel = job, job.case, job.trace, channel
         case = job.case
-        self._path, self._read = folder / "steps", 0
+        self.reports = Reports(case, folder / "steps")
         self.report = channel.reporter("warmup", 0, self.read_memory)
-        self.steps: list[_Taken] = []
-        self.epochs: dict[int, dict[str, float]] = {}  # what was found after as many steps
-        self.ended_after: int | None = None  # epochs, where it was judged and is to end
-        self.work: dict[str, Any] = {}
-        self.profiled: dict[str, Any] = {}
         self._asked = folder / "profile"
-        self.memory: dict[str, Any] = {}
         self._happened: dict[str, Any] = {}
-        self.who: dict[str, Any] = {}  # the process that tells them
         self.left: dict[int, str] = {}  # what it started, and what still ran when it had ended
         self.lost = ""  # why it tells no more
         self.later_s = 0.0  # how much later than itself what it started ended
-        self._seen = 1  # processes that told steps, or would have
-        self.cards: dict[str, None] = {}  # on which it trained
         self.uncaught: Uncaught | None = None  # what ended it, of errors in Python
-        self.own = True  # whether it calls bench.step
-        self.counted = True  # whether it is known how many items each of its steps has
         self.clock_s, self.follow = 0.0, self._follow()
-        self._new, self._began_anew = deque[_Taken](), False
         command, out = fill_command(case, str(job.outputs or OUT)), job.outputs
         variables, words = split_command(command)
         if out and OUT in list_places(str(case.command)):
             out.mkdir(parents=True, exist_ok=True)
-        environment = {**os.environ, **variables, FILE: str(self._path)}
+        environment = {**os.environ, **variables, FILE: str(folder / "steps")}
         if case.profile:
             environment[PROFILE] = str(self._asked)
         self._listing, self.named = folder / "files", list_named(command)
@@ -174,69 +152,18 @@ class _Run:
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
 
-    def count(self, steps: Sequence[_Taken]) -> int:
-        """Return the items of steps, or their number if it does not say."""
-        if not self.counted:
-            return len(steps)
-        return self.processes * sum(step.items for step in steps)
-
-    @property
-    def processes(self) -> int:
-        """How many processes took items of their own: as many as torch knows of, or of those that a
-        variable names the ones that have told steps."""
-        number: int = self.who.get("processes", 1)
-        return number if self.who.get("known") else min(number, self._seen)
-
-    def _update(self) -> None:
-        """Read what it has told since the last time."""
-        with suppress(FileNotFoundError), self._path.open("rb") as file:
-            file.seek(self._read)
-            data = file.read()
-            whole = data[: data.rfind(b"\n") + 1]
-            self._read += len(whole)
-            for line in whole.splitlines():
-                self._take(*json.loads(line))
-
-    def _take(self, kind: str, *values: Any) -> None:
-        if self.ended_after is not None and kind in ("step", "epoch"):
-            return  # it went on until it heard of its end
-        if kind == "step":
-            moment, time_s, items, loss = values
-            items = items or self.case.items or (None if self.own else self.supposed)
-            self.counted &= items is not None
-            self.steps.append(_Taken(len(self.steps), moment, time_s, items or 1, loss))
-            self._new.append(self.steps[-1])
-        elif kind == "own":
-            self.own = self.counted = self._began_anew = True
-            self.steps.clear()
-            self.epochs.clear()
-            self._new.clear()
-        elif kind == "memory":
-            self.memory |= values[0]
-        elif kind == "work":
-            (self.work,) = values
-        elif kind == "profile":
-            (self.profiled,) = values
-        elif kind == "who":
-            self.who |= values[0]
-            self.own = bool(self.who.get("own", self.own))
-            self.cards |= dict.fromkeys(filter(None, [values[0].get("card")]))
-        elif self.steps:
-            known = {name: value for name, value in values[0].items() if value is not None}
-            self.epochs.setdefault(len(self.steps), {}).update(known)
-
-    def _follow(self) -> Iterator[_Taken]:
-        ended = False
-        while self._new or not ended:
-            if not self._new:
+    def _follow(self) -> Iterator[TakenStep]:
+        reports, ended = self.reports, False
+        while reports.new or not ended:
+            if not reports.new:
                 ended = self._ended.wait(_POLL_S)
-                self._update()
-            if self._began_anew:
-                self._began_anew, self.follow = False, self._follow()
+                reports.update()
+            if reports.began_anew:
+                reports.began_anew, self.follow = False, self._follow()
                 raise _BeganAnewError
-            if self._new:
-                step = self._new.popleft()
-                if self._job.judged and step.number in self.epochs and self._judge(step.number):
+            if reports.new:
+                step = reports.new.popleft()
+                if self._job.judged and step.number in reports.epochs and self._judge(step.number):
                     return
                 self.clock_s += max(step.time_s or 0.0, _LEAST_S)
                 self.report(step.number, step)
@@ -246,37 +173,37 @@ class _Run:
         """Return whether it is to end with the epoch that so many steps ended, of which all is told
         once another step is. One whose loss is no longer a number is, and the last one ends by
         itself."""
-        epochs, case = {n: one for n, one in self.epochs.items() if n <= steps}, self.case
+        reports, case = self.reports, self.case
+        epochs = {n: one for n, one in reports.epochs.items() if n <= steps}
         if knows_epochs(case) and len(epochs) >= case.epochs:
             return False
-        row = _list_epochs(self.steps, epochs)[-1]
-        sound = all(math.isfinite(step.loss or 0.0) for step in self.steps[:steps])
+        row = list_reported(reports.steps, epochs)[-1]
+        sound = all(math.isfinite(step.loss or 0.0) for step in reports.steps[:steps])
         if sound and self._channel.ask(EpochEnded(row)) != END:
             return False
-        self.ended_after, self.epochs = len(epochs), epochs
-        del self.steps[steps:]
-        self._new.clear()
+        reports.end_after(steps)
         return True
 
     def profile(self, steps: int, limit_s: float) -> Path | None:
         """Have it profile as many of its next steps, within a time. Return the trace; None, and
-        ``profiled`` says why, if there is none."""
-        new = self._asked.with_suffix(".new")
+        ``reports.profiled`` says why, if there is none."""
+        reports, new = self.reports, self._asked.with_suffix(".new")
         new.write_text(str(steps))
         new.replace(self._asked)
         until, ended = time.monotonic() + limit_s, False
-        while not self.profiled and not ended and time.monotonic() < until:
+        while not reports.profiled and not ended and time.monotonic() < until:
             ended = self._ended.wait(_POLL_S)
-            self._update()
-        if not self.profiled:
+            reports.update()
+        if not reports.profiled:
             what = "the command ended" if ended else f"{limit_s:,.0f} s passed"
-            self.profiled = {"failure": f"{what} before {count(steps + 1, 'more step')} did"}
-        return None if "failure" in self.profiled else name_trace(self._asked)
+            reports.profiled = {"failure": f"{what} before {count(steps + 1, 'more step')} did"}
+        return None if "failure" in reports.profiled else name_trace(self._asked)
 
     def list_others(self) -> list[Path]:
         """Return the traces of the processes that train with the one that told of its own; empty if
         not all have written one in time, such as those on other machines."""
-        traces = [name_trace(self._asked, rank) for rank in range(1, self.profiled["processes"])]
+        ranks = range(1, self.reports.profiled["processes"])
+        traces = [name_trace(self._asked, rank) for rank in ranks]
         until, ended = time.monotonic() + _OTHERS_S, False
         while not (there := all(map(Path.exists, traces))) and not ended:
             ended = self._ended.wait(_POLL_S) or time.monotonic() > until
@@ -286,11 +213,6 @@ class _Run:
         with suppress(OSError):  # it has ended
             return read_held_memory(self._process.pid)
         return 0
-
-    @property
-    def supposed(self) -> int | None:
-        """How many items a step that was seen is taken to be of: its batch size."""
-        return self.case.batch_size if supposes_items(self.case) else None
 
     def explain_none(self) -> str:
         """Return why no steps were seen, once it has ended."""
@@ -342,10 +264,7 @@ class _Run:
                 os.kill(pid, signal.SIGKILL)
         self._ended.wait()
         self._copier.join(_GRACE_S)
-        self._update()
-        names = [one.read_text() for one in self._path.parent.glob(f"{self._path.name}.*")]
-        self._seen = max(1, len(names))
-        self.cards |= dict.fromkeys(filter(None, names))
+        self.reports.close()
         code = self._process.returncode
         return 128 - code if code > 128 else code  # a shell says so of what it ran
 
@@ -383,11 +302,11 @@ def measure_command(given: Job, channel: Channel) -> Outcome:
         stopped = case.steps is not None and len(measured) >= case.steps
         channel.enter("evaluation")
         timeline = _profile(found, run, measured, channel) if case.profile else None
-        code = run.close(stopped or run.ended_after is not None)
-        found.seen, found.cards = run.see_files(), [*run.cards]
+        code = run.close(stopped or run.reports.ended_after is not None)
+        found.seen, found.cards = run.see_files(), [*run.reports.cards]
     if stopped:
         found.note(f"ended after {count(len(measured), 'measured step')}, as --steps asks")
-    elif run.ended_after is None:
+    elif run.reports.ended_after is None:
         _describe_end(found, run, code, case)
     _describe(found, case, run, warm, measured)
     if case.memory_limit and not run.limited and found.status in MEASURED:
@@ -401,7 +320,7 @@ def measure_command(given: Job, channel: Channel) -> Outcome:
     return found
 
 
-def _take_steps(case: Case, run: _Run, channel: Channel) -> tuple[Warmup | None, list[_Taken]]:
+def _take_steps(case: Case, run: _Run, channel: Channel) -> tuple[Warmup | None, list[TakenStep]]:
     """Return the warm-up of a command, None if it takes too few steps to be steady, and the steps
     to measure: as many as it is to take, or all. Raises _BeganAnewError."""
     channel.enter("warmup")
@@ -420,7 +339,7 @@ def _take_steps(case: Case, run: _Run, channel: Channel) -> tuple[Warmup | None,
 
 
 def _profile(
-    found: Outcome, run: _Run, measured: Sequence[_Taken], channel: Channel
+    found: Outcome, run: _Run, measured: Sequence[TakenStep], channel: Channel
 ) -> Timeline | None:
     """Profile steps after the measured ones; None, and ``found`` says why, if that fails."""
     with found.leave_out_on_error(*PROFILE_COLUMNS):
@@ -437,8 +356,8 @@ def _profile(
         channel.send(WorkBegun("profiling"))
         trace = run.profile(steps, _STARTS_S + _SLOWER * needed_s)
         if trace is None:
-            raise UsageError(f"no steps were profiled: {run.profiled['failure']}")
-        if (device := run.profiled["device"]) != case.device:
+            raise UsageError(f"no steps were profiled: {run.reports.profiled['failure']}")
+        if (device := run.reports.profiled["device"]) != case.device:
             raise UsageError(f"the steps ran on {device}, and the case is of {case.device}")
         timeline = read_profile(trace, steps, device, run.trace)
         with suppress(ValueError):  # of another process
@@ -465,7 +384,7 @@ def _describe_end(found: Outcome, run: _Run, code: int, case: Case) -> None:
     """Say how a command ended that was left to end by itself."""
     fault = find_fault(code, run.recent.decode(errors="replace"), case, run.uncaught)
     if fault is not None:
-        after = f"; after {count(len(run.steps), 'step')}" if run.steps else ""
+        after = f"; after {count(len(run.reports.steps), 'step')}" if run.reports.steps else ""
         found.status, found.reason = fault.status, fault.reason + after
         found.transient = fault.transient
     elif run.later_s and not run.left:
@@ -473,7 +392,7 @@ def _describe_end(found: Outcome, run: _Run, code: int, case: Case) -> None:
     elif run.left:
         names = name_first([f"{name}, pid {pid}" for pid, name in run.left.items()], 3, "; ")
         one = count(len(run.left), "process")
-        if run.who.get("pid") in (None, *run.left):
+        if run.reports.who.get("pid") in (None, *run.left):
             found.status, found.reason = conclude(
                 found.measurement,
                 f"it left {one} running ({names}), so that its time is not that of all its work: "
@@ -487,10 +406,12 @@ _OF_STEPS = ("warmup_steps", "warmup_time_s", "measured_steps", "step_time_media
 
 
 def _describe(
-    found: Outcome, case: Case, run: _Run, warm: Warmup | None, measured: Sequence[_Taken]
+    found: Outcome, case: Case, run: _Run, warm: Warmup | None, measured: Sequence[TakenStep]
 ) -> None:
-    m, steps = found.measurement, run.steps
-    m.truncated_after, found.epochs = run.ended_after, _list_epochs(steps, run.epochs)
+    m, reports = found.measurement, run.reports
+    steps = reports.steps
+    m.truncated_after = reports.ended_after
+    found.epochs = list_reported(steps, reports.epochs)
     if found.epochs:
         m.test_loss, m.test_accuracy = found.epochs[-1].test_loss, found.epochs[-1].test_accuracy
     if run.lost and steps:
@@ -506,20 +427,22 @@ def _describe(
             m.epoch_time_s, m.images_per_s = run.ended_s, 1 / run.ended_s
         found.leave_out(run.lost or run.explain_none(), *_OF_STEPS, "labelled_flop_share")
         return
-    _describe_seen(found, run)
+    _describe_seen(found, reports, case)
     times = [step.time_s or 0.0 for step in measured]
     m.setup_time_s = steps[0].moment - run.began
-    _describe_memory(found, run)
+    _describe_memory(found, reports)
     if warm:
         m.warmup_steps, m.warmup_time_s = warm.steps, warm.time_s
         m.warmup_steady = warm.steady
-    found.unit = "items" if run.counted else "updates" if run.who.get("in_turn") else "steps"
-    whole = steps[: next(iter(run.epochs), 0)]
-    found.epoch_items = run.count(whole) or ITEMS
-    m.measured_steps, m.measured_images = len(measured), run.count(measured)
+    found.unit = (
+        "items" if reports.counted else "updates" if reports.who.get("in_turn") else "steps"
+    )
+    whole = steps[: next(iter(reports.epochs), 0)]
+    found.epoch_items = reports.count(whole) or ITEMS
+    m.measured_steps, m.measured_images = len(measured), reports.count(measured)
     m.measured_time_s, m.steps_per_epoch = sum(times), len(whole) or None
-    if run.counted:
-        m.step_items = _find_usual(steps[: measured[-1].number + 1], run.epochs)
+    if reports.counted:
+        m.step_items = find_usual(steps[: measured[-1].number + 1], reports.epochs)
     full_steps = found.epoch_items * len(measured) / m.measured_images
     m.epoch_time_s = m.measured_time_s * full_steps / len(times)
     if full_steps > len(times):
@@ -528,89 +451,61 @@ def _describe(
     describe_steps(m, times)
     if ends := find_ends(times):
         m.step_time_first_s, m.step_time_last_s = ends
-    _describe_losses(found, run, case, measured)
-    _describe_work(found, case, run)
+    _describe_losses(found, reports, case, measured)
+    _describe_work(found, case, reports)
 
 
-def _describe_memory(found: Outcome, run: _Run) -> None:
+def _describe_memory(found: Outcome, reports: Reports) -> None:
     """Say what of its memory is known, of the process that tells its steps."""
-    why = run.memory.pop("failure", "no step of an optimizer of torch's was seen")
-    vars(found.measurement).update(run.memory)
-    found.leave_out(why, *(name for name in PARTS_BYTES if name not in run.memory))
+    why = reports.memory.pop("failure", "no step of an optimizer of torch's was seen")
+    vars(found.measurement).update(reports.memory)
+    found.leave_out(why, *(name for name in PARTS_BYTES if name not in reports.memory))
 
 
-def _describe_seen(found: Outcome, run: _Run) -> None:
+def _describe_seen(found: Outcome, reports: Reports, case: Case) -> None:
     """Say what is not known of steps that the command does not tell of itself."""
-    if run.own:
+    if reports.own:
         return
-    passes, tell = run.who.get("passes", 1), "give --items N, or bench.step(items=…)"
-    if run.who.get("in_turn"):
-        run.counted = False
+    passes, tell = reports.who.get("passes", 1), "give --items N, or bench.step(items=…)"
+    if reports.who.get("in_turn"):
+        reports.counted = False
         found.note("several optimizers step in turn: updates are counted, of any of them")
-    elif passes > 1 and run.counted and not run.case.items:
+    elif passes > 1 and reports.counted and not case.items:
         found.note(
             f"a step has up to {passes} backward passes and is taken to be of one batch; if they "
             f"add up, {tell}"
         )
 
 
-def _find_usual(steps: Sequence[_Taken], ends: Container[int]) -> int | None:
-    """Return the number of items that more than half of some steps have, None if there is none. The
-    last step of an epoch, of which ``ends`` has the number of the next, may have what was left."""
-    items = [step.items for step in steps if step.number + 1 not in ends]
-    items = items or [step.items for step in steps]
-    (number, times), *_ = Counter(items).most_common(1)
-    return number if 2 * times > len(items) else None
-
-
-def _describe_losses(found: Outcome, run: _Run, case: Case, measured: Sequence[_Taken]) -> None:
+def _describe_losses(
+    found: Outcome, reports: Reports, case: Case, measured: Sequence[TakenStep]
+) -> None:
     m, first = found.measurement, measured[0].number
     for step in measured:
         loss = None if step.loss is None else finite(step.loss)
-        found.steps.append(Step(step.number, run.count([step]), loss, None, step.time_s))
-    known = run.steps[: measured[-1].number + 1]
+        found.steps.append(Step(step.number, reports.count([step]), loss, None, step.time_s))
+    known = reports.steps[: measured[-1].number + 1]
     bad = [step.number for step in known if not math.isfinite(step.loss or 0.0)]
     if bad:
         m.first_bad_step = max(0, bad[0] - first)
     # how many steps the warm-up takes is chance, and the loss is to be the same without it
-    m.train_loss = _average(run.steps[: case.steps])
+    m.train_loss = average(reports.steps[: case.steps])
     if found.epochs:
         m.train_loss = found.epochs[-1].train_loss
     if any(step.loss is None for step in measured):
         why = (
-            "the command tells no loss" if run.own else "which number is a step's loss is not known"
+            "the command tells no loss"
+            if reports.own
+            else "which number is a step's loss is not known"
         )
         found.leave_out(f"{why}; give bench.step(loss=…)", "train_loss")
     if found.status is Status.OK:
         found.status, found.reason = conclude(m)
 
 
-def _list_epochs(
-    steps: Sequence[_Taken], epochs: Mapping[int, Mapping[str, float]]
-) -> list[EpochRow]:
-    """Return the epochs that ended after so many steps, with what was found then. Of one of whose
-    steps none has a time it is not known either."""
-    rows, begin = [], 0
-    for number, (end, learnt) in enumerate(epochs.items()):
-        own, begin = steps[begin:end], end
-        times = [step.time_s for step in own if step.time_s is not None]
-        took, loss = sum(times) if times else math.nan, _average(own)
-        row = EpochRow(number, took, loss, None, learnt.get("loss"), learnt.get("accuracy"))
-        rows.append(row)
-    return rows
-
-
-def _average(steps: Sequence[_Taken]) -> float | None:
-    """Return the mean loss over the items of steps; None if it is not finite, or not known."""
-    images = sum(step.items for step in steps)
-    if not images or any(step.loss is None for step in steps):
-        return None
-    return finite(sum(step.items * (step.loss or 0.0) for step in steps) / images)
-
-
-def _describe_work(found: Outcome, case: Case, run: _Run) -> None:
+def _describe_work(found: Outcome, case: Case, reports: Reports) -> None:
     """Count the work of the sampled step, and hold its number formats against the label."""
-    m, sample = found.measurement, run.work
+    m, sample = found.measurement, reports.work
     why = sample.get("failure", "it has no torch, or ended too early to look at a step")
     parts = [*map(_read_rows, sample.get("parts", ()))] if why == COMPILED else []
     if why:
@@ -622,7 +517,7 @@ def _describe_work(found: Outcome, case: Case, run: _Run) -> None:
         parts = [work := _read_rows(sample["work"])]
         found.work = join_work(work, {})
         # counted in one of the processes
-        items = run.count(run.steps[SAMPLED : SAMPLED + 1]) / run.processes
+        items = reports.count(reports.steps[SAMPLED : SAMPLED + 1]) / reports.processes
         m.flop_per_image = sum(one.flop for one in work.values()) / items
         m.step_bytes = round(sum(one.bytes for one in work.values()))
     m.flags = " ".join(f"{name}={value}" for name, value in sample["flags"].items())

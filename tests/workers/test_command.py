@@ -27,10 +27,11 @@ from bench.sweep.options import parse_arguments, plan_cases
 from bench.training.labels import judge_label
 from bench.validate.__main__ import main as validate
 from bench.why import main as explain
-from bench.workers.command import _profile, _Taken
+from bench.workers.command import _profile
 from bench.workers.executors import CaseEvent, Settings
 from bench.workers.executors.subprocess import SubprocessExecutor
 from bench.workers.job import Channel, Job, StepTaken
+from bench.workers.reports import TakenStep
 from tests.frames_for_tests import read_steps, read_work
 from tests.workers_for_tests import gone
 
@@ -447,7 +448,7 @@ def test_the_label_of_what_is_compiled_is_that_of_its_graphs(tmp_path: Path) -> 
 def test_steps_that_are_too_long_to_profile_are_left_out() -> None:
     case = Case(command="python t.py", device="cpu", steps=1, profile=True)
     found, run = Outcome(), SimpleNamespace(case=case)
-    step = _Taken(0, 0.0, 300.0, 1, None)
+    step = TakenStep(0, 0.0, 300.0, 1, None)
     assert _profile(found, run, [step], Channel(None)) is None  # type: ignore[arg-type]
     reason = "to profile 2 steps takes 900 s or more, and 600 s at most are given to it"
     assert found.missing["profiled_steps"] == reason
