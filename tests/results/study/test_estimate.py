@@ -113,6 +113,7 @@ def test_times_are_of_as_many_items_and_memory_is_not_scaled(tmp_path: Path) -> 
     assert time is not None
     assert memory is not None
     assert (time.ratio.value, memory.ratio.value) == pytest.approx((1.0, 0.5))
+    assert (time.ratio.exact, memory.ratio.exact) == (False, True), "bytes repeat"
     # where times say nothing of each other, memory still does
     rows = [*untold(script(), [0.5] * 3), *untold(script(32), [0.6] * 3, peak_device_bytes=9)]
     assert estimate_change(tmp_path / "runs", TIME, "batch_size", rows) == [None]
