@@ -1,11 +1,20 @@
-"""What the site does with a page: links to files outside of docs/ lead to the repository."""
+"""What the site does with a page: links to files outside of docs/ lead to the repository, and what
+the theme would load from elsewhere stands on the page."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
+
+_WORKER = Path(__file__).with_name("worker.js")
 
 
 def on_page_markdown(markdown: str, *, config: Any, **_: Any) -> str:
-    home = f"{config['repo_url']}/blob/main/"
+    home = f"{config['extra']['repository']}/blob/main/"
     return re.sub(r"\]\(\.\./(?=[^)]+\))", f"]({home}", markdown)
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    script = f"<script>{_WORKER.read_text(encoding='utf-8')}</script>"
+    return re.sub(r'<script src="[^"]*/iframe-worker/shim"></script>', lambda _: script, output)

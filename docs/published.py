@@ -1,4 +1,4 @@
-"""The README's table and picture of published figures, made from `results/reference`.
+"""The tables and the picture of published figures, made from `results/reference`.
 
 `python docs/published.py` writes `docs/published-light.svg` and `docs/published-dark.svg`;
 `tests/test_readme.py` holds them and the table against the records.
@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -212,16 +212,30 @@ def find_source(card: Card) -> Source:
     )
 
 
+SHOWN = 256
+"""The batch size of the README's table."""
+
+
+def write_short_table(card: Card) -> str:
+    """The README's table: of this card, at one batch size."""
+    source = replace(find_source(card), batch_sizes=(SHOWN,))
+    return _write_table([source], but=2)  # one GPU at one batch size
+
+
 def write_table(card: Card) -> str:
-    """The README's table, in Markdown: this card above 2019, with what their figures are below."""
-    sources = find_source(card), SOURCES[0]
+    """The whole table, in Markdown: this card above 2019, with what their figures are below."""
+    return _write_table([find_source(card), SOURCES[0]])
+
+
+def _write_table(sources: Sequence[Source], but: int = 0) -> str:
+    """Write it without the first ``but`` columns."""
     heads = [*HEADS]
     bars = [bar for source in sources for bar in read_bars(source)]
     cells = [[*_cells(bar)] for bar in bars]
     # no column of what no source has, as accuracy until a whole epoch was evaluated
-    kept = [i for i in range(len(heads)) if any(row[i] != "–" for row in cells)]
+    kept = [i for i in range(but, len(heads)) if any(row[i] != "–" for row in cells)]
     lines = [" | ".join(["", *(heads[i] for i in kept), ""]).strip()]
-    lines.append(f"|:---|---:|:---|{'---:|' * (len(kept) - 3)}")
+    lines.append("|" + "".join(":---|" if heads[i] in TEXTS else "---:|" for i in kept))
     lines += [" | ".join(["", *(row[i] for i in kept), ""]).strip() for row in cells]
     lines.append("")
     lines += [f"- {source.describe(source.read())}; memory {source.memory}." for source in sources]
@@ -229,6 +243,9 @@ def write_table(card: Card) -> str:
         lines.append("- ?: a time with a warning, which the report has.")
     return "\n".join(lines) + "\n"
 
+
+TEXTS = ("GPU", "precision")
+"""Heads of columns that are no numbers."""
 
 HEADS = (
     *("GPU", "batch size", "precision", "one epoch", "images/s"),

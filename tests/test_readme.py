@@ -24,6 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import pandas as pd
 import pytest
@@ -64,6 +65,7 @@ COMMANDS = list(
 WHY_SWEEP = "cpu-profiles-20261122"  # with profiles; what the commands of docs/why.md read
 ADVICE = ROOT / "results" / "advice-epyc-20261129"  # what bench.advise measured, and said
 SEARCH = ROOT / "results" / "search-epyc-20261129"  # of the script of docs/own-script.md
+SCRIPT = ROOT / "results" / "script-epyc-20261129"
 CARD_BATCH = "batch_size=512"  # the example of docs/why.md
 PICTURE, FIGURE = "Images per second by batch size, per precision", "images-per-s.png"
 
@@ -97,7 +99,7 @@ def write_source() -> str:
     """Say what the table above it is of."""
     card = published.find_card(ROOT / "results")
     images = "real CIFAR-10" if card.identity["dataset"] == "cifar10" else "synthetic images"
-    folder = f"results/{card.folder.name}"
+    folder = f"../results/{card.folder.name}"
     text = (
         f"Each row is of one epoch of DPN-92: on {card.identity['gpu']} with {images}, on "
         f"{card.started_at[:10]} ([report]({folder}/report.html), "
@@ -149,8 +151,28 @@ def quote_report() -> str:
     return quote(answer["sentences"])
 
 
+def quote_first() -> str:
+    """The sentence that a report begins with."""
+    (answer,) = ask("report", card=published.find_card(ROOT / "results").folder)["answers"]
+    return quote(answer["sentences"][:1])
+
+
 def write_table() -> str:
     return f"\n{published.write_table(published.find_card(ROOT / 'results'))}"
+
+
+def write_short_table() -> str:
+    return f"\n{published.write_short_table(published.find_card(ROOT / 'results'))}"
+
+
+def write_script() -> str:
+    """The command that measured a script, and the first lines of what it said."""
+    command = read_config(SCRIPT)["command"].replace(f"results/{SCRIPT.name}", "results/script")
+    with redirect_stdout(io.StringIO()) as printed, patch.dict(os.environ, {"COLUMNS": "100"}):
+        assert report([str(SCRIPT)]) == 0
+    lines = printed.getvalue().splitlines()
+    shown = lines[: lines.index("", len(lines) // 2)]
+    return f"\n```sh\n{command}\n```\n\n```text\n" + "\n".join(shown) + "\n```\n"
 
 
 def write_causes() -> str:
@@ -211,8 +233,8 @@ def quote_advice() -> str:
     answer = (ADVICE / "answer.txt").read_text().splitlines()
     source = (
         f"{len(rows)} runs in {find_minutes(rows)} minutes on {row['cpu']}, torch {row['torch']}, "
-        f"CIFAR-10, {row['started_at'][:10]} ([records](results/{ADVICE.name}/records.csv)); times "
-        f"are of up to {100 * rows['fraction'].max():g} % of an epoch."
+        f"CIFAR-10, {row['started_at'][:10]} ([records](../results/{ADVICE.name}/records.csv)); "
+        f"times are of up to {100 * rows['fraction'].max():g} % of an epoch."
     )
     lines = [line for line in answer if "python -m" not in line and not line.endswith(":")]
     return f"{quote(lines)}\n{fill(source)}\n"
@@ -237,11 +259,14 @@ def find_minutes(rows: pd.DataFrame) -> int:
 
 
 PARTS = {
-    "answer": (README, quote_report),
-    "source": (README, write_source),
-    "table": (README, write_table),
+    "script": (README, write_script),
+    "answer": (README, quote_first),
+    "table": (README, write_short_table),
     "picture": (README, write_picture),
-    "advice": (README, quote_advice),
+    "all": (DOCS / "published.md", write_table),
+    "source": (DOCS / "published.md", write_source),
+    "whole": (DOCS / "published.md", quote_report),
+    "advice": (DOCS / "own-model.md", quote_advice),
     "causes": (DOCS / "why.md", write_causes),
     "why": (DOCS / "why.md", quote_why),
     "search": (DOCS / "own-script.md", quote_search),
@@ -335,6 +360,7 @@ def put_flags(command: str, flags: str) -> str:
 
 
 def stand_in(command: str) -> str:
+    command = re.sub(r"^precision-bench (\w+)", r"python -m bench.\1", command)
     for start, other in STAND_INS.items():
         if command.startswith(start):
             return other
@@ -453,18 +479,32 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_first_screen_has_what_a_reader_wants_first() -> None:
-    """One command, the reader's own network with an answer, and a table with its baseline."""
-    screen = "\n".join(README.read_text().splitlines()[:40])
-    wanted = ["make sweep", "--model your_package", "<!-- answer -->", "| GPU |"]
+    """The reader's own script with an answer, an own network, and a table with its baseline."""
+    screen = "\n".join(README.read_text().splitlines()[:60])
+    wanted = [
+        "pip install",
+        "--command",
+        "```text",
+        "--model your_package",
+        "<!-- answer -->",
+        "| precision |",
+    ]
     places = [screen.find(text) for text in wanted]
     assert -1 not in places
     assert places == sorted(places)
     assert "IEEE fp32" in screen
 
 
+def test_the_front_page_is_read_in_two_minutes() -> None:
+    words = [word for word in README.read_text().split() if re.search(r"\w", word)]
+    assert len(words) <= 700
+
+
 def test_every_page_is_linked_and_every_command_is_on_one() -> None:
-    readme, *others = PAGES
-    assert [page.name for page in others if f"(docs/{page.name})" not in readme.read_text()] == []
+    index = (DOCS / "index.md").read_text()
+    pages = [page.name for page in DOCS.glob("*.md") if page.name != "index.md"]
+    assert [name for name in pages if f"({name})" not in index] == []
+    assert "(docs/index.md)" in README.read_text()
     text = "".join(page.read_text() for page in PAGES)
     names = [name for names in PROGRAMS.values() for name in names]
     missing = [name for name in names if f"python -m bench.{name}" not in text]
