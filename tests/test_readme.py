@@ -170,9 +170,11 @@ def write_script() -> str:
     command = read_config(SCRIPT)["command"].replace(f"results/{SCRIPT.name}", "results/script")
     with redirect_stdout(io.StringIO()) as printed, patch.dict(os.environ, {"COLUMNS": "100"}):
         assert report([str(SCRIPT)]) == 0
-    lines = printed.getvalue().splitlines()
-    shown = lines[: lines.index("", len(lines) // 2)]
-    return f"\n```sh\n{command}\n```\n\n```text\n" + "\n".join(shown) + "\n```\n"
+    said = printed.getvalue().replace(SCRIPT.name, "script")
+    answer, _, rest = said.partition("\nNext: ")
+    table = rest[rest.index("Time of ") :].partition("\n\n")[0]
+    shown = f"{answer}\n…\n\n{table}"
+    return f"\n```sh\n{command}\n```\n\n```text\n{shown}\n```\n"
 
 
 def write_causes() -> str:

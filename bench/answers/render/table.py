@@ -216,6 +216,8 @@ class Wording:
         'Time (s), with --until an epoch'
         >>> Wording(period="run").say_period("Train my_epoch.py --epoch 2: 3 s an epoch.")
         'Train my_epoch.py --epoch 2: 3 s a run.'
+        >>> Wording(period="50 steps").say_period("86 % after 5 epochs, at 3 s an epoch")
+        '86 % after 5 epochs, at 3 s for 50 steps'
         """
         words = {"an epoch": "a run", "epoch": "run", "epochs": "runs"}
         if self.period == MIXED:
@@ -228,9 +230,10 @@ class Wording:
         if self.period == EPOCH:
             return text
         words |= {capitalize(old): capitalize(new) for old, new in words.items()}
-        # a longer one before what it begins with; no part of a name or a flag of the user's
+        # a longer one before what it begins with; no part of a name or a flag of the user's, and no
+        # number of epochs, which is of them whatever times are of
         found = "|".join(sorted(words, key=len, reverse=True))
-        return re.sub(rf"(?<![\w./=-])({found})(?![\w=-]|[./]\w)", lambda m: words[m[1]], text)
+        return re.sub(rf"(?<![\w./=-])(?<!\d )({found})(?![\w=-]|[./]\w)", lambda m: words[m[1]], text)
 
     def say(self, text: str) -> str:
         """Replace images by the units too, in a label, a help or a caption.
