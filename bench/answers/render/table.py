@@ -233,7 +233,8 @@ class Wording:
         # a longer one before what it begins with; no part of a name or a flag of the user's, and no
         # number of epochs, which is of them whatever times are of
         found = "|".join(sorted(words, key=len, reverse=True))
-        return re.sub(rf"(?<![\w./=-])(?<!\d )({found})(?![\w=-]|[./]\w)", lambda m: words[m[1]], text)
+        found = rf"(?<![\w./=-])(?<!\d )({found})(?![\w=-]|[./]\w)"
+        return re.sub(found, lambda m: words[m[1]], text)
 
     def say(self, text: str) -> str:
         """Replace images by the units too, in a label, a help or a caption.
