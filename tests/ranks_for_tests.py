@@ -21,12 +21,17 @@ import torch._dynamo  # the first optimizer would, in each process: as long as t
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-from bench.networks.data.batches import Batches, Divided, Share
+from bench.networks.data.batches import Batches, Divided, MadeBatches, Share
 from bench.networks.workloads import Loss, Workload
 from bench.schema.case import Case, whole_batch
+from bench.training import sharding
+from bench.training.building import build_training
 from bench.training.loop import Training, merge, train_epoch
+from bench.training.memory import measure_parts, watch_gradients
 from bench.training.parallel import GradientExchange, Processes, ProcessGroup, measure_exchange
+from bench.training.sharding import ShardExchange
 from bench.training.timing import StepClock
 
 CPU = torch.device("cpu")
@@ -83,7 +88,11 @@ def train(
 
 
 def _flatten(training: Training) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in training.parameters])
+    return torch.cat([_join(p).detach().flatten() for p in training.parameters])
+
+
+def _join(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _hash(weights: Tensor) -> Any:
@@ -238,6 +247,133 @@ def exposed(group: ProcessGroup) -> dict[str, Any]:
     return {"exposed": found, "same": group.gather(same)}
 
 
+class Blocks(Workload):
+    """A network that repeats blocks, with BatchNorm."""
+
+    samples = 53
+    shape = (3, 8, 8)
+
+    def build_model(self) -> nn.Module:
+        torch.manual_seed(0)
+
+        def block() -> nn.Module:
+            return nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Tanh())
+
+        return nn.Sequential(
+            nn.Conv2d(3, 4, 1),
+            *(block() for _ in range(3)),
+            nn.Flatten(),
+            nn.Linear(256, 10),
+        )
+
+
+def _train_blocks(case: Case, group: ProcessGroup) -> Training:
+    training = build_training(case, Blocks(), CPU)
+    kind = ShardExchange if case.parallel == "fsdp" else GradientExchange
+    training.exchange = kind(training, group)
+    return training
+
+
+SHARDED: tuple[dict[str, Any], ...] = (
+    {},
+    {"optimizer": "adamw"},
+    {"accumulate": 2, "clip_grad": 0.5},
+    {"recompute": "blocks"},
+    {"recompute": "full", "precision": "bf16"},
+    {"freeze": "1", "optimizer": "adamw"},
+    {"compile": "default"},
+    {"precision": "bf16-amp"},
+    {"precision": "bf16"},
+    {"precision": "bf16-pure"},
+    {"precision": "fp16", "loss_scale": "dynamic"},
+    {"precision": "fp16", "loss_scale": 128.0, "clip_grad": 0.5},
+    {"precision": "fp16-amp", "loss_scale": "dynamic", "optimizer": "adamw"},
+    {"grad_compression": "bf16"},
+)
+
+
+def sharded(group: ProcessGroup) -> dict[str, Any]:
+    """The same training with gradients averaged, and with weights sharded: losses, weights, norms,
+    and what a process holds."""
+    found = {}
+    for settings in SHARDED:
+        case = replace(CASE, world_size=group.size, batch_size=8, **settings)
+        runs = {}
+        for parallel in ("ddp", "fsdp"):
+            training = _train_blocks(replace(case, parallel=parallel), group)
+            making = {"micro_batch": -(-8 // case.accumulate), "device": CPU, "seed": 0}
+            batches = Blocks().open_batches(batch_size=whole_batch(case), **making)
+            assert isinstance(batches, MadeBatches)
+            batches.share = Share(group.rank, group.size)
+            clock = StepClock(CPU)
+            with watch_gradients(training.optimizer, training.parameters) as gradients:
+                epoch = train_epoch(training, batches.divide(), clock, lambda index, loss: None)()
+            whole = merge(group.gather(epoch))
+            held = measure_parts([training.optimizer], [training.model])
+            loss, _ = training.evaluate([next(batches.evaluation(16))])
+            weights = _flatten(training)
+            training.reset()
+            runs[parallel] = {
+                "losses": whole.losses,
+                "norms": whole.norms,
+                "tested": loss,
+                "weights": weights,
+                "start": _flatten(training),
+                "held": {**held, "gradients_bytes": gradients[0]},
+                "wire": training.exchange.wire_bytes,  # type: ignore[attr-defined]
+                "gathered": training.exchange.gathered_bytes,  # type: ignore[attr-defined]
+                "notes": (training.sharded, training.recomputes),
+            }
+        found[repr(settings)] = runs
+    return found
+
+
+def sharded_overflow(group: ProcessGroup) -> dict[str, Any]:
+    """A gradient that overflows in the last process alone: all skip the step."""
+    found = {}
+    for settings in ({}, {"clip_grad": 0.5}, {"optimizer": "adamw"}):
+        case = replace(CASE, world_size=group.size, parallel="fsdp", batch_size=8, **settings)
+        case = replace(case, precision="fp16-amp", loss_scale="dynamic")
+        training = _train_blocks(case, group)
+        before, skipped = _flatten(training), []
+        for step in range(3):
+            x, y = Blocks().make_batch(8, CPU, torch.Generator().manual_seed(step))
+            bad = not step and group.rank == group.size - 1
+            batch = Divided(8, iter([(x * (torch.inf if bad else 1), y)]), 8 * group.size)
+            skipped.append(bool(training.step(batch)[2]))
+            if not step:
+                kept = torch.equal(before, _flatten(training))
+        scale = float(training.current_scale())
+        found[repr(settings)] = group.gather((skipped, kept, scale))
+    return found
+
+
+def sharded_exposed(group: ProcessGroup) -> dict[str, Any]:
+    """Every collective takes `SLEEP_S` in which nothing else happens; then all is as it was."""
+    case = replace(CASE, world_size=group.size, parallel="fsdp", batch_size=8)
+    training = _train_blocks(case, group)
+    batches = Blocks().open_batches(batch_size=whole_batch(case), micro_batch=8, device=CPU, seed=0)
+    assert isinstance(batches, MadeBatches)
+    batches.share = Share(group.rank, group.size)
+    for batch in batches.divide(0, steps=2):
+        training.step(batch)
+    weights, real = _flatten(training), sharding._REDUCE
+
+    def slow(*given: Any, **about: Any) -> Any:
+        time.sleep(SLEEP_S)
+        return real(*given, **about)
+
+    sharding._REDUCE = slow
+    try:
+        exposed = measure_exchange(training, batches, group, SLEEP_S)
+    finally:
+        sharding._REDUCE = real
+    same = torch.equal(weights, _flatten(training))
+    exchange = training.exchange
+    assert isinstance(exchange, ShardExchange)
+    return {"exposed": exposed, "same": group.gather(same), "buckets": exchange.buckets}
+
+
 SCENARIOS: dict[str, Callable[[ProcessGroup], Any]] = {
     one.__name__: one
     for one in (
@@ -248,11 +384,15 @@ SCENARIOS: dict[str, Callable[[ProcessGroup], Any]] = {
         overflow,
         straggler,
         exposed,
+        sharded,
+        sharded_overflow,
+        sharded_exposed,
     )
 }
 
 
 def run_rank(rank: int, size: int, folder: Path, names: list[str]) -> None:
+    torch.set_num_threads(1)  # more would wait for each other on few cores
     group = Processes(rank, size, str(folder / f"store{size}"), CPU, 120.0)
     found = {name: SCENARIOS[name](group) for name in names}
     group.leave()

@@ -267,6 +267,7 @@ def _tabulate_scaling(found: ReportData) -> Iterator[Sheet]:
         replace(quantity("exposed_s", keep=6), say=write_exposed),
         quantity("exposed_share", keep=6),
         quantity("wire_bytes", keep=6),
+        quantity("gathered_bytes", keep=6),
         quantity("wire_rate", keep=6),
         Column("remarks", "remarks", "what to know before believing the row",
                lambda point: remarks(point.row, SAID_BELOW), wrap=True),

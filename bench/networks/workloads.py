@@ -155,8 +155,8 @@ class Workload:
     """Number of classes of the default `make_batch` and `compute_loss`."""
 
     blocks = ""
-    """Names of what ``--recompute blocks`` computes again, such as ``layers.*``, comma-separated;
-    by default the blocks that the network repeats in a list."""
+    """Names of what ``--recompute blocks`` computes again, and ``--parallel fsdp`` shards, such as
+    ``layers.*``, comma-separated; by default the blocks that the network repeats in a list."""
 
     def build_model(self) -> nn.Module:
         """Build the network, on the CPU in float32."""

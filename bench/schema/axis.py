@@ -139,6 +139,9 @@ RECOMPUTES = {
 PARALLELS = {
     "none": "one GPU",
     "ddp": "a process per GPU, gradients averaged by torch's DistributedDataParallel",
+    "fsdp": "a process per GPU, each with a share of weights, gradients and optimizer state "
+    "(torch's fully_shard)",
+    "dp": "one process for all GPUs, the first of which gathers all outputs: torch's DataParallel",
 }
 """How several GPUs train one network."""
 

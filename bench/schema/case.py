@@ -208,8 +208,8 @@ class Case:
         "GPUs (on a CPU, processes) that train together; --batch-size is that of each",
         affects=(LEARNING, FIT, PROOF, WORK, FIRST), decided_by="parallel")
     grad_compression: str = describe_axis("none", one_of(GRAD_COMPRESSIONS),
-        "with --parallel ddp, the number format in which gradients are exchanged (default: their "
-        "own)", affects=(FIT, PROOF, WORK, RECIPE), from_default=True, decided_by="parallel")
+        "with --parallel ddp or fsdp, the number format in which gradients are exchanged (default: "
+        "their own)", affects=(FIT, PROOF, WORK, RECIPE), from_default=True, decided_by="parallel")
     sync_bn: bool = describe_axis(False, parse_switch,
         "with --parallel ddp, BatchNorm over the batches of all GPUs",
         affects=(FIT, PROOF, WORK, FIRST, RECIPE), decided_by="parallel")
@@ -232,6 +232,11 @@ class Case:
     def any_shape(self) -> bool | None:
         """Return what torch.compile takes as its ``dynamic``."""
         return {"off": False, "on": True}.get(self.dynamic)
+
+    @property
+    def grouped(self) -> bool:
+        """Return whether a group of processes trains the network, each on a GPU of its own."""
+        return self.parallel in ("ddp", "fsdp")
 
     @property
     def autotuned(self) -> bool:
@@ -490,6 +495,9 @@ def divide_items(case: Case, items: int) -> list[int]:
     >>> divide_items(Case(parallel="ddp", world_size=4), 5)
     [2, 1, 1, 1]
     """
+    if case.parallel == "dp":  # as torch.chunk
+        size = -(-items // case.world_size)
+        return [min(size, max(0, items - i * size)) for i in range(case.world_size)]
     shares = (Share(rank, case.world_size) for rank in range(case.world_size))
     return [len(share.cut(range(items))) for share in shares]
 

@@ -241,6 +241,8 @@ class Measurement:
     wire_bytes: int | None = quantity(
         "gradients that each process hands over to be averaged, of a step")
     buckets: int | None = quantity("parts that the gradients are exchanged in")
+    gathered_bytes: int | None = quantity(
+        "weights that each process gathers in a step, with --parallel fsdp")
     sync_step_s: float | None = quantity(
         "median step of blocks after the epoch, gradients exchanged")
     no_sync_step_s: float | None = quantity(

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from bench.base.errors import UsageError
+from bench.base.text import count
 from bench.networks.data import SYNTHETIC
 from bench.networks.models import LENGTHS
 from bench.networks.workloads import COMMAND, IMAGES, OWN
@@ -80,6 +81,10 @@ _APPLY: tuple[tuple[Callable[[Case], bool], Lack], ...] = (
     (
         lambda case: case.parallel != "none",
         (FOLLOWS["parallel"], "it is of training on several GPUs", "--parallel ddp"),
+    ),
+    (
+        lambda case: case.grouped,
+        (("grad_compression", "sync_bn"), "it is of a process per GPU", "--parallel ddp"),
     ),
     (
         lambda case: case.command is not None,
@@ -170,16 +175,25 @@ _APEXES, _FLOAT8S = (
 )
 Values = tuple[Value, ...] | None  # None: any but the default
 
+_ONE_NETWORK = ("accumulate", "compile", "memory_limit", "recompute")
+"""Axes of a network that trains whole, which is not copied to other GPUs in each step."""
+
 _APART: tuple[tuple[str, Values, str, Values, str], ...] = (
     ("accumulate", None, "cuda_graphs", (True,), _UNMEASURED),
-    ("until", None, "parallel", ("ddp",), _UNMEASURED),
-    ("checkpoint", None, "parallel", ("ddp",), _UNMEASURED),
+    ("until", None, "parallel", ("ddp", "fsdp"), _UNMEASURED),
+    ("checkpoint", None, "parallel", None, _UNMEASURED),
     ("checkpoint", None, "cuda_graphs", (True,), _UNMEASURED),
-    ("profile", None, "parallel", ("ddp",), _UNMEASURED),
+    ("profile", None, "parallel", None, _UNMEASURED),
     ("profile", None, "cuda_graphs", (True,), _UNMEASURED),
     ("cuda_graphs", None, "compile", OWN_GRAPHS, _UNMEASURED),
     ("cuda_graphs", None, "precision", (*_APEXES, *_FLOAT8S), _UNMEASURED),
     ("parallel", None, "cuda_graphs", (True,), _UNMEASURED),
+    ("parallel", ("dp",), "device", ("cpu",), "cannot be: torch's DataParallel needs GPUs"),
+    *(("parallel", ("dp",), name, None, _UNMEASURED) for name in _ONE_NETWORK),
+    ("parallel", ("fsdp", "dp"), "precision", _FLOAT8S, _UNMEASURED),
+    ("parallel", ("fsdp",), "compile", OWN_GRAPHS, _UNMEASURED),
+    ("parallel", ("fsdp",), "sync_bn", (True,), _UNMEASURED),
+    ("parallel", ("fsdp",), "optimizer", UNFUSED, _UNMEASURED),
     ("recompute", None, "cuda_graphs", (True,), _UNMEASURED),
     ("recompute", None, "precision", _APEXES, _UNMEASURED),
     ("recompute", None, "sync_bn", (True,), _UNMEASURED),
@@ -290,10 +304,27 @@ def check_batches(case: Case, train_images: int, batchnorm: bool = True) -> None
         raise UsageError(
             f"{batch} is above the dataset's {train_images} {item}s; use at most {most}"
         )
+    if why := _find_apart(case, train_images):
+        raise UsageError(f"{batch} leaves {why}; give another")
     if batchnorm and (why := _find_uneven(case, train_images)):
         raise UsageError(f"{batch} leaves {why}; give another")
     steps = math.ceil(train_images / whole_batch(case))
     count_warmup_steps(case.lr_warmup, case.epochs * steps)
+
+
+def _find_apart(case: Case, train_images: int) -> str:
+    """Return which batch some processes compute in other steps than others, where each waits for
+    all in the forward pass too: at each SyncBatchNorm, or block of sharded weights. Else empty."""
+    flag = "--sync-bn" if case.sync_bn else "--parallel fsdp"
+    last = divide_items(case, train_images % whole_batch(case))
+    counts = {math.ceil(items / micro_batch(case)) for items in last}
+    if not (case.sync_bn or case.parallel == "fsdp") or len(counts) == 1:
+        return ""
+    item = "image" if case.workload == IMAGES else "item"
+    return (
+        f"a last batch of {count(sum(last), item)}, which not all of them compute in as many "
+        f"micro-batches, and {flag} needs that"
+    )
 
 
 def _find_uneven(case: Case, train_images: int) -> str:
@@ -301,13 +332,6 @@ def _find_uneven(case: Case, train_images: int) -> str:
     item = "image" if case.workload == IMAGES else "item"
     last, size = divide_items(case, train_images % whole_batch(case)), micro_batch(case)
     if case.sync_bn and case.world_size > 1:
-        # each SyncBatchNorm waits for the same layer on all other GPUs
-        counts = {math.ceil(items / size) for items in last}
-        if any(last) and (0 in last or len(counts) > 1):
-            return (
-                f"a last batch of {sum(last)} {item}s, which not all of them compute in as many "
-                "micro-batches, and --sync-bn needs that"
-            )
         return ""
     for items, what in ((case.batch_size, "batch"), *((items, "last batch") for items in last)):
         if items == 1:

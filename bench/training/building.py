@@ -64,6 +64,10 @@ def build_training(
         from bench.training.apex import ApexTraining  # only if needed
 
         kind = ApexTraining
+    if case.parallel == "fsdp":
+        from bench.training.sharding import ShardedTraining  # only if needed
+
+        kind = ShardedTraining
     training = kind(case, model, device, workload)
     training.start_note, training.switched, training.identity = note, switched, identity
     return training

@@ -28,6 +28,7 @@ from bench.training.float8 import Conversion, convert
 from bench.training.formats import autocast, cast
 from bench.training.graphs import Captured, CudaGraph, StepResults
 from bench.training.loss_scale import build_loss_scale, clip
+from bench.training.memory import find_local
 from bench.training.optimizers import build_optimizer, clear_state, copy_to_host, list_special
 from bench.training.recompute import Recompute
 from bench.training.timing import StepClock
@@ -67,6 +68,9 @@ class Training:
 
     start_note = ""
     """A note for the reader on the weights that it starts from."""
+
+    sharded = ""
+    """A note for the reader on how the network is sharded over processes."""
 
     identity: tuple[str, str] | None = None
     """What `bench.training.sources.identify_model` told of a user's network before it was cast or
@@ -313,7 +317,7 @@ class Training:
                 master.grad = torch.empty_like(master)
         moving = [[pair for pair in group if pair[1].grad is not None] for group in self._copied]
         for pairs in filter(None, moving):
-            torch._foreach_copy_([m.grad for m, _ in pairs], [w.grad for _, w in pairs])  # type: ignore[misc]
+            _copy([m.grad for m, _ in pairs], [w.grad for _, w in pairs])
             for _, weight in pairs:
                 weight.grad = None  # frees its memory before the optimizer steps
         norm: Tensor | None = None
@@ -326,7 +330,7 @@ class Training:
         watched = self.brings_optimizer or self.case.clip_grad is not None
         overflowed = self.loss_scale.step(self.optimizer, self.masters, look if watched else None)
         for pairs in filter(None, moving):
-            torch._foreach_copy_([w for _, w in pairs], [m for m, _ in pairs])
+            _copy([w for _, w in pairs], [m for m, _ in pairs])
         self.model.zero_grad(set_to_none=True)
         return overflowed, norm
 
@@ -354,6 +358,11 @@ class Training:
             float(torch.stack(losses).sum()) / items,
             None if correct is None else int(correct) / self.workload.count_units(items),
         )
+
+
+def _copy(to: Sequence[Tensor | None], origin: Sequence[Tensor | None]) -> None:
+    # of DTensors, for which torch has no such copy, the parts of this process
+    torch._foreach_copy_([*map(find_local, to)], [*map(find_local, origin)])
 
 
 def list_unsaved(model: nn.Module) -> dict[str, Tensor]:

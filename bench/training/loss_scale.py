@@ -72,7 +72,9 @@ def find_norm(parameters: Sequence[Tensor]) -> Tensor:
     norms: list[Tensor] = []
     for dtype, grads in group_gradients(parameters).items():
         norms += torch._foreach_norm(grads, 2.0, dtype=torch.promote_types(dtype, torch.float))
-    return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+    norm = torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+    whole = getattr(norm, "full_tensor", None)  # of a DTensor, over all processes
+    return whole() if whole else norm
 
 
 def clip(parameters: Sequence[Tensor], most: float) -> Tensor:

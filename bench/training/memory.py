@@ -78,6 +78,12 @@ def _find_device(tensors: Sequence[Tensor]) -> torch.device:
     return next((device for device in devices if device.type != "cpu"), devices[0])
 
 
+def find_local(tensor: Any) -> Any:
+    """Return the part that this process has of a DTensor, which shares its memory; any other tensor
+    as it is."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
 def _list_storages(tensors: Iterable[Any], device: torch.device) -> dict[int, int]:
     """Return the bytes of the storages that tensors have on a device, by their addresses."""
     parts = chain.from_iterable(_list_parts(tensor) for tensor in tensors if tensor is not None)
@@ -88,6 +94,7 @@ def _list_storages(tensors: Iterable[Any], device: torch.device) -> dict[int, in
 
 def _list_parts(tensor: Tensor) -> list[Tensor]:
     """Return what holds a tensor's elements: the part of a DTensor, or codes and scales."""
+    tensor = find_local(tensor)  # a DTensor has a mesh of devices too
     if not is_traceable_wrapper_subclass(tensor):
         return [tensor]
     inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])

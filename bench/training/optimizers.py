@@ -32,6 +32,7 @@ from bench.schema.optimization import (
     scale_lr,
 )
 from bench.training.float8 import import_torchao
+from bench.training.memory import find_local
 
 
 def build_optimizer(
@@ -44,10 +45,10 @@ def build_optimizer(
     """Make the optimizer ``name`` of `OPTIMIZERS` for ``parameters``; by default all are
     ``special``, as `list_special` says of those of a network.
 
-    `OptimizerKind.fused` ones are, but for SGD on half-precision weights on a CPU. If
-    ``capturable``, which only they can be, steps can be captured in a CUDA graph, and the learning
-    rate is a tensor on the weights' device, float32, (). Raises UnsupportedError: torchao is not
-    installed, there is no device to offload from, or no weight is special.
+    `OptimizerKind.fused` ones are, but for SGD on half-precision weights on a CPU and on sharded
+    ones. If ``capturable``, which only they can be, steps can be captured in a CUDA graph, and the
+    learning rate is a tensor on the weights' device, float32, (). Raises UnsupportedError: torchao
+    is not installed, there is no device to offload from, or no weight is special.
     """
     special = parameters if special is None else special
     if name in SPECIAL and not special:
@@ -95,13 +96,16 @@ def clear_state(optimizer: torch.optim.Optimizer) -> None:
     """Set the state of every weight to zero, as it was before the first step, and let the host's
     copies of weights, if any, be those of the network."""
     for state in optimizer.state.values():
-        for name, value in state.items():
+        for name, value in [(name, find_local(value)) for name, value in state.items()]:
             if is_traceable_wrapper_subclass(value):
                 # of what is rounded, the table of the codes' values stays
                 for part in {*value.__tensor_flatten__()[0]} - {"qmap"}:
                     getattr(value, part).zero_()
             else:
-                state[name] = value.zero_() if isinstance(value, Tensor) else type(value)()
+                if isinstance(value, Tensor):
+                    value.zero_()
+                else:
+                    state[name] = type(value)()
     copy_to_host(optimizer)
 
 
@@ -116,6 +120,7 @@ def _build_sgd(parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimizer
     kind = OPTIMIZERS["sgd"]
     # the kernel for a CPU leaves most half-precision weights as they are (pytorch issue 191763)
     loops = any(p.device.type == "cpu" and p.dtype.itemsize < 4 for p in parameters)
+    loops |= any(find_local(p) is not p for p in parameters)  # torch 2.13 has none for DTensors
     optimizer = torch.optim.SGD(
         parameters, lr, kind.momentum, weight_decay=kind.weight_decay, fused=not loops
     )

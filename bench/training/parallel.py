@@ -22,12 +22,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
+from bench.base.errors import UsageError
 from bench.base.limits import find_half_width
 from bench.networks.data.batches import Supply, count_items, repeat
 from bench.networks.workloads import Loss
+from bench.training.formats import autocast
 from bench.training.loop import Exchange, Training
 from bench.training.timing import StepClock, synchronize
 
@@ -97,12 +99,49 @@ class Processes(ProcessGroup):
         dist.destroy_process_group()
 
 
-class GradientExchange(Exchange):
-    """Exchanges the gradients of a training's steps with the other processes.
+class GroupExchange(Exchange):
+    """What the processes of a group exchange in the steps of a training.
 
     A process with n of the N items of a batch weights its mean loss by ``n * size / N``: the mean
     of the gradients over all processes is then the gradient of the mean loss over the batch, also
     if the parts are uneven.
+    """
+
+    buckets = 0
+    """In how many buckets gradients were exchanged in the last step."""
+
+    wire_bytes = 0
+    """Bytes of gradients that this process handed over in the last step."""
+
+    gathered_bytes: int | None = None
+    """Bytes of weights that were gathered in the last step; None if weights are not sharded."""
+
+    exchanging = True
+    """If not, each process trains on its own."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._size = group.size
+
+    def begin(self, batch: Any) -> float:
+        size = count_items(batch)
+        return size * self._size / (getattr(batch, "whole", None) or size)
+
+    def watch(self) -> None:
+        """Start to time how long this process works in each step before it sends gradients."""
+
+    def read_work(self) -> list[float]:
+        """Return the time from start to first gradients sent of each step since `watch`, in s.
+        Synchronise first. Step times do not show which process is slow: all wait for it. Empty
+        where processes wait for each other before that too."""
+        return []
+
+    def end(self) -> None:
+        """Let go of what exchanges; all processes call this."""
+
+
+class GradientExchange(GroupExchange):
+    """Exchanges the gradients of a training's steps with the other processes, by torch's
+    DistributedDataParallel.
 
     Gradients are divided by the number of processes in their own format, then rounded to that of
     ``--grad-compression``, then summed. Dividing after the sum would overflow in float16; dividing
@@ -114,12 +153,8 @@ class GradientExchange(Exchange):
     """
 
     def __init__(self, training: Training, group: ProcessGroup) -> None:
-        # of the last step: in how many buckets gradients were exchanged, and the bytes sent
-        self.buckets: int | None = None
-        self.wire_bytes: int | None = None
-        self.exchanging = True  # if not, each process trains on its own
-        self._size = group.size
-        self._format = _FORMATS[training.case.grad_compression]
+        super().__init__(group)
+        self._format = EXCHANGED[training.case.grad_compression]
         self._device = training.device
         self._parts: DistributedDataParallel | None = DistributedDataParallel(
             _Whole(training.parameters),
@@ -135,8 +170,7 @@ class GradientExchange(Exchange):
     def begin(self, batch: Any) -> float:
         if self.exchanging:
             self._clock.tick()
-        size = count_items(batch)
-        return size * self._size / (getattr(batch, "whole", None) or size)
+        return super().begin(batch)
 
     def run(self, compute: Callable[[], Loss], last: bool) -> Loss:
         assert self._parts is not None
@@ -145,12 +179,9 @@ class GradientExchange(Exchange):
         return found
 
     def watch(self) -> None:
-        """Start to time how long this process works in each step before it sends gradients."""
         self._clock = StepClock(self._device)
 
     def read_work(self) -> list[float]:
-        """Return the time from start to first gradients sent of each step since `watch`, in s.
-        Synchronise first. Step times do not show which process is slow: all wait for it."""
         return self._clock.read()[::2]
 
     def end(self) -> None:
@@ -174,7 +205,7 @@ class GradientExchange(Exchange):
         )
 
 
-_FORMATS = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+EXCHANGED = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class _Whole(nn.Module):
@@ -227,7 +258,7 @@ def measure_exchange(
     The training is restored at the end; its state is kept in host memory meanwhile.
     """
     exchange = training.exchange
-    assert isinstance(exchange, GradientExchange)
+    assert isinstance(exchange, GroupExchange)
     steps = math.ceil(_SECONDS / (2 * _PAIRS * group.gather(step_s)[0]))
     steps = min(max(steps, _FEWEST), _MOST)
     supply = repeat(batches, training.case.epochs)
@@ -237,6 +268,7 @@ def measure_exchange(
     try:
         for exchanging in [True, False, False, True] * (_PAIRS // 2):
             exchange.exchanging = exchanging
+            training.set_lr(0.0)  # the weights of a network that is not whole lead nowhere
             synchronize(training.device)
             group.wait()
             clock = StepClock(training.device)
@@ -251,6 +283,28 @@ def measure_exchange(
         training.restore(before)
     sync, alone = (find_slowest(group.gather(blocks[kind])) for kind in (True, False))
     return Exposed.of(list(zip(sync, alone, strict=True)))
+
+
+def replicate(training: Training, number: int) -> None:
+    """Run the network on the first ``number`` GPUs by torch's DataParallel, in this one process:
+    each step copies the weights to all, and gathers outputs and gradients on the first. Raises
+    UsageError: this process sees fewer."""
+    if (there := torch.cuda.device_count()) < number:
+        raise UsageError(f"--world-size {number}: this process sees {there} GPUs")
+    training.forward = DataParallel(_Cast(training), list(range(number)))
+
+
+class _Cast(nn.Module):
+    """The network with its own autocast: each of DataParallel's threads starts with the default."""
+
+    def __init__(self, training: Training) -> None:
+        super().__init__()
+        self.network = training.model
+        self._precision, self._device = training.precision, training.device
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        with autocast(self._precision, self._device):
+            return self.network(*inputs, **named)
 
 
 def find_slowest(times: Sequence[Sequence[Sequence[float]]]) -> list[float]:

@@ -44,9 +44,7 @@ class Recompute:
         for part in parts:
             norms = [module for module in part.modules() if isinstance(module, _NormBase)]
             part.forward = partial(_run, part.forward, norms)
-        kinds = Counter(type(part).__name__ for part in parts)
-        named = ", ".join(f"{n} {kind}" for kind, n in kinds.items())
-        return f"computed again in the backward pass: {named}" if parts else ""
+        return f"computed again in the backward pass: {count_kinds(parts)}" if parts else ""
 
     def find(self, model: nn.Module) -> list[nn.Module]:
         """Return the parts of ``model`` of which only the inputs are kept: its blocks and, for
@@ -54,7 +52,7 @@ class Recompute:
         its input saves nothing. Raises UsageError: it has none, or BatchNorm that was scripted."""
         if self.setting not in ("blocks", "full"):
             return []
-        parts = self._find_named(model) if self.blocks else find_blocks(model)
+        parts = list_blocks(model, self.blocks)
         if self.setting == "full":
             parts = [*_list_parts(model, {*parts})]
         if not parts:
@@ -69,16 +67,34 @@ class Recompute:
             )
         return parts
 
-    def _find_named(self, model: nn.Module) -> list[nn.Module]:
-        patterns = self.blocks.split(",")
-        named = [
-            module
-            for name, module in model.named_modules()
-            if any(fnmatchcase(name, pattern.strip()) for pattern in patterns)
-        ]
-        if not named:
-            raise UsageError(f"--recompute {self.setting}: no part is named {self.blocks!r}")
-        return _keep_outermost(named)
+
+def count_kinds(parts: Sequence[nn.Module]) -> str:
+    """Say how many parts there are of each class."""
+    kinds = Counter(_find_kind(part).__name__ for part in parts)
+    return ", ".join(f"{n} {kind}" for kind, n in kinds.items())
+
+
+def _find_kind(module: nn.Module) -> type[nn.Module]:
+    """Return the class of a module, of which torch's fully_shard has made another."""
+    kind, *rest = type(module).__mro__
+    return rest[1] if kind.__name__ == f"FSDP{rest[1].__name__}" else kind
+
+
+def list_blocks(model: nn.Module, names: str = "") -> list[nn.Module]:
+    """Return the blocks of a network: those of which a name matches one of comma-separated
+    ``names``, such as ``layers.*``, else those of `find_blocks`. Raises UsageError: no part has
+    such a name."""
+    if not names:
+        return find_blocks(model)
+    patterns = [name.strip() for name in names.split(",")]
+    named = [
+        module
+        for name, module in model.named_modules()
+        if any(fnmatchcase(name, pattern) for pattern in patterns)
+    ]
+    if not named:
+        raise UsageError(f"blocks of the workload: no part of the network is named {names!r}")
+    return _keep_outermost(named)
 
 
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -93,12 +109,12 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
         for module in model.modules()
         if isinstance(module, _LISTS)
     ]
-    tallies = chain.from_iterable(Counter(map(type, each)).items() for each in listed)
+    tallies = chain.from_iterable(Counter(map(_find_kind, each)).items() for each in listed)
     often = [(kind not in _LISTS, n, kind) for kind, n in tallies if n > 1]
     if not often:
         return []
     *_, block = max(often, key=lambda one: one[:2])
-    every = [child for each in listed for child in each if type(child) is block]
+    every = [child for each in listed for child in each if _find_kind(child) is block]
     return _keep_outermost(every)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Sequence
@@ -49,7 +50,7 @@ from bench.training.labels import Judgement, Standing, judge_label
 from bench.training.loop import Exchange, Training
 from bench.training.memory import PARTS_BYTES, measure_parts, watch_gradients
 from bench.training.optimizers import learning_rates
-from bench.training.parallel import GradientExchange, Processes, ProcessGroup, measure_exchange
+from bench.training.parallel import GroupExchange, Processes, ProcessGroup, measure_exchange
 from bench.training.profiling import profile_step
 from bench.training.proof import LayerSetting, prove
 from bench.training.sources import judge_process, list_edited
@@ -93,6 +94,8 @@ def measure(given: Job, channel: Channel) -> Outcome:
     run.describe(own)
     if given.rendezvous:
         run.describe_group(own, given.rendezvous)
+    elif given.case.parallel == "dp":
+        run.describe_replicas()
     if not run.group.rank:
         run.look_closer()
     channel.send(run.found)
@@ -156,7 +159,7 @@ class _Run:
             case, self.given.checkpoints, self.given.identity, found.fail_checkpoint
         )
         done, others = _resume(found, files, self.training)
-        if isinstance(self.training.exchange, GradientExchange):
+        if isinstance(self.training.exchange, GroupExchange):
             self.training.exchange.watch()
         for index in range(len(done), case.epochs):
             done.append(self._train_epoch(index, rates, others))
@@ -194,8 +197,8 @@ class _Run:
             m.recompilations += every - compilations
             m.epoch_recompilations += every - compilations
         epoch = fetch()
-        # a failure after an epoch must not lose the epoch
-        if self.case.evaluate and not self.group.rank:
+        # a failure after an epoch must not lose the epoch; of sharded weights all evaluate
+        if self.case.evaluate and (not self.group.rank or self.training.sharded):
             with self.found.leave_out_on_error(*TESTED):
                 epoch.tested = evaluate(self.training)
         return epoch
@@ -222,9 +225,9 @@ class _Run:
     def describe_group(self, own: Sequence[TimedEpoch], rendezvous: Rendezvous) -> None:
         """Fill in what each of several processes did, and what their exchange costs."""
         m, exchange, group = self.found.measurement, self.training.exchange, self.group
-        assert isinstance(exchange, GradientExchange)
+        assert isinstance(exchange, GroupExchange)
         m.comm_backend, m.wire_bytes = group.backend, exchange.wire_bytes
-        m.buckets = exchange.buckets
+        m.buckets, m.gathered_bytes = exchange.buckets, exchange.gathered_bytes
         assert m.epoch_time_s
         assert m.measured_time_s
         times = [one.time_s for one in own]
@@ -247,7 +250,7 @@ class _Run:
             self.channel.send(replace(self.found, follows=follows))
         self._describe_exchange(exchange)
 
-    def _describe_exchange(self, exchange: GradientExchange) -> None:
+    def _describe_exchange(self, exchange: GroupExchange) -> None:
         """Measure the time that exchanging gradients adds to a step; then this process goes on
         alone. Raises Exception: it failed in this process, or in another one as noticed here."""
         m = self.found.measurement
@@ -267,8 +270,37 @@ class _Run:
         self.training.exchange = Exchange()
         self.group.leave()
 
+    def describe_replicas(self) -> None:
+        """Fill in the memory of each GPU of torch's DataParallel."""
+        gpus = self.given.lane.gpus or [self.given.gpu_uuid]
+        rows = [RankRow(i, gpu, None, None) for i, gpu in enumerate(gpus)]
+        for row in rows:
+            row.peak_reserved_bytes = torch.cuda.max_memory_reserved(row.rank)
+        self.found.ranks = rows
+
+    def _go_on_alone(self) -> None:
+        """Replace the network by one that is whole, on one GPU, to be examined there."""
+        case = replace(self.case, parallel=Case.parallel, world_size=Case.world_size)
+        del self.batches, self.training
+        gc.collect()  # fully_shard's hooks refer to each other
+        if accelerator := find_accelerator(self.device):
+            accelerator.empty_cache()
+        self.batches, self.training = set_up(case, self.given.folder)
+
     def look_closer(self) -> None:
-        """Find which arithmetic ran, count a step's FLOP and bytes, and profile steps if asked."""
+        """Find which arithmetic ran, count a step's FLOP and bytes, and profile steps if asked. Of
+        a network that is sharded or copied over GPUs, one that is whole is looked at."""
+        if self.training.sharded or self.case.parallel == "dp":
+            with self.found.leave_out_on_error(*PROVEN, "flop_per_image", "step_bytes"):
+                self._go_on_alone()
+                self._look_closer()
+                if self.case.parallel == "fsdp":
+                    self.found.measurement.step_bytes, self.found.work = None, []
+                    self.found.leave_out(_SHARES, "step_bytes")
+        else:
+            self._look_closer()
+
+    def _look_closer(self) -> None:
         found, m, known = self.found, self.found.measurement, self._known
         sources = dict[str, str]()  # records from which a part is taken
         if "proof" in known.sources and known.values["flags"] == m.flags:
@@ -350,6 +382,8 @@ def describe_profile(found: Outcome, line: Timeline) -> None:
 
 _EXCHANGED = ("sync_step_s", "no_sync_step_s", "exposed_error_s")
 
+_SHARES = "each process steps its share of the weights, and only a whole step can be counted"
+
 _SYNC_BN = "with --sync-bn the processes wait for each other in the forward pass too"
 
 
@@ -393,7 +427,8 @@ def hold_to_label(found: Outcome, judgement: Judgement) -> None:
 def _describe_training(found: Outcome, training: Training) -> None:
     m, conversion = found.measurement, training.conversion
     m.apex, m.switched = training.apex, write_switches(training.switched)
-    notes = [training.start_note, training.recomputes, *(conversion.notes if conversion else ())]
+    notes = [training.start_note, training.sharded, training.recomputes]
+    notes += conversion.notes if conversion else ()
     if conversion:
         m.fp8_layers = str(conversion)
     if training.brings_optimizer:

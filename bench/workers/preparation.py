@@ -19,7 +19,7 @@ from bench.networks.workloads import Workload
 from bench.schema.case import Case, micro_batch, whole_batch
 from bench.training.building import build_training, open_workload, seed_all
 from bench.training.loop import Training
-from bench.training.parallel import GradientExchange, ProcessGroup
+from bench.training.parallel import GradientExchange, ProcessGroup, replicate
 from bench.training.switches import keep_switches
 from bench.training.timing import Warmup, find_accelerator, synchronize, warm_up
 
@@ -34,8 +34,14 @@ def set_up(case: Case, folder: str, group: ProcessGroup | None = None) -> tuple[
         batches = open_supply(case, workload, device, share)
     training = build_training(case, workload, device)
     training.switched = {**switched, **training.switched}
-    if group is not None and case.parallel == "ddp":
+    if case.parallel == "dp":
+        replicate(training, case.world_size)
+    elif group is not None and case.parallel == "ddp":
         training.exchange = GradientExchange(training, group)
+    elif group is not None and case.parallel == "fsdp":
+        from bench.training.sharding import ShardExchange  # only if needed
+
+        training.exchange = ShardExchange(training, group)
     synchronize(device)
     return batches, training
 
@@ -47,9 +53,11 @@ def open_supply(
     Raises UsageError: torch's DataLoader is to make them and the workload has no dataset, or they
     are to be shared and the workload makes its own batches."""
     whole, share = whole_batch(case), share or Share()
+    # DataParallel divides it further
+    micro = whole if case.parallel == "dp" else micro_batch(case)
     about: dict[str, Any] = {
         "batch_size": whole,
-        "micro_batch": micro_batch(case),
+        "micro_batch": micro,
         "device": device,
         "seed": case.seed,
     }
@@ -71,7 +79,7 @@ def open_supply(
             f"the workload's open_batches makes batches of {batches.batch_size} where {whole} were "
             "asked for; give them batch_size items"
         )
-    return Counted(batches, micro_batch(case))
+    return Counted(batches, micro)
 
 
 def end_workers(batches: Supply) -> None:

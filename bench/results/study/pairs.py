@@ -116,7 +116,9 @@ def find_changes(axis: str, results: Sequence[Result]) -> Iterator[Changed]:
         for only in (only for only, *others in asked if not others):
             known[places[take_value(only, axis)]].append(only)
         there = [place for place, cases in known.items() if cases]
-        others = [(first, place) for place in there if place != first and first in there]
+        # as many GPUs never train one by one: of several ways, the first is the baseline
+        base = there[0] if axis == "parallel" and there and first not in there else first
+        others = [(base, place) for place in there if place != base and base in there]
         for before, after in pairwise(there) if numbers else others:
             # prefer equal parts, then the largest
             a, b = max(

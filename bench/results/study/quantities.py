@@ -98,12 +98,14 @@ def over(a: float, b: float) -> float:
 
 
 def _find_wire_rate(run: Row) -> float:
-    """Return the bytes/s that a ring all-reduce sends from each GPU, over the time of a step.
+    """Return the bytes/s that rings send from each GPU, over the time of a step.
 
-    2 (N - 1) / N of the gradients (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for
-    clusters of workstations, 2009), as nccl-tests counts its bus bandwidth.
+    An all-reduce sends 2 (N - 1) / N of the gradients (Patarasuk and Yuan, Bandwidth optimal
+    all-reduce algorithms for clusters of workstations, 2009), as nccl-tests counts its bus
+    bandwidth; a reduce-scatter of them, and a gathering of weights, half of that.
     """
-    sent = run.wire_bytes * 2 * (run.world_size - 1) / run.world_size
+    whole = run.wire_bytes + (run.gathered_bytes if run.parallel == "fsdp" else run.wire_bytes)
+    sent = whole * (run.world_size - 1) / run.world_size
     return over(sent, run.sync_step_s) if sent > 0 else math.nan
 
 
@@ -216,9 +218,11 @@ _ALL = (
     Quantity("wire_bytes", "gradients", "MiB a step", "lower",
              "gradients that each process hands over to be averaged, of a step",
              spread=math.inf),  # they repeat
+    Quantity("gathered_bytes", "weights gathered", "MiB a step", "lower",
+             "weights that each process of --parallel fsdp gathers, of a step", spread=math.inf),
     Quantity("wire_rate", "on the wire", "GB/s", "higher",
-             "what a ring all-reduce of gradients sends from each process, over the time of a "
-             "step",
+             "what a ring of processes sends from each of gradients and weights, over the time of "
+             "a step",
              _find_wire_rate, rate=True),
 )  # fmt: skip
 

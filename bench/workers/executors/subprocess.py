@@ -163,7 +163,7 @@ class SubprocessExecutor(Executor):
         cards = [open_device(uuid) for uuid in uuids]
         with Monitors(cards, whole=case.command is not None) as monitor:
             worker: Worker | Ranks
-            if case.parallel == "ddp":
+            if case.grouped:
                 worker = Ranks(job, variables, self.settings.timeout_s, cold)
             else:
                 worker = Worker(job, variables, cold=cold)

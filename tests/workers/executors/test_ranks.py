@@ -145,6 +145,22 @@ def test_each_process_sees_its_own_gpu(monkeypatch: Patch) -> None:
     assert seen[0][2].gpus == ["GPU-1", "GPU-2"]
 
 
+def test_the_one_process_of_data_parallel_sees_all_gpus(monkeypatch: Patch) -> None:
+    seen: list[Job] = []
+
+    def start(job: Job, variables: Any, cold: bool) -> Script:
+        seen.append(job)
+        raise OSError("it is not started")
+
+    monkeypatch.setattr(room, "Worker", start)
+    case = replace(DDP, device="cuda", parallel="dp")
+    job = Job(case, gpu_uuid="GPU-1", lane=Lane("", ("GPU-1", "GPU-2")))
+    executor = SubprocessExecutor(Settings(timeout_s=60.0))
+    with pytest.raises(OSError, match="it is not started"):
+        executor._attempt(job, lambda event: None, lambda: False)
+    assert [job.lane.variables for job in seen] == [{"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}]
+
+
 # --------------------------------------------------------------------------------- real workers
 
 
