@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -43,6 +43,7 @@ from bench.results.study.sweeps import read_sweep
 from bench.schema.axis import Value, axis_flag
 from bench.schema.case import AXES, Case, format_value
 from bench.schema.flags import join_flags
+from bench.schema.optimization import OPTIMIZERS
 from bench.schema.record import Status
 from bench.search.__main__ import print_findings
 from bench.sweep import options
@@ -89,6 +90,19 @@ def write_axes() -> str:
     return "\n" + "".join(
         f"- `{axis_flag(name)}` ({defaults[name]}): {axis.help}\n" for name, axis in AXES.items()
     )
+
+
+def write_optimizers() -> str:
+    titles = ("`--optimizer`", "`--lr`", "other settings", "bytes of state a weight")
+    kinds = OPTIMIZERS.items()
+    return tabulate(titles, ((f"`{n}`", f"{k.lr:g}", k.settings, k.state) for n, k in kinds))
+
+
+def tabulate(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown; a text that has a pipe keeps it."""
+    lines = [titles, ["---"] * len(titles), *rows]
+    cells = (" | ".join(cell.replace("|", "\\|") for cell in line) for line in lines)
+    return "\n" + "".join(f"| {line} |\n" for line in cells)
 
 
 def write_statuses() -> str:
@@ -268,9 +282,10 @@ PARTS = {
     "all": (DOCS / "published.md", write_table),
     "source": (DOCS / "published.md", write_source),
     "whole": (DOCS / "published.md", quote_report),
-    "advice": (DOCS / "own-model.md", quote_advice),
+    "advice": (DOCS / "advise.md", quote_advice),
     "causes": (DOCS / "why.md", write_causes),
     "why": (DOCS / "why.md", quote_why),
+    "optimizers": (DOCS / "own-training.md", write_optimizers),
     "search": (DOCS / "own-script.md", quote_search),
     "axes": (DOCS / "sweep.md", write_axes),
     "statuses": (DOCS / "sweep.md", write_statuses),
@@ -324,7 +339,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "from torch import nn\n"
         "def factory(): return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))\n"
     )
-    files = re.findall(r"```python\n(.*?)```", (DOCS / "own-model.md").read_text(), re.DOTALL)
+    pages = "".join((DOCS / f"own-{what}.md").read_text() for what in ("model", "training"))
+    files = re.findall(r"```python\n(.*?)```", pages, re.DOTALL)
     for name, text in zip(("mynet.py", "mywork.py", "mysteps.py"), files, strict=True):
         (folder / name).write_text(text)
     for place, name in (("results", WHY_SWEEP), ("results", "reference"), (FEW, "reference")):

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +27,6 @@ from bench.workers.fingerprint import examine_model
 from tests.pytest_for_tests import Capture
 from tests.training_for_tests import LR, batch, in_parts, run_case, small, training
 
-ROOT = Path(__file__).parents[2]
 Formula = Callable[[Tensor, Tensor, dict[str, Tensor], int, float], Tensor]
 
 
@@ -338,9 +336,8 @@ def test_each_optimizer_takes_its_own_learning_rate() -> None:
         grid({"optimizer": ["adamw"], "precision": ["fp16-apex"]})
 
 
-def test_the_list_and_the_page_tell_the_settings(capsys: Capture) -> None:
+def test_the_list_tells_the_settings(capsys: Capture) -> None:
     assert sweep(["--list"]) == 0
-    listed, page = capsys.readouterr().out, (ROOT / "docs" / "own-model.md").read_text()
-    for name, kind in OPTIMIZERS.items():
+    listed = capsys.readouterr().out
+    for kind in OPTIMIZERS.values():
         assert f"{kind.name}: lr {kind.lr:g}, {kind.settings}" in listed
-        assert f"| `{name}` | {kind.lr:g} | {kind.settings} | {kind.state} |" in page
