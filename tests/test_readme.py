@@ -18,8 +18,9 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
@@ -38,13 +39,12 @@ from bench.report.__main__ import main as report
 from bench.report.document import build
 from bench.results.store.reader import read_config, read_records, read_rows
 from bench.results.store.rows import keep_latest
+from bench.results.store.table import TABLES
 from bench.results.study.runs import read_runs
 from bench.results.study.sweeps import read_sweep
-from bench.schema.axis import Value, axis_flag
-from bench.schema.case import AXES, Case, format_value
+from bench.schema.axis import Value
+from bench.schema.case import Case
 from bench.schema.flags import join_flags
-from bench.schema.optimization import OPTIMIZERS
-from bench.schema.record import Status
 from bench.search.__main__ import print_findings
 from bench.sweep import options
 from tests.planted.records import ran, write_sweep
@@ -71,9 +71,9 @@ CARD_BATCH = "batch_size=512"  # the example of docs/why.md
 PICTURE, FIGURE = "Images per second by batch size, per precision", "images-per-s.png"
 
 
-def load_published() -> ModuleType:
-    """`docs/published.py`, which is a script and in no package."""
-    spec = importlib.util.spec_from_file_location("published", DOCS / "published.py")
+def load(name: str) -> ModuleType:
+    """A script of `docs/`, which is in no package."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -81,32 +81,8 @@ def load_published() -> ModuleType:
     return module
 
 
-published = load_published()
+published, reference = load("published"), load("reference")
 CARD = published.H200  # with profiles
-
-
-def write_axes() -> str:
-    defaults = {name: format_value(getattr(Case, name)) or "–" for name in AXES}
-    return "\n" + "".join(
-        f"- `{axis_flag(name)}` ({defaults[name]}): {axis.help}\n" for name, axis in AXES.items()
-    )
-
-
-def write_optimizers() -> str:
-    titles = ("`--optimizer`", "`--lr`", "other settings", "bytes of state a weight")
-    kinds = OPTIMIZERS.items()
-    return tabulate(titles, ((f"`{n}`", f"{k.lr:g}", k.settings, k.state) for n, k in kinds))
-
-
-def tabulate(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of Markdown; a text that has a pipe keeps it."""
-    lines = [titles, ["---"] * len(titles), *rows]
-    cells = (" | ".join(cell.replace("|", "\\|") for cell in line) for line in lines)
-    return "\n" + "".join(f"| {line} |\n" for line in cells)
-
-
-def write_statuses() -> str:
-    return "\n" + "".join(f"- `{s}`: {s.meaning}\n" for s in Status)
 
 
 def write_source() -> str:
@@ -285,10 +261,15 @@ PARTS = {
     "advice": (DOCS / "advise.md", quote_advice),
     "causes": (DOCS / "why.md", write_causes),
     "why": (DOCS / "why.md", quote_why),
-    "optimizers": (DOCS / "own-training.md", write_optimizers),
     "search": (DOCS / "own-script.md", quote_search),
-    "axes": (DOCS / "sweep.md", write_axes),
-    "statuses": (DOCS / "sweep.md", write_statuses),
+    "optimizers": (DOCS / "own-training.md", reference.write_optimizers),
+    "axes": (DOCS / "settings.md", reference.write_axes),
+    "values": (DOCS / "settings.md", reference.write_values),
+    "warnings": (DOCS / "warnings.md", reference.write_warnings),
+    "statuses": (DOCS / "warnings.md", reference.write_statuses),
+    "commands": (DOCS / "commands.md", reference.write_commands),
+    "quantities": (DOCS / "columns.md", reference.write_quantities),
+    **{table: (DOCS / "columns.md", partial(reference.write_columns, table)) for table in TABLES},
     "learning": (DOCS / "published.md", lambda: f"\n{published.write_learning()}"),
 }
 """The parts that follow from the code and the published records, and the page each is in."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,11 +34,19 @@ class Remedy:
         """Return the sentence for these rows; both where only some can take a way."""
         taken, sentences = [list_open(self.ways, row) for row in rows], []
         if ways := [way.text for way in self.ways if any(way.text in some for some in taken)]:
-            choices = " or ".join(filter(None, (", ".join(ways[:-1]), ways[-1])))
-            sentences.append(capitalize(f"{self.lead} {choices}{self.end}".strip()))
+            sentences.append(self._offer(ways))
         if self.otherwise and not all(taken):
             sentences.append(self.otherwise)
         return " ".join(sentences)
+
+    def describe(self) -> str:
+        """Return all that may help, whatever the row."""
+        offer = self._offer([way.text for way in self.ways]) if self.ways else ""
+        return f"{offer} {self.otherwise}".strip()
+
+    def _offer(self, ways: Sequence[str]) -> str:
+        choices = " or ".join(filter(None, (", ".join(ways[:-1]), ways[-1])))
+        return capitalize(f"{self.lead} {choices}{self.end}".strip())
 
 
 def say(text: str) -> Remedy:
