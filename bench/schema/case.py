@@ -118,7 +118,7 @@ class Case:
         "learning rate (default: that of the optimizer in bench.sweep --list)",
         common=True, affects=(LEARNING, RATE), decided_by="optimizer")
     optimizer: str = describe_axis("sgd", one_of([*OPTIMIZERS, OWN]),
-        "one of bench.sweep --list (default: sgd, adamw of a GPT, or a --workload's own)",
+        "one of bench.sweep --list (default: sgd; of a GPT adamw)",
         common=True,
         affects=(LEARNING, RATE, FIT, WORK))
     lr_scaling: str = _learning("none", one_of(LR_SCALINGS),
@@ -194,7 +194,7 @@ class Case:
         "classes of synthetic images, such as 1000 (default: the dataset's, 10)")
     length: int | None = _synthetic(None, or_none(parse_whole("a length", 1, 2**20)),
         "tokens, or other units, of each sequence, of --model gpt-small or a --workload of "
-        "sequences (default: its own)", common=True, order=order_limit)
+        "sequences (default: its own)", order=order_limit)
     loader: str = describe_axis("device", one_of(LOADERS),
         "where batches are made: on the device from data that stay there, or by torch's DataLoader "
         "on the CPU", affects=(DRAWS, FIT, WORK))

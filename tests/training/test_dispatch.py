@@ -18,6 +18,7 @@ from bench.schema.optimization import OPTIMIZERS
 from bench.schema.precision import POLICIES, PRECISIONS
 from bench.training.loop import Training
 from bench.training.loss_scale import build_loss_scale
+from bench.training.optimizers import build_optimizer
 from tests.training_for_tests import CPU
 
 OURS = [n for n, precision in PRECISIONS.items() if not precision.apex and not precision.float8]
@@ -37,7 +38,7 @@ class Watch(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", [name for name, kind in OPTIMIZERS.items() if kind.fused])
 @pytest.mark.parametrize("name", OURS)
 def test_a_step_waits_for_nothing(name: str, optimizer: str) -> None:
     workload = Images("models_for_tests:good")
@@ -51,6 +52,23 @@ def test_a_step_waits_for_nothing(name: str, optimizer: str) -> None:
         with Watch() as watch:
             training.step(batch)
         assert not watch.reads, scale
+
+
+@pytest.mark.parametrize(("optimizer", "reads_each"), [("adafactor", 3), ("muon", 0)])
+def test_what_another_optimizer_waits_for_is_what_its_description_says(
+    optimizer: str, reads_each: int
+) -> None:
+    """Of a network with a matrix between its first and its last layer, which muon steps."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(3)))
+    special = [model[1].weight] if optimizer == "muon" else []
+    stepped = build_optimizer(optimizer, [*model.parameters()], 0.01, special=special or None)
+    model(torch.ones(2, 64)).sum().backward()
+    with Watch() as watch:
+        stepped.step()
+    assert len(watch.reads) == reads_each * 3
+    assert ("twice a weight" in OPTIMIZERS[optimizer].name) is (
+        reads_each == 3
+    )  # and the number of the step, on the host
 
 
 def test_what_waits_is_seen() -> None:
