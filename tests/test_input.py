@@ -29,9 +29,8 @@ from bench.schema.rules import check_batches
 from bench.sweep.__main__ import main as sweep
 from bench.sweep.largest_batch import Probe, ProbedFamily, name_family
 from bench.training.counting import count_flop
-from bench.workers.fingerprint import examine_model
 from tests.pytest_for_tests import Capture
-from tests.training_for_tests import CPU, list_batches, run_case
+from tests.training_for_tests import CPU, examine, list_batches, run_case
 
 
 def pooled() -> nn.Module:
@@ -100,13 +99,13 @@ def test_a_network_is_built_and_counted_for_its_images(dataset: ImageArrays) -> 
 
 
 def test_what_is_examined_is_the_network_of_its_images() -> None:
-    found = examine_model(f"{__name__}:pooled", shape=(3, 64, 64))
+    found = examine(f"{__name__}:pooled", input="3x64x64")
     assert (found.outputs, found.batchnorm) == (300, False)
-    ten, many = examine_model("dpn-small"), examine_model("dpn-small", classes=300)
+    ten, many = examine("dpn-small"), examine("dpn-small", classes=300)
     assert ten.batchnorm
     assert ten.parameters != many.parameters
     with pytest.raises(UsageError, match=r"fails on \(2, 3, 64, 64\) images"):
-        examine_model(f"{__name__}:of_cifar", shape=(3, 64, 64))
+        examine(f"{__name__}:of_cifar", input="3x64x64")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.networks.data.batches import Divided, Supply
-from bench.networks.workloads import Workload
+from bench.networks.workloads import IMAGES, Workload
 from bench.schema.case import Case
 from bench.schema.optimization import OPTIMIZERS
 from bench.schema.precision import PRECISIONS, TRAINED
@@ -23,6 +23,7 @@ from bench.schema.record import Outcome
 from bench.training.formats import set_flags
 from bench.training.loop import Epoch, Training, train_epoch
 from bench.training.timing import StepClock
+from bench.workers.fingerprint import Fingerprint, Request, examine_model
 from bench.workers.job import Channel, Job
 from bench.workers.measurement import measure
 
@@ -39,6 +40,16 @@ def small(seed: int = 0) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(1800, 10)
     )
+
+
+def examine(
+    name: str, kind: str = "model", length: int | None = None, **settings: Any
+) -> Fingerprint:
+    """What is found of a model or workload; ``settings`` are of its `Request`, and of its case."""
+    case = {key: settings.pop(key) for key in ("input", "classes") if key in settings}
+    workload = name if kind == "workload" else IMAGES
+    asked = Case(name, workload=workload, length=length, **case)
+    return examine_model(Request(asked, **{key: tuple(settings[key]) for key in settings}))
 
 
 def batch(size: int = 16, seed: int = 1, device: torch.device = CPU) -> tuple[Tensor, Tensor]:

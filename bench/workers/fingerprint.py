@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from bench.base.errors import UsageError
 from bench.base.inject import Files, watch
 from bench.base.processes import name_signal
-from bench.networks.data.cifar10 import CIFAR10_SHAPE, CLASSES, Shape
+from bench.networks.data.cifar10 import CIFAR10_SHAPE, CLASSES
 from bench.networks.data.synthetic import parse_shape
 from bench.networks.freezing import normalises_batches
-from bench.networks.models import LENGTHS, MODELS, build_model, load_factory, split_model
+from bench.networks.models import LENGTHS, MODELS, build_model, split_model
 from bench.networks.modules import find_class
 from bench.networks.workloads import (
     IMAGES,
@@ -124,27 +124,18 @@ def list_requests(cases: Iterable[Case]) -> list[Request]:
     return asked
 
 
-def examine_model(
-    name: str,
-    kind: str = "model",
-    shape: Shape | int | None = None,
-    classes: int = CLASSES,
-    freezes: Sequence[str] = (),
-    starts: Sequence[str] = (),
-    precisions: Sequence[str] = ("fp32",),
-    recomputes: Sequence[str] = (),
-) -> Fingerprint:
-    """Import and build ``name``, a ``model`` or ``workload`` by its kind, run a user's own once in
-    each of ``precisions``, and return its fingerprint.
+def examine_model(asked: Request) -> Fingerprint:
+    """Import and build what is asked for, run a user's own once in each of the precisions, and
+    return its fingerprint.
 
     The fingerprint does not depend on ``freezes``, ``starts`` and ``recomputes``, which are only
-    checked; with each of the last, a user's own trains a step. ``shape``
-    is that of the images that a model is tried on, by default CIFAR-10's, and of a workload the
-    length of its sequences, by default its own; a built-in network is built for this number of
-    ``classes``, without memory (torch's meta device), and not run: DPN-92 would take 2 s.
+    checked; with each of the last, a user's own trains a step. A model is tried on images of the
+    case's input, by default CIFAR-10's, and a workload on sequences of the case's length, by
+    default its own; a built-in network is built without memory (torch's meta device), and not run:
+    DPN-92 would take 2 s.
 
     Call it in a process that has imported torch, and no model before. Raises UsageError, one line:
-    the model cannot be imported, built or run in any of ``precisions``, or is no network for
+    the model cannot be imported, built or run in any of the precisions, or is no network for
     images; or ``freezes``, ``starts`` or ``recomputes`` do not fit it.
     """
     from torch.nn.modules.conv import _ConvNd
@@ -162,25 +153,25 @@ def examine_model(
         try_workload,
     )
 
+    name, what, precisions = asked.case.model, asked.what, asked.precisions
     before, lines = set(sys.modules), watch() if name not in MODELS else []
     outputs = facts = None
     failing: Mapping[str, str] = {}
-    what = f"{kind} {name!r}"
-    workload, model = _build(what, name, kind, shape, classes)
-    still = check_tuning(what, model, workload, freezes, starts, recomputes)
+    workload, model = _build(asked.case, what)
+    still = check_tuning(what, model, workload, asked.freezes, asked.starts, asked.recomputes)
     trial = partial(try_precisions, what, workload, model, precisions)
     if name in LENGTHS:
         facts = list_facts(workload)
-    elif kind == "workload":
+    elif asked.case.workload != IMAGES:
         build = workload.build_model
-        facts, failing = trial(build, partial(try_workload, what, workload, freezes))
+        facts, failing = trial(build, partial(try_workload, what, workload, asked.freezes))
     elif name not in MODELS:
         build = partial(build_model, name)
         outputs, failing = trial(build, partial(try_images, what, workload))
-    for recompute in recomputes if name not in MODELS else ():
+    for recompute in asked.recomputes if name not in MODELS else ():
         tried = next(one for one in list_tried(precisions) if one not in failing)
         try_recompute(what, build, workload, tried, recompute)
-    source, files = _read_source(name, lines, before, starts)
+    source, files = _read_source(name, lines, before, asked.starts)
     products = attempt(f"{what}: find_head fails", partial(find_products, model, workload))
     return Fingerprint(
         *identify_model(model),
@@ -208,9 +199,7 @@ def _read_source(
     return hash_files(files), files
 
 
-def _build(
-    what: str, name: str, kind: str, shape: Shape | int | None, classes: int
-) -> tuple[Workload, nn.Module]:
+def _build(case: Case, what: str) -> tuple[Workload, nn.Module]:
     """Return the workload, one for images of a model's, and its network."""
     import torch
 
@@ -218,26 +207,25 @@ def _build(
     from bench.training.trial import attempt, check_length, check_network
 
     torch.manual_seed(0)  # as a worker does before it builds: a factory may use random numbers
-    workload = Workload()
+    name, workload = case.model, Workload()
     with keep_switches({}):
-        if kind == "workload":
+        if case.workload != IMAGES:
             made = attempt(f"{what} cannot be built", partial(make_workload, name))
             usual = getattr(made, "length", 0)
-            assert not isinstance(shape, tuple)
-            workload = check_workload(name, made, shape)
+            workload = check_workload(name, made, case.length)
             check_length(what, workload, usual)
             if name not in MODELS:
                 model = attempt(f"{what}: build_model fails", workload.build_model)
                 return workload, check_network(what, model)
             with torch.device("meta"):
                 return workload, workload.build_model()
-        workload.shape = shape if isinstance(shape, tuple) else CIFAR10_SHAPE
-        workload.classes = classes
+        workload.shape = CIFAR10_SHAPE if case.input is None else parse_shape(case.input)
+        workload.classes = case.classes or CLASSES
         if name not in MODELS:
-            made = attempt(f"{what} cannot be built", load_factory(name))
+            made = attempt(f"{what} cannot be built", partial(build_model, name))
             return workload, check_network(what, made)
         with torch.device("meta"):
-            return workload, build_model(name, classes, workload.shape)
+            return workload, build_model(name, workload.classes, workload.shape)
 
 
 def try_model(asked: Request, timeout_s: float, **settings: Any) -> Examined:
@@ -257,12 +245,8 @@ def try_model(asked: Request, timeout_s: float, **settings: Any) -> Examined:
 
 def answer(connection: Connection, asked: Request) -> None:
     """Send what `examine_model` finds, or what is wrong."""
-    case = asked.case
-    kind = "model" if case.workload == IMAGES else "workload"
-    shape = parse_shape(case.input) if case.input is not None else case.length
-    about = (shape, case.classes or CLASSES, asked.freezes, asked.starts, asked.precisions)
     try:
-        connection.send(examine_model(case.model, kind, *about, asked.recomputes))
+        connection.send(examine_model(asked))
     except UsageError as error:
         connection.send(str(error))
     except BaseException as error:

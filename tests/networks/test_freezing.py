@@ -24,12 +24,12 @@ from bench.sweep.inputs import Inputs
 from bench.training.counting import count_flop
 from bench.training.formats import cast
 from bench.workers.epochs import evaluate
-from bench.workers.fingerprint import examine_model
 from tests.training_for_tests import (
     LR,
     MOMENTUM,
     WEIGHT_DECAY,
     batch,
+    examine,
     in_parts,
     run_case,
     small,
@@ -142,9 +142,9 @@ def run(frozen: str, precision: str = "fp32", workload: str = f"{__name__}:Fine"
 
 def test_a_batch_of_one_needs_no_batchnorm_that_is_frozen() -> None:
     name = f"{__name__}:Fine"
-    found = examine_model(name, "workload", freezes=("bn", "0", "backbone"))
+    found = examine(name, "workload", freezes=("bn", "0", "backbone"))
     assert (found.batchnorm, found.still) == (True, ("bn", "backbone"))
-    assert replace(found, still=()) == examine_model(name, "workload"), "it is the same network"
+    assert replace(found, still=()) == examine(name, "workload"), "it is the same network"
     inputs = Inputs({}, {f"workload:{name}": found}, {})
     case = Case(model=name, dataset="own", workload=name, batch_size=1, freeze="bn")
     inputs.check_batches(case)
@@ -292,8 +292,8 @@ class Needy(Fine):
 
 
 def test_a_freeze_is_tried_before_any_case() -> None:
-    examine_model(f"{__name__}:Needy", "workload", freezes=["bn"])
+    examine(f"{__name__}:Needy", "workload", freezes=["bn"])
     with pytest.raises(UsageError, match="in fp32 with --freeze 0 fails: ValueError: optimizer"):
-        examine_model(f"{__name__}:Needy", "workload", freezes=["0"])
+        examine(f"{__name__}:Needy", "workload", freezes=["0"])
     with pytest.raises(UsageError, match=r"model 'dpn26': --freeze stme: nothing .*stem"):
-        examine_model("dpn26", freezes=["stme"])
+        examine("dpn26", freezes=["stme"])

@@ -36,10 +36,10 @@ from bench.training.counting import count_flop
 from bench.training.loop import Training
 from bench.training.trial import attempt, check_network, try_workload
 from bench.workers.examination import Platform
-from bench.workers.fingerprint import examine_model, name_subject
+from bench.workers.fingerprint import name_subject
 from examples import transformer
 from tests.pytest_for_tests import Capture
-from tests.training_for_tests import CPU, run_case
+from tests.training_for_tests import CPU, examine, run_case
 
 TRANSFORMER, TWO = "examples.transformer:tiny", "examples.two_losses:tiny"
 RESNET = "examples.resnet:tiny"
@@ -130,8 +130,8 @@ def test_what_keeps_the_protocol_is_known() -> None:
     assert look(load_workload(RESNET)).classes == 10
     look(broken(build_model=lambda self: Counting(persistent=False)))
     look(with_batch(lambda batch: batch | {"missing": torch.full((2,), torch.nan)}))
-    assert not examine_model(f"{__name__}:Right", "workload").batchnorm
-    assert examine_model(f"{__name__}:normalised", "workload").batchnorm
+    assert not examine(f"{__name__}:Right", "workload").batchnorm
+    assert examine(f"{__name__}:normalised", "workload").batchnorm
 
 
 class Fourier(nn.Linear):
@@ -174,11 +174,11 @@ def test_only_the_precisions_that_are_asked_for_are_tried(
     kind: str, factory: str, passes: Sequence[str], fails: Sequence[str]
 ) -> None:
     name = f"{__name__}:{factory}"
-    few, whole = (examine_model(name, kind, precisions=p) for p in (passes, [*fails, *passes]))
+    few, whole = (examine(name, kind, precisions=p) for p in (passes, [*fails, *passes]))
     assert (few.failing, [*whole.failing]) == ({}, [*fails])
     assert replace(whole, failing={}) == few, "it is the same network"
     with pytest.raises(UsageError, match=f" in {fails[0]}[: ]"):
-        examine_model(name, kind, precisions=fails)
+        examine(name, kind, precisions=fails)
     case = {"workload": name} if kind == "workload" else {}
     asked = Case(name, precision=fails[0], device="cpu", **case)
     about = Environment(capability="9.0", gpu="a card")
@@ -246,7 +246,7 @@ def test_a_broken_workload_is_told_how(way: str) -> None:
 )
 def test_a_workload_is_no_network(kind: str, factory: str, message: str) -> None:
     with pytest.raises(UsageError) as raised:
-        examine_model(f"{__name__}:{factory}", kind)
+        examine(f"{__name__}:{factory}", kind)
     assert message in str(raised.value)
 
 
@@ -258,7 +258,7 @@ class Baked(Right):
 
 def test_a_length_is_that_of_the_batches() -> None:
     asked = {"workload": [TRANSFORMER], "device": ["cpu"], "length": [8, 32, 64]}
-    facts = [examine_model(TRANSFORMER, "workload", length).workload for length in (8, None, 64)]
+    facts = [examine(TRANSFORMER, "workload", length).workload for length in (8, None, 64)]
     assert [one and (one.samples, one.units) for one in facts] == [
         (10240 // length, 10240) for length in (8, 32, 64)
     ]
@@ -269,7 +269,7 @@ def test_a_length_is_that_of_the_batches() -> None:
         ("Baked", "makes batches of the same shapes with --length 5 as without"),
     ):
         with pytest.raises(UsageError, match=message):
-            examine_model(f"{__name__}:{name}", "workload", 5)
+            examine(f"{__name__}:{name}", "workload", 5)
     found = run(TRANSFORMER, length=8)
     assert found.steps[0].images == 16 * 8
     assert found.measurement.measured_images == 10240
@@ -281,9 +281,9 @@ def test_a_model_that_is_a_workload() -> None:
     assert named == (case.model, case.workload, case.dataset, case.optimizer, case.length)
     assert [(one.model, one.length) for one in others] == [("gpt-tiny", 32), ("dpn92", None)]
     assert settle({name: getattr(case, name) for name in AXES}) == case
-    examined = examine_model("gpt-tiny", "workload", 32)
+    examined = examine("gpt-tiny", "workload", 32)
     assert examined.workload == WorkloadFacts(8192, 2**18, 2**14, "tokens")
-    assert examined != examine_model("gpt-tiny", "workload", 64)
+    assert examined != examine("gpt-tiny", "workload", 64)
 
 
 def test_attention_is_counted_by_the_square_of_the_length() -> None:

@@ -28,9 +28,8 @@ from bench.training.formats import set_flags
 from bench.training.loop import Training
 from bench.training.proof import LayerSetting, Proof, prove
 from bench.workers.examination import Platform
-from bench.workers.fingerprint import examine_model
 from examples import transformer
-from tests.training_for_tests import CPU, run_case
+from tests.training_for_tests import CPU, examine, run_case
 
 pytestmark = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
 
@@ -229,7 +228,7 @@ def test_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_mxfp8_needs_a_blackwell_and_blocks_of_32() -> None:
-    models = {f"workload:{TINY}": examine_model(TINY, "workload")}
+    models = {f"workload:{TINY}": examine(TINY, "workload")}
     data = {"cifar10": DatasetInfo(*"abcdefg")}  # type: ignore[arg-type]
     case = Case(model=TINY, workload=TINY, precision="fp8", fp8_recipe="mxfp8")
     for capability, lack in (
@@ -247,8 +246,8 @@ def test_mxfp8_needs_a_blackwell_and_blocks_of_32() -> None:
 
 def test_a_network_without_products_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     models = {
-        "dpn92": examine_model("dpn-small"),
-        f"workload:{TINY}": examine_model(TINY, "workload"),
+        "dpn92": examine("dpn-small"),
+        f"workload:{TINY}": examine(TINY, "workload"),
     }
     assert [model.products for model in models.values()] == [0, 8]
     inputs = Inputs({"cuda": gpu("9.0")}, models, {"cifar10": DatasetInfo(*"abcdefg")})  # type: ignore[arg-type]

@@ -23,9 +23,8 @@ from bench.schema.optimization import OPTIMIZERS
 from bench.sweep.__main__ import main as sweep
 from bench.training.loop import Training
 from bench.training.memory import measure_parts, watch_gradients
-from bench.workers.fingerprint import examine_model
 from tests.pytest_for_tests import Capture
-from tests.training_for_tests import LR, batch, in_parts, run_case, small, training
+from tests.training_for_tests import LR, batch, examine, in_parts, run_case, small, training
 
 Formula = Callable[[Tensor, Tensor, dict[str, Tensor], int, float], Tensor]
 
@@ -307,7 +306,7 @@ def test_what_would_be_adamw_alone_is_refused() -> None:
         )
         with pytest.raises(UnsupportedError, match=f"{why}.* so {name} would be AdamW"):
             make(name, build)
-    assert examine_model("dpn-small").plain == ("muon",)
+    assert examine("dpn-small").plain == ("muon",)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])

@@ -22,7 +22,7 @@ from bench.training.building import build_training
 from bench.training.counting import count_flop
 from bench.training.loop import Training
 from bench.training.recompute import Recompute, find_blocks
-from bench.workers.fingerprint import examine_model
+from tests.training_for_tests import examine
 
 CPU = torch.device("cpu")
 
@@ -162,22 +162,22 @@ class Overwriting(Workload):
 
 def test_a_network_that_cannot_is_refused_before_it_is_trained() -> None:
     name = f"{__name__}:flat"
-    assert examine_model(name)
+    assert examine(name)
     with pytest.raises(UsageError, match=r"--recompute blocks: the network repeats no blocks"):
-        examine_model(name, recomputes=["blocks"])
+        examine(name, recomputes=["blocks"])
     name = f"{__name__}:Overwriting"
-    assert examine_model(name, "workload")
+    assert examine(name, "workload")
     with pytest.raises(UsageError, match=r"a training step with --recompute blocks fails: .*inpl"):
-        examine_model(name, "workload", recomputes=["blocks"])
+        examine(name, "workload", recomputes=["blocks"])
 
 
 def test_a_budget_is_refused_where_random_numbers_are_drawn() -> None:
     """torch.compile would draw others when it computes them again."""
     name = f"{__name__}:Dropped"
-    assert examine_model(name, "workload", recomputes=["blocks", "full"])
+    assert examine(name, "workload", recomputes=["blocks", "full"])
     with pytest.raises(UsageError, match=r"--recompute budget:0.5 with a network that draws"):
-        examine_model(name, "workload", recomputes=["budget:0.5"])
-    assert examine_model(f"{__name__}:flat", recomputes=["budget:0.5"])
+        examine(name, "workload", recomputes=["budget:0.5"])
+    assert examine(f"{__name__}:flat", recomputes=["budget:0.5"])
 
 
 def read(out: Path) -> list[dict[str, str]]:
