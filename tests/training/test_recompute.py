@@ -143,7 +143,7 @@ def test_blocks_are_found_by_structure_or_by_the_names_of_a_workload() -> None:
     plain = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3)))
     assert find_blocks(plain) == [*plain], "lists, where nothing else is repeated"
     assert Recompute("none").find(model) == Recompute("budget:0.5").find(model) == []
-    with pytest.raises(UsageError, match="--recompute blocks: no part is named 'layers'"):
+    with pytest.raises(UsageError, match="no part of the network is named 'layers'"):
         Recompute("blocks", "layers").find(model)
 
 
