@@ -261,6 +261,7 @@ PARTS = {
     "advice": (DOCS / "advise.md", quote_advice),
     "causes": (DOCS / "why.md", write_causes),
     "why": (DOCS / "why.md", quote_why),
+    "own-script": (DOCS / "own-script.md", write_script),
     "search": (DOCS / "own-script.md", quote_search),
     "optimizers": (DOCS / "own-training.md", reference.write_optimizers),
     "axes": (DOCS / "settings.md", reference.write_axes),
