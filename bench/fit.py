@@ -6,18 +6,17 @@ of the results; see docs/batch-size.md.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from itertools import chain
 
-from bench.base.errors import UsageError
+from bench.base.errors import UsageError, choose
+from bench.base.plain import dump_document
 from bench.base.processes import leave
 from bench.machine.host import list_devices
 from bench.schema.axis import Value
-from bench.schema.case import format_value, list_varying
+from bench.schema.case import Case, lay_out, list_varying
 from bench.schema.command import list_places
 from bench.schema.flags import (
     Parser,
@@ -32,14 +31,14 @@ from bench.schema.flags import (
 from bench.schema.goals import FREE_MARGIN
 from bench.schema.grid import AUTO
 from bench.schema.preset import Preset
-from bench.sweep.largest_batch import ANSWERED, STEP, UNRELATED_AXES
+from bench.sweep.largest_batch import ANSWERED, STEP, UNRELATED_AXES, LargestBatch
 from bench.sweep.options import add_running, choose_dataset, read_running
 from bench.sweep.probing import describe_largest_batch, find_largest
 
 DEFAULT_PRECISIONS = {"cuda": ["fp32", "fp16", "bf16-amp"], "cpu": ["fp32", "bf16-amp"]}
 """The default precisions, by device."""
 
-_TOLD = (
+_KEYS = (
     *("largest", "smallest_failing", "thrashes_from", "recommended"),
     *("line", "available_bytes", "margin", "probes", "ending"),
 )
@@ -70,7 +69,7 @@ def build_parser() -> Parser:
         _parse_margin,
         FREE_MARGIN,
     )
-    group.add_argument("--json", action="store_true", help="print JSON on standard output")
+    add_flag(group, "--format", "FORMAT", "text or json (text)", default="text")
     add_axes(
         parser,
         "each takes one value or several, and each combination is searched; default precisions: "
@@ -83,6 +82,25 @@ def build_parser() -> Parser:
     return parser
 
 
+def write_text(largest_batches: Mapping[Case, LargestBatch], _: int) -> str:
+    named = list_varying(largest_batches, but="batch_size")
+    lines = [
+        f"{family.label(named)}: {describe_largest_batch(found)}\n"
+        for family, found in largest_batches.items()
+    ]
+    return "".join(lines)
+
+
+def write_json(largest_batches: Mapping[Case, LargestBatch], step: int) -> str:
+    """Write every search, with its settings but for the batch size."""
+    searches = []
+    for family, found in largest_batches.items():
+        case = lay_out(family)
+        del case["batch_size"]
+        searches.append({"case": case, **{name: getattr(found, name) for name in _KEYS}})
+    return dump_document("fit", 1, {"step": step, "searches": searches})
+
+
 @command
 def main(argv: Sequence[str]) -> int:
     """Find the largest batch sizes.
@@ -91,6 +109,7 @@ def main(argv: Sequence[str]) -> int:
     usage error; 130 or 143 if it was stopped.
     """
     given = build_parser().parse(argv)
+    write = choose("--format", given.format, {"text": write_text, "json": write_json})
     axes = read_axes(given)
     known = (DEFAULT_PRECISIONS[str(device)] for device in list_devices(axes))
     # not treated as flags: settings that this machine cannot run become rows that say so
@@ -104,23 +123,7 @@ def main(argv: Sequence[str]) -> int:
         chosen = {"batch_size": [AUTO]}
     options = read_running(given, axes, Preset("fit", "", (chosen,)))
     largest_batches, loop = find_largest(options, given.step, given.margin)
-    named = list_varying(largest_batches, but="batch_size")
-    if given.json:
-        rows = [
-            {name: text for name in named if (text := format_value(getattr(family, name)))}
-            | {name: getattr(largest_batch, name) for name in _TOLD}
-            | {"step": given.step}
-            for family, largest_batch in largest_batches.items()
-        ]
-        print(json.dumps(rows, indent=2, default=asdict))
-    else:
-        print(
-            *(
-                f"{f.label(named)}: {describe_largest_batch(largest_batch)}"
-                for f, largest_batch in largest_batches.items()
-            ),
-            sep="\n",
-        )
+    print(write(largest_batches, given.step), end="")
     if loop.stopped or any(
         largest_batch.ending is None for largest_batch in largest_batches.values()
     ):

@@ -6,7 +6,6 @@ describes the rules. A sweep needs ``--profile`` for it.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.base.errors import UsageError
+from bench.base.plain import dump_document
 from bench.base.processes import leave
 from bench.results.study.axes import COMPARED, refuse_unknown
 from bench.schema.axis import Value, name_column
@@ -100,12 +100,12 @@ def render_text(answer: Explanations, full: bool = False) -> str:
 
 def render_json(answer: Explanations, full: bool = True) -> str:
     """Render every figure, in SI units."""
-    document = {
+    content = {
         "conditions": list(answer.conditions),
         "warnings": [notice.line for notice in answer.warnings],
         "explanations": [_lay_out(found) for found in answer.explanations],
     }
-    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+    return dump_document("why", 1, content)
 
 
 def _lay_out(found: Explanation) -> dict[str, Any]:
@@ -118,11 +118,11 @@ def _lay_out(found: Explanation) -> dict[str, Any]:
         "speedup": found.speedup.value,
         "low": found.speedup.low,
         "high": found.speedup.high,
-        "ceiling": found.ceiling and asdict(found.ceiling),
-        "changes": [asdict(change) for change in found.changes],
+        "ceiling": found.ceiling,
+        "changes": found.changes,
         "reasons": [{**asdict(reason), "share": found.share(reason)} for reason in found.reasons],
         "unexplained_s": found.unexplained_s,
-        "words": [*describe(found)],
+        "sentences": [*describe(found)],
     }
 
 
@@ -135,7 +135,7 @@ def _lay_out_side(side: StepSide) -> dict[str, Any]:
         "parts": side.breakdown.parts,
         "left_over_s": side.breakdown.left_over_s,
         "estimated": side.breakdown.estimated,
-        "straggler": side.straggler and asdict(side.straggler),
+        "straggler": side.straggler,
     }
 
 

@@ -134,7 +134,7 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
         "plan": "bench.sweep --config mine.toml --dry-run",
         "rounding": "bench.compare out --axis rounding even up",
         "precision": "bench.compare out --axis precision fp32 fp16",
-        "fit": f"bench.fit {FAKED} fits {some} --memory-limit 1GiB --step 499 --json",
+        "fit": f"bench.fit {FAKED} fits {some} --memory-limit 1GiB --step 499 --format json",
         "search": f"bench.search {FAKED} found {some} --lr 0.1 --batch-size 64 --loss-scale 128",
         "advise": f"bench.advise {FAKED} advice {some} --batch-size 64 --compile off "
         "--channels-last off",
@@ -161,8 +161,8 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
         assert re.search(r" is 1\.00 times as fast as .*, which is not proven", side)
     each = [("fp32", "even"), ("fp16", "even"), ("fp16", "up")]
     assert [
-        (largest_batch["precision"], largest_batch["rounding"])
-        for largest_batch in json.loads(outputs["fit"])
+        (found["case"]["precision"], found["case"]["rounding"])
+        for found in json.loads(outputs["fit"])["searches"]
     ] == each
     trials = re.findall(r"^ +\d +(fp\d+) .* (even|up) .* whole", outputs["search"], re.MULTILINE)
     assert sorted(trials) == sorted(each)

@@ -1,16 +1,41 @@
-"""Conversion of JSON values to the types that they were written from."""
+"""JSON: the documents that commands write for programs, and conversion of its values to the types
+that they were written from."""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 _list_fields = cache(get_type_hints)
+
+
+def dump_document(command: str, version: int, content: Mapping[str, Any]) -> str:
+    """Return what a command answers as a JSON document, which begins with what it is and its
+    version: docs/schemas/ describes it. Values are as of `dump`."""
+    return dump({"format": f"precision-bench {command}", "version": version, **content})
+
+
+def dump(value: Any) -> str:
+    """Return JSON to write as UTF-8: dataclasses as tables of their fields, and null for NaN and
+    infinity, which JSON has not. Raises TypeError: a value is of another type."""
+    return json.dumps(_simplify(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _simplify(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if is_dataclass(value):
+        return {field.name: _simplify(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {name: _simplify(one) for name, one in value.items()}
+    return [*map(_simplify, value)] if isinstance(value, list | tuple) else value
 
 
 def read_value(kind: Any, value: Any) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +27,7 @@ from bench.answers.render.table import (
 )
 from bench.answers.render.terminal import draw_table, draw_text, make_plain
 from bench.base.origin import describe_origin
+from bench.base.plain import dump_document
 from bench.base.text import (
     ESTIMATE,
     capitalize,
@@ -342,7 +341,7 @@ def render_json(comparison: Comparison, gates: Sequence[Gate]) -> str:
                  "verdict": one.equivalence.verdict.value}
                 for one in findings if one.equivalence
             ]  # fmt: skip
-    document = {
+    content = {
         "axis": name_column(comparison.axis),
         "a": str(a.path),
         "b": str(b.path),
@@ -364,7 +363,7 @@ def render_json(comparison: Comparison, gates: Sequence[Gate]) -> str:
             for gate in gates
         ],
     }  # fmt: skip
-    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+    return dump_document("compare", 1, content)
 
 
 def _lay_out(comparison: Comparison, metric: Metric, finding: MetricVerdict) -> dict[str, Any]:
@@ -389,11 +388,10 @@ def _lay_out(comparison: Comparison, metric: Metric, finding: MetricVerdict) -> 
 
 def _lay_out_costs(
     comparison: Comparison, metric: Metric, finding: MetricVerdict
-) -> dict[str, list[float | None]]:
+) -> dict[str, list[float]]:
     if metric is not _TIME or comparison.tariff is None:
         return {}
-    costs = [cost.value for cost in finding.list_costs(comparison.tariff)]
-    return {"cost": [None if math.isnan(cost) else cost for cost in costs]}
+    return {"cost": [cost.value for cost in finding.list_costs(comparison.tariff)]}
 
 
 def _lay_out_match(match: Match) -> dict[str, Any]:

@@ -7,13 +7,13 @@ card.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from bench.base.errors import UsageError, choose
+from bench.base.plain import dump_document
 from bench.base.processes import leave
 from bench.base.progress import watch
 from bench.base.text import clean
@@ -37,7 +37,7 @@ def write_text(_: Machine, findings: Sequence[Remark]) -> str:
             lines.append(f"{'':<{6 + width}}  fix: {clean(finding.fix)}")
     levels = Counter(finding.level for finding in findings)
     wrong = f"make numbers from this machine unreliable: {levels[Severity.UNBELIEVABLE]}"
-    return "\n".join([*lines, "", f"{wrong}; notes: {levels[Severity.NOTE]}"])
+    return "\n".join([*lines, "", f"{wrong}; notes: {levels[Severity.NOTE]}\n"])
 
 
 def write_json(machine: Machine, findings: Sequence[Remark]) -> str:
@@ -46,7 +46,7 @@ def write_json(machine: Machine, findings: Sequence[Remark]) -> str:
         machine, dict_factory=lambda pairs: {name: one for name, one in pairs if one is not None}
     )
     remarks = [{**asdict(f), "level": f.level.name.lower()} for f in findings]
-    return json.dumps({"facts": facts, "findings": remarks}, indent=2, ensure_ascii=False)
+    return dump_document("doctor", 1, {"facts": facts, "findings": remarks})
 
 
 @command
@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
     with watch("measuring what this machine can do now"):
         machine = measure_machine(machine)
     findings = judge(machine)
-    print(write(machine, findings))
+    print(write(machine, findings), end="")
     return int(any(finding.level is Severity.UNBELIEVABLE for finding in findings))
 
 

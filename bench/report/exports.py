@@ -7,12 +7,11 @@ figure there. Values are medians over repeats.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from bench.answers.render.documents import escape, table_lines
 from bench.answers.render.table import Prominence
+from bench.base.plain import dump
 from bench.base.text import join_words
 from bench.report.document import Report
 from bench.results.study.quantities import QUANTITIES
@@ -39,13 +38,13 @@ def write_action(report: Report) -> str:
         for row, name in _list_cases(report)
         for quantity, value, low, _ in _read(row)
     ]
-    return _dump(entries)
+    return dump(entries)
 
 
 def write_bencher(report: Report) -> str:
     """Return Bencher's metric format: for each case its measures with ``value``, in SI units, and
     where repeats have them the lowest and highest, ``lower_value`` and ``upper_value``."""
-    return _dump(
+    return dump(
         {
             name: {
                 _TRACKED[quantity]: {"value": value}
@@ -139,7 +138,3 @@ def _list_conditions(report: Report) -> list[str]:
 
 def _list(sentences: Iterable[str]) -> list[str]:
     return [*(f"- {escape(sentence)}" for sentence in dict.fromkeys(sentences)), ""]
-
-
-def _dump(document: Any) -> str:
-    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"

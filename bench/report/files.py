@@ -6,12 +6,11 @@ Numbers are in SI units, as the column names say; every row names its hardware a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from bench.answers.render.table import Cell, Table
+from bench.base.plain import dump_document
 from bench.report.document import Report
 from bench.results.store.table import write_lines
 from bench.results.study.axes import read_own
@@ -85,13 +84,13 @@ def write_json(report: Report) -> str:
     names = list_columns(report)
     own = read_own(report.results)
     described = describe_columns()
-    document = {
+    content = {
         "title": report.title,
         "subject": report.subject,
         "axes": [*map(name_column, report.varying)],
         "constants": report.constants,
-        "answers": [asdict(answer) for answer in report.answers],
-        "next_step": report.next_step and asdict(report.next_step),
+        "answers": report.answers,
+        "next_step": report.next_step,
         "warnings": [_take(warning, "label", "text", "remedy") for warning in report.warnings],
         "tables": [_table(table) for table in report.tables],
         "notes": report.notes,
@@ -106,7 +105,7 @@ def write_json(report: Report) -> str:
             for row in report.results
         ],
     }
-    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return dump_document("report", 1, content)
 
 
 def _take(one: Any, *names: str) -> dict[str, Any]:
@@ -122,7 +121,7 @@ def _table(table: Table) -> dict[str, Any]:
         **_take(table, "name", "question"),
         "level": table.level.name.lower(),
         **_take(table, "title", "words"),
-        "heads": [asdict(head) for head in table.heads],
+        "heads": table.heads,
         "groups": {str(row): heading for row, heading in table.groups.items()},
         "rows": [[write(cell) for cell in row] for row in table.rows],
         "notes": table.notes,

@@ -5,13 +5,13 @@ Each claim of a folder is one line; `bench.validate.claims` says how it is judge
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.base.errors import choose
+from bench.base.plain import dump_document
 from bench.base.processes import leave
 from bench.base.text import count
 from bench.results.store.reader import find_records
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     for folder in given.folders:
         find_records(folder)
     results = [validate(folder) for folder in given.folders]
-    print(write(results))
+    print(write(results), end="")
     return int(any(check["result"] == FAULT for found in results for check in found["checks"]))
 
 
@@ -73,8 +73,8 @@ def _write(result: dict[str, Any]) -> str:
 
 
 _FORMATS: dict[str, Callable[[list[dict[str, Any]]], str]] = {
-    "text": lambda results: "\n\n".join(map(_write, results)),
-    "json": lambda results: json.dumps(results, indent=2),
+    "text": lambda results: "\n\n".join(map(_write, results)) + "\n",
+    "json": lambda results: dump_document("validate", 1, {"folders": results}),
 }
 
 

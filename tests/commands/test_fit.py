@@ -137,11 +137,14 @@ def test_step_and_margin_are_those_of_the_json_the_report_and_a_later_sweep(
     tmp_path: Path, memory: Callable[[str], None], capsys: Capture
 ) -> None:
     memory(LINE)
-    run_fit(tmp_path, *LIMIT, "--json", "--step", "16", "--margin", "20%", "--precision", "fp32")
-    (answer,) = json.loads(capsys.readouterr().out)
+    run_fit(
+        tmp_path, *LIMIT, "--format=json", "--step", "16", "--margin", "20%", "--precision", "fp32"
+    )
+    document = json.loads(capsys.readouterr().out)
+    (answer,) = document["searches"]
     assert (answer["largest"], answer["smallest_failing"]) == (720, 736)
     assert answer["recommended"] == 512, "300 + 512 <= 0.8 * 1024 < 300 + 528"
-    assert (answer["step"], answer["margin"], answer["ending"]) == (16, 0.2, "found")
+    assert (document["step"], answer["margin"], answer["ending"]) == (16, 0.2, "found")
     run_sweep(tmp_path, *LIMIT, "--precision", "fp32", "--batch-size", "64")
     (read,) = read_sweeps([tmp_path])
     assert (read.step, read.margin) == (16, 0.2)

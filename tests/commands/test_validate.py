@@ -359,7 +359,7 @@ def test_json_has_every_check_and_no_folder_is_a_usage_error(
 ) -> None:
     """Each of which finds a tampering."""
     assert main([str(H100), "--format", "json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
+    (found,) = json.loads(capsys.readouterr().out)["folders"]
     names = [check["name"] for check in found["checks"]]
     assert names == ["schema", *(c.name for c in CLAIMS)]
     found_by = [name for name, *_ in (*TAMPERINGS.values(), *EDITS.values())]
