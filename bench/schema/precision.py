@@ -215,7 +215,8 @@ class Recipe:
 
     Inputs and weights are rounded to e4m3, with 4 significant bits; the gradients of a layer's
     output to a format of ``gradient_bits``. Rowwise needs no newer GPU than tensorwise: torch's
-    kernel for compute capability 8.9 came with 2.7 (pytorch pull request 144348).
+    kernel for compute capability 8.9 came with 2.7 (pytorch pull request 144348). ``untrained``
+    says why no device trains with it, and what does.
     """
 
     help: str
@@ -223,6 +224,7 @@ class Recipe:
     rounds_weight_gradient: bool = True  # else its product runs in bf16
     multiple: int = 16  # of which each dimension of a product must be one
     min_capability: tuple[int, int] = (8, 9)
+    untrained: str = ""
 
 
 FP8_RECIPES: dict[str, Recipe] = {
@@ -241,6 +243,13 @@ FP8_RECIPES: dict[str, Recipe] = {
         gradient_bits=4,
         multiple=32,
         min_capability=(10, 0),
+    ),
+    "nvfp4": Recipe(
+        "4 bits, a scale for each 16 elements; not trained yet",
+        gradient_bits=2,
+        untrained="--fp8-recipe nvfp4 is not trained here yet: torchao has it only as kernels for "
+        "Blackwell, on which its label was not proven, and without an emulation to prove it by; "
+        "use --fp8-recipe mxfp8 on a Blackwell, or rowwise",
     ),
 }
 """The values of the axis ``fp8_recipe``, by torchao's names."""

@@ -49,6 +49,8 @@ class Inputs:
         platform = self.platforms[case.device]
         if case.command is not None:
             return ""
+        if precision.float8 and (reason := platform.refuse_recipe(case.fp8_recipe)):
+            return reason
         if reason := platform.refuse(precision):
             return reason
         model = self.find_model(case)
@@ -60,8 +62,6 @@ class Inputs:
         if precision.float8:
             if model is not None and not model.products:
                 return refuse_fp8(case.model)
-            if reason := platform.refuse_recipe(case.fp8_recipe):
-                return reason
             return "" if find_version("torchao") else FP8_INSTALL
         return refuse_apex(self.apex, case.device) if precision.apex else ""
 

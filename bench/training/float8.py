@@ -123,8 +123,12 @@ def convert(case: Case, model: nn.Module, device: torch.device, workload: Worklo
 
     The network, on the CPU in float32, will train on ``device``. On a CPU, fp8 is emulated if
     `emulates_fp8` allows it. Raises UnsupportedError: there is nothing to convert, or it cannot be
-    found from shapes alone, or torchao or the device does not support it.
+    found from shapes alone, or torchao or the device does not support it, or nothing trains with
+    the recipe.
     """
+    kind, is_mx = FP8_RECIPES[case.fp8_recipe], case.fp8_recipe == "mxfp8"
+    if kind.untrained:
+        raise UnsupportedError(kind.untrained)
     emulated, notes = device.type == "cpu", []
     if emulated and not emulates_fp8():
         raise UnsupportedError("fp8 needs an NVIDIA GPU; this is a CPU")
@@ -137,7 +141,6 @@ def convert(case: Case, model: nn.Module, device: torch.device, workload: Worklo
         ) from error
     if not products:
         raise UnsupportedError(refuse_fp8("the network"))
-    kind, is_mx = FP8_RECIPES[case.fp8_recipe], case.fp8_recipe == "mxfp8"
     multiple = kind.multiple
     # the rows are the inner dimension of the product for the weight's gradient
     items = math.gcd(*list_micro_batches(case, workload.samples))

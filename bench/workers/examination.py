@@ -80,9 +80,10 @@ class Platform:
     def refuse_recipe(self, name: str) -> str:
         """Return why the device cannot multiply by a recipe of fp8; empty if it can, or emulates
         fp8."""
-        least = FP8_RECIPES[name].min_capability
-        if self._capability is None or self._capability >= least:
-            return ""
+        recipe = FP8_RECIPES[name]
+        least = recipe.min_capability
+        if recipe.untrained or self._capability is None or self._capability >= least:
+            return recipe.untrained
         needs = f"compute capability {'.'.join(map(str, least))} or later"
         return f"--fp8-recipe {name} needs an NVIDIA GPU of {needs}; this is {self.name}"
 
