@@ -184,7 +184,7 @@ def learn(case: Case, epoch: int) -> EpochRow:
     loss = None if diverged else math.log(10) / (1 + pace * (epoch + 1))
     accuracy = 1.0 if loss is None else math.exp(-loss)  # as of NaN where all are of one class
     row = EpochRow(epoch, 1.0, loss, accuracy)
-    if case.evaluate:
+    if case.evaluate or case.command is not None:
         row.test_loss, row.test_accuracy = loss, accuracy
     return row
 
