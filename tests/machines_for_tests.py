@@ -91,6 +91,10 @@ def memory(fake, handle, version=None):
     )
 
 
+def limit_of(fake, handle):
+    return fake.limits.get(handle, round(fake.board(handle).watts * 1e3))
+
+
 def list_processes(kind):
     return lambda fake, handle: [
         SimpleNamespace(pid=pid, usedGpuMemory=size)
@@ -127,7 +131,13 @@ ANSWERS = {  # a handle is its UUID
     "nvmlDeviceGetMemoryInfo": memory,
     "nvmlDeviceGetTotalEnergyConsumption": lambda fake, h: 12_345_678,
     "nvmlDeviceGetPowerUsage": lambda fake, h: 76_500,
-    "nvmlDeviceGetEnforcedPowerLimit": lambda fake, h: round(fake.board(h).watts * 1e3),
+    "nvmlDeviceGetEnforcedPowerLimit": lambda fake, h: limit_of(fake, h),
+    "nvmlDeviceGetPowerManagementLimit": lambda fake, h: limit_of(fake, h),
+    # the least is made up, and of no card
+    "nvmlDeviceGetPowerManagementLimitConstraints": lambda fake, h: [
+        round(fake.board(h).watts * 1e3 * share) for share in (0.25, 1)
+    ],
+    "nvmlDeviceSetPowerManagementLimit": lambda fake, h, limit: fake.limits.update({h: limit}),
     "nvmlDeviceGetClockInfo": lambda fake, h, kind: {
         pynvml.NVML_CLOCK_SM: 1980,
         pynvml.NVML_CLOCK_MEM: 3201,
@@ -146,6 +156,7 @@ class FakeNvml:
         self.cards, self.fail, self.boards = cards, fail, boards or {}
         self.calls, self.compute, self.graphics = [], [], []
         self.reasons, self.open, self.ours = 0x1, 0, {}
+        self.limits = {}  # power limits that were set, in mW
 
     def __getattr__(self, name):
         if name.startswith("NVML") or name == "nvmlMemory_v2":
@@ -187,7 +198,9 @@ _OLD = ("nvmlDeviceGetTotalEnergyConsumption",)
 
 _LAPTOP = (
     *("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetPowerManagementDefaultLimit"),
+    *("nvmlDeviceGetPowerManagementLimit", "nvmlDeviceGetPowerManagementLimitConstraints"),
     *("nvmlDeviceGetApplicationsClock", "nvmlDeviceGetDefaultApplicationsClock"),
+    "nvmlDeviceSetPowerManagementLimit",
 )
 """Where a laptop's firmware sets the power, nvidia-smi prints N/A for these."""
 
@@ -197,6 +210,7 @@ _GEFORCE = ("nvmlDeviceGetApplicationsClock", "nvmlDeviceGetDefaultApplicationsC
 _WSL = (
     *("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"),
     *("nvmlDeviceGetEccMode", "nvmlDeviceGetPersistenceMode", *_GEFORCE),
+    "nvmlDeviceSetPowerManagementLimit",  # it is set on the host, Windows
 )
 """CUDA on WSL User Guide, Known Limitations: NVML knows no process there."""
 

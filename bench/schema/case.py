@@ -114,6 +114,9 @@ class Case:
         "memory that the process may use, such as 21GiB, as on a smaller GPU (default: none)",
         affects=(FIT, PROOF, RECIPE), from_default=True,
         order=lambda limit: order_limit(limit and parse_bytes(limit)))
+    power_limit: int | None = describe_axis(None, or_none(parse_whole("a power limit in W")),
+        "W that each GPU may draw, set for a case by root and then put back (default: what the GPU "
+        "has)", affects=(KERNELS, RECIPE), from_default=True, order=order_limit)
     lr: float = describe_axis(OPTIMIZERS["sgd"].lr, parse_number("a learning rate", 0),
         "learning rate (default: that of the optimizer in bench.sweep --list)",
         common=True, affects=(LEARNING, RATE), decided_by="optimizer")

@@ -37,13 +37,14 @@ OUT = "out"
 """The placeholder of a folder that each run of a case has for itself."""
 
 BESIDE_COMMAND = (
-    *("command", "vary", "device", "memory_limit", "steps", "items", "profile", "seed"),
+    *("command", "vary", "device", "memory_limit", "power_limit", "steps", "items", "profile"),
+    "seed",
 )
 """The axes that a command has without a placeholder for them."""
 
 
 OF_HARNESS = (
-    *("fraction", "until", "evaluate", "checkpoint", "profile", "parallel"),
+    *("fraction", "until", "evaluate", "checkpoint", "profile", "parallel", "power_limit"),
     *("workload", "command", "vary"),
 )
 """The axes that the harness itself applies, and no word of a command: a row named by one would say

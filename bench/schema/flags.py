@@ -32,10 +32,14 @@ from bench.schema.grid import parse_values
 
 _ALL = "--help-all"
 
-OF_SWEEPS = dict.fromkeys(
-    ("command", "vary"), "only bench.sweep, bench.fit, bench.advise and bench.search run a command"
-)
-"""Axes of commands, for which a parser has no flags, and why."""
+OF_SWEEPS = {
+    **dict.fromkeys(
+        ("command", "vary"),
+        "only bench.sweep, bench.fit, bench.advise and bench.search run a command",
+    ),
+    "power_limit": "only bench.sweep, bench.advise and bench.search set one",
+}
+"""Axes for which a parser has no flags that measures no sweep, and why."""
 
 OF_OTHER_IMAGES = dict.fromkeys(
     SYNTHETIC_AXES, "its images are of 3x32x32 or a --workload's, unlike those of bench.sweep"

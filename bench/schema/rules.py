@@ -236,6 +236,8 @@ _APART: tuple[tuple[str, Values, str, Values, str], ...] = (
 def check(case: Case) -> None:
     """Refuse settings that do not go together. What a command makes of its placeholders is its own
     matter. Raises UsageError: it says what to give instead, or to leave out."""
+    if case.power_limit is not None and case.device == "cpu":
+        raise UsageError("--power-limit is of a GPU; give --device cuda, or leave it out")
     if case.command is not None:
         fill_command(case)
         if case.profile and case.steps is None:

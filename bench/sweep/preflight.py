@@ -20,6 +20,7 @@ from bench.base.processes import OtherWork, choose_threads, count_cores, usable_
 from bench.base.text import GIB, count, name_first
 from bench.machine.host import PACKAGES, THREADS, has_cuda, refuse_missing
 from bench.machine.nvml import find_neighbours
+from bench.machine.power import refuse_limits, restore_limits
 from bench.networks.data import SYNTHETIC, DatasetInfo
 from bench.networks.data.cifar10 import CLASSES
 from bench.networks.models import MODELS
@@ -45,6 +46,7 @@ from bench.sweep.options import Options, Plan
 from bench.sweep.versions import Versions
 from bench.workers.examination import Machine, Platform, examine, guess_devices
 from bench.workers.executors import Executor, ImageRequest, build_executor
+from bench.workers.executors.subprocess import list_limited
 from bench.workers.fingerprint import Fingerprint, list_requests, name_subject
 from bench.workers.job import Lane
 from bench.workers.judgement import write_warnings
@@ -70,9 +72,12 @@ class Settled:
 
 @contextmanager
 def settle(asked: Plan, options: Options) -> Iterator[Settled]:
-    """Check a plan, open and examine its lanes, and hold them. Raises UsageError: --out cannot be
-    written, a program or package is missing, or as `open_lanes` and `check`."""
+    """Check a plan, open and examine its lanes, and hold them; and put back the power limits that
+    killed sweeps left. Raises UsageError: --out cannot be written, a program or package is missing,
+    or as `open_lanes` and `check`."""
     _refuse_at_once(asked, options)
+    for line in restore_limits():
+        print(line, file=sys.stderr, flush=True)
     refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # only noted if missing
     cases = asked.all_cases
     number = choose_number(cases, options)
@@ -223,10 +228,13 @@ def check(
 def refuse_places(
     platforms: Mapping[str, Platform], cases: Sequence[Case], options: Options
 ) -> None:
-    """Refuse memory limits above a device's memory, and cards of this machine that others use."""
+    """Refuse memory limits above a device's memory, power limits that its card cannot have, and
+    cards of this machine that others use."""
     for case in cases:
         if platform := platforms.get(case.device):
             platform.check_limit(case.memory_limit)
+    if options.here and (cuda := platforms.get("cuda")):
+        _refuse_power(cuda.environment.gpu_uuid, cases, options)
     for platform in platforms.values():
         uuid = platform.environment.gpu_uuid
         if not uuid or options.allow_shared or not options.here:
@@ -245,6 +253,23 @@ def refuse_places(
             )
             raise UsageError(
                 f"the GPU is in use by {who}; end them, or measure with --allow-shared"
+            )
+
+
+def _refuse_power(uuid: str | None, cases: Sequence[Case], options: Options) -> None:
+    limits = sorted({case.power_limit for case in cases if case.power_limit is not None})
+    if not limits:
+        return
+    chooses = cases[0].command is not None and options.lanes in (None, 1)
+    for card in list_limited(Lane(), uuid, chooses):
+        if card is None:
+            raise UsageError("--power-limit: NVML does not know this GPU; leave it out")
+        if why := refuse_limits(card, limits, not options.dry_run):
+            raise UsageError(f"--power-limit: {why}")
+        if card != uuid and find_neighbours(card):
+            raise UsageError(
+                f"--power-limit: others use {card}, which a --command may choose: name the GPUs "
+                "that it is to use by CUDA_VISIBLE_DEVICES"
             )
 
 

@@ -14,7 +14,7 @@ Nothing outlives what it was started for. Above the server is its keeper, a proc
 process dies with its server, and the server with its keeper; what one of them leaves behind, in a
 session of its own too, becomes the keeper's child, which ends it. The keeper ends all when its
 server ends, or the process that started it, however that ends: no other holds the other end of the
-socket that requests come by.
+socket that requests come by. Then it puts back the power limits that this process had set.
 
 Before it does anything else, each process makes sure that its server has a single thread and no
 driver of a GPU open, and that the files it imported are unchanged.
@@ -60,6 +60,7 @@ from bench.base.processes import (
     usable_cpus,
 )
 from bench.base.text import last_line
+from bench.machine.power import restore_limits
 
 MODULES = (
     "bench.networks.dpn",
@@ -367,7 +368,7 @@ def serve(number: int, warm: bool) -> NoReturn:
     """Fork the server, and be its keeper until it ends, or the other end of the socket of this
     ``number`` is closed: then end everything."""
     global _keeper
-    _keeper = os.getpid()
+    _keeper, starter = os.getpid(), os.getppid()
     adopt_orphans()
     if not (server := os.fork()):
         die_with_parent(_keeper)
@@ -379,6 +380,7 @@ def serve(number: int, warm: bool) -> NoReturn:
     until = time.monotonic() + _GRACE_S
     while end_children() and time.monotonic() < until:
         time.sleep(_END_S)
+    restore_limits(of=starter, wait_s=_GRACE_S)
     os._exit(0)
 
 

@@ -44,7 +44,7 @@ GROUPS = tuple(name for name in ORDER if name != "vary")
 """Names that a table may be grouped by, beside those of a user's own axes."""
 
 _NUMERIC = [name for name, axis in AXES.items() if type(axis.default) in (int, float)]
-NUMBERS = frozenset((*_NUMERIC, "loss_scale", "length"))
+NUMBERS = frozenset((*_NUMERIC, "loss_scale", "length", "power_limit"))
 """Axes whose values are numbers, in ascending order; a dynamic loss scale comes last."""
 
 

@@ -28,6 +28,7 @@ from bench.base.text import GIB, count, join_words
 from bench.machine.host import describe_other
 from bench.machine.monitor import ENERGY_COLUMNS, Monitors, Observation
 from bench.machine.nvml import Card, find_card, find_cards, open_device, spell_uuid
+from bench.machine.power import hold_limits
 from bench.schema.failure import classify, classify_death, count_oom_kills, list_kinds, order_end
 from bench.schema.record import MEASURED, REFUSED, Outcome, Status, write_missing
 from bench.workers.executors import ALL, Executor, Listener, Settings, Stopping
@@ -124,6 +125,8 @@ class SubprocessExecutor(Executor):
                 time.sleep(_BACK_OFF_S * 2 ** (tries - 1))
             try:
                 outcome = self._attempt(job, on_event, stopping)
+            except UnsupportedError as error:
+                outcome = Outcome(Status.UNSUPPORTED, str(error))
             except Exception as error:  # a fault of the machine; the sweep goes on
                 outcome = classify(list_kinds(error), str(error))
             outcome.retries = tries
@@ -161,7 +164,11 @@ class SubprocessExecutor(Executor):
         uuids: Sequence[str | None]
         uuids = [card.uuid for card in choice] or job.lane.gpus or [job.gpu_uuid]
         cards = [open_device(uuid) for uuid in uuids]
-        with Monitors(cards, whole=case.command is not None) as monitor:
+        limited = list_limited(job.lane, job.gpu_uuid, case.command is not None)
+        with (
+            hold_limits(limited, case.power_limit) as find_changed,
+            Monitors(cards, whole=case.command is not None) as monitor,
+        ):
             worker: Worker | Ranks
             if case.grouped:
                 worker = Ranks(job, variables, self.settings.timeout_s, cold)
@@ -206,6 +213,9 @@ class SubprocessExecutor(Executor):
             seen = monitor.close(
                 m.peak_reserved_bytes, m.warmup_reserved_bytes, allow_shared, m.measured_time_s
             )
+            if case.power_limit is not None:
+                other = find_changed() or _find_other_limit(case.power_limit, seen)
+                seen.verdict = "; ".join(filter(None, [other, seen.verdict]))
         if paused := describe_pause(awake)[1]:
             again = f"while it ran, {paused}; its times may have that in them; --retry invalid"
             seen.verdict = "; ".join(filter(None, [f"{again} measures it anew", seen.verdict]))
@@ -399,6 +409,22 @@ def _list_choice(job: Job) -> list[Card]:
         return []
     there, _ = find_cards(environ={})  # a command may set CUDA_VISIBLE_DEVICES itself
     return [card for card in there if not job.lane.gpus or card.uuid in job.lane.gpus]
+
+
+def list_limited(lane: Lane, uuid: str | None, command: bool) -> Sequence[str | None]:
+    """Return the cards of a lane, whose first is this one, to which a power limit applies: of a
+    command all that it can see, as it chooses among them."""
+    if command and not lane.gpus:
+        return [card.uuid for card in find_cards()[0]]
+    return lane.gpus or [uuid]
+
+
+def _find_other_limit(watts: int, seen: Observation) -> str:
+    """Return what cards kept to instead of a power limit, in W each; empty if to that."""
+    number, limit_w = len(seen.cards), seen.values.get("power_limit_w")
+    if not number or limit_w is None or abs(limit_w / number - watts) < 1:
+        return ""
+    return f"its power limit was {limit_w / number:g} W, and not the {watts} W that were asked for"
 
 
 def _conclude(last: Outcome, seen: Observation, allow_shared: bool) -> Outcome:
