@@ -35,17 +35,17 @@ def arm(teller: Any, tell: Callable[[str], object]) -> None:
     torch = sys.modules["torch"]
     hook = Hook(teller, tell)
     hook.happen("torch")
-    run = torch.autograd.graph._engine_run_backward
+    variable = torch.autograd.Variable
     scaler = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)  # before torch 2.3
     step, scale, is_compiling = scaler.step, scaler.scale, torch.compiler.is_compiling
 
-    @wraps(run)
-    def _engine_run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        hook.begin_pass(outputs)
-        try:
-            return run(outputs, *args, **kwargs)
-        finally:
-            hook.end_pass()
+    class Engine(type(variable._execution_engine)):  # type: ignore[misc]
+        def run_backward(self, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            hook.begin_pass(outputs)
+            try:
+                return super().run_backward(outputs, *args, **kwargs)
+            finally:
+                hook.end_pass()
 
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if not is_compiling():
@@ -81,13 +81,11 @@ def arm(teller: Any, tell: Callable[[str], object]) -> None:
     sys.modules["torch.optim.optimizer"].register_optimizer_step_pre_hook(before_step)
     sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(after_step)
     scaler.step, scaler.scale = step_scaled, scale_loss
-    for module in [*sys.modules.values()]:  # those that imported it by name
-        if vars(module).get("_engine_run_backward") is run:
-            module._engine_run_backward = _engine_run_backward  # type: ignore[attr-defined]
+    variable._execution_engine = Engine()  # which torch looks up for each pass
     teller.finish_seen = hook.finish
     os.register_at_fork(after_in_child=hook.reset)
     with suppress(AttributeError, ImportError):
-        _hide(_engine_run_backward, step_scaled, scale_loss)
+        _hide(Engine.run_backward, step_scaled, scale_loss)
         _hide(hook.begin_pass, hook.end_pass, hook.end_step, hook.scale, all_within=True)
 
 
@@ -107,8 +105,9 @@ class Hook:
 
     def __init__(self, teller: Any, tell: Callable[[str], object]) -> None:
         self._teller, self._tell = teller, tell
-        self._happened = set[str]()
-        self._optimizers = weakref.WeakKeyDictionary[Any, int]()  # with a number each
+        self._happened: set[str] = set()
+        self._optimizers: weakref.WeakKeyDictionary[Any, int]  # with a number each
+        self._optimizers = weakref.WeakKeyDictionary()
         self._numbers = count(1)
         self.reset()
 
@@ -120,7 +119,9 @@ class Hook:
         self._scaled: Any = None  # a loss that a scaler has scaled, and what came of it
         self._ended: Any = None  # what may be the end of the step
         self._within = False  # it was in the backward pass, whose end may be later
-        self._now, self._last, self._known = set[int](), set[int](), set[int]()
+        self._now: set[int] = set()
+        self._last: set[int] = set()
+        self._known: set[int] = set()
         self._eager = False  # an optimizer that torch.compile leaves alone has begun to step
         self._watched: list[tuple[Any, int]] | None = None
 
