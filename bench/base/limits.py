@@ -102,7 +102,7 @@ def find_freedom(parts: Sequence[tuple[float, int]]) -> float:
     shares = [variance / number for variance, number in parts]
     # relative to the largest: squares of tiny variances would underflow
     shares = [share / max(shares) for share in shares]
-    squares = (s**2 / (number - 1) for s, (_, number) in zip(shares, parts, strict=True))
+    squares = (s**2 / (number - 1) for s, (_, number) in zip(shares, parts))
     return sum(shares) ** 2 / sum(squares)
 
 

@@ -7,10 +7,9 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
-from enum import StrEnum
+from datetime import datetime, timezone
+from enum import Enum
 from pathlib import Path
-from typing import Self
 
 ESTIMATE = "≈"
 """Mark before each number that was not measured but derived from measurements."""
@@ -37,16 +36,18 @@ def write_number(value: float) -> str:
     return f"{value:.{min(digits, 6)}f}"
 
 
-class Explained(StrEnum):
+class Explained(str, Enum):
     """Words of a fixed set, as spelled in files; each has a ``meaning`` to show to readers."""
 
     meaning: str
 
-    def __new__(cls, value: str, meaning: str = "") -> Self:
+    def __new__(cls, value: str, meaning: str = "") -> Explained:
         member = str.__new__(cls, value)
         member._value_ = value
         member.meaning = meaning
         return member
+
+    __str__ = str.__str__  # as StrEnum has it, which Python 3.10 lacks
 
 
 def clean(text: str) -> str:
@@ -145,7 +146,7 @@ def write_seconds(seconds: float) -> str:
 
 def read_clock() -> str:
     """Return the current time as records have it, UTC to the millisecond."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def read_time(text: str) -> float:

@@ -22,7 +22,7 @@ class Depth(IntEnum):
     EDGE = 2  # and energy: the boundary of a phase
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GpuProcess:
     """A process that computes on the card and is not the worker's."""
 
@@ -35,7 +35,7 @@ class GpuProcess:
         return f"pid {self.pid}{name}: " + (f"{self.bytes} B" if self.bytes else "memory unknown")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Reading:
     """The values read from a device at one moment, in SI units; None if not available.
 

@@ -23,16 +23,15 @@ from bench.profile.kernels import Vocabulary, is_fused, label_fused, label_kerne
 from bench.schema.work import (
     ANY_CONVOLUTION,
     MOVES,
+    STEPS_REGION,
     Label,
     WorkKind,
     base_name,
+    find_part,
     label_convolution,
     place_kind,
     read_groups,
 )
-
-STEPS_REGION = "bench::steps"
-"""The region of a trace that holds all steps and nothing else."""
 
 _NETWORK = "network"
 _MARK = "bench::"
@@ -53,15 +52,6 @@ _WAITS = frozenset(
 def name_region(part: WorkKind | None) -> str:
     """Return the name of a part's region in a trace; of the network's region for None."""
     return f"{_MARK}{part or _NETWORK}"
-
-
-def find_part(region: str) -> WorkKind | None:
-    """Return the part of a step whose region torch itself marks by this name, in any training: an
-    optimizer's step, or a DataLoader's next batch; None for another region."""
-    return _MARKED.get(region.partition("#")[0])
-
-
-_MARKED = {"Optimizer.step": WorkKind.OPTIMIZER, "enumerate(DataLoader)": WorkKind.INPUT}
 
 
 @dataclass(eq=False)
@@ -217,6 +207,10 @@ class _View:
             if e is not window and e.thread == window.thread
             if window.start <= e.start < window.end
         ]
+        # torch 2.1 gives no duration to the last one where it is still open
+        last = max(marked, key=lambda e: e.start, default=window)
+        last.end = last.end if last.duration else window.end
+        marked = [e for e in marked if e.duration]
         inputs = [(e.start, e.end) for e in marked if _read_part(e.name) is WorkKind.INPUT]
         self.inputs = _unite(inputs)
         self._changes, self._parts = _lay_out(marked)

@@ -119,6 +119,19 @@ def base_name(name: str) -> str:
     return plain.rstrip("_") if not plain.startswith("__") else plain
 
 
+def find_part(region: str) -> WorkKind | None:
+    """Return the part of a step whose region torch itself marks by this name, in any training: an
+    optimizer's step, or a DataLoader's next batch; None for another region."""
+    return _MARKED.get(region.partition("#")[0])
+
+
+_MARKED = {"Optimizer.step": WorkKind.OPTIMIZER, "enumerate(DataLoader)": WorkKind.INPUT}
+
+
+STEPS_REGION = "bench::steps"
+"""The region of a trace that holds all steps and nothing else."""
+
+
 def place_kind(kind: WorkKind, part: WorkKind | None) -> WorkKind:
     """Return the kind of an operation within a part of the step: that part. A network may run
     inside its loss, though, so products and convolutions there keep their kind."""

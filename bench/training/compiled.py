@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten
 
 from bench.base.text import name_first
-from bench.training.counting import Sample, read_compiled
+from bench.training.operations import Sample, read_compiled
 
 _PASSES = (
     "pre_grad_custom_pass",
@@ -57,7 +57,7 @@ class GivenGraphs:
         with FakeTensorMode(allow_non_fake_inputs=True):
             given = [*map(_sketch, inputs)]
             with self._counting():
-                outputs = tree_leaves(graph(*given))
+                outputs = tree_flatten(graph(*given))[0]
             ends = [one for one in outputs if isinstance(one, Tensor) and one.requires_grad]
             trained = [one for one in given if isinstance(one, Tensor) and one.requires_grad]
             if ends and trained:

@@ -30,18 +30,6 @@ def set_flags(precision: Precision) -> None:
     torch.backends.cudnn.rnn.fp32_precision = mode  # type: ignore[attr-defined]
 
 
-def read_flags() -> dict[str, str]:
-    matmul = torch.backends.cuda.matmul
-    return {
-        "matmul": str(matmul.fp32_precision),
-        "fp16_reduction": str(matmul.allow_fp16_reduced_precision_reduction).lower(),
-        "bf16_reduction": str(matmul.allow_bf16_reduced_precision_reduction).lower(),
-        "conv": str(torch.backends.cudnn.conv.fp32_precision),  # type: ignore[attr-defined]
-        "cudnn_benchmark": str(torch.backends.cudnn.benchmark).lower(),
-        "deterministic": str(torch.backends.cudnn.deterministic).lower(),
-    }
-
-
 def cast(
     model: nn.Module,
     precision: Precision,

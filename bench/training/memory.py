@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten
 
 PARTS_BYTES = ("weights_bytes", "gradients_bytes", "optimizer_bytes")
 """The columns of what a training holds."""
@@ -34,7 +34,7 @@ def measure_parts(
         made = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
         networks = [one for one in made if not isinstance(one, torch.fx.GraphModule)]
     own = [t for net in networks for t in chain(net.parameters(), net.buffers())]
-    state = tree_leaves([one.state for one in each])  # by weight, which are its keys
+    state = tree_flatten([[*one.state.values()] for one in each])[0]
     device = _find_device(trained)
     weights = _list_storages(own or trained, device)
     beside = _list_storages([*trained, *(one for one in state if isinstance(one, Tensor))], device)

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import gzip
 import math
-from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-from torch.profiler import ProfilerActivity, profile, record_function, schedule
+from torch.profiler import record_function
 
 from bench.base.processes import TemporaryFolder, pause_collection
 from bench.networks.data.batches import Supply, repeat
-from bench.profile.timeline import STEPS_REGION, Timeline, name_region, read_trace, summarize
+from bench.profile.timeline import Timeline, name_region, read_trace, summarize
 from bench.schema.work import WorkKind
 from bench.training.counting import mark_input, mark_parts, read_vocabulary
-from bench.training.timing import synchronize
+from bench.training.recording import Recording
 
 if TYPE_CHECKING:
     from bench.training.loop import Training
@@ -75,37 +73,6 @@ def profile_step(
             finally:
                 recording.end()
         return read_profile(file, steps, device.type, trace)
-
-
-class Recording:
-    """Some steps under torch's profiler, whose trace is written to ``file``: `start`, a step, which
-    includes the profiler's start, `begin`, the steps, `end`. All in one thread."""
-
-    def __init__(self, device: torch.device, file: Path) -> None:
-        activities = [ProfilerActivity.CPU]
-        if device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
-        self._device, self._open = device, ExitStack()
-        self._profiler = profile(
-            activities=activities,
-            schedule=schedule(wait=0, warmup=1, active=1, repeat=1),
-            on_trace_ready=lambda found: found.export_chrome_trace(str(file)),
-            record_shapes=True,
-        )
-
-    def start(self) -> None:
-        self._open.enter_context(self._profiler)
-
-    def begin(self) -> None:
-        synchronize(self._device)
-        self._profiler.step()
-        self._open.callback(synchronize, self._device)
-        self._open.enter_context(record_function(STEPS_REGION))
-
-    def end(self) -> None:
-        """Write the trace; where it has not begun, none."""
-        with pause_collection():  # it would scan all events again and again
-            self._open.close()
 
 
 def read_profile(file: Path, steps: int, device: str, trace: Path | None = None) -> Timeline:

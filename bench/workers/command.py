@@ -50,9 +50,10 @@ from bench.schema.case import Case, fill_command, knows_epochs
 from bench.schema.command import ITEMS, OUT, list_named, list_places, split_command
 from bench.schema.record import MEASURED, Outcome, RankRow, Status, Step
 from bench.schema.work import Label, Work, WorkKind
-from bench.training.counting import COMPILED, join_work
+from bench.training.counting import join_work
 from bench.training.labels import judge_parts
 from bench.training.memory import PARTS_BYTES
+from bench.training.operations import COMPILED
 from bench.training.profiling import choose_steps, read_profile
 from bench.training.sources import judge_opened, look_at, name_contents, name_file
 from bench.training.timing import Warmup, extrapolate, warm_up

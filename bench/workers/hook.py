@@ -16,8 +16,8 @@ import gc
 import os
 import sys
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import wraps
 from importlib import import_module
 from itertools import count
@@ -37,7 +37,9 @@ def arm(teller: Any, tell: Callable[[str], object]) -> None:
     hook.happen("torch")
     variable = torch.autograd.Variable
     scaler = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)  # before torch 2.3
-    step, scale, is_compiling = scaler.step, scaler.scale, torch.compiler.is_compiling
+    step, scale = scaler.step, scaler.scale
+    # before torch 2.3
+    is_compiling = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling
 
     class Engine(type(variable._execution_engine)):  # type: ignore[misc]
         def run_backward(self, outputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -74,8 +76,9 @@ def arm(teller: Any, tell: Callable[[str], object]) -> None:
 
         @wraps(compile_graph)
         def compile_given(self: Any, graph: Any, inputs: Any, **kwargs: Any) -> Any:
-            hook.see_graph(getattr(self, "config", {}), graph, inputs)
-            return compile_graph(self, graph, inputs, **kwargs)
+            with hook.compiling():
+                hook.see_graph(getattr(self, "config", {}), graph, inputs)
+                return compile_graph(self, graph, inputs, **kwargs)
 
         inductor.__call__ = compile_given
     sys.modules["torch.optim.optimizer"].register_optimizer_step_pre_hook(before_step)
@@ -186,14 +189,20 @@ class Hook:
             if hasattr(loss, "detach"):
                 self._scaled = weakref.ref(scaled), loss.detach()
 
-    def see_graph(self, options: Any, graph: Any, inputs: Any) -> None:
-        """torch.compile has a graph compiled; it is counted, in which no backward pass is one."""
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """A backward pass within is none of the script's: to count a graph runs one, and so does
+        Inductor of torch 2.1, 19 when it is imported."""
         self._depth += 1
         try:
-            with self._teller:
-                self._teller.see_graph(options, graph, inputs)
+            yield
         finally:
             self._depth -= 1
+
+    def see_graph(self, options: Any, graph: Any, inputs: Any) -> None:
+        """torch.compile has a graph compiled."""
+        with self._teller:
+            self._teller.see_graph(options, graph, inputs)
 
     # ------------------------------------------------------------------------------ steps
 

@@ -39,16 +39,14 @@ from bench.schema.record import (
 from bench.schema.work import Label, Work
 from bench.training.counting import (
     count_flop,
-    count_recompilations,
     count_step,
     join_work,
-    read_compiled,
     read_work,
 )
-from bench.training.formats import read_flags
 from bench.training.labels import Judgement, Standing, judge_label
 from bench.training.loop import Exchange, Training
 from bench.training.memory import PARTS_BYTES, measure_parts, watch_gradients
+from bench.training.operations import count_recompilations, read_compiled, read_flags
 from bench.training.optimizers import learning_rates
 from bench.training.parallel import GroupExchange, Processes, ProcessGroup, measure_exchange
 from bench.training.profiling import profile_step

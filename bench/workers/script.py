@@ -354,7 +354,7 @@ class Teller:
 
     def _begin_sample(self) -> None:
         try:
-            self._sample = import_own("bench.training.counting").Sample()
+            self._sample = import_own("bench.training.operations").Sample()
             self._sample.begin()
         except Exception as error:  # the user's training goes on
             self._fail_sample(error)
@@ -443,7 +443,7 @@ class Teller:
         else:
             self._before = self._steps
             device = torch.device("cpu" if self._device < 0 else "cuda", max(self._device, 0))
-            recording = import_own("bench.training.profiling").Recording
+            recording = import_own("bench.training.recording").Recording
             trace = name_trace(asked, self._beside).with_suffix(".new")
             self._recording, self._started = recording(device, trace), False
             self._recording.start()
@@ -505,7 +505,7 @@ def _count_sharing() -> int:
     if not named:
         return 1
     _, largest = max(named, key=itemgetter(0))
-    sizes = zip(largest.mesh_dim_names, largest.shape, strict=True)
+    sizes = zip(largest.mesh_dim_names, largest.shape)
     return prod(size for name, size in sizes if name.lower().strip("_0123456789") in _SHARING)
 
 

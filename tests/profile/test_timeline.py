@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from bench.profile.kernels import Vocabulary, label_kernel
 from bench.profile.timeline import (
-    STEPS_REGION,
     Timeline,
     Trace,
     build_trace,
@@ -25,7 +24,7 @@ from bench.profile.timeline import (
     read_trace,
     summarize,
 )
-from bench.schema.work import Label, WorkKind
+from bench.schema.work import STEPS_REGION, Label, WorkKind
 from bench.training.counting import read_vocabulary
 
 MAIN, BACKWARD = 1, 2
@@ -333,6 +332,16 @@ def test_parts_that_torch_marks_are_those_of_any_training(words: Vocabulary) -> 
     parts = (WorkKind.INPUT, WorkKind.ELEMENTWISE, WorkKind.OPTIMIZER)
     assert seconds(line) == dict.fromkeys(parts, 10)
     assert us(line.input_wait_s) == 20
+
+
+def test_a_region_without_a_duration_is_open_if_it_is_the_last(words: Vocabulary) -> None:
+    trace = Recorder(100)  # as torch 2.1 writes it
+    trace.region("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 0)
+    trace.operator("aten::mul", 5, 15)
+    trace.region("Optimizer.step#SGD.step", 60, 60)
+    trace.operator("aten::mul", 65, 75)
+    parts = (WorkKind.ELEMENTWISE, WorkKind.OPTIMIZER)
+    assert seconds(trace.read(words, device="cpu")) == dict.fromkeys(parts, 10)
 
 
 def test_what_is_no_trace_is_refused(tmp_path: Path, words: Vocabulary) -> None:

@@ -18,15 +18,14 @@ from bench.schema.grid import grid
 from bench.schema.precision import PRECISIONS
 from bench.schema.work import Label, Work, WorkKind
 from bench.training.counting import (
-    WorkCounter,
     _count_items,
-    count_bytes,
     count_flop,
     count_step,
     join_work,
     read_work,
 )
 from bench.training.loop import Training
+from bench.training.operations import WorkCounter, _take_shapes, count_bytes, read_flags
 from bench.training.switches import read_switches
 from tests.training_for_tests import CPU, run_case
 
@@ -249,3 +248,29 @@ def test_a_row_has_the_traffic_of_its_step() -> None:
     assert found.measurement.step_bytes == round(sum(work.bytes for work in works.values()))
     assert found.measurement.step_bytes == round(sum(row.bytes or 0 for row in found.work))
     assert {row.kind for row in found.work} >= {WorkKind.MATMUL, WorkKind.OPTIMIZER, WorkKind.LOSS}
+
+
+@pytest.mark.parametrize("error", [AttributeError, AssertionError])
+def test_flags_of_an_older_torch_are_those_of_its_switches(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Switched:
+        """A backend before torch 2.9; that of products asserts in torch 2.1."""
+
+        allow_tf32 = True
+        allow_fp16_reduced_precision_reduction = allow_bf16_reduced_precision_reduction = True
+
+        def __getattr__(self, name: str) -> Any:
+            raise error(name)
+
+    monkeypatch.setattr(torch.backends.cuda, "matmul", Switched())
+    assert read_flags()["matmul"] == "tf32"
+    monkeypatch.setattr(Switched, "allow_tf32", False)
+    assert read_flags()["matmul"] == "ieee"
+
+
+def test_a_formula_of_torch_2_1_takes_shapes() -> None:
+    def mm_flop(a_shape: Any, b_shape: Any, *, out_shape: Any) -> int:
+        return int(2 * a_shape[0] * a_shape[1] * out_shape[1])
+
+    assert _take_shapes(mm_flop)(A, B, out_val=A @ B) == 2 * 3 * 4 * 5

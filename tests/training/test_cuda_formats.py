@@ -20,9 +20,9 @@ from torch.func import functional_call
 from bench.schema.case import Case
 from bench.schema.precision import PRECISIONS
 from bench.schema.work import WorkKind
-from bench.training.counting import WorkCounter
 from bench.training.formats import cast
 from bench.training.labels import judge_label
+from bench.training.operations import WorkCounter
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.cuda.is_built(),

@@ -23,7 +23,6 @@ from bench.profile.rates import CALL, RATES, DeviceRates, Tries, read_tries
 from bench.schema.precision import Arithmetic
 from bench.schema.record import Environment, Measurement, Outcome, Status, WorkRow, read_missing
 from bench.sweep.__main__ import main as sweep
-from bench.training.counting import WorkCounter
 from bench.training.device_rates import (
     FEWEST_TRIES,
     TRIES,
@@ -35,6 +34,7 @@ from bench.training.device_rates import (
     make_product,
     measure,
 )
+from bench.training.operations import WorkCounter
 from bench.training.timing import ACCELERATORS
 from bench.workers.examination import Machine, Platform
 from bench.workers.executors.subprocess import SubprocessExecutor

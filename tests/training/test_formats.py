@@ -11,7 +11,8 @@ from torch import nn
 from bench.base.errors import UsageError
 from bench.schema.grid import grid
 from bench.schema.precision import PRECISIONS
-from bench.training.formats import cast, read_flags, set_flags
+from bench.training.formats import cast, set_flags
+from bench.training.operations import read_flags
 from bench.training.optimizers import build_optimizer
 from tests.training_for_tests import batch, training
 
