@@ -155,10 +155,11 @@ def write_short_table() -> str:
     return f"\n{published.write_short_table(published.find_card(ROOT / 'results'))}"
 
 
-def write_script() -> str:
+def write_script(columns: int = 100) -> str:
     """The command that measured a script, and the first lines of what it said."""
     command = read_config(SCRIPT)["command"].replace(f"results/{SCRIPT.name}", "results/script")
-    with redirect_stdout(io.StringIO()) as printed, patch.dict(os.environ, {"COLUMNS": "100"}):
+    wide = patch.dict(os.environ, {"COLUMNS": str(columns)})
+    with redirect_stdout(io.StringIO()) as printed, wide:
         assert report([str(SCRIPT)]) == 0
     said = printed.getvalue().replace(SCRIPT.name, "script")
     answer, _, rest = said.partition("\nNext: ")
@@ -237,7 +238,7 @@ def quote_search() -> str:
     halving = read_sweep(SEARCH).halving
     assert halving is not None
     with redirect_stdout(io.StringIO()) as screen, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("COLUMNS", "100")
+        patch.setenv("COLUMNS", "80")
         print_findings(SEARCH, halving)
     answered, _, _ = screen.getvalue().partition("Confirm the best")
     lines = "\n".join(line.rstrip() for line in answered.strip().splitlines())
@@ -261,7 +262,7 @@ PARTS = {
     "advice": (DOCS / "advise.md", quote_advice),
     "causes": (DOCS / "why.md", write_causes),
     "why": (DOCS / "why.md", quote_why),
-    "own-script": (DOCS / "own-script.md", write_script),
+    "own-script": (DOCS / "own-script.md", partial(write_script, 80)),
     "search": (DOCS / "own-script.md", quote_search),
     "optimizers": (DOCS / "own-training.md", reference.write_optimizers),
     "axes": (DOCS / "settings.md", reference.write_axes),
