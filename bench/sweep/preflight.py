@@ -158,7 +158,9 @@ def _refuse_at_once(plan: Plan, options: Options) -> None:
     cases = plan.all_cases
     for command in dict.fromkeys(fill_command(case) for case in cases if case.command is not None):
         if why := refuse_program(command):
-            raise UsageError(f"--command: {why}")
+            alone = all(len(str(case.command).split()) == 1 for case in cases)
+            fix = "; put the whole command in quotes" if alone and len(cases) > 1 else ""
+            raise UsageError(f"--command: {why}{fix}")
 
 
 # ---------------------------------------------------------------------------------------- the check

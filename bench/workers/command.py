@@ -336,7 +336,8 @@ def _take_steps(case: Case, run: _Run, channel: Channel) -> tuple[Warmup | None,
     measured = [*islice(run.follow, case.steps)]
     if case.steps is None or len(measured) < case.steps:
         deque(run.follow, 0)
-    return warm, measured
+    # the warm-up may take the last step that there is: then all but the odd ones are measured
+    return (warm, measured) if measured else (None, [])
 
 
 def _profile(

@@ -25,6 +25,7 @@ from bench.schema.work import Label, Work, WorkKind
 from bench.sweep.__main__ import main as sweep
 from bench.sweep.options import parse_arguments, plan_cases
 from bench.training.labels import judge_label
+from bench.training.timing import LEAST_STEPS
 from bench.validate.__main__ import main as validate
 from bench.why import main as explain
 from bench.workers.command import _profile
@@ -118,6 +119,20 @@ def test_the_smaller_batch_that_ends_an_epoch_is_no_other_batch_size(
     assert " in own" not in (output := capsys.readouterr().out)
     assert " on own" not in output
     assert "s an epoch, at batch size " in output
+
+
+def test_steps_that_its_warm_up_would_take_up_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    steps = 1 + LEAST_STEPS  # with which a warm-up for few steps ends
+    code = f"import time, bench\nfor _ in range({steps}): time.sleep(0.01); bench.step(items=8)"
+    given = ["--command", f"{sys.executable} -c {shlex.quote(code)}", "--steps", "4"]
+    given += ["--repeats", "1"]
+    assert sweep([*given, "--out", "out", *QUICK]) == 0
+    (row,) = read_records(Path("out")).to_dict("records")
+    assert (row["unit"], row["measured_steps"]) == ("items", steps - 2)
+    assert "warmup_steps: too few steps for a warm-up" in row["missing"]
 
 
 def test_what_a_command_alone_tells_is_its_wall_time_and_memory(mistakes: Path) -> None:
@@ -648,6 +663,8 @@ def test_it_is_validated_and_compared(mistakes: Path, capsys: pytest.CaptureFixt
         ),
         ("--command 'python t.py {lr}'", "{lr} has no value; give --lr VALUE …"),
         ("--command './t.py'", "'./t.py' is no program that can be run here; give its path"),
+        ("--command python t.py", "'t.py' is no program that can be run here; give its path, or "),
+        ("--command python t.py", "; put the whole command in quotes"),
         ("--command 'python t.py' --vary x 1", "the command has no {x}; add it there"),
         (
             "--command 'python t.py {lr}' --vary lr 1 --lr 2",
