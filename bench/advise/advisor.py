@@ -27,6 +27,7 @@ from bench.answers.halving import spell_case
 from bench.base.errors import UsageError
 from bench.base.limits import NEAR
 from bench.base.text import (
+    count,
     join_words,
     name_first,
     parse_bytes,
@@ -269,7 +270,7 @@ class Advice:
         warnings = list[str]()
         if advised is None:
             yield (
-                f"No advice: {len(findings.times)} settings were measured, and it takes two; "
+                f"No advice: {count(len(findings.times), 'setting')} measured, and it takes two; "
                 f"python -m bench.report {shlex.quote(str(self.folder))} says why."
             )
         else:

@@ -118,7 +118,7 @@ def _describe(record: Record) -> str:
     if record.status not in MEASURED:
         return f"{record.status}: {record.reason}"
     if record.probe:  # its few steps measure memory only
-        words.append("takes no step" if record.environment.unit == "runs" else "trains")
+        words.append("takes too few steps" if record.environment.unit == "runs" else "trains")
     elif m.epoch_time_s is not None:
         cut = case.fraction < 1 or case.steps is not None or m.epoch_time_error is not None
         what = "an epoch"

@@ -130,7 +130,7 @@ class Ask(NamedTuple):
 
 class Ending(Explained):
     FOUND = "found", "the largest batch that trains was confirmed by a longer run"
-    EVERY_SIZE = "every_size", "every batch up to the whole dataset trains"
+    EVERY_SIZE = "every_size", "the data allow no larger one"
     NO_STEPS = "no_steps", "the command shows no steps, by which a search ends its runs early"
     SAME = "same", "its memory is the same at each of them, as if it ignored {batch_size}"
     FAILS = "fails", "the command fails alike at each; mend that, then go on with --retry error"

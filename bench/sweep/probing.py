@@ -128,6 +128,7 @@ def describe_largest_batch(found: LargestBatch) -> str:
     if found.smallest_failing is not None:
         words.append(f"{'' if words else 'batch size '}{found.smallest_failing} does not")
     if found.confirmed:
+        words += [Ending.EVERY_SIZE.meaning] * (found.ending is Ending.EVERY_SIZE)
         words.append(
             f"{found.recommended or 'none'} leaves {100 * found.margin:g} % of memory free"
         )
