@@ -48,9 +48,10 @@ from bench.results.study.quantities import QUANTITIES, is_number, over
 from bench.results.study.remedies import SPARE_HOST, list_open
 from bench.results.study.runs import Result, Run, differ_in_memory
 from bench.results.study.warnings import WARNINGS
-from bench.results.verdict import GUESSING, EquivalenceVerdict, Verdict
+from bench.results.verdict import EquivalenceVerdict, Verdict
 from bench.schema.axis import name_axis
 from bench.schema.case import Case, free_axes, spell_value
+from bench.schema.command import list_places
 from bench.schema.record import REFUSED
 from bench.schema.rules import takes
 
@@ -493,9 +494,12 @@ def _tell_learning(found: ReportData, place: Target, chosen: Setting) -> str:
             }[one.found.verdict]
             ends = write_ends((one.found.low, one.found.high), one.found.write, " to ")
             part = " in the part of an epoch that was measured" * (not chosen.best.learnt_whole)
-            why = f" (90 %: {ends})" if ends else f": {GUESSING}" * (one.found.lack == GUESSING)
+            why = f" (90 %: {ends})" if ends else f": {one.found.lack}" * bool(one.found.lack)
+            command = chosen.best.case.command
+            # without {seed} its repeats are the same command, whatever seeds it draws
+            repeats = "seeds" if command is None or "seed" in list_places(command) else "runs"
             return (
-                f"Over {one.found.seeds} seeds its {one.metric.label}{part} {words} that of "
+                f"Over {one.found.seeds} {repeats} its {one.metric.label}{part} {words} that of "
                 f"{one.effect.before}{why}."
             )
     fp32 = [s for s in place.tried if s.best.precision == "fp32"]
