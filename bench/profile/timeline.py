@@ -23,6 +23,7 @@ from bench.profile.kernels import Vocabulary, is_fused, label_fused, label_kerne
 from bench.schema.work import (
     ANY_CONVOLUTION,
     MOVES,
+    NETWORK_REGION,
     STEPS_REGION,
     Label,
     WorkKind,
@@ -33,7 +34,6 @@ from bench.schema.work import (
     read_groups,
 )
 
-_NETWORK = "network"
 _MARK = "bench::"
 
 _INDUCTORS = "## Call CompiledFxGraph "
@@ -51,7 +51,7 @@ _WAITS = frozenset(
 
 def name_region(part: WorkKind | None) -> str:
     """Return the name of a part's region in a trace; of the network's region for None."""
-    return f"{_MARK}{part or _NETWORK}"
+    return f"{_MARK}{part}" if part else NETWORK_REGION
 
 
 @dataclass(eq=False)
@@ -482,5 +482,6 @@ def _lay_out(regions: Iterable[TraceEvent]) -> tuple[list[float], list[WorkKind 
 
 def _read_part(region: str) -> WorkKind | None:
     """Return the part of a step that a region is of; None for the network."""
-    name = region.removeprefix(_MARK)
-    return find_part(region) or (None if name == _NETWORK else WorkKind(name))
+    if region == NETWORK_REGION:
+        return None
+    return find_part(region) or WorkKind(region.removeprefix(_MARK))

@@ -131,6 +131,9 @@ _MARKED = {"Optimizer.step": WorkKind.OPTIMIZER, "enumerate(DataLoader)": WorkKi
 STEPS_REGION = "bench::steps"
 """The region of a trace that holds all steps and nothing else."""
 
+NETWORK_REGION = "bench::network"
+"""The region of what is the network's within that of another part."""
+
 
 def place_kind(kind: WorkKind, part: WorkKind | None) -> WorkKind:
     """Return the kind of an operation within a part of the step: that part. A network may run

@@ -26,6 +26,7 @@ from bench.schema.work import (
     ANY_CONVOLUTION,
     COMPUTING,
     MOVES,
+    NETWORK_REGION,
     Label,
     Work,
     WorkKind,
@@ -361,7 +362,8 @@ class Sample(WorkCounter):
         """Follow the regions of the script, of which torch marks parts of a step."""
         if "_record_function_enter" in func.name():
             before = self._parts[-1] if self._parts else None
-            self._parts.append(find_part(args[0]) or before)
+            network = args[0] == NETWORK_REGION
+            self._parts.append(None if network else find_part(args[0]) or before)
         elif self._parts:  # else of a region that was open before
             self._parts.pop()
 

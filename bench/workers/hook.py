@@ -49,9 +49,11 @@ def arm(teller: Any, tell: Callable[[str], object]) -> None:
             finally:
                 hook.end_pass()
 
-    def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not is_compiling():
-            hook.begin_step()
+    def before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
+        if is_compiling():
+            return None
+        hook.begin_step()
+        return teller.mark_closure(args, kwargs)
 
     def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if not is_compiling():

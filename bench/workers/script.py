@@ -389,6 +389,21 @@ class Teller:
             sizes = {"failure": f"{type(error).__name__}: {error}"}
         self._write("memory", sizes)
 
+    def mark_closure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what to give to an optimizer's step while one is looked at, else None. torch marks
+        all of it as the optimizer, and a closure within is the network."""
+        if self._sample is self._recording is None:
+            return None
+        with self:
+            name = import_own("bench.schema.work").NETWORK_REGION
+            region = sys.modules["torch"].profiler.record_function(name)
+
+            def mark(one: Any) -> Any:
+                return region(one) if callable(one) else one
+
+            return (args[0], *map(mark, args[1:])), {key: mark(kwargs[key]) for key in kwargs}
+        return None
+
     # ---------------------------------------------------------------------------- profile
 
     def _profile(self) -> None:

@@ -334,8 +334,17 @@ for i, x in enumerate(data):
         net(x)
         os._exit(0)
     optimizer.zero_grad()
-    net(x).square().mean().backward()
-    optimizer.step()
+
+    def run():
+        loss = net(x).square().mean()
+        loss.backward()
+        return loss
+
+    if how == "closes":  # as Lightning does
+        optimizer.step(closure=run)
+    else:
+        run()
+        optimizer.step()
     if how == "named":
         bench.step(items=len(x))
 """
@@ -345,11 +354,11 @@ for i, x in enumerate(data):
 def test_steps_after_the_measured_ones_are_profiled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hows = "trains named forks ends few profiler"
+    hows = "trains named forks closes ends few profiler"
     given = ["--profile", "--trace", "--steps", "8", "--repeats", "1"]
     rows = run_unedited(tmp_path, hows, *given, script=PROFILED)
     work = read_work(tmp_path / "out")
-    for how in ("trains", "named", "forks"):
+    for how in ("trains", "named", "forks", "closes"):
         row = rows[how]
         assert (row["status"], row["measured_steps"]) == ("ok", 8), row["reason"]
         assert 2 <= row["profiled_steps"] <= 5
@@ -370,7 +379,7 @@ def test_steps_after_the_measured_ones_are_profiled(
         assert rows[how]["status"] == "ok"
         assert "profiled_steps: " in rows[how]["missing"]
         assert why in rows[how]["missing"]
-    assert len([*(tmp_path / "out" / "traces").iterdir()]) == 3
+    assert len([*(tmp_path / "out" / "traces").iterdir()]) == 4
     capsys.readouterr()
     assert explain([str(tmp_path / "out"), "--axis", "how", "trains", "forks"]) == 0
     output = capsys.readouterr().out

@@ -222,13 +222,34 @@ def test_the_loss_is_that_which_was_not_scaled(tmp_path: Path) -> None:
     assert happened.split() == ["torch", "backward", "step"]
 
 
+def find_products(lines: list[list[Any]]) -> float:
+    """Return the FLOP of the counted step that are known to be of products."""
+    ((_, work),) = [line for line in lines if line[0] == "work"]
+    assert work["failure"] == ""
+    return sum(row[4] for row in work["work"] if row[0] == "matmul")
+
+
+def test_what_a_closure_runs_is_no_part_of_the_optimizer(tmp_path: Path) -> None:
+    def train(task: Task) -> None:
+        optimizer = torch.optim.SGD(task.net.parameters(), 1e-3)
+
+        def evaluate() -> torch.Tensor:
+            loss = task.loss()
+            loss.backward()
+            return loss
+
+        for _ in range(N):
+            optimizer.step(closure=evaluate)
+
+    lines, _ = see(train, tmp_path)
+    assert find_products(lines) == 2 * 2 * 4 * 8 * 8
+
+
 def test_one_step_is_counted_and_its_memory_known(tmp_path: Path) -> None:
     # in a process of its own: the networks of other tests would count
     lines, _ = see(plain, tmp_path, start="spawn")
-    ((_, work),) = [line for line in lines if line[0] == "work"]
-    assert work["failure"] == ""
     # forward, and the gradients of the weights: none is needed of the input
-    assert sum(row[4] for row in work["work"]) == 2 * 2 * 4 * 8 * 8
+    assert find_products(lines) == 2 * 2 * 4 * 8 * 8
     ((_, memory),) = [line for line in lines if line[0] == "memory"]
     weights = 4 * (8 * 8 + 8)
     assert memory["weights_bytes"] == memory["gradients_bytes"] == weights
