@@ -126,10 +126,15 @@ class Trials(Grid):
         left = remaining_runs(plan_runs(cases, 1), before, loop.options.retry)
         done = {run: past for run, past in before.items() if run[0] in cases and run not in left}
         super().__init__(loop, left, before, OomSkips(done, name_family), {})
+        untold = None
         for row in rows:
             if (row.case, row.repeat, False) in done and row.status in MEASURED:
                 mine = sorted(epochs.get(row.record_id, ()), key=attrgetter("epoch"))
-                self._learn(row.case, mine, row.number("first_bad_step") is not None)
+                diverged = row.number("first_bad_step") is not None
+                self._learn(row.case, mine, diverged)
+                untold = untold if diverged else (row.case, mine, row.missing)
+        if untold:
+            self._refuse_untold(*untold)
 
     def take(self, lane: Lane, idle: Sequence[Lane]) -> Job | None:
         alone = not self.running
@@ -145,23 +150,30 @@ class Trials(Grid):
         """Learn from an outcome. Raises UsageError: no trial has told the metric yet, although the
         loss of this one was never inf or NaN."""
         super().settle(job, record, outcome)
-        m, metric, epochs = record.measurement, self.halving.metric, outcome.epochs
+        m, epochs = record.measurement, outcome.epochs
         if record.status not in MEASURED:
             return
         diverged = m.first_bad_step is not None
         self._learn(record.case, epochs, diverged)
+        if not diverged:
+            self._refuse_untold(record.case, epochs, m.missing or "")
+
+    def _refuse_untold(self, case: Case, epochs: Sequence[EpochRow], missing: str) -> None:
+        """Raise UsageError if no trial has told the metric, nor this one, which did not diverge."""
+        metric = self.halving.metric
         known = any(getattr(row, metric) is not None for row in epochs)
-        if not (known or diverged or any(value is not None for value in chain(*self._curves))):
-            why, fix = m.missing or "no reason is given", "give another --metric"
-            if record.case.command is not None:
-                fix = f"tell it by {_TOLD_BY[metric]}"
-                others = [n for n in _TOLD_BY if any(getattr(row, n) is not None for row in epochs)]
-                fix += f", or give --metric {others[0]}" if others else ""
-                unseen = read_missing(m.missing or "").get("measured_steps")
-                why = unseen or "the command does not tell it"
-            raise UsageError(
-                f"--metric {metric} is not known of these trials: {why}; {fix}, and another --out"
-            )
+        if known or any(value is not None for value in chain(*self._curves)):
+            return
+        why, fix = missing or "no reason is given", "give another --metric"
+        if case.command is not None:
+            fix = f"tell it by {_TOLD_BY[metric]}"
+            others = [n for n in _TOLD_BY if any(getattr(row, n) is not None for row in epochs)]
+            fix += f", or give --metric {others[0]}" if others else ""
+            unseen = read_missing(missing).get("measured_steps")
+            why = unseen or "the command does not tell it"
+        raise UsageError(
+            f"--metric {metric} is not known of these trials: {why}; {fix}, and another --out"
+        )
 
     def _learn(self, case: Case, epochs: Sequence[EpochRow], diverged: bool) -> None:
         """Learn from the epochs of a trial, of which the last is no number if it diverged."""

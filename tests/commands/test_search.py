@@ -527,6 +527,9 @@ def test_a_metric_that_a_script_does_not_tell_is_said_after_one_trial(
     error = capsys.readouterr().err.splitlines()[-1]
     assert "is not known of these trials" in error
     assert fix in error
+    search_script(tmp_path, tells, *flags.split(), ends="3", rc=2)
+    assert capsys.readouterr().err.splitlines()[-1] == error
+    assert len(read_rows(tmp_path / "out")) == 1, "none was run to say it again"
 
 
 @pytest.mark.slow
