@@ -50,6 +50,8 @@ def main(mistake: str) -> int:
         if mistake == "dies" and step == 3:
             raise ValueError("a shape does not fit")
         bench.step(items=8, loss=loss.get(mistake, 2.0 / (step + 1)))
+    if mistake == "worsens":
+        bench.epoch(loss=float("nan"))
     if mistake == "epochs":
         bench.epoch(loss=0.5)
         bench.epoch(accuracy=0.75)

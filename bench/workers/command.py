@@ -179,8 +179,7 @@ class _Run:
         if knows_epochs(case) and len(epochs) >= case.epochs:
             return False
         row = list_reported(reports.steps, epochs)[-1]
-        sound = all(math.isfinite(step.loss or 0.0) for step in reports.steps[:steps])
-        if sound and self._channel.ask(EpochEnded(row)) != END:
+        if not reports.list_bad(steps) and self._channel.ask(EpochEnded(row)) != END:
             return False
         reports.end_after(steps)
         return True
@@ -416,6 +415,8 @@ def _describe(
     found.epochs = list_reported(steps, reports.epochs)
     if found.epochs:
         m.test_loss, m.test_accuracy = found.epochs[-1].test_loss, found.epochs[-1].test_accuracy
+        if m.test_loss is None and "loss" in [*reports.epochs.values()][-1]:
+            found.leave_out("it is inf or NaN", "test_loss")
     if run.lost and steps:
         found.note(f"it told of its first {count(len(steps), 'step')} alone: {run.lost}")
     if warm is None:  # too few to be steady: the first starts up, and to count takes another longer
@@ -486,9 +487,7 @@ def _describe_losses(
     for step in measured:
         loss = None if step.loss is None else finite(step.loss)
         found.steps.append(Step(step.number, reports.count([step]), loss, None, step.time_s))
-    known = reports.steps[: measured[-1].number + 1]
-    bad = [step.number for step in known if not math.isfinite(step.loss or 0.0)]
-    if bad:
+    if bad := reports.list_bad(measured[-1].number + 1):
         m.first_bad_step = max(0, bad[0] - first)
     # how many steps the warm-up takes is chance, and the loss is to be the same without it
     m.train_loss = average(reports.steps[: case.steps])

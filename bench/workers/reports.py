@@ -103,6 +103,13 @@ class Reports:
         """Return how many items a step that was seen is taken to be of: its batch size."""
         return self._case.batch_size if supposes_items(self._case) else None
 
+    def list_bad(self, steps: int) -> list[int]:
+        """Return which of the first so many steps have a loss that is inf or NaN, or end an epoch
+        that has one."""
+        own = [step.number for step in self.steps[:steps] if not math.isfinite(step.loss or 0.0)]
+        found = ((end, one.get("loss", 0.0)) for end, one in self.epochs.items() if end <= steps)
+        return sorted(own + [end - 1 for end, loss in found if not math.isfinite(loss)])
+
     def end_after(self, steps: int) -> None:
         """Leave out what was reported after so many steps, with which an epoch ended."""
         self.epochs = {number: found for number, found in self.epochs.items() if number <= steps}
@@ -143,7 +150,8 @@ def list_reported(
         own, begin = steps[begin:end], end
         times = [step.time_s for step in own if step.time_s is not None]
         took, loss = sum(times) if times else math.nan, average(own)
-        row = EpochRow(number, took, loss, None, learnt.get("loss"), learnt.get("accuracy"))
+        tested = finite(learnt.get("loss", math.nan))
+        row = EpochRow(number, took, loss, None, tested, learnt.get("accuracy"))
         rows.append(row)
     return rows
 

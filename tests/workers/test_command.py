@@ -50,7 +50,8 @@ def read(folder: Path, key: str = "vary") -> dict[str, Any]:
 def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep over a script's mistakes."""
     out = tmp_path_factory.mktemp("mistakes") / "out"
-    names = "none silent epochs nan oom killed daemon returns asks exits dies bytes text launched"
+    names = "none silent epochs nan worsens oom killed daemon returns asks exits dies bytes text "
+    names += "launched"
     vary = ["--vary", "mistake", *names.split()]
     # of a pod, or of another program
     left = "WORLD_SIZE=4 RANK=1 LOCAL_RANK="
@@ -66,6 +67,7 @@ def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("silent", "ok", ""),
         ("epochs", "ok", ""),
         ("nan", "diverged", "the loss was inf or NaN from step 0 of"),
+        ("worsens", "diverged", "the loss was inf or NaN from step "),
         ("oom", "oom", "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB"),
         ("killed", "killed", "the command ended by SIGKILL from outside"),
         ("daemon", "invalid", "it left 1 process running (sleep, pid "),
@@ -86,6 +88,8 @@ def test_each_ends_in_its_outcome(mistakes: Path, mistake: str, status: str, rea
         assert (row["measured_steps"], row["measured_images"]) == (1, 8)
     if mistake == "daemon":
         assert gone([int((mistakes / row["log"]).read_text().split()[-1])])
+    if mistake == "worsens":
+        assert "test_loss: it is inf or NaN" in row["missing"]
     if mistake == "returns":
         assert row["epoch_time_s"] > 1.2
         assert "s later: its time is until then" in row["notes"]
