@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from bench.base.errors import UsageError
 from bench.base.plain import dump_document
 from bench.base.processes import leave
+from bench.base.text import name_first
 from bench.results.study.axes import COMPARED, refuse_unknown
 from bench.schema.axis import Value, name_column
 from bench.schema.case import lay_out, spell_value
@@ -47,9 +48,10 @@ def explain(sweep: Path, axis: str, ends: Sequence[Value], where: Sequence[Filte
     and after; without them, any. Raises UsageError: there is no such pair, or none was
     profiled."""
     from bench.answers.notices import describe_constants, warn
+    from bench.answers.render.table import name_case
     from bench.answers.step_time import explain_pairs
     from bench.results.store.rows import latest
-    from bench.results.study.axes import find_varying, select
+    from bench.results.study.axes import find_varying, select, take_value
     from bench.results.study.profiled import read_steps
     from bench.results.study.runs import make_results, read_runs
     from bench.results.study.sweeps import read_sweeps
@@ -60,20 +62,25 @@ def explain(sweep: Path, axis: str, ends: Sequence[Value], where: Sequence[Filte
     refuse_unknown("--axis", axis, results, COMPARED)
     steps = read_steps(results, sweeps)
     profiled = [r for r in results if r.cell in steps and steps[r.cell].profiled]
+    asked = [r for r in results if not ends or take_value(r, axis) in ends]
+    unfit = [r for r in asked if r.reason and r not in profiled]
+    names = find_varying(results)
+    reasons = [f"{name_case(r, names) or 'the case'} is {r.status}: {r.reason}" for r in unfit]
+    why = f": {name_first(reasons, 2, '; ')}" if reasons else ""
     if not profiled:
         raise UsageError(
-            f"{sweep}: no case that is asked for has a profile; run its command again with "
+            f"{sweep}: no case that is asked for has a profile{why}; run its command again with "
             "--profile on and a new --out, or ask for other cases"
         )
     found = explain_pairs(steps, results, axis, ends)
     if not found:
         change = " ".join([name_column(axis), *map(spell_value, ends)])
         raise UsageError(
-            f"{sweep}: no two profiled cases differ in {change} alone; "
+            f"{sweep}: no two profiled cases differ in {change} alone{why}; "
             "ask for other values, or for another --axis"
         )
     warnings = warn(select(runs, where), results, runs)
-    return Explanations(found, list(describe_constants(results, find_varying(results))), warnings)
+    return Explanations(found, list(describe_constants(results, names)), warnings)
 
 
 def render_text(answer: Explanations, full: bool = False) -> str:

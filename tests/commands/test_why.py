@@ -15,12 +15,14 @@ from bench.answers.explanation import describe
 from bench.answers.step_time import explain_pairs
 from bench.profile.step import StepWork
 from bench.profile.timeline import read_trace
+from bench.report.__main__ import main as report
 from bench.results.store.reader import read_records
 from bench.results.store.writer import Store
 from bench.results.study.axes import find_varying
 from bench.results.study.profiled import read_steps
 from bench.results.study.sweeps import read_sweeps
 from bench.schema.case import Case
+from bench.schema.record import Status
 from bench.schema.work import WorkKind
 from bench.sweep.__main__ import main as sweep_main
 from bench.training.profiling import MOST
@@ -155,6 +157,30 @@ def test_without_a_profile_it_says_how_to_get_one(tmp_path: Path, capsys: Captur
     write_sweep(tmp_path, [make_run(Case(), step_time_median_s=0.1, epoch_time_s=1.0)])
     assert main([str(tmp_path)]) == 2
     assert "run its command again with --profile" in capsys.readouterr().err
+
+
+def test_why_one_of_two_is_left_out_is_said(tmp_path: Path, capsys: Capture) -> None:
+    with Store(tmp_path / "sweep") as store:
+        for name, status, reason in (("fp32", "ok", ""), ("fp16", "invalid", "it ran in float32")):
+            step = make_network(name)
+            record = make_profiled(make_case(name), step, status=Status(status), reason=reason)
+            store.append(record, work=step.work)
+    assert main([str(tmp_path / "sweep")]) == 2
+    error = capsys.readouterr().err
+    assert "differ in precision alone: fp16 is invalid: it ran in float32; ask for" in error
+    assert error.count("\n") == 1
+
+
+def test_a_step_that_took_no_time_is_not_explained(tmp_path: Path, capsys: Capture) -> None:
+    with Store(tmp_path / "sweep") as store:
+        for name, step_s in (("fp32", 0.1), ("fp16", 0.0)):
+            step = make_network(name)
+            record = make_profiled(make_case(name), step, step_time_median_s=step_s)
+            store.append(record, work=step.work)
+    assert report([str(tmp_path / "sweep"), "--full"]) == 0
+    assert "2 cases in 2 runs: 2 ok" in capsys.readouterr().out
+    assert main([str(tmp_path / "sweep")]) == 2
+    assert "no two profiled cases" in capsys.readouterr().err
 
 
 def test_the_work_is_of_the_profile_in_the_middle_and_the_time_of_all_repeats(

@@ -102,7 +102,7 @@ def read_steps(results: Iterable[Result], sweeps: Sequence[SweepFolder]) -> dict
     steps = {}
     for result in results if work else ():
         stepped = (run for run in result.every if run.status in RELIABLE)
-        repeats = [run for run in stepped if not math.isnan(run.step_time_median_s)]
+        repeats = [run for run in stepped if run.step_time_median_s > 0]
         counted = [run for run in repeats if (run.sweep, run.record_id) in work]
         if not counted:
             continue
