@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any
 
-from bench.advise.advisor import find_advice
+from bench.advise.advisor import Advice, find_advice
 from bench.advise.findings import LEVERS, strip
 from bench.answers.advice import BUDGET, parse_budget
-from bench.base.errors import UsageError, nearest
+from bench.base.errors import UsageError, choose, nearest
 from bench.base.processes import leave
 from bench.machine.host import has_cuda
 from bench.schema.axis import Value, name_column, own_axis
@@ -66,6 +66,7 @@ def build_parser() -> Parser:
         choices=("time",),
         help="advise also values of --vary that no loss is known of, if they take less time",
     )
+    add_flag(group, "--format", "FORMAT", "text or json (text)", default="text")
     add_axes(
         parser,
         "one value fixes a setting, several are tried; without a flag, "
@@ -127,6 +128,10 @@ def _read_command(
     }
 
 
+def write_text(answer: Advice) -> str:
+    return "".join(f"{line}\n" for line in answer.write())
+
+
 @command
 def main(argv: Sequence[str]) -> int:
     """Find the setting to train with.
@@ -136,13 +141,14 @@ def main(argv: Sequence[str]) -> int:
     """
     began = monotonic()
     given = build_parser().parse(argv)
+    write = choose("--format", given.format, {"text": write_text, "json": Advice.write_json})
     axes = read_axes(given)
     now = _read_now(given, axes)
     options = read_running(given, axes, Preset(ADVICE, "", ({},)))
     if options.lanes not in (None, 1):
         raise UsageError("--lanes: bench.advise measures one case at a time; leave it out")
     answer = find_advice(now, options, given.budget, began + given.budget, given.aim == "time")
-    print(*answer.write(), sep="\n")
+    print(write(answer), end="")
     if answer.stopped:
         return 128 + answer.stopped
     return 0 if answer.advised is not None else 3

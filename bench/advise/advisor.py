@@ -13,6 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from time import monotonic
+from typing import Any
 
 from bench.advise.findings import (
     Findings,
@@ -26,6 +27,7 @@ from bench.answers.choice import tell_open
 from bench.answers.halving import spell_case
 from bench.base.errors import UsageError
 from bench.base.limits import NEAR
+from bench.base.plain import dump_document
 from bench.base.text import (
     count,
     join_words,
@@ -40,10 +42,10 @@ from bench.results.study.axes import name_setting
 from bench.results.study.runs import Run, read_runs
 from bench.results.study.sweeps import read_sweep
 from bench.results.study.warnings import WARNINGS
-from bench.results.verdict import compare
+from bench.results.verdict import Ratio, compare
 from bench.schema.axis import name_axis, name_column
-from bench.schema.case import Case, format_value, list_axes
-from bench.schema.command import list_places
+from bench.schema.case import Case, format_value, lay_out, list_axes
+from bench.schema.command import ITEMS, list_places
 from bench.schema.record import REPEATED, Outcome, Record, Status, flatten
 from bench.sweep.display import Display
 from bench.sweep.execution import Grid, OomSkips
@@ -287,25 +289,85 @@ class Advice:
         ]
         if failed:
             yield f"Did not train: {name_first(failed, 3, '; ')}."
-        if untried := "; ".join(self._list_untried()):
-            yield f"Not tried: {untried}."
+        untried = [f"{what} ({why})" if why else what for what, why in self._list_untried()]
+        if untried:
+            yield f"Not tried: {'; '.join(untried)}."
         if kept := [name_axis(axis) for axis in findings.kept]:
             yield (
                 f"Values of {join_words(kept)} are measured and none is advised: it may train "
                 "something else, and no loss is known; --for time advises the fastest, and "
                 "bench.step(loss=…) in the script tells it."
             )
-        if advised not in (None, now):
+        if commands := self._list_whole():
             yield "Does it learn as well? Train both whole, over several seeds, and see:"
-            folder = str(self.folder.with_name(f"{self.folder.name}-whole"))
-            how = ["--fraction", "1", "--evaluate"] if now.command is None else []
-            how += ["--repeats", str(SEEDS), "--out", folder]
-            for setting in (now, advised):
-                yield "  " + shlex.join(["python", "-m", "bench.sweep", *spell_case(setting), *how])
-            yield "  " + shlex.join(["python", "-m", "bench.report", folder])
-        if self.pending or warnings:
-            longer, anew = not self.stopped, bool(warnings)
-            yield f"Next: {propose(self.command, self.folder, longer=longer, anew=anew)}"
+            yield from (f"  {command}" for command in commands)
+        if following := self._propose_next(anew=bool(warnings)):
+            yield f"Next: {following}"
+
+    def write_json(self) -> str:
+        """Write the answer with all settings and their times, as a JSON document."""
+        findings, advised, now = self.findings, self.advised, self.findings.now
+        gain, remarks = None, list[str]()
+        if advised is not None:
+            lowest = min(findings.times, key=findings.find_time)
+            warned = self._list_warnings({advised, now, lowest})
+            remarks = [*dict.fromkeys(chain.from_iterable(warned))]
+            if advised != now and now in findings.times:
+                speedup, ratio, chance = self._rate(advised, now)
+                here, there = (self._find_memory(setting) for setting in (advised, now))
+                gain = {
+                    "speedup": speedup,
+                    "low": ratio.low,
+                    "high": ratio.high,
+                    "chance": chance,
+                    "memory": here / there if here and there else None,
+                }
+        content = {
+            "now": self._lay_out(now),
+            "advised": advised and self._lay_out(advised),
+            "gain": gain,
+            "warnings": remarks,
+            "time_of": "an epoch" if now.command is None else f"{ITEMS:,} {findings.unit}".strip(),
+            "tried": [self._lay_out(one) | self._tell_runs(one) for one in findings.runs],
+            "not_tried": [{"setting": what, "reason": why} for what, why in self._list_untried()],
+            "kept": [name_column(axis) for axis in findings.kept],
+            "whole": self._list_whole(),
+            "next": self._propose_next(anew=bool(remarks)) or None,
+            "folder": str(self.folder),
+            "stopped": self.stopped,
+        }
+        return dump_document("advise", 1, content)
+
+    def _lay_out(self, setting: Case) -> dict[str, Any]:
+        return {"name": name(setting, self.findings.now), "case": lay_out(setting)}
+
+    def _tell_runs(self, setting: Case) -> dict[str, Any]:
+        last = self.findings.runs[setting][-1]
+        return {
+            "status": last.status,
+            "reason": last.reason,
+            "times_s": self.findings.times.get(setting, []),
+            "memory_bytes": self._find_memory(setting) or None,
+        }
+
+    def _list_whole(self) -> list[str]:
+        """List the commands that train the present and the advised setting whole, and compare what
+        they learn; none if the present one is advised."""
+        now, advised = self.findings.now, self.advised
+        if advised in (None, now):
+            return []
+        folder = str(self.folder.with_name(f"{self.folder.name}-whole"))
+        how = ["--fraction", "1", "--evaluate"] if now.command is None else []
+        how += ["--repeats", str(SEEDS), "--out", folder]
+        words = [["bench.sweep", *spell_case(setting), *how] for setting in (now, advised)]
+        words.append(["bench.report", folder])
+        return [shlex.join(["python", "-m", *of]) for of in words]
+
+    def _propose_next(self, anew: bool) -> str:
+        """Return the command that goes on, or begins ``anew``; empty if nothing is left to run."""
+        if not (self.pending or anew):
+            return ""
+        return propose(self.command, self.folder, longer=not self.stopped, anew=anew)
 
     def _recommend(self, advised: Case) -> str:
         """Say what to train with, and what that gains over the present setting."""
@@ -377,25 +439,33 @@ class Advice:
     def _compare(self, setting: Case, other: Case) -> str:
         """Return ``3.10× (2.90 to 3.31) as fast as``; without an interval if there are too few
         repeats."""
-        findings, times = self.findings, self.findings.times
-        (ratio,) = compare([(times[setting], times[other])])
-        chance = any(self._list_warnings({setting, other}))
+        speedup, ratio, chance = self._rate(setting, other)
         parts = []
         if ratio.low is not None and ratio.high is not None:
             parts.append(f"{ratio.low:.2f} to {ratio.high:.2f}")
-            chance |= ratio.low < 1 < ratio.high
         if chance:
             parts.append("which may be chance")
         note = f" ({', '.join(parts)})" if parts else ""
-        return f"{findings.find_time(other) / findings.find_time(setting):.2f}×{note} as fast as"
+        return f"{speedup:.2f}×{note} as fast as"
+
+    def _rate(self, setting: Case, other: Case) -> tuple[float, Ratio, bool]:
+        """Return how many times as fast a setting is as another, the same with its interval, and
+        whether it may be chance: by a warning, or by the interval."""
+        findings, times = self.findings, self.findings.times
+        (ratio,) = compare([(times[setting], times[other])])
+        chance = any(self._list_warnings({setting, other}))
+        if ratio.low is not None and ratio.high is not None:
+            chance |= ratio.low < 1 < ratio.high
+        return findings.find_time(other) / findings.find_time(setting), ratio, chance
 
     def _find_memory(self, setting: Case) -> float:
         return max(read_peak(row) or 0.0 for row in self.findings.runs[setting])
 
-    def _list_untried(self) -> Iterator[str]:
-        """Yield what could not be tried, with the reason, and values of levers that no run had."""
-        yield from (f"{what} ({why})" for what, why in self.left_out.items())
+    def _list_untried(self) -> Iterator[tuple[str, str]]:
+        """Yield what could not be tried, with the reason, and values of levers that no run had,
+        without one."""
+        yield from self.left_out.items()
         for axis, values in self.findings.levers.items():
             seen = {str(getattr(setting, axis)) for setting in self.findings.runs}
             left = [v for v in values if str(v) not in {*seen, *self.left_out}]
-            yield from (name_setting(axis, format_value(value)) for value in left)
+            yield from ((name_setting(axis, format_value(value)), "") for value in left)

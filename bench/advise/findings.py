@@ -186,13 +186,13 @@ class Findings:
         self.runs.setdefault(setting, []).append(row)
         time = row.number("epoch_time_s")
         if case.command is not None:  # of which each may tell of epochs of another size
-            rate = row.number("images_per_s") if row.unit == self._unit else None
+            rate = row.number("images_per_s") if row.unit == self.unit else None
             time = ITEMS / rate if rate else None
         if time and row.status is Status.OK:
             self.times.setdefault(setting, []).append(time)
 
     @property
-    def _unit(self) -> str:
+    def unit(self) -> str:
         """What the present setting counts, of a command; times of anything else do not compare."""
         return next((row.unit for row in self.runs.get(self.now, ())), "")
 

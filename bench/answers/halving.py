@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from bench.answers.render.table import Column, Section, Sheet, axis_column, name_outcome
 from bench.base.text import count
 from bench.networks.workloads import IMAGES
 from bench.results.store.rows import Row, keep_latest
 from bench.results.study.quantities import QUANTITIES
-from bench.schema.axis import is_own
+from bench.schema.axis import is_own, name_column
 from bench.schema.case import (
     AXES,
     Case,
@@ -159,6 +160,33 @@ def tabulate_trials(
         words=summarize(trials, halving),
         empty=(),
     )
+
+
+def lay_out_search(
+    rows: Sequence[Row], epochs: Epochs, halving: Halving, out: Path
+) -> dict[str, Any]:
+    """Return for JSON the trials in the order of `find_trials`, with the metric by epoch, and how
+    to confirm the best."""
+    names = _list_searched(halving)
+    return {
+        "metric": halving.metric,
+        "better": "higher" if halving.higher else "lower",
+        "epochs": halving.epochs,
+        "rungs": halving.rungs,
+        "drawn": len(halving.trials),
+        "trials": [
+            {
+                "trial": trial.number,
+                "settings": {name_column(n): getattr(trial.row.case, n) for n in names},
+                "status": trial.row.status,
+                "reason": trial.row.reason,
+                "ended_early": trial.ended,
+                "values": trial.curve,
+            }
+            for trial in find_trials(rows, epochs, halving)
+        ],
+        "confirm": confirm(rows, epochs, halving, out),
+    }
 
 
 def confirm(rows: Iterable[Row], epochs: Epochs, halving: Halving, out: Path) -> list[str]:

@@ -23,6 +23,7 @@ _FORMATS = {
     "text": "bench.answers.render.terminal:render",
     "md": "bench.answers.render.documents:render_markdown",
     "html": "bench.report.html:render",
+    "json": "bench.cards.document:write_json",
 }
 """Functions that return a document as text."""
 
@@ -36,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     add = parser.add_argument
     add("folders", nargs="*", type=Path, metavar="FOLDER",
         help="sweeps' folders or records files (default: all under results/)")  # fmt: skip
-    add_output(parser, "text, md or html")
+    add_output(parser, "text, md, html or json")
     add_prices(parser)
     add("--full", action="store_true", help="print all warnings, tables and notes")
     given = parser.parse(argv)

@@ -38,16 +38,18 @@ from bench.answers.report_data import ReportData, gather
 from bench.answers.settings import Setting, choose, choose_base, judge_speeds
 from bench.base.limits import STEADY
 from bench.base.origin import LABELS
+from bench.base.plain import dump_document
 from bench.base.text import count, name_first
 from bench.networks.workloads import OWN
 from bench.report.document import Report
+from bench.report.files import list_warnings
 from bench.results.store.rows import group
 from bench.results.study.axes import list_main, name_setting
 from bench.results.study.comparable import AMOUNT, refuse_alone, refuse_base
 from bench.results.study.estimate import TIME
 from bench.results.study.runs import Result, name_machines
 from bench.results.study.sweeps import SweepFolder
-from bench.results.study.warnings import SAID_BELOW
+from bench.results.study.warnings import SAID_BELOW, WARNINGS
 from bench.results.verdict import Ratio
 from bench.schema.axis import Trait, Value, name_axis
 from bench.schema.case import (
@@ -55,6 +57,7 @@ from bench.schema.case import (
     FOLLOWS,
     SAME_QUESTION,
     UNTIMED,
+    lay_out,
     list_affecting,
     list_axes,
     spell_value,
@@ -313,6 +316,9 @@ def _judge_pairs(
 MOST_CARDS = 4
 """The most cards of a group that sentences name."""
 
+_NUMBERS = ("epoch_time_s", "images_per_s", "memory_bytes", "images_per_j", "repeats")
+"""Columns of a report that a JSON document has of a case."""
+
 
 def write_speed(speed: Ratio, *rows: Result) -> str:
     """Write a ratio of speeds, with its interval if repeats give one: ``1.91 [1.90–1.92]``. A range
@@ -424,6 +430,60 @@ def _tabulate_pairs(found: Cards) -> Iterator[Sheet]:
         "else they differ; the verdicts of a group are one family."
     )
     yield Sheet("Card against card", columns, rows, [note], headings)
+
+
+def write_json(found: Cards) -> str:
+    """Write every group with its entries and pairs, as a JSON document."""
+
+    def lay_out_row(row: Result | None) -> dict[str, Any] | None:
+        if row is None:
+            return None
+        cost = {"cost": found.tariff.find_cost(row).value} if found.tariff else {}
+        return {
+            "case": lay_out(row.first.case),
+            **{name: getattr(row, name) for name in _NUMBERS},
+            **cost,
+            "part": row.part,
+            "warnings": [name for name in WARNINGS if getattr(row, name)],
+        }
+
+    def lay_out_speed(speed: Ratio) -> dict[str, Any]:
+        return {"speed": speed.value, **{n: getattr(speed, n) for n in ("low", "high", "lack")}}
+
+    groups = [
+        {
+            "setting": lay_out(one.setting.first.case),
+            "time_of": str(one.setting.period),
+            "apart": one.tell_apart(found.groups[0]) if one is not found.groups[0] else [],
+            "cards": [
+                {
+                    "card": entry.card,
+                    "torch": entry.best.torch,
+                    "kind": entry.best.kind,
+                    "precision": entry.precision,
+                    "at_setting": lay_out_row(entry.equal),
+                    "over": {base: lay_out_speed(speed) for base, speed in entry.over.items()},
+                    "best": lay_out_row(entry.best),
+                    "recommended": lay_out_row(entry.chosen),
+                }
+                for entry in one.entries
+            ],
+            "pairs": [
+                {
+                    "precision": pair.precision,
+                    "a": pair.slow,
+                    "b": pair.fast,
+                    "case": lay_out(pair.cases[0].first.case),
+                    **lay_out_speed(pair.speed),
+                    "verdict": TIME.word(pair.speed.invert().judge(STEADY)),
+                }
+                for pair in one.pairs
+            ],
+        }
+        for one in found.groups
+    ]
+    content = {"answers": found.answers, "warnings": list_warnings(found), "groups": groups}
+    return dump_document("cards", 1, content)
 
 
 CARDS = Section(

@@ -91,7 +91,7 @@ def write_json(report: Report) -> str:
         "constants": report.constants,
         "answers": report.answers,
         "next_step": report.next_step,
-        "warnings": [_take(warning, "label", "text", "remedy") for warning in report.warnings],
+        "warnings": list_warnings(report),
         "tables": [_table(table) for table in report.tables],
         "notes": report.notes,
         "outcomes": report.outcomes,
@@ -106,6 +106,10 @@ def write_json(report: Report) -> str:
         ],
     }
     return dump_document("report", 1, content)
+
+
+def list_warnings(report: Report) -> list[dict[str, str]]:
+    return [_take(warning, "label", "text", "remedy") for warning in report.warnings]
 
 
 def _take(one: Any, *names: str) -> dict[str, Any]:

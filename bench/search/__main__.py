@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.base.plain import dump_document
 from bench.base.processes import leave
 from bench.base.text import count
 from bench.results.store.reader import read_beside, read_rows
@@ -35,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         print(*describe_search(asked), sep="\n")
         return 0
     trials, loop = run_search(asked)
-    measured = print_findings(loop.out, trials.halving)
+    measured = print_findings(loop.out, trials.halving, asked.format)
     go_on = f"to continue: {loop.resume}"
     if loop.stopped:
         print(f"stopped; {go_on}", file=sys.stderr)
@@ -45,13 +46,18 @@ def main(argv: Sequence[str]) -> int:
     return 0 if measured else 1
 
 
-def print_findings(out: Path, halving: Halving) -> bool:
+def print_findings(out: Path, halving: Halving, format: str = "text") -> bool:
     """Print trials and how to confirm the best. Return whether any trial was measured."""
-    from bench.answers.halving import SEARCH, confirm, tabulate_trials
+    from bench.answers.halving import SEARCH, confirm, lay_out_search, tabulate_trials
     from bench.answers.render.terminal import draw_table, open_console
 
-    console = open_console(_WIDTH)
     rows, epochs = read_rows(out), read_beside(out, EpochRow)
+    measured = any(row.status in MEASURED for row in rows)
+    if format == "json":
+        found = lay_out_search(rows, epochs, halving, out)
+        print(dump_document("search", 1, found), end="")
+        return measured
+    console = open_console(_WIDTH)
     # the commands that confirm the best are printed below
     for table in SEARCH.lay_out(tabulate_trials(rows, epochs, halving, how="")):
         draw_table(table, console)
@@ -60,7 +66,7 @@ def print_findings(out: Path, halving: Halving) -> bool:
         print("Confirm the best on seeds that did not choose them, then compare:")
         for command in commands:
             print(f"  {command}")
-    return any(row.status in MEASURED for row in rows)
+    return measured
 
 
 if __name__ == "__main__":

@@ -65,6 +65,7 @@ class Search:
     options: Options  # as of a sweep over the lists of values
     cases: Sequence[Case]  # the trials
     halving: Halving
+    format: str  # of what is found: text or json
 
 
 def draw_trials(
@@ -178,6 +179,7 @@ def build_parser(docstring: str | None) -> Parser:
         partial(parse_whole, least=2, most=1000),
         REDUCTION,
     )
+    add("--format", "FORMAT", "of what is found, text or json (text)", default="text")
     group.add_argument("--dry-run", action="store_true", help="print the trials and their epochs")
     add_axes(
         parser,
@@ -199,6 +201,7 @@ def parse_arguments(argv: Sequence[str], docstring: str | None = None) -> Search
             "this machine alone; leave it out"
         )
     choose("--metric", given.metric, SEARCH_METRICS)
+    choose("--format", given.format, dict.fromkeys(("text", "json")))
     rates = _take_range(given)
     own = read_axes(given)
     axes: dict[str, list[Value]] = {"epochs": [_EPOCHS], "seed": [Case.seed], **own}
@@ -222,7 +225,7 @@ def parse_arguments(argv: Sequence[str], docstring: str | None = None) -> Search
     options = read_running(given, axes, Preset("search", "", (searched,)))
     cases, settings = draw_trials(options, given.samples, seed, rates)
     halving = Halving(given.metric, epochs, grace, given.reduction, settings)
-    return Search(options, cases, halving)
+    return Search(options, cases, halving, given.format)
 
 
 def _choose_command(axes: Mapping[str, Sequence[Value]], metric: str) -> str:
