@@ -381,7 +381,7 @@ def _lay_out(comparison: Comparison, metric: Metric, finding: MetricVerdict) -> 
         **_lay_out_costs(comparison, metric, finding),
         "pairs": finding.ratio.pairs,
         "verdict": metric.word(finding.ratio.judge(comparison.margin)),
-        "spoilt": comparison.list_spoilt([finding.match]) if metric.timed else [],
+        "warnings": comparison.list_spoilt([finding.match]) if metric.timed else [],
         "remarks": list(remark(comparison, metric, finding)),
     }
 

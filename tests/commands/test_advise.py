@@ -31,6 +31,7 @@ from bench.sweep.options import parse_arguments
 from tests import fake_executor as fake
 from tests.planted.records import ROOT, make_run, write_sweep
 from tests.pytest_for_tests import Capture, Patch
+from tests.schemas_for_tests import read_document
 
 NOW = Case(batch_size=128)
 LEVERS = list_levers(NOW, {"cuda_graphs": [False]}, 50_000)
@@ -143,7 +144,8 @@ def test_what_rests_on_a_doubted_run_may_be_chance(warned: int | None, tmp_path:
     for row in measured.rows:
         findings.add(row.case, row)
     command = "python -m bench.advise --budget=90s --model dpn92"
-    lines = [*Advice(findings, {}, tmp_path, command, runs=read_runs([measured])).write()]
+    advice = Advice(findings, {}, tmp_path, command, runs=read_runs([measured]))
+    lines = [*advice.write()]
     chance = ["which may be chance" in line for line in lines if "× (" in line]
     assert chance == {64: [False, True], 32: [True, True], None: [False, False]}[warned]
     warnings = [line for line in lines if line.startswith("! ")]
@@ -152,6 +154,13 @@ def test_what_rests_on_a_doubted_run_may_be_chance(warned: int | None, tmp_path:
     # in the same folder these runs would stay
     following = f"Next: python -m bench.advise --model dpn92 --out {tmp_path}-again --budget 3m"
     assert (lines[-1] == following) == bool(warned)
+    found = read_document(advice.write_json())
+    gain = found["gain"]
+    ends = f"{gain['speedup']:.2f}× ({gain['low']:.2f} to {gain['high']:.2f}"
+    assert ends in lines[0]
+    assert gain["chance"] == ("which may be chance" in lines[0])
+    assert found["warnings"] == ["shared"] * bool(warned)
+    assert f"Next: {found['next']}" == (following if warned else "Next: None")
 
 
 def test_what_follows_from_a_change_is_no_change() -> None:
@@ -310,7 +319,18 @@ def test_the_command_says_what_to_train_with(tmp_path: Path, capsys: Capture) ->
     run(tmp_path / "out", "--budget", "1m", "--loss-scale", "512")
     assert capsys.readouterr().out.splitlines()[0] == first
     assert len(read_records(tmp_path / "out")) == len(rows)
-    commands = [shlex.split(line)[3:] for line in rest if "python -m bench.sweep" in line]
+    lines = [shlex.split(line) for line in rest if "python -m bench.sweep" in line]
+    run(tmp_path / "out", "--budget", "1m", "--loss-scale", "512", "--format", "json")
+    found = read_document(capsys.readouterr().out)
+    assert found["now"]["name"] == "fp32, batch size 128"
+    assert found["advised"]["name"] == "fp32, batch size 256"
+    assert found["gain"]["speedup"] == pytest.approx(1.28, abs=0.005)
+    assert found["gain"]["low"] is None, "times without any spread"
+    assert found["gain"]["memory"] == pytest.approx(2)
+    assert [one["status"] for one in found["tried"]] == ["ok"] * 4
+    assert len(found["tried"][0]["times_s"]) == 3
+    assert [shlex.split(command) for command in found["whole"][:2]] == lines
+    commands = [line[3:] for line in lines]
     for words in commands:
         small = ["--executor", "fake", "--repeats", "1", "--no-report"]
         assert sweep.main(join_flags(words, small)) == 0
@@ -332,6 +352,10 @@ def test_where_too_little_was_measured_there_is_no_answer(
     assert output.startswith("No advice: ")
     assert ("Did not train: fp32, batch size 128 (oom: " in output) == bool(answers)
     assert ("Next: python -m bench.advise" in output) == bool(flags)
+    run(tmp_path, *flags.split(), "--format", "json", rc=3)
+    found = read_document(capsys.readouterr().out)
+    assert (found["advised"], found["gain"], found["time_of"]) == (None, None, "an epoch")
+    assert (found["next"] or "").startswith("python -m bench.advise" if flags else "")
 
 
 def test_a_budget_is_a_time() -> None:

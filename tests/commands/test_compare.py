@@ -92,7 +92,10 @@ def tell(document: dict[str, Any]) -> Iterator[str]:
         if verdicts:
             yield f"{metric}: {count(verdicts)}"
     spoilt = [
-        text for findings in document["metrics"].values() for f in findings for text in f["spoilt"]
+        text
+        for findings in document["metrics"].values()
+        for f in findings
+        for text in f["warnings"]
     ]
     if spoilt:
         yield f"spoilt: {', '.join(dict.fromkeys(spoilt))}"
@@ -308,7 +311,7 @@ def test_times_that_a_report_does_not_trust_are_not_relied_on(
     """Of each warning that is planted: a case that keeps a report from trusting it says it here."""
     folder = write("a", [*list_planted(WARNED)])
     (found,) = machine(folder, folder, "--metric", "epoch_time_s")["metrics"].values()
-    rows = [(row["case"]["seed"], row["spoilt"]) for row in found]
+    rows = [(row["case"]["seed"], row["warnings"]) for row in found]
     warned = {seed: {text.partition(" in ")[0] for text in spoilt} for seed, spoilt in rows}
     outcomes = {"invalid", "diverged"}  # which are told as such
     for seed, planted in enumerate(WARNED.values()):

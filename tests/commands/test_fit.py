@@ -27,6 +27,7 @@ from bench.schema.record import Status
 from bench.sweep import __main__ as sweep
 from bench.sweep.largest_batch import Ending, read_largest_batches
 from tests import fake_executor as fake
+from tests.schemas_for_tests import read_document
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -140,7 +141,7 @@ def test_step_and_margin_are_those_of_the_json_the_report_and_a_later_sweep(
     run_fit(
         tmp_path, *LIMIT, "--format=json", "--step", "16", "--margin", "20%", "--precision", "fp32"
     )
-    document = json.loads(capsys.readouterr().out)
+    document = read_document(capsys.readouterr().out)
     (answer,) = document["searches"]
     assert (answer["largest"], answer["smallest_failing"]) == (720, 736)
     assert answer["recommended"] == 512, "300 + 512 <= 0.8 * 1024 < 300 + 528"
