@@ -45,6 +45,14 @@ def test_pages_ask_no_network(site: Path) -> None:
             assert (page.parent / place.partition("?")[0]).exists(), (page.name, place)
 
 
+def test_schemas_are_there_as_files(site: Path) -> None:
+    """And the page that names them leads to each."""
+    page = (site / "results.html").read_text()
+    for schema in (ROOT / "docs" / "schemas").glob("*.json"):
+        assert (site / "schemas" / schema.name).read_bytes() == schema.read_bytes()
+        assert f'href="schemas/{schema.name}"' in page
+
+
 def test_files_outside_the_pages_are_linked_in_the_repository(site: Path) -> None:
     """As records, which the site does not hold."""
     links = re.findall(r'href="([^"]+)"', (site / "published.html").read_text())
