@@ -149,6 +149,7 @@ def _tell(found: ReportData, place: Target) -> Iterator[str]:
     else:
         bases = [*_find_baselines(place, chosen)]
         yield _tell_chosen(found, place, chosen, bases)
+        yield "" if found.aim else _tell_loss(found, place, chosen)
         yield _tell_pairs(place, chosen, bases)
         yield _tell_rivals(found, place, chosen)
         if place.choice and not found.aim:
@@ -475,6 +476,22 @@ def write_caveat(settings: Sequence[Setting]) -> str:
         caveat += "makes fewer updates; "
     return caveat + (
         "at another batch size tune the learning rate again, and compare at equal accuracy."
+    )
+
+
+def _tell_loss(found: ReportData, place: Target, chosen: Setting) -> str:
+    """Say where another of the user's own values, or another command, has a loss that is clearly
+    lower: what the values do to a training is the script's affair."""
+    rivals = [s for s in place.settings if s.timed and s.differs_in(chosen, ("vary", "command"))]
+    known = [s for s in (chosen, *rivals) if is_number(s.best.train_loss)]
+    lowest = min(known, key=lambda setting: setting.best.train_loss, default=chosen)
+    mine, least = chosen.best.train_loss, lowest.best.train_loss
+    if chosen not in known or mine - least <= NEAR * abs(least):
+        return ""
+    write = QUANTITIES["train_loss"].write
+    return (
+        f"Its training loss is {write(mine)}, and {write(least)} in "
+        f"{describe_setting(found, lowest)}: look at what each learns before you choose by time."
     )
 
 

@@ -248,6 +248,20 @@ def test_a_faster_value_of_the_user_s_own_is_not_recommended_where_its_loss_is_u
     assert "Whether another rate trains as well is not known, so none is recommended" in unknown
     for recommended in (read("loss", train_loss=2.0), read("time", "time", train_loss=None)):
         assert "Train train.py on A card in fp32 at batch size 64 (rate 2): " in recommended
+        assert "Its training loss" not in recommended
+
+
+def test_a_faster_value_of_the_user_s_own_that_learns_less_is_told_with_both_losses(
+    tmp_path: Path,
+) -> None:
+    slow, fast = (script(vary=f"rate={rate}") for rate in "12")
+    rows = [*counted(slow, [0.01, 0.0101, 0.0099], train_loss=1.4)]
+    rows += counted(fast, [0.005, 0.0051, 0.0049], train_loss=8.5)
+    (answer,) = read_report(tmp_path, rows).answers
+    assert (
+        "Its training loss is 8.500, and 1.400 in fp32 at batch size 64 (rate 1): look at what "
+        "each learns before you choose by time." in answer.sentences
+    )
 
 
 ALIKE: dict[str, tuple[str, Sequence[Record], str]] = {
