@@ -50,7 +50,7 @@ from bench.results.verdict import (
     withdraw_if_guessing,
 )
 from bench.results.verdict import compare as compare_repeats
-from bench.schema.axis import Value, name_axis, name_column
+from bench.schema.axis import Value, is_own, name_axis, name_column
 from bench.schema.case import (
     SAME_QUESTION,
     SWITCHES,
@@ -334,7 +334,8 @@ class Comparison:
 
 def follows(column: str, axis: str) -> bool:
     """Return whether an environment column depends on the compared axis."""
-    return axis != "device" and axis in COMPARABLE.get(column, ())
+    owner = "vary" if is_own(axis) else axis
+    return owner != "device" and owner in COMPARABLE.get(column, ())
 
 
 def choose_metrics(a: _Side, b: _Side) -> list[Metric]:

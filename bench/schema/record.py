@@ -291,9 +291,9 @@ class Environment:
     capability: str | None = quantity("CUDA compute capability")
     driver: str | None = quantity("driver of the GPU", comparable="device")
     cpu: str | None = quantity("CPU model and the cores this process may use", comparable="device")
-    torch: str | None = quantity("torch version", comparable="device")
-    cuda: str | None = quantity("CUDA version torch was built for", comparable="device")
-    cudnn: str | None = quantity("cuDNN version", comparable="device")
+    torch: str | None = quantity("torch version", comparable="torch")
+    cuda: str | None = quantity("CUDA version torch was built for", comparable="torch")
+    cudnn: str | None = quantity("cuDNN version", comparable="torch")
     python: str | None = quantity("Python version")
     os: str | None = quantity("operating system")
     host: str | None = quantity("host name")
@@ -602,6 +602,8 @@ RANK_COLUMNS = _join(RankRow, "that the process")
 
 _OWNERS = {
     "device": ("device",),
+    # a command, and a word of it, may choose the Python that runs it
+    "torch": ("device", "command", "vary"),
     "dataset": list_affecting(Trait.DATA),
     "model": ("model", *SYNTHETIC_AXES, "length"),
     "start": ("start",),

@@ -117,7 +117,7 @@ def find_unknown_code(evidence: Evidence) -> Iterator[str]:
 
 
 def find_environments(evidence: Evidence) -> Iterator[str]:
-    columns = [name for name, owners in COMPARABLE.items() if owners == ("device",)]
+    columns = [name for name, owners in COMPARABLE.items() if "device" in owners]
     for column, values, rows in list_mixed(evidence.own, columns):
         listed = name_first(values, 3)
         yield f"{column} is not the same in all rows of {rows[0].device}: {listed}"

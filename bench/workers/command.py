@@ -32,6 +32,7 @@ from bench.base.inject import (
     find_happened,
     find_opened,
     find_uncaught,
+    find_versions,
     keep_armed,
     read_listing,
 )
@@ -242,7 +243,11 @@ class _Run:
         found = [one for one in found if self._look.get(name_file(one.path)) == one.content]
         job, roots = self._job, [path.parent for path in self.named]
         but = [path.parent for path in (job.outputs, job.log) if path]
-        return judge_opened([*opened, *found], roots, but, self.began_ns, job.since_ns)
+        seen = judge_opened([*opened, *found], roots, but, self.began_ns, job.since_ns)
+        seen.found = find_versions(entries, self.reports.who.get("pid"))
+        if job.case.device != "cuda":
+            seen.found["cudnn"] = None  # which a row of a CPU does not name
+        return seen
 
     def close(self, stop: bool) -> int:
         """Wait for its end, or bring it about, and that of what it started. Return its code,

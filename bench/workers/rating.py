@@ -129,7 +129,7 @@ def check_rates(device_rates: DeviceRates, gpu: str | None) -> Iterator[tuple[st
 
 _SAME_STATE = (
     *(*SAME_DEVICE, "gpu_uuid", "host"),
-    *(name for name, owners in COMPARABLE.items() if owners == ("device",)),
+    *(name for name, owners in COMPARABLE.items() if "device" in owners),
 )
 """Columns in which a row must agree with a device for its rates to stand for it."""
 

@@ -95,7 +95,7 @@ class Uncaught:
 Listed = tuple[Any, ...]
 """A line of a listing: what it is of, and what is told of that."""
 
-_OF_PROCESSES = ("began", "raised", "hook")
+_OF_PROCESSES = ("began", "raised", "hook", "versions")
 
 
 def read_listing(listing: Path) -> list[Listed]:
@@ -143,6 +143,18 @@ def find_happened(entries: Iterable[Listed]) -> dict[str, Any]:
     ``began`` if any was Python, and ``failed`` with the reason why nothing could be seen."""
     began: dict[str, Any] = dict.fromkeys(how for how, *_ in entries if how == "began")
     return began | {one[3]: one[4] for one in entries if one[0] == "hook"}
+
+
+VERSIONS = ("python", "torch", "cuda", "cudnn")
+"""Columns of an `Environment` that are those of a command, where it has another Python."""
+
+
+def find_versions(entries: Iterable[Listed], pid: int | None) -> dict[str, str | None]:
+    """Return `VERSIONS` as a command's process ``pid`` has them, or else the last that imported
+    torch; None of what is not known, as where none did."""
+    told = {int(one[1]): one[2:] for one in entries if one[0] == "versions"}
+    last = next(reversed(told.values()), (None,) * len(VERSIONS))
+    return dict(zip(VERSIONS, told.get(pid or 0, last), strict=True))
 
 
 def watch() -> list[str]:

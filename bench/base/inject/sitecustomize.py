@@ -87,6 +87,11 @@ class Watch:
         except Exception:
             pass
 
+    def tell_versions(self, *versions: object) -> None:
+        """Tell those of Python, torch, CUDA and cuDNN, of which some may be None."""
+        texts = (None if one is None else str(one) for one in versions)
+        self._tell(write_line("versions", str(os.getpid()), *texts))
+
     def _look(self, path: str, how: str) -> None:
         if path.startswith(self._aside) or "/site-packages/" in path or "/dist-packages/" in path:
             return
@@ -172,6 +177,11 @@ def _append_to(listing: str) -> Callable[[str], object]:
 
 def _arm_hook() -> None:
     try:
+        torch, python = sys.modules["torch"], sys.version.split()[0]
+        versions = torch.__version__, torch.version.cuda, torch.backends.cudnn.version()
+        _watch.tell_versions(python, *versions)
+        if not os.environ.get(HOOK):
+            return
         from importlib.util import module_from_spec, spec_from_file_location
 
         spec: Any = spec_from_file_location("_bench_script", os.environ[HOOK])
@@ -203,8 +213,7 @@ if __name__ == "sitecustomize":
             _watch = Watch(_append_to(os.environ[LISTING]), int(os.environ.get(SINCE) or 0))
             _watch.tell_process("began")
             sys.addaudithook(_watch.see)
-            if os.environ.get(HOOK):
-                sys.meta_path.insert(0, Finder(_arm_hook))  # type: ignore[arg-type]
+            sys.meta_path.insert(0, Finder(_arm_hook))  # type: ignore[arg-type]
         except Exception:
             pass
     _import_hidden()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from bench.base.inject import VERSIONS
 from bench.base.text import clean, join_words, name_first
 from bench.networks.workloads import IMAGES
 from bench.results.store.rows import Row, group
@@ -253,8 +254,11 @@ def list_unlike(
     and these rows. What belongs to a network or a file is only compared with rows of the same data
     on the same device."""
     for name in columns:
+        if case.command is not None and name in VERSIONS:
+            continue  # its own Python tells them once it runs
         axes, now = {*COMPARABLE[name], "device"}, clean(getattr(environment, name) or "")
-        axes |= {*list_affecting(Trait.DATA)} if axes != {"device"} else set()
+        if "device" not in COMPARABLE[name]:
+            axes |= {*list_affecting(Trait.DATA)}
         alike = (row for row in rows if all(getattr(row.case, a) == getattr(case, a) for a in axes))
         if others := [row for row in alike if getattr(row, name) != now]:
             yield name, now, others

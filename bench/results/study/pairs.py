@@ -25,6 +25,7 @@ from bench.results.study.axes import (
 from bench.results.study.comparable import find_factor, refuse_alone, refuse_learnt, refuse_together
 from bench.results.study.runs import Result, Run
 from bench.results.study.warnings import SAID_BELOW, WARNINGS
+from bench.schema.axis import is_own
 from bench.schema.case import (
     AXES,
     FOLLOWS,
@@ -92,7 +93,7 @@ def find_changes(axis: str, results: Sequence[Result]) -> Iterator[Changed]:
     # as many GPUs take part in both
     free = {*free_axes(axis), *SAME_QUESTION} - {"world_size"} | {axis}
     equal = [name for name in list_axes(results) if name not in free]
-    compared = "device" if axis == MACHINE else axis
+    compared = "device" if axis == MACHINE else "vary" if is_own(axis) else axis
     equal += [column for column, of in COMPARABLE.items() if compared not in of]
     if axis == MACHINE:
         equal.remove("device")
