@@ -107,7 +107,8 @@ def _tell_overall(found: ReportData) -> Iterator[str]:
         where = [place.name + f" · {place.machine}" * several for place, _ in places]
         _, setting = places[0]
         how = "" if setting.best.precision == OWN else "in "
-        yield f"Train {how}{describe_setting(found, setting)}: {name_first(where, MOST_NAMED)}."
+        what = f"{_name_act(setting.best)} {how}{describe_setting(found, setting)}"
+        yield f"{what}: {name_first(where, MOST_NAMED)}."
     if len(known) < every:
         yield f"For {every - len(known):,} of {every:,} none is recommended."
     yield f"The first table has {name_places(found.places)}."
@@ -237,6 +238,10 @@ def _find_baselines(place: Target, chosen: Setting) -> Iterator[Setting]:
             yield choose_base(alike, chosen.best.batch_size)
 
 
+def _name_act(row: Result) -> str:
+    return "Train" if row.command is None else "Run"
+
+
 def _tell_chosen(
     found: ReportData, place: Target, chosen: Setting, bases: Sequence[Setting]
 ) -> str:
@@ -244,7 +249,7 @@ def _tell_chosen(
     row, name = chosen.best, describe_setting(found, chosen)
     how = " in " if row.precision != OWN else " " if row.batch_size else " with "
     how = "" if name == row.model else how
-    sentence = f"Train {place.model} on {place.machine}{how}{name if how else ''}"
+    sentence = f"{_name_act(row)} {place.model} on {place.machine}{how}{name if how else ''}"
     if sum(setting.timed for setting in place.settings) == 1:  # nothing that it was better than
         several = sum(is_number(setting.best.epoch_time_s) for setting in place.settings) > 1
         sentence = f"Only one setting {'can be compared' if several else 'was timed'}, {name}"

@@ -41,6 +41,10 @@ from bench.workers.executors import ImageRequest
 from bench.workers.job import Job, Lane
 from bench.workers.rating import choose_seconds
 
+ALIKE = 3
+"""Settings of a command that end with one error before any step, the first ones, after which the
+others are left: a module is missing, or a file."""
+
 _FAILED = (Status.ERROR, Status.KILLED, Status.TIMEOUT, Status.LOST)
 
 
@@ -118,6 +122,7 @@ class Grid:
         self._skips = skips
         self._times = {case: list(of) for case, of in times.items()}
         self._losses = Counter[PlannedRun]()
+        self._errors: dict[Case, str] = {}  # of those that took no step; "" of others
         self._ran = Counter[tuple[Case, str]]()  # how often a case ran on a lane
         self.running = 0  # runs that were taken and have not ended
         # the lane of each run, for its drift check; on several GPUs, the lane of the first
@@ -182,6 +187,7 @@ class Grid:
                 self._runs = kept
         if job.smaller is None:
             self._skips.note(record.case, record.status)
+        self._give_up(record)
         self._losses[job.run] += record.status is Status.LOST
         if record.status is Status.LOST and self._losses[job.run] < MOST_LOST:
             self._ran[record.case, self._lanes[job.run]] -= 1  # it does not count for that lane
@@ -189,6 +195,18 @@ class Grid:
         else:
             self.ended[record.status] += 1
         self._lanes[job.run] = _name_first(record.lane)
+
+    def _give_up(self, record: Record) -> None:
+        """Leave the rest if nothing but one error came of a command's first settings."""
+        begun = record.measurement.measured_steps is not None
+        alike = record.case.command is not None and record.status is Status.ERROR and not begun
+        self._errors[record.case] = record.reason if alike else ""
+        if self._runs and alike and [*self._errors.values()] == ALIKE * [record.reason]:
+            self._runs.clear()
+            fix = "once that is mended, --retry error runs these again, and the others"
+            self.loop.say(
+                [f"error: the first {ALIKE} settings ended alike, and no more are run; {fix}"]
+            )
 
 
 def _name_first(lane: str) -> str:

@@ -391,6 +391,9 @@ def _describe_end(found: Outcome, run: _Run, code: int, case: Case) -> None:
     fault = find_fault(code, run.recent.decode(errors="replace"), case, run.uncaught)
     if fault is not None:
         after = f"; after {count(len(run.reports.steps), 'step')}" if run.reports.steps else ""
+        if (error := run.uncaught) and error.message == "No module named 'torch'":
+            fix = f"activate an environment that has it, or write {sys.executable}"
+            after = f"; its Python is {error.python}: {fix}"
         found.status, found.reason = fault.status, fault.reason + after
         found.transient = fault.transient
     elif run.later_s and not run.left:

@@ -227,7 +227,7 @@ def test_a_command_without_a_batch_size_that_lacked_memory_has_no_largest(tmp_pa
 def test_a_command_with_a_batch_size_and_no_precision_is_trained_at_that(tmp_path: Path) -> None:
     rows = [row for size in (4, 8) for row in counted(script(size, precision="own"), [0.01] * 3)]
     (answer,) = read_report(tmp_path, rows).answers
-    assert "Train train.py on A card at batch size 8: " in answer.sentences[0]
+    assert "Run train.py on A card at batch size 8: " in answer.sentences[0]
 
 
 def test_a_faster_value_of_the_user_s_own_is_not_recommended_where_its_loss_is_unknown(
@@ -247,7 +247,7 @@ def test_a_faster_value_of_the_user_s_own_is_not_recommended_where_its_loss_is_u
     assert "Lowest time: fp32 at batch size 64 (rate 2), ≈0.7812 s" in unknown
     assert "Whether another rate trains as well is not known, so none is recommended" in unknown
     for recommended in (read("loss", train_loss=2.0), read("time", "time", train_loss=None)):
-        assert "Train train.py on A card in fp32 at batch size 64 (rate 2): " in recommended
+        assert "Run train.py on A card in fp32 at batch size 64 (rate 2): " in recommended
         assert "Its training loss" not in recommended
 
 

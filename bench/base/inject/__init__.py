@@ -86,10 +86,11 @@ def keep_armed(words: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Uncaught:
-    """An error that ended a process: the name of its class, and its message."""
+    """An error that ended a process: the name of its class, its message, and the Python."""
 
     name: str
     message: str
+    python: str = field(default="", compare=False)
 
 
 Listed = tuple[Any, ...]
@@ -125,16 +126,17 @@ def find_uncaught(entries: Iterable[Listed]) -> Uncaught | None:
     Only programs that no other one in Python started count: what it makes of the end of its own is
     its matter.
     """
-    last, begun = None, set[int]()
+    last, begun = None, dict[int, str]()
     for how, pid, *more in entries:
         if how not in ("began", "raised"):
             continue
         parent, name, message = more
         alone = parent not in begun
         if how == "began":
-            begun.add(int(pid))
+            begun[int(pid)] = message
         if alone:
-            last = Uncaught(name, message) if how == "raised" else None
+            python = begun.get(int(pid), "")
+            last = Uncaught(name, message, python) if how == "raised" else None
     return last
 
 

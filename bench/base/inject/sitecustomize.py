@@ -79,8 +79,8 @@ class Watch:
             self._busy.discard(me)
 
     def tell_process(self, how: str, name: str = "", message: object = "") -> None:
-        """Tell that this process has begun, what of its steps is seen, or that an error ends it
-        that nothing caught."""
+        """Tell that this process has begun, with its Python, what of its steps is seen, or that an
+        error ends it that nothing caught."""
         try:
             text = str(message)[:_MOST_TOLD]
             self._tell(write_line(how, str(os.getpid()), os.getppid(), name, text))
@@ -211,7 +211,7 @@ if __name__ == "sitecustomize":
     if os.environ.get(LISTING):
         try:
             _watch = Watch(_append_to(os.environ[LISTING]), int(os.environ.get(SINCE) or 0))
-            _watch.tell_process("began")
+            _watch.tell_process("began", "", sys.executable)
             sys.addaudithook(_watch.see)
             sys.meta_path.insert(0, Finder(_arm_hook))  # type: ignore[arg-type]
         except Exception:

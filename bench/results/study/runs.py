@@ -237,13 +237,13 @@ def link_runs(runs: list[Run]) -> list[Run]:
     """Set what only several runs together tell, and return them."""
     cases, environments, cells = (dict[Hashable, int]() for _ in range(3))
     # a value of a user's own placeholder may be a Python with its torch, as others are a setting
-    own = [name for name, owners in COMPARABLE.items() if "vary" in owners]
-    tell, tell_own = attrgetter(*COMPARABLE.keys() - {*own}), attrgetter(*own)
+    chosen = [name for name, owners in COMPARABLE.items() if "vary" in owners]
+    tell, tell_chosen = attrgetter(*COMPARABLE.keys() - {*chosen}), attrgetter(*chosen)
     versions: dict[Hashable, dict[Hashable, int]] = defaultdict(dict)
     for run in runs:
         run.asked = cases.setdefault(run.axes, len(cases))
         there = versions[run.command, run.vary]
-        place = tell(run), there.setdefault(tell_own(run), len(there))
+        place = tell(run), there.setdefault(tell_chosen(run), len(there))
         run.environment = environments.setdefault(place, len(environments))
         where = (run.sweep, run.machine, run.kind, run.asked, run.environment)
         run.cell = cells.setdefault(where, len(cells))

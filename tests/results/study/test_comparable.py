@@ -64,7 +64,7 @@ SAID: dict[str, tuple[Sequence[Record], list[str], list[str]]] = {
     # every row with what it says: rows, sentences, and what each row shows of time and unit
     "epochs of other sizes, the larger does more items a second": (
         [*counted(script(64), [0.010] * 3, epoch=30), *counted(script(256), [0.028] * 3, epoch=30)],
-        ["Train train.py on A card in fp32 at batch size 256: 1.094 s for 10,000 items"],
+        ["Run train.py on A card in fp32 at batch size 256: 1.094 s for 10,000 items"],
         ["≈1.562", "1.094"],
     ),
     "an epoch, and a row that --steps ended before its end": (
@@ -134,20 +134,20 @@ SAID: dict[str, tuple[Sequence[Record], list[str], list[str]]] = {
     "a drift rerun, which is no repeat": (
         [*counted(script(), THREE[:2]), *again(untold(script(), [0.5])),
          *counted(BF16, [0.02] * 2)],
-        ["Train train.py on A card in fp32 at batch size 64: ≈1.566 s for 10,000 items"],
+        ["Run train.py on A card in fp32 at batch size 64: ≈1.566 s for 10,000 items"],
         ["≈1.566 (1.562–1.570)", "≈3.125"],
     ),
     "repeats that --steps ended, after warm-ups of any length": (
         [*mix(counted(script(steps=50), [0.01]), counted(script(steps=50), [0.01], warmup_steps=7)),
          *counted(script(precision="bf16", steps=50), [0.02] * 3)],
-        ["Train train.py on A card in fp32 at batch size 64: ≈1.562 s for 10,000 items"],
+        ["Run train.py on A card in fp32 at batch size 64: ≈1.562 s for 10,000 items"],
         ["≈1.562", "≈3.125"],
     ),
     "a repeat without a warm-up, which leaves out its first step and the sampled one": (
         [*mix(counted(script(), [0.01] * 2),
               counted(script(), [0.01], warmup_steps=None, measured_steps=58)),
          *counted(BF16, [0.02] * 3)],
-        ["Train train.py on A card in fp32 at batch size 64: ≈1.562 s for 10,000 items"],
+        ["Run train.py on A card in fp32 at batch size 64: ≈1.562 s for 10,000 items"],
         ["≈1.562", "≈3.125"],
     ),
     "a batch that was halved": (
@@ -168,7 +168,7 @@ SAID: dict[str, tuple[Sequence[Record], list[str], list[str]]] = {
     "tokens, of which one of three has fewer": (
         [*counted(script(8), [0.01] * 3, items=1024), *counted(script(16), [0.02] * 3, items=2048),
          *counted(script(64), [0.01] * 3, items=2048)],
-        ["Train train.py on A card in fp32 at batch size 8: 0.09766 s for 10,000 items."],
+        ["Run train.py on A card in fp32 at batch size 8: 0.09766 s for 10,000 items."],
         ["0.09766", "0.09766", "0.04883 | steps of 2,048 items"],
     ),
     "tokens of two lengths": (
