@@ -41,7 +41,7 @@ from bench.workers.executors import ImageRequest
 from bench.workers.job import Job, Lane
 from bench.workers.rating import choose_seconds
 
-ALIKE = 3
+ENDED_ALIKE = 3
 """Settings of a command that end with one error before any step, the first ones, after which the
 others are left: a module is missing, or a file."""
 
@@ -201,11 +201,11 @@ class Grid:
         begun = record.measurement.measured_steps is not None
         alike = record.case.command is not None and record.status is Status.ERROR and not begun
         self._errors[record.case] = record.reason if alike else ""
-        if self._runs and alike and [*self._errors.values()] == ALIKE * [record.reason]:
+        if self._runs and alike and [*self._errors.values()] == ENDED_ALIKE * [record.reason]:
             self._runs.clear()
             fix = "once that is mended, --retry error runs these again, and the others"
             self.loop.say(
-                [f"error: the first {ALIKE} settings ended alike, and no more are run; {fix}"]
+                [f"error: the first {ENDED_ALIKE} settings ended alike, and no more are run; {fix}"]
             )
 
 

@@ -226,7 +226,19 @@ def _count_products(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ou
     if packet is torch.ops.aten.convolution_backward:
         return float(count_gradients(*(t.shape for t in args[:3]), *args[3:]))
     formula = _FORMULAS.get(_ALIKE.get(packet, packet))
-    return float(formula(*args, **kwargs, out_val=out)) if formula else 0.0
+    return float(_apply(formula, args, kwargs, out)) if formula else 0.0
+
+
+def _apply(
+    formula: Callable[..., int], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+) -> int:
+    """Apply a formula of torch's: to tensors, or to their shapes, as all in torch 2.1 and those do
+    that later ones wrap, whose wrapper calls the output ``out`` in torch 2.2."""
+    given = getattr(formula, "__wrapped__", formula)
+    if given is formula and hasattr(flop_counter, "flop_registry"):
+        return formula(*args, **kwargs, out_val=out)
+    shapes = tree_map(lambda one: getattr(one, "shape", one), (args, kwargs, out))
+    return int(given(*shapes[0], **shapes[1], out_shape=shapes[2]))
 
 
 def count_gradients(
@@ -242,6 +254,10 @@ def count_gradients(
     return int(2 * products * (int(needed[0]) + int(needed[1])))
 
 
+_FORMULAS: dict[Any, Callable[..., int]] = (
+    getattr(flop_counter, "flop_registry", None) or vars(flop_counter)["flop_mapping"]
+)
+
 _ATEN = torch.ops.aten
 _FLASH = "_scaled_dot_product_flash_attention"
 _ALIKE = {
@@ -254,20 +270,6 @@ _ALIKE = {
     if hasattr(_ATEN, name)  # the first two since torch 2.3
 }
 """Operations without a formula in torch, and the operations whose formula applies."""
-
-
-def _take_shapes(formula: Callable[..., int]) -> Callable[..., int]:
-    def count(*args: Any, out_val: Any, **kwargs: Any) -> int:
-        shapes = tree_map(lambda one: getattr(one, "shape", one), (args, kwargs, out_val))
-        return formula(*shapes[0], **shapes[1], out_shape=shapes[2])
-
-    return count
-
-
-_FORMULAS: dict[Any, Callable[..., int]] = getattr(flop_counter, "flop_registry", None) or {
-    packet: _take_shapes(formula)
-    for packet, formula in vars(flop_counter)["flop_mapping"].items()  # of torch 2.1
-}
 
 
 def count_bytes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:

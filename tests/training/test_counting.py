@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import wraps
 from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils import flop_counter
 
 from bench.networks.data.batches import MadeBatches
 from bench.networks.workloads import Images, Workload
@@ -25,7 +27,7 @@ from bench.training.counting import (
     read_work,
 )
 from bench.training.loop import Training
-from bench.training.operations import WorkCounter, _take_shapes, count_bytes, read_flags
+from bench.training.operations import WorkCounter, _apply, count_bytes, read_flags
 from bench.training.switches import read_switches
 from tests.training_for_tests import CPU, run_case
 
@@ -269,8 +271,14 @@ def test_flags_of_an_older_torch_are_those_of_its_switches(
     assert read_flags()["matmul"] == "ieee"
 
 
-def test_a_formula_of_torch_2_1_takes_shapes() -> None:
-    def mm_flop(a_shape: Any, b_shape: Any, *, out_shape: Any) -> int:
+def test_formulas_of_older_torches_take_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def formula(a_shape: Any, b_shape: Any, *, out_shape: Any) -> int:
         return int(2 * a_shape[0] * a_shape[1] * out_shape[1])
 
-    assert _take_shapes(mm_flop)(A, B, out_val=A @ B) == 2 * 3 * 4 * 5
+    @wraps(formula)
+    def wrapped(*args: Any, out: Any) -> int:  # as torch 2.2 has it
+        raise AssertionError
+
+    assert _apply(wrapped, (A, B), {}, A @ B) == 2 * 3 * 4 * 5
+    monkeypatch.delattr(flop_counter, "flop_registry")
+    assert _apply(formula, (A, B), {}, A @ B) == 2 * 3 * 4 * 5

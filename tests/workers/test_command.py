@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shlex
 import subprocess
@@ -146,6 +147,7 @@ def test_what_a_command_alone_tells_is_its_wall_time_and_memory(mistakes: Path) 
     # of the script alone: the process that starts it holds torch, which takes more
     assert 1e6 < row["peak_process_bytes"] < 1e8
     assert row["precision"] == row["optimizer"] == "own"
+    assert not row["torch"] and not row["python"], "it imports none"  # noqa: PT018
     assert row["batch_size"] == 0
     assert row["measured_steps"] != row["measured_steps"]
     assert "no steps were seen: the command imports no torch" in row["missing"]
@@ -827,3 +829,76 @@ def test_two_checkouts_are_measured_in_turns_and_a_slower_one_is_found(
         assert found == code, capsys.readouterr().out
     assert report(["out", "--full"]) == 0
     assert "tree: main → pr" in capsys.readouterr().out
+
+
+def test_settings_that_all_end_with_one_error_before_a_step_are_not_all_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")")
+    given = ["--command", f"{shlex.quote(sys.executable)} t.py {{batch_size}}", "--out", "out"]
+    assert sweep([*given, "--batch-size", "1", "2", "3", "4", "5", *QUICK]) == 1
+    rows = read_records(Path("out"))
+    assert rows["batch_size"].tolist() == [1, 2, 3]
+    (reason,) = {*rows["reason"]}
+    assert "; its Python is " in reason
+    assert reason.endswith(f": activate an environment that has it, or write {sys.executable}")
+    output = "".join(capsys.readouterr())
+    assert "the first 3 settings ended alike" in output
+    assert "3 runs done, 2 runs left" in output
+
+
+TRAINS = """
+import sys, torch
+size, precision = int(sys.argv[1]), sys.argv[2]
+torch.manual_seed(0)
+net = torch.nn.Sequential(
+    torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(8 * 36, 8)
+)
+optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
+for _ in range(int(sys.argv[3])):
+    x = torch.randn(size, 3, 8, 8)
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision != "fp32"):
+        loss = net(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.skipif(
+    "BENCH_OLD_PYTHON" not in os.environ, reason="BENCH_OLD_PYTHON names no Python with a torch"
+)
+def test_two_pythons_with_other_torches_are_measured_alike_and_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.py").write_text(TRAINS)
+    old, own = os.environ["BENCH_OLD_PYTHON"], sys.executable
+    given = ["--vary", "env", old, own, "--precision", "fp32", "bf16-amp", "--batch-size", "8"]
+    run = "{env} t.py {batch_size} {precision} 400"
+    given += ["--command", run, "--out", "out", "--steps", "30", "--profile", *QUICK]
+    assert sweep(given) == 0
+    rows = read_records(Path("out")).to_dict("records")
+    code = "import torch, platform; print(torch.__version__, platform.python_version())"
+    told = {
+        python: subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.split()
+        for python in (old, own)
+    }
+    parts = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "flop_per_image")
+    for row in rows:
+        python = next(one for one in told if one in row["vary"])
+        assert [row["torch"], row["python"]] == told[python]
+        assert (row["status"], row["measured_steps"], row["unit"]) == ("ok", 30, "items")
+        assert row["labelled_flop_share"] == 1
+        assert row["profiled_steps"] >= 2, row["missing"]
+        assert [row[name] for name in parts] == [rows[0][name] for name in parts]
+    capsys.readouterr()
+    assert compare(["out", "--axis", "env", old, own]) == 0
+    assert "2 cases with both values of env" in (output := capsys.readouterr().out)
+    assert "Mixed environments" not in output
+    limited = ["--batch-size", "8", "--precision", "fp32", "--memory-limit", "2GiB", "--out", "l"]
+    assert (
+        sweep(["--command", f"{old} t.py {{batch_size}} {{precision}} 60", *limited, *QUICK]) == 0
+    )
+    assert read_records(Path("l"))["status"].tolist() == ["ok"]

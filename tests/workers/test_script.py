@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
+import subprocess
 import sys
+import tomllib
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,7 +19,8 @@ import torch
 from torch import nn
 from torch._C import _len_torch_dispatch_stack
 
-from bench.workers.script import LOST, SAMPLED, Teller, _read_group
+from bench.base.inject import arm, find_happened, find_versions, read_listing
+from bench.workers.script import FILE, LOST, SAMPLED, SEES, Teller, _read_group
 
 
 @pytest.fixture(autouse=True)
@@ -225,3 +230,63 @@ def test_a_counted_step_leaves_no_mode_behind(tmp_path: Path) -> None:
     ((work,),) = read(tmp_path / "steps", "work")
     assert (work["failure"], work["unseen"]) == ("", [])
     assert sum(row[4] for row in work["work"]) == 2 * 4 * 3 * 3
+
+
+ROOT = Path(__file__).parents[2]
+LISTED = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"][
+    "per-file-target-version"
+]
+
+
+def test_what_a_script_loads_is_listed_and_any_python_since_3_9_can_read_it() -> None:
+    """Nothing else of the harness is loaded into the process of a script: ruff holds what is to an
+    older Python's library and grammar."""
+    own = ROOT / "bench" / "workers" / "script.py"
+    names = re.findall(r'import_own\("([\w.]+)"\)', own.read_text())
+    assert len(names) >= 6
+    load = (
+        "import sys, torch; before = {*sys.modules}; from bench.workers import script\n"
+        f"for name in {names}: script.import_own(name)\n"
+        "for name in {*sys.modules} - before: print(getattr(sys.modules[name], '__file__', ''))"
+    )
+    ran = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, check=True)
+    files = {Path(one) for one in ran.stdout.split() if Path(one).is_relative_to(ROOT / "bench")}
+    listed = {
+        ROOT / f"{one.group(1)}{name}{one.group(3)}"
+        for one in (re.fullmatch(r"([^{]*)\{?([^}]*)\}?(.*)", glob) for glob in LISTED)
+        if one
+        for name in one.group(2).split(",")
+    }
+    listed.add(ROOT / "bench/base/inject/sitecustomize.py")
+    loaded = {one for one in files if len(ast.parse(one.read_text()).body) > 1}  # not a docstring
+    assert loaded | {ROOT / "bench/base/inject/sitecustomize.py"} == listed
+    for file in listed:
+        ast.parse(file.read_text(), feature_version=(3, 9))
+    for name in ("base/inject/sitecustomize", "workers/hook", "workers/script"):
+        ast.parse((ROOT / "bench" / f"{name}.py").read_text(), feature_version=(3, 8))
+
+
+PYTHONS = [
+    os.environ.get("BENCH_OLD_PYTHON", sys.executable),
+    *map(str, sorted((Path.home() / ".pyenv" / "versions").glob("3.[!67]*.*/bin/python"))),
+]
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_another_python_is_watched_and_its_script_runs_as_it_is(
+    python: str, tmp_path: Path
+) -> None:
+    """What stands for torch here shows nothing: the script runs, and tells its steps."""
+    (tmp_path / "torch.py").write_text(
+        "from types import SimpleNamespace as N\n__version__ = '1.0'\nversion = N(cuda=None)\n"
+        "backends = N(cudnn=N(version=lambda: None))\ncuda = N(is_initialized=lambda: False)\n"
+    )
+    (tmp_path / "train.py").write_text("import torch, bench\n" + 2 * "bench.step(items=2)\n")
+    listing, steps = tmp_path / "files", tmp_path / "steps"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), FILE: str(steps), SEES: "1"}
+    environment |= arm(environment, listing, 0, str(ROOT / "bench" / "workers" / "script.py"))
+    subprocess.run([python, "train.py"], cwd=tmp_path, env=environment, check=True)
+    entries = read_listing(listing)
+    assert find_versions(entries, None)["torch"] == "1.0"
+    assert "AttributeError" in find_happened(entries)["failed"]
+    assert [items for *_, items, _ in read(steps, "step")] == [2, 2]

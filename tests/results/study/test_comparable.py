@@ -191,7 +191,7 @@ def test_only_times_of_the_same_are_compared(name: str, tmp_path: Path) -> None:
     report = read_report(tmp_path, rows)
     answered = " ".join(sentence for answer in report.answers for sentence in answer.sentences)
     assert [text for text in sentences if text not in answered] == [], answered
-    assert (" s " in sentences[0]) == ("Train" in answered or "Only one setting" in answered)
+    assert (" s " in sentences[0]) == ("Run " in answered or "Only one setting" in answered)
     assert "--compile" not in answered, "a command takes no such flag"
     assert tell(report, "overview", "epoch_time_s period remarks") == times
 
