@@ -77,6 +77,10 @@ FLAGS = [
     ),
     (["--length", "64"], "--length is given, but images are no sequences; add --model gpt-small"),
     (["--model", "gpt-tiny", "--dataset", "cifar10"], "--model gpt-tiny brings its own dataset"),
+    (
+        ["--model", "gpt-tiny", "--loader", "torch"],
+        "--loader torch with --model gpt-tiny cannot be: its texts are drawn on the device; leave",
+    ),
     (["--dynamic", "auto"], "--dynamic is given, but nothing is compiled; add --compile on"),
     (["--preset", "quik"], "--preset 'quik': did you mean 'quick'?"),
     (["--preset", "quick", "--config", "a.toml"], "--preset and --config are both given; use one"),

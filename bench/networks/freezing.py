@@ -72,6 +72,7 @@ def freeze(
     for part, ids in chosen.items():
         if not ids & (trained | _hold(*layers)):
             there = [BACKBONE, BATCHNORM, *dict(model.named_modules()), *tensors]
+            there = [name for name in there if name != part]
             hint = nearest(part.rstrip(".*"), there, f"it has {', '.join(list(tensors)[:9])}, …")
             raise UsageError(f"--freeze {part}: nothing that trains has this name; {hint}")
     if not any(p.requires_grad for p in model.parameters()):

@@ -198,6 +198,7 @@ _APART: tuple[tuple[str, Values, str, Values, str], ...] = (
     ("recompute", None, "precision", _APEXES, _UNMEASURED),
     ("recompute", None, "sync_bn", (True,), _UNMEASURED),
     *(("epochs", None, name, None, "is of whole epochs") for name in PARTS),
+    ("loader", ("torch",), "model", tuple(LENGTHS), "cannot be: its texts are drawn on the device"),
     ("dataset", (OWN,), "workload", (IMAGES,), "is that of a --workload of your own"),
     ("optimizer", (OWN,), "workload", (IMAGES,), "is that of a --workload of your own"),
     (

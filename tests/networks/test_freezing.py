@@ -187,6 +187,11 @@ def test_what_freezes_nothing_or_all_is_refused(setting: str, message: str) -> N
     assert message in str(refused.value)
 
 
+def test_the_name_that_was_given_is_not_proposed() -> None:
+    with pytest.raises(UsageError, match=r"has this name; it has weight, bias, …$"):
+        freeze(nn.Linear(4, 4), "bn", find_head)
+
+
 def test_tied_weights_are_one_and_what_a_network_froze_itself_stays_frozen() -> None:
     """The head of a transformer is its embedding: that is left to train, by either name."""
     model = load_workload(TRANSFORMER).build_model()
