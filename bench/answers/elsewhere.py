@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,8 +11,10 @@ from bench.results.store.reader import find_records, read_rows
 from bench.results.store.rows import Row
 from bench.results.study.runs import Result
 from bench.results.study.sweeps import REFERENCE, list_results
-from bench.schema.case import Case
+from bench.schema.case import Case, Trait, list_affecting
 from bench.schema.record import Status
+
+_tell = attrgetter("model", *list_affecting(Trait.DATA), "device", "world_size")
 
 
 class Elsewhere(NamedTuple):
@@ -41,9 +44,8 @@ def _list_epochs(like: Result, but: Collection[Path]) -> Iterator[Elsewhere]:
             continue
         for row in read_rows(path):
             case, time_s = row.case, row.number("epoch_time_s")
-            same = (case.model, case.dataset, case.device, case.world_size, row.gpu)
-            asked = (like.model, like.dataset, like.device, like.world_size, like.gpu)
-            if same == asked and row.status is Status.OK and time_s:
+            same = _tell(case) == _tell(like) and row.gpu == like.gpu
+            if same and row.status is Status.OK and time_s:
                 how = ", in a bare loop" * (row.executor == "bare loop")
                 yield Elsewhere(path.name.removesuffix(".csv") + how, row, time_s)
 

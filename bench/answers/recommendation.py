@@ -21,7 +21,7 @@ from bench.answers.render.table import (
     write_ratio,
     write_time,
 )
-from bench.answers.report_data import ReportData, Target
+from bench.answers.report_data import PLACE, ReportData, Target
 from bench.answers.savings import tell_savings
 from bench.answers.scaling import find_bounds
 from bench.answers.settings import NEUTRAL, Setting, choose_base, judge_speeds
@@ -217,7 +217,7 @@ def _warning(found: ReportData, lowest: Setting) -> str:
 
 def describe_setting(found: ReportData, setting: Setting) -> str:
     """Name a setting in a sentence: ``fp16 at batch size 256 (loss scale 128)``."""
-    elsewhere = ("precision", "batch_size", "model", "dataset", MACHINE, *NEUTRAL)
+    elsewhere = ("precision", "batch_size", *PLACE, MACHINE, *NEUTRAL)
     others = [axis for axis in list_naming_axes(found.varying) if axis not in elsewhere]
     more = ", ".join(filter(None, (name_case(setting.best, [axis]) for axis in others)))
     row = setting.best

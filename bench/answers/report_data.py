@@ -19,6 +19,7 @@ from bench.results.study.axes import (
     MACHINE,
     Filter,
     find_varying,
+    name_setting,
     refuse_unknown,
     select,
     sort_cases,
@@ -28,10 +29,11 @@ from bench.results.study.effects import Effect, find_effects
 from bench.results.study.profiled import Profiled, read_steps
 from bench.results.study.runs import SOURCE, Result, Run, make_results, read_runs
 from bench.results.study.sweeps import SweepFolder
-from bench.schema.case import SAME_QUESTION, list_axes
+from bench.schema.case import SAME_QUESTION, Trait, list_affecting, list_axes
 
-PLACE = ("ran_on", "model", "dataset")
-"""What a recommendation is for: a network on its data, on one machine."""
+PLACE = ("ran_on", "model", *list_affecting(Trait.DATA))
+"""What a recommendation is for: a network on its data, of one shape, on one machine. That images
+are smaller, or texts shorter, makes them no better to train on."""
 
 _tell_place = attrgetter(*PLACE)
 
@@ -42,7 +44,7 @@ class Target:
 
     machine: str  # its display name
     model: str
-    name: str  # the model, with its data unless it brings its own
+    name: str  # the model, with its data unless it brings its own, and their shape if it varies
     settings: Sequence[Setting]
     tried: Sequence[Setting]  # the same, and those that a filter leaves out
     probes: Sequence[Run]
@@ -121,16 +123,19 @@ class ReportData:
         order = [*dict.fromkeys(case.ran_on for case in cases)]
         found = []
         for key in sorted(keys, key=lambda key: order.index(key[0])):
-            ran_on, model, dataset, search = key
+            ran_on, model, dataset, *shape, search = key
             mine = [one for one in self.settings if tell(one.best) == key]
             used = (present[one.best.sweep] for one in mine)
             apart = refuse_together([one.best for one in mine])
             if apart and (unfit := next(filter(None, (refuse_alone(s.best) for s in mine)), "")):
                 apart = f"No time is compared with another: {unfit}."
+            named = [model if dataset == OWN else f"{model} on {dataset}"]
+            shapes = zip(PLACE[-len(shape) :], shape, strict=True)
+            named += [name_setting(n, str(v)) for n, v in shapes if n in self.varying and v]
             place = Target(
                 ran_on,
                 model,
-                model if dataset == OWN else f"{model} on {dataset}",
+                ", ".join(named),
                 mine,
                 [one for one in tried if tell(one.best) == key],
                 [run for run in probes if tell(run) == key],

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bench.answers.elsewhere import find_fastest
 from bench.answers.recommendation import name_places
 from bench.answers.render.table import quantity_cell
 from bench.report.document import Report, build
@@ -192,6 +193,36 @@ def test_what_is_recommended(name: str, tmp_path: Path) -> None:
     (answer,) = read_report(tmp_path, rows).answers
     answered = " ".join(answer.sentences)
     assert [text for text in expected if text not in answered] == [], answered
+
+
+@pytest.mark.parametrize(
+    ("settings", "axis", "values", "heading"),
+    [
+        ({"model": "gpt-tiny"}, "length", (64, 16), "gpt-tiny on synthetic, length "),
+        ({"dataset": "synthetic"}, "input", ("3x64x64", "3x32x32"), "dpn92 on synthetic, input "),
+    ],
+)
+def test_data_of_another_shape_are_not_chosen_for_their_time(
+    settings: dict[str, Any], axis: str, values: Sequence[Any], heading: str, tmp_path: Path
+) -> None:
+    large, small = (settle(settings | {axis: value}) for value in values)
+    rows = [*ran(large, (200, 201, 199)), *ran(replace(large, precision="bf16"), (100, 101, 99))]
+    rows += [*ran(small, (20, 20.1, 19.9)), *ran(replace(small, precision="bf16"), (30, 31, 29))]
+    found = {one.about: one.sentences[0] for one in read_report(tmp_path, rows).answers}
+    assert found.keys() == {f"A card, {heading}{value}" for value in values}
+    large_one, small_one = (found[f"A card, {heading}{value}"] for value in values)
+    assert " on A card in bf16 at batch size 128: 100.0 s" in large_one
+    assert " on A card in fp32 at batch size 128: 20.00 s" in small_one
+
+
+def test_an_epoch_elsewhere_is_of_images_of_one_shape() -> None:
+    def find(**shape: Any) -> Any:
+        case = Case(model="dpn-small", dataset="synthetic", device="cpu", **shape)
+        like: Any = SimpleNamespace(**vars(case), gpu="", epoch_time_s=1e9)
+        return find_fastest(like, ["profile"], [])
+
+    assert find() is not None, "results/ has such rows"
+    assert find(input="3x64x64") is None
 
 
 def test_what_is_learnt_is_held_against_fp32_at_an_equal_batch_size(tmp_path: Path) -> None:
