@@ -276,8 +276,9 @@ def _tabulate_scaling(found: ReportData) -> Iterator[Sheet]:
     notes = [
         f"Weak scaling keeps the batch of each, strong scaling the global batch; efficiency is "
         f"the speed-up over the number of {what}, of which several share the cores on a CPU.",
-        "Exposed communication is what the exchange of gradients adds to a step, ± half of its 95 "
-        "% interval: an exchange during the backward pass adds nothing.",
+        "Exposed communication is what the exchange of gradients, and of weights with fsdp, adds "
+        "to a step, ± half of its 95 % interval: what is exchanged while a process computes adds "
+        "nothing.",
     ]
     yield Sheet(f"Scaling over {what}", columns, rows, notes, groups)
 
