@@ -11,7 +11,8 @@ from bench.results.store.reader import find_records, read_rows
 from bench.results.store.rows import Row
 from bench.results.study.runs import Result
 from bench.results.study.sweeps import REFERENCE, list_results
-from bench.schema.case import Case, Trait, list_affecting
+from bench.schema.axis import Trait
+from bench.schema.case import Case, list_affecting
 from bench.schema.record import Status
 
 _tell = attrgetter("model", *list_affecting(Trait.DATA), "device", "world_size")

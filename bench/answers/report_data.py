@@ -29,7 +29,8 @@ from bench.results.study.effects import Effect, find_effects
 from bench.results.study.profiled import Profiled, read_steps
 from bench.results.study.runs import SOURCE, Result, Run, make_results, read_runs
 from bench.results.study.sweeps import SweepFolder
-from bench.schema.case import SAME_QUESTION, Trait, list_affecting, list_axes
+from bench.schema.axis import Trait
+from bench.schema.case import SAME_QUESTION, list_affecting, list_axes
 
 PLACE = ("ran_on", "model", *list_affecting(Trait.DATA))
 """What a recommendation is for: a network on its data, of one shape, on one machine. That images
