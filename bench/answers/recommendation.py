@@ -22,7 +22,7 @@ from bench.answers.render.table import (
     write_time,
 )
 from bench.answers.report_data import PLACE, ReportData, Target
-from bench.answers.savings import tell_savings
+from bench.answers.savings import SAVING_AXES, find_ways, tell_savings
 from bench.answers.scaling import find_bounds
 from bench.answers.settings import NEUTRAL, Setting, choose_base, judge_speeds
 from bench.base.limits import MIN_REPEATS, NEAR, STEADY
@@ -173,7 +173,7 @@ def _tell(found: ReportData, place: Target) -> Iterator[str]:
             yield _tell_learning(found, place, chosen)
             yield _tell_certainty(found, place, chosen)
             yield _tell_untried(found, place, chosen)
-    yield _tell_largest(place)
+    yield "" if find_ways(place) else _tell_largest(place)
 
 
 def _tell_unchosen(found: ReportData, place: Target) -> str:
@@ -614,7 +614,8 @@ def _tell_untried(found: ReportData, place: Target, chosen: Setting) -> str:
 
 def _tell_largest(place: Target) -> str:
     """Name the largest batch that fits each precision, if any ran out of memory. Only cases
-    with the fewest micro-batches count, as these take less memory."""
+    with the fewest micro-batches count, as these take less memory. What saves memory is named, or
+    `tell_savings` has it."""
     rows: list[Result | Run] = [*place.probes]
     rows += [row for setting in place.settings for row in setting.cases]
     least = min(row.accumulate for row in rows)
@@ -625,10 +626,14 @@ def _tell_largest(place: Target) -> str:
     for limit in order_values("memory_limit", (row.memory_limit for row in ended)):
         for precision in order_values("precision", (row.precision for row in ended)):
             alike = [r for r in ended if (r.memory_limit, r.precision) == (limit, precision)]
-            fits, fails = find_bounds(alike)
-            where = f"{precision} under {limit}" if limit else precision
-            if fails:
-                largest.append(f"{where} {fits or 'none'} ({fails} does not)")
-            elif fits:
-                largest.append(f"{where} at least {fits}")
+            ways = group(alike, lambda row: tuple(getattr(row, name) for name in SAVING_AXES))
+            for way in ways:
+                fits, fails = find_bounds(way)
+                name = name_case(way[0], SAVING_AXES) if len(ways) > 1 else ""
+                where = precision + f" with {name}" * bool(name)
+                where += f" under {limit}" if limit else ""
+                if fails:
+                    largest.append(f"{where} {fits or 'none'} ({fails} does not)")
+                elif fits:
+                    largest.append(f"{where} at least {fits}")
     return f"Largest batch size that fits: {', '.join(largest)}." if largest else ""

@@ -146,7 +146,7 @@ def tell_savings(place: Target) -> Iterator[str]:
         start = f"In {base.row.precision} at {size}, {base.name} takes"
         start += f" {base.row.memory_bytes / GIB:#.3g} GiB"
         if not worth:
-            tried = name_first([way.name for way in ways[1:]], 4)
+            tried = name_first([way.name for way in ways[1:]], 4, "; ")
             yield f"{start}, and nothing that was tried takes less: {tried}."
             continue
         named = "; or with ".join(map(str, worth[-3:]))

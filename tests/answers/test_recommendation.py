@@ -78,6 +78,13 @@ ANSWERS: dict[str, tuple[Sequence[Record], list[str]]] = {
         [*once(BF16, 50, **SHARED), *once(FP32, 60, **SHARED), *ran(FP16, (52, 52.1, 51.9))],
         ["in fp16 at batch size 128: 52.00 s an epoch"],
     ),
+    "what fits is told of each way to save memory": (
+        [*once(AMP), make_record(replace(AMP, batch_size=512), **OOM),
+         *once(replace(AMP, batch_size=512, recompute="blocks")),
+         make_record(replace(AMP, batch_size=1024, recompute="blocks"), **OOM)],
+        ["Largest batch size that fits: bf16-amp 256 (512 does not), bf16-amp with recompute "
+         "blocks 512 (1024 does not)."],
+    ),
     "no time": ([cut(FP32, Status.ERROR)], ["No case was timed."]),
     "single runs on a busy CPU": (
         [*once(replace(FP32, device="cpu"), 200, other_cores=1.0),

@@ -78,8 +78,9 @@ def test_nothing_is_said_where_only_fast_optimizers_differ(tmp_path: Path) -> No
     report = read_report(tmp_path, [*way("adamw", "none", 10, 40), *way("adam", "none", 10, 40)])
     assert len(report.answers) == 1
     again = [*way("adamw", "none", 10, 40), *way("adamw", "blocks", 10, 50)]
+    again += way("adamw", "full", 10, 51)
     (sentence, *_), _ = (a.sentences for a in read_report(tmp_path / "again", again).answers)
     assert sentence == (
         "In bf16-amp at batch size 64, adamw takes 10.0 GiB, and nothing that was tried takes "
-        "less: adamw, recompute blocks."
+        "less: adamw, recompute blocks; adamw, recompute full."
     )
