@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -191,11 +192,22 @@ def parse_filter(text: str) -> Filter:
     if is_own(name):  # its values are any texts
         return Filter(name, tuple(dict.fromkeys([values, *values.split(",")])))
     may_be_empty = AXES[name].default is None
-    kept = (
-        None if word == "none" and may_be_empty else parse_value(name, word, f"--where {name}")
-        for word in values.split(",")
-    )
-    return Filter(name, tuple(kept))
+
+    def read(*words: str) -> tuple[Value, ...]:
+        return tuple(
+            None if word == "none" and may_be_empty else parse_value(name, word, f"--where {name}")
+            for word in words
+        )
+
+    kept = tuple[Value, ...]()
+    with suppress(UsageError):  # a command, or arguments of a factory, may hold commas
+        kept = read(values)
+    try:
+        kept += read(*values.split(","))
+    except UsageError:
+        if not kept:
+            raise
+    return Filter(name, tuple(dict.fromkeys(kept)))
 
 
 def parse_name(flag: str, text: str, names: Sequence[str] = NAMES) -> str:

@@ -14,7 +14,7 @@ from bench.api import read
 from bench.compare.__main__ import main as compare
 from bench.report.__main__ import main as report
 from bench.report.files import write_json
-from bench.results.study.axes import order_values
+from bench.results.study.axes import order_values, parse_filter
 from bench.schema.command import (
     fill_places,
     parse_varied,
@@ -147,3 +147,10 @@ def test_an_older_axis_of_the_name_of_a_column_replaces_none(tmp_path: Path) -> 
     rows = [one for n in "12" for one in counted(script(vary=f"repeats={n}"), [0.01] * 3)]
     cases = json.loads(write_json(read_report(tmp_path, rows)))["cases"]
     assert [(case["repeats"], case["{repeats}"]) for case in cases] == [(3, 1), (3, 2)]
+
+
+def test_a_command_or_a_call_with_commas_is_a_value_of_a_filter() -> None:
+    command = "t.py {batch_size} {precision:fp32=,bf16-amp=--amp}"
+    assert command in parse_filter(f"command={command}").values
+    assert parse_filter("model=m:f(a=1,b=2)").values == ("m:f(a=1,b=2)",)
+    assert parse_filter("precision=fp16,bf16").values == ("fp16", "bf16")
