@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bench.base.errors import UnsupportedError, UsageError
 from bench.networks.workloads import Workload
 from bench.schema.grid import grid
-from bench.schema.optimization import OPTIMIZERS
+from bench.schema.optimization import OFFLOADED, OPTIMIZERS
 from bench.sweep.__main__ import main as sweep
 from bench.training.loop import Training
 from bench.training.memory import measure_parts, watch_gradients
@@ -161,6 +161,10 @@ ON_A_CPU = [
     )
     for name in STATE_BYTES
 ]
+
+
+def test_the_state_of_each_optimizer_has_a_formula() -> None:
+    assert STATE_BYTES.keys() == OPTIMIZERS.keys() - {OFFLOADED}  # whose state is the host's
 
 
 @pytest.mark.parametrize("name", ON_A_CPU)
