@@ -205,8 +205,11 @@ class Findings:
         known = all(row.number("train_loss") is not None for row in timed)
         return [] if self._for_time or known else own
 
-    def _keeps(self, setting: Case) -> bool:
-        return all(getattr(setting, axis) == getattr(self.now, axis) for axis in self.kept)
+    def _list_timed(self, among: Iterable[Case]) -> list[Case]:
+        """List the settings that may be advised: with a time, and the present value of `kept`."""
+        fixed = {axis: getattr(self.now, axis) for axis in self.kept}
+        timed = [setting for setting in among if setting in self.times]
+        return [s for s in timed if all(getattr(s, axis) == fixed[axis] for axis in fixed)]
 
     @property
     def rows(self) -> list[Row]:
@@ -219,10 +222,9 @@ class Findings:
     def choose(self, among: Iterable[Case]) -> Choice[Case] | None:
         """Choose the setting to train with, by the rule of `bench.answers.choice`; None if none
         was measured."""
-        timed = [setting for setting in among if setting in self.times and self._keeps(setting)]
         weighed = [
             Candidate(one, self.times[one], one.batch_size, self._rate_unusual(one))
-            for one in timed
+            for one in self._list_timed(among)
         ]
         return choose_among(weighed, self.now.batch_size) if weighed else None
 
@@ -242,7 +244,7 @@ class Findings:
         """Return the setting from which to look further, by times alone: single runs prove little,
         and of a gain that nothing proves yet another lever may make more. None if none was
         measured."""
-        timed = [setting for setting in among if setting in self.times and self._keeps(setting)]
+        timed = self._list_timed(among)
         most = (1 + NEAR) * min(map(self.find_time, timed), default=math.inf)
         near = [setting for setting in timed if self.find_time(setting) <= most]
         sizes = [setting.batch_size for setting in near]

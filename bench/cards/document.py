@@ -259,7 +259,7 @@ def _list_entries(
         own = [row for row in timed if row.precision == precision]
         if not own:
             continue
-        settings = [Setting((same[0],)) for same in group(own, _tell_setting)]
+        settings = _list_settings(own)
         fastest, chosen = choose(settings, "time"), choose(settings)
         bases = [base for base in _BASELINES if (base, precision) in over]
         fastest_bases = (_find_base(usual, timed, base) for base in bases)
@@ -275,15 +275,15 @@ def _list_entries(
         )
 
 
-_tell_levers = attrgetter(*_LEVERS)
+def _list_settings(timed: Sequence[Result]) -> list[Setting]:
+    return [Setting((same[0],)) for same in group(timed, _tell_setting)]
 
 
 def _find_base(usual: Result, timed: Sequence[Result], base: str) -> Result:
     """Return the case in a baseline that a report holds others against, at any batch size."""
-    alike = [row for row in timed if row.precision == base]
-    alike = [row for row in alike if _tell_levers(row) == _tell_levers(usual)]
-    settings = [Setting((same[0],)) for same in group(alike, _tell_setting)]
-    return choose_base(settings, usual.batch_size).best
+    tell = attrgetter(*_LEVERS)
+    alike = [row for row in timed if row.precision == base and tell(row) == tell(usual)]
+    return choose_base(_list_settings(alike), usual.batch_size).best
 
 
 def _judge_pairs(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from bench.answers.render.documents import escape, table_lines
+from bench.answers.render.documents import escape, table_lines, write_answers
 from bench.answers.render.table import Prominence
 from bench.base.plain import dump
 from bench.base.text import join_words
@@ -59,7 +59,7 @@ def write_bencher(report: Report) -> str:
 def write_readme(report: Report) -> str:
     """Return what belongs into a README: the answers, the first table and what it was measured
     on."""
-    return "\n".join((*_tell_answers(report), *_draw_first(report), *_list_conditions(report)))
+    return "\n".join((*write_answers(report), *_draw_first(report), *_list_conditions(report)))
 
 
 def write_model_card(report: Report) -> str:
@@ -78,7 +78,7 @@ def write_model_card(report: Report) -> str:
         )
         for row in rows
     ]
-    lines = ["#### Speeds, Sizes, Times", "", *_tell_answers(report), *_draw_first(report)]
+    lines = ["#### Speeds, Sizes, Times", "", *write_answers(report), *_draw_first(report)]
     lines += [*_list_conditions(report), "### Compute Infrastructure", ""]
     lines += ["#### Hardware", "", *_list(hardware), "#### Software", "", *_list(software)]
     return "\n".join(lines)
@@ -115,12 +115,6 @@ def _describe(row: Result) -> Iterator[str]:
         yield f"estimated from {100 * row.part:.3g} % of it"
     if warned := [name.replace("_", " ") for name in WARNINGS if getattr(row, name)]:
         yield f"warnings: {join_words(warned)}"
-
-
-def _tell_answers(report: Report) -> Iterator[str]:
-    for answer in report.answers:
-        about = f"**{escape(answer.about)}.** " if len(report.answers) > 1 else ""
-        yield f"{about}{escape(' '.join(answer.sentences))}\n"
 
 
 def _draw_first(report: Report) -> Iterator[str]:

@@ -36,7 +36,6 @@ from bench.base.inject import (
     keep_armed,
     read_listing,
 )
-from bench.base.limits import find_ends
 from bench.base.processes import (
     TemporaryFolder,
     die_with_parent,
@@ -459,9 +458,7 @@ def _describe(
     if full_steps > len(times):
         describe_interval(found, times, extrapolate(m.measured_time_s, times, full_steps))
     m.images_per_s = found.epoch_items / m.epoch_time_s
-    describe_steps(m, times)
-    if ends := find_ends(times):
-        m.step_time_first_s, m.step_time_last_s = ends
+    describe_steps(m, times, times)
     _describe_losses(found, reports, case, measured)
     _describe_work(found, case, reports)
 

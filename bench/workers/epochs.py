@@ -150,12 +150,9 @@ def describe_time(
         flag = "--fraction" if case.steps is None or len(times) < case.steps else "--steps"
         describe_interval(found, times, whole, case.until or 0.0, f"; raise {flag}")
     m.images_per_s = workload.count_units(batches.samples) / m.epoch_time_s
-    describe_steps(m, times)
     units = workload.count_units(whole_batch(case))
     full = [t for t, n in zip(times, images, strict=True) if n == units]
-    if ends := find_ends(full):
-        m.step_time_first_s, m.step_time_last_s = ends
-    else:
+    if not describe_steps(m, times, full):
         reason = f"{len(full)} steps are too few to tell a trend"
         found.leave_out(reason, "step_time_first_s", "step_time_last_s")
 
@@ -178,9 +175,13 @@ def describe_interval(
         m.epoch_time_error = max(whole.error, asked)
 
 
-def describe_steps(m: Measurement, times: Sequence[float]) -> None:
-    for name, value in summarize_steps(times).items():
-        setattr(m, name, value)
+def describe_steps(m: Measurement, times: Sequence[float], full: Sequence[float]) -> bool:
+    """Fill in what the ``times`` of steps come to, in s. Return whether those of ``full`` batches
+    are enough to tell a trend."""
+    vars(m).update(summarize_steps(times))
+    if ends := find_ends(full):
+        m.step_time_first_s, m.step_time_last_s = ends
+    return ends is not None
 
 
 TESTED = ("test_loss", "test_accuracy", "eval_time_s")

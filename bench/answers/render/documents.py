@@ -13,12 +13,18 @@ from bench.base.text import clean
 _SPECIAL = re.compile(r"([\\`*_\[\]~|#$@!])")
 
 
+def write_answers(report: Document) -> Iterator[str]:
+    """Yield a paragraph of Markdown, with an empty line, for each answer; of several each says what
+    it is about."""
+    for answer in report.answers:
+        about = f"**{escape(answer.about)}.** " if len(report.answers) > 1 else ""
+        yield f"{about}{escape(' '.join(answer.sentences))}\n"
+
+
 def render_markdown(report: Document) -> str:
     """Return the report as Markdown."""
     lines = [f"# {escape(report.title)}", "", *(f"- {escape(one)}" for one in report.constants), ""]
-    for answer in report.answers:
-        about = f"**{escape(answer.about)}.** " if len(report.answers) > 1 else ""
-        lines += [f"{about}{escape(' '.join(answer.sentences))}", ""]
+    lines += write_answers(report)
     if step := report.next_step:
         lines += [f"Next: {escape(step.why)}.", ""]
         lines += ["```sh", clean(step.command), "```", ""] if step.command else []
