@@ -66,22 +66,25 @@ class Choice(Generic[_T]):
     open: tuple[_T, ...]
 
 
-def choose_among(candidates: Sequence[Candidate[_T]], present: int | None = None) -> Choice[_T]:
-    """Choose from one candidate or more; ``present`` is the batch size that is in use."""
+def choose_among(
+    candidates: Sequence[Candidate[_T]], present: int | None = None, near: float = NEAR
+) -> Choice[_T]:
+    """Choose from one candidate or more; ``present`` is the batch size that is in use, and ``near``
+    the share of the lowest time that a setting that is near may take more."""
     noise = _Noise(candidates)
     ranked = sorted(candidates, key=lambda one: one.time_s)
     fastest = ranked[0]
     gaps = [(one, *noise.bound(one, fastest)) for one in ranked]
-    near = [one for one, _, high in gaps if one is fastest or high <= 1 + NEAR]
-    unsure = [one for one, low, _ in gaps if one not in near and low <= 1 + NEAR]
-    same_size = [one for one in (*near, *unsure) if one.size == present]
-    smallest = min(one.size for one in near)
-    same_size = same_size or [one for one in near if one.size == smallest]
+    close = [one for one, _, high in gaps if one is fastest or high <= 1 + near]
+    unsure = [one for one, low, _ in gaps if one not in close and low <= 1 + near]
+    same_size = [one for one in (*close, *unsure) if one.size == present]
+    smallest = min(one.size for one in close)
+    same_size = same_size or [one for one in close if one.size == smallest]
     first = min(same_size, key=lambda one: one.time_s)
     alike = [one for one in same_size if one is first or noise.bound(one, first)[0] <= 1 + STEADY]
     chosen = min(alike, key=lambda one: (one.unusual, one.time_s))
     return Choice(
-        chosen.of, fastest.of, tuple(one.of for one in near), tuple(one.of for one in unsure)
+        chosen.of, fastest.of, tuple(one.of for one in close), tuple(one.of for one in unsure)
     )
 
 

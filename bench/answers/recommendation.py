@@ -13,6 +13,7 @@ from operator import itemgetter
 from bench.answers.choice import MOST_NAMED, tell_open
 from bench.answers.elsewhere import find_fastest
 from bench.answers.halving import find_trials, summarize
+from bench.answers.power_limits import tell_power
 from bench.answers.render.table import (
     Answer,
     name_case,
@@ -94,6 +95,8 @@ def recommend(found: ReportData) -> Iterator[Answer]:
         about = place.machine + f", {place.name}" * several
         if saves := tuple(tell_savings(place)):
             yield Answer(f"Memory, {about}", saves)
+        if powers := tuple(tell_power(found, place)):
+            yield Answer(f"Power, {about}", powers)
         if sentences := tuple(filter(None, _tell(found, place))):
             yield Answer(about, sentences)
 

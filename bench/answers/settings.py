@@ -96,7 +96,7 @@ def choose(
     least = Trust.TRUSTED if aim in ("", "time") else Trust.WARNED
     known = [s for s in settings if s.timed and s.best.times and s.best.trust >= least]
     if aim in AIMS:
-        known = _list_least(known, AIMS[aim])
+        known = list_least(known, AIMS[aim])
     if not known:
         return None
     timed = [s for s in settings if s.timed and s.best.trust]
@@ -104,7 +104,7 @@ def choose(
     few = not aim and 2 * len(known) <= len(timed)
     if few and known_s > (1 + NEAR) * timed_s:
         return None
-    return choose_among([_weigh(setting) for setting in known], present)
+    return choose_among([weigh(setting) for setting in known], present)
 
 
 def choose_base(settings: Sequence[Setting], size: int | None) -> Setting:
@@ -117,11 +117,11 @@ def choose_base(settings: Sequence[Setting], size: int | None) -> Setting:
     if nearest.best.batch_size != size or not nearest.best.times:
         return nearest
     sure = [s for s in settings if s.best.trusted]
-    choice = choose_among([_weigh(s) for s in dict.fromkeys((nearest, *sure))], size)
+    choice = choose_among([weigh(s) for s in dict.fromkeys((nearest, *sure))], size)
     return nearest if choice.chosen.best.batch_size == size else choice.fastest
 
 
-def _list_least(settings: Sequence[Setting], aim: Aim) -> list[Setting]:
+def list_least(settings: Sequence[Setting], aim: Aim) -> list[Setting]:
     """Return the settings that have the least of an aim, or more by no more than it tolerates."""
     known = [(aim.take(s.best), s) for s in settings if is_number(aim.take(s.best))]
     repeats = [[aim.take(run) for run in setting.best.counted] for _, setting in known]
@@ -131,7 +131,7 @@ def _list_least(settings: Sequence[Setting], aim: Aim) -> list[Setting]:
     return [setting for value, setting in known if value <= most]
 
 
-def _weigh(setting: Setting) -> Candidate[Setting]:
+def weigh(setting: Setting) -> Candidate[Setting]:
     row = setting.best
     again = [time for case in setting.cases if case.trusted for time in case.times]
     return Candidate(setting, row.times, row.batch_size, rate_unusual(row), again)

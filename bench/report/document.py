@@ -20,6 +20,7 @@ from bench.answers.notices import (
     write_notes,
 )
 from bench.answers.overview import COSTS, MONEY, OVERVIEW, PLACES, REACHED, TIMES
+from bench.answers.power_limits import POWER_LIMITS
 from bench.answers.recommendation import recommend
 from bench.answers.render.table import (
     Answer,
@@ -44,6 +45,7 @@ from bench.schema.record import Status
 SECTIONS: tuple[Section, ...] = (
     PLACES,
     SAVINGS,
+    POWER_LIMITS,
     TIMES,
     MONEY,
     COSTS,

@@ -19,7 +19,7 @@ from bench.base.errors import UnsupportedError, UsageError
 from bench.base.processes import OtherWork, choose_threads, count_cores, usable_cpus
 from bench.base.text import GIB, count, name_first
 from bench.machine.host import PACKAGES, THREADS, has_cuda, refuse_missing
-from bench.machine.nvml import find_neighbours
+from bench.machine.nvml import find_cards, find_neighbours
 from bench.machine.power import refuse_limits, restore_limits
 from bench.networks.data import SYNTHETIC, DatasetInfo
 from bench.networks.data.cifar10 import CLASSES
@@ -262,10 +262,10 @@ def _refuse_power(uuid: str | None, cases: Sequence[Case], options: Options) -> 
     limits = sorted({case.power_limit for case in cases if case.power_limit is not None})
     if not limits:
         return
+    # without torch it is not known which it takes of GPUs of one kind
+    uuid = uuid or next((card.uuid for card in find_cards()[0]), None)
     chooses = cases[0].command is not None and options.lanes in (None, 1)
-    for card in list_limited(Lane(), uuid, chooses):
-        if card is None:
-            raise UsageError("--power-limit: NVML does not know this GPU; leave it out")
+    for card in filter(None, list_limited(Lane(), uuid, chooses)):
         if why := refuse_limits(card, limits, not options.dry_run):
             raise UsageError(f"--power-limit: {why}")
         if card != uuid and find_neighbours(card):
