@@ -36,7 +36,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -190,16 +190,6 @@ class Process:
                 raise MessageError(f"the worker sent what is no message: {why}") from error
         self._log.join(_GRACE_S)
         raise EndedError(last_line(self._recent.decode(errors="replace")))
-
-    def messages(self) -> Iterator[Any]:
-        """Yield what it sends, as it arrives, and None at least every 0.1 s, until it ends. Raises
-        MessageError."""
-        with suppress(EndedError):
-            while True:
-                try:
-                    yield self.receive(_POLL_S)
-                except TimeoutError:
-                    yield None
 
     def send(self, content: object) -> None:
         with suppress(OSError):  # it has ended

@@ -213,7 +213,7 @@ def test_the_slope_is_scipys(values: list[float], every: float) -> None:
 @given(TIMES)
 @example([*map(float, range(1, 41))])  # of fewer than twenty the largest is the 95th percentile
 def test_summary_agrees_with_numpy(times: list[float]) -> None:
-    describe_steps(m := Measurement(), times)
+    describe_steps(m := Measurement(), times, times)
     assert m.step_time_median_s == pytest.approx(np.median(times))
     assert m.step_time_p95_s == np.percentile(times, 95, method="inverted_cdf")
     off = np.median(np.abs(np.array(times) - np.median(times)))

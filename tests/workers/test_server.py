@@ -274,7 +274,7 @@ def test_a_module_finds_what_its_script_would(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("site")
 def test_what_a_process_sends_is_told_from_what_it_prints(tmp_path: Path) -> None:
     with Process("processes_for_tests:say", 1, "two", log=tmp_path / "log") as process:
-        assert [m for m in process.messages() if m is not None] == [1, "two"]
+        assert [process.receive(60), process.receive(60)] == [1, "two"]
         assert process.wait() == 2
     assert (tmp_path / "log").read_text() == "1 two\n"
     with pytest.raises(EndedError, match="No module named 'nowhere'"):
@@ -287,7 +287,7 @@ def test_what_a_process_sends_is_told_from_what_it_prints(tmp_path: Path) -> Non
 def test_a_log_that_cannot_be_written_does_not_stop_the_process(tmp_path: Path) -> None:
     for log in (tmp_path / "no" / "folder", Path("/dev/full")):
         with Process("processes_for_tests:say", "x" * 2_000_000, log=log) as process:
-            assert any(process.messages())
+            assert process.receive(60)
             assert process.wait(60) == 1
 
 

@@ -64,7 +64,7 @@ class SubprocessExecutor(Executor):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self._workers: list[Worker | Ranks] = []
+        self._running: list[Workers] = []
 
     @cached_property
     def _compiled(self) -> TemporaryFolder:
@@ -136,8 +136,8 @@ class SubprocessExecutor(Executor):
 
     def kill(self) -> None:
         """End the workers and all they started, at once; without a lock, for signal handlers."""
-        for worker in list(self._workers):
-            worker.kill()
+        for workers in list(self._running):
+            workers.kill()
 
     def close(self) -> None:
         """Remove compiled code."""
@@ -158,7 +158,6 @@ class SubprocessExecutor(Executor):
     def _attempt(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:
         case, oom_kills = job.case, count_oom_kills()
         awake, _ = describe_pause()
-        variables, cold = self.choose_cache(job), self.settings.cold
         kept: Outcome | None = None
         choice = _list_choice(job)
         uuids: Sequence[str | None]
@@ -169,18 +168,14 @@ class SubprocessExecutor(Executor):
             hold_limits(limited, case.power_limit) as find_changed,
             Monitors(cards, whole=case.command is not None) as monitor,
         ):
-            worker: Worker | Ranks
-            if case.grouped:
-                worker = Ranks(job, variables, self.settings.timeout_s, cold)
-            else:
-                worker = Worker(job, variables, cold=cold)
-            self._workers.append(worker)
+            workers = Workers(job, self.choose_cache(job), self.settings)
+            self._running.append(workers)
             answer: Outcome | None = None
             done: int | None = None  # epochs; None before the first begins
             trained = False
             try:
-                monitor.watch(worker.pids)
-                for message in self._listen(worker, stopping, bool(case.command)):
+                monitor.watch(workers.pids)
+                for message in self._listen(workers, stopping, bool(case.command)):
                     if isinstance(message, Outcome) and message.follows:
                         kept = message
                     elif isinstance(message, Outcome):
@@ -188,7 +183,7 @@ class SubprocessExecutor(Executor):
                         break
                     elif isinstance(message, EpochEnded):
                         assert job.enough
-                        worker.send(END if job.enough(message.row) else GO_ON)
+                        workers.send(END if job.enough(message.row) else GO_ON)
                     else:
                         on_event(message)
                     if isinstance(message, PhaseEntered):
@@ -196,14 +191,14 @@ class SubprocessExecutor(Executor):
                         trained = True  # or is about to
                         if message.phase != "warmup":
                             done = message.epoch + (message.phase == "evaluation")
-                        worker.send(GO_ON)
+                        workers.send(GO_ON)
             finally:
-                returncode = worker.end(patiently=not answer or answer.status not in _CUT_SHORT)
-                self._workers.remove(worker)
+                returncode = workers.end(patiently=not answer or answer.status not in _CUT_SHORT)
+                self._running.remove(workers)
             oom_kills = count_oom_kills() - oom_kills
             if answer is None:
                 answer = classify_death(returncode, oom_kills, case, trained)
-                answer.reason = worker.failed_rank + answer.reason
+                answer.reason = workers.failed_rank + answer.reason
             if kept and answer.status not in MEASURED:
                 why = dict.fromkeys(kept.follows, answer.reason)
                 answer = replace(kept, missing={**kept.missing, **why})
@@ -219,8 +214,8 @@ class SubprocessExecutor(Executor):
         if paused := describe_pause(awake)[1]:
             again = f"while it ran, {paused}; its times may have that in them; --retry invalid"
             seen.verdict = "; ".join(filter(None, [f"{again} measures it anew", seen.verdict]))
-        if worker.note:
-            seen.notes.append(worker.note)
+        if workers.note:
+            seen.notes.append(workers.note)
         outcome = _conclude(answer, seen, allow_shared)
         if outcome.seen and seen.cards and choice:
             found = describe_other(choice[seen.cards[0]], find_card(job.gpu_uuid or "", choice))
@@ -230,16 +225,14 @@ class SubprocessExecutor(Executor):
             outcome.reason += f"; after {done} of {case.epochs} epochs"
         return outcome
 
-    def _listen(
-        self, worker: Worker | Ranks, stopping: Stopping, command: bool
-    ) -> Iterator[Message]:
-        """Yield the worker's messages, with a final `Outcome` if it is stopped or a phase, or a
-        ``command`` as a whole, exceeds its deadline. Raises MessageError: what the worker sent is
-        no message."""
+    def _listen(self, workers: Workers, stopping: Stopping, command: bool) -> Iterator[Message]:
+        """Yield the workers' messages, with a final `Outcome` if they are stopped or a phase, or a
+        ``command`` as a whole, exceeds its deadline. Raises MessageError: what a worker sent is no
+        message."""
         phase = "the command" if command else "set-up"
         deadline = time.monotonic() + self.settings.timeout_s
         awake, _ = describe_pause()
-        for message in worker.messages():
+        for message in workers.messages():
             now, paused = describe_pause(awake)
             if paused:  # while it waited for this process, it had no time
                 awake, deadline = now, time.monotonic() + self.settings.timeout_s
@@ -247,7 +240,7 @@ class SubprocessExecutor(Executor):
                 yield Outcome(Status.INTERRUPTED, "the sweep was stopped")
                 return
             if time.monotonic() > deadline:
-                stopped = list_stopped(worker.pids)
+                stopped = list_stopped(workers.pids)
                 reason = f"{phase} took longer than {self.settings.timeout_s:g} s"
                 if stopped:
                     names = join_words([*map(str, stopped)])
@@ -255,8 +248,8 @@ class SubprocessExecutor(Executor):
                     reason += ": --retry timeout runs the case again"
                 else:
                     reason += "; raise --timeout"
-                if not {*worker.pids} <= {*stopped}:  # those can tell nothing
-                    worker.dump_stacks()
+                if not {*workers.pids} <= {*stopped}:  # those can tell nothing
+                    workers.dump_stacks()
                     reason += f"; the log has {'its output' if command else 'the stacks'}"
                 yield Outcome(Status.TIMEOUT, reason)
                 return
@@ -268,9 +261,6 @@ class SubprocessExecutor(Executor):
 
 class Worker(Process):
     """The process of a case, or one of several."""
-
-    failed_rank = ""
-    """Prefix of the reason why it ended, if it is one of several."""
 
     def __init__(
         self,
@@ -296,49 +286,48 @@ class Worker(Process):
             log=job.log,
             cold=cold,
         )
-        self.pids = [self.pid]
 
 
-class Ranks:
-    """The workers of one case that trains in several processes, with the methods of a `Worker`.
+class Workers:
+    """The worker of a case, or those of one that trains in several processes.
 
-    The first worker measures like the only worker of a case. All enter each phase together. The
-    case ends as the first worker does, once all have ended. If any fails, the case ends as that one
-    does: out of memory takes precedence, and a failure because peers were gone counts least.
+    Of several, the first measures like the only worker of a case. All enter each phase together.
+    The case ends as the first worker does, once all have ended. If any fails, the case ends as that
+    one does: out of memory takes precedence, and a failure because peers were gone counts least;
+    ``failed_rank`` then begins the reason.
 
-    Each worker has one of the lane's GPUs, or a share of its cores; ``timeout_s`` is how long a
-    phase may take.
+    Each of several has one of the lane's GPUs, or a share of its cores.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        variables: Mapping[str, str],
-        timeout_s: float,
-        cold: bool = False,
-    ) -> None:
+    def __init__(self, job: Job, variables: Mapping[str, str], settings: Settings) -> None:
         self._failed, self._deciding, self.failed_rank = False, 0, ""
-        size, on_cpu = job.case.world_size, job.case.device == "cpu"
-        gpus = [] if on_cpu else [*(job.lane.gpus or filter(None, [job.gpu_uuid]))]
-        # with GPUs, the system chooses the cores, as it does for a single GPU
-        cores = share_cores(job.lane.cores or usable_cpus(), size) if on_cpu else [()] * size
-        self._folder = TemporaryFolder("ranks")
-        store = str(Path(self._folder.name) / "store")
         self._workers: list[Worker] = []
-        # all run on this machine, whatever its host name resolves to
-        name = "GLOO_SOCKET_IFNAME"
-        given = {name: os.environ.get(name, "lo"), **variables}
+        self._folder = TemporaryFolder("ranks")
         try:
-            for rank in range(size):
-                lane = replace(job.lane, gpus=job.lane.gpus[rank : rank + 1], cores=cores[rank])
-                rendezvous = Rendezvous(rank, size, store, gpus, timeout_s + _MARGIN_S)
-                placed = replace(job, gpu_uuid=gpus[rank] if gpus else None, lane=lane)
-                self._workers.append(Worker(placed, given, rendezvous, cold))
+            if job.case.grouped:
+                self._start_ranks(job, variables, settings)
+            else:
+                self._workers.append(Worker(job, variables, cold=settings.cold))
         except BaseException:
             self.end(patiently=False)
             raise
         self.note = self._workers[0].note
         self.pids = [worker.pid for worker in self._workers]
+
+    def _start_ranks(self, job: Job, variables: Mapping[str, str], settings: Settings) -> None:
+        size, on_cpu = job.case.world_size, job.case.device == "cpu"
+        gpus = [] if on_cpu else [*(job.lane.gpus or filter(None, [job.gpu_uuid]))]
+        # with GPUs, the system chooses the cores, as it does for a single GPU
+        cores = share_cores(job.lane.cores or usable_cpus(), size) if on_cpu else [()] * size
+        store = str(Path(self._folder.name) / "store")
+        # all run on this machine, whatever its host name resolves to
+        name = "GLOO_SOCKET_IFNAME"
+        given = {name: os.environ.get(name, "lo"), **variables}
+        for rank in range(size):
+            lane = replace(job.lane, gpus=job.lane.gpus[rank : rank + 1], cores=cores[rank])
+            rendezvous = Rendezvous(rank, size, store, gpus, settings.timeout_s + _MARGIN_S)
+            placed = replace(job, gpu_uuid=gpus[rank] if gpus else None, lane=lane)
+            self._workers.append(Worker(placed, given, rendezvous, settings.cold))
 
     def messages(self) -> Iterator[Message | None]:
         """Yield the first worker's messages, a phase once all have announced it, and None at least
@@ -390,14 +379,16 @@ class Ranks:
             worker.kill()
 
     def end(self, patiently: bool) -> int:
-        """Let the workers end by themselves if ``patiently`` (after a failure, only the one that
-        decided how the case ended); then SIGKILL all. Return the deciding worker's return code."""
-        awaited = [self._deciding] if self._failed else range(len(self._workers))
-        until = time.monotonic() + _GRACE_S
-        for rank in awaited if patiently else ():
-            self._workers[rank].wait(max(0.0, until - time.monotonic()))
-        self.kill()
-        codes = [worker.end(patiently=True) for worker in self._workers]
+        """Let the workers end by themselves if ``patiently`` (of several after a failure, only the
+        one that decided how the case ended); then SIGKILL all. Return the deciding worker's return
+        code."""
+        if several := len(self._workers) > 1:
+            awaited = [self._deciding] if self._failed else range(len(self._workers))
+            until = time.monotonic() + _GRACE_S
+            for rank in awaited if patiently else ():
+                self._workers[rank].wait(max(0.0, until - time.monotonic()))
+            self.kill()
+        codes = [worker.end(patiently or several) for worker in self._workers]
         self._folder.cleanup()
         return codes[self._deciding] if codes else 0
 

@@ -18,7 +18,7 @@ from bench.schema.case import Case
 from bench.schema.record import Measurement, Outcome, RankRow, Status
 from bench.workers.executors import Settings
 from bench.workers.executors import subprocess as room
-from bench.workers.executors.subprocess import Ranks, SubprocessExecutor
+from bench.workers.executors.subprocess import SubprocessExecutor, Workers
 from bench.workers.job import GO_ON, Job, Lane, Message, PhaseEntered, StepTaken
 from bench.workers.server import EndedError
 from tests.pytest_for_tests import Patch
@@ -63,12 +63,12 @@ class Script:
 
 def play(
     monkeypatch: Patch, *scripts: Script, log: Path | None = None
-) -> tuple[Ranks, list[Message]]:
+) -> tuple[Workers, list[Message]]:
     """What the parent hears of workers that say their lines."""
     left = iter(scripts)
     monkeypatch.setattr(room, "Worker", lambda job, variables, rendezvous, cold: next(left))
     monkeypatch.setattr(room, "_GRACE_S", 0.5)
-    ranks = Ranks(Job(replace(DDP, world_size=len(scripts)), log=log), {}, 60.0)
+    ranks = Workers(Job(replace(DDP, world_size=len(scripts)), log=log), {}, Settings())
     heard = []
     for message in ranks.messages():
         if isinstance(message, PhaseEntered):
@@ -137,7 +137,7 @@ def test_each_process_sees_its_own_gpu(monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(room, "Worker", start)
     job = Job(replace(DDP, device="cuda"), gpu_uuid="GPU-1", lane=Lane("", ("GPU-1", "GPU-2")))
-    Ranks(job, {}, 60.0).end(patiently=True)
+    Workers(job, {}, Settings()).end(patiently=True)
     own = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in ("GPU-1", "GPU-2")]
     assert [job.lane.variables for job, _, _ in seen] == own
     assert [job.gpu_uuid for job, _, _ in seen] == ["GPU-1", "GPU-2"]

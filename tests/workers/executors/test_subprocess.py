@@ -198,7 +198,7 @@ class Script:
     pids: Sequence[int] = (os.getpid(),)
     failed_rank = note = ""
 
-    def __init__(self, job: Job, variables: Mapping[str, str], cold: bool) -> None:
+    def __init__(self, job: Job, variables: Mapping[str, str], settings: Settings) -> None:
         script = self.scripts[Script.started]
         Script.started += 1
         if isinstance(script, Exception):
@@ -232,7 +232,7 @@ def scripted(monkeypatch: Patch) -> Scripted:
         case: Case = Case(device="cpu"),  # noqa: B008
         settings: Settings = Settings(),  # noqa: B008
     ) -> Outcome:
-        monkeypatch.setattr(room, "Worker", Script)
+        monkeypatch.setattr(room, "Workers", Script)
         monkeypatch.setattr(room, "_BACK_OFF_S", 0.001)
         Script.scripts, Script.started = list(scripts), 0
         job = Job(replace(case, epochs=epochs), "nowhere")
