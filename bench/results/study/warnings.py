@@ -25,7 +25,7 @@ from bench.results.study.quantities import over
 from bench.results.study.remedies import LONGER, QUIETER, SPARE_HOST, Remedy, Way, say
 from bench.schema.case import Case
 from bench.schema.precision import EMULATE_FP8, MOSTLY_LABELLED, PRECISIONS, Arithmetic
-from bench.schema.record import RELIABLE, Status, describe_unmet, read_missing
+from bench.schema.record import MEASURED, RELIABLE, Status, describe_unmet, read_missing
 
 NOISY_STEPS = 0.05
 """Step times are called noisy if their MAD is above this share of their median."""
@@ -97,15 +97,18 @@ def _is_noisy(run: Row) -> bool:
     missed = run.until is not None and run.epoch_time_error > max(run.until, STEADY)
     error = over((run.epoch_time_high_s - run.epoch_time_low_s) / 2, run.epoch_time_s)
     varies = (run.step_noise > NOISY_STEPS or unsteady) and not unlike
-    return bool(missed or error > LEAST_KNOWN or varies or has_trend(run))
+    noisy = missed or error > LEAST_KNOWN or varies or has_trend(run)
+    return bool(noisy and run.status in MEASURED)
 
 
 def _is_unknown(run: Row) -> bool:
-    """Return whether the epoch time is of too few steps to tell, or of batches that the
-    DataLoader's workers may have prepared before: an epoch may wait longer for it."""
+    """Return whether the epoch time, which a run that failed has none of, is of too few steps to
+    tell, or of batches that the DataLoader's workers may have prepared before: an epoch may wait
+    longer for it."""
     short = run.measured_steps < FEW_STEPS and run.part < 1 and run.until is None
     ahead = 2 * run.workers * PREFETCH / run.accumulate
-    return bool(short or run.measured_steps < min(run.steps_per_epoch, ahead))
+    few = short or run.measured_steps < min(run.steps_per_epoch, ahead)
+    return bool(few and run.status in MEASURED)
 
 
 def _meets(effect: str) -> Callable[[Row], bool]:

@@ -195,6 +195,18 @@ def test_mixed_environments_are_said(rows: list[Record], expected: str, tmp_path
         assert [run.model_source for run in runs] == ["aaa", "bbb", "bbb"]
 
 
+def test_a_run_that_failed_after_a_few_steps_has_no_time_to_warn_of(tmp_path: Path) -> None:
+    values = {"step_time_median_s": 0.1, "step_time_mad_s": 0.02}
+    values |= {"measured_steps": 2, "steps_per_epoch": 391}
+    case = replace(FP32, steps=2)
+    rows = [
+        make_record(case, status=status, reason="boom", **values)
+        for status in (Status.OK, Status.ERROR)
+    ]
+    runs, _ = read_results(read_sweep(write_sweep(tmp_path / "sweep", rows)))
+    assert [(run.noisy, run.unknown) for run in runs] == [(True, True), (False, False)]
+
+
 GRAPHED = {"busy_s": 0.034, "step_time_median_s": 0.045}
 SHAKY = {"step_time_median_s": 0.1, "step_time_mad_s": 0.006, "measured_steps": 40}
 ALONE = {"other_cores": 0.02}
