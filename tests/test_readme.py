@@ -19,7 +19,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import chdir, redirect_stdout
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -245,6 +245,23 @@ def quote_search() -> str:
     return f"\n```text\n{lines}\n```\n"
 
 
+def write_screen(command: str, folder: str, end: str = "") -> str:
+    """A command that reads results with the first of what it prints of a committed folder, which
+    the page names more briefly."""
+    name, *words = command.removeprefix("python -m bench.").split()
+    program = importlib.import_module(f"bench.{name}.__main__")
+    wide = patch.dict(os.environ, {"COLUMNS": "80"})
+    with redirect_stdout(io.StringIO()) as printed, wide, chdir(ROOT):
+        assert program.main([folder if folder.startswith(word) else word for word in words]) == 0
+    shown, cut, _ = printed.getvalue().partition(end or "\0")
+    shown = shown.replace(Path(folder).name, Path(words[0]).name).rstrip() + "\n\n…" * bool(cut)
+    return f"\n```sh\n{command}\n```\n\n```text\n{shown}\n```\n"
+
+
+COMPARE = "python -m bench.compare results/script --axis precision fp32 bf16-amp"
+VALIDATE = f"python -m bench.validate results/{WHY_SWEEP}"
+
+
 def find_minutes(rows: pd.DataFrame) -> int:
     """The time from the first run's start to the last one's end."""
     began, ended = (pd.to_datetime(rows[name]) for name in ("started_at", "finished_at"))
@@ -263,6 +280,11 @@ PARTS = {
     "causes": (DOCS / "why.md", write_causes),
     "why": (DOCS / "why.md", quote_why),
     "own-script": (DOCS / "own-script.md", partial(write_script, 80)),
+    "compare": (
+        DOCS / "results.md",
+        partial(write_screen, COMPARE, f"results/{SCRIPT.name}", "\n\nTraining loss"),
+    ),
+    "validate": (DOCS / "card.md", partial(write_screen, VALIDATE, f"results/{WHY_SWEEP}")),
     "search": (DOCS / "own-script.md", quote_search),
     "optimizers": (DOCS / "own-training.md", reference.write_optimizers),
     "axes": (DOCS / "settings.md", reference.write_axes),
