@@ -12,7 +12,7 @@ from typing import Any
 from bench.base.errors import UsageError
 from bench.base.text import count
 from bench.networks.data import SYNTHETIC
-from bench.networks.models import LENGTHS
+from bench.networks.models import LENGTHS, USUAL_LRS
 from bench.networks.workloads import COMMAND, IMAGES, OWN
 from bench.schema.axis import OWN_GRAPHS, Value, axis_flag, is_own, read_budget
 from bench.schema.case import (
@@ -160,7 +160,10 @@ def settle(settings: Mapping[str, Any]) -> Case:
     built_in = case.workload in LENGTHS
     if built_in:
         usual |= {"length": LENGTHS[case.workload], "optimizer": "adamw"}
-    usual["lr"] = default_lr(settings.get("optimizer") or usual.get("optimizer", case.optimizer))
+    optimizer = settings.get("optimizer") or usual.get("optimizer", case.optimizer)
+    usual["lr"] = default_lr(optimizer)
+    if optimizer == "adamw":
+        usual["lr"] = USUAL_LRS.get(case.workload, usual["lr"])
     changes = {name: value for name, value in usual.items() if settings.get(name) is None}
     changes |= {name: AXES[name].default for axes, *_ in list_lacks(case) for name in axes}
     if case.workload != IMAGES:
