@@ -55,6 +55,10 @@ _FAR_SIZES = 64  # ratio of batch sizes at which the same memory says that no ba
 
 _LESS = 0.05  # share of memory by which what others leave may differ between probes
 
+LIMITED_AFTER = 3
+"""Steps of a script before its limit is the one that was asked for, see `bench.workers.limit`: one
+that takes no more has not shown that it trains within it."""
+
 SHORT_STEPS, LONG_STEPS = 4, 16
 """Steps of a probe after its warm-up, and of the longer run that confirms the result. An allocator
 reaches its peak within the warm-up; only a sweep shows growth after more than 16 steps."""
@@ -358,6 +362,8 @@ class ProbedFamily:
         # on Windows and in WSL a driver moves to the host what the card has no room for
         spilled = row.status in MEASURED and not limit and left and reserved and reserved > left
         known = [*([parse_bytes(limit)] if limit else []), *([left] if left else [])]
+        steps = sum(row.number(name) or 0 for name in ("warmup_steps", "measured_steps"))
+        enough = row.unit != "runs" and (not limit or not 0 < steps <= LIMITED_AFTER)
         self.rows.append(
             Probe(
                 batch_size=row.batch_size,
@@ -366,7 +372,7 @@ class ProbedFamily:
                 alloc_retries=int(retries),
                 long=(row.number("steps") or math.inf) > SHORT_STEPS,
                 room_bytes=min(known, default=None),
-                seen=row.command is None or row.status not in MEASURED or row.unit != "runs",
+                seen=row.command is None or row.status not in MEASURED or enough,
                 reason=row.reason or read_missing(row.missing or "").get("measured_steps", ""),
             )
         )

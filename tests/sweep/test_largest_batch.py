@@ -389,6 +389,22 @@ def test_a_script_that_makes_no_larger_batches_is_told_apart() -> None:
     assert "batch size 5000 trains, the data allow no larger one, " in describe_largest_batch(wall)
 
 
+@pytest.mark.parametrize(
+    ("limit", "steps", "seen"),
+    [("1GiB", 3, False), ("1GiB", 4, True), (None, 2, True), ("1GiB", None, True)],
+)
+def test_a_script_that_ends_before_its_limit_holds_shows_nothing(
+    limit: str | None, steps: int | None, seen: bool
+) -> None:
+    case = Case(command="python train.py {batch_size}", memory_limit=limit, device="cpu")
+    trial = ProbedFamily(name_family(case))
+    row = make_run(case, probe=True, unit="items", warmup_steps=1, measured_steps=steps)
+    row.measurement.warmup_steps = 0 if steps is None else 1
+    row.measurement.measured_steps = None if steps is None else steps - 1
+    trial.add(Row(flatten(row)))
+    assert [probe.seen for probe in trial.rows] == [seen]
+
+
 def test_a_script_whose_steps_are_not_seen_runs_once() -> None:
     tried, wall = run_script(lambda size: 0.2 * GIB, data=0)
     assert (tried, wall.ending, wall.largest) == ([32], Ending.NO_STEPS, None)
