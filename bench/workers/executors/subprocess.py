@@ -160,8 +160,9 @@ class SubprocessExecutor(Executor):
         awake, _ = describe_pause()
         kept: Outcome | None = None
         choice = _list_choice(job)
-        uuids: Sequence[str | None]
-        uuids = [card.uuid for card in choice] or job.lane.gpus or [job.gpu_uuid]
+        uuids: Sequence[str | None] = [card.uuid for card in choice]
+        if not uuids:  # a case on a CPU has none of its lane's
+            uuids = (job.gpu_uuid and job.lane.gpus) or [job.gpu_uuid]
         cards = [open_device(uuid) for uuid in uuids]
         limited = list_limited(job.lane, job.gpu_uuid, case.command is not None)
         with (
