@@ -413,6 +413,8 @@ def describe(found: Explanation) -> Iterator[str]:
         f"{a.name}{where}, by median steps{of}: {write_ms(a.step.step_s)} → "
         f"{write_ms(b.step.step_s)} ms{write_host(a)}{write_host(b)}."
     )
+    if not ends and not ratio.exact:
+        yield "Too few repeats for an interval: --repeats 3 gives one."
     if a.format == Arithmetic.FLOAT32 and a.step.arithmetic == Arithmetic.TFLOAT32:
         yield (
             f"{a.name} rounded its products to TF32, so a part of the gain is in it already: "
