@@ -434,7 +434,9 @@ def test_the_process_that_the_others_wait_for_is_named(
     given = ["--profile", "--steps", "5", "--repeats", "1", "--out", str(tmp_path / "own")]
     run_unedited(tmp_path, "own", *given, command=command, script=TOGETHER)
     (ranks,) = read_beside(tmp_path / "own", RankRow).values()
-    assert [(row.rank, row.waits_in) for row in ranks] == [(0, "all_reduce"), (1, "all_reduce")]
+    assert [row.rank for row in ranks] == [0, 1]
+    # the call that starts it, or the thread of gloo's: ranks that are even wait in either for 3 ms
+    assert {row.waits_in for row in ranks} <= {"all_reduce", "allreduce"}
     assert min(row.computing_s or 0.0 for row in ranks) > 0.02
 
 
