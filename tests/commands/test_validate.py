@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.validate.__main__ import main
+from bench.validate.__main__ import MOST_FAULTS, main
 from bench.validate.claims import CLAIMS, adds_up, validate
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -401,3 +401,17 @@ def test_honest_rows_of_short_runs_on_a_busy_machine_pass() -> None:
     assert refused <= 5
     assert long > 250
     assert missed <= 0.01 * long
+
+
+@pytest.mark.parametrize("number", [1, MOST_FAULTS, MOST_FAULTS + 1, MOST_FAULTS + 2])
+def test_the_first_faults_are_listed_and_the_others_counted(
+    number: int, copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = validate(copy)
+    found["checks"][0] |= {"result": "FAULT", "faults": [f"fault {i}" for i in range(number)]}
+    monkeypatch.setattr("bench.validate.__main__.validate", lambda folder: found)
+    assert main([str(copy)]) == 1
+    said = capsys.readouterr().out
+    assert len(re.findall(r"fault \d", said)) == min(number, MOST_FAULTS)
+    more = re.findall(r"and (\d+) more; --format json has them", said)
+    assert more == ([str(number - MOST_FAULTS)] if number > MOST_FAULTS else [])
