@@ -309,7 +309,7 @@ def sharded(group: ProcessGroup) -> dict[str, Any]:
             with watch_gradients(training.optimizer, training.parameters) as gradients:
                 epoch = train_epoch(training, batches.divide(), clock, lambda index, loss: None)()
             whole = merge(group.gather(epoch))
-            held = measure_parts([training.optimizer], [training.model])
+            parts = measure_parts([training.optimizer], [training.model])
             loss, _ = training.evaluate([next(batches.evaluation(16))])
             weights = _flatten(training)
             training.reset()
@@ -319,7 +319,7 @@ def sharded(group: ProcessGroup) -> dict[str, Any]:
                 "tested": loss,
                 "weights": weights,
                 "start": _flatten(training),
-                "held": {**held, "gradients_bytes": gradients[0]},
+                "held": {**parts, "gradients_bytes": gradients[0]},
                 "wire": training.exchange.wire_bytes,  # type: ignore[attr-defined]
                 "gathered": training.exchange.gathered_bytes,  # type: ignore[attr-defined]
                 "notes": (training.sharded, training.recomputes),

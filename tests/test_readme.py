@@ -161,8 +161,8 @@ def write_script(columns: int = 100) -> str:
     wide = patch.dict(os.environ, {"COLUMNS": str(columns)})
     with redirect_stdout(io.StringIO()) as printed, wide:
         assert report([str(SCRIPT)]) == 0
-    said = printed.getvalue().replace(SCRIPT.name, "script")
-    answer, _, rest = said.partition("\nNext: ")
+    printed_text = printed.getvalue().replace(SCRIPT.name, "script")
+    answer, _, rest = printed_text.partition("\nNext: ")
     table = rest[rest.index("Time of ") :].partition("\n\n")[0]
     shown = f"{answer}\n…\n\n{table}"
     return f"\n```sh\n{command}\n```\n\n```text\n{shown}\n```\n"

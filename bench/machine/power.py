@@ -101,15 +101,15 @@ def hold_limits(
     if watts is None:
         yield lambda: ""
         return
-    with ExitStack() as held:
+    with ExitStack() as undone:
         known = [uuid for uuid in uuids if uuid]
         try:
             # without a client, and persistence mode, the driver forgets a limit
             opened = ExitStack()
             nvml = opened.enter_context(use_nvml(nvml))
-            held.callback(opened.close)  # what the block raises is no error of NVML
+            undone.callback(opened.close)  # what the block raises is no error of NVML
             for uuid in known:
-                _hold(held, uuid, watts, nvml)
+                _hold(undone, uuid, watts, nvml)
         except NvmlMissingError as missing:
             raise UnsupportedError(f"--power-limit {watts}: {missing}") from None
         if not known:
@@ -125,7 +125,7 @@ def hold_limits(
         yield find_changed
 
 
-def _hold(held: ExitStack, uuid: str, watts: int, nvml: Any) -> None:
+def _hold(undone: ExitStack, uuid: str, watts: int, nvml: Any) -> None:
     file, now = _find_file(uuid), _read(uuid, nvml)
     if now == watts and not file.exists():
         return
@@ -133,11 +133,11 @@ def _hold(held: ExitStack, uuid: str, watts: int, nvml: Any) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         number = _lock(file, os.O_RDWR | os.O_CREAT)
-        held.callback(os.close, number)
+        undone.callback(os.close, number)
         # of what was killed, it is what the card had before that
         before = _read_note(number)[0] or now
         os.pwrite(number, f"{before} {os.getpid()}".ljust(_NOTE_BYTES).encode(), 0)
-        held.callback(_put_back, file, number, nvml)
+        undone.callback(_put_back, file, number, nvml)
         _set(uuid, watts, nvml)
     except BlockingIOError:
         raise UnsupportedError(f"{what}: another sweep has set that of {uuid}") from None

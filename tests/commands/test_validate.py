@@ -411,7 +411,7 @@ def test_the_first_faults_are_listed_and_the_others_counted(
     found["checks"][0] |= {"result": "FAULT", "faults": [f"fault {i}" for i in range(number)]}
     monkeypatch.setattr("bench.validate.__main__.validate", lambda folder: found)
     assert main([str(copy)]) == 1
-    said = capsys.readouterr().out
-    assert len(re.findall(r"fault \d", said)) == min(number, MOST_FAULTS)
-    more = re.findall(r"and (\d+) more; --format json has them", said)
+    out = capsys.readouterr().out
+    assert len(re.findall(r"fault \d", out)) == min(number, MOST_FAULTS)
+    more = re.findall(r"and (\d+) more; --format json has them", out)
     assert more == ([str(number - MOST_FAULTS)] if number > MOST_FAULTS else [])

@@ -470,8 +470,8 @@ def test_the_label_of_what_is_compiled_is_that_of_its_graphs(tmp_path: Path) -> 
     rows = read(tmp_path / "o")
     assert (rows["holds"]["status"], rows["holds"]["labelled_flop_share"]) == ("ok", 1)
     assert math.isnan(rows["holds"]["flop_per_image"])
-    told = "labelled bf16-amp, but 100 % of the FLOP of a step ran in float32"
-    assert told in rows["forgets"]["reason"]
+    reason = "labelled bf16-amp, but 100 % of the FLOP of a step ran in float32"
+    assert reason in rows["forgets"]["reason"]
     for how, why in {"differs": "compiled code differ", "foreign": "does not show"}.items():
         assert rows[how]["status"] == "ok"
         assert why in re.findall("labelled_flop_share: ([^;]*)", rows[how]["missing"])[0]
@@ -883,14 +883,14 @@ def test_two_pythons_with_other_torches_are_measured_alike_and_compared(
     assert sweep(given) == 0
     rows = read_records(Path("out")).to_dict("records")
     code = "import torch, platform; print(torch.__version__, platform.python_version())"
-    told = {
+    expected = {
         python: subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.split()
         for python in (old, own)
     }
     parts = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "flop_per_image")
     for row in rows:
-        python = next(one for one in told if one in row["vary"])
-        assert [row["torch"], row["python"]] == told[python]
+        python = next(one for one in expected if one in row["vary"])
+        assert [row["torch"], row["python"]] == expected[python]
         assert (row["status"], row["measured_steps"], row["unit"]) == ("ok", 30, "items")
         assert row["labelled_flop_share"] == 1
         assert row["profiled_steps"] >= 2, row["missing"]

@@ -154,9 +154,9 @@ VERSIONS = ("python", "torch", "cuda", "cudnn")
 def find_versions(entries: Iterable[Listed], pid: int | None) -> dict[str, str | None]:
     """Return `VERSIONS` as a command's process ``pid`` has them, or else the last that imported
     torch; None of what is not known, as where none did."""
-    told = {int(one[1]): one[2:] for one in entries if one[0] == "versions"}
-    last = next(reversed(told.values()), (None,) * len(VERSIONS))
-    return dict(zip(VERSIONS, told.get(pid or 0, last), strict=True))
+    versions = {int(one[1]): one[2:] for one in entries if one[0] == "versions"}
+    last = next(reversed(versions.values()), (None,) * len(VERSIONS))
+    return dict(zip(VERSIONS, versions.get(pid or 0, last), strict=True))
 
 
 def watch() -> list[str]:
