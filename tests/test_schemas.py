@@ -48,7 +48,7 @@ def ask(capsys: Capture) -> Callable[..., Any]:
 
 def test_reports(planted: Folders, ask: Callable[..., Any]) -> None:
     for folder in [*planted.values(), *COMMITTED.values(), LAB, REFERENCE]:
-        assert ask(report, folder)["cases"]
+        assert ask(report, folder)["cases"], folder
 
 
 @pytest.mark.parametrize("name", COMPARISONS)

@@ -229,19 +229,20 @@ def find_products(lines: list[list[Any]]) -> float:
     return sum(row[4] for row in work["work"] if row[0] == "matmul")
 
 
+def closes(task: Task) -> None:
+    optimizer = torch.optim.SGD(task.net.parameters(), 1e-3)
+
+    def evaluate() -> torch.Tensor:
+        loss = task.loss()
+        loss.backward()
+        return loss
+
+    for _ in range(N):
+        optimizer.step(closure=evaluate)
+
+
 def test_what_a_closure_runs_is_no_part_of_the_optimizer(tmp_path: Path) -> None:
-    def train(task: Task) -> None:
-        optimizer = torch.optim.SGD(task.net.parameters(), 1e-3)
-
-        def evaluate() -> torch.Tensor:
-            loss = task.loss()
-            loss.backward()
-            return loss
-
-        for _ in range(N):
-            optimizer.step(closure=evaluate)
-
-    lines, _ = see(train, tmp_path)
+    lines, _ = see(closes, tmp_path, start="spawn")  # as below
     assert find_products(lines) == 2 * 2 * 4 * 8 * 8
 
 
