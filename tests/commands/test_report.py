@@ -273,3 +273,13 @@ def test_files_hold_the_ends_as_numbers(tmp_path: Path, report: Run) -> None:
     assert (case["epoch_time_s_low"], case["epoch_time_s_high"]) == (76.6, 90.4)
     assert case["images_per_s_low"] == pytest.approx(50_000 / 90.4)
     assert (case["spread"], case["seeds"]) == ("range", 3)
+
+
+def test_a_time_of_zero_is_none(tmp_path: Path, report: Run) -> None:
+    """Only an edited file has one, and a logarithm of it would end the report."""
+    rows = ran(FP32, (1.0, 20.0, 21.0))
+    rows[0].measurement.epoch_time_s = 0.0
+    write_sweep(tmp_path / "edited", rows)
+    code, out, _ = report(tmp_path / "edited")
+    assert code == 0
+    assert "20.50" in out

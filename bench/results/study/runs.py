@@ -95,6 +95,8 @@ class Run(Row):
 
     def __init__(self, cells: dict[str, Any]) -> None:
         super().__init__(cells)
+        if self.epoch_time_s <= 0:  # no run takes none: a file was edited, as bench.validate says
+            self.epoch_time_s = math.nan
         self.timed = bool(self.epoch_time_s == self.epoch_time_s)
         known = "measured" if self.executor in EXECUTORS else "unknown"
         self.kind = OF_OTHERS.get(self.executor, known)
