@@ -48,7 +48,8 @@ def ask(capsys: Capture) -> Callable[..., Any]:
 
 def test_reports(planted: Folders, ask: Callable[..., Any]) -> None:
     for folder in [*planted.values(), *COMMITTED.values(), LAB, REFERENCE]:
-        assert ask(report, folder)["cases"], folder
+        # a search for the largest batch has probes, and no case
+        assert ask(report, folder)["cases"] or folder.name.startswith("fit"), folder
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
