@@ -1,5 +1,5 @@
 # make sweep   build the environment and run the main job
-# make test    add to it what tests need; lint, type-check and run the tests, in four to eight minutes on two idle cores
+# make test    add to it what tests need; lint, type-check and run the tests, in eight to ten minutes on two cores
 VENV   ?= .venv
 PYTHON ?= python3
 # the interpreter everything runs with: set BIN=python3 to use one that already has a GPU torch
