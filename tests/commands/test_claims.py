@@ -122,7 +122,7 @@ BOUNDS: list[tuple[str, str, dict[str, Any]]] = [
     ("energy", "its energy", {"mean_power_w": 405.0, "measured_time_s": 20.0, "energy_j": 8e3}),
     ("energy", "", {"mean_power_w": None}),
     ("energy", "", {"measured_time_s": 0.0}),  # which its steps contradict
-    ("energy", "", {"mean_power_w": 1400.0, "energy_j": 1400.0, "power_limit_w": 1400.0,
+    ("energy", "", {"mean_power_w": 1400.0, "energy_j": 1400.0,
                     "case": replace(PLAIN, batch_size=64, world_size=2, parallel="ddp")}),
     ("energy", "", {"energy_j": None, "mean_power_w": 9000.0}),
     ("energy", "", {"mean_power_w": 734.0, "energy_j": 734.0}),
