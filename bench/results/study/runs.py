@@ -78,6 +78,7 @@ class Run(Row):
     steps_apart: str = ""
     items_apart: str = ""
     memory_varies: bool = False
+    epoch_time_s: float
     sweep: str
     timed: bool
     kind: str
