@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.errors import UnsupportedError, UsageError
-from bench.base.installation import find_version, in_checkout
+from bench.base.installation import CHECKOUT, find_version, in_checkout
 from bench.base.processes import leave, stop_signals
 from bench.base.progress import Progress, watch
 from bench.base.text import GIB, clean, last_line, read_clock, replace_file
@@ -45,7 +45,7 @@ from bench.workers.executors import Settings
 from bench.workers.executors.subprocess import SubprocessExecutor
 from bench.workers.job import Lane
 
-_ROOT, STATE = Path(__file__).parents[1], "card.json"
+STATE = "card.json"
 _ENDED, OPEN = ("done", "absent"), ("left", "cut", "interrupted")  # what failed is run again
 GRACE_S = 8.0  # a sweep stopped by SIGINT ends its worker in 3 s
 
@@ -246,8 +246,9 @@ def run(
     before = _measure(records)
     with log.open("a") as file:
         print(f"\n== {shlex.join(command)} ==", file=file, flush=True)
-        options: Any = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file, "cwd": _ROOT}
-        options["start_new_session"] = True  # so that Ctrl-C reaches it only from here
+        options: Any = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
+        # a session of its own, so that Ctrl-C reaches it only from here
+        options |= {"cwd": CHECKOUT, "start_new_session": True}
         child = subprocess.Popen([sys.executable, *command], **options)
     while child.poll() is None:
         left, written = until - time.monotonic(), _measure(records)
@@ -298,7 +299,7 @@ def main(argv: Sequence[str]) -> int:
     name = "rehearsal-" * rehearsal + default_out({"": platform}).name.rpartition("-")[0]
     folder = given.out.absolute() / name
     folder.mkdir(parents=True, exist_ok=True)
-    out = str(folder).removeprefix(f"{_ROOT}{os.sep}")
+    out = str(folder).removeprefix(f"{CHECKOUT}{os.sep}")
     flags = ["--data-dir", str(data)] if real else []
     setup = Setup(platform, out, dataset, flags, ["--allow-shared"] * given.allow_shared)
     if rehearsal:

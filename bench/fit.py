@@ -22,6 +22,7 @@ from bench.schema.flags import (
     Parser,
     add_axes,
     add_flag,
+    add_format,
     command,
     describe,
     parse_percent,
@@ -69,7 +70,7 @@ def build_parser() -> Parser:
         _parse_margin,
         FREE_MARGIN,
     )
-    add_flag(group, "--format", "FORMAT", "text or json (text)", default="text")
+    add_format(group)
     add_axes(
         parser,
         "each takes one value or several, and each combination is searched; default precisions: "

@@ -22,7 +22,7 @@ from bench.machine.host import has_cuda
 from bench.schema.axis import Value, name_column, own_axis
 from bench.schema.case import AXES, FOLLOWS, SAME_QUESTION, Case, parse_value
 from bench.schema.command import list_places, list_worded, read_vary, write_vary
-from bench.schema.flags import Parser, add_axes, add_flag, command, describe, read_axes
+from bench.schema.flags import Parser, add_axes, add_flag, add_format, command, describe, read_axes
 from bench.schema.grid import grid
 from bench.schema.preset import ADVICE, Preset
 from bench.sweep.options import add_running, choose_dataset, read_running
@@ -66,7 +66,7 @@ def build_parser() -> Parser:
         choices=("time",),
         help="advise also values of --vary that no loss is known of, if they take less time",
     )
-    add_flag(group, "--format", "FORMAT", "text or json (text)", default="text")
+    add_format(group)
     add_axes(
         parser,
         "one value fixes a setting, several are tried; without a flag, "

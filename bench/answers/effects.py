@@ -17,6 +17,7 @@ from bench.answers.render.table import (
     join,
     mark_part,
     name_case,
+    ratio_cell,
     write_ends,
     write_ratio,
 )
@@ -136,7 +137,7 @@ def _write_speed(effect: Effect) -> Cell | None:
     mark, speed = ESTIMATE * effect.estimated, 1 / (time.ratio.value or 1)
     if time.apart:
         return Cell(f"{mark}{_list_ratios(time.each)}")
-    return Cell(f"{mark}{write_ratio(speed)}×", speed)
+    return ratio_cell(speed, mark)
 
 
 def _write_interval(effect: Effect) -> str | None:

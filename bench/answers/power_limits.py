@@ -7,6 +7,7 @@ energy of those that are shown to take at most `_LITTLE` more than the lowest ti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -22,6 +23,7 @@ from bench.answers.render.table import (
     axis_column,
     name_case,
     quantity_column,
+    ratio_cell,
     write_ratio,
 )
 from bench.answers.settings import AIMS, Setting, list_least, weigh
@@ -61,7 +63,7 @@ class Powered:
     def energy(self) -> float:
         """The share of the energy; NaN where either is not known, or of another part."""
         if refuse_part(self.row, self.first):
-            return float("nan")
+            return math.nan
         return over(_ENERGY.take(self.row), _ENERGY.take(self.first))
 
 
@@ -88,11 +90,15 @@ def _list(settings: Sequence[Setting]) -> str:
     return join_words([_name(setting) for setting in sorted(settings, key=_order)])
 
 
+def _list_axes(found: ReportData) -> list[str]:
+    return [name for name in list_naming_axes(found.varying) if name != _AXIS]
+
+
 def tell_power(found: ReportData, place: Target) -> Iterator[str]:
     """Yield of each setting which power limit takes the least energy for little more time."""
     for alike in _find_limits(place):
         choice = choose_among([weigh(setting) for setting in alike], near=_LITTLE)
-        axes = [name for name in list_naming_axes(found.varying) if name != _AXIS]
+        axes = _list_axes(found)
         about = filter(None, ["Power limit", name_case(choice.fastest.best, axes)])
         yield f"{', '.join(about)}: {_tell_least(choice)}."
         if choice.open:
@@ -132,17 +138,15 @@ def _tabulate_limits(found: ReportData) -> Iterator[Sheet]:
         for alike in _find_limits(place)
         for setting in reversed(alike)
     ]
-    axes = [name for name in list_naming_axes(found.varying) if name != _AXIS]
     columns: list[Column[Powered]] = [
-        *(axis_column(name, lambda one: one.row) for name in axes),
+        *(axis_column(name, lambda one: one.row) for name in _list_axes(found)),
         axis_column(_AXIS, lambda one: one.row),
         quantity_column("epoch_time_s", lambda one: one.row, spread=False, always=True),
         Column("time_share", "of lowest time", "its time over the lowest of these rows",
-               lambda one: Cell(f"{write_ratio(one.time)}×", one.time), better="lower"),
+               lambda one: ratio_cell(one.time), better="lower"),
         quantity_column("energy_per_epoch_j", lambda one: one.row, spread=False, always=True),
         Column("energy_share", "of its energy", "its energy over that of the lowest time",
-               lambda one: Cell(f"{write_ratio(one.energy)}×" if is_number(one.energy) else "?",
-                                one.energy), better="lower"),
+               lambda one: ratio_cell(one.energy), better="lower"),
         Column("mean_power", "mean power (W)", "energy over measured time, of all its GPUs",
                lambda one: _find_median(one.row, "mean_power_w"), number=True),
         Column("sm_clock", "SM clock (MHz)", "the median of the epoch",

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from bench.answers.render.table import (
     AnyRow,
-    Cell,
     Column,
     Prominence,
     Section,
@@ -21,6 +20,7 @@ from bench.answers.render.table import (
     axis_column,
     name_case,
     quantity_column,
+    ratio_cell,
     write_ratio,
 )
 from bench.answers.scaling import find_bounds
@@ -179,12 +179,11 @@ def _tabulate_savings(found: ReportData) -> Iterator[Sheet]:
         axis_column("batch_size", lambda way: way.row),
         quantity_column("memory_bytes", lambda way: way.row, spread=False, always=True),
         Column("memory_share", "of usual", "its memory over that of the first of these rows",
-               lambda way: Cell(f"{write_ratio(way.memory)}×", way.memory), better="lower"),
+               lambda way: ratio_cell(way.memory), better="lower"),
         quantity_column("optimizer_bytes", lambda way: way.row, spread=False),
         quantity_column("epoch_time_s", lambda way: way.row, spread=False, always=True),
         Column("time_share", "of usual time", "its time over that of the first of these rows",
-               lambda way: Cell(f"{write_ratio(way.time)}×" if way.time else "?", way.time),
-               better="lower"),
+               lambda way: ratio_cell(way.time), better="lower"),
         Column("fits", "largest batch", "that was trained", lambda way: way.fits, better="higher"),
         Column("fails", "does not fit", "the smallest batch above it that ran out of memory",
                lambda way: way.fails),

@@ -19,7 +19,7 @@ from bench.base.progress import watch
 from bench.base.text import clean
 from bench.doctor.trust import check_trust
 from bench.machine.host import has_cuda, refuse_missing
-from bench.schema.flags import Parser, command
+from bench.schema.flags import Parser, add_format, command
 from bench.workers.examination import Machine, examine
 from bench.workers.judgement import Remark, Severity, judge
 from bench.workers.rating import measure_machine
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     add = parser.add_argument
     add("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is (./data)")
     add("--out", type=Path, metavar="DIR", help="where results go (./results)")
-    add("--format", default="text", metavar="FORMAT", help="text or json (default: text)")
+    add_format(parser)
     add(
         "--trust",
         action="store_true",

@@ -19,7 +19,7 @@ from datetime import datetime
 from pathlib import Path
 
 from bench.base.errors import UnsupportedError, UsageError
-from bench.base.installation import in_checkout
+from bench.base.installation import CHECKOUT, in_checkout
 from bench.base.processes import list_children
 from bench.base.progress import Progress
 from bench.base.text import count, parse_bytes
@@ -33,8 +33,6 @@ from bench.workers.executors import Settings
 from bench.workers.executors.subprocess import SubprocessExecutor
 from bench.workers.job import Lane
 from bench.workers.rating import RATES_VARIABLE
-
-_ROOT = Path(__file__).parents[2]
 
 SETUP_S = 3.0
 """The longest set-up of a small case on a GPU, which took about 0.7 s on an H200."""
@@ -318,7 +316,7 @@ def choose_words(device: str, shared: bool) -> dict[str, str]:
     """Return what the words of `EXPECTATIONS` stand for."""
     about = {"device": device, "ranks": str(_count_ranks(device))}
     about["where"] = f"--device {device}" + " --allow-shared" * shared
-    about |= {"python": shlex.quote(sys.executable), "root": str(_ROOT)}
+    about |= {"python": shlex.quote(sys.executable), "root": str(CHECKOUT)}
     return WORDS | SIZES[device] | about
 
 

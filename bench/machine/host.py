@@ -16,7 +16,7 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import cache
 from hashlib import sha256
-from importlib.metadata import distribution
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
@@ -184,15 +184,17 @@ def read_commit() -> str | None:
 
 def _read_release() -> str | None:
     """What pip wrote down of each file as it installed it says whether it is as it was."""
-    if (version := find_version(DISTRIBUTION)) is None:
+    try:
+        about = distribution(DISTRIBUTION)
+    except PackageNotFoundError:
         return None
     files = {
         Path(file.locate()): urlsafe_b64decode(f"{file.hash.value}=")
-        for file in distribution(DISTRIBUTION).files or ()
+        for file in about.files or ()
         if file.hash and file.suffix == ".py" and file.parts[0] == _ROOT.name
     }
     changed = any(sha256(path.read_bytes()).digest() != known for path, known in files.items())
-    return f"v{version}{'+dirty' * changed}" if files else None
+    return f"v{about.version}{'+dirty' * changed}" if files else None
 
 
 @cache

@@ -274,6 +274,12 @@ def add_filters(parser: argparse.ArgumentParser, example: str) -> None:
     )
 
 
+def add_format(group: argparse._ActionsContainer, what: str = "") -> None:
+    """Add ``--format`` of a command that prints text or, for programs, JSON."""
+    help = f"{what}text or json (default: text)"
+    group.add_argument("--format", default="text", metavar="FORMAT", help=help)
+
+
 def add_output(parser: argparse.ArgumentParser, formats: str) -> None:
     """Add ``--format``, for `choose_format`, of which help says the ``formats``, and ``-o``, for
     `write_document`."""

@@ -31,6 +31,7 @@ from bench.schema.flags import (
     Parser,
     add_axes,
     add_flag,
+    add_format,
     describe,
     parse_whole,
     read_axes,
@@ -179,7 +180,7 @@ def build_parser(docstring: str | None) -> Parser:
         partial(parse_whole, least=2, most=1000),
         REDUCTION,
     )
-    add("--format", "FORMAT", "of what is found, text or json (text)", default="text")
+    add_format(group, "of what is found, ")
     group.add_argument("--dry-run", action="store_true", help="print the trials and their epochs")
     add_axes(
         parser,

@@ -15,7 +15,7 @@ from bench.base.plain import dump_document
 from bench.base.processes import leave
 from bench.base.text import count
 from bench.results.store.reader import find_records
-from bench.schema.flags import Parser, command
+from bench.schema.flags import Parser, add_format, command
 from bench.validate.claims import FAULT, KNOWN, KNOWN_FAULTS, validate
 
 MOST_FAULTS = 3
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     )
     add = parser.add_argument
     add("folders", nargs="+", type=Path, metavar="FOLDER", help="a sweep's folder or records file")
-    add("--format", default="text", metavar="FORMAT", help="text or json (default: text)")
+    add_format(parser)
     given = parser.parse(argv)
     write = choose("--format", given.format, _FORMATS)
     for folder in given.folders:

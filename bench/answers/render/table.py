@@ -152,6 +152,13 @@ def write_ratio(value: float) -> str:
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
+def ratio_cell(value: float | None, mark: str = "") -> Cell:
+    """Return the cell of a ratio, such as ``1.25×``; a question mark where it is not known."""
+    if value is None or not is_number(value):
+        return Cell("?", value)
+    return Cell(f"{mark}{write_ratio(value)}×", value)
+
+
 def name_spread(cases: Iterable[AnyRow]) -> str:
     """Return the suffix of the times' column head, which names the kind of their spread."""
     kinds = {case.spread for case in cases} - {Spread.NONE.value}
