@@ -90,6 +90,23 @@ FLAGS = [
     (["--batchsize", "64"], "unknown argument '--batchsize'; did you mean '--batch-size'?"),
     (["--lanes", "3", "--device", "cpu", "cuda"], "--lanes: the cases are of cpu and cuda; give"),
     (["--shard", "5/4"], "give K/N with K from 1 to N"),
+    (["--recompute", "budget:0.5"],
+     "--recompute budget:0.5 is a budget of torch.compile; give --compile too"),
+    (["--recompute", "budget:1"], "or budget:F, with F from 0 to below 1"),
+    (["--recompute", "some"], "what is computed again is none, blocks, full or budget:F"),
+    (["--recompute", "blocks", "--precision", "fp16-apex"],
+     "--precision fp16-apex is not measured; leave out one"),
+    (["--parallel", "dp", "--world-size", "2"],
+     "--parallel dp with --device cpu cannot be: torch's DataParallel"),
+    (["--parallel", "fsdp", "--checkpoint", "on"],
+     "--checkpoint on with --parallel fsdp is not measured"),
+    (["--parallel", "fsdp", "--until", "1%"], "--until 0.01 with --parallel fsdp is not measured"),
+    (["--parallel", "fsdp", "--profile", "on"],
+     "--profile on with --parallel fsdp is not measured"),
+    (["--parallel", "fsdp", "--optimizer", "muon"],
+     "--parallel fsdp with --optimizer muon is not measured"),
+    (["--parallel", "fsdp", "--compile", "reduce-overhead"],
+     "--parallel fsdp with --compile reduce-overhead is not"),
 ]  # fmt: skip
 
 

@@ -211,20 +211,3 @@ def test_a_sweep_measures_it_and_a_comparison_shows_it(
     shown = capsys.readouterr().out
     assert re.search(r"^ blocks .* 32\.4 ", shown, re.MULTILINE), "FLOP again, in percent"
     assert re.search(r"recompute: none → blocks ", shown), "its effect"
-
-
-@pytest.mark.parametrize(
-    ("flags", "why"),
-    [
-        ("budget:0.5", "--recompute budget:0.5 is a budget of torch.compile; give --compile too"),
-        ("budget:1", "or budget:F, with F from 0 to below 1"),
-        ("some", "what is computed again is none, blocks, full or budget:F"),
-        ("blocks --precision fp16-apex", "--precision fp16-apex is not measured; leave out one"),
-    ],
-)
-def test_what_cannot_be_is_one_line(
-    flags: str, why: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = f"--device cpu --dry-run --dataset synthetic --recompute {flags}"
-    assert sweep_main(words.split()) == 2
-    assert why in capsys.readouterr().err

@@ -152,25 +152,6 @@ def test_a_sweep_measures_it_beside_averaged_gradients(
     assert one["status"] == "ok"
 
 
-@pytest.mark.parametrize(
-    ("flags", "why"),
-    [
-        ("dp --world-size 2", "--parallel dp with --device cpu cannot be: torch's DataParallel"),
-        ("fsdp --checkpoint on", "--checkpoint on with --parallel fsdp is not measured"),
-        ("fsdp --until 1%", "--until 0.01 with --parallel fsdp is not measured"),
-        ("fsdp --profile on", "--profile on with --parallel fsdp is not measured"),
-        ("fsdp --optimizer muon", "--parallel fsdp with --optimizer muon is not measured"),
-        ("fsdp --compile reduce-overhead", "--parallel fsdp with --compile reduce-overhead is not"),
-    ],
-)
-def test_what_cannot_be_is_one_line(
-    flags: str, why: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = f"--device cpu --dry-run --dataset synthetic --parallel {flags}"
-    assert sweep_main(words.split()) == 2
-    assert why in capsys.readouterr().err
-
-
 def test_a_process_without_a_batch_is_refused() -> None:
     """The others would wait for it at each block; averaged gradients wait in the end alone."""
     case = Case(parallel="fsdp", device="cpu", world_size=3, batch_size=13)
