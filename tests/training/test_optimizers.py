@@ -247,6 +247,9 @@ def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    # torch's build for CUDA asks the driver here whether a graph is captured
+    check = "_accelerator_graph_capture_health_check"
+    monkeypatch.setattr(torch.optim.Optimizer, check, lambda self: None, raising=False)
 
 
 @pytest.mark.usefixtures("pretended_gpu")
