@@ -173,7 +173,7 @@ class Measurement:
 
     energy_j: float | None = quantity("energy of the measured steps")
     mean_power_w: float | None = quantity("energy over measured time")
-    power_limit_w: float | None = quantity("enforced power limit")
+    power_limit_w: float | None = quantity("enforced power limit, of all its GPUs together")
     sm_clock_mhz: float | None = quantity("median SM clock during the epoch")
     sm_clock_first_mhz: float | None = quantity(
         "median SM clock in the first quarter of the epoch")

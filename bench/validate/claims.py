@@ -248,7 +248,7 @@ def find_wrong_energy(row: EvidenceRow) -> Iterator[str]:
     if row.has("mean_power_w") and _differ(power_w, row["mean_power_w"], share):
         mean_w = row["mean_power_w"]
         yield f"its energy over its time is {power_w:.4g} W, its mean power {mean_w:.4g} W"
-    limit_w = (row["power_limit_w"] or math.inf) * row.case.world_size
+    limit_w = row["power_limit_w"] or math.inf  # of all its GPUs, as `Monitors` sums them
     if power_w > 1.05 * limit_w:  # cards regulate with a delay; an H100 stayed below it
         yield f"{power_w:.0f} W on average, and the limit was {limit_w:.0f} W"
 

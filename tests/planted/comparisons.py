@@ -66,6 +66,11 @@ def measured(**values: Any) -> list[Record]:
     return runs(CASE, BASE, environment=CARD, **{**common, **values})
 
 
+def at_limit(watts: float, **axes: Any) -> list[Record]:
+    """Runs of a case at a power limit, in W, that all its GPUs have together."""
+    return runs(at(CASE, **axes), BASE, environment=CARD, power_limit_w=watts)
+
+
 def on(gpu: str, times: Iterable[float], attempt: int = 1, **environment: str) -> list[Record]:
     """Runs on a GPU."""
     here = replace(CARD, gpu=gpu, **environment)
@@ -179,6 +184,17 @@ COMPARISONS = {
         b=measured(power_limit_w=350.0, sm_clock_mhz=1935.0, memory_clock_mhz=2619.0,
                    throttle_during="hardware thermal slowdown", neighbours_computing=1,
                    other_cores=0.5, warmup_steady=False, step_time_last_s=0.104),
+    ),
+    "The limit of two GPUs is twice that of one: no other condition": plant(
+        "a --axis world_size 2 4",
+        "axis: world_size; epoch_time_s: same 1 (5:5)",
+        a=[*at_limit(1400.0, parallel="ddp", world_size=2),
+           *at_limit(2800.0, parallel="ddp", world_size=4)],
+    ),
+    "Nor is the limit that was asked for, of two that are compared": plant(
+        "a --axis power_limit 700 500",
+        "axis: power_limit; epoch_time_s: same 1 (5:5)",
+        a=[*at_limit(700.0, power_limit=700), *at_limit(500.0, power_limit=500)],
     ),
     # three runs tell it, in their interval
     "noise of two runs": plant(
