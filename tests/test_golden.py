@@ -96,6 +96,7 @@ REPORTS: dict[str, tuple[tuple[str, ...], str]] = {
     "fit-and-scaling": (("fit", "scaling"), "screen"),
     "profiled": (("profiled",), "text screen"),
     "gpus": (("gpus",), "text screen"),
+    "powered": (("powered",), "text screen"),
     **dict.fromkeys(RESULTS, ((), "screen")),
 }
 """The planted sweeps of each, or none of a committed one, and the formats that are kept of it."""

@@ -86,8 +86,9 @@ def _pivot(found: ReportData) -> _Pivot | None:
         values = {getattr(setting.best, across) for setting in settings}
         down = [axis for axis in found.order if axis in found.varying and axis != across]
         lines: dict[tuple[Any, ...], dict[Any, Setting]] = {}
-        for one in settings:
-            lines.setdefault(_place(one.best, down), {})[getattr(one.best, across)] = one
+        of = {setting.best.cell: setting for setting in settings}
+        for row in sort_cases([setting.best for setting in settings], down):
+            lines.setdefault(_place(row, down), {})[getattr(row, across)] = of[row.cell]
         if 1 < len(values) <= MOST_ACROSS and (len(lines) > 1 or len(values) > 2):
             whole = sum(map(len, lines.values())) == len(settings)
             return _Pivot(across, down, [*lines.values()]) if whole else None

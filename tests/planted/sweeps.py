@@ -333,6 +333,37 @@ def list_tuned() -> Iterator[Row]:
         yield from train(case, 40 * ratio, 2.4, 1.0002, **alone)
 
 
+POWERED = {  # by limit in W, seconds and J of an epoch
+    "bf16-amp": {700: (40.0, 26_000), 500: (41.0, 20_000), 400: (41.6, 16_600), 300: (47.0, 15_500)},
+    "tf32": {700: (60.0, 39_000), 500: (61.0, 30_000), 400: (61.8, 29_700), 300: (70.0, 28_000)},
+    "fp32": {700: (90.0, 58_000), 500: (93.0, None)},
+}
+"""Of `list_powered`. In bf16-amp, 300 W takes the least energy, and 18 % longer; in tf32 two limits
+take as much; in fp32, of one the energy is not known."""
+
+
+def list_powered() -> Iterator[Row]:
+    """Power limits on one card, in three precisions; of a fourth in single runs. One limit was
+    refused."""
+    card = make_card("NVIDIA H200")
+    for precision, limits in POWERED.items():
+        for limit, (time_s, energy_j) in limits.items():
+            case = Case(precision=precision, batch_size=512, power_limit=limit)
+            for repeat, wobble in enumerate((1.0, 0.998, 1.003), 1):
+                energy = energy_j and {
+                    "energy_j": energy_j * wobble, "mean_power_w": energy_j / time_s}  # fmt: skip
+                about = {**card, **measured(time_s * wobble, 12 * GIB), "power_limit_w": limit}
+                about |= {"sm_clock_mhz": 1980.0 - (700 - limit), **(energy or {})}
+                yield make_record(case, repeat=repeat, **about)
+    for limit, time_s in ((700, 39.0), (500, 40.8)):
+        case = Case(precision="fp16", loss_scale=128.0, batch_size=512, power_limit=limit)
+        about = measured(time_s, 10 * GIB, energy_j=0.9 * limit * time_s)
+        yield make_record(case, **{**card, **about})
+    refused = Case(precision="bf16-amp", batch_size=512, power_limit=100)
+    reason = "--power-limit 100: the GPU took 200 W instead"
+    yield make_record(refused, status=Status.UNSUPPORTED, reason=reason, **card)
+
+
 SWEEP = "python -m bench.sweep"
 
 SWEEPS: dict[str, tuple[Callable[[], Iterable[Row]], str | None]] = {
@@ -343,6 +374,7 @@ SWEEPS: dict[str, tuple[Callable[[], Iterable[Row]], str | None]] = {
     "fit": (lambda: PROBES[:-1], None),
     "profiled": (list_profiled, f"{SWEEP} --profile"),
     "gpus": (list_gpus, f"{SWEEP} --parallel none ddp"),
+    "powered": (list_powered, f"{SWEEP} --power-limit 700 500 400 300 100"),
     "warned": (list_warned, SWEEP),
     "drifted": (list_drifted, SWEEP),
     "scripts": (list_scripts, f"{SWEEP} --command 'python train.py'"),
