@@ -2,11 +2,12 @@
 backward pass, or in the optimizer, at one batch size.
 
 Held against the usual way to train, each takes a part of its memory and a multiple of its time. One
-is worth it if no other takes as little of both.
+is worth it if it saves `_WORTH` of the memory, and no other takes as little of both.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,8 +26,8 @@ from bench.answers.render.table import (
 )
 from bench.answers.scaling import find_bounds
 from bench.answers.settings import Setting
-from bench.base.limits import MIN_REPEATS
-from bench.base.text import GIB, name_first
+from bench.base.limits import MIN_REPEATS, STEADY
+from bench.base.text import GIB, name_first, write_percent
 from bench.results.store.rows import group
 from bench.results.study.axes import MACHINE, take_value
 from bench.results.study.comparable import refuse_pair
@@ -45,12 +46,17 @@ _SAME = [n for n in AXES if n not in ("batch_size", *SAVING_AXES, *UNTIMED, *SAM
 
 _USUAL = ("adamw", "sgd", *OPTIMIZERS)
 
+_WORTH = 0.05
+"""The least share of the memory that is worth another way to train: the largest batch leaves as
+much free, and on a CPU repeats of one case differ by as much, see `VARIES`."""
+
 
 @dataclass(frozen=True)
 class Saving:
     """A setting at the batch size at which all are held against ``base``: the share of its memory
     that it takes, and the multiple of its time, None if the two cannot be compared; and the largest
-    batch size that fits, with the smallest above it that does not."""
+    batch size that fits, with the smallest above it that does not. Its time is ``sure`` if each of
+    the two has repeats enough for an interval."""
 
     row: Result
     base: Result
@@ -63,8 +69,14 @@ class Saving:
     def name(self) -> str:
         return _name(self.row)
 
+    @property
+    def sure(self) -> bool:
+        return self.time is not None and min(self.row.repeats, self.base.repeats) >= MIN_REPEATS
+
     def __str__(self) -> str:
-        cost = f"and {write_ratio(self.time)} times the time" if self.time else "(no sure time)"
+        about = "" if self.sure else "about "
+        cost = f"and {about}{write_ratio(self.time)} times the time" if self.time else ""
+        cost = cost or "(no sure time)"
         return f"{self.name}: {write_ratio(self.memory)} times the memory {cost}"
 
 
@@ -123,17 +135,16 @@ def _find_time(row: Result, base: Result) -> float | None:
 
 
 def list_worthwhile(ways: Sequence[Saving]) -> list[Saving]:
-    """Return the ways that take less memory than the usual one, and of which no other takes less of
-    both memory and time; the most memory first. Without a time that is sure, only the one of the
-    least memory is known to be worth anything."""
-    less = [way for way in ways if way.memory < 1 and differ_in_memory(way.row, way.base)]
-    if not less:
-        return []
-    least = min(less, key=lambda way: way.memory)
-    kept = [least]
+    """Return the ways that take less memory than the usual one, by `_WORTH` at least, and of which
+    none that takes less takes as little time, within `STEADY`; the most memory first. Without a
+    time, only the one of the least memory is known to be worth anything."""
+    less = [way for way in ways if differ_in_memory(way.row, way.base)]
+    kept = list[Saving]()
     for way in sorted(less, key=lambda way: way.memory):
-        fastest = min((one.time for one in kept if one.time), default=None)
-        if way is not least and way.time and (fastest is None or way.time < fastest):
+        fastest = min((one.time for one in kept if one.time), default=math.inf)
+        if way.memory <= 1 - _WORTH and (
+            not kept or (way.time or math.inf) * (1 + STEADY) < fastest
+        ):
             kept.append(way)
     return kept[::-1]
 
@@ -145,13 +156,14 @@ def tell_savings(place: Target) -> Iterator[str]:
         size = f"batch size {base.row.batch_size}"
         start = f"In {base.row.precision} at {size}, {base.name} takes"
         start += f" {base.row.memory_bytes / GIB:#.3g} GiB"
-        if not worth:
+        if worth:
+            named = "; or with ".join(map(str, worth[-3:]))
+            yield f"{start}. If that does not fit, train with {named}."
+        else:
             tried = name_first([way.name for way in ways[1:]], 4, "; ")
-            yield f"{start}, and nothing that was tried takes less: {tried}."
-            continue
-        named = "; or with ".join(map(str, worth[-3:]))
-        yield f"{start}. If that does not fit, train with {named}."
-        if not all(way.time for way in worth):
+            least = write_percent(_WORTH)
+            yield f"{start}, and nothing that was tried saves {least} of it: {tried}."
+        if not all(way.sure for way in worth):
             yield f"A sure time takes --repeats {MIN_REPEATS}, without other programs."
         bounded = [way for way in ways if way.fails]
         if bounded:
@@ -159,7 +171,7 @@ def tell_savings(place: Target) -> Iterator[str]:
                 f"{way.fits or 'none'} with {way.name} ({way.fails} does not)" for way in bounded
             )
             yield f"Largest batch size that fits: {name_first([*limits], 6, '; ')}."
-        if len({way.row.optimizer for way in ways}) > 1:
+        if len({way.row.optimizer for way in (base, *worth)}) > 1:
             yield (
                 "Another optimizer learns otherwise: hold what they learn against each other by "
                 f"--repeats {MIN_REPEATS} --evaluate, and tune --lr for each by bench.search."

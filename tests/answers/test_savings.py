@@ -81,6 +81,35 @@ def test_nothing_is_said_where_only_fast_optimizers_differ(tmp_path: Path) -> No
     again += way("adamw", "full", 10, 51)
     (sentence, *_), _ = (a.sentences for a in read_report(tmp_path / "again", again).answers)
     assert sentence == (
-        "In bf16-amp at batch size 64, adamw takes 10.0 GiB, and nothing that was tried takes "
-        "less: adamw, recompute blocks; adamw, recompute full."
+        "In bf16-amp at batch size 64, adamw takes 10.0 GiB, and nothing that was tried saves 5 % "
+        "of it: adamw, recompute blocks; adamw, recompute full."
+    )
+
+
+def test_a_saving_is_told_only_if_it_matters(tmp_path: Path) -> None:
+    """4 % of memory are worth no other way, though a larger batch fits; nor is a percent of time
+    worth more memory."""
+    usual, little = way("adamw", "none", 10, 40), way("adamw", "blocks", 9.6, 41)
+    larger = refused(usual, 128), refused(little, 256)
+    told, _ = read_report(tmp_path / "little", [*usual, *little, *larger]).answers
+    assert told.sentences == (
+        "In bf16-amp at batch size 64, adamw takes 10.0 GiB, and nothing that was tried saves 5 % "
+        "of it: adamw, recompute blocks.",
+        "Largest batch size that fits: 64 with adamw (128 does not); 64 with adamw, recompute "
+        "blocks (256 does not).",
+    )
+    some = [*usual, *way("adamw", "blocks", 6, 50), *way("adamw", "full", 6.5, 49.5)]
+    told, _ = read_report(tmp_path / "some", some).answers
+    assert told.sentences[0].endswith(
+        "train with adamw, recompute blocks: 0.60 times the memory and 1.25 times the time."
+    )
+
+
+def test_the_time_of_single_runs_is_about_that(tmp_path: Path) -> None:
+    rows = [*way("adamw", "none", 10, 40, 1), *way("adamw", "blocks", 6, 50, 1)]
+    told, _ = read_report(tmp_path, rows).answers
+    assert told.sentences == (
+        "In bf16-amp at batch size 64, adamw takes 10.0 GiB. If that does not fit, train with "
+        "adamw, recompute blocks: 0.60 times the memory and about 1.25 times the time.",
+        "A sure time takes --repeats 3, without other programs.",
     )
