@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import chdir, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -27,9 +27,11 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pandas as pd
 import pytest
 
+import bench
 from bench.__main__ import COMMANDS as PROGRAMS
 from bench.advise.advisor import Advice
 from bench.advise.findings import Findings, list_levers, strip
@@ -64,6 +66,7 @@ COMMANDS = list(
     )
 )
 WHY_SWEEP = "cpu-profiles-20261122"  # with profiles; what the commands of docs/why.md read
+CPU = "cpu-epyc-20261120"
 ADVICE = ROOT / "results" / "advice-epyc-20261129"  # what bench.advise measured, and said
 SEARCH = ROOT / "results" / "search-epyc-20261129"  # of the script of docs/own-script.md
 SCRIPT = ROOT / "results" / "script-epyc-20261129"
@@ -245,21 +248,62 @@ def quote_search() -> str:
     return f"\n```text\n{lines}\n```\n"
 
 
-def write_screen(command: str, folder: str, end: str = "") -> str:
-    """A command that reads results with the first of what it prints of a committed folder, which
-    the page names more briefly."""
-    name, *words = command.removeprefix("python -m bench.").split()
+def write_screen(command: str, end: str = "\0", more: Sequence[str] = ()) -> str:
+    """A command with the first of what it prints on a CPU, with more flags than the page has."""
+    name, *words = shlex.split(command.removeprefix("python -m bench."))
     program = importlib.import_module(f"bench.{name}.__main__")
     wide = patch.dict(os.environ, {"COLUMNS": "80"})
-    with redirect_stdout(io.StringIO()) as printed, wide, chdir(ROOT):
-        assert program.main([folder if folder.startswith(word) else word for word in words]) == 0
-    shown, cut, _ = printed.getvalue().partition(end or "\0")
-    shown = shown.replace(Path(folder).name, Path(words[0]).name).rstrip() + "\n\n…" * bool(cut)
+    no_gpu = patch.object(options, "has_cuda", lambda: False)
+    with redirect_stdout(io.StringIO()) as printed, wide, no_gpu, chdir(ROOT):
+        assert program.main([*words, *more]) == 0
+    shown, cut, _ = printed.getvalue().partition(end)
+    shown = shown.rstrip() + "\n\n…" * bool(cut)
     return f"\n```sh\n{command}\n```\n\n```text\n{shown}\n```\n"
 
 
-COMPARE = "python -m bench.compare results/script --axis precision fp32 bf16-amp"
+COMPARE = f"python -m bench.compare results/{CPU} --axis precision fp32 bf16-amp"
 VALIDATE = f"python -m bench.validate results/{WHY_SWEEP}"
+REPORT = f"python -m bench.report results/{CARD.name} --where batch_size=256"
+PLAN = (
+    "python -m bench.sweep --preset quick --precision fp32 bf16-amp --batch-size 32 64 "
+    "--repeats 3 --dry-run"
+)
+PROCESSES = (
+    "python -m bench.sweep --preset quick --precision fp32 bf16-amp --batch-size 256 "
+    "--parallel none ddp --world-size 2 --dry-run"
+)
+CHECK = "python -m bench.check --model mynet:build --precision fp32"
+
+
+def read_code(page: str) -> str:
+    """The first Python of a page."""
+    code, *_ = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    return code
+
+
+def write_checks() -> str:
+    """What bench.check prints of the network of docs/own-model.md."""
+    more = ["--device", "cpu", "--dataset", "synthetic", "--budget", "10m"]
+    with TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
+        Path(scratch, "mynet.py").write_text(read_code("own-model.md"))
+        patch.syspath_prepend(scratch)
+        return write_screen(CHECK, more=more)
+
+
+def write_python() -> str:
+    """What the code that docs/python.md begins with prints: the sweep it asks for was measured."""
+    command = shlex.split(read_config(SCRIPT)["command"])
+
+    def find(out: str, **settings: Any) -> bench.Sweep:
+        given = [v for values in settings.values() for v in np.atleast_1d(values)]
+        assert out == "results/script"
+        assert {*map(str, given)} <= {*command}
+        return bench.read(SCRIPT)
+
+    with redirect_stdout(io.StringIO()) as printed, patch.object(bench, "sweep", find):
+        exec(read_code("python.md"), {})
+    answer, *table = (line.rstrip() for line in printed.getvalue().splitlines())
+    return quote([answer]) + "\n```text\n" + "\n".join(table) + "\n```\n"
 
 
 def find_minutes(rows: pd.DataFrame) -> int:
@@ -282,9 +326,17 @@ PARTS = {
     "own-script": (DOCS / "own-script.md", partial(write_script, 80)),
     "compare": (
         DOCS / "results.md",
-        partial(write_screen, COMPARE, f"results/{SCRIPT.name}", "\n\nTraining loss"),
+        partial(write_screen, COMPARE, "\n\nPeak memory"),
     ),
-    "validate": (DOCS / "card.md", partial(write_screen, VALIDATE, f"results/{WHY_SWEEP}")),
+    "report": (
+        DOCS / "results.md",
+        partial(write_screen, REPORT, "\n\nNext"),
+    ),
+    "plan": (DOCS / "sweep.md", partial(write_screen, PLAN)),
+    "processes": (DOCS / "gpus.md", partial(write_screen, PROCESSES)),
+    "checks": (DOCS / "learning.md", write_checks),
+    "python": (DOCS / "python.md", write_python),
+    "validate": (DOCS / "card.md", partial(write_screen, VALIDATE)),
     "search": (DOCS / "own-script.md", quote_search),
     "optimizers": (DOCS / "own-training.md", reference.write_optimizers),
     "axes": (DOCS / "settings.md", reference.write_axes),
@@ -299,8 +351,15 @@ PARTS = {
 """The parts that follow from the code and the published records, and the page each is in."""
 
 
-@pytest.mark.parametrize("mark", PARTS)
+def hide_figures(text: str) -> str:
+    return re.sub(r"[\d.]+(e-\d+)?|  +", "#", text)
+
+
+@pytest.mark.parametrize(
+    "mark", [pytest.param(mark, marks=[pytest.mark.slow] * (mark == "checks")) for mark in PARTS]
+)
 def test_generated_parts_are_current(mark: str) -> None:
+    """Of what is measured meanwhile all but the figures."""
     page, write = PARTS[mark]
     text, part = page.read_text(), write()
     pattern = re.compile(f"(<!-- {mark} -->)(.*?)(<!-- /{mark} -->)", re.DOTALL)
@@ -309,7 +368,8 @@ def test_generated_parts_are_current(mark: str) -> None:
     if os.environ.get("UPDATE_README"):
         page.write_text(pattern.sub(lambda m: m[1] + part + m[3], text))
     else:
-        assert found[2] == part, "run the tests with UPDATE_README=1"
+        same = hide_figures if mark == "checks" else str
+        assert same(found[2]) == same(part), "run the tests with UPDATE_README=1"
 
 
 def test_pictures_of_published_figures_are_current(tmp_path: Path) -> None:
@@ -348,7 +408,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = re.findall(r"```python\n(.*?)```", pages, re.DOTALL)
     for name, text in zip(("mynet.py", "mywork.py", "mysteps.py"), files, strict=True):
         (folder / name).write_text(text)
-    for place, name in (("results", WHY_SWEEP), ("results", "reference"), (FEW, "reference")):
+    kept = [("results", name) for name in (WHY_SWEEP, CPU, CARD.name, "reference")]
+    for place, name in (*kept, (FEW, "reference")):
         (folder / place).mkdir(parents=True, exist_ok=True)
         (folder / place / name).symlink_to(ROOT / "results" / name)
     for name in ("before", "after"):
