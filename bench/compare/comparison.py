@@ -141,8 +141,13 @@ class _Side:
         return replace(self, name=name, title=title, runs=runs)
 
     def environment(self, name: str) -> list[str]:
-        """Return the distinct values of an environment column, without empty ones."""
-        values = dict.fromkeys(str(getattr(run, name)) for run in self.runs)
+        """Return the distinct values of an environment column, without empty ones; those of each
+        GPU."""
+        of_all = name == "power_limit_w"  # of the GPUs of a run
+        values = dict.fromkeys(
+            str(getattr(run, name) / run.world_size if of_all else getattr(run, name))
+            for run in self.runs
+        )
         return [value for value in values if value not in ("", "nan")]
 
 

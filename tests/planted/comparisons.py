@@ -245,6 +245,12 @@ COMPARISONS = {
         a=[*runs(CASE, BASE), *runs(BF16, FASTER), *runs(SMALL, BASE), *runs(AT_64, BASE),
            *runs(at(BF16, batch_size=32), BASE), *runs(FP16, TWICE)],
     ),
+    "Two GPUs may take twice the power: of each the limit is the same": plant(
+        "a --axis parallel none ddp",
+        "axis: parallel; epoch_time_s: faster 1.25 (5:5)",
+        a=[*runs(CASE, BASE, power_limit_w=700.0),
+           *runs(at(CASE, parallel="ddp", world_size=2), FASTER, power_limit_w=1400.0)],
+    ),
     "A fraction need not match for times, but for losses and energy": plant(
         "a --axis precision",
         "axis: precision; epoch_time_s: faster 1.25 (5:5); peak_process_bytes: same 1 (5:5); "
