@@ -92,8 +92,6 @@ def measure(given: Job, channel: Channel) -> Outcome:
     run.describe(own)
     if given.rendezvous:
         run.describe_group(own, given.rendezvous)
-    elif given.case.parallel == "dp":
-        run.describe_replicas()
     if not run.group.rank:
         run.look_closer()
     channel.send(run.found)
@@ -109,6 +107,9 @@ class _Run:
         imported, lines = set(sys.modules), watch() if self.case.model not in MODELS else []
         with pause_collection():
             self.device = torch.device(self.case.device)
+            self.gpus = [self.device]
+            if self.case.parallel == "dp":
+                self.gpus = [torch.device(self.case.device, i) for i in range(self.case.world_size)]
             self.limit = build_limit(self.case.memory_limit, self.case.device, given.gpu_uuid)
             self.limit.impose()
             synchronize(self.device)  # creates the context
@@ -177,7 +178,8 @@ class _Run:
     def _train_epoch(self, index: int, rates: list[float], others: OtherWork) -> TimedEpoch:
         m = self.found.measurement
         if accelerator := find_accelerator(self.device):
-            accelerator.reset_peak_memory_stats(self.device)  # left by the previous evaluation
+            for gpu in self.gpus:  # left by the previous evaluation
+                accelerator.reset_peak_memory_stats(gpu)
         before, (compilations, _) = _count_retries(self.device), count_recompilations()
         self.channel.enter("epoch", index)
         self.group.wait()
@@ -188,6 +190,8 @@ class _Run:
         end_workers(self.batches)  # after a partial epoch; a whole one has ended its own
         self.channel.enter("evaluation", index)
         _read_peaks(self.found, self.device, "peak")
+        if self.case.parallel == "dp":
+            self._read_replicas()
         if before is not None:
             m.alloc_retries = (m.alloc_retries or 0) + (_count_retries(self.device) or 0) - before
         if m.recompilations is not None and m.epoch_recompilations is not None:
@@ -268,13 +272,16 @@ class _Run:
         self.training.exchange = Exchange()
         self.group.leave()
 
-    def describe_replicas(self) -> None:
-        """Fill in the memory of each GPU of torch's DataParallel."""
-        gpus = self.given.lane.gpus or [self.given.gpu_uuid]
-        rows = [RankRow(i, gpu, None, None) for i, gpu in enumerate(gpus)]
-        for row in rows:
-            row.peak_reserved_bytes = torch.cuda.max_memory_reserved(row.rank)
-        self.found.ranks = rows
+    def _read_replicas(self) -> None:
+        """Record the peak of each GPU of torch's DataParallel since the last reset; over several
+        epochs, the highest."""
+        accelerator = find_accelerator(self.device)
+        uuids = self.given.lane.gpus or [self.given.gpu_uuid] * len(self.gpus)
+        if not self.found.ranks:
+            self.found.ranks = [RankRow(i, uuid, None, None) for i, uuid in enumerate(uuids)]
+        for row, gpu in zip(self.found.ranks, self.gpus, strict=True):
+            peak = accelerator.max_memory_reserved(gpu)
+            row.peak_reserved_bytes = max(row.peak_reserved_bytes or 0, peak)
 
     def _go_on_alone(self) -> None:
         """Replace the network by one that is whole, on one GPU, to be examined there."""

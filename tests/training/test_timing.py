@@ -38,7 +38,7 @@ from bench.training.timing import (
 from bench.workers import epochs as worker_epochs
 from bench.workers import measurement as worker_measurement
 from bench.workers.epochs import describe_steps
-from bench.workers.job import Channel, Job
+from bench.workers.job import Channel, Job, Lane
 from bench.workers.measurement import measure
 from tests.pytest_for_tests import Patch
 
@@ -598,6 +598,37 @@ def test_a_training_asks_its_accelerator(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "set random" not in planted.did
     measure(given, Channel())
     assert "set random" in planted.did, "a checkpoint was resumed"
+
+
+def test_each_gpu_of_data_parallel_has_the_peak_of_its_epochs(monkeypatch: Patch) -> None:
+    """The highest of two epochs, and not what warm-up or an evaluation took, on none of them."""
+    planted, cpu = Planted(), torch.device("cpu")
+    taken, peaks = dict.fromkeys((0, 1), 9), {0: iter([3, 5]), 1: iter([4, 2])}
+
+    def reset(device: torch.device) -> None:
+        if device != cpu:  # that of all, at the end of warm-up
+            taken[device.index] = next(peaks[device.index])
+
+    def evaluate(*_: object) -> worker_epochs.Tested:
+        taken.update({0: 9, 1: 9})
+        return worker_epochs.Tested(1.0, 0.5, 0.1)
+
+    vars(planted).update(
+        reset_peak_memory_stats=reset, max_memory_reserved=lambda gpu: taken[gpu.index]
+    )
+    monkeypatch.setitem(timing.ACCELERATORS, "cpu", planted)
+    monkeypatch.setattr(Channel, "reporter", lambda *_: lambda *_: None)
+    monkeypatch.setattr(worker_measurement, "evaluate", evaluate)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    case = Case(
+        model="tests.models_for_tests:good", dataset="synthetic", device="cpu", batch_size=16,
+        steps=3, fraction=0.01, epochs=2, evaluate=True, parallel="dp", world_size=2,
+    )  # fmt: skip
+    data = prepare("synthetic", data_dir=None)
+    given = Job(case, data.folder, asked_at=monotonic(), lane=Lane(gpus=("GPU-a", "GPU-b")))
+    ranks = measure(given, Channel()).ranks
+    assert [(row.rank, row.gpu_uuid) for row in ranks] == [(0, "GPU-a"), (1, "GPU-b")]
+    assert [row.peak_reserved_bytes for row in ranks] == [5, 4]
 
 
 class Replay:
