@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bench.base.errors import UsageError
 from bench.base.limits import find_half_width
@@ -291,7 +291,31 @@ def replicate(training: Training, number: int) -> None:
     UsageError: this process sees fewer."""
     if (there := torch.cuda.device_count()) < number:
         raise UsageError(f"--world-size {number}: this process sees {there} GPUs")
-    training.forward = DataParallel(_Cast(training), list(range(number)))
+    training.forward = _Replicas(_Cast(training), list(range(number)))
+
+
+class _Replicas(DataParallel[nn.Module]):
+    """torch's DataParallel, which raises UsageError where it would divide a batch wrongly."""
+
+    def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
+        # of an input with one item, such as a mask for all, torch makes one part: it then runs one
+        # GPU on its part of the batch, and leaves out the rest
+        every = [one for one in tree_leaves((inputs, kwargs)) if isinstance(one, Tensor)]
+        if len(sizes := {one.shape[:1] for one in every}) > 1:
+            lengths = " and ".join(str(*size) or "no" for size in sorted(sizes, reverse=True))
+            raise UsageError(
+                "--parallel dp divides all inputs of the network among the GPUs by their first "
+                f"dimension, and those of a batch have {lengths} items; give --parallel ddp"
+            )
+        return super().scatter(inputs, kwargs, device_ids)
+
+    def gather(self, outputs: Any, output_device: Any) -> Any:
+        if any(isinstance(one, Tensor) and not one.dim() for one in tree_leaves(outputs)):
+            raise UsageError(
+                "--parallel dp: the network returns a single number, such as a loss of its own, "
+                "and torch's DataParallel joins items only; give --parallel ddp"
+            )
+        return super().gather(outputs, output_device)
 
 
 class _Cast(nn.Module):

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +17,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel
 
 from bench.base.errors import UsageError
 from bench.networks.data.batches import MadeBatches, Share, plan_steps
 from bench.schema.case import Case, divide_items, whole_batch
 from bench.schema.rules import check_batches
 from bench.training.loop import Epoch, merge
-from bench.training.parallel import Exposed, find_slowest
+from bench.training.parallel import Exposed, find_slowest, replicate
 from bench.workers.epochs import TimedEpoch, join_epochs
 from tests import ranks_for_tests
+from tests.pytest_for_tests import Patch
 from tests.ranks_for_tests import SLEEP_S
+from tests.training_for_tests import batch, training
 
 SIZES = (2, 3)
 CPU = torch.device("cpu")
@@ -92,6 +98,87 @@ def test_no_process_is_left_one_image(batch: int, size: int, images: int) -> Non
     else:
         with pytest.raises(UsageError, match=f"atch size {batch} "):
             check_batches(case, images)
+
+
+def copy_to_threads(patch: Patch, number: int) -> None:
+    """Let torch's DataParallel run a network on the CPU in so many threads, which share its
+    weights: of its parts, torch has those that copy for GPUs only."""
+
+    def begin(self: Any, module: nn.Module, device_ids: Any) -> None:
+        nn.Module.__init__(self)
+        self.module, self.device_ids, self.output_device = module, device_ids, 0
+        self.src_device_obj = CPU
+
+    def scatter(self: Any, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
+        parts = [*zip(*(one.chunk(number) for one in inputs), strict=True)]
+        return parts, [kwargs] * len(parts)
+
+    def run(self: Any, replicas: Any, inputs: Any, kwargs: Any) -> list[Any]:
+        with ThreadPoolExecutor(len(replicas)) as pool:
+            return [*pool.map(lambda network, given: network(*given), replicas, inputs)]
+
+    parts = {
+        "__init__": begin,
+        "scatter": scatter,
+        "replicate": lambda self, module, device_ids: [module] * len(device_ids),
+        "parallel_apply": run,
+        "gather": lambda self, outputs, device: torch.cat(outputs),
+    }
+    for name, part in parts.items():
+        patch.setattr(DataParallel, name, part)
+    patch.setattr(torch.cuda, "device_count", lambda: number)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-amp", "bf16"])
+def test_each_of_data_parallels_threads_computes_in_the_format_of_the_case(
+    monkeypatch: Patch, precision: str
+) -> None:
+    """autocast is a thread's own. Losses and weights are those of one GPU, but for roundings."""
+    copy_to_threads(monkeypatch, 3)
+    seen, found = set[tuple[torch.dtype, bool]](), list[tuple[list[float], Tensor]]()
+    main = threading.current_thread()
+
+    def build(seed: int) -> nn.Module:
+        network = ranks_for_tests.build()
+        network[-1].register_forward_hook(
+            lambda _, given, out: seen.add((out.dtype, threading.current_thread() is main))
+        )
+        return network
+
+    for number in (1, 3):
+        ours = training(precision, build=build)
+        if number > 1:
+            seen.clear()
+            replicate(ours, number)
+        losses = [float(ours.step(batch(7))[0]) for _ in range(3)]
+        found.append((losses, torch.cat([one.detach().flatten() for one in ours.masters])))
+    assert seen == {(torch.float32 if precision == "fp32" else torch.bfloat16, False)}
+    (losses, weights), (copied, theirs) = found
+    rounded = 1e-6 if precision == "fp32" else 1e-2
+    assert copied == pytest.approx(losses, rel=rounded)
+    assert (theirs - weights).norm() < rounded * weights.norm()
+
+
+def test_what_data_parallel_would_divide_or_join_wrongly_is_refused(monkeypatch: Patch) -> None:
+    """Of a mask with one item torch makes one part, and then trains on that part of the batch."""
+    copy_to_threads(monkeypatch, 2)
+    ours = training()
+    replicate(ours, 2)
+    x, _ = batch(8)
+    with pytest.raises(UsageError, match=r"have 8 and 1 items; give --parallel ddp"):
+        ours.compute(x, mask=torch.zeros(1, 32, 32))
+    with pytest.raises(UsageError, match="have 8 and no items"):
+        ours.compute(x, torch.tensor(2))
+    assert ours.compute(x).shape == (8, 10)
+    ours.model.register_forward_hook(lambda _, given, out: (out, out.sum()))
+    with pytest.raises(UsageError, match=r"returns a single number.*give --parallel ddp"):
+        ours.compute(x)
+
+
+def test_data_parallel_needs_so_many_gpus(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UsageError, match="--world-size 2: this process sees 1 GPUs"):
+        replicate(training(), 2)
 
 
 @pytest.fixture(scope="module")
