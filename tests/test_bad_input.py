@@ -98,6 +98,8 @@ FLAGS = [
      "--precision fp16-apex is not measured; leave out one"),
     (["--parallel", "dp", "--world-size", "2"],
      "--parallel dp with --device cpu cannot be: torch's DataParallel"),
+    (["--parallel", "dp", "--world-size", "2", "--cudnn-benchmark", "on", "--device", "cuda"],
+     "--parallel dp with --cudnn-benchmark on would time cuDNN's algorithms again in every step"),
     (["--parallel", "fsdp", "--checkpoint", "on"],
      "--checkpoint on with --parallel fsdp is not measured"),
     (["--parallel", "fsdp", "--until", "1%"], "--until 0.01 with --parallel fsdp is not measured"),

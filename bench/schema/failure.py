@@ -126,6 +126,12 @@ RULES: tuple[Rule, ...] = (
         r"libcuda\.so cannot found",  # as Triton spells it
         fix="torch.compile does not find the driver's libcuda.so: sudo ldconfig",
     ),
+    Rule(
+        Status.ERROR,
+        r"^Caught StopIteration in replica",
+        fix="the network asks for its own parameters() in forward, and the copies that torch's "
+        "DataParallel makes have none; give --parallel ddp",
+    ),
     # captured steps (--cuda-graphs) that wait for the device, or allocate on the host
     Rule(Status.UNSUPPORTED, r"when stream is capturing"),
     Rule(Status.UNSUPPORTED, r"(?:torch\.compile|Dynamo) is not supported on"),

@@ -193,6 +193,12 @@ _APART: tuple[tuple[str, Values, str, Values, str], ...] = (
     ("parallel", None, "cuda_graphs", (True,), _UNMEASURED),
     ("parallel", ("dp",), "device", ("cpu",), "cannot be: torch's DataParallel needs GPUs"),
     *(("parallel", ("dp",), name, None, _UNMEASURED) for name in _ONE_NETWORK),
+    (
+        # torch keeps what cuDNN found by thread (pull request 103939), and DataParallel starts new
+        # threads for each forward pass
+        *("parallel", ("dp",), "cudnn_benchmark", (True,)),
+        "would time cuDNN's algorithms again in every step",
+    ),
     ("parallel", ("fsdp", "dp"), "precision", _FLOAT8S, _UNMEASURED),
     ("parallel", ("fsdp",), "compile", OWN_GRAPHS, _UNMEASURED),
     ("parallel", ("fsdp",), "sync_bn", (True,), _UNMEASURED),

@@ -215,6 +215,13 @@ def test_what_a_loader_says_of_its_workers(message: str, status: Status, expecte
         assert "limit is" not in fault.reason, "its memory is not what is limited"
 
 
+def test_a_copy_without_parameters_is_told_of() -> None:
+    message = "Caught StopIteration in replica 1 on device 1.\nOriginal Traceback (most recent call"
+    reason = judge(StopIteration(message)).reason
+    assert reason.startswith("the network asks for its own parameters()")
+    assert "give --parallel ddp" in reason
+
+
 @given(st.text())
 def test_the_reason_is_one_line_with_the_class(message: str) -> None:
     reason = classify(["RuntimeError"], message).reason
