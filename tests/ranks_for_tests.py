@@ -32,7 +32,7 @@ from bench.training.loop import Training, merge, train_epoch
 from bench.training.memory import measure_parts, watch_gradients
 from bench.training.parallel import GradientExchange, Processes, ProcessGroup, measure_exchange
 from bench.training.sharding import ShardExchange
-from bench.training.timing import StepClock
+from bench.training.timing import Certainty, StepClock
 
 CPU = torch.device("cpu")
 CASE = Case(device="cpu", parallel="ddp", batch_size=4, lr=0.05)
@@ -247,6 +247,28 @@ def exposed(group: ProcessGroup) -> dict[str, Any]:
     return {"exposed": found, "same": group.gather(same)}
 
 
+def ended_early(group: ProcessGroup) -> list[list[int]]:
+    """After how many steps each process ends an epoch that is to be certain: the steps of all are
+    steady, but for the last process's first 20, or of it the last six have not ended."""
+
+    class Clock(StepClock):
+        def __init__(self, unsteady: int, late: int) -> None:
+            self.begun, self.unsteady, self.late = 0, unsteady, late
+
+        def read_ended(self) -> list[float]:
+            self.begun += 1
+            steps = range(max(0, self.begun - self.late))
+            return [0.1 + (step % 2 + step) * (step < self.unsteady) for step in steps]
+
+    last = group.rank == group.size - 1
+    found = []
+    for clock in (Clock(0, 0), Clock(20 * last, 0), Clock(0, 6 * last)):
+        certain = Certainty(0.01, clock, 391, 0, group.gather)
+        ended = next((n for n in range(1, 100) if certain()), 100)
+        found.append(group.gather(ended))
+    return found
+
+
 class Blocks(Workload):
     """A network that repeats blocks, with BatchNorm."""
 
@@ -384,6 +406,7 @@ SCENARIOS: dict[str, Callable[[ProcessGroup], Any]] = {
         overflow,
         straggler,
         exposed,
+        ended_early,
         sharded,
         sharded_overflow,
         sharded_exposed,

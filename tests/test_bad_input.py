@@ -101,14 +101,15 @@ FLAGS = [
     (["--parallel", "dp", "--world-size", "2", "--cudnn-benchmark", "on", "--device", "cuda"],
      "--parallel dp with --cudnn-benchmark on would time cuDNN's algorithms again in every step"),
     (["--parallel", "fsdp", "--checkpoint", "on"],
-     "--checkpoint on with --parallel fsdp is not measured"),
-    (["--parallel", "fsdp", "--until", "1%"], "--until 0.01 with --parallel fsdp is not measured"),
-    (["--parallel", "fsdp", "--profile", "on"],
-     "--profile on with --parallel fsdp is not measured"),
+     "--checkpoint on with --parallel fsdp cannot be: a checkpoint is of one process; leave"),
+    (["--parallel", "ddp", "--profile", "on"],
+     "--profile on with --parallel ddp cannot be: a profile is of one process, and does not show"),
     (["--parallel", "fsdp", "--optimizer", "muon"],
-     "--parallel fsdp with --optimizer muon is not measured"),
+     "--parallel fsdp with --optimizer muon is not measured: its step exchanges weights too"),
+    (["--parallel", "fsdp", "--optimizer", "adafactor"],
+     "--parallel fsdp with --optimizer adafactor cannot be: torch's and torchao's own fail on"),
     (["--parallel", "fsdp", "--compile", "reduce-overhead"],
-     "--parallel fsdp with --compile reduce-overhead is not"),
+     "--parallel fsdp with --compile reduce-overhead is not proven to train the same: that takes"),
 ]  # fmt: skip
 
 

@@ -339,8 +339,8 @@ class Comparison:
 
 def follows(column: str, axis: str) -> bool:
     """Return whether an environment column depends on the compared axis."""
-    if column == "power_limit_w":  # of all its GPUs together
-        return axis in ("power_limit", "world_size")
+    if column == "power_limit_w":
+        return axis == "power_limit"
     owner = "vary" if is_own(axis) else axis
     return owner != "device" and owner in COMPARABLE.get(column, ())
 

@@ -172,6 +172,8 @@ def settle(settings: Mapping[str, Any]) -> Case:
 
 
 _UNMEASURED = "is not measured"
+_UNPROVEN = "is not proven to train the same: that takes GPUs"
+_FAILS = "cannot be: torch's and torchao's own fail on weights that are sharded"
 _SENT = "cannot be: it sends gradients to the host before they are unscaled, clipped or averaged"
 _APEXES, _FLOAT8S = (
     tuple(p.name for p in PRECISIONS.values() if getattr(p, what)) for what in ("apex", "float8")
@@ -183,10 +185,12 @@ _ONE_NETWORK = ("accumulate", "compile", "memory_limit", "recompute")
 
 _APART: tuple[tuple[str, Values, str, Values, str], ...] = (
     ("accumulate", None, "cuda_graphs", (True,), _UNMEASURED),
-    ("until", None, "parallel", ("ddp", "fsdp"), _UNMEASURED),
-    ("checkpoint", None, "parallel", None, _UNMEASURED),
+    ("checkpoint", None, "parallel", None, "cannot be: a checkpoint is of one process"),
     ("checkpoint", None, "cuda_graphs", (True,), _UNMEASURED),
-    ("profile", None, "parallel", None, _UNMEASURED),
+    (
+        *("profile", None, "parallel", None),
+        "cannot be: a profile is of one process, and does not show what it waits for",
+    ),
     ("profile", None, "cuda_graphs", (True,), _UNMEASURED),
     ("cuda_graphs", None, "compile", OWN_GRAPHS, _UNMEASURED),
     ("cuda_graphs", None, "precision", (*_APEXES, *_FLOAT8S), _UNMEASURED),
@@ -199,10 +203,15 @@ _APART: tuple[tuple[str, Values, str, Values, str], ...] = (
         *("parallel", ("dp",), "cudnn_benchmark", (True,)),
         "would time cuDNN's algorithms again in every step",
     ),
-    ("parallel", ("fsdp", "dp"), "precision", _FLOAT8S, _UNMEASURED),
-    ("parallel", ("fsdp",), "compile", OWN_GRAPHS, _UNMEASURED),
-    ("parallel", ("fsdp",), "sync_bn", (True,), _UNMEASURED),
-    ("parallel", ("fsdp",), "optimizer", UNFUSED, _UNMEASURED),
+    ("parallel", ("fsdp", "dp"), "precision", _FLOAT8S, _UNPROVEN),
+    ("parallel", ("fsdp",), "compile", OWN_GRAPHS, _UNPROVEN),
+    ("parallel", ("fsdp",), "sync_bn", (True,), _UNPROVEN),
+    ("parallel", ("fsdp",), "optimizer", ("adafactor", "adamw-4bit", "adamw-fp8"), _FAILS),
+    (
+        *("parallel", ("fsdp",), "optimizer", ("muon",)),
+        "is not measured: its step exchanges weights too, which is not counted",
+    ),
+    ("parallel", ("fsdp",), "optimizer", ("adamw-8bit",), _UNMEASURED),
     ("recompute", None, "cuda_graphs", (True,), _UNMEASURED),
     ("recompute", None, "precision", _APEXES, _UNMEASURED),
     ("recompute", None, "sync_bn", (True,), _UNMEASURED),

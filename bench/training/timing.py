@@ -363,23 +363,39 @@ class Certainty:
     It checks after `FIRST_LOOK` steps and then each time that a quarter more have ended. Each check
     is one more chance to be lucky, so the interval of a case ended this way holds less often than
     with a fixed number of steps; tests/training/test_timing.py simulates how often.
+
+    Several processes that train together end together: each checks after the same steps, by those
+    of them that have ended in it, and ``gather`` returns what all of them found.
     """
 
-    def __init__(self, share: float, clock: StepClock, full_steps: float, ahead: int) -> None:
+    def __init__(
+        self,
+        share: float,
+        clock: StepClock,
+        full_steps: float,
+        ahead: int,
+        gather: Callable[[bool], Sequence[bool]] | None = None,
+    ) -> None:
         # this imports scipy, which within an epoch kept an H200 waiting for 0.13 to 0.3 s
         find_quantile(1.0)
         self._share, self._clock = share, clock
-        self._full_steps, self._ahead = full_steps, ahead
-        self._next = float(max(FIRST_LOOK, 2 * ahead))
+        self._full_steps, self._ahead, self._gather = full_steps, ahead, gather
+        self._fewest, self._begun = max(FIRST_LOOK, 2 * ahead), 0
+        self._next = float(self._fewest)
 
     def __call__(self) -> bool:
         """Return whether the time of the epoch is known well enough."""
         times = self._clock.read_ended()
-        if len(times) < self._next:
+        self._begun += 1
+        seen = self._begun if self._gather else len(times)
+        if seen < self._next:
             return False
-        self._next = len(times) * LOOKS
-        whole = extrapolate(sum(times), times, self._full_steps, self._ahead, drift=True)
-        return whole.error <= self._share
+        self._next = seen * LOOKS
+        sure = len(times) >= self._fewest
+        if sure:
+            whole = extrapolate(sum(times), times, self._full_steps, self._ahead, drift=True)
+            sure = whole.error <= self._share
+        return all(self._gather(sure)) if self._gather else sure
 
 
 FIRST_LOOK, LOOKS = 10, 1.25

@@ -20,6 +20,7 @@ from bench.networks.data.loader import PREFETCH
 from bench.schema.case import Case, micro_batch, whole_batch
 from bench.schema.record import EpochRow, Measurement, Outcome, Step
 from bench.training.loop import Epoch, Training, merge, train_epoch
+from bench.training.parallel import ProcessGroup
 from bench.training.timing import (
     Certainty,
     Extrapolation,
@@ -68,9 +69,11 @@ def train(
     index: int,
     rates: list[float],
     channel: Channel,
+    group: ProcessGroup,
 ) -> Callable[[], TimedEpoch]:
-    """Train epoch ``index`` between two device synchronisations. ``rates`` has the learning rate of
-    each step of all epochs. Return a function that fetches the results later."""
+    """Train epoch ``index``, with all processes of a ``group``, between two device
+    synchronisations. ``rates`` has the learning rate of each step of all epochs. Return a function
+    that fetches the results later."""
     case, device = training.case, training.device
     steps = count_steps(case, batches)
     clock, report = StepClock(device), channel.reporter("epoch", steps, read_reserved(device))
@@ -80,7 +83,8 @@ def train(
     arguments: tuple[Any, ...] = (training, parts, clock, report, own)
     if case.until is not None:
         full = batches.samples / whole_batch(case)
-        arguments += (Certainty(case.until, clock, full, _count_ahead(case)),)
+        gather = group.gather if group.size > 1 else None
+        arguments += (Certainty(case.until, clock, full, _count_ahead(case), gather),)
     synchronize(device)
     start = time.perf_counter()
     fetch = train_epoch(*arguments)

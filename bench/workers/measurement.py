@@ -184,7 +184,7 @@ class _Run:
         self.channel.enter("epoch", index)
         self.group.wait()
         with others.watch():
-            fetch = train(self.training, self.batches, index, rates, self.channel)
+            fetch = train(self.training, self.batches, index, rates, self.channel, self.group)
         if not index:  # only torch's DataLoader has it
             m.loader_first_batch_s = getattr(self.batches, "first_batch_s", None)
         end_workers(self.batches)  # after a partial epoch; a whole one has ended its own

@@ -184,7 +184,7 @@ def test_data_parallel_needs_so_many_gpus(monkeypatch: Patch) -> None:
 @pytest.fixture(scope="module")
 def found() -> dict[int, dict[str, Any]]:
     """What the scenarios of `ranks_for_tests` gave, by the number of processes."""
-    names = "clipped,compressed,divided_first,overflow,straggler,exposed"
+    names = "clipped,compressed,divided_first,overflow,straggler,exposed,ended_early"
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable,
@@ -216,6 +216,15 @@ def test_gradients_are_those_of_one_process(found: Found, size: int) -> None:
         mine, exact = run["images"]
         assert mine == exact, name
         assert len(set(run["weights"])) == 1, "all processes hold the same weights"
+
+
+@pytest.mark.slow
+def test_processes_end_an_early_epoch_together(found: Found) -> None:
+    """Once all are certain, as one that went on alone would wait for the others for ever."""
+    steady, unsteady, late = found[2]["ended_early"]
+    assert steady == [10, 10]
+    assert unsteady[0] == unsteady[1] > 20
+    assert late == [17, 17]
 
 
 @pytest.mark.slow

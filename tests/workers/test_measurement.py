@@ -295,6 +295,7 @@ WHILE_STEPS_ARE_TIMED = """
 import sys
 from bench.networks.workloads import Workload
 from bench.schema.case import Case
+from bench.training.parallel import ProcessGroup
 from bench.training.timing import StepClock
 from bench.workers.epochs import train
 from bench.workers.job import Channel
@@ -315,7 +316,7 @@ batches, training = set_up(case, sys.argv[1])
 for batch in batches.divide(0, steps=2):
     training.step(batch)
 StepClock.tick = begin
-fetch = train(training, batches, 0, [0.1] * len(batches), Channel())
+fetch = train(training, batches, 0, [0.1] * len(batches), Channel(), ProcessGroup())
 timed = False
 steps = len(fetch().times)
 looked = steps < len(batches)
