@@ -1,28 +1,28 @@
-# docker build -t precision-bench .
-# docker run --rm --gpus all -v "$PWD/data:/data" -v "$PWD/results:/results" precision-bench
-# The image has torch for the CUDA that its tag names. Your own network or script: mount it at /work.
+# docs/card.md says how it is built and run.
+# The image has torch for the CUDA that its tag names
 ARG TORCH=pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime
 FROM ${TORCH}
 
 LABEL org.opencontainers.image.title="precision-bench" \
       org.opencontainers.image.licenses="MIT"
 
-# torch.compile builds a launcher with it
+# torch.compile builds with it
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends gcc libc6-dev \
+    && apt-get install -y --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
 
 COPY pyproject.toml README.md LICENSE precision_bench.py /source/
 COPY bench /source/bench
-# the image's own torch satisfies the package's range, and stays
-RUN python -m pip install --no-cache-dir /source && rm -rf /source
+# The image's own torch satisfies the package's range, and stays. Images of torch 2.10 and later have
+# the system's Python, which pip leaves alone without this variable
+RUN PIP_BREAK_SYSTEM_PACKAGES=1 python -m pip install --no-cache-dir /source && rm -rf /source
 
-# results belong to the user of the host with: docker run --user "$(id -u):$(id -g)"
-RUN useradd --create-home --uid 10001 bench && install -d -o bench /data /results /work
-USER bench
-ENV HOME=/home/bench
+# Any --user may run it, with a name or without. /results is not made: without a folder of the host
+# there, what is measured would be lost with the container, so that it is refused
+RUN install -d -m 1777 /home/bench /data && install -d /work
+USER 10001:10001
+ENV HOME=/home/bench USER=bench
 WORKDIR /work
-VOLUME ["/data", "/results"]
 
 ENTRYPOINT ["precision-bench"]
 CMD ["card", "--data-dir", "/data", "--out", "/results"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import shutil
 import subprocess
 import tomllib
@@ -62,15 +64,58 @@ def test_the_container_is_given_what_the_package_is_made_of() -> None:
     assert {"bench", *PROJECT["license-files"], PROJECT["readme"]} <= copied
 
 
+def read_page() -> str:
+    """What docs/card.md says to run for a container."""
+    page = (ROOT / "docs" / "card.md").read_text()
+    found = re.search("<!-- container -->\n```bash\n(.*?)```", page, re.DOTALL)
+    assert found
+    return found[1].replace("\\\n", "")
+
+
+def test_the_page_gives_a_container_the_folders_that_it_writes_to() -> None:
+    (command,) = (json.loads(rest) for word, rest in read_instructions() if word == "CMD")
+    folders = [word for word in command if word.startswith("/")]
+    assert folders
+    for folder in folders:
+        assert f'-v "$PWD{folder}:{folder}"' in read_page()
+        assert re.search(f"^mkdir -p .*{folder[1:]}", read_page(), re.M)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_container_is_built_and_lists_its_commands() -> None:
+def test_the_container_is_built_and_run_as_the_page_says(tmp_path: Path) -> None:
+    """But for the GPU, and for a user who has no name there: what it writes is that user's, and
+    nothing is measured where it would be lost."""
     if shutil.which("docker") is None or subprocess.run(["docker", "info"]).returncode:
         pytest.skip("no docker runs here")
-    subprocess.run(["docker", "build", "--tag", "precision-bench-test", "."], cwd=ROOT, check=True)
-    line = ["docker", "run", "--rm", "precision-bench-test", "--version"]
-    done = subprocess.run(line, capture_output=True, text=True, check=True)
-    assert done.stdout == f"precision-bench {PROJECT['version']}\n"
+
+    def run(script: str) -> subprocess.CompletedProcess[str]:
+        words = {"-t precision-bench": f"-t {image}", "$(id -u):$(id -g)": "12345:12345"}
+        for word, other in (words | {"--gpus all ": ""}).items():
+            script = script.replace(word, other)
+        return subprocess.run(
+            ["bash", "-ec", script], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+
+    image = "precision-bench-test"
+    build, make, line = read_page().splitlines()
+    built = run(f"cd {shlex.quote(str(ROOT))} && {build}")
+    assert built.returncode == 0, built.stderr
+    assert (
+        run(f"{make} && chown 12345:12345 data results || chmod 777 data results").returncode == 0
+    )
+    line = re.sub(r"precision-bench$", image, line)
+    assert run(f"{line} --version").stdout == f"precision-bench {PROJECT['version']}\n"
+    case = (
+        "--dataset synthetic --model dpn-small --batch-size 8 --precision fp32 --compile --steps 2"
+    )
+    done = run(f"{line} sweep {case} --device cpu --repeats 1 --out /results/tiny")
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = tmp_path / "results" / "tiny" / "records.csv"
+    assert record.stat().st_uid == 12345
+    lost = run(re.sub(r'-v "\$PWD/results:/results"', "", line))
+    assert lost.returncode == 2
+    assert lost.stderr.startswith("error: --out /results: ")
 
 
 def test_one_version_and_one_address_stand_everywhere() -> None:
