@@ -39,7 +39,7 @@ from bench.schema.precision import (
     refuse_apex,
 )
 from bench.schema.record import COMPARABLE
-from bench.sweep.preflight import default_out
+from bench.sweep.preflight import default_out, refuse_unwritable
 from bench.workers.examination import Platform, probe
 from bench.workers.executors import Settings
 from bench.workers.executors.subprocess import SubprocessExecutor
@@ -248,7 +248,7 @@ def run(
         print(f"\n== {shlex.join(command)} ==", file=file, flush=True)
         options: Any = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
         # a session of its own, so that Ctrl-C reaches it only from here
-        options |= {"cwd": CHECKOUT, "start_new_session": True}
+        options |= {"cwd": CHECKOUT if in_checkout() else None, "start_new_session": True}
         child = subprocess.Popen([sys.executable, *command], **options)
     while child.poll() is None:
         left, written = until - time.monotonic(), _measure(records)
@@ -286,6 +286,7 @@ def main(argv: Sequence[str]) -> int:
     add("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is (./data)")
     add("--allow-shared", action="store_true", help="measure on a GPU that other processes use")
     given = parser.parse(argv)
+    refuse_unwritable(given.out)
     minutes = parse_number("--minutes", given.minutes, "a number above 0")
     deadline = begun + 60 * minutes - GRACE_S
     rehearsal = not has_cuda()

@@ -16,6 +16,8 @@ from bench import card, fit
 from bench.advise.__main__ import main as advise
 from bench.check.__main__ import main as check
 from bench.compare.__main__ import main as compare
+from bench.doctor.__main__ import main as doctor
+from bench.publish.__main__ import main as publish
 from bench.report.__main__ import main as report
 from bench.results.store.table import RECORDS
 from bench.scales.__main__ import main as scales
@@ -23,7 +25,7 @@ from bench.schema.flags import join_flags
 from bench.schema.record import SCHEMA
 from bench.search.__main__ import main as search
 from bench.sweep.__main__ import main as sweep
-from tests.planted.records import make_run, write_sweep
+from tests.planted.records import ROOT, make_run, write_sweep
 from tests.pytest_for_tests import Capture, Patch
 
 pytestmark = pytest.mark.usefixtures("fake")
@@ -177,6 +179,8 @@ def test_places_that_cannot_be_written(capsys: Capture, tmp_path: Path) -> None:
         for dry in ([], ["--dry-run"]):
             flags = [*FAKE, "--out", str(out), *dry]
             expect(capsys, sweep, flags, f"--out {out}: ", "choose")
+        for main, *words in ((card.main,), (doctor, "--trust"), (publish, "--results", str(ROOT))):
+            expect(capsys, main, [*words, "--out", str(out)], f"--out {out}: ", "choose")
     if Path("/proc/version").exists():
         expect(capsys, sweep, [*FAKE, "--out", "/proc/here"], "--out /proc/here: ", "choose")
 

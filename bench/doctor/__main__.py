@@ -20,6 +20,7 @@ from bench.base.text import clean
 from bench.doctor.trust import check_trust
 from bench.machine.host import has_cuda, refuse_missing
 from bench.schema.flags import Parser, add_format, command
+from bench.sweep.preflight import refuse_unwritable
 from bench.workers.examination import Machine, examine
 from bench.workers.judgement import Remark, Severity, judge
 from bench.workers.rating import measure_machine
@@ -74,9 +75,9 @@ def main(argv: Sequence[str]) -> int:
     write = choose("--format", given.format, {"text": write_text, "json": write_json})
     if given.trust:
         device = given.device or ("cuda" if has_cuda() else "cpu")
-        return int(
-            bool(check_trust(device, given.out or Path("results/trust"), given.allow_shared))
-        )
+        out = given.out or Path("results/trust")
+        refuse_unwritable(out)
+        return int(bool(check_trust(device, out, given.allow_shared)))
     if given.device or given.allow_shared:
         raise UsageError("--device and --allow-shared are of --trust")
     refuse_missing(["psutil"])

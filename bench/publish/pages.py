@@ -12,6 +12,7 @@ from bench.base.progress import Progress, watch
 from bench.base.text import last_line
 from bench.publish.asv.site import publish_commits
 from bench.results.study.sweeps import list_results
+from bench.schema.flags import writable
 
 INDEX = Path(__file__).parents[1] / "report" / "templates" / "index.html"
 _CARDS = "cards.html"
@@ -19,12 +20,13 @@ ASV_CONFIG = Path("asv.conf.json")
 
 
 def publish(results: Path, out: Path) -> Path:
-    """Write all pages into ``out``; return the index. Raises UsageError as `publish_commits`
-    does."""
+    """Write all pages into ``out``; return the index. Raises UsageError: ``out`` cannot be written,
+    or as `publish_commits` does."""
     import jinja2
 
     shutil.rmtree(out / "sweeps", ignore_errors=True)  # a sweep may have been removed since
-    (out / "sweeps").mkdir(parents=True)
+    with writable("--out", out):
+        (out / "sweeps").mkdir(parents=True)
     with watch("building the asv site"):
         tracked = ASV_CONFIG.is_file() and publish_commits(out / "asv")
     pages, readable = [], []

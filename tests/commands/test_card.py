@@ -218,6 +218,18 @@ def test_no_case_is_begun_with_less_time_left_than_it_takes(tmp_path: Path) -> N
     assert card.run(quick, log, until, lambda: 0, 5) == "done"
 
 
+def test_a_package_that_pip_installed_runs_commands_where_the_user_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not among the packages, where ./data is nobody's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(card, "in_checkout", lambda: False)
+    log = tmp_path / "log.txt"
+    command = ["-c", "import os; print(os.getcwd())"]
+    assert card.run(command, log, time.monotonic() + 60, lambda: 0) == "done"
+    assert log.read_text().splitlines()[-1] == str(tmp_path)
+
+
 def test_a_gpu_that_torch_does_not_find_is_not_rehearsed_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
