@@ -102,6 +102,19 @@ def test_a_line_with_noise_takes_at_most_twelve_probes(
     assert len(probes) <= 12
 
 
+def test_a_plateau_below_a_line_takes_few_probes() -> None:
+    """As AdamW of 8 bits on a CPU, whose compiler takes more than small batches: from 64 to 120 it
+    grew so little that 4,096 should have trained."""
+
+    def memory(size: int) -> float:
+        return max(335 + size / 1000, 300 + 0.269 * size) if size > 32 else 323.4
+
+    probes, found = search(remember(memory, 400), Goal(range(8, 4097, 8), 400))
+    assert (found.largest, found.smallest_failing) == (368, 376)
+    assert [probe.batch_size for probe in probes][:4] == [32, 64, 120, 4096]
+    assert len(probes) <= 11, "18 where steps doubled back from 4,096"
+
+
 @st.composite
 def models(draw: st.DrawFn) -> Callable[[int], float]:
     """Memory that grows with the batch, but is no line."""
