@@ -295,27 +295,36 @@ def replicate(training: Training, number: int) -> None:
 
 
 class _Replicas(DataParallel[nn.Module]):
-    """torch's DataParallel, which raises UsageError where it would divide a batch wrongly."""
-
     def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
-        # of an input with one item, such as a mask for all, torch makes one part: it then runs one
-        # GPU on its part of the batch, and leaves out the rest
-        every = [one for one in tree_leaves((inputs, kwargs)) if isinstance(one, Tensor)]
-        if len(sizes := {one.shape[:1] for one in every}) > 1:
-            lengths = " and ".join(str(*size) or "no" for size in sorted(sizes, reverse=True))
-            raise UsageError(
-                "--parallel dp divides all inputs of the network among the GPUs by their first "
-                f"dimension, and those of a batch have {lengths} items; give --parallel ddp"
-            )
+        refuse_inputs((inputs, kwargs))
         return super().scatter(inputs, kwargs, device_ids)
 
     def gather(self, outputs: Any, output_device: Any) -> Any:
-        if any(isinstance(one, Tensor) and not one.dim() for one in tree_leaves(outputs)):
-            raise UsageError(
-                "--parallel dp: the network returns a single number, such as a loss of its own, "
-                "and torch's DataParallel joins items only; give --parallel ddp"
-            )
+        refuse_outputs(outputs)
         return super().gather(outputs, output_device)
+
+
+def refuse_inputs(inputs: object) -> None:
+    """Refuse inputs of a network that torch's DataParallel would divide wrongly. Of a tensor with
+    one item, such as a mask for all, it makes one part: it then runs one GPU on its part of the
+    batch, and leaves out the rest. Raises UsageError: they are not all as long."""
+    sizes = {one.shape[:1] for one in tree_leaves(inputs) if isinstance(one, Tensor)}
+    if len(sizes) > 1:
+        lengths = " and ".join(str(*size) or "no" for size in sorted(sizes, reverse=True))
+        raise UsageError(
+            "--parallel dp divides all inputs of the network among the GPUs by their first "
+            f"dimension, and those of a batch have {lengths} items; give --parallel ddp"
+        )
+
+
+def refuse_outputs(outputs: object) -> None:
+    """Refuse outputs of a network that torch's DataParallel would not join to those of a whole
+    batch. Raises UsageError: one is a single number."""
+    if any(isinstance(one, Tensor) and not one.dim() for one in tree_leaves(outputs)):
+        raise UsageError(
+            "--parallel dp: the network returns a single number, such as a loss of its own, "
+            "and torch's DataParallel joins items only; give --parallel ddp"
+        )
 
 
 class _Cast(nn.Module):

@@ -24,6 +24,7 @@ from bench.schema.case import Case
 from bench.schema.failure import find_place
 from bench.schema.precision import PRECISIONS, Arithmetic
 from bench.training.loop import Training
+from bench.training.parallel import refuse_inputs, refuse_outputs
 from bench.training.recompute import Recompute
 
 _TRIED = 2
@@ -166,6 +167,26 @@ def try_recompute(
     batch = workload.make_batch(_TRIED, _CPU, torch.Generator().manual_seed(0))
     failed = f"{what}: a training step with --recompute {recompute} fails"
     attempt(failed, partial(training.step, batch))
+
+
+def try_division(
+    what: str, build: Callable[[], nn.Module], workload: Workload, precision: str
+) -> None:
+    """Train a step of which torch's DataParallel could divide the batch. Raises UsageError: it
+    could not."""
+    network = attempt(f"{what} cannot be built again", build)
+    training = _start(network, workload, precision)
+    forward = training.forward
+
+    def look(*inputs: Any, **named: Any) -> Any:
+        refuse_inputs((inputs, named))
+        outputs = forward(*inputs, **named)
+        refuse_outputs(outputs)
+        return outputs
+
+    training.forward = look
+    batch = workload.make_batch(_TRIED, _CPU, torch.Generator().manual_seed(0))
+    attempt(f"{what}: a training step fails", partial(training.step, batch))
 
 
 def try_step(

@@ -91,14 +91,16 @@ def name_source(case: Case) -> str:
 
 @dataclass(frozen=True)
 class Request:
-    """The network or workload of a ``case``, to be examined, and the values of the axes `freeze`,
-    `start`, `precision` and `recompute` that it is to be trained with."""
+    """The network or workload of a ``case``, to be examined, the values of the axes `freeze`,
+    `start`, `precision` and `recompute` that it is to be trained with, and whether torch's
+    DataParallel is to divide its batches."""
 
     case: Case
     freezes: tuple[str, ...] = ()
     starts: tuple[str, ...] = ()
     precisions: tuple[str, ...] = ("fp32",)
     recomputes: tuple[str, ...] = ()
+    divided: bool = False
 
     @property
     def subject(self) -> str:
@@ -120,7 +122,9 @@ def list_requests(cases: Iterable[Case]) -> list[Request]:
         starts = dict.fromkeys(case.start for case in of if case.start is not None)
         precisions = dict.fromkeys(case.precision for case in of)
         again = dict.fromkeys(case.recompute for case in of if case.recompute != Case.recompute)
-        asked.append(Request(of[0], *map(tuple, (frozen, starts, precisions, again))))
+        divided = any(case.parallel == "dp" for case in of)
+        values = (tuple(frozen), tuple(starts), tuple(precisions), tuple(again), divided)
+        asked.append(Request(of[0], *values))
     return asked
 
 
@@ -128,15 +132,15 @@ def examine_model(asked: Request) -> Fingerprint:
     """Import and build what is asked for, run a user's own once in each of the precisions, and
     return its fingerprint.
 
-    The fingerprint does not depend on ``freezes``, ``starts`` and ``recomputes``, which are only
-    checked; with each of the last, a user's own trains a step. A model is tried on images of the
-    case's input, by default CIFAR-10's, and a workload on sequences of the case's length, by
-    default its own; a built-in network is built without memory (torch's meta device), and not run:
-    DPN-92 would take 2 s.
+    The fingerprint does not depend on ``freezes``, ``starts``, ``recomputes`` and ``divided``,
+    which are only checked; with each of the last two, a user's own trains a step. A model is tried
+    on images of the case's input, by default CIFAR-10's, and a workload on sequences of the case's
+    length, by default its own; a built-in network is built without memory (torch's meta device),
+    and not run: DPN-92 would take 2 s.
 
     Call it in a process that has imported torch, and no model before. Raises UsageError, one line:
     the model cannot be imported, built or run in any of the precisions, or is no network for
-    images; or ``freezes``, ``starts`` or ``recomputes`` do not fit it.
+    images; ``freezes``, ``starts`` or ``recomputes`` do not fit it; or it cannot be divided.
     """
     from torch.nn.modules.conv import _ConvNd
 
@@ -147,6 +151,7 @@ def examine_model(asked: Request) -> Fingerprint:
         check_tuning,
         list_facts,
         list_tried,
+        try_division,
         try_images,
         try_precisions,
         try_recompute,
@@ -168,9 +173,12 @@ def examine_model(asked: Request) -> Fingerprint:
     elif name not in MODELS:
         build = partial(build_model, name)
         outputs, failing = trial(build, partial(try_images, what, workload))
-    for recompute in asked.recomputes if name not in MODELS else ():
+    if name not in MODELS:
         tried = next(one for one in list_tried(precisions) if one not in failing)
-        try_recompute(what, build, workload, tried, recompute)
+        for recompute in asked.recomputes:
+            try_recompute(what, build, workload, tried, recompute)
+        if asked.divided:
+            try_division(what, build, workload, tried)
     source, files = _read_source(name, lines, before, asked.starts)
     products = attempt(f"{what}: find_head fails", partial(find_products, model, workload))
     return Fingerprint(

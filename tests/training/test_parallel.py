@@ -22,11 +22,13 @@ from torch.nn.parallel import DataParallel
 
 from bench.base.errors import UsageError
 from bench.networks.data.batches import MadeBatches, Share, plan_steps
+from bench.networks.workloads import Network, Workload
 from bench.schema.case import Case, divide_items, whole_batch
 from bench.schema.rules import check_batches
 from bench.training.loop import Epoch, merge
 from bench.training.parallel import Exposed, find_slowest, replicate
 from bench.workers.epochs import TimedEpoch, join_epochs
+from bench.workers.fingerprint import examine_model, list_requests
 from tests import ranks_for_tests
 from tests.pytest_for_tests import Patch
 from tests.ranks_for_tests import SLEEP_S
@@ -173,6 +175,37 @@ def test_what_data_parallel_would_divide_or_join_wrongly_is_refused(monkeypatch:
     ours.model.register_forward_hook(lambda _, given, out: (out, out.sum()))
     with pytest.raises(UsageError, match=r"returns a single number.*give --parallel ddp"):
         ours.compute(x)
+
+
+class Weighted(Workload):
+    """Gives its network weights of the colours too, which are those of all images."""
+
+    def build_model(self) -> nn.Module:
+        class Net(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.last = nn.Linear(3072, 10)
+
+            def forward(self, x: Tensor, colours: Tensor) -> Tensor:
+                y: Tensor = self.last((x * colours).flatten(1))
+                return y
+
+        return Net()
+
+    def compute_loss(self, network: Network, batch: Any) -> Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(network(x, torch.ones(1, 3, 1, 1)), y)
+
+
+def test_a_network_whose_batches_cannot_be_divided_is_refused_before_it_is_trained() -> None:
+    name = f"{__name__}:Weighted"
+    for parallel in ("ddp", "dp"):
+        (asked,) = list_requests([Case(name, workload=name, parallel=parallel, world_size=2)])
+        if parallel == "ddp":
+            assert examine_model(asked)
+            continue
+        with pytest.raises(UsageError, match=r"have 2 and 1 items; give --parallel ddp"):
+            examine_model(asked)
 
 
 def test_data_parallel_needs_so_many_gpus(monkeypatch: Patch) -> None:
