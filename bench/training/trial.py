@@ -145,17 +145,19 @@ def try_recompute(
     recompute: str,
 ) -> None:
     """Train a step in which the backward pass computes again what ``recompute`` says. Raises
-    UsageError: it fails, such as where a layer overwrites the input of what is computed again; or
-    the network draws random numbers, of which torch.compile would draw others for a budget: in
-    torch 2.13 on a CPU, that made gradients of three layers with dropout wrong by 46 %."""
+    UsageError: it fails, such as where a layer overwrites the input of what is computed again; the
+    backward pass changes a buffer a second time, as that of spectral normalisation; or the network
+    draws random numbers, of which torch.compile would draw others for a budget: in torch 2.13 on a
+    CPU, that made gradients of three layers with dropout wrong by 46 %."""
     network = attempt(f"{what} cannot be built again", build)
     budget = read_budget(recompute) is not None  # without torch.compile nothing is computed again
     training = _start(network, workload, precision, again="none" if budget else recompute)
-    forward = training.forward
+    forward, buffers = training.forward, dict[str, Tensor]()
 
     def look(*inputs: Any, **named: Any) -> Any:
         before = torch.get_rng_state()
         outputs = forward(*inputs, **named)
+        buffers.update((name, one.clone()) for name, one in training.model.named_buffers())
         if budget and not torch.equal(before, torch.get_rng_state()):
             raise UsageError(
                 f"{what}: --recompute {recompute} with a network that draws random numbers, as "
@@ -167,6 +169,12 @@ def try_recompute(
     batch = workload.make_batch(_TRIED, _CPU, torch.Generator().manual_seed(0))
     failed = f"{what}: a training step with --recompute {recompute} fails"
     attempt(failed, partial(training.step, batch))
+    now = dict(training.model.named_buffers())
+    if changed := [name for name, one in buffers.items() if not torch.equal(one, now[name])]:
+        raise UsageError(
+            f"{what}: --recompute {recompute} would change {name_first(changed, 3)} a second time "
+            "in the backward pass, and so train otherwise; give --recompute none"
+        )
 
 
 def try_division(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 from bench.base.errors import UsageError
 from bench.compare.__main__ import main as compare_main
@@ -169,6 +170,19 @@ def test_a_network_that_cannot_is_refused_before_it_is_trained() -> None:
     assert examine(name, "workload")
     with pytest.raises(UsageError, match=r"a training step with --recompute blocks fails: .*inpl"):
         examine(name, "workload", recomputes=["blocks"])
+
+
+def spectral() -> nn.Module:
+    """Each forward pass takes another step towards the largest singular values of two layers."""
+    blocks = (nn.Sequential(spectral_norm(nn.Linear(10, 10)), nn.ReLU()) for _ in range(2))
+    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10), *blocks)
+
+
+def test_a_buffer_that_would_change_twice_is_refused() -> None:
+    name = f"{__name__}:spectral"
+    assert examine(name)
+    with pytest.raises(UsageError, match=r"--recompute blocks would change \d\.0\..*a second time"):
+        examine(name, recomputes=["blocks"])
 
 
 def test_a_budget_is_refused_where_random_numbers_are_drawn() -> None:
