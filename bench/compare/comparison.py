@@ -31,7 +31,7 @@ from bench.results.study.comparable import (
     refuse_together,
     take_alike,
 )
-from bench.results.study.pairs import EnvironmentKey
+from bench.results.study.pairs import EnvironmentKey, list_free
 from bench.results.study.pairs import match as match_cases
 from bench.results.study.quantities import MEMORY_MEASURES, METRICS, Metric
 from bench.results.study.runs import Run, list_readings, read_runs
@@ -59,7 +59,6 @@ from bench.schema.case import (
     change_axes,
     find_axis,
     format_value,
-    free_axes,
     list_axes,
     list_varying,
     spell_value,
@@ -277,6 +276,7 @@ class Comparison:
 
     sides: tuple[_Side, _Side]
     axis: str  # the axis whose two values are the sides; empty for two sweeps
+    free: tuple[str, ...]  # that axis, and those that follow from it of which they share no value
     apart: tuple[str, ...]  # axes of `UNTIMED` of which the sides share no value
     margin: float
     equal: float  # the margin of equivalence
@@ -293,7 +293,13 @@ class Comparison:
 
     def list_differences(self) -> Iterator[tuple[str, str, str]]:
         """Yield the columns, of those on which rows of one sweep agree, in which the sides differ,
-        with A's and B's values."""
+        with A's and B's values; and the axes that follow from the one that is compared. Which they
+        are of a precision, cases are not named by either."""
+        for name in self.free[1:] if self.axis != "precision" else ():
+            ran = ([getattr(m.ran[at].case, name) for m in self.matches] for at in (0, 1))
+            a, b = (" or ".join(dict.fromkeys(map(spell_value, values))) for values in ran)
+            if a != b:
+                yield name, a, b
         for name in (*COMPARABLE, "power_limit_w"):
             a, b = (side.environment(name) for side in self.sides)
             if not follows(name, self.axis) and {*a} != {*b}:
@@ -373,7 +379,8 @@ def compare(
     ours, theirs = ([one.runs[0] for one in side.ran.values()] for side in (a, b))
     pairs, alone = match_cases(ours, theirs, axis, apart)
     cases = [one.case for one in (*a.ran.values(), *(b.ran[cell] for cell in alone[1]))]
-    names, common = _name_cases(cases, (*free_axes(axis), *apart))
+    free = list_free(axis, ours, theirs)
+    names, common = _name_cases(cases, (*free, *apart))
 
     def label(case: Case, environment: EnvironmentKey) -> str:
         return " · ".join(
@@ -389,7 +396,8 @@ def compare(
         for side, only in zip((a, b), alone, strict=True)
     )
     found = {metric: _judge(metric, matches, axis, apart, equal) for metric in metrics}
-    return Comparison((a, b), axis, apart, margin, equal, common, matches, (only_a, only_b), found)
+    alone_in = (only_a, only_b)
+    return Comparison((a, b), axis, free, apart, margin, equal, common, matches, alone_in, found)
 
 
 def _name_cases(cases: Sequence[Case], free: Sequence[str]) -> tuple[dict[Case, str], str]:

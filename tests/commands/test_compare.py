@@ -294,6 +294,20 @@ def test_times_of_two_machines_are_compared_whatever_the_recipe(
     assert [row["verdict"] for row in metrics.get("train_loss", [])] in ([], ["no verdict"])
 
 
+def test_what_follows_from_the_compared_axis_is_named(
+    write: Callable[..., Path], capsys: Capture
+) -> None:
+    """A loss of each optimizer is one at its learning rate, and a time of ddp that of its GPUs."""
+    adamw = replace(CASE, optimizer="adamw", lr=3e-4)
+    both = str(write("a", [*runs(CASE, BASE), *runs(adamw, BASE)]))
+    assert main([both, "--axis", "optimizer"]) == 0
+    assert f"! They differ: lr ({CASE.lr:g} and 0.0003).\n" in capsys.readouterr().out
+    ddp = replace(CASE, parallel="ddp", world_size=2)
+    both = str(write("b", [*runs(CASE, BASE), *runs(ddp, BASE)]))
+    assert main([both, "--axis", "parallel"]) == 0
+    assert "! They differ: world_size (1 and 2).\n" in capsys.readouterr().out
+
+
 def test_times_of_a_slow_optimizer_are_compared_by_the_axis_alone(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,18 +14,21 @@ from itertools import pairwise, product
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from bench.base.errors import UsageError
+from bench.base.text import join_words
 from bench.results.store.rows import group
 from bench.results.study.axes import (
     MACHINE,
     is_number_axis,
     list_main,
+    name_setting,
     order_values,
     take_value,
 )
 from bench.results.study.comparable import find_factor, refuse_alone, refuse_learnt, refuse_together
 from bench.results.study.runs import Result, Run
 from bench.results.study.warnings import SAID_BELOW, WARNINGS
-from bench.schema.axis import is_own
+from bench.schema.axis import is_own, name_axis
 from bench.schema.case import (
     AXES,
     FOLLOWS,
@@ -35,6 +38,7 @@ from bench.schema.case import (
     spell_value,
 )
 from bench.schema.record import COMPARABLE
+from bench.schema.rules import settle
 
 
 class Pair(NamedTuple):
@@ -200,10 +204,9 @@ def match(a: Sequence[Run], b: Sequence[Run], axis: str, apart: Collection[str])
 
     Matched cases are equal in all axes except:
 
-    - the compared axis and the axes that follow from it (`FOLLOWS`): a precision that scales its
-      loss has a loss scale, and fp32 has none. Of several loss scales, each precision's main one is
-      taken; of cases that differ in an axis that follows from another one, the last;
-    - the axes ``apart`` of a recipe, of which the sides share no value;
+    - those of `list_free`. Of several loss scales, each precision's main one is taken; of other
+      cases that differ only in what follows from the compared axis, the usual one;
+    - the axes ``apart`` of a recipe, of which the sides share no value; the last is taken;
     - the axes that say how a case was measured. Cases that measured an equal part of an epoch are
       matched, first those with equal settings of these axes; then cases with equal settings that
       ended elsewhere, as with ``--until``; else the largest part of each side, of an equal
@@ -215,8 +218,11 @@ def match(a: Sequence[Run], b: Sequence[Run], axis: str, apart: Collection[str])
 
     Args:
         a: a run of each ``cell``; likewise ``b``.
+
+    Raises UsageError: of several such cases none is the usual one.
     """
-    candidates = [_list_candidates(side, axis, apart) for side in (a, b)]
+    free = (*list_free(axis, a, b), *apart)
+    candidates = [_list_candidates(side, axis, free) for side in (a, b)]
     pairs = list[_Match]()
     alone = (dict[int, EnvironmentKey](), dict[int, EnvironmentKey]())
     tell = attrgetter(*COMPARABLE)
@@ -233,20 +239,52 @@ def match(a: Sequence[Run], b: Sequence[Run], axis: str, apart: Collection[str])
     return Matches(sorted(pairs, key=lambda pair: places[pair.a]), alone)
 
 
+def list_free(axis: str, a: Sequence[Run], b: Sequence[Run]) -> tuple[str, ...]:
+    """Return the axes in which matched cases of two sides may differ where ``axis`` is compared: it
+    and, of the axes that follow from it (`FOLLOWS`), those of which the sides share no value, as an
+    optimizer has a learning rate of its own, and those of a precision."""
+    return tuple(
+        name
+        for name in free_axes(axis)
+        if name == axis
+        or axis == "precision"
+        or {getattr(run, name) for run in a}.isdisjoint(getattr(run, name) for run in b)
+    )
+
+
 def _list_candidates(
-    side: Sequence[Run], axis: str, apart: Collection[str]
+    side: Sequence[Run], axis: str, free: Collection[str]
 ) -> dict[Any, list[list[Run]]]:
     """Return the cases of one side by what matched cases have in common, each with a run of every
     environment that it ran in."""
-    free = {*free_axes(axis), *SAME_QUESTION, *apart}
-    tell = attrgetter(*(name for name in list_axes(side) if name not in free))
+    names = (name for name in list_axes(side) if name not in {*free, *SAME_QUESTION})
+    tell = attrgetter(*names)
     if FOLLOWS.get(axis):
         side = [side[at] for at in list_main(side, [*map(tell, side)])]
-    cases = {(tell(runs[0]), _ask(runs[0])): runs for runs in group(side, attrgetter("axes"))}
     found: dict[Any, list[list[Run]]] = defaultdict(list)
-    for (key, _), runs in cases.items():
-        found[key].append(runs)
+    for alike in group(side, lambda run: (tell(run), _ask(run))):
+        found[tell(alike[0])].append(_take_usual(axis, group(alike, attrgetter("axes"))))
     return found
+
+
+def _take_usual(axis: str, cases: Sequence[list[Run]]) -> list[Run]:
+    """Return of cases that differ only in what follows from ``axis`` the one whose values are the
+    usual ones; without such an axis the last. Raises UsageError: there is none."""
+    followers = FOLLOWS.get(axis, ())
+    if len(cases) == 1 or not followers:
+        return cases[-1]
+    ran = [runs[0].case for runs in cases]
+    for runs, case in zip(cases, ran, strict=True):
+        usual = settle({name: getattr(case, name) for name in AXES if name not in followers})
+        if all(getattr(case, name) == getattr(usual, name) for name in followers):
+            return runs
+    apart = [name for name in followers if len({getattr(case, name) for case in ran}) > 1]
+    values = (spell_value(getattr(case, apart[0])) for case in ran)
+    raise UsageError(
+        f"--axis {axis}: cases with {name_setting(axis, spell_value(getattr(ran[0], axis)))} differ "
+        f"in {name_axis(apart[0])} too ({join_words([*dict.fromkeys(values)])}), of which none is "
+        "the usual one; compare a folder that has one of them"
+    )
 
 
 _ask = attrgetter(*SAME_QUESTION)

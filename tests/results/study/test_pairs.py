@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from bench.base.errors import UsageError
 from bench.results.store.rows import latest
 from bench.results.study.comparable import Period
 from bench.results.study.pairs import (
@@ -163,6 +164,7 @@ def match_rows(
 WIDE = replace(FP32, batch_size=256)
 TENTH, FIFTH, CUT = (replace(FP32, fraction=0.1), replace(FP32, fraction=0.2),
                      replace(FP32, until=0.01))  # fmt: skip
+SGD, ADAMW = FP32, replace(FP32, optimizer="adamw", lr=3e-4)
 Rows = list[Record]
 OLD, NEW = {"torch": "2.12"}, {"torch": "2.13"}
 
@@ -185,6 +187,13 @@ MATCHED: dict[str, tuple[Rows, Rows, str, list[tuple[float, float]], list[list[f
         [*one(FP32, 1)],
         [*one(FP16, 2), *one(replace(FP16, loss_scale=1024.0), 3)],
         "precision", [(1, 2)], [[], []]),
+    "of what else follows from it at a value that both have": (
+        [*one(SGD, 1), *one(replace(SGD, lr=0.1), 2)],
+        [*one(replace(SGD, optimizer="adamw", lr=0.1), 3), *one(ADAMW, 4)],
+        "optimizer", [(2, 3)], [[1], [4]]),
+    "or without one at the usual values, whichever ran last": (
+        [*one(SGD, 1)], [*one(ADAMW, 2), *one(replace(ADAMW, lr=0.3), 3)],
+        "optimizer", [(1, 2)], [[], []]),
     "a loss scale, which no other axis follows": (
         [*one(FP16, 1)], [*one(replace(FP16, loss_scale=64.0), 2)],
         "loss_scale", [(1, 2)], [[], []]),
@@ -244,6 +253,14 @@ def test_cases_of_two_sides_are_matched(name: str, tmp_path: Path) -> None:
     found, times = match_rows(tmp_path, a, b, axis, apart)
     assert [(times[pair.a], times[pair.b]) for pair in found.pairs] == pairs
     assert [[times[cell] for cell in side] for side in found.alone] == alone
+
+
+def test_none_stands_for_cases_of_which_none_is_usual(tmp_path: Path) -> None:
+    """A time on one GPU is held against neither of two others without saying which."""
+    ddp = [one(replace(FP32, parallel="ddp", world_size=n), 10 / n) for n in (2, 4)]
+    why = r"--axis parallel: cases with parallel ddp differ in world size too \(2 and 4\), of which"
+    with pytest.raises(UsageError, match=why):
+        match_rows(tmp_path, one(FP32, 10), [*ddp[0], *ddp[1]], "parallel")
 
 
 def test_matches_stand_in_the_order_of_the_first_side(tmp_path: Path) -> None:
