@@ -368,6 +368,15 @@ class _Trial:
             "make_batch made two different batches from one seed; draw random numbers only from "
             "the generator that it is given",
         )
+        if workload.length and type(workload).count_units is Workload.count_units:
+            seeds = map(torch.Generator().manual_seed, range(8))
+            made = [workload.make_batch(_TRIED, _CPU, seed) for seed in seeds]
+            self.require(
+                len({tuple(t.shape for t in _list_tensors(one)) for one in made}) == 1,
+                f"make_batch makes items of several lengths, and length says {workload.length} "
+                f"{workload.unit}; give it a method count_units(size), which returns how many "
+                "are in so many items on average, padding left out, or make all of one length",
+            )
         if workload.test_samples >= _TRIED:
             self._make("make_test_batch", partial(workload.make_test_batch, 0, _TRIED, _CPU))
         return batch

@@ -256,6 +256,35 @@ class Baked(Right):
     length = 3
 
 
+class Ragged(Right):
+    """Makes texts of 1 to 8 tokens, of which each would count as 8."""
+
+    unit, length = "tokens", 8
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Embedding(9, 2), nn.Linear(2, 9))
+
+    def make_batch(self, size: int, device: torch.device, generator: torch.Generator) -> Any:
+        longest = int(torch.randint(1, self.length + 1, (), device=device, generator=generator))
+        return torch.randint(9, (size, longest), device=device, generator=generator)
+
+    def compute_loss(self, network: Network, batch: Any) -> Tensor | Loss:
+        return F.cross_entropy(network(batch).flatten(0, 1), batch.flatten())
+
+
+class Counted(Ragged):
+    def count_units(self, size: int) -> int:
+        return round(4.5 * size)
+
+
+def test_texts_of_several_lengths_are_counted_by_their_workload() -> None:
+    with pytest.raises(UsageError, match=r"makes items of several lengths.* count_units\(size\)"):
+        examine(f"{__name__}:Ragged", "workload")
+    facts = examine(f"{__name__}:Counted", "workload").workload
+    assert facts is not None
+    assert facts.units == 180
+
+
 def test_a_length_is_that_of_the_batches() -> None:
     asked = {"workload": [TRANSFORMER], "device": ["cpu"], "length": [8, 32, 64]}
     facts = [examine(TRANSFORMER, "workload", length).workload for length in (8, None, 64)]
