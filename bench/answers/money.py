@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -79,10 +79,11 @@ class Tariff:
     def describe(self, costs: Iterable[Cost]) -> str:
         """Say what is in these costs, as a note of their table."""
         prices = [
-            f"{price:g} an hour" + f" of {name}" * bool(name) for name, price in self.hours.items()
+            f"{price:g} an hour of each {name or 'GPU (or machine without one)'}"
+            for name, price in self.hours.items()
         ]
         if self.kwh is not None:
-            prices.append(f"{self.kwh:g} a kWh of the energy that was measured")
+            prices.append(f"{self.kwh:g} a kWh of the energy that was measured, of GPUs alone")
         lacks = (
             f" {_LACKS} without the energy, which is not known: compare it with none that has it."
         )
@@ -90,9 +91,13 @@ class Tariff:
             f"Cost: {join_words(prices)}.{lacks if any(one.lacks_energy for one in costs) else ''}"
         )
 
-    def refuse_unknown(self, machines: Iterable[str]) -> None:
-        """Raises UsageError: a price is of a machine that is not among these."""
-        known = sorted({*machines})
+    def refuse_unknown(self, rows: Collection[AnyRow]) -> None:
+        """Raises UsageError: a price is of a machine, or of an energy, that none of these has."""
+        if not self.hours and not any(row.energy_j > 0 for row in rows):
+            raise UsageError(
+                "--kwh: no energy was measured, as of no CPU; give the price of an hour by --price"
+            )
+        known = sorted({row.machine for row in rows})
         for name in self.hours:
             if not any(name.casefold() in machine.casefold() for machine in known):
                 raise UsageError(

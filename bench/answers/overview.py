@@ -339,9 +339,9 @@ def _tabulate_reached(found: ReportData) -> Iterator[Sheet]:
     quantities = ("achieved_flops", "traffic", "mean_power_w", "sm_clock_mhz")
     rows = [s for s in found.settings if any(is_number(getattr(s.best, n)) for n in quantities)]
     note = (
-        "MFU: model FLOP/s over the dense peak of the card's data sheet; of measured, and of a "
-        "copy: over what a large product, and a large copy, reached on this machine before its "
-        "cases."
+        "MFU: model FLOP/s over the dense peak of the card's data sheet, of the arithmetic that "
+        "ran, so that each format has another; of measured, and of a copy: over what a large "
+        "product, and a large copy, reached on this machine before its cases."
     )
     title = "What the hardware did: FLOP/s, traffic, power and clocks"
     yield Sheet(title, columns, rows, [note])

@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(f"no sweeps under {RESULTS}/; name their folders")
     found = build(sweeps, (given.output or Path("cards")).resolve().parent, tariff)
     if tariff:
-        tariff.refuse_unknown(run.machine for run in found.everything)
+        tariff.refuse_unknown(found.everything)
     render = getattr(import_module(module), name)
     if given.format == "text":
         render = partial(render, full=given.full)

@@ -120,7 +120,7 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"{a.path}: name a second sweep, or --axis NAME and two of its values")
     axis = asked[0] if asked else ""
     if tariff:
-        tariff.refuse_unknown(run.machine for run in (*a.runs, *b.runs))
+        tariff.refuse_unknown((*a.runs, *b.runs))
     comparison = compare(a, b, named or choose_metrics(a, b), axis, margin, equal)
     comparison = replace(comparison, tariff=tariff)
     if not options.mix:

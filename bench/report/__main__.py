@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
     tariff = read_prices(options)
     report = build(read_sweeps(options.sweeps), home, where, by, options.aim, tariff)
     if tariff:
-        tariff.refuse_unknown(run.machine for run in report.everything)
+        tariff.refuse_unknown(report.everything)
     if options.figures:
         from bench.report.figures import write_figures
 

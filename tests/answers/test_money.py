@@ -49,7 +49,9 @@ COSTS: dict[str, tuple[list[Record], str, str, float | None]] = {
     "the hour alone where the energy is not known": (
         list_rows(energy_j=None), "--price 2.5/h --kwh 0.3", "2.500*", 2.5,
     ),
-    "energy that is not known": (list_rows(energy_j=None), "--kwh 0.3", "", None),
+    "energy that is not known": (
+        [*list_rows(energy_j=None), *list_rows(FP16)], "--kwh 0.3", "–", None,
+    ),
     "four GPUs": (
         list_rows(replace(FP32, parallel="ddp", world_size=4)), "--price 2.5/h --kwh 0.3", "10.30",
         10.3,
@@ -82,6 +84,13 @@ def test_a_cost_is_that_of_the_whole_of_what_was_measured_in_part(tmp_path: Path
     assert (text, cost) == ("≈3.000", pytest.approx(3))
 
 
+def test_the_price_of_an_energy_that_was_not_measured(tmp_path: Path, capsys: Capture) -> None:
+    folder = write_sweep(tmp_path / "sweep", list_rows(replace(FP32, device="cpu"), energy_j=None))
+    assert report_main([str(folder), "--kwh", "0.3"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: --kwh: no energy was measured")
+
+
 def test_nothing_is_said_of_money_without_a_price(tmp_path: Path) -> None:
     folder = write_sweep(tmp_path / "sweep", list_rows())
     report_main([str(folder), "-o", str(tmp_path / "r.json")])
@@ -98,7 +107,7 @@ def test_the_first_screen_of_several_settings(tmp_path: Path, capsys: Capture) -
     lines = [line.split() for line in table.splitlines()[2:4]]
     assert lines == [["fp32", "2.000", "4.000", "2.000?"],
                      ["fp16", "6.000", "8.000", "–"]]  # fmt: skip
-    assert table.splitlines()[4].strip() == "Cost: 2 an hour."
+    assert table.splitlines()[4].strip() == "Cost: 2 an hour of each GPU (or machine without one)."
 
 
 def test_two_sides(tmp_path: Path, capsys: Capture) -> None:
@@ -109,9 +118,9 @@ def test_two_sides(tmp_path: Path, capsys: Capture) -> None:
     out = capsys.readouterr().out
     assert "2.800, 1.250*" in out
     assert (
-        "Cost: 2.5 an hour and 0.3 a kWh of the energy that was measured. * without the energy, "
-        "which is not known: compare it with none that has it. The first is of fp32, the second of "
-        "fp16." in out
+        "Cost: 2.5 an hour of each GPU (or machine without one) and 0.3 a kWh of the energy "
+        "that was measured, of GPUs alone. * without the energy, which is not known: compare it "
+        "with none that has it. The first is of fp32, the second of fp16." in out
     )
     assert compare_main([*asked, "--format", "json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["metrics"]["epoch_time_s"]
@@ -129,7 +138,7 @@ def test_cards(tmp_path: Path, capsys: Capture) -> None:
     rows = [line.split() for line in out.splitlines() if line.startswith(" fp32 ")]
     ours = [row[row.index("size") + 2 :] for row in rows if "128" in row]
     assert [(row[0], row[2]) for row in ours] == [("1,800", "3.000"), ("3,600", "2.000")]
-    assert "Cost: 6 an hour of H100 and 2 an hour of A100." in out
+    assert "Cost: 6 an hour of each H100 and 2 an hour of each A100." in out
 
 
 REFUSED = {

@@ -295,7 +295,7 @@ def test_times_of_two_machines_are_compared_whatever_the_recipe(
 
 
 def test_what_follows_from_the_compared_axis_is_named(
-    write: Callable[..., Path], capsys: Capture
+    write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A loss of each optimizer is one at its learning rate, and a time of ddp that of its GPUs."""
     adamw = replace(CASE, optimizer="adamw", lr=3e-4)

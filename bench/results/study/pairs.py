@@ -279,11 +279,11 @@ def _take_usual(axis: str, cases: Sequence[list[Run]]) -> list[Run]:
         if all(getattr(case, name) == getattr(usual, name) for name in followers):
             return runs
     apart = [name for name in followers if len({getattr(case, name) for case in ran}) > 1]
-    values = (spell_value(getattr(case, apart[0])) for case in ran)
+    value = name_setting(axis, spell_value(getattr(ran[0], axis)))
+    values = join_words([*dict.fromkeys(spell_value(getattr(case, apart[0])) for case in ran)])
     raise UsageError(
-        f"--axis {axis}: cases with {name_setting(axis, spell_value(getattr(ran[0], axis)))} differ "
-        f"in {name_axis(apart[0])} too ({join_words([*dict.fromkeys(values)])}), of which none is "
-        "the usual one; compare a folder that has one of them"
+        f"--axis {axis}: cases with {value} differ in {name_axis(apart[0])} too ({values}), of "
+        "which none is the usual one; compare a folder that has one of them"
     )
 
 
