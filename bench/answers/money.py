@@ -61,7 +61,7 @@ class Tariff:
         priced = [part for part in self.hours if part.casefold() in name]
         if not priced:
             return Cost(math.nan)
-        gpus = row.world_size if row.device == "cuda" else 1
+        gpus = row.used_gpus if row.device == "cuda" else 1
         used = self.hours[max(priced, key=len)] * gpus * time_s / _HOUR_S
         if self.kwh is None:
             return Cost(used)

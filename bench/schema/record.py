@@ -171,6 +171,8 @@ class Measurement:
     resumed_epochs: int | None = quantity(
         "epochs that an earlier process, which was interrupted, had trained: they are in the row")
 
+    gpus: int | None = quantity(
+        "GPUs that a command trained on, as its processes were seen on or told of them")
     energy_j: float | None = quantity("energy of the measured steps")
     mean_power_w: float | None = quantity("energy over measured time")
     power_limit_w: float | None = quantity("enforced power limit, of all its GPUs together")

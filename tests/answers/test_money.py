@@ -17,6 +17,7 @@ from bench.schema.case import Case
 from bench.schema.record import Record
 from tests.planted.records import FP16, FP32, ran, write_sweep
 from tests.planted.results import read_report
+from tests.planted.scripts import script
 from tests.pytest_for_tests import Capture
 
 
@@ -56,6 +57,7 @@ COSTS: dict[str, tuple[list[Record], str, str, float | None]] = {
         list_rows(replace(FP32, parallel="ddp", world_size=4)), "--price 2.5/h --kwh 0.3", "10.30",
         10.3,
     ),
+    "four GPUs that a command used": (list_rows(script(), gpus=4), "--price 2/h", "8.000", 8.0),
     "a machine without a GPU, however many processes": (
         list_rows(replace(FP32, device="cpu", parallel="ddp", world_size=4), cpu="X"),
         "--price 2.5/h", "2.500", 2.5,

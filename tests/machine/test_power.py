@@ -315,6 +315,7 @@ def test_a_sweep_sets_each_case_s_own_and_then_the_card_s(sweep: Sweep) -> None:
     assert [*rows["power_limit"]] == ["", "300", "400"]
     assert [*rows["power_limit_w"]] == [700, 300, 400]
     assert [*rows["status"]] == ["ok"] * 3
+    assert [*rows["gpus"]] == [1] * 3
 
 
 @pytest.mark.slow

@@ -125,6 +125,11 @@ class Run(Row):
         return find_period(self)
 
     @property
+    def used_gpus(self) -> int:
+        """How many GPUs, or on a CPU processes, trained."""
+        return int(self.gpus if self.gpus > 0 else self.world_size)
+
+    @property
     def learnt_whole(self) -> bool:
         """Whether what it learnt is that of a whole epoch; a command may not tell of any."""
         if self.command is None:
@@ -140,7 +145,8 @@ _REACHED = ("flops", "moved", "of_peaks", "of_bandwidth", "of_measured", "of_cop
 def reach(run: Run) -> tuple[float, ...]:
     """Return how fast a run computed and moved data; NaN for each that is not known.
 
-    - flops: FLOP/s, of an image, forward and backward, times the images/s of each GPU;
+    - flops: FLOP/s, of an image, forward and backward, times the images/s of each GPU, of a command
+      those that it was seen on;
     - moved: memory traffic in bytes/s, of a step as if nothing were fused, over the median step;
     - of_peaks, of_bandwidth: these over the card's data sheet; impossible shares above 1 are kept;
     - of_measured: flops over the rate of a large matrix product or convolution, whichever is
@@ -152,7 +158,7 @@ def reach(run: Run) -> tuple[float, ...]:
     forward pass of the network's most expensive layer. If a share of the FLOP ran in fp8 and the
     rest in bf16, the combined rate is 1 / (share / fp8 + (1 - share) / bf16).
     """
-    flops = float(run.flop_per_image * run.images_per_s / run.world_size)
+    flops = float(run.flop_per_image * run.images_per_s / run.used_gpus)
     moved = over(run.step_bytes, run.step_time_median_s)
     sheet = list_peaks(run.gpu) if run.device == "cuda" else {}
     measured: dict[str, float] = {}

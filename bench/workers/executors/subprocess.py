@@ -218,6 +218,8 @@ class SubprocessExecutor(Executor):
         if workers.note:
             seen.notes.append(workers.note)
         outcome = _conclude(answer, seen, allow_shared)
+        if choice:
+            outcome.measurement.gpus = len(seen.cards) or None
         if outcome.seen and seen.cards and choice:
             found = describe_other(choice[seen.cards[0]], find_card(job.gpu_uuid or "", choice))
             outcome.seen.found |= found

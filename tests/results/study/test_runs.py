@@ -127,6 +127,10 @@ RUNS: dict[str, tuple[Sequence[Record], dict[str, Any]]] = {
             ("", 989.5e12),  # not probed: what the label says
         )
     },
+    "of each GPU that a command was seen on": (
+        [ran(FP16, 100, gpu="NVIDIA H200", flop_per_image=17e9, gpus=4)],
+        {"achieved_flops": 8.5e12 / 4, "mfu": 8.5e12 / 4 / 989.5e12},
+    ),
     "more than the peak": (
         [ran(FP16, 100, gpu="NVIDIA H200", flop_per_image=1e13)], {"mfu": NAN},
     ),
