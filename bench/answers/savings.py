@@ -29,8 +29,8 @@ from bench.answers.settings import Setting
 from bench.base.limits import MIN_REPEATS, STEADY
 from bench.base.text import GIB, name_first, write_percent
 from bench.results.store.rows import group
-from bench.results.study.axes import MACHINE, take_value
-from bench.results.study.comparable import refuse_pair
+from bench.results.study.axes import MACHINE, find_varying
+from bench.results.study.comparable import refuse_pair, tell_but
 from bench.results.study.quantities import is_number
 from bench.results.study.runs import Result, differ_in_memory
 from bench.schema.case import AXES, SAME_QUESTION, UNTIMED, Case
@@ -43,6 +43,10 @@ SAVING_AXES = ("recompute", "optimizer")
 """Axes that save memory, and cost time."""
 
 _SAME = [n for n in AXES if n not in ("batch_size", *SAVING_AXES, *UNTIMED, *SAME_QUESTION)]
+
+_tell = tell_but(("batch_size", *SAVING_AXES, *UNTIMED, *SAME_QUESTION))
+
+_NAMED = [n for n in _SAME if n not in ("model", "dataset", "workload", "precision")]
 
 _USUAL = ("adamw", "sgd", *OPTIMIZERS)
 
@@ -91,7 +95,7 @@ def find_ways(place: Target) -> list[list[Saving]]:
     memory, at the largest batch size at which most were measured; none where only optimizers
     differ, and none saves memory."""
     found = []
-    for alike in group(place.settings, lambda s: tuple(getattr(s.best, n) for n in _SAME)):
+    for alike in group(place.settings, lambda setting: _tell(setting.best)):
         known = [s for s in alike if is_number(s.best.memory_bytes)]
         same = max(
             _group_sizes(known), key=lambda one: (len(one), one[0].best.batch_size), default=[]
@@ -153,8 +157,9 @@ def tell_savings(place: Target) -> Iterator[str]:
     """Yield what to do if the network or its batch does not fit, what that costs, and what fits."""
     for ways in find_ways(place):
         base, worth = ways[0], list_worthwhile(ways)
+        axes = ["precision", *find_varying([s.best for s in place.settings], _NAMED)]
         size = f"batch size {base.row.batch_size}"
-        start = f"In {base.row.precision} at {size}, {base.name} takes"
+        start = f"In {name_case(base.row, axes)} at {size}, {base.name} takes"
         start += f" {base.row.memory_bytes / GIB:#.3g} GiB"
         if worth:
             named = "; or with ".join(map(str, worth[-3:]))
@@ -180,11 +185,7 @@ def tell_savings(place: Target) -> Iterator[str]:
 
 def _tabulate_savings(found: ReportData) -> Iterator[Sheet]:
     rows = [way for place in found.places for ways in find_ways(place) for way in ways]
-    where = [
-        n
-        for n in (MACHINE, "model", "dataset")
-        if len({take_value(way.row, n) for way in rows}) > 1
-    ]
+    where = find_varying([way.row for way in rows], (MACHINE, "model", "dataset", *_NAMED))
     columns: list[Column[Saving]] = [
         *(axis_column(name, lambda way: way.row) for name in (*where, "precision")),
         *(axis_column(name, lambda way: way.row) for name in SAVING_AXES),

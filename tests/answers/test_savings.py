@@ -113,3 +113,26 @@ def test_the_time_of_single_runs_is_about_that(tmp_path: Path) -> None:
         "adamw, recompute blocks: 0.60 times the memory and about 1.25 times the time.",
         "A sure time takes --repeats 3, without other programs.",
     )
+
+
+def test_ways_of_another_kind_are_named_apart_and_those_of_another_torch_not_compared(
+    tmp_path: Path,
+) -> None:
+    """Of two that are compiled the memory is not that of the same without."""
+    plain = [*way("adamw", "none", 10, 40), *way("adamw", "blocks", 6, 50)]
+    compiled = [*way("adamw", "none", 8, 30), *way("adamw", "blocks", 5, 40)]
+    for row in compiled:
+        row.case = replace(row.case, compile="default")
+    report = read_report(tmp_path, [*plain, *compiled])
+    starts = [one.partition(" takes")[0] for one in report.answers[0].sentences]
+    assert starts == [
+        "In bf16-amp at batch size 64, adamw",
+        "In bf16-amp · compile default at batch size 64, adamw",
+    ]
+    assert tell(report, "savings", "compile recompute memory_share") == [
+        "off | none | 1.00×", "off | blocks | 0.60×",
+        "default | none | 1.00×", "default | blocks | 0.62×",
+    ]  # fmt: skip
+    for row in plain[3:]:
+        row.environment.torch = "2.14"
+    assert len(read_report(tmp_path / "torch", plain).answers) == 1
