@@ -297,9 +297,9 @@ class Comparison:
         are of a precision, cases are not named by either."""
         for name in self.free[1:] if self.axis != "precision" else ():
             ran = ([getattr(m.ran[at].case, name) for m in self.matches] for at in (0, 1))
-            a, b = (" or ".join(dict.fromkeys(map(spell_value, values))) for values in ran)
-            if a != b:
-                yield name, a, b
+            one, two = (" or ".join(dict.fromkeys(map(spell_value, values))) for values in ran)
+            if one != two:
+                yield name, one, two
         for name in (*COMPARABLE, "power_limit_w"):
             a, b = (side.environment(name) for side in self.sides)
             if not follows(name, self.axis) and {*a} != {*b}:

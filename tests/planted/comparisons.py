@@ -247,7 +247,7 @@ COMPARISONS = {
     ),
     "Two GPUs may take twice the power: of each the limit is the same": plant(
         "a --axis parallel none ddp",
-        "axis: parallel; epoch_time_s: faster 1.25 (5:5)",
+        "axis: parallel; epoch_time_s: faster 1.25 (5:5); differ: world_size",
         a=[*runs(CASE, BASE, power_limit_w=700.0),
            *runs(at(CASE, parallel="ddp", world_size=2), FASTER, power_limit_w=1400.0)],
     ),
