@@ -7,6 +7,7 @@ import atexit
 import ctypes
 import fcntl
 import gc
+import math
 import os
 import re
 import shutil
@@ -103,16 +104,17 @@ def stop_signals(kill: Callable[[], None]) -> Iterator[Callable[[], int]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: 0
         return
-    received = 0
+    received, received_at = 0, -math.inf
 
     def stop(number: int, _: object) -> None:
-        nonlocal received
+        nonlocal received, received_at
         if received:
             kill()
             if announce:
                 os.write(2, b"\n")  # below the live lines
             os._exit(128 + number)
-        received, notice = number, "stopping: what is done is kept; again to stop at once"
+        received, received_at = number, time.monotonic()
+        notice = "stopping: what is done is kept; again to stop at once"
         if announce:
             announce(notice)
             return
@@ -128,7 +130,8 @@ def stop_signals(kill: Callable[[], None]) -> Iterator[Callable[[], int]]:
 
     def go_on(*_: object) -> None:
         global _stops
-        _stops += 1
+        # right after the signal that ends a command, timeout of coreutils sends this one
+        _stops += time.monotonic() > received_at + 1
 
     before = {number: signal.signal(number, stop) for number in numbers}
     before[signal.SIGCONT] = signal.signal(signal.SIGCONT, go_on)

@@ -530,6 +530,16 @@ def test_handlers_are_restored() -> None:
         assert before == [signal.getsignal(n) for n in numbers]
 
 
+def test_an_end_by_timeout_is_no_stop_by_ctrl_z() -> None:
+    """It lets a command go on, too, that it sent a signal: what is measured there is valid."""
+    awake, _ = describe_pause()
+    with stop_signals(lambda: None) as stopped:
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            os.kill(os.getpid(), number)
+        assert stopped() == signal.SIGTERM
+    assert describe_pause(awake)[1] == ""
+
+
 def test_a_stop_by_ctrl_z_is_known(monkeypatch: Patch) -> None:
     """And the sleep of a laptop, which no clock of a step counts."""
     awake, sentence = describe_pause()
