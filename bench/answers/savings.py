@@ -8,9 +8,10 @@ is worth it if it saves `_WORTH` of the memory, and no other takes as little of 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 from bench.answers.render.table import (
     AnyRow,
@@ -92,37 +93,52 @@ def _name(row: Result) -> str:
 
 def find_ways(place: Target) -> list[list[Saving]]:
     """Return the ways to train that differ in `SAVING_AXES` alone, the usual one first and then by
-    memory, at the largest batch size at which most were measured; none where only optimizers
-    differ, and none saves memory."""
+    memory, at the largest batch size at which most were measured or do not fit, and the usual one
+    was measured; none where only optimizers differ, and none saves memory."""
     found = []
     for alike in group(place.settings, lambda setting: _tell(setting.best)):
         known = [s for s in alike if is_number(s.best.memory_bytes)]
-        same = max(
-            _group_sizes(known), key=lambda one: (len(one), one[0].best.batch_size), default=[]
-        )
+        if not known:
+            continue
+        usual = min((s.best for s in known), key=_rate_usual)
+        rows: list[AnyRow] = [row for s in alike for row in s.cases]
+        rows += [r for r in place.probes if all(getattr(r, n) == getattr(usual, n) for n in _SAME)]
+        bounds = {_tell_way(some[0]): find_bounds(some) for some in group(rows, _tell_way)}
+        same = _choose_size(known, _tell_way(usual), {way: end for way, (_, end) in bounds.items()})
         if len(same) < 2:
             continue
-        base = min((s.best for s in same), key=_rate_usual)
-        rows: list[AnyRow] = [row for s in alike for row in s.cases]
-        rows += [r for r in place.probes if all(getattr(r, n) == getattr(base, n) for n in _SAME)]
+        base = min(same, key=_rate_usual)
         ways = []
-        for row in sorted((s.best for s in same), key=lambda r: (r is not base, -r.memory_bytes)):
-            ours = [r for r in rows if all(getattr(r, n) == getattr(row, n) for n in SAVING_AXES)]
+        for row in sorted(same, key=lambda r: (r is not base, -r.memory_bytes)):
             share = row.memory_bytes / base.memory_bytes
-            ways.append(Saving(row, base, share, _find_time(row, base), *find_bounds(ours)))
+            ways.append(Saving(row, base, share, _find_time(row, base), *bounds[_tell_way(row)]))
         again = {way.row.recompute for way in ways}
         if len(again) > 1 or list_worthwhile(ways):
             found.append(ways)
     return found
 
 
-def _group_sizes(settings: Sequence[Setting]) -> list[list[Setting]]:
-    """Return settings of a batch size each, one of each way: that of the best evidence."""
-    every = group(settings, lambda setting: setting.best.batch_size)
-    return [
-        [same[0] for same in group(one, lambda s: tuple(getattr(s.best, n) for n in SAVING_AXES))]
-        for one in every
-    ]
+_Way = tuple[Any, ...]
+
+
+def _tell_way(row: AnyRow) -> _Way:
+    return tuple(getattr(row, name) for name in SAVING_AXES)
+
+
+def _choose_size(
+    settings: Sequence[Setting], usual: _Way, fails: Mapping[_Way, int | None]
+) -> list[Result]:
+    """Return the rows of one batch size, one of each way: that of the best evidence. A way that is
+    known to fail at it, from ``fails`` on, is as good as measured: it saves nothing there."""
+    sizes = []
+    for one in group(settings, lambda setting: setting.best.batch_size):
+        ways = group(one, lambda setting: _tell_way(setting.best))
+        rows = {_tell_way(same[0].best): same[0].best for same in ways}
+        size = one[0].best.batch_size
+        refused = [way for way, end in fails.items() if end and end <= size and way not in rows]
+        if usual in rows:
+            sizes.append((len(rows) + len(refused), size, [*rows.values()]))
+    return max(sizes, key=itemgetter(0, 1))[2]
 
 
 def _rate_usual(row: Result) -> tuple[bool, int]:

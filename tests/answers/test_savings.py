@@ -136,3 +136,25 @@ def test_ways_of_another_kind_are_named_apart_and_those_of_another_torch_not_com
     for row in plain[3:]:
         row.environment.torch = "2.14"
     assert len(read_report(tmp_path / "torch", plain).answers) == 1
+
+
+def test_the_batch_is_the_largest_at_which_all_are_known(tmp_path: Path) -> None:
+    """Beside batch sizes that each was tried at by itself: at 128 eight bits do not fit, at 192
+    the usual way has none beside it, and at 320 it does not fit itself."""
+    rows = [
+        row for size in (32, 128, 192) for row in way("adamw", "none", 5 + size / 32, 40, 3, size)
+    ]
+    rows += [
+        row for size in (32, 128, 320) for row in way("adamw", "blocks", 5 + size / 99, 50, 3, size)
+    ]
+    rows += way("adafactor", "blocks", 8, 50, 3, 320)
+    rows += [
+        *way("adamw-8bit", "none", 7, 44, 3, 32),
+        refused(way("adamw-8bit", "none", 7, 44), 72),
+    ]
+    rows.append(refused(way("adamw", "none", 10, 40), 200))
+    columns = "recompute optimizer batch_size fits fails"
+    assert tell(read_report(tmp_path, rows), "savings", columns) == [
+        "none | adamw | 128 | 192 | 200",
+        "blocks | adamw | 128 | 320",
+    ]
