@@ -23,7 +23,7 @@ from bench.machine.nvml import find_cards, find_neighbours
 from bench.machine.power import refuse_limits, restore_limits
 from bench.networks.data import SYNTHETIC, DatasetInfo
 from bench.networks.data.cifar10 import CLASSES
-from bench.networks.models import MODELS
+from bench.networks.models import LENGTHS, MODELS
 from bench.networks.workloads import IMAGES, NO_DATASET, OWN
 from bench.results.store.reader import read_sources, read_there
 from bench.results.store.rows import Row, plan_runs
@@ -450,11 +450,16 @@ def describe_plan(plan: Plan, options: Options) -> Iterator[str]:
     if (more := len(labels) - _SHOWN) > 0:
         yield f"      and {more:,} more"
     own = all(case.command is not None for case in cases)  # which has its axes from --command
+    # what the name of a workload brings, of which --model names those of the harness
+    named = (
+        {"workload"} if all(case.workload in (IMAGES, *LENGTHS) for case in cases) else {"model"}
+    )
+    brought = named | {"dataset"} if all(case.workload != IMAGES for case in cases) else set()
     common = [
         shlex.join(spell_flag(name, getattr(cases[0], name)))
         for name in list_axes(cases)
         if len({getattr(case, name) for case in cases} - {find_axis(name).default, None}) == 1
-        and name not in (*varies, *["workload"] * ("model" in varies))  # which a model names
+        and name not in (*varies, *brought, *["workload"] * ("model" in varies))  # by its model
         and (name not in AXES or name in options.axes or not own)
     ]
     if common:

@@ -197,6 +197,18 @@ def test_a_dry_run_names_what_differs_and_what_all_have_in_common(capsys: Captur
 
 
 @pytest.mark.parametrize(
+    "given", ["--model gpt-tiny", "--workload examples.two_losses:tiny", "--model dpn-small"]
+)
+def test_what_all_have_in_common_can_be_given_again(capsys: Capture, given: str) -> None:
+    assert sweep.main([*given.split(), "--device", "cpu", "--dry-run"]) == 0
+    _, *cases = capsys.readouterr().out.splitlines()  # --steps given anew raises the repeats
+    flags = cases[-1].removeprefix("all with ")
+    assert given in flags
+    assert sweep.main([*shlex.split(flags), "--dry-run"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == cases
+
+
+@pytest.mark.parametrize(
     ("flags", "expected"),
     [
         ("--lanes 1000", "--lanes: this process may use "),
