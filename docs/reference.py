@@ -16,7 +16,6 @@ from bench.results.study.quantities import QUANTITIES
 from bench.results.study.warnings import WARNINGS, WarningRule
 from bench.schema.axis import axis_flag
 from bench.schema.case import AXES, format_value
-from bench.schema.optimization import OPTIMIZERS
 from bench.schema.record import ColumnInfo, Status
 from bench.sweep.__main__ import print_registries
 
@@ -65,12 +64,6 @@ def write_values() -> str:
         table = tabulate(("value", "meaning"), ((f"`{name}`", what) for name, what in rows))
         parts.append(f"\n### {mark_flags(capitalize(title))}\n{table}")
     return "".join(parts)
-
-
-def write_optimizers() -> str:
-    titles = ("`--optimizer`", "`--lr`", "other settings", "bytes of state a weight")
-    kinds = OPTIMIZERS.items()
-    return tabulate(titles, ((f"`{n}`", f"{k.lr:g}", k.settings, k.state) for n, k in kinds))
 
 
 def name_unit(column: ColumnInfo) -> str:

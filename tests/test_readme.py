@@ -19,7 +19,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from contextlib import chdir, redirect_stdout
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -248,13 +248,28 @@ def quote_search() -> str:
     return f"\n```text\n{lines}\n```\n"
 
 
+def write_modules(folder: Path) -> None:
+    """The files that the pages tell a reader to save."""
+    pages = "".join((DOCS / f"own-{what}.md").read_text() for what in ("model", "training"))
+    files = re.findall(r"```python\n(.*?)```", pages, re.DOTALL)
+    for name, text in zip(("mynet.py", "mywork.py", "mysteps.py"), files, strict=True):
+        (folder / name).write_text(text)
+
+
 def write_screen(command: str, end: str = "\0", more: Sequence[str] = ()) -> str:
     """A command with the first of what it prints on a CPU, with more flags than the page has."""
     name, *words = shlex.split(command.removeprefix("python -m bench."))
     program = importlib.import_module(f"bench.{name}.__main__")
-    wide = patch.dict(os.environ, {"COLUMNS": "80"})
-    no_gpu = patch.object(options, "has_cuda", lambda: False)
-    with redirect_stdout(io.StringIO()) as printed, wide, no_gpu, chdir(ROOT):
+    with (
+        redirect_stdout(io.StringIO()) as printed,
+        TemporaryDirectory() as scratch,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        write_modules(Path(scratch))
+        patch.syspath_prepend(scratch)
+        patch.setenv("COLUMNS", "80")
+        patch.setattr(options, "has_cuda", lambda: False)
+        patch.chdir(ROOT)
         assert program.main([*words, *more]) == 0
     shown, cut, _ = printed.getvalue().partition(end)
     shown = shown.rstrip() + "\n\n…" * bool(cut)
@@ -272,27 +287,22 @@ PROCESSES = (
     "python -m bench.sweep --preset quick --precision fp32 bf16-amp --batch-size 256 "
     "--parallel none ddp --world-size 2 --dry-run"
 )
+NETWORKS = (
+    "python -m bench.sweep --model mynet:build 'mynet:build(width=64)' --precision fp32 bf16-amp "
+    "--batch-size 128 --repeats 3 --dry-run"
+)
+WORK = (
+    "python -m bench.sweep --workload mywork:majority --precision fp32 bf16-amp --batch-size 200 "
+    "--fraction 1 --repeats 3 --dry-run"
+)
+ON_CPU = ("--device", "cpu", "--dataset", "synthetic", "--budget", "10m")
 CHECK = "python -m bench.check --model mynet:build --precision fp32"
-
-
-def read_code(page: str) -> str:
-    """The first Python of a page."""
-    code, *_ = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
-    return code
-
-
-def write_checks() -> str:
-    """What bench.check prints of the network of docs/own-model.md."""
-    more = ["--device", "cpu", "--dataset", "synthetic", "--budget", "10m"]
-    with TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
-        Path(scratch, "mynet.py").write_text(read_code("own-model.md"))
-        patch.syspath_prepend(scratch)
-        return write_screen(CHECK, more=more)
 
 
 def write_python() -> str:
     """What the code that docs/python.md begins with prints: the sweep it asks for was measured."""
     command = shlex.split(read_config(SCRIPT)["command"])
+    code, *_ = re.findall(r"```python\n(.*?)```", (DOCS / "python.md").read_text(), re.DOTALL)
 
     def find(out: str, **settings: Any) -> bench.Sweep:
         given = [v for values in settings.values() for v in np.atleast_1d(values)]
@@ -301,7 +311,7 @@ def write_python() -> str:
         return bench.read(SCRIPT)
 
     with redirect_stdout(io.StringIO()) as printed, patch.object(bench, "sweep", find):
-        exec(read_code("python.md"), {})
+        exec(code, {})
     answer, *table = (line.rstrip() for line in printed.getvalue().splitlines())
     return quote([answer]) + "\n```text\n" + "\n".join(table) + "\n```\n"
 
@@ -334,11 +344,12 @@ PARTS = {
     ),
     "plan": (DOCS / "sweep.md", partial(write_screen, PLAN)),
     "processes": (DOCS / "gpus.md", partial(write_screen, PROCESSES)),
-    "checks": (DOCS / "learning.md", write_checks),
+    "networks": (DOCS / "own-model.md", partial(write_screen, NETWORKS)),
+    "work": (DOCS / "own-training.md", partial(write_screen, WORK)),
+    "checks": (DOCS / "learning.md", partial(write_screen, CHECK, more=ON_CPU)),
     "python": (DOCS / "python.md", write_python),
     "validate": (DOCS / "card.md", partial(write_screen, VALIDATE)),
     "search": (DOCS / "own-script.md", quote_search),
-    "optimizers": (DOCS / "own-training.md", reference.write_optimizers),
     "axes": (DOCS / "settings.md", reference.write_axes),
     "values": (DOCS / "settings.md", reference.write_values),
     "warnings": (DOCS / "warnings.md", reference.write_warnings),
@@ -404,10 +415,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "from torch import nn\n"
         "def factory(): return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))\n"
     )
-    pages = "".join((DOCS / f"own-{what}.md").read_text() for what in ("model", "training"))
-    files = re.findall(r"```python\n(.*?)```", pages, re.DOTALL)
-    for name, text in zip(("mynet.py", "mywork.py", "mysteps.py"), files, strict=True):
-        (folder / name).write_text(text)
+    write_modules(folder)
     kept = [("results", name) for name in (WHY_SWEEP, CPU, CARD.name, "reference")]
     for place, name in (*kept, (FEW, "reference")):
         (folder / place).mkdir(parents=True, exist_ok=True)
