@@ -189,7 +189,7 @@ def quote_why() -> str:
     warnings = ", ".join(warning.partition(":")[0].lower() for warning in document["warnings"])
     source = f"[Measured](../results/{CARD.name}/records.csv): {' '.join(document['conditions'])}"
     source += f" Warnings: {warnings}." if warnings else ""
-    return f"\n{fill(source)}\n{quote(pair['sentences'])}"
+    return f"{quote(pair['sentences'])}\n{fill(source)}\n"
 
 
 def write_advice() -> str:
