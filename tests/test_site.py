@@ -60,6 +60,14 @@ def test_files_outside_the_pages_are_linked_in_the_repository(site: Path) -> Non
     assert not [link for link in links if link.startswith("../")]
 
 
+def test_a_flag_stays_whole(site: Path) -> None:
+    """A browser may break a line after each hyphen: "-" and "-repeats"."""
+    for name in PAGES:
+        codes = re.findall("<code>.*?</code>", (site / f"{name}.html").read_text(), re.DOTALL)
+        flags = [flag for code in codes for flag in re.findall(r".{16}(?<![\w-])--[a-z]", code)]
+        assert all('"flag">' in flag for flag in flags), name
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_search_finds_a_page_from_a_disk(site: Path, width: int) -> None:
