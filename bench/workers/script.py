@@ -89,31 +89,25 @@ class Teller:
     def __init__(self, path: str) -> None:
         self._path = path
         self.own = False  # the script calls `step`
-        self.finish_seen: Callable[[], None] | None = (
-            None  # of `bench.workers.hook`, if it is there
-        )
+        # of `bench.workers.hook`, if it is there
+        self.finish_seen: Callable[[], None] | None = None
         os.register_at_fork(after_in_child=self.reset)
         self.reset()
-        asked = os.environ.get(PROFILE)
-        self._asked = Path(asked) if asked else None
+        if asked := os.environ.get(PROFILE):
+            self.profile = AskedProfile(self, Path(asked))
 
     def reset(self) -> None:
         """Begin anew, as in a process that was forked."""
-        self._asked = None  # where a sweep asks for a profile, of no process's child
-        self._recording: Any = None
-        self._recorded = self._before = 0  # steps to profile, and taken when that begins
-        self._beside = 0  # the rank of a process that counts and profiles its steps alone
-        self._started = False  # the first of them is over, which includes the profiler's start
+        self.profile = AskedProfile(self, None)  # of no process's child
+        self.sampled = SampledStep(self)
+        self.steps = 0  # that it has told of
+        self.rank = 0  # any other only counts its steps, and profiles them
         self._open = self._silent = False  # open once there is a step
-        self._device = -1  # the GPU that trains; -1 for none, which has no events
+        self.device = -1  # the GPU that trains; -1 for none, which has no events
         self._began: _Mark | None = None  # the boundary before the next step
         self._waiting: deque[tuple[_Mark | None, _Mark, int | None, Any]] = deque()
         self._file, self._inode = -1, (0, 0)
         self._read = 0.0  # when torch's allocator was
-        self._steps = 0
-        self._sample: Any = None
-        self._graphs: Any = None  # that torch.compile was given
-        self._looked = False
         self._who: dict[str, Any] = {}
         self._limit: Any = None
 
@@ -126,15 +120,15 @@ class Teller:
         with self:
             self._take_over()
             if self._begin(loss):
-                self._end_sample()
-                self._append(_mark(self._device), count, None if loss is None else _take_loss(loss))
-                if self._steps == SAMPLED and "torch" in sys.modules:
-                    self._begin_sample()
-                    self._began = _mark(self._device)
-                self._profile()
-            elif self._beside:
-                self._steps += 1
-                self._profile()
+                self.sampled.end()
+                self._append(_mark(self.device), count, None if loss is None else _take_loss(loss))
+                if self.steps == SAMPLED and "torch" in sys.modules:
+                    self.sampled.begin()
+                    self._began = _mark(self.device)
+                self.profile.go_on()
+            elif self.rank:
+                self.steps += 1
+                self.profile.go_on()
 
     def epoch(self, loss: Any, accuracy: Any) -> None:
         given = {"loss": loss, "accuracy": accuracy}
@@ -152,16 +146,16 @@ class Teller:
                 if self.finish_seen is not None:
                     self.finish_seen()
                 self._tell(wait=True)
-                self._write("epoch", values)
-                self._drop_recording()  # an evaluation is no part of a step
-                self._began = _mark(self._device)
+                self.write("epoch", values)
+                self.profile.drop()  # an evaluation is no part of a step
+                self._began = _mark(self.device)
 
     def _take_over(self) -> None:
         """Take the script's word for its steps from now on."""
-        if not self.own and self._steps:
-            self._write("own")
-            self._end_sample()
-            self._steps, self._began = 0, None
+        if not self.own and self.steps:
+            self.write("own")
+            self.sampled.end()
+            self.steps, self._began = 0, None
             self._waiting.clear()
         self.own = True
 
@@ -174,51 +168,64 @@ class Teller:
         ``whole`` if all ``optimizers`` of the step before it have taken part in it."""
         if self.own or not self._begin(next(iter(optimizers), None)):
             if whole and self.own and self._open:
-                self._look(optimizers)
-            if whole and self._beside and not self.own:
-                self._profile()
+                self.sampled.look(optimizers)
+            if whole and self.rank and not self.own:
+                self.profile.go_on()
             return _NOTHING
-        mark = _mark(self._device, before.mark if before else None)
+        mark = _mark(self.device, before.mark if before else None)
         number = before.loss if before else None
         if loss is not None:
             with suppress(Exception):  # such as one that is not there outside of functorch
                 number = _take_loss(loss)
         ended = Ended(mark, mark, number)
-        if whole and self._steps == SAMPLED:
-            self._end_sample()
-            self._look(optimizers)
-            ended = ended._replace(next=_mark(self._device))
-        if whole and self._steps == SAMPLED - 1 and self._sample is None:
-            self._begin_sample()
-            ended = ended._replace(next=_mark(self._device))
+        if whole and self.steps == SAMPLED:
+            self.sampled.end()
+            self.sampled.look(optimizers)
+            ended = ended._replace(next=_mark(self.device))
+        if whole and self.steps == SAMPLED - 1 and not self.sampled.runs:
+            self.sampled.begin()
+            ended = ended._replace(next=_mark(self.device))
         if whole:
-            self._profile()
+            self.profile.go_on()
         return ended
 
     def commit(self, ended: Ended, fresh: bool) -> None:
         """Tell of a step that has ended; what lay before a ``fresh`` one was no step."""
         if self.own or not self._open:
-            self._steps += bool(self._beside and not self.own)
+            self.steps += bool(self.rank and not self.own)
             return
         if fresh:
             self._began = None
         self._append(ended.mark, None, ended.loss)
         self._began = ended.next
-        if self._steps > SAMPLED:
-            self._end_sample()
+        if self.steps > SAMPLED:
+            self.sampled.end()
 
     def note(self, **facts: Any) -> None:
         """Tell something of the steps, if it is new."""
         if self._open and not self.own and not facts.items() <= self._who.items():
             self._who |= facts
-            self._write("who", facts)
+            self.write("who", facts)
 
     def see_graph(self, options: dict[str, Any], graph: Any, inputs: Any) -> None:
-        """Count a graph that is compiled before the step that is counted has ended."""
-        if self._steps <= SAMPLED and not self._silent:
-            if self._graphs is None:
-                self._graphs = import_own("bench.training.compiled").GivenGraphs()
-            self._graphs.count(options, graph, inputs)
+        """torch.compile has a graph compiled."""
+        if not self._silent:
+            self.sampled.see_graph(options, graph, inputs)
+
+    def mark_closure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what to give to an optimizer's step while one is looked at, else None. torch marks
+        all of it as the optimizer, and a closure within is the network."""
+        if not (self.sampled.runs or self.profile.runs):
+            return None
+        with self:
+            name = import_own("bench.schema.work").NETWORK_REGION
+            region = sys.modules["torch"].profiler.record_function(name)
+
+            def mark(one: Any) -> Any:
+                return region(one) if callable(one) else one
+
+            return (args[0], *map(mark, args[1:])), {key: mark(kwargs[key]) for key in kwargs}
+        return None
 
     def limit_memory(self, tell: Callable[[str], object]) -> None:
         """Limit the memory of this process, as a sweep asks. Raises MemoryError: it takes more by
@@ -243,8 +250,7 @@ class Teller:
         self._open, self._silent = False, True
         self._waiting.clear()
         with suppress(Exception):
-            if self._sample is not None:
-                self._sample.end()
+            self.sampled.abandon()
         with suppress(Exception):
             print(f"{LOST}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return True
@@ -256,26 +262,26 @@ class Teller:
             return False
         if not self._open:
             self._begin_telling(loss)
-        elif (device := _find_gpu(loss, self._device)) != self._device:
-            self._device = device
-            self._write("who", self._describe())
+        elif (device := _find_gpu(loss, self.device)) != self.device:
+            self.device = device
+            self.write("who", self._describe())
         return self._open
 
     def _append(self, mark: _Mark, items: int | None, loss: Any) -> None:
         self._waiting.append((self._began, mark, items, loss))
         self._began = mark
         self._tell()
-        self._steps += 1
-        if self._limit is not None and self._steps == SAMPLED + 1:
+        self.steps += 1
+        if self._limit is not None and self.steps == SAMPLED + 1:
             with suppress(MemoryError):  # the next allocation fails
                 self._limit.adjust()
             if self._limit.context_bytes is not None:
-                self._write("memory", {"context_bytes": self._limit.context_bytes})
+                self.write("memory", {"context_bytes": self._limit.context_bytes})
 
     def _begin_telling(self, loss: Any) -> None:
-        self._beside = _read_group()[0]
-        self._silent = self._beside != 0
-        self._device = _find_gpu(loss, self._device)
+        self.rank = _read_group()[0]
+        self._silent = self.rank != 0
+        self.device = _find_gpu(loss, self.device)
         own = os.open(f"{self._path}.{os.getpid()}", os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             os.write(own, (self._name_card() or "").encode())
@@ -289,7 +295,7 @@ class Teller:
             self._silent = True
         else:
             self._open = True
-            self._write("who", self._describe())
+            self.write("who", self._describe())
             _call_at_end(self._finish)
 
     def _describe(self) -> dict[str, Any]:
@@ -301,9 +307,9 @@ class Teller:
         return {**process, "own": self.own}
 
     def _name_card(self) -> str | None:
-        if self._device < 0:
+        if self.device < 0:
             return None
-        properties = sys.modules["torch"].cuda.get_device_properties(self._device)
+        properties = sys.modules["torch"].cuda.get_device_properties(self.device)
         return f"GPU-{properties.uuid}" if hasattr(properties, "uuid") else None
 
     def _finish(self) -> None:
@@ -312,7 +318,7 @@ class Teller:
                 if self.finish_seen is not None:
                     self.finish_seen()
                 self._tell(wait=True)
-                self._drop_recording()
+                self.profile.drop()
 
     def _tell(self, wait: bool = False) -> None:
         """Tell of the steps that the device has finished, or of all, for which it waits."""
@@ -326,15 +332,16 @@ class Teller:
             took = None if began is None else now.moment - began.moment
             if began and began.event is not None and began.device == now.device:
                 took = float(began.event.elapsed_time(now.event)) / 1e3
-            self._write("step", now.moment, took, items, None if loss is None else float(loss))
-        if self._device >= 0 and monotonic() > self._read + _PEAKS_S:
+            self.write("step", now.moment, took, items, None if loss is None else float(loss))
+        if self.device >= 0 and monotonic() > self._read + _PEAKS_S:
             self._read, cuda = monotonic(), sys.modules["torch"].cuda
-            allocated = cuda.max_memory_allocated(self._device)
-            reserved = cuda.max_memory_reserved(self._device)
+            allocated = cuda.max_memory_allocated(self.device)
+            reserved = cuda.max_memory_reserved(self.device)
             peaks = {"peak_allocated_bytes": allocated, "peak_reserved_bytes": reserved}
-            self._write("memory", peaks)
+            self.write("memory", peaks)
 
-    def _write(self, *values: Any) -> None:
+    def write(self, *values: Any) -> None:
+        """Write a line, if this is the process that tells of steps."""
         if not self._open:
             return
         try:
@@ -350,125 +357,149 @@ class Teller:
         found = os.fstat(self._file)
         return found.st_dev, found.st_ino
 
-    # ------------------------------------------------------- what is counted of one step
 
-    def _begin_sample(self) -> None:
+class SampledStep:
+    """What is looked at of one step, that of `SAMPLED`: its operations, the graphs that
+    torch.compile was given for it, and the memory of what is trained."""
+
+    def __init__(self, teller: Teller) -> None:
+        self._teller = teller
+        self._sample: Any = None
+        self._graphs: Any = None
+        self._looked = False
+
+    @property
+    def runs(self) -> bool:
+        return self._sample is not None
+
+    def begin(self) -> None:
         try:
             self._sample = import_own("bench.training.operations").Sample()
             self._sample.begin()
         except Exception as error:  # the user's training goes on
-            self._fail_sample(error)
+            self._fail(error)
 
-    def _end_sample(self) -> None:
+    def end(self) -> None:
         if self._sample is None:
             return
         sample, self._sample = self._sample, None
         try:
-            work = sample.end(self._device)
+            work = sample.end(self._teller.device)
             if self._graphs is not None:
                 doubt = self._graphs.explain(sample)
                 work |= {"parts": [] if doubt else [*self._graphs.parts, work["work"]]}
                 work |= {"doubt": doubt}
-            self._write("work", work)
+            self._teller.write("work", work)
         except Exception as error:  # such as that of a step that another thread ends
-            self._fail_sample(error)
+            self._fail(error)
 
-    def _fail_sample(self, error: Exception) -> None:
+    def abandon(self) -> None:
+        if self._sample is not None:
+            self._sample.end()
+
+    def _fail(self, error: Exception) -> None:
         self._sample = None
         why = f"no operations were counted: {type(error).__name__}: {error}"
-        self._write("work", {"failure": why})
+        self._teller.write("work", {"failure": why})
 
-    def _look(self, optimizers: Collection[Any]) -> None:
+    def look(self, optimizers: Collection[Any]) -> None:
         """Tell once what memory weights, gradients and optimizers take."""
-        if self._looked or self._steps != SAMPLED or not optimizers:
+        if self._looked or self._teller.steps != SAMPLED or not optimizers:
             return
         self._looked = True
         try:
             sizes = import_own("bench.training.memory").measure_parts(optimizers)
         except Exception as error:
             sizes = {"failure": f"{type(error).__name__}: {error}"}
-        self._write("memory", sizes)
+        self._teller.write("memory", sizes)
 
-    def mark_closure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what to give to an optimizer's step while one is looked at, else None. torch marks
-        all of it as the optimizer, and a closure within is the network."""
-        if self._sample is self._recording is None:
-            return None
-        with self:
-            name = import_own("bench.schema.work").NETWORK_REGION
-            region = sys.modules["torch"].profiler.record_function(name)
+    def see_graph(self, options: dict[str, Any], graph: Any, inputs: Any) -> None:
+        """Count a graph that is compiled before the step has ended."""
+        if self._teller.steps <= SAMPLED:
+            if self._graphs is None:
+                self._graphs = import_own("bench.training.compiled").GivenGraphs()
+            self._graphs.count(options, graph, inputs)
 
-            def mark(one: Any) -> Any:
-                return region(one) if callable(one) else one
 
-            return (args[0], *map(mark, args[1:])), {key: mark(kwargs[key]) for key in kwargs}
-        return None
+class AskedProfile:
+    """The profile of some steps that a sweep asks for in a file, ``asked``; None where it asks for
+    none."""
 
-    # ---------------------------------------------------------------------------- profile
+    def __init__(self, teller: Teller, asked: Path | None) -> None:
+        self._teller, self._asked = teller, asked
+        self._recording: Any = None
+        self._number = self._before = 0  # steps to profile, and taken when that begins
+        self._started = False  # the first of them is over, which includes the profiler's start
 
-    def _profile(self) -> None:
+    @property
+    def runs(self) -> bool:
+        return self._recording is not None
+
+    def go_on(self) -> None:
         """Begin to profile steps once the sweep asks for it, go on with it, or end it. It stands
         at a boundary between steps, at some more than once."""
-        asked = self._asked
+        asked, steps = self._asked, self._teller.steps
         if asked is None:
             return
         try:
             if self._recording is None:
                 if self._is_time(asked):
-                    self._begin_recording(asked)
-            elif self._steps > self._before + self._recorded:
+                    self._begin(asked)
+            elif steps > self._before + self._number:
                 recording, self._recording, self._asked = self._recording, None, None
                 recording.end()
-                trace = name_trace(asked, self._beside)
+                trace = name_trace(asked, self._teller.rank)
                 trace.with_suffix(".new").replace(trace)
-                device = "cpu" if self._device < 0 else "cuda"
-                profile = {"steps": self._recorded, "device": device}
-                self._write("profile", profile | {"processes": _count_processes()})
-            elif self._steps == self._before + 1 and not self._started:
+                device = "cpu" if self._teller.device < 0 else "cuda"
+                profile = {"steps": self._number, "device": device}
+                self._teller.write("profile", {**profile, "processes": _count_processes()})
+            elif steps == self._before + 1 and not self._started:
                 self._started = True
                 self._recording.begin()
         except Exception as error:  # the user's training goes on
-            self._fail_profile(f"{type(error).__name__}: {error}")
+            self._fail(f"{type(error).__name__}: {error}")
 
     def _is_time(self, asked: Path) -> bool:
         """Return whether to begin: processes that train together do at one step, which the first
         one says when it is asked."""
-        if self._recorded:
-            return self._steps >= self._before
+        steps = self._teller.steps
+        if self._number:
+            return steps >= self._before
         together = asked.with_suffix(".together")
-        if self._beside:
+        if self._teller.rank:
             if together.exists():
-                self._recorded, self._before = map(int, together.read_text().split())
+                self._number, self._before = map(int, together.read_text().split())
         elif asked.exists():
-            self._recorded, self._before = int(asked.read_text()), self._steps
+            self._number, self._before = int(asked.read_text()), steps
             if _count_processes() == 1:
                 return True
             self._before += _LEAD
             new = asked.with_suffix(".first")
-            new.write_text(f"{self._recorded} {self._before}")
+            new.write_text(f"{self._number} {self._before}")
             new.replace(together)
         return False
 
-    def _begin_recording(self, asked: Path) -> None:
+    def _begin(self, asked: Path) -> None:
         torch = sys.modules.get("torch")
         if torch is None:
-            self._fail_profile("the command imports no torch")
+            self._fail("the command imports no torch")
         elif torch.autograd._profiler_enabled():
-            self._fail_profile("a profiler of the script is at work")
+            self._fail("a profiler of the script is at work")
         else:
-            self._before = self._steps
-            device = torch.device("cpu" if self._device < 0 else "cuda", max(self._device, 0))
+            self._before, gpu = self._teller.steps, self._teller.device
+            device = torch.device("cpu" if gpu < 0 else "cuda", max(gpu, 0))
             recording = import_own("bench.training.recording").Recording
-            trace = name_trace(asked, self._beside).with_suffix(".new")
+            trace = name_trace(asked, self._teller.rank).with_suffix(".new")
             self._recording, self._started = recording(device, trace), False
             self._recording.start()
 
-    def _fail_profile(self, why: str) -> None:
+    def _fail(self, why: str) -> None:
         self._asked = None
-        self._drop_recording()
-        self._write("profile", {"failure": why})
+        self.drop()
+        self._teller.write("profile", {"failure": why})
 
-    def _drop_recording(self) -> None:
+    def drop(self) -> None:
+        """End what is recorded, and forget it."""
         recording, self._recording = self._recording, None
         if recording is not None:
             with suppress(Exception):
