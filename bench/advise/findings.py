@@ -205,12 +205,6 @@ class Findings:
         known = all(row.number("train_loss") is not None for row in timed)
         return [] if self._for_time or known else own
 
-    def _list_timed(self, among: Iterable[Case]) -> list[Case]:
-        """List the settings that may be advised: with a time, and the present value of `kept`."""
-        fixed = {axis: getattr(self.now, axis) for axis in self.kept}
-        timed = [setting for setting in among if setting in self.times]
-        return [s for s in timed if all(getattr(s, axis) == fixed[axis] for axis in fixed)]
-
     @property
     def rows(self) -> list[Row]:
         return [row for of in self.runs.values() for row in of]
@@ -219,14 +213,16 @@ class Findings:
         """Return the median epoch time, in s; inf if it is not known."""
         return median(self.times.get(setting, [math.inf]))
 
-    def choose(self, among: Iterable[Case]) -> Choice[Case] | None:
-        """Choose the setting to train with, by the rule of `bench.answers.choice`; None if none
-        was measured."""
+    def choose(self, among: Iterable[Case], *, exact: bool = False) -> Choice[Case] | None:
+        """Choose the setting to train with, by the rule of `bench.answers.choice`, of those with a
+        time and the present value of `kept`; None if none was measured."""
+        fixed = {axis: getattr(self.now, axis) for axis in self.kept}
         weighed = [
             Candidate(one, self.times[one], one.batch_size, self._rate_unusual(one))
-            for one in self._list_timed(among)
+            for one in among
+            if one in self.times and all(getattr(one, axis) == fixed[axis] for axis in fixed)
         ]
-        return choose_among(weighed, self.now.batch_size) if weighed else None
+        return choose_among(weighed, self.now.batch_size, exact=exact) if weighed else None
 
     def _rate_unusual(self, setting: Case) -> tuple[bool, int]:
         """Return how far a setting is from the present one, as a sort key: whether it is another
@@ -239,20 +235,6 @@ class Findings:
         """The setting to train with; None if none was measured."""
         choice = self.choose(self.times)
         return choice.chosen if choice else None
-
-    def _lead(self, among: Iterable[Case]) -> Case | None:
-        """Return the setting from which to look further, by times alone: single runs prove little,
-        and of a gain that nothing proves yet another lever may make more. None if none was
-        measured."""
-        timed = self._list_timed(among)
-        most = (1 + NEAR) * min(map(self.find_time, timed), default=math.inf)
-        near = [setting for setting in timed if self.find_time(setting) <= most]
-        sizes = [setting.batch_size for setting in near]
-        size = self.now.batch_size if self.now.batch_size in sizes else min(sizes, default=0)
-        same_size = [setting for setting in near if setting.batch_size == size]
-        most = (1 + STEADY) * min(map(self.find_time, same_size), default=math.inf)
-        alike = [setting for setting in same_size if self.find_time(setting) <= most]
-        return min(alike, key=self._rate_unusual, default=None)
 
     def explore(self) -> Iterator[Case]:
         """Yield the settings to try in turn, each once it was measured, as the next ones follow
@@ -268,7 +250,10 @@ class Findings:
                     if (setting := change(best, axis, value, self.given)) is not None:
                         yield setting
                         tried.append(setting)
-                best = self._lead(tried) or best
+                # single runs prove little, and of a gain that nothing proves yet another lever may
+                # make more
+                lead = self.choose(tried, exact=True)
+                best = lead.chosen if lead else best
             if best == before:
                 return
 

@@ -67,21 +67,26 @@ class Choice(Generic[_T]):
 
 
 def choose_among(
-    candidates: Sequence[Candidate[_T]], present: int | None = None, near: float = NEAR
+    candidates: Sequence[Candidate[_T]],
+    present: int | None = None,
+    near: float = NEAR,
+    *,
+    exact: bool = False,
 ) -> Choice[_T]:
     """Choose from one candidate or more; ``present`` is the batch size that is in use, and ``near``
-    the share of the lowest time that a setting that is near may take more."""
-    noise = _Noise(candidates)
+    the share of the lowest time that a setting that is near may take more. Times that are ``exact``
+    have no noise."""
+    bound = _divide if exact else _Noise(candidates).bound
     ranked = sorted(candidates, key=lambda one: one.time_s)
     fastest = ranked[0]
-    gaps = [(one, *noise.bound(one, fastest)) for one in ranked]
+    gaps = [(one, *bound(one, fastest)) for one in ranked]
     close = [one for one, _, high in gaps if one is fastest or high <= 1 + near]
     unsure = [one for one, low, _ in gaps if one not in close and low <= 1 + near]
     same_size = [one for one in (*close, *unsure) if one.size == present]
     smallest = min(one.size for one in close)
     same_size = same_size or [one for one in close if one.size == smallest]
     first = min(same_size, key=lambda one: one.time_s)
-    alike = [one for one in same_size if one is first or noise.bound(one, first)[0] <= 1 + STEADY]
+    alike = [one for one in same_size if one is first or bound(one, first)[0] <= 1 + STEADY]
     chosen = min(alike, key=lambda one: (one.unusual, one.time_s))
     return Choice(
         chosen.of, fastest.of, tuple(one.of for one in close), tuple(one.of for one in unsure)
@@ -112,6 +117,10 @@ def tell_open(
     ):
         sentence += f"; {size(least) if len(sizes) > 1 else name(least)} needs least memory"
     return f"{sentence}."
+
+
+def _divide(one: Candidate[Any], other: Candidate[Any]) -> tuple[float, float]:
+    return (ratio := one.time_s / other.time_s), ratio
 
 
 MOST_NAMED = 4  # settings that a sentence names
