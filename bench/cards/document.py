@@ -503,12 +503,16 @@ class Cards(Report):
         return find_groups(self)
 
     @cached_property
+    def _cards(self) -> list[str]:
+        return [*dict.fromkeys(card for one in self.groups for card in one.cards)]
+
+    @cached_property
     def title(self) -> str:
-        return count(len({card for one in self.groups for card in one.cards}), "card")
+        return count(len(self._cards), "card")
 
     @cached_property
     def subject(self) -> str:
-        return f"{self.title}: {name_first([card for g in self.groups for card in g.cards], 3)}"
+        return f"{self.title}: {name_first(self._cards, 3)}"
 
     @cached_property
     def constants(self) -> tuple[str, ...]:
