@@ -33,7 +33,7 @@ from bench.sweep.folder import (
     refuse_other_part,
 )
 from bench.sweep.largest_batch import STEP, Ending, LargestBatch
-from bench.sweep.loop import MOST_LOST, Loop, open_loop
+from bench.sweep.loop import Loop, open_loop
 from bench.sweep.options import Options, Plan, plan_cases
 from bench.sweep.preflight import GUESSED, check_without_torch, describe_plan, is_own
 from bench.sweep.probing import Searches, describe_largest_batch
@@ -99,7 +99,7 @@ class OomSkips:
 
 
 class Grid:
-    """A source of planned runs; a lost run is run again next, as a new attempt.
+    """A source of planned runs; a lost run is run again next.
 
     Args:
         before: the latest recorded attempt at each run.
@@ -118,10 +118,8 @@ class Grid:
         self.loop = loop
         self.ended = Counter[Status]()
         self._runs, self.asked = deque(runs), len(runs)  # how many are to be made
-        self._attempts = Counter({run: past.attempt for run, past in before.items()})
         self._skips = skips
         self._times = {case: list(of) for case, of in times.items()}
-        self._losses = Counter[PlannedRun]()
         self._errors: dict[Case, str] = {}  # of those that took no step; "" of others
         self._ran = Counter[tuple[Case, str]]()  # how often a case ran on a lane
         self.running = 0  # runs that were taken and have not ended
@@ -155,11 +153,7 @@ class Grid:
         self._ran[case, lane.name] += 1
         self.running += 1
         self._lanes[run] = lane.name
-        self._attempts[run] += 1
-        smaller = self._skips.blocks(case)
-        return Job(
-            case, repeat=repeat, sentinel=sentinel, attempt=self._attempts[run], smaller=smaller
-        )
+        return Job(case, repeat=repeat, sentinel=sentinel, smaller=self._skips.blocks(case))
 
     def _choose(self, lane: Lane) -> PlannedRun:
         """Choose the next run: of the same repeat, the case that ran least often on this lane.
@@ -175,7 +169,7 @@ class Grid:
         return min(alike, key=lambda run: self._ran[run[0], lane.name])
 
     def settle(self, job: Job, record: Record, outcome: Outcome) -> None:
-        """Learn from an outcome. A lost run comes next, up to `MOST_LOST` times."""
+        """Learn from an outcome. A lost run comes next, unless the loop gives it up."""
         self.running -= 1
         if (time := record.measurement.epoch_time_s) and record.status is Status.OK:
             times = self._times.setdefault(case := job.run[0], [])
@@ -188,8 +182,7 @@ class Grid:
         if job.smaller is None:
             self._skips.note(record.case, record.status)
         self._give_up(record)
-        self._losses[job.run] += record.status is Status.LOST
-        if record.status is Status.LOST and self._losses[job.run] < MOST_LOST:
+        if record.status is Status.LOST and not self.loop.gives_up(job):
             self._ran[record.case, self._lanes[job.run]] -= 1  # it does not count for that lane
             self._runs.appendleft(job.run)
         else:

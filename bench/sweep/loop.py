@@ -8,7 +8,7 @@ thread, in which its worker is listened to.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ from bench.results.store.reader import find_shards, read_beside, read_there
 from bench.results.store.rows import PlannedRun, Row
 from bench.results.store.table import CHECKPOINTS, LOGS, OUTPUTS, TRACES
 from bench.results.store.writer import Store
-from bench.schema.case import Case
+from bench.schema.case import Case, list_values
 from bench.schema.precision import PRECISIONS
 from bench.schema.record import (
     Measurement,
@@ -108,6 +108,11 @@ class Loop:
         self._idle = deque(self.lanes)
         self._running: dict[Lane, _Running] = {}
         self._waiting: tuple[Lane, Job] | None = None  # it needs GPUs that others use
+        self._attempts = Counter[_Run]()  # the last at each run
+        for row in self.rows:
+            run = row.axes, row.repeat, row.sentinel, row.probe
+            self._attempts[run] = max(self._attempts[run], row.attempt)
+        self._losses = Counter[_Run]()  # in this sweep
         self._messages = SimpleQueue[tuple[Lane, CaseEvent | Outcome | BaseException]]()
 
     @property
@@ -188,8 +193,14 @@ class Loop:
                 elif self._start(source, lane, job):
                     break
 
+    def gives_up(self, job: Job) -> bool:
+        """Return whether a run's machine was lost so often that it is not run again."""
+        return self._losses[_tell_run(job)] >= MOST_LOST
+
     def _start(self, source: CaseSource, lane: Lane, job: Job) -> bool:
-        """Start a run. Return False if it had its outcome at once."""
+        """Start a run as a new attempt. Return False if it had its outcome at once."""
+        self._attempts[run := _tell_run(job)] += 1
+        job = replace(job, attempt=self._attempts[run])
         if not self._running:
             # while nothing runs, measuring rates disturbs no case, nor is it disturbed
             for free in self._idle:
@@ -342,6 +353,7 @@ class Loop:
             row = {name: v for name, v in flatten(record).items() if v not in (None, "")}
             self.display.say(f"not written: {row}")
             raise
+        self._losses[_tell_run(job)] += record.status is Status.LOST
         self._known.learn(record, outcome.work)
         if case.checkpoint and not job.probe:
             self._keep_run(job).finish(record)
@@ -420,6 +432,14 @@ class Loop:
         self.display.say(f"{name}: {describe_rates(found, gpu) or 'not known'}")
         self.say(f"warning: {what}; {fix}" for what, fix in check_rates(found, gpu))
         return found
+
+
+_Run = tuple[tuple[Any, ...], int, bool, bool]
+"""The axes of a run's case, its repeat, and whether it is the drift check or a probe."""
+
+
+def _tell_run(job: Job) -> _Run:
+    return list_values(job.case), job.repeat, job.sentinel, job.probe
 
 
 @dataclass

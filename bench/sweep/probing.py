@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from bench.base.text import count
 from bench.results.store.rows import Row
 from bench.schema.case import Case, list_varying
-from bench.schema.goals import FREE_MARGIN
 from bench.schema.grid import AUTO
-from bench.schema.record import Outcome, Record, Status, flatten
+from bench.schema.record import Outcome, Record, flatten
 from bench.sweep.display import Display
 from bench.sweep.largest_batch import (
-    STEP,
     Ending,
     LargestBatch,
     ProbedFamily,
     make_probe,
     read_trials,
 )
-from bench.sweep.loop import MOST_LOST, Loop, open_loop
+from bench.sweep.loop import Loop, open_loop
 from bench.sweep.options import Options, Plan, plan_cases
 from bench.workers.job import Job, Lane
 
@@ -40,22 +37,19 @@ class Searches:
         loop: Loop,
         families: Sequence[Case],
         rows: Sequence[Row],
-        step: int = STEP,
-        margin: float = FREE_MARGIN,
+        step: int,
+        margin: float,
         announced: bool = True,
     ) -> None:
         self.loop, self._announced = loop, announced
         self.largest_batches: dict[Case, LargestBatch] = {}
         self._step, self._margin = step, margin
-        # rows to be retried no longer count, but attempt numbers go on from theirs
         known = [row for row in rows if row.status not in loop.options.retry]
         trials = {trial.family: trial for trial in read_trials(known)}
-        self._attempts = Counter(row.case for row in rows if row.probe)
         self.axes = list_varying(families, but="batch_size")
         # the searches that have not ended, and the families of the probes that run
         self._left = {family: trials.get(family) or ProbedFamily(family) for family in families}
         self._running: dict[Case, Case] = {}
-        self._losses = Counter[Case]()
         self.known = sum(len(trial.rows) for trial in self._left.values())
 
     @property
@@ -69,8 +63,7 @@ class Searches:
             if asked := self._build(self._left[family]).asked:
                 probe = make_probe(family, asked.batch_size, asked.long)
                 self._running[probe] = family
-                self._attempts[probe] += 1
-                return Job(probe, probe=True, attempt=self._attempts[probe])
+                return Job(probe, probe=True)
             self.conclude(family)
         return None
 
@@ -78,8 +71,7 @@ class Searches:
         """Learn from a probe. A family whose probe is lost again and again is given up."""
         family = self._running.pop(job.case)
         self._left[family].add(Row(flatten(record)))
-        self._losses[job.case] += record.status is Status.LOST
-        if self._losses[job.case] >= MOST_LOST:
+        if self.loop.gives_up(job):
             self.conclude(family)
 
     def conclude(self, family: Case) -> None:
