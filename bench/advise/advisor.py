@@ -76,7 +76,7 @@ SEEDS = 5
 
 
 def find_advice(
-    now: Case, options: Options, budget_s: float, until: float, for_time: bool = False
+    now: Case, options: Options, budget_s: float, until: float, for_time: bool
 ) -> Advice:
     """Search from the setting that is used ``now``, until ``until`` by `time.monotonic`, and return
     what was found; ``for_time`` as of `Findings`."""

@@ -25,7 +25,7 @@ def parse_budget(flag: str, text: str) -> float:
     return seconds
 
 
-def propose(command: str, folder: Path, *, longer: bool = True, anew: bool = False) -> str:
+def propose(command: str, folder: Path, *, longer: bool = True, anew: bool) -> str:
     """Return the command that goes on with a search in its folder, with the budget that it should
     have, or begins one ``anew`` in a folder beside it, since runs with a warning stay in theirs."""
     flags = split_flags(shlex.split(command)[3:])

@@ -112,7 +112,7 @@ def _name_same(cases: _Results, varying: Collection[str]) -> str:
     return name_case(first, same)
 
 
-def name_values(cases: _Results, name: str, most: int | None = None) -> str:
+def name_values(cases: _Results, name: str, most: int | None) -> str:
     """Return the first ``most`` distinct values of a column, in order: ``12.4 or 12.8``."""
     values = dict.fromkeys(getattr(case, name) for case in cases)
     known = [value for value in values if value == value and value != ""]

@@ -180,8 +180,8 @@ CAUSES = Section("causes", "Why is it not faster, and what changed in a step?", 
 def explain_pairs(
     steps: Mapping[int, Profiled],
     results: Sequence[Result],
-    axis: str = "precision",
-    ends: Sequence[Value] = (),
+    axis: str,
+    ends: Sequence[Value],
 ) -> list[Explanation]:
     """Explain each pair of profiled cases of `bench.results.study.pairs.find_changes` on one
     machine. ``ends`` are the values before and after the change; without them, any."""

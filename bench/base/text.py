@@ -82,7 +82,7 @@ def write_percent(share: float) -> str:
     return f"{100 * share:.4g} %"
 
 
-def write_range(values: Iterable[float], write: Callable[[float], str] = str) -> str:
+def write_range(values: Iterable[float], write: Callable[[float], str]) -> str:
     """Format at least one number as a range.
 
     >>> write_range([7, 3, 5]), write_range([5, 5])

@@ -141,7 +141,7 @@ def find_missing(packages: Iterable[str] = PACKAGES) -> tuple[str, ...]:
     return tuple(name for name in packages if find_spec(PACKAGES[name]) is None)
 
 
-def refuse_missing(packages: Iterable[str] = PACKAGES) -> None:
+def refuse_missing(packages: Iterable[str]) -> None:
     """Raise UsageError if packages are missing that will be needed later; it names them, and the
     command that installs them."""
     if missing := find_missing(packages):

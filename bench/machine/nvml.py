@@ -131,7 +131,7 @@ _ERRORS: Mapping[str, NvmlProblem] = {
 
 
 class NvmlMissingError(Exception):
-    def __init__(self, lack: NvmlProblem, reason: str = "") -> None:
+    def __init__(self, lack: NvmlProblem, reason: str) -> None:
         super().__init__(reason or lack.meaning)
         self.lack = lack
 
@@ -141,7 +141,7 @@ def _say(error: Exception) -> str:
 
 
 @contextmanager
-def use_nvml(nvml: Any = None) -> Iterator[Any]:
+def use_nvml(nvml: Any) -> Iterator[Any]:
     """Yield NVML, and shut it down at the end. ``nvml`` replaces the module pynvml. Raises
     NvmlMissingError: it does not work here, or a call to it failed."""
     try:
@@ -158,7 +158,7 @@ def use_nvml(nvml: Any = None) -> Iterator[Any]:
         raise NvmlMissingError(lack, reason) from None
 
 
-def check_nvml(nvml: Any = None) -> tuple[NvmlProblem | None, str]:
+def check_nvml(nvml: Any) -> tuple[NvmlProblem | None, str]:
     """Return why NVML cannot be used, as a `NvmlProblem` and a line; None and empty if it can."""
     try:
         with use_nvml(nvml):
@@ -170,7 +170,7 @@ def check_nvml(nvml: Any = None) -> tuple[NvmlProblem | None, str]:
 class Nvml(Device):
     """A card by UUID. What a failed call was to tell is None, and the call made again next time."""
 
-    def __init__(self, uuid: str, nvml: Any = None) -> None:
+    def __init__(self, uuid: str, nvml: Any) -> None:
         """Open the card. Raises NvmlMissingError: NVML does not work here, or knows no such
         card."""
         with ExitStack() as opened:

@@ -61,7 +61,7 @@ def make_workload(name: str) -> object:
     return NextToken(name) if name in LENGTHS else load_factory(name, "--workload")()
 
 
-def check_workload(name: str, made: object, length: int | None = None) -> Workload:
+def check_workload(name: str, made: object, length: int | None) -> Workload:
     """Check the result of the factory ``name``, and set its ``length`` if one is given. Raises
     UsageError: it is not a workload, or has no length."""
     if not isinstance(made, Workload):

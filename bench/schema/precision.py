@@ -326,7 +326,7 @@ def refuse_apex(apex: Apex | None, device: str) -> str:
     return ""
 
 
-def find_formats(name: str, opt_level: str | None = None) -> Precision:
+def find_formats(name: str, opt_level: str | None) -> Precision:
     """Return the number formats of a precision, at an opt level if it has one."""
     return PRECISIONS[name] if opt_level is None else OPT_LEVELS[opt_level]
 

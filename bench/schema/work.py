@@ -148,7 +148,7 @@ def read_groups(name: str, args: Sequence[Any]) -> int:
     return int(args[at]) if len(args) > at else 1
 
 
-def label_convolution(weight: Sequence[int], groups: int, format: str = "") -> Label:
+def label_convolution(weight: Sequence[int], groups: int, format: str) -> Label:
     """Return the label of a convolution, by the shape of its weights and its groups.
 
     >>> label_convolution((96, 3, 3, 3), 32).operation

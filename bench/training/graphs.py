@@ -52,7 +52,7 @@ class Captured:
     contents, in one piece."""
 
     def __init__(
-        self, step: Callable[[Any], StepResults], batch: Any, recorder: CudaGraph | None = None
+        self, step: Callable[[Any], StepResults], batch: Any, recorder: CudaGraph | None
     ) -> None:
         self._recorder = recorder or CudaGraph()
         self._batch = tree_map_only(Tensor, torch.clone, batch)

@@ -128,7 +128,7 @@ class DynamicScale(LossScale):
     whether to skip.
     """
 
-    def __init__(self, device: torch.device, policy: DynamicPolicy = POLICIES["dynamic"]) -> None:
+    def __init__(self, device: torch.device, policy: DynamicPolicy) -> None:
         super().__init__(device)
         self._policy, self._one = policy, self._current
         self._scaler = torch.amp.GradScaler(

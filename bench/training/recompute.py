@@ -80,7 +80,7 @@ def _find_kind(module: nn.Module) -> type[nn.Module]:
     return rest[1] if kind.__name__ == f"FSDP{rest[1].__name__}" else kind
 
 
-def list_blocks(model: nn.Module, names: str = "") -> list[nn.Module]:
+def list_blocks(model: nn.Module, names: str) -> list[nn.Module]:
     """Return the blocks of a network: those of which a name matches one of comma-separated
     ``names``, such as ``layers.*``, else those of `find_blocks`. Raises UsageError: no part has
     such a name."""

@@ -47,7 +47,7 @@ def _share(whole: Any, now: Any) -> Any:
     return distribute_tensor(whole, now.device_mesh, now.placements).cpu()
 
 
-def shard(model: nn.Module, blocks: str = "", exchanged: torch.dtype | None = None) -> str:
+def shard(model: nn.Module, blocks: str, exchanged: torch.dtype | None) -> str:
     """Shard ``model`` over all processes, each of its blocks by itself: those of the names in
     ``blocks``, or by default those it repeats. Gradients are exchanged in the format ``exchanged``,
     by default their own. Return a note for the reader. Raises UsageError: as `list_blocks`."""

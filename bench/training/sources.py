@@ -153,7 +153,7 @@ def look_at(path: Path) -> Opened | None:
 
 
 def judge_process(
-    lines: Sequence[str], before: Collection[str], module: str, but: Collection[Path] = ()
+    lines: Sequence[str], before: Collection[str], module: str, but: Collection[Path]
 ) -> Seen:
     """Tell what a ``module`` of the user's made of, in this process, which had imported others
     ``before``, from the ``lines`` of `bench.base.inject.watch`."""

@@ -245,7 +245,7 @@ def check_tuning(
     workload: Workload,
     freezes: Sequence[str],
     starts: Sequence[str],
-    recomputes: Sequence[str] = (),
+    recomputes: Sequence[str],
 ) -> tuple[str, ...]:
     """Check that a network can start from files, be frozen and has what the backward pass is to
     compute again, without changing it; return those of

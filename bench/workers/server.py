@@ -308,7 +308,7 @@ _servers: dict[tuple[frozenset[tuple[str, str]], frozenset[int]], _Server] = {}
 _finding = threading.Lock()
 
 
-def _find_server(task: _Task, instead_of: _Server | None = None) -> _Server:
+def _find_server(task: _Task, instead_of: _Server | None) -> _Server:
     """Return the server of a task: one for each set of variables that are not read late, and of
     cores, which OpenMP counts when it is loaded."""
     early = frozenset(

@@ -78,7 +78,7 @@ class Watch:
         finally:
             self._busy.discard(me)
 
-    def tell_process(self, how: str, name: str = "", message: object = "") -> None:
+    def tell_process(self, how: str, name: str, message: object = "") -> None:
         """Tell that this process has begun, with its Python, what of its steps is seen, or that an
         error ends it that nothing caught."""
         try:

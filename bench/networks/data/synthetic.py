@@ -56,7 +56,7 @@ def count_images(split: str, shape: Shape) -> int:
     )
 
 
-def source(shape: Shape = CIFAR10_SHAPE, classes: int = CLASSES) -> ImageSource:
+def source(shape: Shape, classes: int) -> ImageSource:
     """Return the synthetic dataset. The hash of this file is its recipe: editing the file makes a
     new cache entry; clones and environments with the same file share one. Larger images are fewer,
     to take no more memory than CIFAR-10, and an epoch repeats them until it has 50,000."""
@@ -73,7 +73,7 @@ def source(shape: Shape = CIFAR10_SHAPE, classes: int = CLASSES) -> ImageSource:
     )
 
 
-def generate(split: str, shape: Shape = CIFAR10_SHAPE, classes: int = CLASSES) -> Iterator[Chunk]:
+def generate(split: str, shape: Shape, classes: int) -> Iterator[Chunk]:
     """Yield the ``"train"`` or ``"test"`` images in chunks.
 
     An image is one of its class's patterns (4×4 cells, each 8×8 of 32×32 pixels, which a crop
