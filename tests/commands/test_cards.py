@@ -110,6 +110,13 @@ def test_what_may_not_be_compared_stands_apart_with_the_reason(
         assert not group.pairs
 
 
+def test_a_card_of_two_groups_is_named_once(folders: list[Path], tmp_path: Path) -> None:
+    other = write_sweep(tmp_path, list_rows("NVIDIA A", 1.0, dataset_fingerprint="beef"))
+    found = build(read_sweeps([*folders, other]), Path())
+    assert [group.cards for group in found.groups] == [[*CARDS], ["NVIDIA A"]]
+    assert found.subject == "3 cards: NVIDIA A, NVIDIA B, NVIDIA C"
+
+
 def test_what_changes_no_step_may_differ_between_cards(folders: list[Path], tmp_path: Path) -> None:
     """Versions, the recipe, and the source of the harness."""
     about = {"torch": "2.11.0+cu126", "driver": "550.2", "cuda": "12.6", "lr": 0.1}

@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from bench import fit
 from bench.answers.scaling import find_searches
 from bench.base.errors import UsageError
 from bench.compare.comparison import read_side
+from bench.machine.host import describe_host
 from bench.networks.data import prepare
 from bench.results.store.reader import read_records, read_rows
 from bench.results.store.rows import read_history
@@ -132,6 +134,20 @@ def test_what_fails_three_times_is_given_up_and_tried_again_on_request(
         ("ok", 4),
     ]
     assert dict(read_largest_batches(read_rows(tmp_path))).popitem()[1].largest is not None
+
+
+def test_probes_of_another_machine_are_later_attempts(
+    tmp_path: Path, memory: Callable[[str], None], monkeypatch: Patch
+) -> None:
+    """So that none writes over the log of another."""
+    memory(LINE)
+    flags = [*LIMIT, "--precision", "fp32"]
+    before = run_fit(tmp_path, *flags)
+    other = replace(describe_host(), cpu="Another")
+    monkeypatch.setattr(fake, "describe_host", lambda: other)
+    frame = run_fit(tmp_path, *flags, "--mix")
+    assert len(frame) == 2 * len(before)
+    assert frame["attempt"].tolist() == len(before) * [1] + len(before) * [2]
 
 
 def test_step_and_margin_are_those_of_the_json_the_report_and_a_later_sweep(
