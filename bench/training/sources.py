@@ -155,7 +155,7 @@ def look_at(path: Path) -> Opened | None:
 def judge_process(
     lines: Sequence[str], before: Collection[str], module: str, but: Collection[Path]
 ) -> Seen:
-    """Tell what a ``module`` of the user's made of, in this process, which had imported others
+    """Tell what a ``module`` of the user's is made of, in this process, which had imported others
     ``before``, from the ``lines`` of `bench.base.inject.watch`."""
     opened = find_opened(parse_listing(lines))
     known = {one.path for one in opened}

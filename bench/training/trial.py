@@ -48,6 +48,10 @@ def attempt(what: str, action: Callable[[], Any]) -> Any:
         raise UsageError(f"{reason}{find_place(error)}") from error
 
 
+def _make_batch(workload: Workload) -> Any:
+    return workload.make_batch(_TRIED, _CPU, torch.Generator().manual_seed(0))
+
+
 def check_network(what: str, model: object) -> nn.Module:
     """Check the result of a user's model factory. Raises UsageError: it cannot be trained."""
     if isinstance(model, Workload):
@@ -94,8 +98,7 @@ def try_precisions(
             first = not (passed or failing or PRECISIONS[precision].casts)
             network = model if first else attempt(f"{what} cannot be built again", build)
             if passed:
-                batch = workload.make_batch(_TRIED, _CPU, torch.Generator().manual_seed(0))
-                try_step(what, network, workload, batch, precision)
+                try_step(what, network, workload, _make_batch(workload), precision)
             else:
                 passed.append(whole(network, precision))
         except UsageError as error:
@@ -166,9 +169,8 @@ def try_recompute(
         return outputs
 
     training.forward = look
-    batch = workload.make_batch(_TRIED, _CPU, torch.Generator().manual_seed(0))
     failed = f"{what}: a training step with --recompute {recompute} fails"
-    attempt(failed, partial(training.step, batch))
+    attempt(failed, partial(training.step, _make_batch(workload)))
     now = dict(training.model.named_buffers())
     if changed := [name for name, one in buffers.items() if not torch.equal(one, now[name])]:
         raise UsageError(
@@ -193,8 +195,7 @@ def try_division(
         return outputs
 
     training.forward = look
-    batch = workload.make_batch(_TRIED, _CPU, torch.Generator().manual_seed(0))
-    attempt(f"{what}: a training step fails", partial(training.step, batch))
+    attempt(f"{what}: a training step fails", partial(training.step, _make_batch(workload)))
 
 
 def try_step(
@@ -310,8 +311,7 @@ def check_length(what: str, workload: Workload, usual: int) -> None:
 
     def make(length: int) -> list[torch.Size]:
         workload.length = length
-        batch = workload.make_batch(_TRIED, _CPU, torch.Generator().manual_seed(0))
-        return [tensor.shape for tensor in _list_tensors(batch)]
+        return [tensor.shape for tensor in _list_tensors(_make_batch(workload))]
 
     given = workload.length
     if given == usual:
@@ -355,11 +355,7 @@ class _Trial:
     def make_batches(self) -> Any:
         """Return a training batch of two items, which one seed makes twice; of test items too, one
         can be made."""
-        workload = self.workload
-
-        def make_batch() -> Any:
-            return workload.make_batch(_TRIED, _CPU, torch.Generator().manual_seed(0))
-
+        workload, make_batch = self.workload, partial(_make_batch, self.workload)
         batch = self._make("make_batch", make_batch)
         again = self._make("make_batch", make_batch)
         self.require(
