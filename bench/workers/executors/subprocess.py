@@ -262,33 +262,27 @@ class SubprocessExecutor(Executor):
                 phase, deadline = message.phase, time.monotonic() + self.settings.timeout_s
 
 
-class Worker(Process):
-    """The process of a case, or one of several."""
-
-    def __init__(
-        self,
-        job: Job,
-        variables: Mapping[str, str],
-        rendezvous: Rendezvous | None = None,
-        cold: bool = False,
-    ) -> None:
-        given = replace(
-            job,
-            checkpoints=job.checkpoints and job.checkpoints.absolute(),
-            trace=job.trace and job.trace.absolute(),
-            enough=None,
-            judged=job.enough is not None,
-            rendezvous=rendezvous,
-            asked_at=time.monotonic(),
-        )
-        super().__init__(
-            "bench.workers.worker:work",
-            given,
-            variables={**job.lane.variables, **variables},
-            cores=job.lane.cores,
-            log=job.log,
-            cold=cold,
-        )
+def start_worker(
+    job: Job, variables: Mapping[str, str], rendezvous: Rendezvous | None, cold: bool
+) -> Process:
+    """Start the process of a case, or one of several."""
+    given = replace(
+        job,
+        checkpoints=job.checkpoints and job.checkpoints.absolute(),
+        trace=job.trace and job.trace.absolute(),
+        enough=None,
+        judged=job.enough is not None,
+        rendezvous=rendezvous,
+        asked_at=time.monotonic(),
+    )
+    return Process(
+        "bench.workers.worker:work",
+        given,
+        variables={**job.lane.variables, **variables},
+        cores=job.lane.cores,
+        log=job.log,
+        cold=cold,
+    )
 
 
 class Workers:
@@ -304,13 +298,13 @@ class Workers:
 
     def __init__(self, job: Job, variables: Mapping[str, str], settings: Settings) -> None:
         self._failed, self._deciding, self.failed_rank = False, 0, ""
-        self._workers: list[Worker] = []
+        self._workers: list[Process] = []
         self._folder = TemporaryFolder("ranks")
         try:
             if job.case.grouped:
                 self._start_ranks(job, variables, settings)
             else:
-                self._workers.append(Worker(job, variables, cold=settings.cold))
+                self._workers.append(start_worker(job, variables, None, settings.cold))
         except BaseException:
             self.end(patiently=False)
             raise
@@ -330,7 +324,7 @@ class Workers:
             lane = replace(job.lane, gpus=job.lane.gpus[rank : rank + 1], cores=cores[rank])
             rendezvous = Rendezvous(rank, size, store, gpus, settings.timeout_s + _MARGIN_S)
             placed = replace(job, gpu_uuid=gpus[rank] if gpus else None, lane=lane)
-            self._workers.append(Worker(placed, given, rendezvous, settings.cold))
+            self._workers.append(start_worker(placed, given, rendezvous, settings.cold))
 
     def messages(self) -> Iterator[Message | None]:
         """Yield the first worker's messages, a phase once all have announced it, and None at least

@@ -66,7 +66,7 @@ def play(
 ) -> tuple[Workers, list[Message]]:
     """What the parent hears of workers that say their lines."""
     left = iter(scripts)
-    monkeypatch.setattr(room, "Worker", lambda job, variables, rendezvous, cold: next(left))
+    monkeypatch.setattr(room, "start_worker", lambda job, variables, rendezvous, cold: next(left))
     monkeypatch.setattr(room, "_GRACE_S", 0.5)
     ranks = Workers(Job(replace(DDP, world_size=len(scripts)), log=log), {}, Settings())
     heard = []
@@ -135,7 +135,7 @@ def test_each_process_sees_its_own_gpu(monkeypatch: Patch) -> None:
         seen.append((job, variables, rendezvous))
         return Script([OK])
 
-    monkeypatch.setattr(room, "Worker", start)
+    monkeypatch.setattr(room, "start_worker", start)
     job = Job(replace(DDP, device="cuda"), gpu_uuid="GPU-1", lane=Lane("", ("GPU-1", "GPU-2")))
     Workers(job, {}, Settings()).end(patiently=True)
     own = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in ("GPU-1", "GPU-2")]
@@ -148,11 +148,11 @@ def test_each_process_sees_its_own_gpu(monkeypatch: Patch) -> None:
 def test_the_one_process_of_data_parallel_sees_all_gpus(monkeypatch: Patch) -> None:
     seen: list[Job] = []
 
-    def start(job: Job, variables: Any, cold: bool) -> Script:
+    def start(job: Job, variables: Any, rendezvous: Any, cold: bool) -> Script:
         seen.append(job)
         raise OSError("it is not started")
 
-    monkeypatch.setattr(room, "Worker", start)
+    monkeypatch.setattr(room, "start_worker", start)
     case = replace(DDP, device="cuda", parallel="dp")
     job = Job(case, gpu_uuid="GPU-1", lane=Lane("", ("GPU-1", "GPU-2")))
     executor = SubprocessExecutor(Settings(timeout_s=60.0))
