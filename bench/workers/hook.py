@@ -22,16 +22,16 @@ from functools import wraps
 from importlib import import_module
 from itertools import count
 from threading import get_ident
-from typing import Any
+from typing import Any, Literal
 
-HAPPENED = ("torch", "backward", "step", "captured")
+Happening = Literal["torch", "backward", "step", "captured"]
 """What a process tells of, once each, so that it can be said why no steps were seen: it has torch,
 ran a backward pass, stepped an optimizer, and did so while a CUDA graph was captured."""
 
 
-def arm(teller: Any, tell: Callable[[str], object]) -> None:
-    """See what the torch of this process does, for a `Teller`. ``tell`` takes what has `HAPPENED`.
-    Raises AttributeError or ImportError: this version of torch lacks what is to be seen."""
+def arm(teller: Any, tell: Callable[[Happening], object]) -> None:
+    """See what the torch of this process does, for a `Teller`. Raises AttributeError or
+    ImportError: this version of torch lacks what is to be seen."""
     torch = sys.modules["torch"]
     hook = Hook(teller, tell)
     hook.happen("torch")
@@ -106,11 +106,11 @@ def _hide(*functions: Any, all_within: bool = False) -> None:
 
 
 class Hook:
-    """Tells a `Teller` of the steps of this process. ``tell`` takes what has `HAPPENED`."""
+    """Tells a `Teller` of the steps of this process."""
 
-    def __init__(self, teller: Any, tell: Callable[[str], object]) -> None:
+    def __init__(self, teller: Any, tell: Callable[[Happening], object]) -> None:
         self._teller, self._tell = teller, tell
-        self._happened: set[str] = set()
+        self._happened: set[Happening] = set()
         self._optimizers: weakref.WeakKeyDictionary[Any, int]  # with a number each
         self._optimizers = weakref.WeakKeyDictionary()
         self._numbers = count(1)
@@ -130,7 +130,7 @@ class Hook:
         self._eager = False  # an optimizer that torch.compile leaves alone has begun to step
         self._watched: list[tuple[Any, int]] | None = None
 
-    def happen(self, what: str) -> None:
+    def happen(self, what: Happening) -> None:
         if what not in self._happened:
             self._happened.add(what)
             self._tell(what)

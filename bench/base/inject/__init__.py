@@ -141,7 +141,7 @@ def find_uncaught(entries: Iterable[Listed]) -> Uncaught | None:
 
 
 def find_happened(entries: Iterable[Listed]) -> dict[str, Any]:
-    """Return what is known of a command's processes, see `bench.workers.hook.HAPPENED`:
+    """Return what is known of a command's processes, see `bench.workers.hook.Happening`:
     ``began`` if any was Python, and ``failed`` with the reason why nothing could be seen."""
     began: dict[str, Any] = dict.fromkeys(how for how, *_ in entries if how == "began")
     return began | {one[3]: one[4] for one in entries if one[0] == "hook"}
