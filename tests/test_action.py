@@ -31,20 +31,28 @@ for _ in range(1000):
 """
 
 
-def run_action(repository: Path, scratch: Path, **inputs: str) -> tuple[int, str]:
-    """Run all steps but the installation; return the code of the last, and the summary."""
+def run_action(repository: Path, scratch: Path, **inputs: str) -> tuple[int, str, Path]:
+    """Run the steps but the installation until one fails; return its code, what all printed, and
+    the folder of results."""
     given = {name: str(about.get("default", "")) for name, about in ACTION["inputs"].items()}
     given |= {"python": sys.executable} | {k.replace("_", "-"): v for k, v in inputs.items()}
-    summary = scratch / "summary"
+    outputs, summary = scratch / "outputs", scratch / "summary"
     runner = {
         "RUNNER_TEMP": str(scratch),
         "GITHUB_ACTION_PATH": str(ROOT),
-        "GITHUB_OUTPUT": str(scratch / "outputs"),
+        "GITHUB_OUTPUT": str(outputs),
         "GITHUB_STEP_SUMMARY": str(summary),
+        "GITHUB_SHA": git(repository, "rev-parse", "HEAD"),
+        "GITHUB_REPOSITORY": "an/owner",
+        "GITHUB_WORKFLOW": "test",
+        "GITHUB_JOB": "guard",
     }
-    code = 0
+    printed, folder = "", ""
     for step in ACTION["runs"]["steps"][1:]:
-        own = {name: fill(text, given) for name, text in step["env"].items()}
+        known = {f"inputs.{name}": text for name, text in given.items()}
+        known["steps.measure.outputs.folder"] = folder
+        known |= {"github.event_name": "pull_request", "github.event.pull_request.number": "7"}
+        own = {name: known.get(text[4:-3], "") for name, text in step["env"].items()}
         done = subprocess.run(
             ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
             cwd=repository,
@@ -52,19 +60,11 @@ def run_action(repository: Path, scratch: Path, **inputs: str) -> tuple[int, str
             capture_output=True,
             text=True,
         )
-        code = done.returncode
-        assert code in (0, 1), done.stdout + done.stderr
-    return code, summary.read_text()
-
-
-def fill(text: str, given: dict[str, str]) -> str:
-    """Put the inputs where an expression names them; nothing else is known here."""
-
-    def find(match: re.Match[str]) -> str:
-        of, _, name = match[1].partition(".")
-        return given[name] if of == "inputs" else ""
-
-    return re.sub(r"\$\{\{ (.*?) \}\}", find, text)
+        printed += done.stdout + done.stderr
+        folder = outputs.read_text().strip().rpartition("=")[2] if outputs.exists() else ""
+        if done.returncode:
+            break
+    return done.returncode, printed, Path(folder)
 
 
 def git(repository: Path, *words: str) -> str:
@@ -79,7 +79,7 @@ def make_repository(folder: Path, *seconds: float) -> list[str]:
     git(folder, "init", "--quiet")
     commits = []
     for number, step_s in enumerate(seconds):
-        (folder / "train.py").write_text(SCRIPT.format(step_s) + f"# {number}\n")
+        (folder / "train it.py").write_text(SCRIPT.format(step_s) + f"# {number}\n")
         git(folder, "add", "-A")
         git(folder, "commit", "--quiet", "-m", f"{number}")
         commits.append(git(folder, "rev-parse", "HEAD"))
@@ -95,21 +95,93 @@ def test_a_step_that_takes_a_tenth_longer_fails_and_another_does_not(
     """However busy this machine is: more repeats are measured until they tell."""
     repository = tmp_path / "repository"
     base, _ = make_repository(repository, 0.03, after)
-    found, summary = run_action(
+    tmp_path = tmp_path / "a runner"  # a folder with a space
+    tmp_path.mkdir()
+    found, printed, folder = run_action(
         repository,
         tmp_path,
-        command=f"{sys.executable} {{tree}}/train.py",
+        command=f"{sys.executable} '{{tree}}/train it.py' --name \"it's\"",
         base=base,
-        sweep="--steps 40 --items 4 --device cpu",
+        sweep="--steps 40\n--items '4' --device cpu",
         fail_on="slower:3%",
     )
-    assert found == code, summary
+    assert found == code, printed
+    summary = (tmp_path / "summary").read_text()
     assert ("fail: slower:3%" in summary) is bool(code)
     assert "| 95 % interval |" in summary
-    folder = tmp_path / "precision-bench" / "results"
     entries: list[dict[str, Any]] = json.loads((folder / "action.json").read_text())
     assert any(entry["name"].endswith("time") for entry in entries)
     assert json.loads((folder / "bencher.json").read_text())
+
+
+def test_what_cannot_be_compared_fails_with_the_reason(tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    _, head = make_repository(repository, 0.0, 0.0)
+    git(repository, "rm", "--quiet", "train it.py")
+    git(repository, "commit", "--quiet", "-m", "none", "--amend")
+    (gone,) = git(repository, "rev-parse", "HEAD").split()
+    git(repository, "reset", "--quiet", "--hard", head)
+    command = f"{sys.executable} '{{tree}}/train it.py'"
+    for base, words, error in (
+        (gone, {}, "cannot both be measured"),
+        (gone, {"sweep": "--steps '"}, "quotes do not match"),
+        (gone, {"undecided": "never"}, "give fail or warn"),
+        (head, {}, "the head itself"),
+        ("nowhere", {}, "fetch-depth: 0"),
+        ("0" * 40, {}, "nothing to compare with"),
+        ("", {}, "nothing to compare with"),
+        ("--upload-pack=touch here", {}, "fetch-depth: 0"),
+    ):
+        code, printed, _ = run_action(repository, tmp_path, command=command, base=base, **words)
+        assert code == 1
+        assert re.search(f"^::error::.*{error}", printed, re.M), printed
+    assert not (repository / "here").exists()
+
+
+@pytest.mark.parametrize("token", ["reads", "writes"])
+def test_a_head_that_crashes_fails_whatever_the_gate_and_the_token(
+    token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pull request from a fork has a token that only reads; one that writes changes the comment
+    that is there."""
+    programs, log = tmp_path / "bin", tmp_path / "asked"
+    programs.mkdir()
+    gh = f'#!/bin/sh\necho "$@" >> "{log}"\n' + ("exit 1" if token == "reads" else "echo a/url")
+    (programs / "gh").write_text(gh)
+    (programs / "gh").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
+    repository = tmp_path / "repository"
+    base, _ = make_repository(repository, 0.0, 0.0)
+    (repository / "train it.py").write_text("raise SystemExit('no')")
+    git(repository, "commit", "--quiet", "--all", "-m", "crash")
+    code, printed, _ = run_action(
+        repository,
+        tmp_path,
+        command=f"{sys.executable} '{{tree}}/train it.py'",
+        base=base,
+        sweep="--steps 5 --items 4 --device cpu",
+        repeats="1",
+        comment="true",
+    )
+    assert code == 1
+    assert "::error::It became slower, or a side has no result" in printed
+    assert ("::warning::The result is on the run's page alone" in printed) is (token == "reads")
+    assert ("--method PATCH a/url" in log.read_text()) is (token == "writes")
+
+
+def test_a_pull_request_is_compared_with_what_it_would_be_merged_into(tmp_path: Path) -> None:
+    """Which is newer than the base that the event names, and which a shallow checkout lacks."""
+    repository, shallow = tmp_path / "repository", tmp_path / "shallow"
+    before, head = make_repository(repository, 0.0, 0.0)
+    git(repository, "checkout", "--quiet", before)
+    git(repository, "commit", "--quiet", "--allow-empty", "-m", "newer")
+    newer = git(repository, "rev-parse", "HEAD")
+    git(repository, "merge", "--quiet", "-m", "merge", head)
+    git(repository, "branch", "--force", "merged")
+    git(tmp_path, "clone", "-q", "--depth", "1", "-b", "merged", f"file://{repository}", "shallow")
+    code, printed, _ = run_action(shallow, tmp_path, command="python '{tree}/no such.py'")
+    assert code == 1
+    assert f"The base ({newer}) and the head cannot both be measured" in printed
 
 
 def test_no_input_is_put_into_a_shell_as_code() -> None:
