@@ -105,7 +105,7 @@ def find_ways(place: Target) -> list[list[Saving]]:
         rows += [r for r in place.probes if all(getattr(r, n) == getattr(usual, n) for n in _SAME)]
         bounds = {_tell_way(some[0]): find_bounds(some) for some in group(rows, _tell_way)}
         same = _choose_size(known, _tell_way(usual), {way: end for way, (_, end) in bounds.items()})
-        if len(same) < 2:
+        if not same:
             continue
         base = min(same, key=_rate_usual)
         ways = []
@@ -128,7 +128,8 @@ def _tell_way(row: AnyRow) -> _Way:
 def _choose_size(
     settings: Sequence[Setting], usual: _Way, fails: Mapping[_Way, int | None]
 ) -> list[Result]:
-    """Return the rows of one batch size, one of each way: that of the best evidence. A way that is
+    """Return the rows of one batch size, one of each way: that of the best evidence; none if no
+    batch size has the usual way and another one. A way that is
     known to fail at it, from ``fails`` on, is as good as measured: it saves nothing there."""
     sizes = []
     for one in group(settings, lambda setting: setting.best.batch_size):
@@ -136,9 +137,9 @@ def _choose_size(
         rows = {_tell_way(same[0].best): same[0].best for same in ways}
         size = one[0].best.batch_size
         refused = [way for way, end in fails.items() if end and end <= size and way not in rows]
-        if usual in rows:
+        if usual in rows and len(rows) > 1:
             sizes.append((len(rows) + len(refused), size, [*rows.values()]))
-    return max(sizes, key=itemgetter(0, 1))[2]
+    return max(sizes, key=itemgetter(0, 1), default=(0, 0, []))[2]
 
 
 def _rate_usual(row: Result) -> tuple[bool, int]:
