@@ -319,7 +319,8 @@ _ALL = (
           lambda r: r.part < 1 and r.timed and r.command is None, fatal=False),
     WarningRule("synthetic", "synthetic data",
           "Loss and accuracy say nothing about real data",
-          say("Use --dataset cifar10 without --input and --classes, or a --workload of your own."),
+          Remedy("use", (Way("--dataset cifar10 without --input and --classes"),
+                         Way("a --workload of your own"))),
           lambda r: r.dataset == "synthetic" and r.timed, fatal=False),
     WarningRule("foreign", "not measured by this harness",
           "These are published figures, each the cold first epoch of a process where a sweep times "

@@ -248,6 +248,8 @@ BEYOND = {"flop_per_image": 1e12, "gpu": "NVIDIA H200"}
         ("host_bound", {"precision": "fp16", "loss_scale": "dynamic"}, GRAPHED,
          "Use a larger --batch-size or --compile; python"),
         ("host_bound", {"parallel": "ddp"}, GRAPHED, "Use a larger --batch-size or --compile; "),
+        ("synthetic", {"dataset": "synthetic"}, {}, "Use --dataset cifar10 without --input and --"),
+        ("synthetic", {"model": "gpt-tiny"}, {}, "Use a --workload of your own."),
         ("beyond", {}, BEYOND, "Use a larger --batch-size, and check the times: python -m bench"),
         ("beyond", {"command": "t {batch_size}"}, BEYOND, "Look whether the script calls bench."),
     ],
