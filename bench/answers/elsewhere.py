@@ -15,7 +15,8 @@ from bench.schema.axis import Trait
 from bench.schema.case import Case, list_affecting
 from bench.schema.record import Status
 
-_tell = attrgetter("model", *list_affecting(Trait.DATA), "device", "world_size")
+_CARD = ("device", "world_size", "power_limit", "memory_limit")
+_tell = attrgetter("model", *list_affecting(Trait.DATA), *_CARD)
 
 
 class Elsewhere(NamedTuple):

@@ -222,14 +222,15 @@ def test_data_of_another_shape_are_not_chosen_for_their_time(
     assert " on A card in fp32 at batch size 128: 20.00 s" in small_one
 
 
-def test_an_epoch_elsewhere_is_of_images_of_one_shape() -> None:
-    def find(**shape: Any) -> Any:
-        case = Case(model="dpn-small", dataset="synthetic", device="cpu", **shape)
+def test_an_epoch_elsewhere_is_of_images_of_one_shape_and_a_card_without_a_limit() -> None:
+    def find(**axes: Any) -> Any:
+        case = Case(model="dpn-small", dataset="synthetic", device="cpu", **axes)
         like: Any = SimpleNamespace(**vars(case), gpu="", epoch_time_s=1e9)
         return find_fastest(like, ["profile"], [])
 
     assert find() is not None, "results/ has such rows"
     assert find(input="3x64x64") is None
+    assert find(memory_limit="2GiB") is find(power_limit=300) is None
 
 
 def test_what_is_learnt_is_held_against_fp32_at_an_equal_batch_size(tmp_path: Path) -> None:
