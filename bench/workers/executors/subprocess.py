@@ -156,10 +156,8 @@ class SubprocessExecutor(Executor):
         return {_CACHE: str(Path(self._compiled.name) / job.case.slug())}
 
     def _attempt(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:
-        case, oom_kills = job.case, count_oom_kills()
+        case, choice = job.case, _list_choice(job)
         awake, _ = describe_pause()
-        kept: Outcome | None = None
-        choice = _list_choice(job)
         uuids: Sequence[str | None] = [card.uuid for card in choice]
         if not uuids:  # a case on a CPU has none of its lane's
             uuids = (job.gpu_uuid and job.lane.gpus) or [job.gpu_uuid]
@@ -169,40 +167,7 @@ class SubprocessExecutor(Executor):
             hold_limits(limited, case.power_limit) as find_changed,
             Monitors(cards, whole=case.command is not None) as monitor,
         ):
-            workers = Workers(job, self.choose_cache(job), self.settings)
-            self._running.append(workers)
-            answer: Outcome | None = None
-            done: int | None = None  # epochs; None before the first begins
-            trained = False
-            try:
-                monitor.watch(workers.pids)
-                for message in self._listen(workers, stopping, bool(case.command)):
-                    if isinstance(message, Outcome) and message.follows:
-                        kept = message
-                    elif isinstance(message, Outcome):
-                        answer = message
-                        break
-                    elif isinstance(message, EpochEnded):
-                        assert job.enough
-                        workers.send(END if job.enough(message.row) else GO_ON)
-                    else:
-                        on_event(message)
-                    if isinstance(message, PhaseEntered):
-                        monitor.enter(message.phase)
-                        trained = True  # or is about to
-                        if message.phase != "warmup":
-                            done = message.epoch + (message.phase == "evaluation")
-                        workers.send(GO_ON)
-            finally:
-                returncode = workers.end(patiently=not answer or answer.status not in _CUT_SHORT)
-                self._running.remove(workers)
-            oom_kills = count_oom_kills() - oom_kills
-            if answer is None:
-                answer = classify_death(returncode, oom_kills, case, trained)
-                answer.reason = workers.failed_rank + answer.reason
-            if kept and answer.status not in MEASURED:
-                why = dict.fromkeys(kept.follows, answer.reason)
-                answer = replace(kept, missing={**kept.missing, **why})
+            answer, note = self._work(job, monitor, on_event, stopping)
             m, allow_shared = answer.measurement, self.settings.allow_shared
             spelt = {spell_uuid(card.partition("-")[2], choice) for card in answer.cards}
             monitor.named = [i for i, card in enumerate(choice) if card.uuid in spelt]
@@ -215,18 +180,61 @@ class SubprocessExecutor(Executor):
         if paused := describe_pause(awake)[1]:
             again = f"while it ran, {paused}; its times may have that in them; --retry invalid"
             seen.verdict = "; ".join(filter(None, [f"{again} measures it anew", seen.verdict]))
-        if workers.note:
-            seen.notes.append(workers.note)
+        if note:
+            seen.notes.append(note)
         outcome = _conclude(answer, seen, allow_shared)
         if choice:
             outcome.measurement.gpus = len(seen.cards) or None
         if outcome.seen and seen.cards and choice:
             found = describe_other(choice[seen.cards[0]], find_card(job.gpu_uuid or "", choice))
             outcome.seen.found |= found
-        several = case.epochs > 1 and case.command is None  # which tells by itself how far it was
-        if done is not None and several and outcome.status not in MEASURED:
-            outcome.reason += f"; after {done} of {case.epochs} epochs"
         return outcome
+
+    def _work(
+        self, job: Job, monitor: Monitors, on_event: Listener, stopping: Stopping
+    ) -> tuple[Outcome, str]:
+        """Run the workers of a case to their end. Return what they tell of it, and a note of how
+        they were started."""
+        case, oom_kills = job.case, count_oom_kills()
+        workers = Workers(job, self.choose_cache(job), self.settings)
+        self._running.append(workers)
+        answer: Outcome | None = None
+        kept: Outcome | None = None
+        done: int | None = None  # epochs; None before the first begins
+        trained = False
+        try:
+            monitor.watch(workers.pids)
+            for message in self._listen(workers, stopping, bool(case.command)):
+                if isinstance(message, Outcome) and message.follows:
+                    kept = message
+                elif isinstance(message, Outcome):
+                    answer = message
+                    break
+                elif isinstance(message, EpochEnded):
+                    assert job.enough
+                    workers.send(END if job.enough(message.row) else GO_ON)
+                else:
+                    on_event(message)
+                if isinstance(message, PhaseEntered):
+                    monitor.enter(message.phase)
+                    trained = True  # or is about to
+                    if message.phase != "warmup":
+                        done = message.epoch + (message.phase == "evaluation")
+                    workers.send(GO_ON)
+        finally:
+            returncode = workers.end(patiently=not answer or answer.status not in _CUT_SHORT)
+            self._running.remove(workers)
+        oom_kills = count_oom_kills() - oom_kills
+        if answer is None:
+            answer = classify_death(returncode, oom_kills, case, trained)
+            answer.reason = workers.failed_rank + answer.reason
+        if kept and answer.status not in MEASURED:
+            why = dict.fromkeys(kept.follows, answer.reason)
+            answer = replace(kept, missing={**kept.missing, **why})
+        several = case.epochs > 1 and case.command is None  # which tells by itself how far it was
+        if done is not None and several and answer.status not in MEASURED:
+            answer.reason += f"; after {done} of {case.epochs} epochs"
+        return answer, workers.note
 
     def _listen(self, workers: Workers, stopping: Stopping, command: bool) -> Iterator[Message]:
         """Yield the workers' messages, with a final `Outcome` if they are stopped or a phase, or a
