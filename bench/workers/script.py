@@ -249,8 +249,7 @@ class Teller:
             return False
         self._open, self._silent = False, True
         self._waiting.clear()
-        with suppress(Exception):
-            self.sampled.abandon()
+        self.sampled.end()
         with suppress(Exception):
             print(f"{LOST}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return True
@@ -392,10 +391,6 @@ class SampledStep:
             self._teller.write("work", work)
         except Exception as error:  # such as that of a step that another thread ends
             self._fail(error)
-
-    def abandon(self) -> None:
-        if self._sample is not None:
-            self._sample.end()
 
     def _fail(self, error: Exception) -> None:
         self._sample = None
