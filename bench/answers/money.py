@@ -61,8 +61,7 @@ class Tariff:
         priced = [part for part in self.hours if part.casefold() in name]
         if not priced:
             return Cost(math.nan)
-        gpus = row.used_gpus if row.device == "cuda" else 1
-        used = self.hours[max(priced, key=len)] * gpus * time_s / _HOUR_S
+        used = self.hours[max(priced, key=len)] * row.used_gpus * time_s / _HOUR_S
         if self.kwh is None:
             return Cost(used)
         lacks = math.isnan(energy)

@@ -126,7 +126,9 @@ class Run(Row):
 
     @property
     def used_gpus(self) -> int:
-        """How many GPUs, or on a CPU processes, trained."""
+        """How many GPUs trained; 1 for a CPU, which all processes share."""
+        if self.device == "cpu":
+            return 1
         return int(self.gpus if self.gpus > 0 else self.world_size)
 
     @property
@@ -146,8 +148,9 @@ def reach(run: Run) -> tuple[float, ...]:
     """Return how fast a run computed and moved data; NaN for each that is not known.
 
     - flops: FLOP/s, of an image, forward and backward, times the images/s of each GPU, of a command
-      those that it was seen on;
-    - moved: memory traffic in bytes/s, of a step as if nothing were fused, over the median step;
+      those that it was seen on, or of all processes of a CPU;
+    - moved: memory traffic in bytes/s, of a step as if nothing were fused, over the median step, of
+      all processes of a CPU;
     - of_peaks, of_bandwidth: these over the card's data sheet; impossible shares above 1 are kept;
     - of_measured: flops over the rate of a large matrix product or convolution, whichever is
       higher, measured on this device. A rate above the data sheet is left out;
@@ -159,7 +162,8 @@ def reach(run: Run) -> tuple[float, ...]:
     rest in bf16, the combined rate is 1 / (share / fp8 + (1 - share) / bf16).
     """
     flops = float(run.flop_per_image * run.images_per_s / run.used_gpus)
-    moved = over(run.step_bytes, run.step_time_median_s)
+    beside = run.world_size if run.device == "cpu" else 1  # which share one memory
+    moved = over(run.step_bytes * beside, run.step_time_median_s)
     sheet = list_peaks(run.gpu) if run.device == "cuda" else {}
     measured: dict[str, float] = {}
     for column in RATES:

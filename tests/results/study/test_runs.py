@@ -137,6 +137,10 @@ RUNS: dict[str, tuple[Sequence[Record], dict[str, Any]]] = {
     "of what the device does": (
         [ran(FP16, 100, **REACHED)], {"measured_share": 0.5, "copy_share": 0.25},  # 8.5 TFLOP/s
     ),
+    "of a CPU that two processes share": (
+        [ran(replace(FP16, device="cpu", parallel="ddp", world_size=2), 100, **REACHED)],
+        {"measured_share": 0.5, "copy_share": 0.5},
+    ),
     "more than the device does": (
         [ran(FP16, 100, **REACHED | {"rate_float16": 7e12, "rate_bfloat16": 5e12})],
         {"measured_share": NAN},
