@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bench.base.errors import UnsupportedError, UsageError
 from bench.networks.workloads import Workload
 from bench.schema.grid import grid
-from bench.schema.optimization import OFFLOADED, OPTIMIZERS
+from bench.schema.optimization import OFFLOADED, OPTIMIZERS, SPECIAL
 from bench.sweep.__main__ import main as sweep
 from bench.training.loop import Training
 from bench.training.memory import measure_parts, watch_gradients
@@ -81,6 +81,10 @@ RULES: dict[str, Formula] = {
 }
 CLOSE = {"sgd": 2.0**-20, "adafactor": 2.0**-16}
 """Of the others, first steps divide by roots of tiny squares: thousands of roundings."""
+
+
+def test_every_optimizer_has_a_formula_or_is_nearly_adamw() -> None:
+    assert {*RULES, *SPECIAL} == {*OPTIMIZERS}
 
 
 def layered(seed: int = 0) -> nn.Module:
