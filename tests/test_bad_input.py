@@ -5,6 +5,7 @@ Nothing is trained, written or created before that line.
 
 from __future__ import annotations
 
+import math
 import pickle
 import shutil
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ import pytest
 
 from bench import card, fit
 from bench.advise.__main__ import main as advise
+from bench.base import progress
 from bench.check.__main__ import main as check
 from bench.compare.__main__ import main as compare
 from bench.doctor.__main__ import main as doctor
@@ -35,9 +37,11 @@ FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--pr
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: Patch) -> None:
-    """In an empty folder, so that whatever is created shows."""
+    """In an empty folder, so that whatever is created shows; and what takes half a minute on a busy
+    machine is not told of, so that the error is the one line."""
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
+    monkeypatch.setattr(progress, "EVERY_S", math.inf)
 
 
 def expect(

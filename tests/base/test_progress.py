@@ -40,7 +40,8 @@ def sweep(tmp_path: Path) -> Iterator[Terminal]:
 
 def is_running(lines: list[str]) -> bool:
     """Whether some runs have ended, and another is in the middle of its steps."""
-    return len(lines) > 4 and " runs " in lines[-2] and " of 40, 3.00 GiB" in lines[-1]
+    ended = any(line.startswith("[1/") for line in lines)
+    return ended and " runs " in lines[-2] and " of 40, 3.00 GiB" in lines[-1]
 
 
 def test_a_terminal_has_what_runs_below_what_has_ended(sweep: Terminal) -> None:
