@@ -163,7 +163,7 @@ SMALL = Scale(
     one=_TINY,
     fp16=_TINY,
     map="--batch-size 8 --steps 1 --scales 1 128",
-    limit="--memory-limit 560MiB --model dpn-small --precision fp32 --step 48",
+    limit="--memory-limit 720MiB --model dpn-small --precision fp32 --step 48",
 )
 """A rehearsal on a CPU."""
 

@@ -240,9 +240,11 @@ WORDS = {
 }
 SIZES = {
     "cuda": {"small": "--model dpn-small --precision fp16", "limit": "3GiB", "large": "8192"},
-    "cpu": {"small": "--model dpn-small --precision fp32", "limit": "560MiB", "large": "512"},
+    "cpu": {"small": "--model dpn-small --precision fp32", "limit": "720MiB", "large": "512"},
 }
-"""What the words of `EXPECTATIONS` stand for, on each device."""
+"""What the words of `EXPECTATIONS` stand for, on each device. On a CPU batch size 16 took 584 MiB
+with torch 2.15's build for CUDA, of which 370 are held before a network is built, and 214 with the
+build for CPUs."""
 
 
 # ----------------------------------------------------------------------------------- how they run
