@@ -61,7 +61,7 @@ def test_what_was_measured_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(frame) == 22
     assert "epoch" in frame.attrs["columns"]["epoch_time_s"]
     times = frame[frame["fraction"] == 1].set_index(["precision", "batch_size"])["epoch_time_s"]
-    assert times["fp32", 512] == pytest.approx(40.70, rel=1e-3)
+    assert times["fp32"][512] == pytest.approx(40.70, rel=1e-3)
     assert bench.read(H100, H200).frame()["machine"].nunique() == 2
     verdicts = bench.read(H100).compare(bench.read(H200))
     assert {*verdicts["metric"]} >= {"epoch_time_s", "energy_j"}
