@@ -242,7 +242,7 @@ def quote_search() -> str:
     assert halving is not None
     with redirect_stdout(io.StringIO()) as screen, pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "80")
-        print_findings(SEARCH, halving)
+        print_findings(SEARCH, halving, "text")
     answered, _, _ = screen.getvalue().partition("Confirm the best")
     lines = "\n".join(line.rstrip() for line in answered.strip().splitlines())
     return f"\n```text\n{lines}\n```\n"

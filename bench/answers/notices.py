@@ -298,7 +298,7 @@ def _describe_mixtures(runs: Sequence[Run]) -> Iterator[Notice]:
 
 
 def choose_next(
-    sweeps: Sequence[SweepFolder], results: Sequence[Result], searches: Sequence[BatchSearch] = ()
+    sweeps: Sequence[SweepFolder], results: Sequence[Result], searches: Sequence[BatchSearch]
 ) -> NextStep | None:
     """Return the step that would help most, by the cases that are shown or, without any, by the
     searches for the largest batch; None if nothing has been recorded or planned."""

@@ -56,7 +56,7 @@ class Subject:
     none. ``classes`` is the number of classes, None if the workload computes a loss of its own. At
     ``until``, a time.monotonic(), the next step raises `OutOfTimeError`."""
 
-    def __init__(self, case: Case, folder: str, steps: int, until: float = math.inf) -> None:
+    def __init__(self, case: Case, folder: str, steps: int, until: float) -> None:
         self.case, self.folder, self.steps, self.until = case, folder, steps, until
         self.device = torch.device(case.device)
         with keep_switches({}):

@@ -328,7 +328,7 @@ class Monitors:
 
     named: Collection[int] = ()
 
-    def __init__(self, cards: Sequence[Device], whole: bool = False) -> None:
+    def __init__(self, cards: Sequence[Device], whole: bool) -> None:
         self._cards, self._whole = cards, whole
         self._monitors = [Monitor(card, whole=whole) for card in cards]
 

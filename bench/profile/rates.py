@@ -110,7 +110,7 @@ def find_halves(row: Mapping[Any, Any]) -> dict[str, bool]:
     return {name: has for name, has in found.items() if has is not None}
 
 
-def find_emulated(format: str, row: Mapping[Any, Any], convolves: bool = True) -> str:
+def find_emulated(format: str, row: Mapping[Any, Any], convolves: bool) -> str:
     """Return what reaches so little of float32's rate in a format that it is emulated, by the rates
     in the columns of a row: ``float16 convolutions reach 0.5 % of float32's rate``. It is the worse
     of products and, if the network ``convolves``, convolutions; empty if both are fast enough, or

@@ -250,9 +250,7 @@ def place_varied(
     return {name: [*own] for name, own in read.items()}, placed
 
 
-def fill_places(
-    command: str, values: Mapping[str, str], spell: Callable[[str, str], str] = lambda _, text: text
-) -> str:
+def fill_places(command: str, values: Mapping[str, str], spell: Callable[[str, str], str]) -> str:
     """Return the command of a case. ``values`` has a text for each placeholder; those without words
     of the script's own are quoted as one word. ``spell`` writes a placeholder's value as
     ``values`` does, which may be given in other words. Raises ValueError: a value has no word

@@ -229,9 +229,7 @@ def order_end(end: Outcome) -> int:
     return 2 if end.peer else 0 if end.status in REFUSED else 1
 
 
-def classify_death(
-    returncode: int, oom_kills: int, case: Case | None = None, trained: bool = False
-) -> Outcome:
+def classify_death(returncode: int, oom_kills: int, case: Case | None, trained: bool) -> Outcome:
     """Classify the end of a worker that reported no result, by its return code, negative for a
     signal, and the number of processes that the kernel's OOM killer ended meanwhile.
 

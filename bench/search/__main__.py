@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     return 0 if measured else 1
 
 
-def print_findings(out: Path, halving: Halving, format: str = "text") -> bool:
+def print_findings(out: Path, halving: Halving, format: str) -> bool:
     """Print trials and how to confirm the best. Return whether any trial was measured."""
     from bench.answers.halving import SEARCH, confirm, lay_out_search, tabulate_trials
     from bench.answers.render.terminal import draw_table, open_console

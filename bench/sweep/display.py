@@ -69,7 +69,7 @@ class Display(Progress):
         self._names[lane], self._began_at[lane] = name, time.monotonic()
         self.begin(name, "set-up", lane)
 
-    def hear(self, event: CaseEvent, lane: str = "") -> None:
+    def hear(self, event: CaseEvent, lane: str) -> None:
         """Show what a run tells."""
         if isinstance(event, PhaseEntered):
             number = f" {event.epoch + 1}" if event.epoch else ""

@@ -36,7 +36,7 @@ to 2.5 s of a case whose steps take 0.7 s; two take 1.0 to 1.2 s."""
 
 
 def profile_step(
-    training: Training, batches: Supply, step_s: float, trace: Path | None = None
+    training: Training, batches: Supply, step_s: float, trace: Path | None
 ) -> Timeline:
     """Train a few steps of full batches under the profiler, and return where a step's time goes.
     A step takes ``step_s`` without the profiler. The steps change the training. The trace is kept,

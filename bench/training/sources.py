@@ -37,7 +37,7 @@ _MOST_ENTRIES = 10_000  # of a folder
 def judge_opened(
     opened: Sequence[Opened],
     roots: Iterable[Path],
-    but: Collection[Path] = (),
+    but: Collection[Path],
     began_ns: int = 0,
     since_ns: int = 0,
 ) -> Seen:

@@ -124,9 +124,7 @@ def _read_crash(plain: Sequence[str], at: int) -> tuple[int, str, str] | None:
     return at, crash["cpp"] or crash["mac"] or crash["shell"], ""
 
 
-def find_fault(
-    code: int, output: str, case: Case, uncaught: Uncaught | None = None
-) -> Outcome | None:
+def find_fault(code: int, output: str, case: Case, uncaught: Uncaught | None) -> Outcome | None:
     """Return why a command failed, from its code, negative for a signal, its output, and the error
     that its process told of as it ended; None if it did not. Behind a pipe, or in the background of
     a shell, its code may be 0."""

@@ -92,7 +92,7 @@ SHARED = [ran(50, i, Case(batch_size=64), neighbours_computing=1) for i in (1, 2
 
 def steps_of(*folders: Path) -> NextStep:
     sweeps = read_sweeps(folders)
-    step = choose_next(sweeps, read_results(*sweeps)[1])
+    step = choose_next(sweeps, read_results(*sweeps)[1], ())
     assert step
     return step
 
@@ -154,7 +154,7 @@ def test_a_search_for_advice_goes_on_for_longer(shared: int, out: str, tmp_path:
 def test_nothing_follows_from_nothing(tmp_path: Path) -> None:
     """As where a sweep was killed before its first case, while it looked at the machine."""
     sweep = read_sweep(write_sweep(tmp_path / "killed", []))
-    assert choose_next([sweep], []) is None
+    assert choose_next([sweep], [], ()) is None
 
 
 @pytest.mark.parametrize(

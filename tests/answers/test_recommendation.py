@@ -353,7 +353,7 @@ def test_memory_that_does_not_repeat_has_a_range_and_is_no_gain_within_it(
     assert case.memory_varies == varies
     assert case.trusted
     shown = f" ({gibs[0]:.2f}–{gibs[-1]:.2f})" if varies else ""
-    assert quantity_cell("memory_bytes", case).text == f"4.10{shown}"
+    assert quantity_cell("memory_bytes", case, spread=True).text == f"4.10{shown}"
 
 
 def test_of_what_was_measured_twice_all_are_counted(tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ def test_the_script_runs_as_without_the_harness(tmp_path: Path) -> None:
     for listing in (tmp_path / "listing", tmp_path / "none" / "listing"):
         armed = subprocess.run(run, env=own | arm(own, listing, 0), **about)
         assert (armed.stdout, armed.stderr) == (plain.stdout, plain.stderr)
-    seen = judge_opened(find_opened(read_listing(tmp_path / "listing")), [])
+    seen = judge_opened(find_opened(read_listing(tmp_path / "listing")), [], ())
     assert [Path(name).name for name in seen.files] == ["sitecustomize.py", "t.py"]
 
 

@@ -263,7 +263,7 @@ def _one_thread() -> Iterator[None]:
 def subject(data: DatasetInfo, model: str = "Net", **settings: object) -> Subject:
     settings = {"batch_size": 32, "lr": 0.005, **settings}
     case = Case(model=f"test_check:{model}", dataset="synthetic", device="cpu", **settings)  # type: ignore[arg-type]
-    return Subject(case, data.folder, STEPS)
+    return Subject(case, data.folder, STEPS, math.inf)
 
 
 def failing(subject: Subject, *names: str) -> set[str]:
@@ -311,7 +311,7 @@ def test_targets_that_do_not_follow_from_the_inputs_are_caught() -> None:
 def own(name: str, batch_size: int = 32) -> Subject:
     name = f"test_check:{name}"
     case = Case(name, "own", workload=name, lr=0.05, device="cpu", batch_size=batch_size)
-    return Subject(case, "", STEPS)
+    return Subject(case, "", STEPS, math.inf)
 
 
 def test_samples_that_are_equal_do_not_count_as_unused() -> None:

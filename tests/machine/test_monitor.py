@@ -383,7 +383,7 @@ def test_cards_that_train_one_network_all_count_each_by_its_own_process():
     cards, watched = [Replay(lines), Replay(other)], list[int]()
     for card in cards:
         card.watch, card.is_used = watched.append, lambda: False
-    seen = go_through(Monitors(cards), PHASES, [11, 12]).close(5 * GB, 7 * GB)
+    seen = go_through(Monitors(cards, whole=False), PHASES, [11, 12]).close(5 * GB, 7 * GB)
     assert (watched, seen.notes, seen.verdict) == ([11, 12], [], "")
     alone = replay(reserved_bytes=5 * GB, warmup_reserved_bytes=7 * GB).values
     twice = {name: 2 * alone[name] for name in ("energy_j", "mean_power_w", "power_limit_w")}
@@ -391,7 +391,7 @@ def test_cards_that_train_one_network_all_count_each_by_its_own_process():
     assert seen.values == alone | twice | slower
     host = Replay(lines)
     host.watch = watched.append
-    with Monitors([host]) as monitor:
+    with Monitors([host], whole=False) as monitor:
         monitor.watch([21, 22])
     assert watched[2:] == [21]
 

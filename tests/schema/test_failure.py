@@ -272,7 +272,7 @@ def test_a_failure_is_traced_to_the_last_line_of_the_users_code(tmp_path: Path) 
     ],
 )
 def test_deaths(returncode: int, oom_kills: int, status: Status, reason: str) -> None:
-    fault = classify_death(returncode, oom_kills)
+    fault = classify_death(returncode, oom_kills, None, trained=False)
     assert fault.status is status
     assert reason in fault.reason
     assert not fault.transient

@@ -30,9 +30,9 @@ def test_plain_lines_where_there_is_no_terminal(capsys: Capture, monkeypatch: Pa
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     with Display(Path("results/x"), runs=2, done=7, cases=[CASE, CASE]) as display:
         display.start(CASE, 1, False)
-        display.hear(PhaseEntered("epoch"))
+        display.hear(PhaseEntered("epoch"), "")
         for clock[0] in (10.0, 31.0, 32.0):
-            display.hear(StepTaken("epoch", step=3, total=20, memory_bytes=2**30))
+            display.hear(StepTaken("epoch", step=3, total=20, memory_bytes=2**30), "")
         display.conclude(record())
         display.start(CASE, 2, True)
         display.conclude(record(Status.OOM, "OutOfMemoryError:\x1b[2J tried\nto [bold]allocate"))

@@ -41,7 +41,7 @@ DDP = Case(device="cpu", parallel="ddp", world_size=2, dataset="synthetic")
 
 @given(st.integers(1, 400), st.integers(1, 50), st.integers(1, 9))
 def test_every_item_goes_to_one_process(samples: int, batch: int, size: int) -> None:
-    steps = list(plan_steps(samples, batch * size))
+    steps = list(plan_steps(samples, batch * size, None, None))
     for items in steps:
         shares = [Share(rank, size).cut(items) for rank in range(size)]
         assert [item for share in shares for item in share] == list(items)

@@ -70,7 +70,7 @@ def run(workload: Workload, batch: int = ITEMS, **settings: Any) -> Timeline:
     (case,) = grid({"workload": [TINY], "device": ["cpu"], "batch_size": [batch]})
     case = replace(case, **settings)
     training = Training(case, workload.build_model(), CPU, workload)
-    return profile_step(training, open_supply(case, workload, CPU), step_s=1.0)
+    return profile_step(training, open_supply(case, workload, CPU), step_s=1.0, trace=None)
 
 
 def test_the_kind_of_work_that_is_planted_is_found() -> None:

@@ -23,7 +23,7 @@ def _mark(rank: int, text: str) -> str:
 
 def test_a_pipe_is_named_only_where_there_is_one() -> None:
     command = "bash -c 'python t.py | tee log'"
-    fault = find_fault(0, _FAILED, Case(command=command))
+    fault = find_fault(0, _FAILED, Case(command=command), None)
     assert fault
     assert "as that of a pipe may be: bash -o pipefail" in fault.reason
 
@@ -63,7 +63,7 @@ def test_a_pipe_is_named_only_where_there_is_one() -> None:
     ],
 )  # fmt: skip
 def test_only_what_ended_it_decides(code: int, output: str, status: str, says: str) -> None:
-    fault = find_fault(code, output, Case(command="x", device="cuda"))
+    fault = find_fault(code, output, Case(command="x", device="cuda"), None)
     assert (str(fault.status) if fault else "", says in (fault.reason if fault else "")) == (
         status,
         True,

@@ -424,7 +424,7 @@ def axis_column(
     )
 
 
-def quantity_cell(name: str, row: AnyRow, *, spread: bool = True) -> Cell:
+def quantity_cell(name: str, row: AnyRow, *, spread: bool) -> Cell:
     """Return the cell of one of `QUANTITIES` of a case, with the ends of its spread and the mark of
     an estimate, without unit. A case of less than an epoch shows nothing that was learnt; one
     without a time shows how it ended in place of the epoch time. Ends over repeats are in

@@ -201,7 +201,7 @@ class Batches(Planned):
 
 
 def plan_steps(
-    samples: int, batch_size: int, steps: int | None = None, size: int | None = None
+    samples: int, batch_size: int, steps: int | None, size: int | None
 ) -> Iterator[range]:
     """Yield the items of each step of an epoch, of at most ``steps`` steps, and at most the first
     ``size`` items of each batch.

@@ -159,7 +159,7 @@ def refuse_part(a: Any, b: Any) -> str:
     return f"{a.part:.3g} and {b.part:.3g} of an epoch cannot be compared; {fix}"
 
 
-def refuse_learnt(a: Any, b: Any, axis: str = "") -> str:
+def refuse_learnt(a: Any, b: Any, axis: str) -> str:
     """Return why the losses and errors of two runs or results, which differ in ``axis`` if any, say
     nothing of each other: they are of other data, of another part of an epoch or, before the end of
     one, of a change to learning. Empty if they can be compared."""
@@ -248,7 +248,7 @@ def tell_but(free: Collection[str]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 def list_unlike(
-    rows: Sequence[Row], case: Case, environment: Environment, columns: Iterable[str] = COMPARABLE
+    rows: Sequence[Row], case: Case, environment: Environment, columns: Iterable[str]
 ) -> Iterator[tuple[str, str, list[Row]]]:
     """Yield each of ``columns`` in which a run of a case now would differ from rows, its value now,
     and these rows. What belongs to a network or a file is only compared with rows of the same data

@@ -31,7 +31,7 @@ from bench.results.study.comparable import (
 )
 from bench.results.study.sweeps import read_sweep, read_sweeps
 from bench.schema.case import Case
-from bench.schema.record import Record, Status
+from bench.schema.record import COMPARABLE, Record, Status
 from bench.validate.__main__ import main as validate
 from tests.planted.records import GIB, make_record, measured, ran, write_sweep
 from tests.planted.results import read_report, read_results, tell
@@ -318,7 +318,7 @@ def test_what_was_learnt_is_compared_on_equal_data_and_equal_parts(
 ) -> None:
     assert refuse_learnt(a, b, axis) == why
     if not axis:
-        assert bool(refuse_learnt(a, b)) == bool(why)
+        assert bool(refuse_learnt(a, b, "")) == bool(why)
 
 
 TOLD = {"gpu": "A card", "torch": "2.13", "model_structure": "a", "model_source": "a",
@@ -346,7 +346,7 @@ def test_rows_stand_together_by_one_rule_but_for_what_each_question_is_of(
     first, second = make_record(FP32, **values), make_record(FP16, **{**values, **other})
     both = read_sweep(write_sweep(tmp_path / "both", [first, second]))
     questions = list[str]()
-    if not [*list_unlike(both.rows[:1], FP16, second.environment)]:
+    if not [*list_unlike(both.rows[:1], FP16, second.environment, COMPARABLE)]:
         questions.append("resume")
     report = build_report([both])
     if tell(report, "effects", "change"):
@@ -491,7 +491,7 @@ def test_a_network_is_compared_with_rows_of_the_same_data_on_the_same_device(
     now = replace(row.environment, torch="1.0", model_structure="other")
 
     def list_named(case: Case) -> set[str]:
-        return {name for name, _, _ in list_unlike(rows, case, now)}
+        return {name for name, _, _ in list_unlike(rows, case, now, COMPARABLE)}
 
     assert list_named(FP32) == {"torch", "model_structure"}
     assert list_named(replace(FP32, dataset="another")) == {"torch"}
