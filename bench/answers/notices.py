@@ -288,8 +288,9 @@ def _describe_mixtures(runs: Sequence[Run]) -> Iterator[Notice]:
             mixed.setdefault(name, difference)
         if mixed:
             found = (
-                f"The rows of {part[0].sweep} were measured in different environments, and are "
-                f"compared only within one: {'; '.join(mixed.values())}."
+                f"The rows of {part[0].sweep} were measured in different environments: "
+                f"{'; '.join(mixed.values())}. What a change does is compared within one alone, "
+                "and what to train with is chosen from all."
             )
             yield Notice("Mixed environments", found, "Use a new --out for each.")
 
