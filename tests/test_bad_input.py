@@ -113,7 +113,7 @@ FLAGS = [
     (["--parallel", "fsdp", "--optimizer", "muon"],
      "--parallel fsdp with --optimizer muon is not measured: its step exchanges weights too"),
     (["--parallel", "fsdp", "--optimizer", "adafactor"],
-     "--parallel fsdp with --optimizer adafactor cannot be: torch's and torchao's own fail on"),
+     "--parallel fsdp with --optimizer adafactor cannot be: torch's fails on weights that"),
     (["--parallel", "fsdp", "--compile", "reduce-overhead"],
      "--parallel fsdp with --compile reduce-overhead is not proven to train the same: that takes"),
 ]  # fmt: skip

@@ -30,7 +30,7 @@ from bench.schema.case import (
     whole_batch,
 )
 from bench.schema.command import BESIDE_COMMAND, list_places, name_command
-from bench.schema.optimization import OFFLOADED, OPTIMIZERS, UNFUSED, count_warmup_steps
+from bench.schema.optimization import COMPILING, OFFLOADED, OPTIMIZERS, UNFUSED, count_warmup_steps
 from bench.schema.precision import POLICIES, PRECISIONS
 
 _SCALING, _APEX, _FLOAT8 = (
@@ -173,7 +173,6 @@ def settle(settings: Mapping[str, Any]) -> Case:
 
 _UNMEASURED = "is not measured"
 _UNPROVEN = "is not proven to train the same: that takes GPUs"
-_FAILS = "cannot be: torch's and torchao's own fail on weights that are sharded"
 _SENT = "cannot be: it sends gradients to the host before they are unscaled, clipped or averaged"
 _APEXES, _FLOAT8S = (
     tuple(p.name for p in PRECISIONS.values() if getattr(p, what)) for what in ("apex", "float8")
@@ -206,12 +205,15 @@ _APART: tuple[tuple[str, Values, str, Values, str], ...] = (
     ("parallel", ("fsdp", "dp"), "precision", _FLOAT8S, _UNPROVEN),
     ("parallel", ("fsdp",), "compile", OWN_GRAPHS, _UNPROVEN),
     ("parallel", ("fsdp",), "sync_bn", (True,), _UNPROVEN),
-    ("parallel", ("fsdp",), "optimizer", ("adafactor", "adamw-4bit", "adamw-fp8"), _FAILS),
+    (
+        *("parallel", ("fsdp",), "optimizer", ("adafactor",)),
+        "cannot be: torch's fails on weights that are sharded",
+    ),
     (
         *("parallel", ("fsdp",), "optimizer", ("muon",)),
         "is not measured: its step exchanges weights too, which is not counted",
     ),
-    ("parallel", ("fsdp",), "optimizer", ("adamw-8bit",), _UNMEASURED),
+    ("parallel", ("fsdp",), "optimizer", COMPILING, _UNMEASURED),
     ("recompute", None, "cuda_graphs", (True,), _UNMEASURED),
     ("recompute", None, "precision", _APEXES, _UNMEASURED),
     ("recompute", None, "sync_bn", (True,), _UNMEASURED),
