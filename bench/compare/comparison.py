@@ -516,6 +516,7 @@ class Gate:
     gate: str
     failures: list[str] = field(default_factory=list)  # one line each
     judged: int = 0
+    undecided: int = 0  # of the judged, those whose interval leaves the finding possible
     unjudged: int = 0  # measured, without a verdict or with an interval that rules nothing out
     why: str = ""  # the reason of the first of these, or for nothing to judge
 
@@ -556,12 +557,14 @@ def _check_verdicts(comparison: Comparison, gate: Gate, word: str, margin: float
     for metric, findings in comparison.metrics.items():
         for one in findings if word in (metric.lower, metric.higher) else ():
             judged = one.ratio.judge(margin)
+            possible = [v for v in (Verdict.LOWER, Verdict.HIGHER) if one.ratio.allows(v, margin)]
             if judged is Verdict.NONE:
                 lacks.append(one.ratio.lack)
-            elif one.ratio.rules_out_nothing(margin):
+            elif len(possible) == 2:
                 lacks.append("its interval rules nothing out")
             else:
                 gate.judged += 1
+                gate.undecided += judged not in possible and word in map(metric.word, possible)
             if metric.word(judged) == word:
                 ratio = write_number(metric.show(one.ratio).value or 0)
                 what = f"{'speed ' * metric.speed}{ratio}×"
@@ -582,4 +585,9 @@ def describe_gate(gate: Gate) -> Iterator[str]:
         yield (
             f"warning: --fail-on {gate.gate}: {gate.unjudged} of {gate.judged + gate.unjudged} "
             f"cases could not be judged: {why}"
+        )
+    if gate.undecided:
+        yield (
+            f"warning: --fail-on {gate.gate}: {gate.undecided} of {gate.judged + gate.unjudged} "
+            "cases may still be so, as their intervals reach beyond it: more --repeats tell"
         )

@@ -359,7 +359,7 @@ def render_json(comparison: Comparison, gates: Sequence[Gate]) -> str:
         "only_in_b": comparison.alone[1],
         "gates": [
             {"gate": gate.gate, "passed": gate.passed, "failures": gate.failures,
-             "judged": gate.judged, "unjudged": gate.unjudged}
+             "judged": gate.judged, "undecided": gate.undecided, "unjudged": gate.unjudged}
             for gate in gates
         ],
     }  # fmt: skip

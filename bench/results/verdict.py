@@ -264,11 +264,11 @@ class Ratio:
         inside = 1 / limit <= self.low and self.high <= limit
         return Verdict.SAME if inside else Verdict.AMBIGUOUS
 
-    def rules_out_nothing(self, margin: float) -> bool:
-        """Return whether the interval is so wide that lower, same and higher are all possible."""
+    def allows(self, verdict: Verdict, margin: float) -> bool:
+        """Return whether the interval leaves ``verdict``, which is LOWER or HIGHER, possible."""
         if self.lack or self.low is None or self.high is None:
             return False
-        return self.low < 1 / (1 + margin) and self.high > 1 + margin
+        return self.low < 1 / (1 + margin) if verdict is Verdict.LOWER else self.high > 1 + margin
 
     @property
     def differs(self) -> bool:

@@ -291,7 +291,8 @@ def test_an_interval_past_the_margin_on_both_sides_rules_out_nothing(
     low: float | None, high: float | None, lack: str, nothing: bool
 ) -> None:
     ratio = Ratio(1.0, low, high, lack=lack)
-    assert ratio.rules_out_nothing(MARGIN) is nothing
+    allowed = [ratio.allows(v, MARGIN) for v in (Verdict.LOWER, Verdict.HIGHER)]
+    assert all(allowed) is nothing
     if lack or not low or not high:
         assert ratio.judge(MARGIN) is Verdict.NONE
 
