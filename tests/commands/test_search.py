@@ -483,7 +483,7 @@ def test_trials_of_a_script_are_ended_by_what_it_tells(
     assert (trials[0].row.lr, trials[0].row.vary, trials[0].whole) == (0.4, "momentum=0.1", True)
     assert not trials[-1].whole
     assert trials[-1].row.lr == 0.01
-    search.print_findings(searched_script, rule)
+    search.print_findings(searched_script, rule, "text")
     output = capsys.readouterr().out
     assert "Best: lr 0.4 · momentum 0.1, test loss " in output
     assert "--vary momentum 0.1 --seed 6 --device cpu --repeats 5" in output
