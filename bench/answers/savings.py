@@ -158,16 +158,18 @@ def _find_time(row: Result, base: Result) -> float | None:
 def list_worthwhile(ways: Sequence[Saving]) -> list[Saving]:
     """Return the ways that take less memory than the usual one, by `_WORTH` at least, and of which
     none that takes less takes as little time, within `STEADY`; the most memory first. Without a
-    time, only the one of the least memory is known to be worth anything."""
-    less = [way for way in ways if differ_in_memory(way.row, way.base)]
-    kept = list[Saving]()
+    time, only that of the least memory is known to be worth anything: of those within `STEADY` of
+    it, the most usual."""
+    less = [w for w in ways if w.memory <= 1 - _WORTH and differ_in_memory(w.row, w.base)]
+    if not less:
+        return []
+    most = (1 + STEADY) * min(way.memory for way in less)
+    kept = [min((w for w in less if w.memory <= most), key=lambda way: _rate_usual(way.row))]
     for way in sorted(less, key=lambda way: way.memory):
         fastest = min((one.time for one in kept if one.time), default=math.inf)
-        if way.memory <= 1 - _WORTH and (
-            not kept or (way.time or math.inf) * (1 + STEADY) < fastest
-        ):
+        if (way.time or math.inf) * (1 + STEADY) < fastest:
             kept.append(way)
-    return kept[::-1]
+    return sorted(kept, key=lambda way: -way.memory)
 
 
 def tell_savings(place: Target) -> Iterator[str]:

@@ -74,6 +74,17 @@ def test_a_time_that_is_not_sure_costs_an_unknown_amount(tmp_path: Path) -> None
     assert sentences[1] == "A sure time takes --repeats 3, without other programs."
 
 
+def test_of_ways_that_save_as_much_the_most_usual_is_told(tmp_path: Path) -> None:
+    rows = [*way("adamw", "none", 10, 40, 1), *way("adamw", "blocks", 6, 50, 1)]
+    rows += way("adafactor", "blocks", 5.95, 50, 1)
+    for row in rows:
+        row.environment.gpu, row.case = None, replace(row.case, device="cpu")
+    told = read_report(tmp_path, rows).answers[0].sentences[0]
+    assert told.endswith(
+        "train with adamw, recompute blocks: 0.60 times the memory (no sure time)."
+    )
+
+
 def test_nothing_is_said_where_only_fast_optimizers_differ(tmp_path: Path) -> None:
     report = read_report(tmp_path, [*way("adamw", "none", 10, 40), *way("adam", "none", 10, 40)])
     assert len(report.answers) == 1
