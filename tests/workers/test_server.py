@@ -125,11 +125,14 @@ process.MODULES = ("math",)
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A module that every Python imports as it starts, servers among them."""
-    file = tmp_path / "sitecustomize.py"
+def site(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A module that every Python imports as it starts, servers among them: in a folder that no
+    other test had, since a server is found again by its environment."""
+    file = tmp_path_factory.mktemp("site") / "sitecustomize.py"
     file.write_text(LIGHT)
-    paths = [str(tmp_path), str(TESTS), str(TESTS.parent)]
+    paths = [str(file.parent), str(tmp_path), str(TESTS), str(TESTS.parent)]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     return file
 
