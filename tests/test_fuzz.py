@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import io
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bench.base.errors import UsageError
+from bench.cards.__main__ import main as cards
+from bench.compare.__main__ import main as compare
+from bench.report.__main__ import main as report
 from bench.results.store.reader import read_records, read_rows
 from bench.results.store.rows import read_history
 from bench.results.store.table import RECORDS
@@ -16,6 +23,8 @@ from bench.results.store.writer import Store
 from bench.schema.case import AXES, Case
 from bench.schema.preset import parse_preset
 from bench.schema.record import COLUMNS, STEP_COLUMNS, Step
+from bench.validate.__main__ import main as validate
+from bench.why import main as why
 from tests.frames_for_tests import read_steps
 from tests.planted.records import make_run
 
@@ -89,6 +98,50 @@ def test_cells(tmp_path: Path, good: tuple[bytes, bytes], cells: dict[str, str])
     line = ",".join(f'"{v}"' if set(v) & set(',"') else v for v in values.values())
     data = f"{header}\n{row}\n{line}\n{row}\n".encode("utf-8", "surrogatepass")
     check(tmp_path, data)
+
+
+MEASURED = [
+    Path(__file__).parents[1] / "results" / name / RECORDS
+    for name in ("script-epyc-20261129", "nvidia-h200-20261126-040407")
+]
+NUMBERS = st.sampled_from([name for name, of in COLUMNS.items() if of.type in (int, float)])
+
+
+@given(
+    st.sampled_from(MEASURED),
+    NUMBERS,
+    st.sampled_from(["0", "-1", "", "nan", "text", "1e-100", "1e100", "1e308"]),
+    st.booleans(),
+)
+@example(MEASURED[0], "epoch_time_s", "0", True)
+@example(MEASURED[0], "train_images", "-1", False)
+@example(MEASURED[0], "dataset_classes", "-1", True)
+@example(MEASURED[0], "measured_steps", "0", False)
+@example(MEASURED[0], "images_per_s", "1e308", True)
+@example(MEASURED[0], "train_loss", "1e308", True)
+@example(MEASURED[0], "repeat", "1e100", False)
+@example(MEASURED[1], "batch_size", "0", True)
+def test_a_number_that_was_edited_breaks_no_command(
+    tmp_path: Path, source: Path, name: str, value: str, every: bool
+) -> None:
+    edited = shutil.copytree(source.parent, tmp_path / "edited", dirs_exist_ok=True)
+    with source.open() as file:
+        head, *rows = csv.reader(file)
+    if name not in head:  # it is newer than the file
+        return
+    for row in rows if every else rows[:1]:
+        row[head.index(name)] = value
+    with (edited / RECORDS).open("w") as file:
+        csv.writer(file, lineterminator="\n").writerows([head, *rows])
+    two = [str(edited), str(source.parent)]
+    for main, arguments in (
+        (report, two[:1]), (report, [*two[:1], "--full"]), (validate, two[:1]), (why, two[:1]),
+        (compare, two), (cards, two),
+    ):  # fmt: skip
+        errors = io.StringIO()
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
+            code = main(arguments)
+        assert code != 2 or len(errors.getvalue().splitlines()) == 1
 
 
 def read_preset(data: bytes) -> None:

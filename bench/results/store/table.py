@@ -48,6 +48,10 @@ TABLES: dict[str, dict[str, ColumnInfo]] = {
 }
 """The columns of each table."""
 
+LARGEST_READ = 1e100
+"""A larger quantity is read as not known, so that none overflows that is computed from two: none of
+a run is near it, and a loss of 32 bits is at most 3.4e38."""
+
 _STATUS: dict[str, Any] = {status.value: status for status in Status}
 _SWITCH: dict[str, Any] = {"on": True, "off": False, "": False}
 
@@ -85,6 +89,10 @@ def read_columns(path: Path, columns: Mapping[str, ColumnInfo]) -> dict[str, lis
                 where = f"{path}:{cells.index(text) + 2}: column {name!r}"
                 raise UsageError(f"{where}: {clean(text)[:40]!r}: {error}") from error
         typed[name] = [*map(known.__getitem__, cells)]
+    commands = typed["command"] if axes else []
+    for number, command in enumerate(commands, 2):
+        if command is None and not typed["batch_size"][number - 2]:
+            raise UsageError(f"{path}:{number}: column 'batch_size': '0': that of a command alone")
     return typed
 
 
@@ -159,4 +167,4 @@ def _parse(column: ColumnInfo, is_axis: bool, text: str) -> Any:
     if not math.isfinite(number) or (column.type is int and not number.is_integer()):
         kind = "whole number" if column.type is int else "finite number"
         raise ValueError(f"a {kind}" + ", or empty" * column.optional)
-    return column.type(number)
+    return math.nan if column.optional and abs(number) > LARGEST_READ else column.type(number)

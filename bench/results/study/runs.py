@@ -96,8 +96,9 @@ class Run(Row):
 
     def __init__(self, cells: dict[str, Any]) -> None:
         super().__init__(cells)
-        if self.epoch_time_s <= 0:  # no run takes none: a file was edited, as bench.validate says
-            self.epoch_time_s = math.nan
+        for name in ("epoch_time_s", "train_images", "dataset_classes"):
+            if getattr(self, name) <= 0:  # no run has none: a file was edited, see bench.validate
+                setattr(self, name, math.nan)
         self.timed = bool(self.epoch_time_s == self.epoch_time_s)
         known = "measured" if self.executor in EXECUTORS else "unknown"
         self.kind = OF_OTHERS.get(self.executor, known)

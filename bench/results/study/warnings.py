@@ -82,7 +82,7 @@ def has_trend(run: Row) -> bool:
 def _has_slow_steps(run: Row) -> bool:
     """Return whether slow steps, which the median absolute deviation does not see, made the
     measured time longer by more than `STEADY` than median steps take."""
-    longer = over(run.measured_time_s / run.measured_steps, run.step_time_median_s) - 1
+    longer = over(over(run.measured_time_s, run.measured_steps), run.step_time_median_s) - 1
     slow = run.step_time_max_s > SLOW_STEP * run.step_time_median_s
     return bool(slow and longer > STEADY and not (run.noisy or _has_unlike_steps(run)))
 
