@@ -60,13 +60,13 @@ def _write(result: dict[str, Any]) -> str:
             lines.append(f"{'':21} and {more} more; --format json has them")
         if check["result"] == KNOWN:
             lines.append(f"{'':21} known: {check['reason']}")
-    if result["excuses"]:
+    if ignored := result["ignored_known_faults"]:
         lines.append(
-            f"{result['excuses']} accepts nothing, since a folder cannot excuse itself: a line "
+            f"{ignored} accepts nothing, since a folder cannot excuse itself: a line "
             f"'FOLDER: check: reason' in {KNOWN_FAULTS} beside the folder does."
         )
-    if result["gives_away"]:
-        lines.append(f"It discloses {'; '.join(result['gives_away'])}.")
+    if result["discloses"]:
+        lines.append(f"It discloses {'; '.join(result['discloses'])}.")
     ends = Counter(check["result"] for check in result["checks"])
     numbers = ", ".join(f"{number} {end}" for end, number in ends.items())
     return "\n".join([*lines, f"{count(ends.total(), 'check')}: {numbers}."])
@@ -74,7 +74,7 @@ def _write(result: dict[str, Any]) -> str:
 
 _FORMATS: dict[str, Callable[[list[dict[str, Any]]], str]] = {
     "text": lambda results: "\n\n".join(map(_write, results)) + "\n",
-    "json": lambda results: dump_document("validate", 1, {"folders": results}),
+    "json": lambda results: dump_document("validate", 2, {"folders": results}),
 }
 
 

@@ -568,15 +568,15 @@ def validate(folder: Path) -> dict[str, Any]:
     """Check one folder.
 
     Returns:
-        ``folder``, ``subject``, what it ``gives_away`` and ``checks``, each with its ``name``,
+        ``folder``, ``subject``, what it ``discloses`` and ``checks``, each with its ``name``,
         ``result`` (ok, none, known or FAULT), what it ``shows``, its ``faults`` and, if they are
-        known, the ``reason``; without data for it, what it ``lacks``. ``excuses`` is a file in the
-        folder that would accept faults, and does not. Files that cannot be read are the one fault
-        of a single check, ``schema``.
+        known, the ``reason``; without data for it, what it ``lacks``. ``ignored_known_faults`` is
+        a file in the folder that would accept faults, and does not. Files that cannot be read are
+        the one fault of a single check, ``schema``.
     """
     schema = {"name": "schema", "shows": "every file is as the harness wrote it"}
     own = folder / KNOWN_FAULTS
-    about = {"folder": str(folder), "excuses": str(own) if own.is_file() else ""}
+    about = {"folder": str(folder), "ignored_known_faults": str(own) if own.is_file() else ""}
     try:
         evidence = read_evidence(folder)
         file, known = read_known(evidence.sweep)
@@ -584,7 +584,7 @@ def validate(folder: Path) -> dict[str, Any]:
             raise UsageError(f"{evidence.sweep.path} has no rows")
     except UsageError as error:
         fault = {**schema, "result": FAULT, "faults": [str(error)]}
-        return {**about, "subject": "", "checks": [fault], "gives_away": []}
+        return {**about, "subject": "", "checks": [fault], "discloses": []}
     checks: list[dict[str, Any]] = [{**schema, "result": OK, "faults": []}]
     for claim in CLAIMS:
         found = {"name": claim.name, "shows": claim.shows, "faults": [*claim.find(evidence)]}
@@ -606,7 +606,7 @@ def validate(folder: Path) -> dict[str, Any]:
         **about,
         "subject": f"{rows}, {first.machine}, torch {first.torch}{foreign}",
         "checks": checks,
-        "gives_away": [
+        "discloses": [
             f"{column} {name_first(values, 3)}"
             for column in ("host", "gpu_uuid", "variables")
             if (values := sorted({getattr(run, column) for run in evidence.runs} - {""}))

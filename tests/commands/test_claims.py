@@ -403,12 +403,12 @@ def test_what_is_lacking_is_told_and_what_is_disclosed(tmp_path: Path) -> None:
         "profile": "a profile",
         "proof": "a probe of its arithmetic",
     }
-    assert found["gives_away"] == ["host box", "variables A=1"]
+    assert found["discloses"] == ["host box", "variables A=1"]
     assert found["subject"] == "1 row, A card, torch "
-    assert found["excuses"] == ""
+    assert found["ignored_known_faults"] == ""
     own = tmp_path / "sweep" / KNOWN_FAULTS
     own.write_text("x")
-    assert validate(tmp_path / "sweep")["excuses"] == str(own)
+    assert validate(tmp_path / "sweep")["ignored_known_faults"] == str(own)
 
 
 def test_a_commit_whose_code_is_known_is_held_to_it(tmp_path: Path, monkeypatch: Patch) -> None:
