@@ -23,10 +23,9 @@ from bench.advise.findings import (
     strip,
 )
 from bench.answers.advice import propose
-from bench.answers.choice import tell_open
+from bench.answers.choice import tell_choice
 from bench.answers.halving import spell_case
 from bench.base.errors import UsageError
-from bench.base.limits import NEAR
 from bench.base.plain import dump_document
 from bench.base.text import (
     count,
@@ -34,7 +33,6 @@ from bench.base.text import (
     name_first,
     parse_bytes,
     read_time,
-    write_percent,
     write_seconds,
 )
 from bench.results.store.rows import Row, keep_latest, read_history
@@ -384,29 +382,24 @@ class Advice:
         return f"{sentence}: {gain} what you have now ({name(now, now)}){share}."
 
     def _tell_rivals(self, advised: Case, lowest: Case) -> Iterator[str]:
-        """Yield why not the setting of the lowest time is advised, or which is the next; and which
-        could as well be advised, by what is known."""
+        """Yield why what is advised is, and what could as well be, by what is known; and which has
+        the lowest time, or is the next."""
         findings, now = self.findings, self.findings.now
         others = sorted(findings.times.keys() - {advised, now}, key=findings.find_time)
-        if lowest != advised:
-            if lowest.batch_size == advised.batch_size:
-                why = "of what is as fast, what changes least is advised"
-            elif advised.batch_size == now.batch_size:
-                why = "your batch size is kept until another is shown to take a tenth less"
-            else:
-                why = f"the smallest batch shown to be within {write_percent(NEAR)} is advised"
-            speed = self._compare(lowest, advised)
-            yield f"The lowest time is that of {name(lowest, now)}, {speed} it: {why}."
-        elif others:
-            speed = self._compare(others[0], advised)
-            yield f"The next is {name(others[0], now)}, {speed} it."
         # those that a report may recommend, as long as the advised one is of them
         sure = [one for one in findings.times if not any(self._list_warnings({one}))]
-        choice = findings.choose(sure if advised in sure else findings.times)
-        if choice and choice.chosen == advised and (more := tell_open(
+        choices = filter(None, map(findings.choose, (sure, findings.times)))
+        alike = (one for one in choices if (one.chosen, one.fastest) == (advised, lowest))
+        if (choice := next(alike, None)) and (more := tell_choice(
             choice, attrgetter("batch_size"), self._find_memory, lambda one: name(one, now)
         )):  # fmt: skip
             yield more
+        if lowest != advised:
+            speed = self._compare(lowest, advised)
+            yield f"The lowest time is that of {name(lowest, now)}, {speed} what is advised."
+        elif others:
+            speed = self._compare(others[0], advised)
+            yield f"The next is {name(others[0], now)}, {speed} what is advised."
 
     def _warn(self, settings: Collection[Case]) -> Iterator[str]:
         """Yield which warnings keep a report from recommending by the runs of these settings."""

@@ -55,12 +55,14 @@ class Choice(Generic[_T]):
     """What is chosen, and what it was chosen from.
 
     Attributes:
+        why: the reason, as it follows "is recommended".
         fastest: the setting of the lowest time.
         near: those shown to take at most `NEAR` more, the fastest first.
         open: those of which that is not known.
     """
 
     chosen: _T
+    why: str
     fastest: _T
     near: tuple[_T, ...]
     open: tuple[_T, ...]
@@ -88,29 +90,39 @@ def choose_among(
     first = min(same_size, key=lambda one: one.time_s)
     alike = [one for one in same_size if one is first or bound(one, first)[0] <= 1 + STEADY]
     chosen = min(alike, key=lambda one: (one.unusual, one.time_s))
-    return Choice(
-        chosen.of, fastest.of, tuple(one.of for one in close), tuple(one.of for one in unsure)
-    )
+    if chosen is fastest:
+        why = "for its lowest time"
+    elif chosen.size == fastest.size:
+        why = "as what is as fast and changes the fewest settings"
+    elif chosen.size == present:
+        why = "as the batch size in use, until another is shown to take a tenth less"
+    else:
+        why = f"as the smallest batch shown to be within {write_percent(near)} of the lowest time"
+    sure, unknown = (tuple(one.of for one in group) for group in (close, unsure))
+    return Choice(chosen.of, why, fastest.of, sure, unknown)
 
 
-def tell_open(
+def tell_choice(
     choice: Choice[_T],
     size: Callable[[_T], int],
     memory: Callable[[_T], float],
     name: Callable[[_T], str],
 ) -> str:
-    """Say which settings could as well be chosen, by what is known; empty if none is open.
-    ``memory`` returns its bytes, NaN if they are not known."""
+    """Say why what is chosen is, and which settings could as well be, by what is known; empty for
+    one of the lowest time beside which none is open. ``memory`` returns its bytes, NaN if they are
+    not known."""
     if not choice.open:
-        return ""
+        return "" if choice.chosen == choice.fastest else f"It is recommended {choice.why}."
     alike = [*dict.fromkeys((choice.chosen, choice.fastest, *choice.open))]
     sizes = sorted({*map(size, alike)})
     if len(sizes) > 1:
         names = join_words([*map(str, sizes)])
-        sentence = f"Batch sizes {names} cannot be told apart within {write_percent(NEAR)}"
+        sentence = f"Batch sizes {names} cannot be told apart within {write_percent(NEAR)}: "
+        sentence += f"{size(choice.chosen)} is recommended {choice.why}"
     else:
         names = join_words([*map(name, alike[:MOST_NAMED])])
-        sentence = f"What cannot be told apart within {write_percent(NEAR)}: {names}"
+        sentence = f"What cannot be told apart within {write_percent(NEAR)}: {names}. "
+        sentence += f"The first is recommended {choice.why}"
     least = min(alike, key=memory)
     if all(memory(one) > 0 for one in alike) and memory(least) < memory(choice.chosen) / (
         1 + STEADY

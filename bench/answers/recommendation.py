@@ -10,7 +10,7 @@ from functools import partial
 from itertools import groupby
 from operator import itemgetter
 
-from bench.answers.choice import MOST_NAMED, tell_open
+from bench.answers.choice import MOST_NAMED, tell_choice
 from bench.answers.elsewhere import find_fastest
 from bench.answers.halving import find_trials, summarize
 from bench.answers.power_limits import tell_power
@@ -153,16 +153,16 @@ def _tell(found: ReportData, place: Target) -> Iterator[str]:
     else:
         bases = [*_find_baselines(place, chosen)]
         yield _tell_chosen(found, place, chosen, bases)
-        yield "" if found.aim else _tell_loss(found, place, chosen)
-        yield _tell_pairs(place, chosen, bases)
-        yield _tell_rivals(found, place, chosen)
         if place.choice and not found.aim:
-            yield tell_open(
+            yield tell_choice(
                 place.choice,
                 lambda setting: setting.best.batch_size,
                 lambda setting: setting.best.memory_bytes,
                 partial(describe_setting, found),
             )
+        yield "" if found.aim else _tell_loss(found, place, chosen)
+        yield _tell_pairs(place, chosen, bases)
+        yield _tell_rivals(found, place, chosen)
         yield _tell_next(found, place)
         yield _tell_batch_sizes(place, chosen)
         lowest = min(
