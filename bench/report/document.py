@@ -122,6 +122,10 @@ class Report(ReportData):
         frequent."""
         if not self.runs:
             return "No run has ended here yet."
+        if not self.results and (probes := [run for run in self.runs if run.probe]):
+            ends = Counter(map(name_outcome, probes))
+            numbers = ", ".join(f"{number:,} {end}" for end, number in ends.most_common())
+            return f"{count(len(probes), 'probe')} of a few steps, and no case: {numbers}."
         ends = Counter(name_outcome(row) for row in self.results)
         ordered = sorted(ends.items(), key=lambda pair: (pair[0] != Status.OK.value, -pair[1]))
         numbers = ", ".join(f"{number:,} {end}" for end, number in ordered) or "none"
