@@ -29,7 +29,8 @@ def write_action(report: Report) -> str:
     hardware, versions and warnings."""
     entries = [
         {
-            "name": f"{name}: {_TRACKED[quantity]}",
+            "name": f"{name}: {_TRACKED[quantity]}"
+            + f" of {'an epoch' if row.period.whole else row.period}" * QUANTITIES[quantity].whole,
             "unit": QUANTITIES[quantity].unit,
             "value": value / QUANTITIES[quantity].scale,
             **({"range": _write_range(row, quantity)} if low == low else {}),

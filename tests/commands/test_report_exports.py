@@ -43,7 +43,7 @@ def test_of_those_that_follow_commits_one_reads_a_list_where_less_is_better(
         assert entry["extra"].startswith("A card, torch 2")
     found = {entry["name"]: entry for entry in entries}
     assert len(found) == len(entries)
-    time, memory = found["fp32: time"], found["fp32: memory"]
+    time, memory = found["fp32: time of an epoch"], found["fp32: memory"]
     assert (time["value"], time["unit"]) == (20.0, "s")
     assert time["range"] == "19 to 21 of 3 repeats"
     assert (memory["value"], memory["unit"]) == (2.0, "GiB")
