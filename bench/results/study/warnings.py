@@ -239,7 +239,7 @@ _ALL = (
           f"Slow steps, of more than {SLOW_STEP:g} times the median one, made the measured time "
           f"longer by more than {100 * STEADY:.0f} %; another run may have more of them, or fewer",
           QUIETER, _has_slow_steps, fatal=False),
-    WarningRule("unknown", "epoch not known",
+    WarningRule("unknown", "time not known",
           f"The measured steps are fewer than {FEW_STEPS}, or used batches that a loader had "
           "prepared before, so that an epoch may take another time",
           Remedy("Use", (*LONGER, Way("fewer --workers", lambda r: r.case.workers > 0)),
