@@ -42,6 +42,9 @@ _INDUCTORS = "## Call CompiledFxGraph "
 _EXCHANGES = ("gloo:", "mpi:")
 """How the names of regions begin in which a thread of torch's exchanges between processes."""
 
+_FUNCTIONS = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
+"""The functions of torch.distributed, as which those threads name them, by their operators."""
+
 _WAITS = frozenset(
     f"cuda{name}"
     for name in ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize", "Memcpy")
@@ -377,7 +380,7 @@ def label_operator(event: TraceEvent, vocabulary: Vocabulary) -> Label:
             return label_convolution(shapes[at], groups, first)
     if name in MOVES:
         return _label_move(event, name, first)
-    return Label(vocabulary.kind(name), name, first)
+    return Label(vocabulary.kind(name), _FUNCTIONS.get(name, name), first)
 
 
 def _read_formats(event: TraceEvent) -> list[str]:

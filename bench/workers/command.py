@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -375,11 +375,10 @@ def _profile(
 
 def _describe_rank(rank: int, timeline: Timeline) -> RankRow:
     """Return what a process that trains with others did in a profiled step."""
-    exchanges = {
-        label.operation: timed.time_s
-        for label, timed in timeline.work.items()
-        if label.kind is WorkKind.EXCHANGE
-    }
+    exchanges = defaultdict[str, float](float)
+    for label, timed in timeline.work.items():
+        if label.kind is WorkKind.EXCHANGE:
+            exchanges[label.operation] += timed.time_s
     waits_in = max(exchanges, key=exchanges.__getitem__, default=None)
     computing_s = timeline.step_s - timeline.exchange_s
     return RankRow(rank, None, None, None, computing_s=computing_s, waits_in=waits_in)

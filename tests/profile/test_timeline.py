@@ -311,6 +311,7 @@ def test_an_exchange_takes_the_time_in_which_nothing_is_computed(words: Vocabula
     on_a_cpu.operator("aten::mm", 40, 50)
     line = on_a_cpu.read(words, device="cpu")
     assert seconds(line) == {WorkKind.MATMUL: 40, WorkKind.EXCHANGE: 4 + 6 + 10 + 10 + 5}
+    assert {one.operation for one in line.work if one.kind is WorkKind.EXCHANGE} == {"all_reduce"}
     assert (us(line.exchange_s), us(line.busy_s)) == (35, 75)
     on_a_gpu.kernel("sm90_gemm", 0, 50)
     for start, end, stream in ((30, 70, 8), (60, 80, 9)):
