@@ -158,7 +158,7 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
     assert "--momentum 0.25" in outputs["plan"]
     for side in (outputs["rounding"], outputs["precision"]):
         assert "in out: 1 case with both values of" in side
-        assert re.search(r" is 1\.00 times as fast as .*, which is not proven", side)
+        assert re.search(r" is 1\.00 times as fast as .*, with no verdict", side)
     each = [("fp32", "even"), ("fp16", "even"), ("fp16", "up")]
     assert [
         (found["case"]["precision"], found["case"]["rounding"])

@@ -297,7 +297,8 @@ def _tell_speed(comparison: Comparison) -> Iterator[str]:
             sentence += f" (median of {len(speeds)} settings: {listed})"
         judged = {finding.ratio.judge(comparison.margin) for finding in findings}
         if judged <= {Verdict.NONE, Verdict.AMBIGUOUS}:
-            sentence += ", which is not proven: more --repeats on both sides would tell"
+            what = "which is ambiguous" if Verdict.AMBIGUOUS in judged else "with no verdict"
+            sentence += f", {what}: more --repeats on both sides would tell"
         yield f"{sentence}."
 
 
