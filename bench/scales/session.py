@@ -52,9 +52,9 @@ def measure(case: Case, data: ImageArrays | None, scales: Sequence[float], steps
     session, name = Session(case, data, steps), case.label(["model", "precision", "batch_size"])
     with watch(f"{name}, counted in fp32") as session.show:
         found = session.observe(scales)
-    use = find_window(found).use
-    recommended = [] if use is None else [format_value(use)]
-    for setting in dict.fromkeys(["1", "128", *recommended, "dynamic"]):
+    settings = ["1", "128"]
+    while settings:
+        setting = settings[0]
         with watch(f"{name}, at loss scale {setting}") as session.show:
             training = session.train(setting)
         found = replace(found, trainings=(*found.trainings, training))
@@ -62,6 +62,10 @@ def measure(case: Case, data: ImageArrays | None, scales: Sequence[float], steps
             scale, first = training.scales[0], training.overflowed.index(True) + 1
             first = min(first, found.overflows.get(scale, first))
             found = replace(found, overflows={**found.overflows, scale: first})
+        tried = {one.setting for one in found.trainings}
+        use = find_window(found).use  # a lower one, where that of before overflowed in its training
+        recommended = [] if use is None else [format_value(use)]
+        settings = [s for s in ("1", "128", *recommended, "dynamic") if s not in tried]
     return found
 
 

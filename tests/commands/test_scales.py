@@ -31,6 +31,7 @@ from bench.results.scale_map import (
     read_scale_map,
     write_map,
 )
+from bench.scales import session
 from bench.scales.__main__ import main
 from bench.scales.document import (
     SCALES,
@@ -170,6 +171,26 @@ def test_a_planted_window_is_found() -> None:
     assert counted == (BATCH * 10 + 20) * len(case.scales) * len(case.at)
     summary = summarize_scale_map(make_map(case))
     assert "use 2^33: scales from 2 to 2^36 are safe" in summary
+
+
+def test_a_scale_that_overflows_in_its_own_training_is_not_recommended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Trained in fp16, as on a GPU. Between the network's output and its loss a gradient is 2^20
+    times what any layer has: fp16 overflows there from a scale of 2^19, which no rounding shows."""
+
+    class Real(session.Session):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self.real = True
+
+    monkeypatch.setattr(session, "Session", Real)
+    case = answer()
+    assert find_window(case).use == 2.0**18
+    overflowed = {one.setting: any(one.overflowed) for one in case.trainings}
+    tried = [2.0**33, 2.0**30, 2.0**27, 2.0**24, 2.0**21]
+    assert [*overflowed] == ["", "1", "128", *(f"{t:.0f}" for t in tried), "262144", "dynamic"]
+    assert [one for one in overflowed if overflowed[one]] == [f"{t:.0f}" for t in tried]
 
 
 def test_the_window_of_a_workload_is_that_of_its_gradients() -> None:

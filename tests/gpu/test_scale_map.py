@@ -13,9 +13,12 @@ pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda", 0)
 
 
-def test_a_planted_window_is_found_by_rounding() -> None:
-    """And the trainings are those of fp16 itself, in which 128 holds."""
+def test_a_planted_window_is_found_by_rounding_and_by_trainings_of_fp16() -> None:
+    """Between the network's output and its loss a gradient is 2^20 times what any layer has, so
+    that fp16 overflows there first, from a scale of 2^19: no rounding of a layer's shows it."""
     case = answer(device="cuda")
     window = find_window(case)
-    assert (window.low, window.high, min(case.overflows)) == (2.0, 2.0**36, 2.0**37)
-    assert not any(case.training("128").overflowed)
+    assert (window.low, window.use, min(case.overflows)) == (2.0, 2.0**18, 2.0**21)
+    for scale in ("128", "262144"):
+        assert not any(case.training(scale).overflowed)
+    assert all(case.training(str(2**21)).overflowed)
