@@ -312,9 +312,9 @@ def test_tampering_is_found(kind: str, sound: dict[str, list[str]], copy: Path) 
 
 
 def test_two_cards_may_take_the_power_of_both(copy: Path) -> None:
-    """What is found of one card, `more power than the limit`, is not of two."""
+    """Whose row has their energy, their power and the sum of their limits."""
     folder = Folder(copy)
-    scale(folder.row, 2, "energy_j", "mean_power_w")
+    scale(folder.row, 2, "energy_j", "mean_power_w", "power_limit_w")
     folder.row.update(world_size="2", parallel="ddp")
     folder.write()
     assert find_faults(copy)["energy"] == []
