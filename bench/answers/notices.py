@@ -289,8 +289,8 @@ def _describe_mixtures(runs: Sequence[Run]) -> Iterator[Notice]:
         if mixed:
             found = (
                 f"The rows of {part[0].sweep} were measured in different environments: "
-                f"{'; '.join(mixed.values())}. What a change does is compared within one alone, "
-                "and what to train with is chosen from all."
+                f"{'; '.join(mixed.values())}. Rows of each stand apart, like those of another "
+                "machine, and nothing is chosen from several."
             )
             yield Notice("Mixed environments", found, "Use a new --out for each.")
 

@@ -47,7 +47,7 @@ from bench.results.store.rows import group
 from bench.results.study.axes import list_main, name_setting
 from bench.results.study.comparable import AMOUNT, refuse_alone, refuse_base
 from bench.results.study.estimate import TIME
-from bench.results.study.runs import Result, name_machines
+from bench.results.study.runs import Result
 from bench.results.study.sweeps import SweepFolder
 from bench.results.study.warnings import SAID_BELOW, WARNINGS
 from bench.results.verdict import Ratio
@@ -99,7 +99,7 @@ _tell_setting = attrgetter("batch_size", *_LEVERS)
 class Entry:
     """A card in one precision."""
 
-    card: str
+    card: str  # as `ran_on` names it: with two versions of torch, or of the harness, it is two
     precision: str
     equal: Result | None  # its case at the setting at which its group is compared
     base: Mapping[str, Result]  # this card's cases there that it is compared with, by precision
@@ -169,10 +169,9 @@ def find_groups(found: ReportData) -> list[CardGroup]:
     """Group cards that may be compared. Measured groups come first, then published and unknown
     ones; in each, those with a sound time, then with most cards and precisions."""
     timed = [row for row in found.results if row.status in RELIABLE and not refuse_alone(row)]
-    names = _name_cards(timed)
     parts = group(timed, lambda row: tuple(_tell_traits(row).items()))
     order = ["measured", *reversed(LABELS)]
-    return sorted((_make_group(part, names) for part in parts), key=lambda one: (
+    return sorted((_make_group(part) for part in parts), key=lambda one: (
         order.index(one.setting.kind),
         not any(entry.best.trusted for entry in one.entries),
         -len(one.cards),
@@ -180,25 +179,18 @@ def find_groups(found: ReportData) -> list[CardGroup]:
     ))  # fmt: skip
 
 
-def _name_cards(results: Sequence[Result]) -> dict[int, str]:
-    """Return by cell the name of its card. One physical GPU is one card, and so are GPUs of one
-    name in a folder, as in its report; other cards of one name get their folder's name appended."""
-    named = name_machines(results, attrgetter("gpu_uuid"))
-    return {row.cell: name for row, name in zip(results, named, strict=True)}
-
-
-def _make_group(timed: Sequence[Result], names: Mapping[int, str]) -> CardGroup:
+def _make_group(timed: Sequence[Result]) -> CardGroup:
     # of a card's cases the first counts: without warnings, with most of an epoch and most repeats
     timed = sorted(timed, key=attrgetter("started_at"), reverse=True)
     timed.sort(key=lambda row: (not row.trusted, -row.part, -row.repeats, row.seed))
-    places = [(names[row.cell], _tell_setting(row)) for row in timed]
+    places = [(row.ran_on, _tell_setting(row)) for row in timed]
     timed = [timed[at] for at in list_main(timed, places)]
-    usual = _choose_setting(timed, names)
-    parts = group(timed, lambda row: names[row.cell])
-    entries = [entry for part in parts for entry in _list_entries(usual, part, names)]
+    usual = _choose_setting(timed)
+    parts = group(timed, lambda row: row.ran_on)
+    entries = [entry for part in parts for entry in _list_entries(usual, part)]
     speeds = {entry.card: rate_card(entry) for entry in sorted(entries, key=rate_card)}
     entries.sort(key=lambda entry: speeds[entry.card], reverse=True)
-    pairs = _judge_pairs([*dict.fromkeys(entry.card for entry in entries)], timed, usual, names)
+    pairs = _judge_pairs([*dict.fromkeys(entry.card for entry in entries)], timed, usual)
     return CardGroup(_tell_traits(usual), usual, entries, pairs)
 
 
@@ -207,13 +199,13 @@ def rate_card(entry: Entry) -> tuple[bool, float]:
     return (entry.best.trusted, float(entry.best.images_per_s))
 
 
-def _choose_setting(timed: Sequence[Result], names: Mapping[int, str]) -> Result:
+def _choose_setting(timed: Sequence[Result]) -> Result:
     """Return a case at the batch size and levers that most cards have. Of several settings choose
     the one with most unwarned precisions, then the plainest, then the largest batch."""
 
     def rate(part: Sequence[Result]) -> tuple[int, ...]:
-        sure = {(names[row.cell], row.precision) for row in part if row.trusted}
-        cards = {names[row.cell] for row in part}
+        sure = {(row.ran_on, row.precision) for row in part if row.trusted}
+        cards = {row.ran_on for row in part}
         return len(cards), len(sure), -len(list_levers(part[0])), int(part[0].batch_size)
 
     return max(group(timed, _tell_setting), key=rate)[0]
@@ -240,9 +232,7 @@ def name_unusual(row: Result, usual: Mapping[str, Value]) -> list[str]:
     ]
 
 
-def _list_entries(
-    usual: Result, timed: Sequence[Result], names: Mapping[int, str]
-) -> Iterator[Entry]:
+def _list_entries(usual: Result, timed: Sequence[Result]) -> Iterator[Entry]:
     """Yield a card's entries, from its cases, best evidence first."""
     here = [row for row in timed if _tell_setting(row) == _tell_setting(usual)]
     equal = {row.precision: row for row in reversed(here)}
@@ -264,7 +254,7 @@ def _list_entries(
         bases = [base for base in _BASELINES if (base, precision) in over]
         fastest_bases = (_find_base(usual, timed, base) for base in bases)
         yield Entry(
-            names[own[0].cell],
+            own[0].ran_on,
             precision,
             equal.get(precision),
             {base: equal[base] for base in bases},
@@ -286,14 +276,12 @@ def _find_base(usual: Result, timed: Sequence[Result], base: str) -> Result:
     return choose_base(_list_settings(alike), usual.batch_size).best
 
 
-def _judge_pairs(
-    cards: Sequence[str], timed: Sequence[Result], usual: Result, names: Mapping[int, str]
-) -> list[CardPair]:
+def _judge_pairs(cards: Sequence[str], timed: Sequence[Result], usual: Result) -> list[CardPair]:
     """Compare each card with each slower one in each precision, judged as one family: at the
     group's setting, or else at the plainest and largest that both have."""
     rows: dict[tuple[str, str], dict[Any, Result]] = {}
     for row in timed:
-        rows.setdefault((row.precision, names[row.cell]), {}).setdefault(_tell_setting(row), row)
+        rows.setdefault((row.precision, row.ran_on), {}).setdefault(_tell_setting(row), row)
     pairs: list[tuple[str, str, tuple[Result, Result]]] = []
     for precision in PRECISIONS:
         for fast, slow in combinations(cards, 2):
@@ -400,7 +388,8 @@ def _list_cards(found: Cards) -> Iterator[tuple[str, list[Entry]]]:
             about.append(f"apart from 1: {'; '.join(one.tell_apart(found.groups[0]))}")
         for card, part in groupby(one.entries, attrgetter("card")):
             entries = [*part]
-            words = [f"{number}. {card}", f"torch {entries[0].best.torch or 'unknown'}", *about]
+            torch = f"torch {entries[0].best.torch or 'unknown'}"
+            words = [f"{number}. {card}", *([] if torch in card else [torch]), *about]
             yield " · ".join(words), entries
             about = []
 
@@ -504,7 +493,9 @@ class Cards(Report):
 
     @cached_property
     def _cards(self) -> list[str]:
-        return [*dict.fromkeys(card for one in self.groups for card in one.cards)]
+        """The cards by name, one in two groups, or with two versions of torch, once."""
+        best = [entry.best for one in self.groups for entry in one.entries]
+        return [*{row.gpu_uuid or row.machine: row.machine for row in best}.values()]
 
     @cached_property
     def title(self) -> str:

@@ -53,7 +53,8 @@ PAIRED: dict[str, tuple[list[Record], list[str]]] = {
     "a case in two environments": (
         [*runs((FP32, 200), torch="2.12"), *ran(FP32, (100,), attempt=2),
          *runs((FP32, 100), gpu="B card")],
-        [],
+        ["machine: A card · torch 2.12 → A card · torch 2.13 | 2.00× | 1",
+         "machine: A card · torch 2.12 → B card | 2.00× | 1"],
     ),
     "a case on two cards": (
         [*ran(FP32, THREE, gpu="A card"), *ran(FP32, HALF, gpu="B card", gpu_memory_bytes=9)],

@@ -507,6 +507,41 @@ def test_rows_of_another_card_or_version_are_another_place(
     assert abouts == ["A card · card-1", "A card · card-2"]
 
 
+MIXED: dict[str, tuple[dict[str, str], dict[str, str], list[str]]] = {
+    "torch, by which the rest differs": (
+        {"torch": "2.12", "cudnn": "9.1"}, {"torch": "2.13", "cudnn": "9.2"},
+        ["torch 2.12", "torch 2.13"],
+    ),
+    "the harness": ({"code": "aa"}, {"code": "bb"}, ["code aa", "code bb"]),
+    "variables": ({"variables": "A=1"}, {}, ["variables A=1", "variables none"]),
+    "an edited network": (
+        {"model_source": "aa"}, {"model_source": "bb"}, ["model source aa", "model source bb"]
+    ),
+    "an edited file to start from": (
+        {"start_fingerprint": "aa"}, {"start_fingerprint": "bb"},
+        ["start fingerprint aa", "start fingerprint bb"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_nothing_is_chosen_across_what_ran_rows_of_one_folder(name: str, tmp_path: Path) -> None:
+    """fp16, measured with an old torch alone, was the choice against fp32 of the new one. A row
+    that ended before it read its own is of the next row's."""
+    old, new, ran_on = MIXED[name]
+    lost = cut(AMP, Status.ERROR)
+    lost.environment.torch = ""
+    rows = [*ran(FP32, (100, 101, 99), **old), *ran(FP16, (40, 41, 39), **old), lost]
+    rows += [*ran(FP32, (90, 91, 89), **new), *ran(BF16, (45, 46, 44), **new)]
+    report = read_report(tmp_path, rows)
+    first, second = report.answers
+    assert [first.about, second.about] == [f"A card · {one}" for one in ran_on]
+    assert "in fp16 at batch size 128: 40.00 s an epoch, against 100.0 s" in first.sentences[0]
+    assert "in bf16 at batch size 128: 45.00 s an epoch, against 90.00 s" in second.sentences[0]
+    assert "fp16" not in " ".join(second.sentences)
+    assert {row.ran_on for row in report.results if row.status is Status.ERROR} == {second.about}
+
+
 def test_one_network_and_one_card_are_counted_once() -> None:
     """Four folders of a network were "each of 4 networks", and two of a card two machines."""
 

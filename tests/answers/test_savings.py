@@ -146,7 +146,8 @@ def test_ways_of_another_kind_are_named_apart_and_those_of_another_torch_not_com
     ]  # fmt: skip
     for row in plain[3:]:
         row.environment.torch = "2.14"
-    assert len(read_report(tmp_path / "torch", plain).answers) == 1
+    apart = read_report(tmp_path / "torch", plain).answers
+    assert [one.about for one in apart] == ["A card · torch 2.13", "A card · torch 2.14"]
 
 
 def test_the_batch_is_the_largest_at_which_all_are_known(tmp_path: Path) -> None:

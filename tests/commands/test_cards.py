@@ -113,7 +113,8 @@ def test_what_may_not_be_compared_stands_apart_with_the_reason(
 def test_a_card_of_two_groups_is_named_once(folders: list[Path], tmp_path: Path) -> None:
     other = write_sweep(tmp_path, list_rows("NVIDIA A", 1.0, dataset_fingerprint="beef"))
     found = build(read_sweeps([*folders, other]), Path())
-    assert [group.cards for group in found.groups] == [[*CARDS], ["NVIDIA A"]]
+    one, two = (f"NVIDIA A · dataset fingerprint {images}" for images in ("feed", "beef"))
+    assert [group.cards for group in found.groups] == [[one, *[*CARDS][1:]], [two]]
     assert found.subject == "3 cards: NVIDIA A, NVIDIA B, NVIDIA C"
 
 
@@ -143,6 +144,25 @@ def test_folders_of_one_gpu_are_one_card_and_two_gpus_of_one_name_are_two(
     (group,) = build(read_sweeps([folders[0], twin]), Path()).groups
     assert group.cards == ["NVIDIA A · a", "NVIDIA A · twin"]
     assert {pair.fast for pair in group.pairs} == {"NVIDIA A · a"}
+
+
+def test_no_ratio_of_a_card_is_across_two_versions_of_torch(tmp_path: Path) -> None:
+    """fp16 of the old torch, twice as fast, was held against fp32 of the new one."""
+    sides = (("2.12", 0.5, ("fp32", "fp16")), ("2.13", 1.0, ("fp32",)))
+    rows = [
+        replace(row, record_id=f"{torch}{row.record_id}")
+        for torch, slower, precisions in sides
+        for row in list_rows("NVIDIA A", slower, [(128, "off")], torch=torch)
+        if row.case.precision in precisions
+    ]
+    found = build(read_sweeps([write_sweep(tmp_path / "a", rows)]), Path())
+    (group,) = found.groups
+    assert found.title == "1 card"
+    assert [(entry.card, entry.precision, [*entry.over]) for entry in group.entries] == [
+        ("NVIDIA A · torch 2.12", "fp32", []),
+        ("NVIDIA A · torch 2.12", "fp16", ["fp32"]),
+        ("NVIDIA A · torch 2.13", "fp32", []),
+    ]
 
 
 def test_an_entry_is_at_one_setting_and_at_its_own_fastest(found: Cards) -> None:

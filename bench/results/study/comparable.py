@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from bench.base.inject import VERSIONS
 from bench.base.text import clean, join_words, name_first
@@ -43,6 +43,9 @@ _PER_ITEM = ("epoch_time_s", "epoch_time_low_s", "epoch_time_high_s")
 TELL_ITEMS = "call bench.step(items=len(x)) in the script, and items a second are compared"
 
 _TELL_ALWAYS = "let every run take more steps, and " + TELL_ITEMS
+
+
+_R = TypeVar("_R", bound=Row)
 
 
 class Period(NamedTuple):
@@ -264,15 +267,20 @@ def list_unlike(
             yield name, now, others
 
 
+def tell_known(row: Row, column: str) -> str:
+    """Return the value of one of `COMPARABLE`, empty if a row does not know it."""
+    none = "none" if column == "variables" and row.torch else ""
+    return str(getattr(row, column) or none)
+
+
 def list_mixed(
-    rows: Sequence[Row], columns: Iterable[str] = COMPARABLE
-) -> Iterator[tuple[str, list[str], list[Row]]]:
-    """Yield each of ``columns`` in which rows differ that agree on all that it belongs to, with its
-    values and these rows. A row that ended before its worker could look has none."""
+    rows: Sequence[_R], columns: Iterable[str] = COMPARABLE, *within: str
+) -> Iterator[tuple[str, list[str], list[_R]]]:
+    """Yield each of ``columns`` in which rows differ that agree on all that it belongs to, and on
+    what they are ``within``, with its values and these rows. A row that ended before its worker
+    could look has none."""
     for name in columns:
-        for alike in group(rows, attrgetter(*COMPARABLE[name])):
-            none = "none" if name == "variables" else ""
-            known = (getattr(row, name) or (none if row.torch else "") for row in alike)
-            values = [*filter(None, dict.fromkeys(known))]
+        for alike in group(rows, attrgetter(*within, *COMPARABLE[name])):
+            values = [*filter(None, dict.fromkeys(tell_known(row, name) for row in alike))]
             if len(values) > 1:
                 yield name, values, alike

@@ -22,11 +22,13 @@ from bench.results.study.comparable import (
     Period,
     find_period,
     find_unfit,
+    list_mixed,
     refuse_base,
     refuse_pair,
     restate,
     take_alike,
     tell_but,
+    tell_known,
 )
 from bench.results.study.quantities import (
     MEMORY_MEASURES,
@@ -58,7 +60,8 @@ class Run(Row):
         timed: whether it has an epoch time.
         kind: measured, published or unknown.
         machine: the GPU, or the CPU; ``ran_on`` also names the sweep if several sweeps ran on one
-            of that name, unless it was the same GPU, with the same versions of everything.
+            of that name, unless it was the same GPU, with the same versions of everything, and of
+            rows of one sweep what they should agree on and do not, such as ``torch 2.13``.
         asked: a number for its case; ``environment`` for rows that agree on `COMPARABLE`, and
             ``cell`` for runs of one case on one machine that agree on both.
         part: the share of an epoch that was measured, equal in all runs of a case: its fraction,
@@ -206,6 +209,13 @@ def read_runs(sweeps: Sequence[SweepFolder]) -> list[Run]:
         runs, name_machines(runs, lambda r: (r.gpu_uuid, _tell_device(r))), strict=True
     ):
         run.ran_on = name
+    # what two versions of torch ran, or of a network, stands apart like what two machines ran; a
+    # run that ended before it read its own takes that of the next
+    for column, values, alike in list_mixed(runs, COMPARABLE, "ran_on", "kind"):
+        value = values[-1]
+        for run in reversed(alike):
+            value = tell_known(run, column) or value
+            run.ran_on += f" · {column.replace('_', ' ')} {value}"
     return link_runs(runs)
 
 
