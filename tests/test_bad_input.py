@@ -64,7 +64,9 @@ def expect(
 FLAGS = [
     (["--batch-size", "0"], "--batch-size '0': a batch size is a whole number of at least 1"),
     (["--batch-size", "1"], "batch size 1 leaves a batch of one image, and BatchNorm needs two"),
-    (["--batch-size", "64,128"], "--batch-size '64,128': a batch size is a whole number of at"),
+    (["--batch-size", "64,128"], "--batch-size 64,128: give --batch-size 64 128"),
+    (["--precision", "fp32,bf16"], "--precision fp32,bf16: give --precision fp32 bf16"),
+    (["--timeout", "9", "python"], "unknown argument 'python'; a command stands in quotes after"),
     (["--batch-size", "50001"], "batch size 50001 is above the dataset's 50000 images"),
     (["--batch-size", "49999"], "batch size 49999 leaves a last batch of one image, and BatchNorm"),
     (["--precision", "fp61"], "--precision 'fp61': did you mean 'fp16'?"),

@@ -366,6 +366,8 @@ def refuse_places(
             return f"--vary {name} is given, but the command has no {{{name}}}; add it there"
     for name in given:
         if name not in (*places, *BESIDE_COMMAND):
+            if (dashed := f"{{{name.replace('_', '-')}}}") in command:
+                return f"{dashed} is no placeholder; write {{{name}}}"
             return (
                 f"{axis_flag(name)} is given, but the command has no {{{name}}}; add it there, or "
                 f"leave out {axis_flag(name)}"

@@ -125,7 +125,10 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             shown = (action for action in self._actions if action.help != argparse.SUPPRESS)
             flags = [flag for action in shown for flag in action.option_strings]
-            near = nearest(unknown[0], flags, f"{self._whole_help} lists the right ones")
+            other = f"{self._whole_help} lists the right ones"
+            if "--command" in flags and unknown[0][0] != "-":
+                other = f"a command stands in quotes after --command; {other}"
+            near = nearest(unknown[0], flags, other)
             raise UsageError(f"unknown argument {unknown[0]!r}; {near}")
         given.invocation = spell_command([*self.prog.split(), *argv])
         return given

@@ -43,6 +43,8 @@ def parse_values(name: str, value: object, where: str) -> list[Value]:
     """
     if name == "batch_size" and value == AUTO:
         return [AUTO]
+    if where.startswith("--") and re.fullmatch(r"[\w.-]+(,[\w.-]+)+", text := str(value)):
+        raise UsageError(f"{where} {text}: give {where} {text.replace(',', ' ')}")
     found = _RANGE.fullmatch(str(value)) if name == "batch_size" else None
     if found and int(found[1]).bit_count() == 1:
         if found[2] == AUTO:
@@ -134,7 +136,8 @@ def _refuse_for_command(axes: Mapping[str, Sequence[Any]], sizes: Sequence[Any])
             raise UsageError("--command none beside a command: give them in sweeps of their own")
         for vary in axes.get("vary", [None]):
             if why := refuse_places(command, given, [*map(name_axis, read_vary(vary))], [*AXES]):
-                raise UsageError(f"--command: {why}")
+                quotes = "; put the whole command in quotes" * (" " not in command)
+                raise UsageError(f"--command: {why}{quotes * (len(axes['command']) > 1)}")
         if "batch_size" in list_worded(command) and any(isinstance(size, str) for size in sizes):
             raise UsageError(
                 "--command: {batch_size:…} has words for some sizes alone; write {batch_size} "

@@ -669,6 +669,8 @@ def test_it_is_validated_and_compared(mistakes: Path, capsys: pytest.CaptureFixt
         ("--command 'python t.py | tee log'", "no shell runs the command; give sh -c '…'"),
         ("--command 'python t.py --lr {lrr}'", "{lrr} is neither an axis nor a --vary; did you"),
         ("--command 'python t.py' --batch-size 8", "the command has no {batch_size}; add it"),
+        ("--command 'python t.py {batch-size}' --batch-size 8", "write {batch_size}"),
+        ("--command python t.py --batch-size 8", "; put the whole command in quotes"),
         (
             "--command 'python t.py {profile:on=-p,off=}' --profile",
             "{profile}: --profile is for what",
