@@ -11,9 +11,11 @@ from typing import Self
 
 from bench.base.progress import EVERY_S, Progress
 from bench.base.text import GIB, count, write_number, write_seconds
+from bench.results.store.rows import Row
 from bench.results.study.comparable import Period
 from bench.schema.case import Case, knows_epochs
-from bench.schema.record import MEASURED, Record, Status, describe_unmet
+from bench.schema.record import MEASURED, Record, Status, describe_unmet, flatten
+from bench.sweep.largest_batch import took_too_few
 from bench.workers.executors import CaseEvent
 from bench.workers.job import PhaseEntered, WorkBegun
 
@@ -118,7 +120,7 @@ def _describe(record: Record) -> str:
     if record.status not in MEASURED:
         return f"{record.status}: {record.reason}"
     if record.probe:  # its few steps measure memory only
-        words.append("takes too few steps" if record.environment.unit == "runs" else "trains")
+        words.append("takes too few steps" if took_too_few(Row(flatten(record))) else "trains")
     elif m.epoch_time_s is not None:
         cut = case.fraction < 1 or case.steps is not None or m.epoch_time_error is not None
         what = "an epoch"

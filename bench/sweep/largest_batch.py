@@ -134,7 +134,7 @@ class Ask(NamedTuple):
 
 class Ending(Explained):
     FOUND = "found", "the largest batch that trains was confirmed by a longer run"
-    EVERY_SIZE = "every_size", "the data allow no larger one"
+    EVERY_SIZE = "every_size", "the data allow no larger one, or too few steps with it"
     NO_STEPS = "no_steps", "the command shows no steps, by which a search ends its runs early"
     SAME = "same", "its memory is the same at each of them, as if it ignored {batch_size}"
     FAILS = "fails", "the command fails alike at each; mend that, then go on with --retry error"
@@ -366,8 +366,6 @@ class ProbedFamily:
         # on Windows and in WSL a driver moves to the host what the card has no room for
         spilled = row.status in MEASURED and not limit and left and reserved and reserved > left
         known = [*([parse_bytes(limit)] if limit else []), *([left] if left else [])]
-        steps = sum(row.number(name) or 0 for name in ("warmup_steps", "measured_steps"))
-        enough = row.unit != "runs" and (not limit or not 0 < steps <= LIMITED_AFTER)
         self.rows.append(
             Probe(
                 batch_size=row.batch_size,
@@ -376,7 +374,7 @@ class ProbedFamily:
                 alloc_retries=int(retries),
                 long=(row.number("steps") or math.inf) > SHORT_STEPS,
                 room_bytes=min(known, default=None),
-                seen=row.command is None or row.status not in MEASURED or enough,
+                seen=not took_too_few(row),
                 reason=row.reason or read_missing(row.missing or "").get("measured_steps", ""),
             )
         )
@@ -411,6 +409,13 @@ class ProbedFamily:
             available = None  # they hold more together than one can
         start = START * self.family.accumulate
         return Goal(sorted(sizes), available, start, of_command, bool(blind))
+
+
+def took_too_few(row: Row) -> bool:
+    """Return whether a command ended after too few steps to show that its batch fits."""
+    steps = sum(row.number(name) or 0 for name in ("warmup_steps", "measured_steps"))
+    few = row.unit == "runs" or (row.memory_limit and 0 < steps <= LIMITED_AFTER)
+    return row.command is not None and row.status in MEASURED and bool(few)
 
 
 def read_peak(row: Row) -> float | None:

@@ -68,6 +68,18 @@ def test_a_run_says_of_what_its_time_is_and_what_failed(
     assert capsys.readouterr().err.endswith(f": {expected}\n")
 
 
+@pytest.mark.parametrize(("steps", "expected"), [(3, "takes too few steps"), (4, "trains")])
+def test_a_probe_whose_limit_did_not_hold_yet_has_not_shown_that_it_trains(
+    steps: int, expected: str, capsys: Capture
+) -> None:
+    case = Case(command="python t.py {batch_size}", memory_limit="1GiB", device="cpu")
+    row = make_record(case, status=Status.OK, probe=True, unit="items", measured_steps=steps)
+    with Display(Path("x"), None, 0) as display:
+        display.start(case, 1, False)
+        display.conclude(row)
+    assert f": {expected}" in capsys.readouterr().err
+
+
 def test_what_is_left_is_told_by_case(capsys: Capture, monkeypatch: Patch) -> None:
     """A case of 37 s before one of 242, twice; and two that have not run yet."""
     clock = [0.0]
