@@ -43,7 +43,7 @@ from bench.results.study.warnings import WARNINGS
 from bench.results.verdict import Ratio, compare
 from bench.schema.axis import name_axis, name_column
 from bench.schema.case import Case, format_value, lay_out, list_axes
-from bench.schema.command import ITEMS, list_places
+from bench.schema.command import ITEMS, ask_for_seed, list_places
 from bench.schema.record import REPEATED, Outcome, Record, Status, flatten
 from bench.sweep.display import Display
 from bench.sweep.execution import Grid, OomSkips
@@ -297,7 +297,8 @@ class Advice:
                 "bench.step(loss=…) in the script tells it."
             )
         if commands := self._list_whole():
-            yield "Does it learn as well? Train both whole, over several seeds, and see:"
+            seed = ask_for_seed(self.findings.now.command)
+            yield f"Does it learn as well? Train both whole, over several seeds{seed}, and see:"
             yield from (f"  {command}" for command in commands)
         if following := self._propose_next(anew=bool(warnings)):
             yield f"Next: {following}"

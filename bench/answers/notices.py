@@ -39,6 +39,7 @@ from bench.results.study.runs import Result, Run
 from bench.results.study.sweeps import SweepFolder
 from bench.results.study.warnings import SAID_BELOW, WARNINGS
 from bench.schema.case import find_axis, list_axes
+from bench.schema.command import ask_for_seed
 from bench.schema.flags import change_flags
 from bench.schema.record import MEASURED, REPEATED, Status
 
@@ -320,7 +321,8 @@ def choose_next(
     for sweep in sweeps:
         folder = Path(_name_folder(sweep))
         if sweep.halving and (best := confirm(sweep.rows, sweep.epochs, sweep.halving, folder)):
-            return NextStep("run the best trial again, with other seeds", best[0])
+            seed = ask_for_seed(sweep.rows[0].command)
+            return NextStep(f"run the best trial again, with other seeds{seed}", best[0])
     if results and all(result.kind == "published" for result in results):
         return None  # nobody has the machine
     folders = shlex.join(map(_name_folder, sweeps))

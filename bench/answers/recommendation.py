@@ -52,7 +52,7 @@ from bench.results.study.warnings import WARNINGS
 from bench.results.verdict import EquivalenceVerdict, Verdict
 from bench.schema.axis import name_axis
 from bench.schema.case import Case, free_axes, spell_value
-from bench.schema.command import list_places
+from bench.schema.command import ask_for_seed
 from bench.schema.record import REFUSED
 from bench.schema.rules import takes
 
@@ -520,12 +520,11 @@ def _tell_learning(found: ReportData, place: Target, chosen: Setting) -> str:
             ends = write_ends((one.found.low, one.found.high), one.found.write, " to ")
             part = " in the part of an epoch that was measured" * (not chosen.best.learnt_whole)
             why = f" (90 %: {ends})" if ends else f": {one.found.lack}" * bool(one.found.lack)
-            command = chosen.best.case.command
             # without {seed} its repeats are the same command, whatever seeds it draws
-            repeats = "seeds" if command is None or "seed" in list_places(command) else "runs"
+            seed = ask_for_seed(chosen.best.case.command)
             return (
-                f"Over {one.found.seeds} {repeats} its {one.metric.label}{part} {words} that of "
-                f"{one.effect.before}{why}."
+                f"Over {one.found.seeds} {'runs' if seed else 'seeds'} its {one.metric.label}"
+                f"{part} {words} that of {one.effect.before}{why}{seed * (not ends)}."
             )
     fp32 = [s for s in place.tried if s.best.precision == "fp32"]
     fp32 = [s for s in fp32 if s.differs_in(chosen, _PRECISION)][:1]

@@ -323,7 +323,7 @@ def estimate(
         elif case.pairs:
             ratio = replace(ratio, low=ratio.value, high=ratio.value, exact=True)
         else:
-            lack = f"{what} equal to the last digit are not independent readings"
+            lack = f"{what} that are equal to the last digit do not show how far others differ"
             ratio = replace(ratio, lack=lack)
         ratios.append(ratio)
     p_values = find_p_values([*tested.values()]) if tested else []

@@ -300,6 +300,13 @@ def refuse_program(command: str) -> str:
     return ""
 
 
+def ask_for_seed(command: str | None) -> str:
+    """Return what a sentence about other seeds adds of a command without ``{seed}``, whose script
+    draws the same ones again unless it draws its own; empty of all else."""
+    told = command is None or "seed" in list_places(command)
+    return "" if told else " ({seed} in --command tells them to the script)"
+
+
 def name_command(command: str) -> str:
     """Return a short name for what a command trains: its script, or its module or program.
 

@@ -15,6 +15,7 @@ from bench.base.plain import dump_document
 from bench.base.processes import leave
 from bench.base.text import count
 from bench.results.store.reader import read_beside, read_rows
+from bench.schema.command import ask_for_seed
 from bench.schema.flags import command
 from bench.schema.goals import Halving
 from bench.schema.record import MEASURED, EpochRow
@@ -63,7 +64,8 @@ def print_findings(out: Path, halving: Halving, format: str) -> bool:
         draw_table(table, console)
         console.print()
     if commands := confirm(rows, epochs, halving, out):
-        print("Confirm the best on seeds that did not choose them, then compare:")
+        seed = ask_for_seed(rows[0].command)
+        print(f"Confirm the best on seeds that did not choose them{seed}, then compare:")
         for command in commands:
             print(f"  {command}")
     return measured

@@ -245,6 +245,16 @@ def test_what_is_learnt_is_held_against_fp32_at_an_equal_batch_size(tmp_path: Pa
     assert "its test accuracy is 40.0 %, and fp32's 41.0 %" in text
 
 
+def test_repeats_of_one_command_lack_a_seed(tmp_path: Path) -> None:
+    rows = [*counted(script(), [0.02, 0.0201, 0.0199], train_loss=2.0)]
+    rows += counted(script(precision="bf16-amp"), [0.01, 0.0101, 0.0099], train_loss=2.0)
+    rows = [replace(row, run_seed=row.repeat) for row in rows]
+    (answer,) = read_report(tmp_path, rows).answers
+    text = " ".join(answer.sentences)
+    assert "Over 3 runs its training loss" in text
+    assert "how far others differ ({seed} in --command tells them to the script)." in text
+
+
 def test_two_runs_each_are_no_single_runs(tmp_path: Path) -> None:
     cases = [replace(one, device="cpu") for one in (FP32, BF16)]
     rows = [row for case in cases for row in ran(case, (50.0, 51.0))]

@@ -564,6 +564,7 @@ def test_a_script_that_ends_by_itself_is_whole(tmp_path: Path, capsys: Capture) 
         assert f"after {ends if ends == '3' else 4} epochs." in output
         assert "epochs were trained where" not in output, "nothing was saved"
         assert output.count(" whole\n") == 2
+        assert "did not choose them ({seed} in --command tells them to the script), then" in output
 
 
 @pytest.mark.slow

@@ -355,7 +355,7 @@ def test_verdict_of_interval_and_evidence(
     ("a", "b", "value", "why"),
     [
         ([2.0, 2.0, 2.0], [1.0], 0.5, f"needs {MIN_REPEATS} repeats a side, has 3 and 1"),
-        ([10.0] * 5, [11.0] * 5, 1.1, "repeats equal to the last digit are not independent"),
+        ([10.0] * 5, [11.0] * 5, 1.1, "repeats that are equal to the last digit do not"),
         ([], [1.0], None, "a side has no value"),
         ([1.0], [0.0, 1.0], None, "a value is not positive"),
     ],
@@ -394,7 +394,7 @@ def test_repeats_of_one_seed_are_one_reading() -> None:
         # without a seed of both all count
         ({9: [2.0]}, {s: [2.0 + s] for s in range(3)}, "needs 3 seeds a side, has 1 and 3"),
         # a seed without any effect on either side is no pair
-        ({s: [2.0] for s in range(3)}, {s: [2.2] for s in range(3)}, "seeds equal to the last"),
+        ({s: [2.0] for s in range(3)}, {s: [2.2] for s in range(3)}, "seeds that are equal to"),
     ],
 )
 def test_too_few_seeds_give_no_verdict(
