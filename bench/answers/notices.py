@@ -317,6 +317,7 @@ def choose_next(
     if asked := list_asked(results):
         flag = ["--retry", *asked]
         again = f"the same command with {shlex.join(flag)} runs again what failed"
+        again = f"once what failed is mended, {again}" if Status.ERROR in asked else again
         return NextStep(again, _repeat(sweeps, flag))
     for sweep in sweeps:
         folder = Path(_name_folder(sweep))

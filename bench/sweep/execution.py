@@ -42,7 +42,7 @@ from bench.workers.job import Job, Lane
 from bench.workers.rating import choose_seconds
 
 ENDED_ALIKE = 3
-"""Settings of a command that end with one error before any step, the first ones, after which the
+"""Runs of a command that end with one error after as many steps, the first ones, after which the
 others are left: a module is missing, or a file."""
 
 _FAILED = (Status.ERROR, Status.KILLED, Status.TIMEOUT, Status.LOST)
@@ -120,7 +120,7 @@ class Grid:
         self._runs, self.asked = deque(runs), len(runs)  # how many are to be made
         self._skips = skips
         self._times = {case: list(of) for case, of in times.items()}
-        self._errors: dict[Case, str] = {}  # of those that took no step; "" of others
+        self._errors: list[str] = []  # of the first runs; "" of one that ended otherwise
         self._ran = Counter[tuple[Case, str]]()  # how often a case ran on a lane
         self.running = 0  # runs that were taken and have not ended
         # the lane of each run, for its drift check; on several GPUs, the lane of the first
@@ -190,15 +190,14 @@ class Grid:
         self._lanes[job.run] = _name_first(record.lane)
 
     def _give_up(self, record: Record) -> None:
-        """Leave the rest if nothing but one error came of a command's first settings."""
-        begun = record.measurement.measured_steps is not None
-        alike = record.case.command is not None and record.status is Status.ERROR and not begun
-        self._errors[record.case] = record.reason if alike else ""
-        if self._runs and alike and [*self._errors.values()] == ENDED_ALIKE * [record.reason]:
+        """Leave the rest if nothing but one error came of a command's first runs."""
+        alike = record.case.command is not None and record.status is Status.ERROR
+        self._errors.append(record.reason if alike else "")
+        if self._runs and alike and self._errors == ENDED_ALIKE * [record.reason]:
             self._runs.clear()
             fix = "once that is mended, --retry error runs these again, and the others"
             self.loop.say(
-                [f"error: the first {ENDED_ALIKE} settings ended alike, and no more are run; {fix}"]
+                [f"error: the first {ENDED_ALIKE} runs ended alike, and no more are run; {fix}"]
             )
 
 

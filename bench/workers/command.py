@@ -384,6 +384,9 @@ def _describe_rank(rank: int, timeline: Timeline) -> RankRow:
     return RankRow(rank, None, None, None, computing_s=computing_s, waits_in=waits_in)
 
 
+_LACKS = re.compile(r"No such file or directory: '([^/'][^']*)'$")
+
+
 def _describe_end(found: Outcome, run: _Run, code: int, case: Case) -> None:
     """Say how a command ended that was left to end by itself."""
     fault = find_fault(code, run.recent.decode(errors="replace"), case, run.uncaught)
@@ -392,6 +395,10 @@ def _describe_end(found: Outcome, run: _Run, code: int, case: Case) -> None:
         if (error := run.uncaught) and error.message == "No module named 'torch'":
             fix = f"activate an environment that has it, or write {sys.executable}"
             after = f"; its Python is {error.python}: {fix}"
+        if error and (lacks := _LACKS.search(error.message)):
+            others = {script.parent for script in run.named} - {Path()}
+            for there in (folder for folder in others if (folder / lacks[1]).exists()):
+                after += f"; it is in {there}: sh -c 'cd {there} && …' starts the command there"
         found.status, found.reason = fault.status, fault.reason + after
         found.transient = fault.transient
     elif run.later_s and not run.left:

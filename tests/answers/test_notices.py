@@ -101,7 +101,10 @@ def steps_of(*folders: Path) -> NextStep:
     ("records", "expected"),
     [
         (runs((100,)), "--repeats 3 shows how far its time repeats"),
-        ([*GOOD, lose(8, Status.ERROR)], "--retry error runs again what failed"),
+        (
+            [*GOOD, lose(8, Status.ERROR)],
+            "once what failed is mended, the same command with --retry error runs ",
+        ),
         ([*GOOD, lose(8, Status.INTERRUPTED)], "run the same command again"),
         (GOOD, "page with a figure"),
         ([*GOOD, *SHARED], "do what the first warning says"),

@@ -35,6 +35,7 @@ from bench.workers.executors.subprocess import SubprocessExecutor
 from bench.workers.job import Channel, Job, StepTaken
 from bench.workers.reports import TakenStep
 from tests.frames_for_tests import read_steps, read_work
+from tests.pytest_for_tests import Capture, Patch
 from tests.workers_for_tests import gone
 
 SCRIPT = Path(__file__).parents[1] / "scripts_for_tests.py"
@@ -834,20 +835,45 @@ def test_two_checkouts_are_measured_in_turns_and_a_slower_one_is_found(
     assert "tree: main → pr" in capsys.readouterr().out
 
 
-def test_settings_that_all_end_with_one_error_before_a_step_are_not_all_tried(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_script_that_needs_its_own_folder_is_told_how_to_start_there(
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("t.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")")
+    Path("own/conf").mkdir(parents=True)
+    Path("own/conf/a.json").write_text("{}")
+    Path("own/t.py").write_text("print(open('conf/a.json').read())")
+    python = shlex.quote(sys.executable)
+    commands = [f"{python} own/t.py", f"sh -c 'cd own && {python} t.py'"]
+    assert sweep(["--command", *commands, "--out", "out", *QUICK]) == 0
+    failed, went = read_records(Path("out")).to_dict("records")
+    assert failed["reason"].endswith("; it is in own: sh -c 'cd own && …' starts the command there")
+    assert went["status"] == "ok"
+
+
+NO_TORCH = "raise ModuleNotFoundError(\"No module named 'torch'\")"
+FAILS_LATER = "import bench\nfor _ in range(9): bench.step(items=1)\nopen('none')"
+
+
+@pytest.mark.parametrize(
+    ("script", "sizes", "expected"),
+    [
+        (NO_TORCH, "1 2 3 4 5", f"an environment that has it, or write {sys.executable}"),
+        (FAILS_LATER, "1 2 --repeats 2", "No such file or directory: 'none' (t.py, line 3); after"),
+    ],
+)
+def test_runs_that_all_end_with_one_error_are_not_all_tried(
+    script: str, sizes: str, expected: str, tmp_path: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.py").write_text(script)
     given = ["--command", f"{shlex.quote(sys.executable)} t.py {{batch_size}}", "--out", "out"]
-    assert sweep([*given, "--batch-size", "1", "2", "3", "4", "5", *QUICK]) == 1
+    assert sweep([*given, "--batch-size", *sizes.split(), *QUICK]) == 1
     rows = read_records(Path("out"))
-    assert rows["batch_size"].tolist() == [1, 2, 3]
+    assert len(rows) == 3
     (reason,) = {*rows["reason"]}
-    assert "; its Python is " in reason
-    assert reason.endswith(f": activate an environment that has it, or write {sys.executable}")
+    assert expected in reason
     output = "".join(capsys.readouterr())
-    assert "the first 3 settings ended alike" in output
+    assert "the first 3 runs ended alike" in output
     assert "3 runs done, 2 runs left" in output
 
 
