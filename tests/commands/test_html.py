@@ -183,7 +183,8 @@ def test_a_page_opens_with_the_answer_folds_the_rest_and_fits(show: Show, name: 
     assert table.evaluate("box => box.scrollWidth <= box.clientWidth")
     # narrow tables stand beside the figures, where else nothing would
     top, bottom = table.bounding_box(), page.locator(".figures").bounding_box()
-    assert top and bottom
+    assert top
+    assert bottom
     beside = top["y"] < bottom["y"] + bottom["height"]
     assert beside == (table.locator("thead th").count() <= 4)
     for width in (1280, 390):
