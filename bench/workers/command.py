@@ -515,23 +515,30 @@ def _describe_losses(
         found.status, found.reason = conclude(m)
 
 
+_COUNTED = ("flop_per_image", "step_bytes")
+
+
 def _describe_work(found: Outcome, case: Case, reports: Reports) -> None:
     """Count the work of the sampled step, and hold its number formats against the label."""
     m, sample = found.measurement, reports.work
     why = sample.get("failure", "it has no torch, or ended too early to look at a step")
     parts = [*map(_read_rows, sample.get("parts", ()))] if why == COMPILED else []
     if why:
-        found.leave_out(why, "flop_per_image", "step_bytes")
+        found.leave_out(why, *_COUNTED)
         found.leave_out(sample.get("doubt") or why, "labelled_flop_share")
         if not parts:
             return
     else:
         parts = [work := _read_rows(sample["work"])]
-        found.work = join_work(work, {})
-        # counted in one of the processes
-        items = reports.count(reports.steps[SAMPLED : SAMPLED + 1]) / reports.processes
-        m.flop_per_image = sum(one.flop for one in work.values()) / items
-        m.step_bytes = round(sum(one.bytes for one in work.values()))
+        if reports.who.get("shares"):
+            why = "it is counted in one process, which may do only a part of an item's work"
+            found.leave_out(why, *_COUNTED)
+        else:
+            found.work = join_work(work, {})
+            # counted in one of the processes
+            items = reports.count(reports.steps[SAMPLED : SAMPLED + 1]) / reports.processes
+            m.flop_per_image = sum(one.flop for one in work.values()) / items
+            m.step_bytes = round(sum(one.bytes for one in work.values()))
     m.flags = " ".join(f"{name}={value}" for name, value in sample["flags"].items())
     found.leave_out("formats are counted in a command, and not rounding errors", "arithmetic")
     if case.precision == OWN:

@@ -299,11 +299,11 @@ class Teller:
 
     def _describe(self) -> dict[str, Any]:
         """Return which process this is, among how many that take other items, whether torch knows
-        their number, and which GPU it trains on."""
+        their number, which GPU it trains on, and whether others share its items."""
         _, processes, known = _read_group()
         card = self._name_card()
         process = {"pid": os.getpid(), "processes": processes, "known": known, "card": card}
-        return {**process, "own": self.own}
+        return {**process, "own": self.own, "shares": known and processes < _count_processes()}
 
     def _name_card(self) -> str | None:
         if self.device < 0:
@@ -544,10 +544,27 @@ def _count_sharing() -> int:
     found = [one for one in gc.get_objects() if meshes and type(one) is meshes.DeviceMesh]
     named = [(one.size(), one) for one in found if one.mesh_dim_names]
     if not named:
-        return 1
+        return _count_sharded()
     _, largest = max(named, key=itemgetter(0))
     sizes = zip(largest.mesh_dim_names, largest.shape)
     return prod(size for name, size in sizes if name.lower().strip("_0123456789") in _SHARING)
+
+
+def _count_sharded() -> int:
+    """Return among how many processes weights are sharded that none of them gathers to use them, as
+    of `parallelize_module` on a mesh without names; FSDP gathers those that it shards."""
+    tensors, fsdp = map(sys.modules.get, ("torch.distributed.tensor", "torch.distributed.fsdp"))
+    if tensors is None:
+        return 1
+    gathered = getattr(fsdp, "FSDPModule", ())
+    sizes = {1}
+    for one in gc.get_objects():
+        if issubclass(type(one), gathered):
+            return 1
+        if issubclass(type(one), tensors.DTensor) and one.requires_grad and one.is_leaf:
+            dims = zip(one.placements, one.device_mesh.shape)
+            sizes.add(prod(size for placement, size in dims if placement.is_shard()))
+    return max(sizes)
 
 
 def _find_gpu(trains: Any, before: int) -> int:

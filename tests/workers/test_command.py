@@ -197,6 +197,46 @@ def test_processes_that_train_together_are_one(tmp_path: Path) -> None:
     assert row["train_loss"] == 0  # of the first
 
 
+SHARDED = """
+import sys, multiprocessing as mp
+def train(rank, store, how):
+    import bench, torch, torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+    dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
+    network = torch.nn.Linear(8, 8, bias=False)
+    if how == "fsdp":
+        fully_shard(network)
+    else:
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",) if how == "named" else None)
+        parallelize_module(network, mesh, ColwiseParallel())
+    for i in range(30):
+        loss = network(torch.ones(4, 8, requires_grad=True)).sum()
+        loss.backward()
+        bench.step(items=4, loss=loss)
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    with mp.get_context("spawn").Pool(2) as pool:
+        pool.starmap(train, [(rank, *sys.argv[1:]) for rank in range(2)], chunksize=1)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "items"), [("named", 4), ("unnamed", 4), ("fsdp", 8)])
+def test_of_processes_that_share_their_items_no_work_is_told(
+    how: str, items: int, tmp_path: Path
+) -> None:
+    """What one of them counts may be its part of it; without names the items were twice as many."""
+    (tmp_path / "t.py").write_text(SHARDED)
+    command = f"{shlex.quote(sys.executable)} {tmp_path}/t.py {tmp_path}/store {how}"
+    assert sweep(["--command", command, "--out", str(tmp_path / "o"), *QUICK]) == 0
+    (row,) = read_records(tmp_path / "o").to_dict("records")
+    assert row["measured_images"] == items * row["measured_steps"]
+    flop = {"fsdp": pytest.approx(3 * 2 * 8 * 8)}.get(how, pytest.approx(math.nan, nan_ok=True))
+    assert row["flop_per_image"] == flop
+
+
 LAUNCHED = """
 import sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")
