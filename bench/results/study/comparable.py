@@ -177,7 +177,8 @@ def refuse_learnt(a: Any, b: Any, axis: str) -> str:
         return why
     learns = axis not in ("", "machine") and Trait.LEARNING in find_axis(axis).affects
     if a.part_known and a.part < 1 and learns:
-        fix = "use --fraction 1" if a.command is None else "let the script train for one"
+        fix = "let the script train for one, and tell of it by bench.epoch(loss=…)"
+        fix = "use --fraction 1" if a.command is None else fix
         return f"less than an epoch does not show what it does to learning; {fix}"
     return ""
 

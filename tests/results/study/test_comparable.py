@@ -307,7 +307,8 @@ LEARNT: list[tuple[Any, Any, str, str]] = [
     (row(part=0.5), row(part=0.5), "lr",
      "less than an epoch does not show what it does to learning; use --fraction 1"),
     (row(part=0.5, command="python a.py"), row(part=0.5, command="python a.py"), "lr",
-     "less than an epoch does not show what it does to learning; let the script train for one"),
+     "less than an epoch does not show what it does to learning; let the script train for one, "
+     "and tell of it by bench.epoch(loss=…)"),
     (row(), row(), "lr", ""),
 ]  # fmt: skip
 
