@@ -298,6 +298,7 @@ def _train_blocks(case: Case, group: ProcessGroup) -> Training:
 
 SHARDED: tuple[dict[str, Any], ...] = (
     {},
+    {"optimizer": "adam"},
     {"optimizer": "adamw"},
     {"accumulate": 2, "clip_grad": 0.5},
     {"recompute": "blocks"},

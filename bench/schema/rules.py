@@ -30,7 +30,7 @@ from bench.schema.case import (
     whole_batch,
 )
 from bench.schema.command import BESIDE_COMMAND, list_places, name_command
-from bench.schema.optimization import COMPILING, OFFLOADED, OPTIMIZERS, UNFUSED, count_warmup_steps
+from bench.schema.optimization import OFFLOADED, OPTIMIZERS, UNFUSED, count_warmup_steps
 from bench.schema.precision import POLICIES, PRECISIONS
 
 _SCALING, _APEX, _FLOAT8 = (
@@ -213,7 +213,12 @@ _APART: tuple[tuple[str, Values, str, Values, str], ...] = (
         *("parallel", ("fsdp",), "optimizer", ("muon",)),
         "is not measured: its step exchanges weights too, which is not counted",
     ),
-    ("parallel", ("fsdp",), "optimizer", COMPILING, _UNMEASURED),
+    (
+        # all but those proven by tests/training/test_sharding.py, or with a reason of their own
+        *("parallel", ("fsdp",), "optimizer"),
+        tuple({*OPTIMIZERS} - {"sgd", "adam", "adamw", "adafactor", "muon", OFFLOADED}),
+        _UNMEASURED,
+    ),
     ("recompute", None, "cuda_graphs", (True,), _UNMEASURED),
     ("recompute", None, "precision", _APEXES, _UNMEASURED),
     ("recompute", None, "sync_bn", (True,), _UNMEASURED),

@@ -20,7 +20,8 @@ from bench.base.errors import UsageError
 from bench.compare.__main__ import main as compare_main
 from bench.report.__main__ import main as report_main
 from bench.schema.case import Case, divide_items
-from bench.schema.rules import check_batches
+from bench.schema.optimization import OPTIMIZERS
+from bench.schema.rules import check_batches, go_together
 from bench.sweep.__main__ import main as sweep_main
 from tests import ranks_for_tests
 from tests.ranks_for_tests import SHARDED, SLEEP_S
@@ -63,7 +64,7 @@ def test_losses_are_those_of_averaged_gradients(
     assert fsdp["losses"] == pytest.approx(ddp["losses"], rel=bound)
     assert fsdp["norms"] == pytest.approx(ddp["norms"], rel=bound)
     assert len(fsdp["norms"]) == (len(fsdp["losses"]) if "clip_grad" in settings else 0)
-    if settings.get("optimizer") != "adamw":  # it divides noise by itself where BatchNorm is blind
+    if "optimizer" not in settings:  # it divides noise by itself where BatchNorm is blind
         assert fsdp["tested"] == pytest.approx(ddp["tested"], rel=bound)
         assert float((fsdp["weights"] - ddp["weights"]).norm()) < bound * float(
             ddp["weights"].norm()
@@ -77,9 +78,9 @@ def test_losses_are_those_of_averaged_gradients(
 @pytest.mark.parametrize("settings", SHARDED, ids=lambda s: " ".join(map(str, s.values())) or "-")
 def test_a_process_holds_its_share(found: Found, settings: dict[str, Any]) -> None:
     """Of weights, gradients and the optimizer's state, each. Buffers are not sharded, nor are the
-    4 bytes a weight in which AdamW counts steps."""
+    4 bytes a weight in which Adam counts steps."""
     ddp, fsdp = (found[2]["sharded"][repr(settings)][name] for name in ("ddp", "fsdp"))
-    buffers, counts = 3 * (2 * 16 + 8), 4 * 16 * (settings.get("optimizer") == "adamw")
+    buffers, counts = 3 * (2 * 16 + 8), 4 * 16 * ("optimizer" in settings)
     for part, beside in (("weights", buffers), ("gradients", 0), ("optimizer", counts)):
         whole, own = (run["held"][f"{part}_bytes"] - beside for run in (ddp, fsdp))
         assert own == pytest.approx(whole / 2, abs=counts), part
@@ -88,6 +89,13 @@ def test_a_process_holds_its_share(found: Found, settings: dict[str, Any]) -> No
     weights = ddp["held"]["weights_bytes"] - buffers
     assert weights < fsdp["gathered"] < 2 * weights
     assert ddp["gathered"] is None
+
+
+def test_no_optimizer_shards_that_was_not_proven_to() -> None:
+    """Whatever is added to them: torchao's were allowed, untried, as soon as they were there."""
+    proven = {case.get("optimizer", "sgd") for case in SHARDED}
+    cases = (Case(parallel="fsdp", world_size=2, optimizer=name) for name in OPTIMIZERS)
+    assert {case.optimizer for case in cases if go_together(case)} == proven
 
 
 @pytest.mark.slow
