@@ -13,6 +13,7 @@ from bench.doctor import trust
 from bench.doctor.__main__ import main
 from bench.results.store.rows import Row
 from bench.schema.record import Status
+from bench.sweep.options import parse_arguments, plan_cases
 from tests.pytest_for_tests import Capture, Patch
 
 OK: dict[str, Any] = {
@@ -65,6 +66,25 @@ def test_what_a_check_accepts(
     found = judge(name, *rows, **about)
     assert wrong in found
     assert bool(found) == bool(wrong)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_what_the_checks_train_is_what_they_say(device: str, tmp_path: Path) -> None:
+    """How many cases each command of a sweep has, and which of them are autotuned."""
+    words = trust.choose_words("cpu", False) | trust.SIZES[device] | {"where": f"--device {device}"}
+    planned: dict[str, list[list[bool]]] = {}
+    for check in trust.EXPECTATIONS:
+        for text in check.commands if device == "cuda" or not check.gpu else ():
+            program, *flags = trust.spell(text, words, tmp_path)
+            if program == "bench.sweep" and "--command" not in flags:
+                cases = plan_cases(parse_arguments(flags)).cases
+                planned.setdefault(check.name, []).append([case.cudnn_benchmark for case in cases])
+    one, two = [False], [False, False]
+    on_gpu = {"graphs": [two], "autotuning": [one, [True]]} if device == "cuda" else {}
+    assert planned == on_gpu | {
+        "set-up": [two], "limit": [two], "ddp": [one],
+        "killed rank": [one], "compiled": [one], "interrupted": [one],
+    }  # fmt: skip
 
 
 def test_what_an_interrupted_case_leaves_on_the_card_is_told(monkeypatch: Patch) -> None:
