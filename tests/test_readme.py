@@ -70,6 +70,7 @@ CPU = "cpu-epyc-20261120"
 ADVICE = ROOT / "results" / "advice-epyc-20261129"  # what bench.advise measured, and said
 SEARCH = ROOT / "results" / "search-epyc-20261129"  # of the script of docs/own-script.md
 SCRIPT = ROOT / "results" / "script-epyc-20261129"
+COMPILED = ROOT / "results" / "nvidia-h200-20261129-223915"
 CARD_BATCH = "batch_size=512"  # the example of docs/why.md
 PICTURE, FIGURE = "Images per second by batch size, per precision", "images-per-s.png"
 
@@ -156,6 +157,21 @@ def write_table() -> str:
 
 def write_short_table() -> str:
     return f"\n{published.write_short_table(published.find_card(ROOT / 'results'))}"
+
+
+def write_compiled() -> str:
+    """What compiling did on a card of the same name, beside the same precision uncompiled."""
+    rows = read_records(COMPILED)
+    rows = rows[(rows["precision"] == "fp16-amp") & (rows["batch_size"] == 256)]
+    off, on = (rows[rows["compile"] == mode] for mode in ("off", "default"))
+    before, after = (kind["epoch_time_s"].median() for kind in (off, on))
+    later = (on["setup_time_s"] + on["warmup_time_s"]).median()
+    later -= (off["setup_time_s"] + off["warmup_time_s"]).median()
+    assert len(on) == 1
+    return (
+        f"\n- `--compile` took fp16-amp from ≈{before:.1f} to ≈{after:.2f} s an epoch, and "
+        f"{later:.0f} s longer to start ([one run](results/{COMPILED.name}/records.csv)).\n"
+    )
 
 
 def write_script(columns: int = 100) -> str:
@@ -326,6 +342,7 @@ PARTS = {
     "script": (README, write_script),
     "answer": (README, quote_first),
     "table": (README, write_short_table),
+    "compiled": (README, write_compiled),
     "picture": (README, write_picture),
     "all": (DOCS / "published.md", write_table),
     "source": (DOCS / "published.md", write_source),

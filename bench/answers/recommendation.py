@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 from operator import itemgetter
 
 from bench.answers.choice import MOST_NAMED, tell_choice
@@ -233,12 +233,17 @@ def describe_setting(found: ReportData, setting: Setting) -> str:
 
 def _find_baselines(place: Target, chosen: Setting) -> Iterator[Setting]:
     """Yield a tf32 and a fp32 setting that differ from it in nothing but the precision and, see
-    `choose_base`, the batch size."""
+    `choose_base`, the batch size; or else the setting that does without its levers."""
+    held = False
     for name in _BASELINES:
         alike = [s for s in place.tried if s.timed and s.best.precision == name]
         alike = [s for s in alike if s.differs_in(chosen, (*_PRECISION, "batch_size"))]
         if alike and name != chosen.best.precision:
+            held = True
             yield choose_base(alike, chosen.best.batch_size)
+    plain = (s for s in place.tried if s.timed and s.differs_in(chosen, _LEVERS))
+    usual = (s for s in plain if all(getattr(s.best, a) == getattr(Case, a) for a in _LEVERS))
+    yield from () if held else islice(usual, 1)
 
 
 def _name_act(row: Result) -> str:
@@ -299,6 +304,9 @@ def _write_base(chosen: Setting, base: Setting) -> str:
     note = describe_tf32(row) if row.precision == "tf32" and row.device == "cuda" else ""
     note += "; " * bool(note)
     where = f" at batch size {size}" * (size != chosen.best.batch_size)
+    levers = [axis for axis in _LEVERS if getattr(row, axis) != getattr(chosen.best, axis)]
+    usual = [name_setting(axis, spell_value(getattr(row, axis))) for axis in levers]
+    where += f" with {join_words(usual)}" if usual else ""
     time = f"{write_time(base.best)} in {row.precision}{where}"
     if why := refuse_base(row):
         return f"{time} ({note}which {why})"
@@ -550,7 +558,10 @@ def _tell_certainty(found: ReportData, place: Target, chosen: Setting) -> str:
     )
     apart = [(max(values) / min(values) - 1, s) for s, values in times if len(values) > 1]
     alone = sum(setting.timed for setting in place.settings) == 1
-    each, medians = ("One run", "Median") if alone else ("One run each", "Medians")
+    once = all(setting.best.repeats == 1 for setting in place.settings if setting.timed)
+    each, medians = "One run each" if once else "One run", "Medians"
+    if alone:
+        each, medians = "One run", "Median"
     sentence = each if row.repeats == 1 else f"{medians} of {row.repeats} runs"
     if row.repeats == 1 and apart:
         sentence += f"; {_tell_agreement(found, apart)}"
