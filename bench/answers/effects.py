@@ -24,14 +24,16 @@ from bench.answers.render.table import (
 from bench.answers.report_data import ReportData
 from bench.answers.settings import judge_speeds
 from bench.base.limits import MIN_REPEATS, STEADY
-from bench.base.text import ESTIMATE, capitalize, count, name_first, write_number
-from bench.results.study.axes import find_varying, list_naming_axes
+from bench.base.text import ESTIMATE, capitalize, count, join_words, name_first, write_number
+from bench.results.store.rows import group
+from bench.results.study.axes import find_varying, list_naming_axes, name_setting, take_value
 from bench.results.study.effects import EQUAL_MARGIN, Effect, judge_learning
 from bench.results.study.estimate import ENERGY, LOSS, MEMORY_METRIC, TIME
-from bench.results.study.pairs import find_changes
+from bench.results.study.pairs import find_changes, is_usual, list_followers
 from bench.results.study.quantities import Metric
 from bench.results.verdict import Verdict
-from bench.schema.axis import DYNAMICS, name_axis
+from bench.schema.axis import DYNAMICS, name_axis, name_column
+from bench.schema.case import spell_value
 
 _MIXED = "mixed"  # the verdict on a change that makes some cases faster and others not
 
@@ -82,7 +84,7 @@ def _tabulate_effects(found: ReportData) -> Iterator[Sheet]:
         effects,
         [note],
         starts if len(starts) < len(effects) else {},
-        [*_tell_break_even(found)],
+        [*_tell_break_even(found), *_tell_left_out(found)],
         empty=("", NOTHING, TIME.word(Verdict.NONE)),
     )
 
@@ -129,6 +131,30 @@ def _tell_break_even(found: ReportData) -> Iterator[str]:
         )
     for switch, each in by_switch.items():
         yield f"{capitalize(switch)}: {name_first(each, _MOST_LISTED, '; ')}."
+
+
+def _tell_left_out(found: ReportData) -> Iterator[str]:
+    """Yield a sentence for each axis of which a value is in no change, as it ran with several
+    values of what follows from it, such as an optimizer with several learning rates."""
+    for axis in (axis for axis in found.varying if axis != "precision"):  # which has a main one
+        told = {end for e in found.effects if e.axis == axis for end in (e.before, e.after)}
+        for alike in group(
+            [row for row in found.results if row.timed], partial(take_value, axis=axis)
+        ):
+            value = spell_value(take_value(alike[0], axis))
+            followers = list_followers(axis)
+            apart = [n for n in followers if len({getattr(row, n) for row in alike}) > 1]
+            if (
+                apart
+                and value not in told
+                and not any(is_usual(row.first.case, followers) for row in alike)
+            ):
+                names = join_words([*map(name_axis, apart)])
+                yield (
+                    f"{capitalize(name_setting(axis, value))} ran with several values of {names}, "
+                    "of which none is the usual one, and is in no change; give one by --where "
+                    f"{name_column(apart[0])}=VALUE."
+                )
 
 
 def _write_speed(effect: Effect) -> Cell | None:

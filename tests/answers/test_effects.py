@@ -19,6 +19,7 @@ from bench.report.document import Report
 from bench.results.study.effects import Effect
 from bench.schema.case import Case
 from bench.schema.record import Record, Status
+from bench.schema.rules import settle
 from tests.planted.records import FP16, FP32, at, learn, ran, some_steps
 from tests.planted.results import read_report, tell
 from tests.pytest_for_tests import Capture
@@ -135,6 +136,40 @@ def test_what_is_paired_with_what(name: str, tmp_path: Path) -> None:
 def test_which_losses_are_compared(name: str, tmp_path: Path) -> None:
     rows, expected = LEARNT[name]
     assert tell(read_report(tmp_path, rows), "effects", "change loss learnt") == expected
+
+
+def settled(time_s: float, **settings: Any) -> list[Record]:
+    return ran(settle(settings), (time_s,))
+
+
+SGD = [*settled(100), *settled(101, lr=0.5)]
+
+
+@pytest.mark.parametrize(
+    ("axis", "rows", "changes", "told"),
+    [
+        ("compile", [*settled(100), *settled(80, compile="default"),
+                     *settled(50, compile="default", dynamic="on")],
+         ["compile: off → default | 1.25×"], []),
+        ("optimizer", [*SGD, *settled(80, optimizer="adamw"),
+                       *settled(50, optimizer="adamw", lr=0.5)],
+         ["optimizer: adamw → sgd | 0.80×"], []),
+        ("optimizer", [*SGD, *settled(80, optimizer="adamw", lr=0.5),
+                       *settled(50, optimizer="adamw", lr=0.25)],
+         [], ["Optimizer adamw ran with several values of lr, of which none is the usual one, and "
+              "is in no change; give one by --where lr=VALUE."]),
+    ],
+)  # fmt: skip
+def test_of_several_values_of_what_follows_the_usual_one_is_paired(
+    axis: str, rows: list[Record], changes: list[str], told: list[str], tmp_path: Path
+) -> None:
+    """Without a word there was no compile: off → default where several --dynamic ran, and no
+    optimizer where several lr did."""
+    report = read_report(tmp_path, rows)
+    found = tell(report, "effects", "change speed")
+    assert [one for one in found if one.startswith(f"{axis}: ")] == changes
+    (table,) = (one for one in report.tables if one.name == "effects")
+    assert [*table.words] == told
 
 
 def pick(report: Report, axis: str, after: str) -> Effect:

@@ -33,6 +33,7 @@ from bench.schema.case import (
     AXES,
     FOLLOWS,
     SAME_QUESTION,
+    Case,
     free_axes,
     list_axes,
     spell_value,
@@ -90,12 +91,13 @@ def find_changes(axis: str, results: Sequence[Result]) -> Iterator[Changed]:
     """Yield the changes of one axis for which there are pairs.
 
     A number is compared with the next lower one that ran with all else equal, any other value with
-    the baseline. Of cases that differ only in how much of an epoch was measured, those with equal
-    parts are compared, else those that measured most. None is compared that `refuse_alone` refuses.
-    Cases of one machine in several folders are compared where no folder has both.
+    the baseline. Of cases that differ only in what follows from the axis, those with its usual
+    values are compared, without any none; of those that differ only in how much of an epoch was
+    measured, those with equal parts are compared, else those that measured most. None is compared
+    that `refuse_alone` refuses. Cases of one machine in several folders are compared where no
+    folder has both.
     """
-    # as many GPUs take part in both
-    free = {*free_axes(axis), *SAME_QUESTION} - {"world_size"} | {axis}
+    free = {axis, *list_followers(axis), *SAME_QUESTION}
     equal = [name for name in list_axes(results) if name not in free]
     compared = "device" if axis == MACHINE else "vary" if is_own(axis) else axis
     equal += [column for column, of in COMPARABLE.items() if compared not in of]
@@ -115,11 +117,16 @@ def find_changes(axis: str, results: Sequence[Result]) -> Iterator[Changed]:
     steps: dict[tuple[int, int], list[Pair]] = {}
 
     def list_steps(alike: Sequence[Result]) -> Iterator[tuple[int, int, Result, Result]]:
-        # cases that ran in two environments of one machine are ambiguous, and left out
+        # of several values of what follows from the axis, the usual one; cases that ran in two
+        # environments of one machine are ambiguous, and left out
         asked = group(alike, lambda r: (r.sweep, take_value(r, axis), ask(r)))
         known: dict[int, list[Result]] = {place: [] for place in range(len(values))}
-        for only in (only for only, *others in asked if not others):
-            known[places[take_value(only, axis)]].append(only)
+        for cases in asked:
+            if len(cases) > 1:
+                follow = list_followers(axis)
+                cases = [one for one in cases if is_usual(one.first.case, follow)]
+            if len(cases) == 1:
+                known[places[take_value(cases[0], axis)]].append(cases[0])
         there = [place for place, cases in known.items() if cases]
         # as many GPUs never train one by one: of several ways, the first is the baseline
         base = there[0] if axis == "parallel" and there and first not in there else first
@@ -275,8 +282,7 @@ def _take_usual(axis: str, cases: Sequence[list[Run]]) -> list[Run]:
         return cases[-1]
     ran = [runs[0].case for runs in cases]
     for runs, case in zip(cases, ran, strict=True):
-        usual = settle({name: getattr(case, name) for name in AXES if name not in followers})
-        if all(getattr(case, name) == getattr(usual, name) for name in followers):
+        if is_usual(case, followers):
             return runs
     apart = [name for name in followers if len({getattr(case, name) for case in ran}) > 1]
     value = name_setting(axis, spell_value(getattr(ran[0], axis)))
@@ -285,6 +291,20 @@ def _take_usual(axis: str, cases: Sequence[list[Run]]) -> list[Run]:
         f"--axis {axis}: cases with {value} differ in {name_axis(apart[0])} too ({values}), of "
         "which none is the usual one; compare a folder that has one of them"
     )
+
+
+def list_followers(axis: str) -> list[str]:
+    """Return the axes that may change together with ``axis`` in one sweep; as many GPUs take part
+    before the change and after it."""
+    return [name for name in FOLLOWS.get(axis, ()) if name != "world_size"]
+
+
+def is_usual(case: Case, followers: Collection[str]) -> bool:
+    """Return whether a case has the values of these axes that it has where none is given; False
+    without any axis."""
+    usual = settle({name: getattr(case, name) for name in AXES if name not in followers})
+    alike = all(getattr(case, name) == getattr(usual, name) for name in followers)
+    return bool(followers) and alike
 
 
 _ask = attrgetter(*SAME_QUESTION)
