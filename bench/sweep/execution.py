@@ -24,6 +24,7 @@ from bench.results.store.rows import (
 from bench.results.store.table import RECORDS
 from bench.schema.axis import Value
 from bench.schema.case import AXES, Case, list_varying
+from bench.schema.flags import change_flags
 from bench.schema.goals import read_goal
 from bench.schema.record import REPEATED, Outcome, Record, Status
 from bench.sweep.display import Display
@@ -122,6 +123,7 @@ class Grid:
         self._times = {case: list(of) for case, of in times.items()}
         self._errors: list[str] = []  # of the first runs; "" of one that ended otherwise
         self._ran = Counter[tuple[Case, str]]()  # how often a case ran on a lane
+        self.retry: list[str] = []  # flags that also run again what it gave up after
         self.running = 0  # runs that were taken and have not ended
         # the lane of each run, for its drift check; on several GPUs, the lane of the first
         self._lanes = {run: _name_first(past.lane) for run, past in before.items()}
@@ -195,6 +197,7 @@ class Grid:
         self._errors.append(record.reason if alike else "")
         if self._runs and alike and self._errors == ENDED_ALIKE * [record.reason]:
             self._runs.clear()
+            self.retry = ["--retry", *{*self.loop.options.retry, Status.ERROR}]
             fix = "once that is mended, --retry error runs these again, and the others"
             self.loop.say(
                 [f"error: the first {ENDED_ALIKE} runs ended alike, and no more are run; {fix}"]
@@ -333,7 +336,7 @@ def _conclude(
             f"{'stopped' if loop.stopped else 'not finished'}: "
             f"{count(there - cut + grid.ended.total(), 'run')} done, {count(runs, 'run')} left"
             f"{f' and {searches} batch sizes to be found' if searches else ''}; "
-            f"to continue: {loop.resume}"
+            f"to continue: {change_flags(loop.resume, grid.retry)}"
         )
     measured = grid.measured or any(
         largest_batch.largest is not None for largest_batch in largest_batches.values()

@@ -914,7 +914,8 @@ def test_runs_that_all_end_with_one_error_are_not_all_tried(
     assert expected in reason
     output = "".join(capsys.readouterr())
     assert "the first 3 runs ended alike" in output
-    assert "3 runs done, 2 runs left" in output
+    assert "3 runs done, 2 runs left; to continue: " in output
+    assert " --retry error\n" in output
 
 
 TRAINS = """
