@@ -15,7 +15,7 @@ from bench.results.store.rows import Row
 from bench.results.study.comparable import Period
 from bench.schema.case import Case, knows_epochs
 from bench.schema.record import MEASURED, Record, Status, describe_unmet, flatten
-from bench.sweep.largest_batch import took_too_few
+from bench.sweep.largest_batch import read_peak, took_too_few
 from bench.workers.executors import CaseEvent
 from bench.workers.job import PhaseEntered, WorkBegun
 
@@ -119,8 +119,13 @@ def _describe(record: Record) -> str:
     case, m, words = record.case, record.measurement, list[str]()
     if record.status not in MEASURED:
         return f"{record.status}: {record.reason}"
-    if record.probe:  # its few steps measure memory only
-        words.append("takes too few steps" if took_too_few(Row(flatten(record))) else "trains")
+    device, process = m.peak_device_bytes, m.peak_process_bytes
+    memory: float | None = device if device is not None else process
+    if record.probe:  # its few steps measure memory only, of which that of warm-up is a part
+        words.append(
+            "takes too few steps" if took_too_few(row := Row(flatten(record))) else "trains"
+        )
+        memory = read_peak(row)
     elif m.epoch_time_s is not None:
         cut = case.fraction < 1 or case.steps is not None or m.epoch_time_error is not None
         what = "an epoch"
@@ -130,7 +135,6 @@ def _describe(record: Record) -> str:
             period = Period(unit, number, whole=m.steps_per_epoch is not None)
             what = str(period) if unit == "runs" else f"for {period}"
         words.append(f"{'≈' if cut else ''}{write_number(m.epoch_time_s)} s {what}")
-    memory = m.peak_device_bytes if m.peak_device_bytes is not None else m.peak_process_bytes
     if memory is not None:
         words.append(f"{memory / GIB:.2f} GiB")
     if m.train_loss is not None and not record.probe:

@@ -73,11 +73,12 @@ def test_a_probe_whose_limit_did_not_hold_yet_has_not_shown_that_it_trains(
     steps: int, expected: str, capsys: Capture
 ) -> None:
     case = Case(command="python t.py {batch_size}", memory_limit="1GiB", device="cpu")
-    row = make_record(case, status=Status.OK, probe=True, unit="items", measured_steps=steps)
+    values = {"unit": "items", "measured_steps": steps, "warmup_process_bytes": 2**29}
+    row = make_record(case, status=Status.OK, probe=True, peak_process_bytes=2**28, **values)
     with Display(Path("x"), None, 0) as display:
         display.start(case, 1, False)
         display.conclude(row)
-    assert f": {expected}" in capsys.readouterr().err
+    assert f": {expected}, 0.50 GiB" in capsys.readouterr().err
 
 
 def test_what_is_left_is_told_by_case(capsys: Capture, monkeypatch: Patch) -> None:
