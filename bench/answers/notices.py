@@ -28,7 +28,7 @@ from bench.answers.render.table import (
 from bench.answers.scaling import BatchSearch
 from bench.base.limits import MIN_REPEATS, STEADY
 from bench.base.origin import LABELS
-from bench.base.text import ESTIMATE, GIB, capitalize, name_first, write_range
+from bench.base.text import ESTIMATE, GIB, capitalize, join_words, name_first, write_range
 from bench.networks.workloads import IMAGES
 from bench.results.store.rows import group, latest
 from bench.results.study.axes import MACHINE, ORDER, list_naming_axes
@@ -208,6 +208,7 @@ def warn(
         *spread,
         *_describe_drift(everything or every),
         *_describe_mixtures(runs),
+        *_describe_rates(runs),
         *warned[False],
     ]
 
@@ -294,6 +295,18 @@ def _describe_mixtures(runs: Sequence[Run]) -> Iterator[Notice]:
                 "machine, and nothing is chosen from several."
             )
             yield Notice("Mixed environments", found, "Use a new --out for each.")
+
+
+def _describe_rates(runs: Sequence[Run]) -> Iterator[Notice]:
+    for part in group((run for run in runs if run.faster_than_rates), attrgetter("sweep")):
+        first, faster = part[0], part[0].faster_than_rates
+        times = [f"{share:,.1f} times the rate of {ran}" for ran, share in faster.items()]
+        found = (
+            f"Steps of {first.sweep} computed at {join_words(times)} products, as measured on "
+            f"{first.machine} before its cases: other programs ran then. Shares of such a rate are "
+            "not shown."
+        )
+        yield Notice("Rates too low", found, "Measure again on an idle machine, with a new --out.")
 
 
 # ------------------------------------------------------------------------------------- what helps

@@ -112,11 +112,13 @@ def list_warned() -> Iterator[Row]:
 
 def list_drifted() -> Iterator[Row]:
     """A sweep on a machine that was not left alone: the first case drifted, one spreads where the
-    card was slower, one had another torch; and repeats have the same seed."""
+    card was slower, one had another torch and computed faster than its rates; and repeats have the
+    same seed."""
     first, wide, other = (Case(batch_size=size) for size in (128, 256, 512))
     seed = {"run_seed": 0, "train_loss": 2.05}
     yield from ran(first, (100, 100.4, 99.8), rate_float32=50e12, **seed)
     later = {"started_at": "2026-11-20T11:00:00.000Z"}
     yield from ran(wide, (60, 75, 66), rate_float32=30e12, **later, **seed)
-    yield from ran(other, (50, 50.1, 49.9), **{**seed, "torch": "2.12"})
+    loaded = {"rate_float32": 88e6, "flop_per_image": 1e9}
+    yield from ran(other, (50, 50.1, 49.9), **{**seed, **loaded, "torch": "2.12"})
     yield from ran(first, (86,), sentinel=True, started_at="2026-11-20T12:00:00.000Z", **seed)

@@ -145,6 +145,11 @@ RUNS: dict[str, tuple[Sequence[Record], dict[str, Any]]] = {
         [ran(FP16, 100, **REACHED | {"rate_float16": 7e12, "rate_bfloat16": 5e12})],
         {"measured_share": NAN},
     ),
+    "far more than the device does, by which slower steps have no share either": (
+        [ran(replace(FP16, batch_size=64), 1000, **REACHED | {"rate_float16": 1e12}),
+         ran(FP16, 100, **REACHED | {"rate_float16": 1e12})],
+        {"measured_share": NAN, "rate_float16": NAN, "rate_bfloat16": 10e12},
+    ),
     "half in fp8": (
         [ran(FP16, 100, **REACHED | {"arithmetic": "float8", "fp8_flop_share": 0.5})],
         {"measured_share": 8.5 / (1 / (0.5 / 20 + 0.5 / 10))},
