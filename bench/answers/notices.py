@@ -208,6 +208,7 @@ def warn(
         *spread,
         *_describe_drift(everything or every),
         *_describe_mixtures(runs),
+        *_describe_limits(runs),
         *_describe_rates(runs),
         *warned[False],
     ]
@@ -295,6 +296,20 @@ def _describe_mixtures(runs: Sequence[Run]) -> Iterator[Notice]:
                 "machine, and nothing is chosen from several."
             )
             yield Notice("Mixed environments", found, "Use a new --out for each.")
+
+
+def _describe_limits(runs: Sequence[Run]) -> Iterator[Notice]:
+    known = [run for run in runs if is_number(run.power_limit_w)]
+    for part in group(known, attrgetter("sweep", "machine", "power_limit")):
+        limits = [f"{watts:,.0f}" for watts in sorted({run.power_limit_w for run in part})]
+        if len(limits) > 1:
+            found = (
+                f"Rows of {part[0].sweep} ran while the power of {part[0].machine} was limited to "
+                f"{name_first(limits, 3, ' or ')} W, which no --power-limit chose: of these, a "
+                "difference in time may be the limit's."
+            )
+            fix = "Give --power-limit, or let one limit stand, and measure with a new --out."
+            yield Notice("Other power limits", found, fix)
 
 
 def _describe_rates(runs: Sequence[Run]) -> Iterator[Notice]:

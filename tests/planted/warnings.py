@@ -116,8 +116,8 @@ def list_drifted() -> Iterator[Row]:
     same seed."""
     first, wide, other = (Case(batch_size=size) for size in (128, 256, 512))
     seed = {"run_seed": 0, "train_loss": 2.05}
-    yield from ran(first, (100, 100.4, 99.8), rate_float32=50e12, **seed)
-    later = {"started_at": "2026-11-20T11:00:00.000Z"}
+    yield from ran(first, (100, 100.4, 99.8), rate_float32=50e12, power_limit_w=700.0, **seed)
+    later = {"started_at": "2026-11-20T11:00:00.000Z", "power_limit_w": 300.0}
     yield from ran(wide, (60, 75, 66), rate_float32=30e12, **later, **seed)
     loaded = {"rate_float32": 88e6, "flop_per_image": 1e9}
     yield from ran(other, (50, 50.1, 49.9), **{**seed, **loaded, "torch": "2.12"})
