@@ -160,12 +160,13 @@ def list_worthwhile(ways: Sequence[Saving]) -> list[Saving]:
     none that takes less takes as little time, within `STEADY`; the most memory first. Without a
     time, only that of the least memory is known to be worth anything: of those within `STEADY` of
     it, the most usual."""
-    less = [w for w in ways if w.memory <= 1 - _WORTH and differ_in_memory(w.row, w.base)]
-    if not less:
+    less = [way for way in ways if differ_in_memory(way.row, way.base)]
+    worth = [way for way in less if way.memory <= 1 - _WORTH]
+    if not worth:
         return []
-    most = (1 + STEADY) * min(way.memory for way in less)
+    most = (1 + STEADY) * min(way.memory for way in worth)
     kept = [min((w for w in less if w.memory <= most), key=lambda way: _rate_usual(way.row))]
-    for way in sorted(less, key=lambda way: way.memory):
+    for way in sorted(worth, key=lambda way: way.memory):
         fastest = min((one.time for one in kept if one.time), default=math.inf)
         if (way.time or math.inf) * (1 + STEADY) < fastest:
             kept.append(way)
