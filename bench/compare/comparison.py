@@ -30,6 +30,7 @@ from bench.results.study.comparable import (
     refuse_part,
     refuse_together,
     take_alike,
+    tell_known,
 )
 from bench.results.study.pairs import EnvironmentKey, list_free
 from bench.results.study.pairs import match as match_cases
@@ -453,7 +454,7 @@ def _judge(
 def _refuse(metric: Metric, match: Match, axis: str, apart: Sequence[str]) -> str:
     """Say why a metric of a match is not compared: it depends on how much of an epoch was measured,
     or on a recipe that differs."""
-    if why := refuse_runs(metric, *match.ran):
+    if why := refuse_runs(metric, *match.ran) or _find_other(match, axis):
         return why
     one, two = (side.runs[0] for side in match.ran)
     slow = "optimizer" in apart and {one.optimizer, two.optimizer} & {*UNFUSED}
@@ -465,6 +466,20 @@ def _refuse(metric: Metric, match: Match, axis: str, apart: Sequence[str]) -> st
     if metric.seeded:
         return refuse_learnt(one, two, axis)
     return refuse_part(one, two) if metric is _ENERGY else ""
+
+
+def _find_other(match: Match, axis: str) -> str:
+    """Say in what else the sides differ, where two values of an axis are compared within a folder:
+    what another torch or driver did is not the axis's. Two folders are compared for that."""
+    sweeps = {run.sweep for side in match.ran for run in side.runs}
+    if axis in ("", "device") or len(sweeps) > 1:
+        return ""
+    for name in COMPARABLE:
+        sides = ({tell_known(run, name) for run in side.runs} - {""} for side in match.ran)
+        ours, theirs = sides
+        if ours and theirs and ours.isdisjoint(theirs) and not follows(name, axis):
+            return f"the sides ran with another {name.replace('_', ' ')}: measure both with one"
+    return ""
 
 
 def refuse_runs(metric: Metric, *sides: SideCase) -> str:

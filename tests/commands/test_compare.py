@@ -299,6 +299,23 @@ def test_times_of_two_machines_are_compared_whatever_the_recipe(
     assert [row["verdict"] for row in metrics.get("train_loss", [])] in ([], ["no verdict"])
 
 
+def test_two_values_of_an_axis_that_two_torches_ran_have_no_verdict(
+    write: Write, machine: Callable[..., Any]
+) -> None:
+    """Within a folder; two folders may have been measured to compare the torches."""
+    older, newer = (replace(CARD, torch=version) for version in ("2.12.0", "2.13.0"))
+    ours = runs(CASE, BASE, environment=older)
+    theirs = runs(FP16, [x / 2 for x in BASE], environment=newer)
+    pair = ("--axis", "precision", "fp32", "fp16")
+    (mixed,) = machine(write("both", [*ours, *theirs]), *pair)["metrics"]["epoch_time_s"]
+    reason = "the sides ran with another torch: measure both with one"
+    assert (mixed["verdict"], mixed["lack"]) == ("no verdict", reason)
+    again = [*ours, *runs(CASE, BASE, environment=newer), *theirs]
+    assert verdicts(machine(write("again", again), *pair)) == ["faster"]
+    folders = write("a", ours), write("b", theirs)
+    assert verdicts(machine(*folders, *pair)) == ["faster"]
+
+
 def test_what_follows_from_the_compared_axis_is_named(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
