@@ -85,7 +85,7 @@ def write_percent(share: float) -> str:
 def write_range(values: Iterable[float], write: Callable[[float], str]) -> str:
     """Format at least one number as a range.
 
-    >>> write_range([7, 3, 5]), write_range([5, 5])
+    >>> write_range([7, 3, 5], str), write_range([5, 5], str)
     ('3 to 7', '5')
     """
     known = list(values)

@@ -256,7 +256,8 @@ def fill_places(command: str, values: Mapping[str, str], spell: Callable[[str, s
     ``values`` does, which may be given in other words. Raises ValueError: a value has no word
     there.
 
-    >>> fill_places("t.py {precision:fp32=-q,bf16=--amp} {lr}", {"precision": "fp32", "lr": "1"})
+    >>> values = {"precision": "fp32", "lr": "1"}
+    >>> fill_places("t.py {precision:fp32=-q,bf16=--amp} {lr}", values, lambda name, text: text)
     't.py -q 1'
     """
 

@@ -151,7 +151,7 @@ def read_groups(name: str, args: Sequence[Any]) -> int:
 def label_convolution(weight: Sequence[int], groups: int, format: str) -> Label:
     """Return the label of a convolution, by the shape of its weights and its groups.
 
-    >>> label_convolution((96, 3, 3, 3), 32).operation
+    >>> label_convolution((96, 3, 3, 3), 32, "float32").operation
     '3×3, 32 groups of 3→3'
     """
     outputs, inputs, *window = weight

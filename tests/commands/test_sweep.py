@@ -249,7 +249,7 @@ def test_a_dry_run_asks_for_the_card_and_its_memory(monkeypatch: Patch, capsys: 
 
 def test_rows_of_a_gpu_are_there_where_there_is_none(capsys: Capture, monkeypatch: Patch) -> None:
     """Or where its driver does not answer: nothing of it is compared."""
-    (out,) = (TESTS.parent / "results").glob("nvidia-h200-*")
+    (out,) = (TESTS.parent / "results").glob("nvidia-h200-20261126-*")
     monkeypatch.setattr(machine, "find_cards", lambda: ([], "NVML: unknown error"))
     flags = ["--preset", "quick", "--device", "cuda", "--precision", "fp32", "--out", str(out)]
     assert sweep.main([*flags, "--dry-run"]) == 0

@@ -206,7 +206,7 @@ def plan_steps(
     """Yield the items of each step of an epoch, of at most ``steps`` steps, and at most the first
     ``size`` items of each batch.
 
-    >>> list(plan_steps(10, 4)), list(plan_steps(10, 4, steps=2, size=3))
+    >>> list(plan_steps(10, 4, None, None)), list(plan_steps(10, 4, 2, 3))
     ([range(0, 4), range(4, 8), range(8, 10)], [range(0, 3), range(4, 7)])
     """
     for first in range(0, samples, batch_size)[:steps]:
