@@ -121,6 +121,7 @@ NUMBERS = st.sampled_from([name for name, of in COLUMNS.items() if of.type in (i
 @example(MEASURED[0], "train_loss", "1e308", True)
 @example(MEASURED[0], "repeat", "1e100", False)
 @example(MEASURED[1], "batch_size", "0", True)
+@example(MEASURED[1], "rate_copy", "0", False)
 def test_a_number_that_was_edited_breaks_no_command(
     tmp_path: Path, source: Path, name: str, value: str, every: bool
 ) -> None:

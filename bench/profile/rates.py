@@ -57,13 +57,13 @@ class Rates:
 
 def take_rates(columns: Mapping[str, Any], peaks: Mapping[str, float] | None = None) -> Rates:
     """Return the rates in the columns of a record, its environment or of
-    `bench.machine.peaks.list_peaks`. Rates above ``peaks`` were measured wrongly, and are left
-    out."""
+    `bench.machine.peaks.list_peaks`. Rates of none, or above ``peaks``, were measured wrongly, and
+    are left out."""
     known = {
         name: float(value)
         for name in (*RATES, CALL)
         if (value := columns.get(name)) is not None
-        and value == value
+        and value > 0  # not of NaN
         and not value > (peaks or {}).get(name, math.inf)
     }
     products, convolutions = (
