@@ -137,7 +137,7 @@ def _tell_left_out(found: ReportData) -> Iterator[str]:
     """Yield a sentence for each axis of which a value is in no change, as it ran with several
     values of what follows from it, such as an optimizer with several learning rates."""
     for axis in (axis for axis in found.varying if axis != "precision"):  # which has a main one
-        told = {end for e in found.effects if e.axis == axis for end in (e.before, e.after)}
+        changed = {end for e in found.effects if e.axis == axis for end in (e.before, e.after)}
         for alike in group(
             [row for row in found.results if row.timed], partial(take_value, axis=axis)
         ):
@@ -146,7 +146,7 @@ def _tell_left_out(found: ReportData) -> Iterator[str]:
             apart = [n for n in followers if len({getattr(row, n) for row in alike}) > 1]
             if (
                 apart
-                and value not in told
+                and value not in changed
                 and not any(is_usual(row.first.case, followers) for row in alike)
             ):
                 names = join_words([*map(name_axis, apart)])

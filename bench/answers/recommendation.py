@@ -151,7 +151,7 @@ def _tell(found: ReportData, place: Target) -> Iterator[str]:
             f"--repeats {MIN_REPEATS}."
         )
     else:
-        bases = [*_find_baselines(place, chosen)]
+        bases = _find_baselines(place, chosen)
         yield _tell_chosen(found, place, chosen, bases)
         if place.choice and not found.aim:
             yield tell_choice(
@@ -231,19 +231,18 @@ def describe_setting(found: ReportData, setting: Setting) -> str:
     return " ".join(parts) + (f" ({more})" if more else "")
 
 
-def _find_baselines(place: Target, chosen: Setting) -> Iterator[Setting]:
-    """Yield a tf32 and a fp32 setting that differ from it in nothing but the precision and, see
+def _find_baselines(place: Target, chosen: Setting) -> list[Setting]:
+    """Return a tf32 and a fp32 setting that differ from it in nothing but the precision and, see
     `choose_base`, the batch size; or else the setting that does without its levers."""
-    held = False
+    bases = []
     for name in _BASELINES:
         alike = [s for s in place.tried if s.timed and s.best.precision == name]
         alike = [s for s in alike if s.differs_in(chosen, (*_PRECISION, "batch_size"))]
         if alike and name != chosen.best.precision:
-            held = True
-            yield choose_base(alike, chosen.best.batch_size)
+            bases.append(choose_base(alike, chosen.best.batch_size))
     plain = (s for s in place.tried if s.timed and s.differs_in(chosen, _LEVERS))
     usual = (s for s in plain if all(getattr(s.best, a) == getattr(Case, a) for a in _LEVERS))
-    yield from () if held else islice(usual, 1)
+    return bases or [*islice(usual, 1)]
 
 
 def _name_act(row: Result) -> str:

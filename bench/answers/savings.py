@@ -129,8 +129,8 @@ def _choose_size(
     settings: Sequence[Setting], usual: _Way, fails: Mapping[_Way, int | None]
 ) -> list[Result]:
     """Return the rows of one batch size, one of each way: that of the best evidence; none if no
-    batch size has the usual way and another one. A way that is
-    known to fail at it, from ``fails`` on, is as good as measured: it saves nothing there."""
+    batch size has the usual way and another one. A way that is known to fail at it, from ``fails``
+    on, is as good as measured: it saves nothing there."""
     sizes = []
     for one in group(settings, lambda setting: setting.best.batch_size):
         ways = group(one, lambda setting: _tell_way(setting.best))

@@ -304,8 +304,8 @@ def refuse_program(command: str) -> str:
 def ask_for_seed(command: str | None) -> str:
     """Return what a sentence about other seeds adds of a command without ``{seed}``, whose script
     draws the same ones again unless it draws its own; empty of all else."""
-    told = command is None or "seed" in list_places(command)
-    return "" if told else " ({seed} in --command tells them to the script)"
+    reaches = command is None or "seed" in list_places(command)
+    return "" if reaches else " ({seed} in --command tells them to the script)"
 
 
 def name_command(command: str) -> str:

@@ -146,7 +146,7 @@ SGD = [*settled(100), *settled(101, lr=0.5)]
 
 
 @pytest.mark.parametrize(
-    ("axis", "rows", "changes", "told"),
+    ("axis", "rows", "changes", "words"),
     [
         ("compile", [*settled(100), *settled(80, compile="default"),
                      *settled(50, compile="default", dynamic="on")],
@@ -161,7 +161,7 @@ SGD = [*settled(100), *settled(101, lr=0.5)]
     ],
 )  # fmt: skip
 def test_of_several_values_of_what_follows_the_usual_one_is_paired(
-    axis: str, rows: list[Record], changes: list[str], told: list[str], tmp_path: Path
+    axis: str, rows: list[Record], changes: list[str], words: list[str], tmp_path: Path
 ) -> None:
     """Without a word there was no compile: off → default where several --dynamic ran, and no
     optimizer where several lr did."""
@@ -169,7 +169,7 @@ def test_of_several_values_of_what_follows_the_usual_one_is_paired(
     found = tell(report, "effects", "change speed")
     assert [one for one in found if one.startswith(f"{axis}: ")] == changes
     (table,) = (one for one in report.tables if one.name == "effects")
-    assert [*table.words] == told
+    assert [*table.words] == words
 
 
 def pick(report: Report, axis: str, after: str) -> Effect:

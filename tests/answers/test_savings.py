@@ -85,8 +85,8 @@ def test_of_ways_that_save_as_much_the_most_usual_is_told(
     rows += way("adafactor", "blocks", other, 50, 1)
     for row in rows:
         row.environment.gpu, row.case = None, replace(row.case, device="cpu")
-    told = read_report(tmp_path, rows).answers[0].sentences[0]
-    assert told.endswith(
+    sentence = read_report(tmp_path, rows).answers[0].sentences[0]
+    assert sentence.endswith(
         f"train with adamw, recompute blocks: {told_as:.2f} times the memory (no sure time)."
     )
 
@@ -108,24 +108,24 @@ def test_a_saving_is_told_only_if_it_matters(tmp_path: Path) -> None:
     worth more memory."""
     usual, little = way("adamw", "none", 10, 40), way("adamw", "blocks", 9.6, 41)
     larger = refused(usual, 128), refused(little, 256)
-    told, _ = read_report(tmp_path / "little", [*usual, *little, *larger]).answers
-    assert told.sentences == (
+    answer, _ = read_report(tmp_path / "little", [*usual, *little, *larger]).answers
+    assert answer.sentences == (
         "In bf16-amp at batch size 64, adamw takes 10.0 GiB, and nothing that was tried saves 5 % "
         "of it: adamw, recompute blocks.",
         "Largest batch size that fits: 64 with adamw (128 does not); 64 with adamw, recompute "
         "blocks (256 does not).",
     )
     some = [*usual, *way("adamw", "blocks", 6, 50), *way("adamw", "full", 6.5, 49.5)]
-    told, _ = read_report(tmp_path / "some", some).answers
-    assert told.sentences[0].endswith(
+    answer, _ = read_report(tmp_path / "some", some).answers
+    assert answer.sentences[0].endswith(
         "train with adamw, recompute blocks: 0.60 times the memory and 1.25 times the time."
     )
 
 
 def test_the_time_of_single_runs_is_about_that(tmp_path: Path) -> None:
     rows = [*way("adamw", "none", 10, 40, 1), *way("adamw", "blocks", 6, 50, 1)]
-    told, _ = read_report(tmp_path, rows).answers
-    assert told.sentences == (
+    answer, _ = read_report(tmp_path, rows).answers
+    assert answer.sentences == (
         "In bf16-amp at batch size 64, adamw takes 10.0 GiB. If that does not fit, train with "
         "adamw, recompute blocks: 0.60 times the memory and about 1.25 times the time.",
         "A sure time takes --repeats 3, without other programs.",
