@@ -172,6 +172,8 @@ def _draw_rates(ax: Axes, panel: Panel) -> None:
     ax.set_xscale("log", base=2)
     _mark(ax, panel, panel.cases, "batch_size", "images_per_s", 1)
     ticks = sorted({case.batch_size for case in panel.cases})
+    if len(ticks) == 1:  # of which a logarithmic axis would show nothing
+        ax.set_xlim(ticks[0] / 2, 2 * ticks[0])
     width = math.log(ticks[-1] / ticks[0])
     near = any(math.log(b / a) < width / 10 for a, b in pairwise(ticks))
     shown = ticks[:1]  # of labels nearer than a line is high, the first

@@ -392,3 +392,13 @@ def test_files_are_written(planted: Folders, tmp_path: Path) -> None:
     for name in ("images-per-s", "time-memory"):
         with Image.open(tmp_path / "f" / f"{name}.png") as picture:
             assert picture.width > 600
+
+
+def test_what_was_measured_at_one_batch_size_is_in_the_figure() -> None:
+    """A logarithmic axis about one value was empty."""
+    folder = ROOT / "results" / "nvidia-h200-20261129-223915"
+    panels = list_panels(build(read_sweeps([folder])))
+    (panel,) = (p for p in panels if len(p.cases) > 1)
+    (ax,) = draw(DRAWINGS[0], [panel], 1, str).axes
+    low, high = ax.get_xlim()
+    assert low < panel.cases[0].batch_size < high
