@@ -190,9 +190,10 @@ def test_a_network_edited_while_its_sweep_runs_is_another(
 
     def edit(self: Display, *about: Any) -> None:
         end(self, *about)
-        if "GELU" in Path("part.py").read_text():
+        if "Sigmoid" in Path("part.py").read_text():
             return
-        Path("part.py").write_text(PART.format("GELU"))
+        # of another size: Python takes an edit of one second and one size for the compiled file
+        Path("part.py").write_text(PART.format("Sigmoid"))
         torch.save({**weights, "2.bias": torch.ones(10)}, "w.pt")
 
     monkeypatch.setattr(Display, "end", edit)
