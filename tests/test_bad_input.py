@@ -66,6 +66,12 @@ FLAGS = [
     (["--batch-size", "1"], "batch size 1 leaves a batch of one image, and BatchNorm needs two"),
     (["--batch-size", "64,128"], "--batch-size 64,128: give --batch-size 64 128"),
     (["--precision", "fp32,bf16"], "--precision fp32,bf16: give --precision fp32 bf16"),
+    (["--fraction", "10%,", "20%"], "--fraction 10%,: give --fraction 10%"),
+    (
+        ["--command", "true {rate}", "--vary", "rate", "0.1,1e-2"],
+        r"--vary rate 0.1 1e-2; a comma that is part of a value is written '\,'",
+    ),
+    (["--command", "true {a}", "--vary", "a", "1,2", "3"], "--vary a 1,2 3: give --vary a 1 2 3;"),
     (["--timeout", "9", "python"], "unknown argument 'python'; a command stands in quotes after"),
     (["--batch-size", "50001"], "batch size 50001 is above the dataset's 50000 images"),
     (["--batch-size", "49999"], "batch size 49999 leaves a last batch of one image, and BatchNorm"),

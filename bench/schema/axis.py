@@ -4,6 +4,7 @@ parsers."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -105,6 +106,10 @@ def describe_axis(default: Value, parse: Callable[[str], Value], help: str, **ab
 
 
 # ---------------------------------------------------------------------------------- reading values
+
+
+LISTED = re.compile(r"[\w.:^%+-]+(?:,[\w.:^%+-]*)+")
+"""Values parted by commas, where a flag takes them parted by spaces."""
 
 
 LOADERS = ("device", "torch")

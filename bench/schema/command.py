@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench.base.errors import UsageError, nearest
 from bench.base.inject.sitecustomize import TEXTS
-from bench.schema.axis import axis_flag, name_column, own_axis
+from bench.schema.axis import LISTED, axis_flag, name_column, own_axis
 
 _PLACE = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)(?::([^{}]*))?\}")
 _PIECE = re.compile(r"\\([\\,])|.", re.DOTALL)
@@ -85,7 +85,7 @@ def _escape(text: str) -> str:
 
 def quote_value(text: str) -> str:
     """Return the word of ``--vary`` that stands for a value, whatever is in it."""
-    return _escape(text) if "," in text and "=" in text else text
+    return _escape(text) if "," in text else text
 
 
 def write_words(words: Mapping[str, str]) -> str:
@@ -174,16 +174,22 @@ def parse_varied(name: str, texts: Sequence[str]) -> dict[str, str | None]:
     where it stands as it is. Raises UsageError: they are of another form.
 
     A word is a value as it stands. One with commas and a ``=`` is a list of values with words,
-    VALUE=WORDS,VALUE=WORDS: the words are what follows the first ``=``, or nothing, and a comma
-    that divides nothing is written ``\,`` there.
+    VALUE=WORDS,VALUE=WORDS: the words are what follows the first ``=``, or nothing. A comma that
+    divides nothing is written ``\,``, which it has to be in such a list, and where ``0.1,0.2`` may
+    as well be meant as two values: alone, or beside words without commas.
 
-    >>> parse_varied("amp", ["off=,on=--amp"]), parse_varied("sizes", ["1,2", r"a=1\,2"])
+    >>> parse_varied("amp", ["off=,on=--amp"]), parse_varied("sizes", [r"1\,2", r"a=1\,2"])
     ({'off': '', 'on': '--amp'}, {'1,2': None, 'a=1,2': None})
     """
     read = dict[str, str | None]()
     where = f"--vary {' '.join([name, *texts])}"[:200]
+    if 0 < sum(map(bool, map(LISTED.fullmatch, texts))) < max(2, len(texts)):
+        right = " ".join([name, *texts]).replace(",", " ").rstrip()
+        raise UsageError(
+            rf"{where}: give --vary {right}; a comma that is part of a value is written '\,'"
+        )
     for text in texts:
-        parts = _split(text) if "," in text and "=" in text else [text]
+        parts = _split(text) if "," in text and ("=" in text or r"\," in text) else [text]
         try:
             values: Mapping[str, str | None] = {parts[0]: None}
             values = _read_words(text) if len(parts) > 1 else values

@@ -123,6 +123,11 @@ def test_any_value_can_be_given_as_it_stands(text: str) -> None:
     assert parse_varied("x", [quote_value(text)]) == {text: None}
 
 
+def test_lists_that_cannot_be_meant_as_several_values_stand_as_they_are() -> None:
+    for texts in (["[0.1,0.2]"], ["data/a,b"], ["1,2", "3,4"]):
+        assert parse_varied("x", texts) == dict.fromkeys(texts)
+
+
 NAMES = TEXTS.map(str.strip).filter(lambda text: text != "" and "=" not in text)
 
 
