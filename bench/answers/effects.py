@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby
+from typing import NamedTuple
 
 from bench.answers.render.table import (
     NOTHING,
@@ -31,6 +32,7 @@ from bench.results.study.effects import EQUAL_MARGIN, Effect, judge_learning
 from bench.results.study.estimate import ENERGY, LOSS, MEMORY_METRIC, TIME
 from bench.results.study.pairs import find_changes, is_usual, list_followers
 from bench.results.study.quantities import Metric
+from bench.results.study.runs import Result
 from bench.results.verdict import Verdict
 from bench.schema.axis import DYNAMICS, name_axis, name_column
 from bench.schema.case import spell_value
@@ -84,7 +86,7 @@ def _tabulate_effects(found: ReportData) -> Iterator[Sheet]:
         effects,
         [note],
         starts if len(starts) < len(effects) else {},
-        [*_tell_break_even(found), *_tell_left_out(found)],
+        [*_tell_later_starts(found), *_tell_left_out(found)],
         empty=("", NOTHING, TIME.word(Verdict.NONE)),
     )
 
@@ -95,11 +97,20 @@ PREPARING = ("compile", "cudnn_benchmark", "cuda_graphs")
 """Switches that take time before the first epoch to shorten each."""
 
 
-def _tell_break_even(found: ReportData) -> Iterator[str]:
-    """Yield a sentence for each of `PREPARING` that starts later and is shown to make epochs
-    shorter: after how many it has paid off, in each pair of cases that differ in it alone, compiled
-    ones of each ``--dynamic``. A command starts anew for each of its runs, and what it prepares
-    then is not known."""
+class LaterStart(NamedTuple):
+    """A switch that makes a case start later, and its epochs shorter."""
+
+    axis: str  # one of `PREPARING`
+    after: str  # its value
+    on: Result
+    cost: str  # how much later, what that saves, and after how many epochs it has paid off
+
+
+def find_later_starts(found: ReportData) -> Iterator[LaterStart]:
+    """Yield what each of `PREPARING` does that starts later and makes epochs shorter, in each pair
+    of cases that differ in it alone, compiled ones of each ``--dynamic``: as repeats show it or, of
+    fewer than `MIN_REPEATS` runs on a GPU, as these took. A command starts anew for each of its
+    runs, and what it prepares then is not known."""
     known = [result for result in found.results if result.trusted and result.command is None]
     by_cell = {result.cell: result for result in known}
     switched = [
@@ -113,23 +124,32 @@ def _tell_break_even(found: ReportData) -> Iterator[str]:
         for off, on in (pair.cells for pair in change.pairs)
     ]
     speeds = judge_speeds([(on, off) for _, off, on in switched])
-    by_switch: dict[str, list[str]] = {}
     for (change, off, on), speed in zip(switched, speeds, strict=True):
-        extra, low, high = on.start_time_s - off.start_time_s, speed.low, speed.high
-        if speed.invert().judge(STEADY) is not Verdict.LOWER or not low or low <= 1 or not high:
-            continue
-        if not extra > 0:  # NaN too, where a start is not known
+        extra, runs, ends = on.start_time_s - off.start_time_s, "", (speed.high, speed.low)
+        if min(fewest := (on.repeats, off.repeats)) < MIN_REPEATS and on.device != "cpu":
+            runs, ends = f" (of {count(min(fewest), 'run')})", (speed.value, speed.value)
+            faster = (speed.value or 0) > 1 + STEADY
+        else:
+            faster = speed.invert().judge(STEADY) is Verdict.LOWER
+        if not (faster and extra > 0 and ends[0] and ends[1] and ends[1] > 1):  # NaN: not known
             continue
         # compiled code is found in a cache by later repeats: of first steps the slowest counts
-        least, most = (math.ceil(extra / (on.epoch_time_s * (end - 1))) for end in (high, low))
+        least, most = (math.ceil(extra / (on.epoch_time_s * (end - 1))) for end in ends)
         epochs = f"{least:,} to {most:,} epochs" if least < most else count(most, "epoch")
         mark, saved = mark_part(off, on), write_number(off.epoch_time_s - on.epoch_time_s)
-        case = name_case(on, [n for n in list_naming_axes(found.varying) if n != change.axis])
-        by_switch.setdefault(f"{name_axis(change.axis)} {change.after}", []).append(
-            f"in {case} it takes {write_number(extra)} s longer to start and saves {mark}{saved} s "
-            f"an epoch, so that it pays off after {mark}{epochs}"
-        )
-    for switch, each in by_switch.items():
+        cost = f"{write_number(extra)} s longer to start and saves {mark}{saved} s an epoch{runs}"
+        cost += f", so that it pays off after {mark}{epochs}"
+        yield LaterStart(change.axis, change.after, on, cost)
+
+
+def _tell_later_starts(found: ReportData) -> Iterator[str]:
+    """Yield a sentence for each switch of `find_later_starts`."""
+    starts = [*find_later_starts(found)]
+    for alike in group(starts, lambda start: start[:2]):
+        axis, after, *_ = alike[0]
+        others = [name for name in list_naming_axes(found.varying) if name != axis]
+        each = [f"in {name_case(start.on, others)} it takes {start.cost}" for start in alike]
+        switch = f"{name_axis(axis)} {after}"
         yield f"{capitalize(switch)}: {name_first(each, _MOST_LISTED, '; ')}."
 
 

@@ -11,6 +11,7 @@ from itertools import groupby, islice
 from operator import itemgetter
 
 from bench.answers.choice import MOST_NAMED, tell_choice
+from bench.answers.effects import PREPARING, find_later_starts
 from bench.answers.elsewhere import find_fastest
 from bench.answers.halving import find_trials, summarize
 from bench.answers.power_limits import tell_power
@@ -153,6 +154,7 @@ def _tell(found: ReportData, place: Target) -> Iterator[str]:
     else:
         bases = _find_baselines(place, chosen)
         yield _tell_chosen(found, place, chosen, bases)
+        yield from _tell_start(found, chosen)
         if place.choice and not found.aim:
             yield tell_choice(
                 place.choice,
@@ -266,6 +268,14 @@ def _tell_chosen(
         sentence += f", against {join_words([_write_base(chosen, base) for base in bases])}"
     saved = _list_saved(row, bases[-1].best) if bases else []
     return sentence + (f", with {join_words(saved)}" if saved else "") + "."
+
+
+def _tell_start(found: ReportData, chosen: Setting) -> Iterator[str]:
+    """Say of each switch by which it starts later what that costs at each start."""
+    if any(getattr(chosen.best, axis) != getattr(Case, axis) for axis in PREPARING):
+        starts = {one.axis: one for one in find_later_starts(found) if one.on in chosen.cases}
+        for start in starts.values():
+            yield f"{capitalize(name_axis(start.axis))} {start.after} takes {start.cost}."
 
 
 def _tell_pairs(place: Target, chosen: Setting, bases: Sequence[Setting]) -> str:
