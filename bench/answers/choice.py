@@ -59,6 +59,8 @@ class Choice(Generic[_T]):
         fastest: the setting of the lowest time.
         near: those shown to take at most `NEAR` more, the fastest first.
         open: those of which that is not known.
+        alike: what is chosen, then others of its batch size that are as usual and not shown to take
+            more than `STEADY` longer.
     """
 
     chosen: _T
@@ -66,6 +68,7 @@ class Choice(Generic[_T]):
     fastest: _T
     near: tuple[_T, ...]
     open: tuple[_T, ...]
+    alike: tuple[_T, ...]
 
 
 def choose_among(
@@ -99,7 +102,13 @@ def choose_among(
     else:
         why = f"as the smallest batch shown to be within {write_percent(near)} of the lowest time"
     sure, unknown = (tuple(one.of for one in group) for group in (close, unsure))
-    return Choice(chosen.of, why, fastest.of, sure, unknown)
+    equal = tuple(
+        one.of
+        for one in (*close, *unsure)
+        if one is not chosen and (one.size, one.unusual) == (chosen.size, chosen.unusual)
+        if bound(one, chosen)[0] <= 1 + STEADY
+    )
+    return Choice(chosen.of, why, fastest.of, sure, unknown, (chosen.of, *equal))
 
 
 def tell_choice(

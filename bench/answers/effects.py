@@ -125,19 +125,21 @@ def find_later_starts(found: ReportData) -> Iterator[LaterStart]:
     ]
     speeds = judge_speeds([(on, off) for _, off, on in switched])
     for (change, off, on), speed in zip(switched, speeds, strict=True):
-        extra, runs, ends = on.start_time_s - off.start_time_s, "", (speed.high, speed.low)
-        if min(fewest := (on.repeats, off.repeats)) < MIN_REPEATS and on.device != "cpu":
-            runs, ends = f" (of {count(min(fewest), 'run')})", (speed.value, speed.value)
-            faster = (speed.value or 0) > 1 + STEADY
-        else:
-            faster = speed.invert().judge(STEADY) is Verdict.LOWER
-        if not (faster and extra > 0 and ends[0] and ends[1] and ends[1] > 1):  # NaN: not known
+        extra, low, high = on.start_time_s - off.start_time_s, speed.low, speed.high
+        fewest = min(on.repeats, off.repeats)
+        if once := fewest < MIN_REPEATS and on.device != "cpu":
+            low = high = speed.value
+        faster = (low or 0) > 1 + STEADY if once else speed.invert().judge(STEADY) is Verdict.LOWER
+        if not faster or not low or low <= 1 or not high:
+            continue
+        if not extra > 0:  # NaN too, where a start is not known
             continue
         # compiled code is found in a cache by later repeats: of first steps the slowest counts
-        least, most = (math.ceil(extra / (on.epoch_time_s * (end - 1))) for end in ends)
+        least, most = (math.ceil(extra / (on.epoch_time_s * (end - 1))) for end in (high, low))
         epochs = f"{least:,} to {most:,} epochs" if least < most else count(most, "epoch")
         mark, saved = mark_part(off, on), write_number(off.epoch_time_s - on.epoch_time_s)
-        cost = f"{write_number(extra)} s longer to start and saves {mark}{saved} s an epoch{runs}"
+        cost = f"{write_number(extra)} s longer to start and saves {mark}{saved} s an epoch"
+        cost += f" (of {count(fewest, 'run')})" * once
         cost += f", so that it pays off after {mark}{epochs}"
         yield LaterStart(change.axis, change.after, on, cost)
 

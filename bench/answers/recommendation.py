@@ -155,9 +155,11 @@ def _tell(found: ReportData, place: Target) -> Iterator[str]:
         bases = _find_baselines(place, chosen)
         yield _tell_chosen(found, place, chosen, bases)
         yield from _tell_start(found, chosen)
-        if place.choice and not found.aim:
+        choice, alike = place.choice, {*place.alike}
+        told = choice and len(alike) > 1 and {choice.fastest, *choice.open} <= alike
+        if choice and not found.aim and not told:
             yield tell_choice(
-                place.choice,
+                choice,
                 lambda setting: setting.best.batch_size,
                 lambda setting: setting.best.memory_bytes,
                 partial(describe_setting, found),
@@ -255,17 +257,20 @@ def _tell_chosen(
     found: ReportData, place: Target, chosen: Setting, bases: Sequence[Setting]
 ) -> str:
     """Say what to train with, how long it takes, and what it saves over the baselines."""
-    row, name = chosen.best, describe_setting(found, chosen)
+    row, alike = chosen.best, place.alike
+    name = name_first([describe_setting(found, one) for one in alike], MOST_NAMED, " or ")
     how = " in " if row.precision != OWN else " " if row.batch_size else " with "
     how = "" if name == row.model else how
     sentence = f"{_name_act(row)} {place.model} on {place.machine}{how}{name if how else ''}"
     if sum(setting.timed for setting in place.settings) == 1:  # nothing that it was better than
         several = sum(is_number(setting.best.epoch_time_s) for setting in place.settings) > 1
         sentence = f"Only one setting {'can be compared' if several else 'was timed'}, {name}"
-    sentence += f": {write_time(chosen.best)} an epoch"
+    sentence += ", whose times cannot be told apart" * (len(alike) > 1)
+    sentence += f": {join_words([write_time(one.best) for one in alike[:MOST_NAMED]])} an epoch"
     sentence += " (a time with a warning)" * (not row.trusted)
     if bases:
-        sentence += f", against {join_words([_write_base(chosen, base) for base in bases])}"
+        sentence += ", the first against " if len(alike) > 1 else ", against "
+        sentence += f"{join_words([_write_base(chosen, base) for base in bases])}"
     saved = _list_saved(row, bases[-1].best) if bases else []
     return sentence + (f", with {join_words(saved)}" if saved else "") + "."
 
@@ -423,7 +428,7 @@ def _tell_next(found: ReportData, place: Target) -> str:
     if not others:
         return ""
     first = min(others, key=lambda setting: setting.best.epoch_time_s)
-    if first in _list_sizes(place, choice.chosen):
+    if first in (*place.alike, *_list_sizes(place, choice.chosen)):
         return ""
     what = "The lowest time" if first is choice.fastest else "The next"
     sentence = f"{what} is {describe_setting(found, first)}, {write_time(first.best)} "

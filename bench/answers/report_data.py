@@ -62,6 +62,13 @@ class Target:
         return self.choice.chosen if self.choice else None
 
     @property
+    def alike(self) -> list[Setting]:
+        """The chosen setting, and those that differ from it in values of the user's own, or in the
+        command, and are not shown to be slower: nothing chooses one of these."""
+        among = self.choice.alike if self.choice else ()
+        return [s for s in among if s is self.chosen or s.differs_in(among[0], ("vary", "command"))]
+
+    @property
     def unsteady(self) -> bool:
         """Whether it has several times, all of few runs on a CPU: on two cores single ones made
         bf16-amp 3.05 times as fast as fp32, later 0.64 times, and three each on idle ones 1.49."""

@@ -314,6 +314,31 @@ def test_a_faster_value_of_the_user_s_own_that_learns_less_is_told_with_both_los
     )
 
 
+@pytest.mark.parametrize(
+    ("times", "opening"),
+    [
+        (
+            [0.01, 0.0101, 0.0099],
+            "in fp32 at batch size 64 (rate 2) or fp32 at batch size 64 (rate 1), whose times "
+            "cannot be told apart: ≈1.547 s and ≈1.562 s for 10,000 items, the first against "
+            "≈3.125 s in tf32",
+        ),
+        ([0.012, 0.0121, 0.0119], "in fp32 at batch size 64 (rate 2): ≈1.547 s for 10,000 items"),
+    ],
+)
+def test_of_the_user_s_own_values_that_take_as_long_none_is_preferred(
+    times: list[float], opening: str, tmp_path: Path
+) -> None:
+    rows = [*counted(script(vary="rate=1"), times, train_loss=2.0)]
+    rows += counted(script(vary="rate=2"), [0.0099, 0.0100, 0.0098], train_loss=2.0)
+    rows += counted(script(vary="rate=2", precision="tf32"), [0.02, 0.0201, 0.0199], train_loss=2.0)
+    rows += counted(script(vary="rate=3"), [0.02, 0.0201, 0.0199], train_loss=2.0)
+    (answer,) = read_report(tmp_path, rows).answers
+    text = " ".join(answer.sentences)
+    assert f"Run train.py on A card {opening}" in text, text
+    assert text.count("rate 2") == 1, text  # no sentence says it again
+
+
 ALIKE: dict[str, tuple[str, Sequence[Record], str]] = {
     "a quarter more time for a thousandth of the memory": (
         "memory", [*once(BF16, 100, 4.000), *once(FP16, 125, 3.996)], "in bf16 at batch size 128",
