@@ -15,6 +15,7 @@ from bench.answers.render.table import Column, Section, Sheet, axis_column, name
 from bench.base.text import count
 from bench.networks.workloads import IMAGES
 from bench.results.store.rows import Row, keep_latest
+from bench.results.study.comparable import take_last
 from bench.results.study.quantities import QUANTITIES
 from bench.schema.axis import is_own, name_column
 from bench.schema.case import (
@@ -60,11 +61,12 @@ class Trial:
 
 def find_trials(rows: Iterable[Row], epochs: Epochs, halving: Halving) -> list[Trial]:
     """Return the trials in the rows of a folder, with the epochs of each record: those that trained
-    longest first, and the best of these first; those without a number last."""
+    longest first, and the best of these first; those without a number last. Rows of another torch
+    or GPU than the last (``--mix``) are not ranked with these, and left out."""
     numbers = {frozenset(settings.items()): i for i, settings in enumerate(halving.trials, 1)}
     names = _list_searched(halving)
     trials: dict[int, Trial] = {}
-    for row in keep_latest(row for row in rows if row.is_repeat and row.repeat == 1):
+    for row in take_last(_list_rows(rows))[0]:
         if knows_epochs(row.case) and row.epochs != halving.epochs:
             continue
         settings = frozenset((name, format_value(getattr(row.case, name))) for name in names)
@@ -80,6 +82,10 @@ def find_trials(rows: Iterable[Row], epochs: Epochs, halving: Halving) -> list[T
     learnt.sort(key=attrgetter("last"), reverse=halving.higher)
     learnt.sort(key=lambda trial: -len(trial.curve))
     return [*learnt, *(trial for trial in found if not math.isfinite(trial.last))]
+
+
+def _list_rows(rows: Iterable[Row]) -> list[Row]:
+    return keep_latest(row for row in rows if row.is_repeat and row.repeat == 1)
 
 
 def _list_searched(halving: Halving) -> list[str]:
@@ -120,7 +126,7 @@ def _find_longest(trials: Sequence[Trial], halving: Halving) -> int:
 
 
 def tabulate_trials(
-    rows: Iterable[Row],
+    rows: Sequence[Row],
     epochs: Epochs,
     halving: Halving,
     how: str = "`python -m bench.search` prints the commands that confirm the best.",
@@ -129,6 +135,9 @@ def tabulate_trials(
     confirm the best."""
     trials, quantity = find_trials(rows, epochs, halving), QUANTITIES[halving.metric]
     axes, longest = _list_searched(halving), _find_longest(trials, halving)
+    unlike = ""
+    if differing := "; ".join(take_last(_list_rows(rows))[1]):
+        unlike = f"Earlier trials are left out, which cannot be ranked with these: {differing}."
 
     def take_metric(n: int, trial: Trial) -> float | None:
         known = len(trial.curve) >= n and math.isfinite(trial.curve[n - 1])
@@ -156,7 +165,7 @@ def tabulate_trials(
         f"longest first, and of them the best by {quantity.title}",
         columns,
         trials,
-        [" ".join(filter(None, [note, how]))],
+        [" ".join(filter(None, [unlike, note, how]))],
         words=summarize(trials, halving),
         empty=(),
     )
@@ -174,6 +183,7 @@ def lay_out_search(
         "epochs": halving.epochs,
         "rungs": halving.rungs,
         "drawn": len(halving.trials),
+        "left_out": take_last(_list_rows(rows))[1],
         "trials": [
             {
                 "trial": trial.number,

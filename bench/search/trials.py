@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import chain
 from operator import attrgetter
 from threading import Lock
 from types import SimpleNamespace
@@ -23,12 +22,14 @@ from bench.base.errors import UsageError
 from bench.base.installation import describe_extra
 from bench.results.store.reader import read_beside
 from bench.results.store.rows import LatestAttempt, PlannedRun, Row, keep_latest, plan_runs
+from bench.results.study.comparable import take_last
 from bench.schema.case import Case, list_varying
 from bench.schema.goals import Halving
-from bench.schema.record import MEASURED, EpochRow, Outcome, Record, read_missing
+from bench.schema.record import MEASURED, EpochRow, Outcome, Record, flatten, read_missing
 from bench.search.options import Search, go_on
 from bench.sweep.display import Display
 from bench.sweep.execution import Grid, OomSkips, remaining_runs
+from bench.sweep.folder import refuse_mixing
 from bench.sweep.largest_batch import name_family
 from bench.sweep.loop import Loop, open_loop
 from bench.sweep.options import Plan
@@ -107,18 +108,24 @@ class Trials(Grid):
     """A source of the trials that have not ended, in the order in which they were drawn.
 
     A trial is judged by a `Ladder` of all that ended before it; ``rows`` are the earlier ones that
-    new ones can be compared with. Trials that run at the same time share a ladder. There is no
-    other state, so a search can resume from its records.
+    new ones can be compared with, as far as that is known: which torch a command has shows when it
+    runs. Trials that run at the same time share a ladder. There is no other state, so a search can
+    resume from its records. Raises UsageError: trials of a command are of two versions, and --mix
+    is not given.
     """
 
     def __init__(
         self, loop: Loop, halving: Halving, cases: Sequence[Case], rows: Sequence[Row]
     ) -> None:
         self.halving = halving
-        self._curves: list[list[float | None]] = []  # in the order in which trials ended
+        # with the metric by epoch, in the order in which trials ended
+        self._learnt: list[tuple[Row, list[float | None]]] = []
         self._ladder: Ladder | None = None
         epochs = read_beside(loop.store.folder, EpochRow)
         before: dict[PlannedRun, LatestAttempt] = {}
+        rows, differing = take_last(rows, ["torch"])
+        if not loop.options.mix:
+            refuse_mixing(loop.out, differing)
         for row in keep_latest(row for row in rows if row.is_repeat):
             before[row.case, row.repeat, False] = LatestAttempt(
                 row.status, row.attempt, row.inferred, lane=row.lane
@@ -131,7 +138,7 @@ class Trials(Grid):
             if (row.case, row.repeat, False) in done and row.status in MEASURED:
                 mine = sorted(epochs.get(row.record_id, ()), key=attrgetter("epoch"))
                 diverged = row.number("first_bad_step") is not None
-                self._learn(row.case, mine, diverged)
+                self._learn(row, mine, diverged)
                 untold = untold if diverged else (row.case, mine, row.missing)
         if untold:
             self._refuse_untold(*untold)
@@ -142,19 +149,24 @@ class Trials(Grid):
         if job is None:
             return None
         if alone or self._ladder is None:
-            self._ladder = Ladder(self.halving, self._curves)
+            self._ladder = Ladder(self.halving, (curve for _, curve in self._learnt))
         judge = self._ladder.add()
         return replace(job, enough=lambda row: judge(row.epoch + 1, self._read(job.case, row)))
 
     def settle(self, job: Job, record: Record, outcome: Outcome) -> None:
         """Learn from an outcome. Raises UsageError: no trial has told the metric yet, although the
-        loss of this one was never inf or NaN."""
+        loss of this one was never inf or NaN; or it is of another version than the others."""
         super().settle(job, record, outcome)
         m, epochs = record.measurement, outcome.epochs
         if record.status not in MEASURED:
             return
         diverged = m.first_bad_step is not None
-        self._learn(record.case, epochs, diverged)
+        self._learn(Row(flatten(record)), epochs, diverged)
+        rows, differing = take_last([row for row, _ in self._learnt], ["torch"])
+        if not self.loop.options.mix:
+            refuse_mixing(self.loop.out, differing)
+        alike = {*map(id, rows)}
+        self._learnt = [one for one in self._learnt if id(one[0]) in alike]
         if not diverged:
             self._refuse_untold(record.case, epochs, m.missing or "")
 
@@ -162,7 +174,7 @@ class Trials(Grid):
         """Raise UsageError if no trial has told the metric, nor this one, which did not diverge."""
         metric = self.halving.metric
         known = any(getattr(row, metric) is not None for row in epochs)
-        if known or any(value is not None for value in chain(*self._curves)):
+        if known or any(value is not None for _, one in self._learnt for value in one):
             return
         why, fix = missing or "no reason is given", "give another --metric"
         if case.command is not None:
@@ -175,10 +187,10 @@ class Trials(Grid):
             f"--metric {metric} is not known of these trials: {why}; {fix}, and another --out"
         )
 
-    def _learn(self, case: Case, epochs: Sequence[EpochRow], diverged: bool) -> None:
+    def _learn(self, row: Row, epochs: Sequence[EpochRow], diverged: bool) -> None:
         """Learn from the epochs of a trial, of which the last is no number if it diverged."""
-        curve = [self._read(case, row) for row in epochs]
-        self._curves.append([*curve[:-1], None] if diverged else curve)
+        curve = [self._read(row.case, epoch) for epoch in epochs]
+        self._learnt.append((row, [*curve[:-1], None] if diverged else curve))
 
     def _read(self, case: Case, row: EpochRow) -> float | None:
         """Return the metric of an epoch; None if its loss is inf or NaN. A command need not tell

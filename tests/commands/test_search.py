@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from bench.answers.halving import find_trials, spell_case
 from bench.report.__main__ import main as report
 from bench.results.store.reader import read_beside, read_records, read_rows
 from bench.results.store.rows import latest, read_history
+from bench.results.store.table import RECORDS
 from bench.schema.case import Case
 from bench.schema.flags import join_flags
 from bench.schema.goals import SEARCH_METRICS, Halving, read_halving
@@ -264,6 +266,32 @@ def test_the_same_command_goes_on_where_it_was_stopped(
     assert len(run(tmp_path / "cut", *RANGE)) == len(frame), "nothing is left to do"
 
 
+def edit_torch(out: Path, version: str) -> None:
+    """Have the rows that are there be of another torch."""
+    frame = pd.read_csv(out / RECORDS, dtype=str, keep_default_na=False)
+    frame.assign(torch=version).to_csv(out / RECORDS, index=False)
+
+
+def test_trials_of_another_torch_are_not_ranked_with_those_of_now(
+    searched: Path, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    shutil.copytree(searched, out := tmp_path / "out")
+    edit_torch(out, "1.0")
+    assert len(run(out, *RANGE, rc=2)) == 12
+    assert "torch was 1.0, now " in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        fake.stop_at(4, patch)
+        run(out, *RANGE, "--mix", "--format", "json", rc=130)
+    found = json.loads(capsys.readouterr().out)
+    assert [one["status"] for one in found["trials"]] == ["ok"] * 3 + ["interrupted"]
+    assert found["left_out"] == [f"torch was 1.0, now {torch.__version__}"]
+    frame = run(out, *RANGE, "--mix")[12:]
+    output = " ".join(capsys.readouterr().out.split())
+    assert "Earlier trials are left out, which cannot be ranked with these: torch was 1.0" in output
+    done = frame[frame["status"] != "interrupted"]["truncated_after"].reset_index(drop=True)
+    pd.testing.assert_series_equal(done, read_records(searched)["truncated_after"])
+
+
 def test_several_lanes_share_the_rungs(tmp_path: Path) -> None:
     """Which trial comes first to a rung is chance; every trial has its row, and some end early."""
     frame = run(tmp_path, *RANGE, "--lanes", "3", "--samples", "24")
@@ -419,6 +447,8 @@ from pathlib import Path
 import bench
 
 rate, momentum, tells, epochs = float(sys.argv[1]), float(sys.argv[2]), *sys.argv[3:]
+if "torch" in tells:
+    import torch
 weight, speed, epoch = 1.0, 0.0, 0
 while epoch < float(epochs):
     epoch += 1
@@ -506,6 +536,23 @@ def test_a_search_of_a_script_that_was_killed_goes_on(searched_script: Path) -> 
     columns = ["lr", "vary", "truncated_after", "status", "test_loss", "attempt"]
     frame = search_script(folder, "loss,shares")[columns]
     pd.testing.assert_frame_equal(frame, read_records(searched_script)[columns])
+
+
+@pytest.mark.slow
+def test_trials_of_a_script_are_ranked_beside_those_of_one_torch_alone(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    """Which it has shows when it runs: the first trial is kept, and the next start refuses. Another
+    value of --vary may be another Python: that is what was asked."""
+    rates = ("--lr", "0.01", "0.02", "0.04", "0.08")
+    grid = (*rates, "--epochs", "2", "--vary", "momentum", "0")
+    search_script(tmp_path, "loss,torch", *grid, "--samples", "2")
+    edit_torch(tmp_path / "out", "1.0")
+    for there in (3, 3):
+        assert len(search_script(tmp_path, "loss,torch", *grid, rc=2)) == there
+        assert "torch was 1.0, now " in capsys.readouterr().err
+    frame = search_script(tmp_path, "loss,torch", *grid, "--mix")
+    assert frame["torch"].tolist() == ["1.0"] * 2 + [torch.__version__] * 4
 
 
 @pytest.mark.slow

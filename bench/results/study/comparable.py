@@ -285,3 +285,16 @@ def list_mixed(
             values = [*filter(None, dict.fromkeys(tell_known(row, name) for row in alike))]
             if len(values) > 1:
                 yield name, values, alike
+
+
+def take_last(
+    rows: Sequence[_R], columns: Iterable[str] = COMPARABLE
+) -> tuple[list[_R], list[str]]:
+    """Return the rows that agree with the last ones in these columns, see `list_mixed`, and how the
+    others differ from them, in words."""
+    unlike, differing = set[int](), list[str]()
+    for name, values, alike in list_mixed(rows, columns):
+        now = next(filter(None, (tell_known(row, name) for row in reversed(alike))))
+        differing += [f"{name} was {before}, now {now}" for before in values if before != now]
+        unlike.update(id(row) for row in alike if tell_known(row, name) not in ("", now))
+    return [row for row in rows if id(row) not in unlike], differing
