@@ -108,7 +108,7 @@ def describe_axis(default: Value, parse: Callable[[str], Value], help: str, **ab
 # ---------------------------------------------------------------------------------- reading values
 
 
-LISTED = re.compile(r"[\w.:^%+-]+(?:,[\w.:^%+-]*)+")
+PARTED = re.compile(r"[\w.:^%+-]+(?:,[\w.:^%+-]*)+")
 """Values parted by commas, where a flag takes them parted by spaces."""
 
 

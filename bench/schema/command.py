@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench.base.errors import UsageError, nearest
 from bench.base.inject.sitecustomize import TEXTS
-from bench.schema.axis import LISTED, axis_flag, name_column, own_axis
+from bench.schema.axis import PARTED, axis_flag, name_column, own_axis
 
 _PLACE = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)(?::([^{}]*))?\}")
 _PIECE = re.compile(r"\\([\\,])|.", re.DOTALL)
@@ -183,7 +183,7 @@ def parse_varied(name: str, texts: Sequence[str]) -> dict[str, str | None]:
     """
     read = dict[str, str | None]()
     where = f"--vary {' '.join([name, *texts])}"[:200]
-    if 0 < sum(map(bool, map(LISTED.fullmatch, texts))) < max(2, len(texts)):
+    if 0 < sum(map(bool, map(PARTED.fullmatch, texts))) < max(2, len(texts)):
         right = " ".join([name, *texts]).replace(",", " ").rstrip()
         raise UsageError(
             rf"{where}: give --vary {right}; a comma that is part of a value is written '\,'"

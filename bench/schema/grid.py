@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.base.errors import UsageError
 from bench.networks.models import FACTORY_FORM, is_command
-from bench.schema.axis import BATCH_SIZES, LISTED, Value, axis_flag, name_axis
+from bench.schema.axis import BATCH_SIZES, PARTED, Value, axis_flag, name_axis
 from bench.schema.case import AXES, Case, list_values, make_case, parse_value
 from bench.schema.command import list_worded, read_vary, refuse_places
 from bench.schema.rules import check, go_together, list_lacks, settle
@@ -43,7 +43,7 @@ def parse_values(name: str, value: object, where: str) -> list[Value]:
     """
     if name == "batch_size" and value == AUTO:
         return [AUTO]
-    if where.startswith("--") and LISTED.fullmatch(text := str(value)):
+    if where.startswith("--") and PARTED.fullmatch(text := str(value)):
         raise UsageError(f"{where} {text}: give {where} {text.replace(',', ' ').rstrip()}")
     found = _RANGE.fullmatch(str(value)) if name == "batch_size" else None
     if found and int(found[1]).bit_count() == 1:
