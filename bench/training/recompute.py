@@ -56,9 +56,10 @@ class Recompute:
         if self.setting == "full":
             parts = [*_list_parts(model, {*parts})]
         if not parts:
+            other = "full" if any(True for _ in _list_parts(model, set())) else "none"
             raise UsageError(
                 f"--recompute {self.setting}: the network repeats no blocks in a list of its own; "
-                "name them in a workload's blocks, such as 'layers.*', or give --recompute none"
+                f"name them in a workload's blocks, such as 'layers.*', or give --recompute {other}"
             )
         if any(map(find_batchnorm, chain.from_iterable(part.modules() for part in parts))):
             raise UsageError(
@@ -101,21 +102,27 @@ _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the blocks that a network repeats: all modules in lists that are of the class of which
-    one list holds the most, at least two, each with layers of its own. Plain lists are blocks only
-    where nothing else is, since the stages of many networks are lists of their blocks."""
+    """Return the blocks that a network repeats: modules in lists, each with layers of its own, of
+    the classes of which one list holds two or more. Of blocks within others, those of which a list
+    holds the most are taken. Plain lists are blocks only where nothing else is, since the stages
+    of many networks are lists of their blocks."""
     listed = [
         [child for child in module.children() if any(True for _ in child.children())]
         for module in model.modules()
         if isinstance(module, _LISTS)
     ]
-    tallies = chain.from_iterable(Counter(map(_find_kind, each)).items() for each in listed)
-    often = [(kind not in _LISTS, n, kind) for kind, n in tallies if n > 1]
-    if not often:
-        return []
-    *_, block = max(often, key=lambda one: one[:2])
-    every = [child for each in listed for child in each if _find_kind(child) is block]
-    return _keep_outermost(every)
+    most: Counter[type[nn.Module]] = Counter()
+    for each in listed:
+        most |= Counter(map(_find_kind, each))
+    found, inside = set[nn.Module](), set[nn.Module]()
+    for kind, n in sorted(most.items(), key=lambda one: (one[0] in _LISTS, -one[1])):
+        if n < 2 or (kind in _LISTS and found):
+            continue
+        every = _keep_outermost([m for each in listed for m in each if _find_kind(m) is kind])
+        apart = [m for m in every if inside.isdisjoint(m.modules())]
+        found.update(apart)
+        inside.update(part for m in apart for part in m.modules())
+    return [module for module in model.modules() if module in found]
 
 
 def _keep_outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:

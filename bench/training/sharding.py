@@ -50,8 +50,13 @@ def _share(whole: Any, now: Any) -> Any:
 def shard(model: nn.Module, blocks: str, exchanged: torch.dtype | None) -> str:
     """Shard ``model`` over all processes, each of its blocks by itself: those of the names in
     ``blocks``, or by default those it repeats. Gradients are exchanged in the format ``exchanged``,
-    by default their own. Return a note for the reader. Raises UsageError: as `list_blocks`."""
-    parts, policy = list_blocks(model, blocks), MixedPrecisionPolicy(reduce_dtype=exchanged)
+    by default their own. A block that shares a weight with a module beside it is of the rest, since
+    torch gathers a weight with one of them only. Return a note for the reader. Raises UsageError:
+    as `list_blocks`."""
+    policy, whole = MixedPrecisionPolicy(reduce_dtype=exchanged), _count_owners(model)
+    parts = [
+        part for part in list_blocks(model, blocks) if _count_owners(part).items() <= whole.items()
+    ]
     kinds = count_kinds(parts) or "no blocks"
     for part in (*parts, model):
         # weights are gathered together, so that all are of one format: BatchNorm kept in fp32 apart
@@ -59,6 +64,11 @@ def shard(model: nn.Module, blocks: str, exchanged: torch.dtype | None) -> str:
             fully_shard(apart, mp_policy=policy)
         fully_shard(part, mp_policy=policy)
     return f"sharded: {kinds}, and the rest of the network as one"
+
+
+def _count_owners(part: nn.Module) -> Counter[nn.Parameter]:
+    """Return how many modules of ``part`` have each of its weights as their own."""
+    return Counter(p for module in part.modules() for p in module.parameters(recurse=False))
 
 
 def _list_apart(part: nn.Module) -> list[nn.Module]:

@@ -23,12 +23,17 @@ from bench.schema.axis import read_budget
 from bench.schema.case import Case
 from bench.schema.failure import find_place
 from bench.schema.precision import PRECISIONS, Arithmetic
+from bench.training.building import seed_all
 from bench.training.loop import Training
 from bench.training.parallel import refuse_inputs, refuse_outputs
 from bench.training.recompute import Recompute
 
 _TRIED = 2
 """Items in a trial batch: BatchNorm needs two."""
+
+_ALIKE = 1e-3
+"""The most by which gradients of one step that are computed twice differ, as a share of their norm:
+by nothing on a CPU, but where an operation sums in no fixed order."""
 
 _T = TypeVar("_T")
 
@@ -147,35 +152,47 @@ def try_recompute(
     precision: str,
     recompute: str,
 ) -> None:
-    """Train a step in which the backward pass computes again what ``recompute`` says. Raises
+    """Compute gradients with what ``recompute`` says computed again, and without. Raises
     UsageError: it fails, such as where a layer overwrites the input of what is computed again; the
-    backward pass changes a buffer a second time, as that of spectral normalisation; or the network
-    draws random numbers, of which torch.compile would draw others for a budget: in torch 2.13 on a
-    CPU, that made gradients of three layers with dropout wrong by 46 %."""
+    backward pass changes a buffer a second time, as that of spectral normalisation; the gradients
+    are others, as with random numbers of Python's, which torch's checkpoint draws anew; or the
+    network draws random numbers, of which torch.compile would draw others for a budget: in torch
+    2.13 on a CPU, that made gradients of three layers with dropout wrong by 46 %."""
     network = attempt(f"{what} cannot be built again", build)
-    budget = read_budget(recompute) is not None  # without torch.compile nothing is computed again
-    training = _start(network, workload, precision, again="none" if budget else recompute)
-    forward, buffers = training.forward, dict[str, Tensor]()
+    training = _start(network, workload, precision)
+    batch = _make_batch(workload)
 
-    def look(*inputs: Any, **named: Any) -> Any:
-        before = torch.get_rng_state()
-        outputs = forward(*inputs, **named)
-        buffers.update((name, one.clone()) for name, one in training.model.named_buffers())
-        if budget and not torch.equal(before, torch.get_rng_state()):
+    def differentiate() -> tuple[Tensor, dict[str, Tensor]]:
+        training.reset()
+        seed_all(0)
+        training.backward(training.compute_loss(batch).loss)
+        found = (p.grad.flatten().double() for p in training.parameters if p.grad is not None)
+        buffers = {name: one.clone() for name, one in network.named_buffers()}
+        return torch.cat([*found]), buffers
+
+    failed = f"{what}: a training step with --recompute {recompute} fails"
+    if read_budget(recompute) is not None:  # without torch.compile nothing is computed again
+        seed_all(0)
+        drawn = torch.get_rng_state()
+        attempt(failed, partial(training.compute_loss, batch))
+        if not torch.equal(drawn, torch.get_rng_state()):
             raise UsageError(
                 f"{what}: --recompute {recompute} with a network that draws random numbers, as "
                 "dropout does, gives wrong gradients in torch.compile; give --recompute blocks"
             )
-        return outputs
-
-    training.forward = look
-    failed = f"{what}: a training step with --recompute {recompute} fails"
-    attempt(failed, partial(training.step, _make_batch(workload)))
-    now = dict(training.model.named_buffers())
+        return
+    right, buffers = attempt(f"{what}: a training step fails", differentiate)
+    Recompute(recompute, workload.blocks).apply(network)
+    gradients, now = attempt(failed, differentiate)
     if changed := [name for name, one in buffers.items() if not torch.equal(one, now[name])]:
         raise UsageError(
             f"{what}: --recompute {recompute} would change {name_first(changed, 3)} a second time "
             "in the backward pass, and so train otherwise; give --recompute none"
+        )
+    if float((gradients - right).norm()) > _ALIKE * float(right.norm()):
+        raise UsageError(
+            f"{what}: --recompute {recompute} gives other gradients, as where a block draws random "
+            "numbers by Python or NumPy; draw them by torch, or give --recompute none"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,8 @@ def test_blocks_are_found_by_structure_or_by_the_names_of_a_workload() -> None:
     assert Recompute("full").find(model) == [*stages, model.last[1], model.head]
     assert Recompute("blocks", "stages.*").find(model) == [*model.stages]
     assert Recompute("blocks", "stages.1.0, head").find(model) == [model.stages[1][0], model.head]
+    several = nn.Transformer(8, 2, 2, 3, 8)
+    assert find_blocks(several) == [*several.encoder.layers, *several.decoder.layers]
     plain = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3)))
     assert find_blocks(plain) == [*plain], "lists, where nothing else is repeated"
     assert Recompute("none").find(model) == Recompute("budget:0.5").find(model) == []
@@ -151,6 +154,26 @@ def test_blocks_are_found_by_structure_or_by_the_names_of_a_workload() -> None:
 def flat() -> nn.Module:
     """Nothing in it repeats."""
     return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
+
+
+class Drawing(nn.Module):
+    """Draws a factor by Python, of which torch's checkpoint keeps no state, unless it is given."""
+
+    def __init__(self, factor: float | None = None) -> None:
+        super().__init__()
+        self.factor = factor
+        self.layer = nn.Sequential(nn.Linear(10, 10), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        factor = random.random() if self.factor is None else self.factor
+        y: Tensor = x + self.layer(factor * x)
+        return y
+
+
+def shared() -> nn.Module:
+    """One block twice: a list of it is not what torch has as its blocks."""
+    block = Drawing(0.5)
+    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10), nn.Sequential(block, block))
 
 
 class Overwriting(Workload):
@@ -166,6 +189,11 @@ def test_a_network_that_cannot_is_refused_before_it_is_trained() -> None:
     assert examine(name)
     with pytest.raises(UsageError, match=r"--recompute blocks: the network repeats no blocks"):
         examine(name, recomputes=["blocks"])
+    with pytest.raises(UsageError, match=r"or give --recompute none$"):
+        examine(name, recomputes=["full"])
+    with pytest.raises(UsageError, match=r"repeats no blocks.*or give --recompute full$"):
+        examine(f"{__name__}:shared", recomputes=["blocks"])
+    assert examine(f"{__name__}:shared", recomputes=["full"])
     name = f"{__name__}:Overwriting"
     assert examine(name, "workload")
     with pytest.raises(UsageError, match=r"a training step with --recompute blocks fails: .*inpl"):
@@ -183,6 +211,18 @@ def test_a_buffer_that_would_change_twice_is_refused() -> None:
     assert examine(name)
     with pytest.raises(UsageError, match=r"--recompute blocks would change \d\.0\..*a second time"):
         examine(name, recomputes=["blocks"])
+
+
+def drawing() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10), *(Drawing() for _ in range(3)))
+
+
+def test_blocks_that_would_draw_other_numbers_are_refused() -> None:
+    name = f"{__name__}:drawing"
+    assert examine(name)
+    for recompute in ("blocks", "full"):
+        with pytest.raises(UsageError, match=rf"--recompute {recompute} gives other gradients"):
+            examine(name, recomputes=[recompute])
 
 
 def test_a_budget_is_refused_where_random_numbers_are_drawn() -> None:

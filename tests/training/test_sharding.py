@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from bench.base.errors import UsageError
 from bench.compare.__main__ import main as compare_main
@@ -158,6 +159,31 @@ def test_a_sweep_measures_it_beside_averaged_gradients(
     assert sweep_main(alone.split()) == 0
     one = next(r for r in read(out / "records.csv") if r["world_size"] == "1" != r["parallel"])
     assert one["status"] == "ok"
+
+
+class Tied(nn.Module):
+    """Of three blocks, the first two share a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(
+            *(nn.Sequential(nn.Linear(3, 3), nn.Tanh()) for _ in range(3)), nn.Linear(3, 10)
+        )
+        self.blocks[1][0].weight = self.blocks[0][0].weight
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.blocks(images.mean((2, 3)))
+        return logits
+
+
+@pytest.mark.slow
+def test_blocks_that_share_a_weight_are_of_the_rest(tmp_path: Path) -> None:
+    words = f"--model {__name__}:Tied --precision fp32 --batch-size 8 --steps 3 --repeats 1"
+    words += f" --device cpu --parallel ddp fsdp --world-size 2 --out {tmp_path / 'out'}"
+    assert sweep_main(words.split()) == 0
+    ddp, fsdp = (r for r in read(tmp_path / "out" / "records.csv") if r["sentinel"] != "on")
+    assert fsdp["notes"] == "sharded: 1 Sequential, and the rest of the network as one"
+    assert float(fsdp["train_loss"]) == pytest.approx(float(ddp["train_loss"]), rel=2.0**-21)
 
 
 def test_a_process_without_a_batch_is_refused() -> None:
