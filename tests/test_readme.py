@@ -36,13 +36,13 @@ from bench.__main__ import COMMANDS as PROGRAMS
 from bench.advise.advisor import Advice
 from bench.advise.findings import Findings, list_levers, strip
 from bench.answers.explanation import CURES
+from bench.answers.report_data import ReportData, gather
 from bench.check.checks import CHECKS
 from bench.report.__main__ import main as report
 from bench.report.document import build
 from bench.results.store.reader import read_config, read_records, read_rows
 from bench.results.store.rows import keep_latest
 from bench.results.store.table import TABLES
-from bench.results.study.runs import read_runs
 from bench.results.study.sweeps import read_sweep
 from bench.schema.axis import Value
 from bench.schema.case import Case
@@ -218,9 +218,9 @@ def write_advice() -> str:
     findings = Findings(now, list_levers(now, given, images), given)
     for row in rows:
         findings.add(row.case, row)
-    runs = read_runs([read_sweep(ADVICE)])
+    found = gather(ReportData, [read_sweep(ADVICE)])
     folder = Path("results") / ADVICE.name
-    answer = Advice(findings, {}, folder, config["command"], True, runs=runs)
+    answer = Advice(findings, {}, folder, config["command"], True, found=found)
     return "\n".join(answer.write()) + "\n"
 
 

@@ -25,6 +25,8 @@ from bench.advise.findings import (
 from bench.answers.advice import propose
 from bench.answers.choice import tell_choice
 from bench.answers.halving import spell_case
+from bench.answers.recommendation import tell_learnt
+from bench.answers.report_data import ReportData, gather
 from bench.base.errors import UsageError
 from bench.base.plain import dump_document
 from bench.base.text import (
@@ -37,7 +39,6 @@ from bench.base.text import (
 )
 from bench.results.store.rows import Row, keep_latest, read_history
 from bench.results.study.axes import name_setting
-from bench.results.study.runs import Run, read_runs
 from bench.results.study.sweeps import read_sweep
 from bench.results.study.warnings import WARNINGS
 from bench.results.verdict import Ratio, compare
@@ -87,12 +88,14 @@ def find_advice(
         advisor = Advisor(loop, findings, comparable, budget_s, until)
         known = sum(map(len, findings.runs.values()))
         what, left_s = "the best setting", until - monotonic()
-        with Display(loop.out, None, known, [*levers], what, limit_s=left_s) as display:
+        # the present setting runs first for a few steps, by which the length of all is chosen
+        axes = [*levers, "fraction" if now.command is None else "steps"]
+        with Display(loop.out, None, known, axes, what, limit_s=left_s) as display:
             loop.show_on(display)
             loop.work(advisor)
         pending = advisor.choose(math.inf) is not None
-    runs = read_runs([read_sweep(loop.out)])
-    return Advice(findings, advisor.left_out, loop.out, loop.resume, pending, loop.stopped, runs)
+    found = gather(ReportData, [read_sweep(loop.out)])
+    return Advice(findings, advisor.left_out, loop.out, loop.resume, pending, loop.stopped, found)
 
 
 class Advisor(Grid):
@@ -257,7 +260,7 @@ class Advice:
     command: str  # by which it ran
     pending: bool = False  # whether anything is left to run
     stopped: int = 0  # the signal that stopped it before the budget was used; 0 for none
-    runs: Sequence[Run] = ()  # all of the folder, with their warnings
+    found: ReportData | None = None  # what a report has of the folder
 
     @property
     def advised(self) -> Case | None:
@@ -296,6 +299,7 @@ class Advice:
                 "something else, and no loss is known; --for time advises the fastest, and "
                 "bench.step(loss=…) in the script tells it."
             )
+        yield from self._tell_learnt(advised)
         if commands := self._list_whole():
             seed = ask_for_seed(self.findings.now.command)
             yield f"Does it learn as well? Train both whole, over several seeds{seed}, and see:"
@@ -386,21 +390,36 @@ class Advice:
         """Yield why what is advised is, and what could as well be, by what is known; and which has
         the lowest time, or is the next."""
         findings, now = self.findings, self.findings.now
+
+        def call(one: Case) -> str:  # the present setting has its name in the first sentence
+            return "what you have now" if one == now else name(one, now)
+
         others = sorted(findings.times.keys() - {advised, now}, key=findings.find_time)
         # those that a report may recommend, as long as the advised one is of them
         sure = [one for one in findings.times if not any(self._list_warnings({one}))]
         choices = filter(None, map(findings.choose, (sure, findings.times)))
         alike = (one for one in choices if (one.chosen, one.fastest) == (advised, lowest))
         if (choice := next(alike, None)) and (more := tell_choice(
-            choice, attrgetter("batch_size"), self._find_memory, lambda one: name(one, now)
+            choice, attrgetter("batch_size"), self._find_memory, call
         )):  # fmt: skip
             yield more
         if lowest != advised:
             speed = self._compare(lowest, advised)
-            yield f"The lowest time is that of {name(lowest, now)}, {speed} what is advised."
+            yield f"The lowest time is that of {call(lowest)}, {speed} what is advised."
         elif others:
             speed = self._compare(others[0], advised)
             yield f"The next is {name(others[0], now)}, {speed} what is advised."
+
+    def _tell_learnt(self, advised: Case | None) -> Iterator[str]:
+        """Yield what a report says of how the advised setting learns, if it is not the present
+        one."""
+        found = self.found
+        if found is None or advised == self.findings.now:
+            return
+        for place in found.places:
+            for setting in place.settings:
+                if strip(setting.best.case) == advised:
+                    yield from tell_learnt(found, place, setting)
 
     def _warn(self, settings: Collection[Case]) -> Iterator[str]:
         """Yield which warnings keep a report from recommending by the runs of these settings."""
@@ -418,7 +437,8 @@ class Advice:
         it."""
         known = self.findings.cases.items()
         longest = {s: measure_length(case) for s, case in known if s in settings}
-        ended = [run for run in self.runs if run.status == Status.OK]
+        every = self.found.everything if self.found else ()
+        ended = [run for run in every if run.status == Status.OK]
         runs = [run for run in ended if longest.get(strip(run.case)) == measure_length(run.case)]
         repeats = Counter(strip(run.case) for run in runs)
         return [

@@ -123,20 +123,21 @@ def tell_choice(
     if not choice.open:
         return "" if choice.chosen == choice.fastest else f"It is recommended {choice.why}."
     alike = [*dict.fromkeys((choice.chosen, choice.fastest, *choice.open))]
-    sizes = sorted({*map(size, alike)})
+    others, sizes = [one for one in alike if one != choice.chosen], sorted({*map(size, alike)})
     if len(sizes) > 1:
         names = join_words([*map(str, sizes)])
         sentence = f"Batch sizes {names} cannot be told apart within {write_percent(NEAR)}: "
         sentence += f"{size(choice.chosen)} is recommended {choice.why}"
     else:
-        names = join_words([*map(name, alike[:MOST_NAMED])])
-        sentence = f"What cannot be told apart within {write_percent(NEAR)}: {names}. "
-        sentence += f"The first is recommended {choice.why}"
+        names = join_words([*map(name, others[:MOST_NAMED])])
+        sentence = f"Within {write_percent(NEAR)} it cannot be told from {names}: "
+        sentence += f"it is recommended {choice.why}"
     least = min(alike, key=memory)
     if all(memory(one) > 0 for one in alike) and memory(least) < memory(choice.chosen) / (
         1 + STEADY
     ):
-        sentence += f"; {size(least) if len(sizes) > 1 else name(least)} needs least memory"
+        other = name(least) if len(others) > 1 else "the other"
+        sentence += f"; {size(least) if len(sizes) > 1 else other} needs least memory"
     return f"{sentence}."
 
 

@@ -6,7 +6,6 @@ The rule of choice is that of `bench.answers.choice`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
 
@@ -162,7 +161,7 @@ def _tell(found: ReportData, place: Target) -> Iterator[str]:
                 choice,
                 lambda setting: setting.best.batch_size,
                 lambda setting: setting.best.memory_bytes,
-                partial(describe_setting, found),
+                lambda setting: f"{describe_setting(found, setting)}, {write_time(setting.best)}",
             )
         yield "" if found.aim else _tell_loss(found, place, chosen)
         yield _tell_pairs(place, chosen, bases)
@@ -235,6 +234,11 @@ def describe_setting(found: ReportData, setting: Setting) -> str:
     return " ".join(parts) + (f" ({more})" if more else "")
 
 
+def _say_with(row: Result, name: str) -> str:
+    """Say that something was trained with a setting of this name."""
+    return f"in {name}" if row.precision != OWN else name if row.batch_size else f"with {name}"
+
+
 def _find_baselines(place: Target, chosen: Setting) -> list[Setting]:
     """Return a tf32 and a fp32 setting that differ from it in nothing but the precision and, see
     `choose_base`, the batch size; or else the setting that does without its levers."""
@@ -259,9 +263,8 @@ def _tell_chosen(
     """Say what to train with, how long it takes, and what it saves over the baselines."""
     row, alike = chosen.best, place.alike
     name = name_first([describe_setting(found, one) for one in alike], MOST_NAMED, " or ")
-    how = " in " if row.precision != OWN else " " if row.batch_size else " with "
-    how = "" if name == row.model else how
-    sentence = f"{_name_act(row)} {place.model} on {place.machine}{how}{name if how else ''}"
+    sentence = f"{_name_act(row)} {place.model} on {place.machine}"
+    sentence += f" {_say_with(row, name)}" * (name != row.model)
     if sum(setting.timed for setting in place.settings) == 1:  # nothing that it was better than
         several = sum(is_number(setting.best.epoch_time_s) for setting in place.settings) > 1
         sentence = f"Only one setting {'can be compared' if several else 'was timed'}, {name}"
@@ -419,9 +422,13 @@ def _name_precision(place: Target, setting: Setting) -> str:
 
 def _tell_next(found: ReportData, place: Target) -> str:
     """Name the setting of the lowest time or, where that is the chosen one, the next, with what is
-    between them; other batch sizes have a sentence of their own."""
+    between them; other batch sizes have a sentence of their own, as what cannot be told from the
+    chosen one has."""
     choice = place.choice
     if choice is None or found.aim:
+        return ""
+    told = (choice.chosen, choice.fastest, *choice.open)  # of one batch size each has its name
+    if choice.open and len({setting.best.batch_size for setting in told}) == 1:
         return ""
     chosen, others = choice.chosen.best, [*choice.near, *choice.open]
     others = [s for s in others if s is not choice.chosen and s.best.precision not in _BASELINES]
@@ -519,9 +526,19 @@ def _tell_loss(found: ReportData, place: Target, chosen: Setting) -> str:
     if chosen not in known or mine - least <= NEAR * abs(least):
         return ""
     write = QUANTITIES["train_loss"].write
+    steps = {one.best.measured_steps for one in (chosen, lowest)}
+    there = _say_with(lowest.best, describe_setting(found, lowest))
     return (
-        f"Its training loss is {write(mine)}, and {write(least)} in "
-        f"{describe_setting(found, lowest)}: look at what each learns before you choose by time."
+        f"Its training loss is {write(mine)}, and {write(least)} {there}"
+        f"{', over another number of steps' * (len(steps) > 1)}: look at what each learns before "
+        "you choose by time."
+    )
+
+
+def tell_learnt(found: ReportData, place: Target, setting: Setting) -> Iterator[str]:
+    """Yield what is known of how a setting learns beside others."""
+    yield from filter(
+        None, (_tell_loss(found, place, setting), _tell_learning(found, place, setting))
     )
 
 

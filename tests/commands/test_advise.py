@@ -16,11 +16,11 @@ from bench.advise.__main__ import main
 from bench.advise.advisor import Advice
 from bench.advise.findings import Findings, change, list_changes, list_levers, strip
 from bench.answers.advice import parse_budget
+from bench.answers.report_data import ReportData, gather
 from bench.base.errors import UsageError
 from bench.base.limits import NEAR
 from bench.results.store.reader import read_records
 from bench.results.store.rows import Row
-from bench.results.study.runs import read_runs
 from bench.results.study.sweeps import read_sweep
 from bench.schema.case import Case, format_value
 from bench.schema.flags import join_flags
@@ -30,6 +30,7 @@ from bench.sweep import __main__ as sweep
 from bench.sweep.options import parse_arguments
 from tests import fake_executor as fake
 from tests.planted.records import ROOT, make_run, write_sweep
+from tests.planted.scripts import counted
 from tests.pytest_for_tests import Capture, Patch
 from tests.schemas_for_tests import read_document
 
@@ -146,7 +147,7 @@ def test_what_rests_on_a_doubted_run_may_be_chance(warned: int | None, tmp_path:
     for row in measured.rows:
         findings.add(row.case, row)
     command = "python -m bench.advise --budget=90s --model dpn92"
-    advice = Advice(findings, {}, tmp_path, command, runs=read_runs([measured]))
+    advice = Advice(findings, {}, tmp_path, command, found=gather(ReportData, [measured]))
     lines = [*advice.write()]
     chance = ["which may be chance" in line for line in lines if "× (" in line]
     assert chance == {64: [False, True], 32: [True, True], None: [False, False]}[warned]
@@ -220,6 +221,23 @@ def test_a_flag_of_ones_own_is_advised_where_its_loss_is_known(
     assert findings.advised == advised
     unadvised = "Values of clip are measured and none is advised" in " ".join(answer(findings))
     assert unadvised == (advised == SCRIPT)
+
+
+@pytest.mark.parametrize("loss", [1.5, 1.0])
+def test_a_clearly_higher_loss_of_what_is_advised_is_told(loss: float, tmp_path: Path) -> None:
+    findings = Findings(SCRIPT, list_levers(SCRIPT, GIVEN, 0), GIVEN)
+    rows = counted(SCRIPT, [0.02, 0.0201, 0.0199], train_loss=1.0)
+    rows += counted(CLIPPED, [0.01, 0.0101, 0.0099], steps=90, train_loss=loss)
+    measured = read_sweep(write_sweep(tmp_path, rows))
+    for row in measured.rows:
+        findings.add(row.case, row)
+    found = gather(ReportData, [measured])
+    lines = [*Advice(findings, {}, tmp_path, "", found=found).write()]
+    assert lines[0].startswith("Train with fp32, batch size 64, clip 1, ")
+    assert (
+        "Its training loss is 1.500, and 1.000 in fp32 at batch size 64 (clip 0), over another "
+        "number of steps: look at what each learns before you choose by time." in lines
+    ) == (loss > 1.0)
 
 
 def test_times_of_runs_and_of_items_are_not_compared() -> None:
@@ -308,6 +326,9 @@ def test_the_command_says_what_to_train_with(tmp_path: Path, capsys: Capture) ->
         "now (fp32, batch size 128), with 200 % of its memory."
     )
     assert "so far: fp32, batch size 256; " in captured.err
+    shown = [line.partition(": ")[0] for line in captured.err.splitlines() if line[:1] == "["]
+    names = [one.partition("] ")[2] for one in shown]
+    assert len({*names}) == len(names) > 4, "each once, the first by its few steps"
     rows = read_records(tmp_path / "out")
     assert set(rows["status"]) == {"ok"}
     now = rows[(rows["precision"] == "fp32") & (rows["batch_size"] == 128)]
