@@ -204,12 +204,13 @@ class Measurement:
     compiled_within: int | None = quantity(
         "graphs that torch.compile made for the user's own code, where the case's compile is off")
     recompilations: int | None = quantity(
-        "with --compile, how often code was compiled again in warm-up and epochs, such as for "
-        "another batch shape")
+        "where torch.compile ran, for --compile, an optimizer or your code: how often code was "
+        "compiled again in warm-up and epochs, as for another shape of a batch or a weight")
     epoch_recompilations: int | None = quantity(
-        "how many of these were in the measured steps, whose time they are part of")
+        "graphs that were compiled in measured steps, whose time they are part of, the first of "
+        "a function too")
     uncompiled: int | None = quantity(
-        "functions that --compile compiled as often as torch allows, and left as written then")
+        "functions that were compiled as often as torch allows, and left as written then")
     arithmetic: str | None = quantity(
         "what the numeric probe found inputs rounded to, the most expensive layer's first")
     proof_layer: str | None = quantity("the layers of the network that were probed")

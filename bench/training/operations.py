@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -498,14 +499,36 @@ def read_compiled(name: str = "stats") -> dict[str, int]:
     return {} if dynamo is None else dict(dynamo.counters.get(name, {}))
 
 
-def count_recompilations() -> tuple[int, int]:
-    """Return how often torch.compile has compiled functions of this process again, as for another
-    batch shape, and how many of them it runs as written from then on, since they need more code
-    than its limit allows. torch counts, by function, how often it began to compile one."""
+class Compilations(NamedTuple):
+    """What torch.compile has done in this process, for whoever called it."""
+
+    graphs: int = 0
+    """How many it compiled."""
+
+    again: int = 0
+    """How often it compiled a function that it had compiled before, as for another batch shape."""
+
+    uncompiled: int = 0
+    """Functions that it runs as written from then on, since they need more code than its limit
+    allows. An optimizer may lift the limit for its own step."""
+
+    def __sub__(self, before: Compilations) -> Compilations:
+        return Compilations(*(now - then for now, then in zip(self, before, strict=True)))
+
+
+def count_compilations() -> Compilations:
     if (dynamo := sys.modules.get("torch._dynamo.convert_frame")) is None:
-        return 0, 0
-    begun, most = dynamo.FRAME_COMPILE_COUNTER.values(), dynamo.config.recompile_limit
-    return sum(min(n, most) - 1 for n in begun), sum(n > most for n in begun)
+        return Compilations()
+    begun = dynamo.FRAME_COMPILE_COUNTER.values()  # by function, how often it began
+    failed = read_compiled("unimplemented").items()
+    left = sum(n for message, n in failed if _LIMIT.search(message.partition("\n")[0]))
+    return Compilations(
+        read_compiled().get("unique_graphs", 0), sum(begun) - len(begun) - left, left
+    )
+
+
+_LIMIT = re.compile(r"limit (exceeded|reached)")
+"""How torch names that it left a function as written, after a word that its versions differ in."""
 
 
 def _is_compiled() -> bool:

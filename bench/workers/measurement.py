@@ -46,7 +46,7 @@ from bench.training.counting import (
 from bench.training.labels import Judgement, Standing, judge_label
 from bench.training.loop import Exchange, Training
 from bench.training.memory import PARTS_BYTES, measure_parts, watch_gradients
-from bench.training.operations import count_recompilations, read_compiled, read_flags
+from bench.training.operations import Compilations, count_compilations, read_compiled, read_flags
 from bench.training.optimizers import learning_rates
 from bench.training.parallel import GroupExchange, Processes, ProcessGroup, measure_exchange
 from bench.training.profiling import profile_step
@@ -103,7 +103,7 @@ class _Run:
 
     def __init__(self, given: Job, channel: Channel) -> None:
         self.given, self.case, self.channel = given, given.case, channel
-        self.found, self.group = Outcome(), ProcessGroup()
+        self.found, self.group, compiled = Outcome(), ProcessGroup(), count_compilations()
         imported, lines = set(sys.modules), watch() if self.case.model not in MODELS else []
         with pause_collection():
             self.device = torch.device(self.case.device)
@@ -118,7 +118,7 @@ class _Run:
                 self.group = Processes(*place, self.device, meets.timeout_s)
             self.batches, self.training = set_up(self.case, given.folder, self.group)
         self.found.measurement.setup_time_s = time.monotonic() - given.asked_at
-        self._switches = read_switches()
+        self._switches, self._compiled = read_switches(), compiled
         seen = self.found.seen = _see_files(given, self.training, imported, lines)
         edited = seen and list_edited(given.files, seen.files)
         self._known = KnownResults() if edited else given.known  # that of another version
@@ -131,10 +131,7 @@ class _Run:
         report = self.channel.reporter("warmup", 0, read_reserved(self.device))
         with watch_gradients(self.training.optimizer, self.training.parameters) as gradients:
             warm = warm_up_shapes(self.training, self.batches, report, self.group.now)
-        if self.case.compiled and self.case.optimizer in COMPILING:
-            found.leave_out("the optimizer compiles its own step", *RECOMPILED)
-        elif self.case.compiled:
-            (m.recompilations, m.uncompiled), m.epoch_recompilations = count_recompilations(), 0
+        self._count_compilations(self._compiled)
         with found.leave_out_on_error(*PARTS_BYTES):
             parts = measure_parts([self.training.optimizer], [self.training.model])
             vars(m).update(parts | {"gradients_bytes": gradients[0] if gradients else None})
@@ -180,7 +177,7 @@ class _Run:
         if accelerator := find_accelerator(self.device):
             for gpu in self.gpus:  # left by the previous evaluation
                 accelerator.reset_peak_memory_stats(gpu)
-        before, (compilations, _) = _count_retries(self.device), count_recompilations()
+        before, compiled = _count_retries(self.device), count_compilations()
         self.channel.enter("epoch", index)
         self.group.wait()
         with others.watch():
@@ -194,16 +191,23 @@ class _Run:
             self._read_replicas()
         if before is not None:
             m.alloc_retries = (m.alloc_retries or 0) + (_count_retries(self.device) or 0) - before
-        if m.recompilations is not None and m.epoch_recompilations is not None:
-            every, m.uncompiled = count_recompilations()
-            m.recompilations += every - compilations
-            m.epoch_recompilations += every - compilations
+        self._count_compilations(compiled, measured=True)
         epoch = fetch()
         # a failure after an epoch must not lose the epoch; of sharded weights all evaluate
         if self.case.evaluate and (not self.group.rank or self.training.sharded):
             with self.found.leave_out_on_error(*TESTED):
                 epoch.tested = evaluate(self.training)
         return epoch
+
+    def _count_compilations(self, before: Compilations, measured: bool = False) -> None:
+        """Add what was compiled since ``before``, in the warm-up or in ``measured`` steps, by
+        whoever called torch.compile: the case, its optimizer, or the user's code."""
+        m, now = self.found.measurement, count_compilations()
+        if self.case.compiled or (now - self._compiled).graphs:
+            graphs = (now - before).graphs if measured else 0
+            m.recompilations = (m.recompilations or 0) + (now - before).again
+            m.epoch_recompilations = (m.epoch_recompilations or 0) + graphs
+            m.uncompiled = (now - self._compiled).uncompiled
 
     def describe(self, own: Sequence[TimedEpoch]) -> None:
         """Fill in what the epochs of all processes show."""
@@ -372,8 +376,6 @@ class _Run:
         describe_profile(self.found, line)
 
 
-RECOMPILED = ("recompilations", "uncompiled", "epoch_recompilations")
-
 PROFILE_COLUMNS = ("profiled_steps", *PROFILED)
 
 
@@ -484,6 +486,7 @@ _NOTED = (
     "peak_reserved_bytes",
     "alloc_retries",
     "loader_first_batch_s",
+    "epoch_recompilations",
 )
 
 

@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import count
+from importlib.util import find_spec
+from itertools import count, repeat
 from typing import Any
 from unittest.mock import Mock
 
@@ -452,10 +453,25 @@ class Within(nn.Sequential):
         return torch.relu(super().forward(x))
 
 
+class Late(Within):
+    """Compiles it from the seventh step after a reset on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += self.training
+        return super().forward(x) if self.steps > 6 else nn.Sequential.forward(self, x)
+
+
+@pytest.mark.parametrize(("name", "within"), [("Within", 0), ("Late", 1)])
 @pytest.mark.usefixtures("uncompiled")
-def test_what_a_network_compiles_itself_is_told(data: DatasetInfo) -> None:
-    """However it does: a network, a layer or a method."""
-    assert (run(replace(CASE, model=f"{__name__}:Within"), data)[0].compiled_within or 0) > 0
+def test_what_a_network_compiles_itself_is_told(name: str, within: int, data: DatasetInfo) -> None:
+    """However it does: a network, a layer or a method; and whether measured steps hold it."""
+    m = run(replace(CASE, model=f"{__name__}:{name}", fraction=1.0, batch_size=8, steps=8), data)[0]
+    assert (m.compiled_within or 0) > 0
+    assert m.epoch_recompilations == within
 
 
 class Twice(nn.Linear):
@@ -478,6 +494,44 @@ class Longer(Workload):
     def compute_loss(self, network: Any, batch: Any) -> torch.Tensor:
         loss: torch.Tensor = network(batch).square().mean()
         return loss
+
+
+class Growing(nn.Module):
+    """From the seventh step after a reset it trains an eleventh weight, each of another shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 512 + 32 * i, bias=False) for i in range(11))
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        used = [*self.layers][: 11 if self.steps > 6 else 10]
+        return torch.cat([layer(x) for layer in used], -1)
+
+
+class Grown(Longer):
+    """At most six steps of warm-up are as many as it takes until the network changes."""
+
+    samples = 40
+    lengths = repeat(1)
+
+    def build_model(self) -> nn.Module:
+        return Growing()
+
+
+@pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
+@pytest.mark.usefixtures("uncompiled")
+def test_what_an_optimizer_compiles_in_measured_steps_is_counted(
+    data: DatasetInfo, monkeypatch: Patch
+) -> None:
+    """It lifts torch's limit of eight, so that none of its steps runs as written."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    given = {"workload": f"{__name__}:Grown", "batch_size": 4, "device": "cpu"}
+    m, _, _ = run(settle(given | {"optimizer": "adamw-fp8"}), data)
+    assert m.measured_steps == 10
+    assert (m.recompilations, m.epoch_recompilations, m.uncompiled) == (10, 1, 0)
+    assert run(settle(given | {"optimizer": "adamw"}), data)[0].recompilations is None
 
 
 # torch never compiles again what it once gave up, so that this comes last

@@ -204,7 +204,7 @@ _ALL = (
     Quantity("setup_time_s", "set-up", "s", "lower", "process start to the first step"),
     Quantity("warmup_time_s", "warm-up", "s", "lower", "steps thrown away before the epoch"),
     Quantity("recompilations", "compiled again", "", "lower",
-             "how often torch.compile compiled again, such as for another batch shape",
+             "how often torch.compile compiled again, as for another shape of batch or weight",
              decimals=0),
     Quantity("exposed_s", "exposed communication", "ms", "lower",
              "what the exchange between processes adds to a step; noise may make it negative",

@@ -276,9 +276,12 @@ _ALL = (
           lambda r: r.compiled_within > 0, fatal=False,
           detail=lambda r: count(int(r.compiled_within), "graph")),
     WarningRule("recompiled", "compiled again",
-          "Batches of other shapes than in the warm-up had code compiled within measured steps, "
-          "whose time holds it, or more often than torch allows, after which it runs as written",
-          Remedy("Use", (Way("--dynamic on"),)),
+          "Code was compiled within measured steps, whose time holds it, as for batches of other "
+          "shapes than in the warm-up, or more often than torch allows, after which it runs as "
+          "written",
+          Remedy("Use", (Way("--dynamic on"),),
+                 "If an optimizer or your own code calls torch.compile, have it called with "
+                 "dynamic=True, and let the first steps run all that later ones do."),
           lambda r: r.epoch_recompilations > 0 or r.uncompiled > 0,
           detail=lambda r: "not compiled any more" if r.uncompiled > 0 else
           count(int(r.epoch_recompilations), "time")),
