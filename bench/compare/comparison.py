@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 from bench.answers.money import Cost, Tariff
+from bench.answers.render.table import Wording, find_wording
 from bench.base.errors import UsageError, nearest
 from bench.base.text import make_printable, write_number
 from bench.networks.models import MODELS
@@ -292,6 +293,10 @@ class Comparison:
         a, b = self.sides
         return a.name, b.name
 
+    @property
+    def wording(self) -> Wording:
+        return find_wording([run for side in self.sides for run in side.runs])
+
     def list_differences(self) -> Iterator[tuple[str, str, str]]:
         """Yield the columns, of those on which rows of one sweep agree, in which the sides differ,
         with A's and B's values; and the axes that follow from the one that is compared. Which they
@@ -562,7 +567,8 @@ def check_gate(comparison: Comparison, text: str) -> Gate:
         for metric, findings in comparison.metrics.items():
             for one in findings:
                 if one.ratio.judge(margin) is Verdict.NONE and all(one.readings):
-                    failure = f"{one.match.label}: {metric.label}: {one.ratio.lack}"
+                    what = comparison.wording.say_period(metric.label)
+                    failure = f"{one.match.label}: {what}: {one.ratio.lack}"
                     gate.failures.append(failure)
     return gate
 
@@ -583,7 +589,8 @@ def _check_verdicts(comparison: Comparison, gate: Gate, word: str, margin: float
             if metric.word(judged) == word:
                 ratio = write_number(metric.show(one.ratio).value or 0)
                 what = f"{'speed ' * metric.speed}{ratio}×"
-                gate.failures.append(f"{one.match.label}: {metric.label}: {what}")
+                label = comparison.wording.say_period(metric.label)
+                gate.failures.append(f"{one.match.label}: {label}: {what}")
     gate.unjudged = len(lacks)
     gate.why = lacks[0] if lacks else f"no metric that can be {word} was measured in both"
     return gate
@@ -595,7 +602,7 @@ def describe_gate(gate: Gate) -> Iterator[str]:
         yield f"fail: {gate.gate}: {make_printable(line)}"
     why = make_printable(gate.why)
     if not gate.judged:
-        yield f"fail: {gate.gate}: no case could be judged: {why}"
+        yield f"not judged: {gate.gate}: {why}"
     elif gate.unjudged:
         yield (
             f"warning: --fail-on {gate.gate}: {gate.unjudged} of {gate.judged + gate.unjudged} "

@@ -20,7 +20,6 @@ from bench.answers.render.table import (
     Section,
     Sheet,
     Table,
-    find_wording,
     mark_part,
     write_ends,
     write_ratio,
@@ -93,7 +92,7 @@ def _tabulate_metric(
 ) -> Sheet:
     (a, b), margin = comparison.names, comparison.margin
     tariff = comparison.tariff if metric is _TIME else None
-    wording = find_wording([run for side in comparison.sides for run in side.runs])
+    wording = comparison.wording
     counts = Counter(metric.word(one.ratio.judge(margin)) for one in findings)
     own, shared = _share([[*remark(comparison, metric, one)] for one in findings])
     columns: list[Column[_Row]] = [

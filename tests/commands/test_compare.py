@@ -286,6 +286,12 @@ def test_each_gate_is_judged_against_its_own_margin(
     assert {gate["gate"] for gate in found if not gate["passed"]} == {"slower:5%"}
 
 
+def test_a_gate_names_what_a_time_is_of(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = (write(n, counted(script(), [s, s * 1.01, s])) for n, s in (("a", 0.01), ("b", 0.02)))
+    assert main([a, b, "--fail-on", "slower:5%"]) == 1
+    assert ": time of 10,000 items: speed 0.5000×" in capsys.readouterr().err
+
+
 def test_times_of_two_machines_are_compared_whatever_the_recipe(
     write: Write, machine: Callable[..., Any]
 ) -> None:
@@ -375,7 +381,7 @@ def test_a_gate_on_sweeps_that_share_nothing_fails(
     for result in machine(a, b, *gates, code=1)["gates"]:
         assert (result["passed"], result["judged"]) == (False, 0)
     errors = capsys.readouterr().err
-    assert "fail: broken: no case could be judged: no case is in both\n" in errors
+    assert "not judged: broken: no case is in both\n" in errors
     assert main([a, b]) == 0
     assert "no case in both; --axis NAME compares" in capsys.readouterr().out
 
