@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.errors import UnsupportedError, UsageError
-from bench.base.installation import CHECKOUT, find_version, in_checkout
+from bench.base.installation import CHECKOUT, HOME, find_version, in_checkout
 from bench.base.processes import leave, stop_signals
 from bench.base.progress import Progress, watch
 from bench.base.text import GIB, clean, last_line, read_clock, replace_file
@@ -342,7 +342,10 @@ def offer(folder: Path, out: str) -> None:
     if subprocess.run(
         [sys.executable, "-m", "bench.validate", str(folder)], check=False
     ).returncode:
-        print("To offer this card, first mend what is wrong; docs/results.md says how.")
+        print(
+            "To offer this card, first mend what is wrong: "
+            f"{HOME}/blob/main/docs/card.md#check-a-folder-before-it-is-shared"
+        )
     elif in_checkout():
         print(
             "To offer this card to others: git switch -c card, git add "
@@ -350,7 +353,10 @@ def offer(folder: Path, out: str) -> None:
         )
     else:
         archive = shutil.make_archive(str(folder), "zip", folder.parent, folder.name)
-        print(f"To offer this card to others, attach {archive} to an issue of the form for a card.")
+        print(
+            f"To offer this card to others, attach {archive} to an issue: "
+            f"{HOME}/issues/new?template=card.yml"
+        )
 
 
 def go_through(

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from bench.base import installation
 from tests.planted.records import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -124,6 +125,7 @@ def test_one_version_and_one_address_stand_everywhere() -> None:
     assert about["license"] == PROJECT["license"]
     assert about["repository-code"] == HOME
     assert f"## {PROJECT['version']}" in (ROOT / "CHANGELOG.md").read_text()
+    assert HOME == installation.HOME
     assert all(address.startswith(HOME) for address in PROJECT["urls"].values())
 
 

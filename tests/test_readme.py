@@ -71,6 +71,7 @@ ADVICE = ROOT / "results" / "advice-epyc-20261129"  # what bench.advise measured
 SEARCH = ROOT / "results" / "search-epyc-20261129"  # of the script of docs/own-script.md
 SCRIPT = ROOT / "results" / "script-epyc-20261129"
 COMPILED = ROOT / "results" / "nvidia-h200-20261129-223915"
+H100 = "nvidia-h100-80gb-hbm3-20261122-112118"
 CARD_BATCH = "batch_size=512"  # the example of docs/why.md
 PICTURE, FIGURE = "Images per second by batch size, per precision", "images-per-s.png"
 
@@ -295,6 +296,7 @@ def write_screen(command: str, end: str = "\0", more: Sequence[str] = ()) -> str
 COMPARE = f"python -m bench.compare results/{CPU} --axis precision fp32 bf16-amp"
 VALIDATE = f"python -m bench.validate results/{WHY_SWEEP}"
 REPORT = f"python -m bench.report results/{CARD.name} --where batch_size=256"
+CARDS = f"python -m bench.cards results/{CARD.name} results/{H100}"
 PLAN = (
     "python -m bench.sweep --preset quick --precision fp32 bf16-amp --batch-size 32 64 "
     "--repeats 3 --dry-run"
@@ -366,6 +368,7 @@ PARTS = {
     "checks": (DOCS / "learning.md", partial(write_screen, CHECK, more=ON_CPU)),
     "python": (DOCS / "python.md", write_python),
     "validate": (DOCS / "card.md", partial(write_screen, VALIDATE)),
+    "cards": (DOCS / "card.md", partial(write_screen, CARDS, "\n\n 2. ")),
     "search": (DOCS / "own-script.md", quote_search),
     "axes": (DOCS / "settings.md", reference.write_axes),
     "values": (DOCS / "settings.md", reference.write_values),
@@ -433,7 +436,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "def factory(): return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))\n"
     )
     write_modules(folder)
-    kept = [("results", name) for name in (WHY_SWEEP, CPU, CARD.name, "reference")]
+    kept = [("results", name) for name in (WHY_SWEEP, CPU, CARD.name, H100, "reference")]
     for place, name in (*kept, (FEW, "reference")):
         (folder / place).mkdir(parents=True, exist_ok=True)
         (folder / place / name).symlink_to(ROOT / "results" / name)
@@ -525,7 +528,8 @@ def run(checkout: Path, printed: dict[str, str], monkeypatch: Patch, capfd: Capt
         for earlier in COMMANDS[: COMMANDS.index(command)]:
             if {*re.findall(r"--out (\S+)", earlier)} & {*command.split()}:
                 run(earlier)
-        monkeypatch.chdir(checkout / Path(FEW).parent if "bench.cards" in command else checkout)
+        all_cards = re.match(r"python -m bench.cards(?! results)", command)
+        monkeypatch.chdir(checkout / Path(FEW).parent if all_cards else checkout)
         capfd.readouterr()
         words = shlex.split(line)
         if words[:2] == ["python", "-m"] and not set("|>&;$") & set(line):

@@ -8,6 +8,9 @@ from pathlib import Path
 DISTRIBUTION = "precision-bench"
 """The name of the package that pip installs, and of its command."""
 
+HOME = "https://github.com/precision-bench/precision-bench"
+"""Where its repository is, for who has no checkout."""
+
 CHECKOUT = Path(__file__).parents[2]
 """The folder of the repository where the package is used from it."""
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from bench.answers.money import add_prices, read_prices
 from bench.base.errors import UsageError
+from bench.base.installation import HOME
 from bench.base.processes import leave
 from bench.schema.flags import Parser, add_output, choose_format, command, describe, write_document
 
@@ -53,7 +54,10 @@ def main(argv: Sequence[str]) -> int:
         paths = [path.resolve() for path in list_results(RESULTS)]
         sweeps = read_sweeps([*paths, *also], partial(print, "left out:", file=sys.stderr))
         if not {sweep.path for sweep in sweeps} & {*paths}:
-            raise UsageError(f"no sweeps under {RESULTS}/; name their folders")
+            raise UsageError(
+                f"no sweeps under {RESULTS}/; name their folders. {HOME}/tree/main/results has "
+                "those of cards that others measured"
+            )
     found = build(sweeps, (given.output or Path("cards")).resolve().parent, tariff)
     if tariff:
         tariff.refuse_unknown(found.everything)

@@ -518,7 +518,7 @@ class Cards(Report):
 
     @cached_property
     def next_step(self) -> NextStep | None:
-        return NextStep("measure your own card, and send it in", "make card")
+        return NextStep("measure your own card, and send it in", "python -m bench.card")
 
     def _describe_group(self, one: CardGroup) -> str:
         """Say what a group's fastest card is best trained in, how much faster it is than other

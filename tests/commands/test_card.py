@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from bench import card
+from bench.base.installation import HOME
 from bench.base.text import GIB
 from bench.fit import build_parser as build_fit
 from bench.results.scale_map import MAP
@@ -285,6 +286,9 @@ def test_a_complete_folder_is_checked_and_offered(
         with zipfile.ZipFile(tmp_path / "cpu.zip") as archive:
             assert "cpu/records.csv" in archive.namelist()
         assert str(tmp_path / "cpu.zip") in output
+        _, found, form = output.partition(f"{HOME}/issues/new?template=")
+        assert found
+        assert (ROOT / ".github" / "ISSUE_TEMPLATE" / form.strip()).is_file()
 
     rows = (folder / "records.csv").read_text()
     (folder / "records.csv").write_text(rows.replace(",ok,", ",of,", 1))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bench.answers.render.documents import table_lines
+from bench.base.installation import HOME
 from bench.cards.__main__ import main
 from bench.cards.document import Cards, build
 from bench.results.study.sweeps import REFERENCE, read_sweeps
@@ -256,11 +257,13 @@ def test_the_command_adds_the_card_of_2019_and_leaves_out_what_cannot_be_read(
     assert main(["--full"]) == 0
     out, err = capsys.readouterr()
     assert "NVIDIA TITAN RTX" in out
+    assert "\n  python -m bench.card\n" in out  # a wheel has no Makefile
     assert "left out: " in err
     assert "broken" in err
     assert main(["results/broken"]) == 2
     monkeypatch.chdir(tmp_path / "results")
     assert main([]) == 2  # there is no results/ here
+    assert f"{HOME}/tree/main/results" in capsys.readouterr().err
 
 
 def test_the_best_epoch_is_the_best_and_the_rule_s_choice_is_beside_it() -> None:
