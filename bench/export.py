@@ -20,7 +20,7 @@ from typing import Any
 from bench.base.errors import UsageError, choose
 from bench.base.processes import leave
 from bench.base.text import clean, count, read_time
-from bench.results.store.reader import read_beside
+from bench.results.store.reader import name_newest, read_beside
 from bench.results.study import runs
 from bench.results.study.axes import read_own
 from bench.results.study.sweeps import SweepFolder, read_sweeps
@@ -276,7 +276,9 @@ that shows or uploads the runs there."""
 @command
 def main(argv: Sequence[str]) -> int:
     """Export. Returns 0, or 2 for a usage error."""
-    parser = Parser(prog="python -m bench.export", description=describe(__doc__))
+    parser = Parser(
+        prog="python -m bench.export", suggest=name_newest, description=describe(__doc__)
+    )
     add = parser.add_argument
     add("sweeps", nargs="+", type=Path, metavar="SWEEP", help="a sweep's folder or records file")
     add("--to", required=True, metavar="TRACKER", help=f"one of: {', '.join(TRACKERS)}")

@@ -16,6 +16,7 @@ from bench.base.errors import UsageError
 from bench.base.plain import dump_document
 from bench.base.processes import leave
 from bench.base.text import name_first
+from bench.results.store.reader import name_newest
 from bench.results.study.axes import COMPARED, refuse_unknown
 from bench.schema.axis import Value, name_column
 from bench.schema.case import lay_out, spell_value
@@ -154,6 +155,7 @@ def main(argv: Sequence[str]) -> int:
     """Explain the pairs of a sweep; return 0, or 2 for a usage error."""
     parser = Parser(
         prog="python -m bench.why",
+        suggest=name_newest,
         description="Explain, from the profiles of a sweep, why a case is faster or slower than "
         "another, and not faster still.",
         epilog="The sweep has to have run with --profile.",

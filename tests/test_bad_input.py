@@ -6,6 +6,7 @@ Nothing is trained, written or created before that line.
 from __future__ import annotations
 
 import math
+import os
 import pickle
 import shutil
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from bench.base import progress
 from bench.check.__main__ import main as check
 from bench.compare.__main__ import main as compare
 from bench.doctor.__main__ import main as doctor
+from bench.export import main as export
 from bench.publish.__main__ import main as publish
 from bench.report.__main__ import main as report
 from bench.results.store.table import RECORDS
@@ -27,6 +29,8 @@ from bench.schema.flags import join_flags
 from bench.schema.record import SCHEMA
 from bench.search.__main__ import main as search
 from bench.sweep.__main__ import main as sweep
+from bench.validate.__main__ import main as validate
+from bench.why import main as why
 from tests.planted.records import ROOT, make_run, write_sweep
 from tests.pytest_for_tests import Capture, Patch
 
@@ -59,6 +63,24 @@ def expect(
     for part in parts:
         assert part in captured.err, captured.err
     assert set(Path().rglob("*")) == before, "nothing was created"
+
+
+@pytest.mark.parametrize("main", [report, compare, why, validate, export])
+def test_where_results_are_missing_the_newest_are_named(
+    main: Callable[[Sequence[str]], int], capsys: Capture
+) -> None:
+    wrong: tuple[tuple[list[str], str], ...] = (
+        ([], "are required: "),
+        (["nosuch", *["--to", "wandb"] * (main is export)], "nosuch: no records there; "),
+    )
+    for arguments, what in wrong:
+        expect(capsys, main, arguments, what, "give a folder that `bench.sweep --out` wrote")
+    for name in ("old", "rehearsal-1", "new"):
+        write_sweep(Path("results", name), [make_run()])
+        (Path("results", name) / RECORDS).touch()
+    os.utime(Path("results/old") / RECORDS, (0, 0))
+    for arguments, what in wrong:
+        expect(capsys, main, arguments, what, "the newest results here are in results/new")
 
 
 FLAGS = [

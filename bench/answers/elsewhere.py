@@ -7,10 +7,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.results.store.reader import find_records, read_rows
+from bench.results.store.reader import find_records, list_results, read_rows
 from bench.results.store.rows import Row
 from bench.results.study.runs import Result
-from bench.results.study.sweeps import REFERENCE, list_results
+from bench.results.study.sweeps import REFERENCE
 from bench.schema.axis import Trait
 from bench.schema.case import Case, list_affecting
 from bench.schema.record import Status

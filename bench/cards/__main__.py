@@ -45,7 +45,8 @@ def main(argv: Sequence[str]) -> int:
     tariff = read_prices(given)
     module, _, name = choose_format(given, _FORMATS).partition(":")
     from bench.cards.document import build
-    from bench.results.study.sweeps import REFERENCE, list_results, read_sweeps
+    from bench.results.store.reader import list_results
+    from bench.results.study.sweeps import REFERENCE, read_sweeps
 
     also = [REFERENCE] if REFERENCE.is_file() else []
     if given.folders:

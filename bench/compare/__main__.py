@@ -29,6 +29,7 @@ from bench.compare.comparison import (
     refuse_other_models,
     take_values,
 )
+from bench.results.store.reader import name_newest
 from bench.results.study.axes import parse_change
 from bench.results.study.quantities import METRICS
 from bench.results.verdict import MIN_SEEDS
@@ -45,6 +46,7 @@ from bench.schema.flags import (
 def build_parser() -> Parser:
     parser = Parser(
         prog="python -m bench.compare",
+        suggest=name_newest,
         description="Compare two sweeps, or two values of one axis, case by case: which differences"
         " are real, and how large are they?",
         epilog="A margin of 2% means a ratio above 1.02 or below 1/1.02. A verdict needs "

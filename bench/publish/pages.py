@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.base.progress import Progress, watch
 from bench.base.text import last_line
 from bench.publish.asv.site import publish_commits
-from bench.results.study.sweeps import list_results
+from bench.results.store.reader import list_results
 from bench.schema.flags import writable
 
 INDEX = Path(__file__).parents[1] / "report" / "templates" / "index.html"

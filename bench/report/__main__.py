@@ -13,6 +13,7 @@ from bench.answers.money import add_prices, read_prices
 from bench.answers.settings import AIMS
 from bench.base.errors import choose
 from bench.base.processes import leave
+from bench.results.store.reader import name_newest
 from bench.results.study.axes import GROUPS
 from bench.schema.flags import (
     Parser,
@@ -49,6 +50,7 @@ def build_parser() -> Parser:
     lines = "\n".join(f"  {name:<11}{help}" for name, (_, help) in REPORT_FORMATS.items())
     parser = Parser(
         prog="python -m bench.report",
+        suggest=name_newest,
         description="Show the results of one or several sweeps.",
         epilog=f"formats:\n{lines}",
         formatter_class=argparse.RawDescriptionHelpFormatter,

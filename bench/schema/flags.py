@@ -102,15 +102,23 @@ class Parser(argparse.ArgumentParser):
     """An argparse parser that raises `UsageError` instead of printing its whole usage.
 
     ``--help`` leaves out flags whose help is `AdvancedHelp`. Flags cannot be abbreviated. The axes
-    in ``absent`` have no flag, and are refused with the reason given there.
+    in ``absent`` have no flag, and are refused with the reason given there. ``suggest`` returns
+    what to give where an argument is missing.
     """
 
-    def __init__(self, absent: Mapping[str, str] | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        absent: Mapping[str, str] | None = None,
+        suggest: Callable[[], str] | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__(**{"formatter_class": _Short, "allow_abbrev": False, **settings})
-        self.absent = absent or {}
+        self.absent, self._suggest = absent or {}, suggest
         self.add_argument("--version", action=_Version, nargs=0, help="show the version, and exit")
 
     def error(self, message: str) -> NoReturn:
+        if self._suggest and " are required: " in message:
+            message += f"; {self._suggest()}"
         raise UsageError(f"{message}; see {self._whole_help}")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:

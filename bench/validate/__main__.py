@@ -14,7 +14,7 @@ from bench.base.errors import choose
 from bench.base.plain import dump_document
 from bench.base.processes import leave
 from bench.base.text import count
-from bench.results.store.reader import find_records
+from bench.results.store.reader import find_records, name_newest
 from bench.schema.flags import Parser, add_format, command
 from bench.validate.claims import FAULT, KNOWN, KNOWN_FAULTS, validate
 
@@ -27,6 +27,7 @@ def main(argv: Sequence[str]) -> int:
     """Check folders. Returns 0; 1 if a check failed; 2 for a usage error."""
     parser = Parser(
         prog="python -m bench.validate",
+        suggest=name_newest,
         description="Check folders of results before they are shared: that they can be read, were "
         "measured by known code in one environment, are complete, and hold no figure that their "
         "steps, their work, the data sheet of the card or the images contradict.",

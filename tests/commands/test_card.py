@@ -21,9 +21,8 @@ from bench.base.installation import HOME
 from bench.base.text import GIB
 from bench.fit import build_parser as build_fit
 from bench.results.scale_map import MAP
-from bench.results.store.reader import read_records
+from bench.results.store.reader import list_results, read_records
 from bench.results.store.table import RECORDS
-from bench.results.study.sweeps import list_results
 from bench.scales.__main__ import build_parser as build_scales
 from bench.schema.record import Environment
 from bench.sweep.options import parse_arguments, plan_cases

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from bench.base.errors import UsageError
 from bench.compare.__main__ import main as compare
 from bench.report.__main__ import main as report
-from bench.results.store.reader import read_records
+from bench.results.store.reader import list_results, read_records
 from bench.results.store.rows import Shard
 from bench.results.store.writer import Store
-from bench.results.study.sweeps import list_results
 from bench.schema.case import Case
 from bench.schema.grid import grid
 from bench.schema.record import Step

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -45,7 +46,7 @@ def find_records(path: Path) -> list[Path]:
         return [file]
     if shards := find_shards(path):
         return [folder / RECORDS for folder in shards]
-    raise UsageError(f"{path}: no records there; give a folder that `bench.sweep --out` wrote")
+    raise UsageError(f"{path}: no records there; {name_newest(path)}")
 
 
 def find_shards(path: Path) -> list[Path]:
@@ -64,6 +65,29 @@ def find_shards(path: Path) -> list[Path]:
             )
         shards[shard] = folder
     return [folder for _, folder in sorted(shards.items())]
+
+
+def list_results(folder: Path) -> list[Path]:
+    """Return the folders of the sweeps in a folder, newest first, then the records files of its
+    ``reference``. A rehearsal of `bench.card` has no figures."""
+    found: dict[Path, float] = {}
+    for path in folder.glob("*/"):
+        if path.name.startswith("rehearsal-"):
+            continue
+        shards = (file for file in path.glob(f"*/{RECORDS}") if SHARD in read_config(file.parent))
+        if files := [*path.glob(RECORDS)] or [*shards]:
+            found[path] = max(file.stat().st_mtime for file in files)
+    sweeps = sorted(found, key=lambda path: -found[path])
+    reference = sorted((folder / "reference").glob("*.csv"))
+    # a curve belongs to the file that it is named after, and is no sweep
+    return [*sweeps, *(file for file in reference if not file.stem.endswith("-curve"))]
+
+
+def name_newest(folder: Path = Path("results")) -> str:
+    """Return a hint of which results to give: the newest in a folder, or else in ``results``."""
+    for path in chain(list_results(folder), list_results(Path("results"))):
+        return f"the newest results here are in {path}"
+    return "give a folder that `bench.sweep --out` wrote"
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -148,22 +148,6 @@ def read_sweeps(
     return sweeps
 
 
-def list_results(folder: Path) -> list[Path]:
-    """Return the folders of the sweeps in a folder, newest first, then the records files of its
-    ``reference``. A rehearsal of `bench.card` has no figures."""
-    found: dict[Path, float] = {}
-    for path in folder.glob("*/"):
-        if path.name.startswith("rehearsal-"):
-            continue
-        shards = (file for file in path.glob(f"*/{RECORDS}") if SHARD in read_config(file.parent))
-        if files := [*path.glob(RECORDS)] or [*shards]:
-            found[path] = max(file.stat().st_mtime for file in files)
-    sweeps = sorted(found, key=lambda path: -found[path])
-    reference = sorted((folder / "reference").glob("*.csv"))
-    # a curve belongs to the file that it is named after, and is no sweep
-    return [*sweeps, *(file for file in reference if not file.stem.endswith("-curve"))]
-
-
 def _name(path: Path) -> str:
     path = path.resolve()
     return (path.parent if path.name == RECORDS else path).name.removesuffix(".csv")
