@@ -173,15 +173,19 @@ def list_sizes(
     return tuple(sizes)
 
 
+USUAL = 7
+"""The probes that a search takes where memory is linear."""
+
+
 class LargestBatch:
     """What probes of cases that differ only in the batch size show: the largest one, and what to
     try next.
 
     A batch whose longer run was refused does not train, even if a short run did; from then on only
     longer runs count as trained. A suspected lack of memory counts once it was seen twice. If
-    memory is linear, a search takes about 7 probes. For any memory, their number grows with the
-    logarithm of that of `Goal.sizes`; each may take two more runs that neither train nor run out of
-    memory.
+    memory is linear, a search takes about `USUAL` probes. For any memory, their number grows with
+    the logarithm of that of `Goal.sizes`; each may take two more runs that neither train nor run
+    out of memory.
 
     Attributes:
         largest: the largest batch size that trained.

@@ -42,6 +42,7 @@ from bench.schema.precision import PRECISIONS
 from bench.schema.record import MODEL_PARTS
 from bench.schema.rules import takes
 from bench.sweep.inputs import Inputs, name_data
+from bench.sweep.largest_batch import USUAL
 from bench.sweep.options import Options, Plan
 from bench.sweep.versions import Versions
 from bench.workers.examination import Machine, Platform, examine, guess_devices
@@ -449,6 +450,11 @@ def describe_plan(plan: Plan, options: Options) -> Iterator[str]:
     yield from (f"{index:>4}  {label}" for index, label in enumerate(labels[:_SHOWN], 1))
     if (more := len(labels) - _SHOWN) > 0:
         yield f"      and {more:,} more"
+    if families := len(plan.families):
+        yield (
+            f"searches: {families:,}, each by about {USUAL} probes of a few steps; how long all "
+            "take is not known yet, and told after the first"
+        )
     own = all(case.command is not None for case in cases)  # which has its axes from --command
     # what the name of a workload brings, of which --model names those of the harness
     named = (

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
-from bench.base.text import count
+from bench.base.progress import EVERY_S
+from bench.base.text import count, write_seconds
 from bench.results.store.rows import Row
 from bench.schema.case import Case, list_varying
 from bench.schema.grid import AUTO
 from bench.schema.record import Outcome, Record, flatten
 from bench.sweep.display import Display
 from bench.sweep.largest_batch import (
+    USUAL,
     Ending,
     LargestBatch,
     ProbedFamily,
@@ -50,6 +53,7 @@ class Searches:
         # the searches that have not ended, and the families of the probes that run
         self._left = {family: trials.get(family) or ProbedFamily(family) for family in families}
         self._running: dict[Case, Case] = {}
+        self._began, self._probed = time.monotonic(), set[Case]()  # families, since then
         self.known = sum(len(trial.rows) for trial in self._left.values())
 
     @property
@@ -71,14 +75,26 @@ class Searches:
         """Learn from a probe. A family whose probe is lost again and again is given up."""
         family = self._running.pop(job.case)
         self._left[family].add(Row(flatten(record)))
+        self._probed.add(family)
         if self.loop.gives_up(job):
             self.conclude(family)
 
     def conclude(self, family: Case) -> None:
         """End a search; its largest batch is incomplete if it was stopped."""
         found = self.largest_batches[family] = self._build(self._left.pop(family))
-        if self._announced:
-            self.loop.display.say(f"{family.label(self.axes)}: {describe_largest_batch(found)}")
+        words = [describe_largest_batch(found)] if self._announced else []
+        if (left_s := self._estimate_left()) > EVERY_S:
+            others = f"{count(len(self._left), 'other setting')} if they take as long"
+            words.append(f"about {write_seconds(left_s)} left for {others}")
+        if words:
+            self.loop.display.say(f"{family.label(self.axes)}: {'; '.join(words)}")
+
+    def _estimate_left(self) -> float:
+        """Return how long the other searches take, in s; 0 if that is not known."""
+        ended = len(self._probed - self._left.keys())
+        if not ended or self.loop.stopped:
+            return 0.0
+        return len(self._left) * (time.monotonic() - self._began) / ended
 
     def _build(self, trial: ProbedFamily) -> LargestBatch:
         inputs = self.loop.inputs
@@ -90,8 +106,13 @@ class Searches:
         """Find the largest batch of each family, until stopped."""
         families, loop = [*self._left], self.loop
         axes = [*self.axes, "batch_size", "steps"]
-        with Display(loop.out, None, self.known, axes) as display:
+        what = f"the largest batch of {count(len(families), 'setting')}"
+        with Display(loop.out, None, self.known, axes, what) as display:
             loop.show_on(display)
+            if len(families) > 1:
+                loop.say(
+                    [f"each by about {USUAL} probes; how long all take is told after the first"]
+                )
             loop.work(self)
             for family in [*self._left]:
                 self.conclude(family)

@@ -7,7 +7,9 @@ import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -27,6 +29,7 @@ from bench.schema.flags import join_flags
 from bench.schema.grid import parse_values
 from bench.schema.record import Status
 from bench.sweep import __main__ as sweep
+from bench.sweep import probing
 from bench.sweep.largest_batch import Ending, read_largest_batches
 from tests import fake_executor as fake
 from tests.schemas_for_tests import read_document
@@ -255,12 +258,28 @@ def test_a_dry_run_shows_what_is_yet_to_be_found(capsys: Capture) -> None:
     flags = [*FAKE, *LIMIT, "--precision", "fp32", "bf16", "--batch-size", "64", "256..auto"]
     assert sweep.main([*flags, "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:5] == [
+    assert lines[:6] == [
         "runs: 2, of 2 cases with --repeats 1",
         "   1  fp32 · batch size 64",
         "   2  bf16 · batch size 64",
         "   3  fp32 · batch size 256..auto, found by a search first",
         "   4  bf16 · batch size 256..auto, found by a search first",
+        "searches: 2, each by about 7 probes of a few steps; how long all take is not known yet, "
+        "and told after the first",
+    ]
+
+
+def test_how_long_the_other_searches_take_is_told_after_each(
+    tmp_path: Path, memory: Callable[[str], None], monkeypatch: Patch, capsys: Capture
+) -> None:
+    memory("fixed=64MiB image=1MiB")
+    clock = count(0.0, 60.0)
+    monkeypatch.setattr(probing, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    run_fit(tmp_path, *LIMIT, "--precision", "fp32", "bf16", "fp16")
+    told = [line for line in capsys.readouterr().err.splitlines() if " left for " in line]
+    assert [line.partition(": ")[2] for line in told] == [
+        "about 2 min left for 2 other settings if they take as long",
+        "about 60 s left for 1 other setting if they take as long",
     ]
 
 
