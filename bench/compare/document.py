@@ -52,7 +52,7 @@ from bench.results.study.warnings import WARNINGS
 from bench.results.verdict import UNCHECKED, Equivalence, Verdict, average_seeds
 from bench.schema.axis import name_axis, name_column
 from bench.schema.case import AXES, SAME_QUESTION, lay_out
-from bench.schema.record import MODEL_PARTS, Status
+from bench.schema.record import MODEL_PARTS, RELIABLE, Status
 
 _Row = tuple[MetricVerdict, str]
 """A row of a table: what was found of a case, and what a reader must know of it."""
@@ -255,7 +255,8 @@ def describe(comparison: Comparison) -> Iterator[str]:
     if differences:
         yield f"! They differ: {name_first(differences, 3, '; ')}."
     for change in ("broken", "fixed"):
-        if cases := [f"{one.label} ({one.ended})" for one in matches if one.change == change]:
+        changed = [one for one in matches if one.change == change]
+        if cases := [f"{one.label} ({_tell_end(one)})" for one in changed]:
             yield f"{capitalize(change)}: {name_first(cases, 3, '; ')}."
     if spoilt := comparison.list_spoilt(matches):
         yield (
@@ -265,6 +266,13 @@ def describe(comparison: Comparison) -> Iterator[str]:
     for side, alone in zip((a, b), comparison.alone, strict=True):
         if alone:
             yield f"! Only in {side.title}, not compared: {name_first(alone, 3, '; ')}."
+
+
+def _tell_end(match: Match) -> str:
+    """Say how the runs of a case ended, and why one that broke did."""
+    reasons = [run.reason for run in match.ran[1].runs if run.status not in RELIABLE and run.reason]
+    why = f": {make_printable(reasons[0])}" if reasons and match.change == "broken" else ""
+    return f"{match.ended}{why}"
 
 
 _MOST_LISTED = 5  # ratios that a sentence lists

@@ -198,6 +198,16 @@ def test_outcome_changes_are_findings(write: Write, machine: Callable[..., Any])
     assert machine(b, b, "--fail-on", "broken")["gates"][0]["failures"] == []
 
 
+def test_what_broke_is_told_with_its_reason(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = "AttributeError: no zero_grads"
+    a = write("a", [record(CASE, 1)])
+    b = write("b", [record(CASE, 1, status=Status.ERROR, reason=reason)])
+    assert main([a, b]) == 0
+    assert f"(ok → error: {reason})." in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize(
     ("axis", "one", "two"),
     [

@@ -57,6 +57,7 @@ WARNED = {
     "half_unclear": Planted("unclear", {"arithmetic": "float16/unclear"}),
     "not_probed": Planted("unclear", {"flags": "conv=ieee matmul=ieee"}),
     "switched": Planted("unclear", {"switched_within": "cudnn.benchmark=True"}),
+    "upcast": Planted("unclear", {"labelled_flop_share": 0.875}),
     "not_evaluated": Planted("unmet", {
         "missing": "eval_time_s: ValueError: no luck; energy_j: the case ran on a CPU"}),
     "nothing_asked": Planted("", {

@@ -16,7 +16,7 @@ from bench.base.limits import (
     VARIES,
     waits_for_host,
 )
-from bench.base.text import count, name_first
+from bench.base.text import count, name_first, write_percent
 from bench.machine.nvml import EFFECTS
 from bench.networks.data.loader import PREFETCH
 from bench.networks.workloads import OWN
@@ -262,13 +262,15 @@ _ALL = (
           Remedy("The columns missing, proof_layer, *_error, labelled_flop_share and "
                  "switched_within of the records show why;",
                  (Way("a smaller --batch-size", _is_ours),),
-                 "Of a command the columns labelled_flop_share and switched_within show why.",
+                 "Of a command --full, or the page, says which of these it is.",
                  " leaves memory for the probe."),
           # flags are read back right before the probe
           lambda r: Arithmetic.UNCLEAR in r.arithmetic.split("/")
           or (r.flags != "" and r.arithmetic == "" and r.command is None)
           or r.labelled_flop_share < MOSTLY_LABELLED or r.switched_within != "", fatal=False,
-          detail=lambda r: r.switched_within),
+          detail=lambda r: r.switched_within or (
+              f"{write_percent(r.labelled_flop_share)} of the FLOP in the label's format"
+              if r.labelled_flop_share < MOSTLY_LABELLED else "")),
     WarningRule("compiled", "compiles itself",
           "The user's own code calls torch.compile, so that compile off says nothing of what it "
           "compiles",
