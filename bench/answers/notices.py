@@ -301,7 +301,7 @@ def _describe_mixtures(runs: Sequence[Run]) -> Iterator[Notice]:
 def _describe_limits(runs: Sequence[Run]) -> Iterator[Notice]:
     known = [run for run in runs if is_number(run.power_limit_w)]
     for part in group(known, attrgetter("sweep", "machine", "power_limit")):
-        limits = [f"{watts:,.0f}" for watts in sorted({run.power_limit_w for run in part})]
+        limits = [f"{watts:,.0f}" for watts in sorted({run.gpu_power_limit_w for run in part})]
         if len(limits) > 1:
             found = (
                 f"Rows of {part[0].sweep} ran while the power of {part[0].machine} was limited to "
@@ -342,7 +342,7 @@ def choose_next(
             "bench.sweep with the same flags and --batch-size auto times training at the batch "
             "sizes that were found"
         )
-    if asked := list_asked(results):
+    if asked := list_asked(run for result in results for run in result.every):
         flag = ["--retry", *asked]
         again = f"the same command with {shlex.join(flag)} runs again what failed"
         again = f"once what failed is mended, {again}" if Status.ERROR in asked else again
@@ -367,7 +367,7 @@ def choose_next(
     apart = (refuse_together(alike) for alike in group(timed, attrgetter("sweep", "model")))
     if any(map(refuse_alone, timed)) or any(apart):
         return NextStep("fix what keeps times from being compared, and measure with a new --out")
-    if any(result.repeats < MIN_REPEATS for result in timed):
+    if any(result.runs < MIN_REPEATS for result in timed):
         shown = "which differences are real" if len(timed) > 1 else "how far its time repeats"
         flag = ["--repeats", str(MIN_REPEATS)]
         again = f"the same command with {shlex.join(flag)} shows {shown}"

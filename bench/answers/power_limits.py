@@ -102,8 +102,9 @@ def tell_power(found: ReportData, place: Target) -> Iterator[str]:
         about = filter(None, ["Power limit", name_case(choice.fastest.best, axes)])
         yield f"{', '.join(about)}: {_tell_least(choice)}."
         if choice.open:
-            repeats = f"--repeats {MIN_REPEATS}"
-            yield f"Whether {_list(choice.open)} is too, is not known: use {repeats} or more."
+            few = any(s.best.runs < MIN_REPEATS for s in (*choice.open, choice.fastest))
+            repeats = f"--repeats {MIN_REPEATS} or more" if few else "more --repeats"
+            yield f"Whether {_list(choice.open)} is too, is not known: use {repeats}."
 
 
 def _tell_least(choice: Choice[Setting]) -> str:

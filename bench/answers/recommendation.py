@@ -571,10 +571,13 @@ def _tell_learning(found: ReportData, place: Target, chosen: Setting) -> str:
         values = [setting.find_learnt(name) for setting in (chosen, *fp32)]
         known = [f"{QUANTITIES[name].write(v)}{unit}" for v in values if v is not None]
         if len(known) == 2:
+            flags = f"--repeats {MIN_REPEATS}"
+            flags += " --evaluate" * takes(chosen.best.case, "--evaluate")
+            if chosen.best.repeats >= MIN_REPEATS:  # each of which had the same seed
+                flags += " without --same-seed"
             return (
                 f"After the epoch its {QUANTITIES[name].label} is {known[0]}, and fp32's "
-                f"{known[1]}: too few seeds to tell them apart; use --repeats {MIN_REPEATS}"
-                f"{' --evaluate' * takes(chosen.best.case, '--evaluate')}."
+                f"{known[1]}: too few seeds to tell them apart; use {flags}."
             )
     return ""
 
@@ -602,7 +605,8 @@ def _tell_certainty(found: ReportData, place: Target, chosen: Setting) -> str:
             if alone
             else ("small differences may be chance")
         )
-        sentence += f", so {chance}; use --repeats {MIN_REPEATS}"
+        sentence += f", so {chance}"
+        sentence += f"; use --repeats {MIN_REPEATS}" * (row.runs < MIN_REPEATS)
     else:
         most = max(0.001, *(s.best.scatter for s in place.settings if is_number(s.best.scatter)))
         sentence += f", which spread by up to ±{100 * most:.1f} %"

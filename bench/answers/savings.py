@@ -34,6 +34,7 @@ from bench.results.study.axes import MACHINE, find_varying
 from bench.results.study.comparable import refuse_pair, tell_but
 from bench.results.study.quantities import is_number
 from bench.results.study.runs import Result, differ_in_memory
+from bench.results.study.warnings import WARNINGS
 from bench.schema.case import AXES, SAME_QUESTION, UNTIMED, Case
 from bench.schema.optimization import OPTIMIZERS
 
@@ -43,11 +44,11 @@ if TYPE_CHECKING:
 SAVING_AXES = ("recompute", "optimizer")
 """Axes that save memory, and cost time."""
 
-_SAME = [n for n in AXES if n not in ("batch_size", *SAVING_AXES, *UNTIMED, *SAME_QUESTION)]
+_FREE = ("batch_size", *SAVING_AXES, *UNTIMED, *SAME_QUESTION)
 
-_tell = tell_but(("batch_size", *SAVING_AXES, *UNTIMED, *SAME_QUESTION))
+_tell = tell_but(_FREE)
 
-_NAMED = [n for n in _SAME if n not in ("model", "dataset", "workload", "precision")]
+_NAMED = [n for n in AXES if n not in (*_FREE, "model", "dataset", "workload", "precision")]
 
 _USUAL = ("adamw", "sgd", *OPTIMIZERS)
 
@@ -102,7 +103,7 @@ def find_ways(place: Target) -> list[list[Saving]]:
             continue
         usual = min((s.best for s in known), key=_rate_usual)
         rows: list[AnyRow] = [row for s in alike for row in s.cases]
-        rows += [r for r in place.probes if all(getattr(r, n) == getattr(usual, n) for n in _SAME)]
+        rows += [row for row in place.probes if _tell(row) == _tell(usual)]
         bounds = {_tell_way(some[0]): find_bounds(some) for some in group(rows, _tell_way)}
         same = _choose_size(known, _tell_way(usual), {way: end for way, (_, end) in bounds.items()})
         if not same:
@@ -188,8 +189,7 @@ def tell_savings(place: Target) -> Iterator[str]:
             tried = name_first([way.name for way in ways[1:]], 4, "; ")
             least = write_percent(_WORTH)
             yield f"{start}, and nothing that was tried saves {least} of it: {tried}."
-        if not all(way.sure for way in worth):
-            yield f"A sure time takes --repeats {MIN_REPEATS}, without other programs."
+        yield from _tell_unsure([way for way in worth if not way.sure])
         bounded = [way for way in ways if way.fails]
         if bounded:
             limits = (
@@ -201,6 +201,18 @@ def tell_savings(place: Target) -> Iterator[str]:
                 "Another optimizer learns otherwise: hold what they learn against each other by "
                 f"--repeats {MIN_REPEATS} --evaluate, and tune --lr for each by bench.search."
             )
+
+
+def _tell_unsure(ways: Sequence[Saving]) -> Iterator[str]:
+    """Yield what makes times sure that are not."""
+    rows = list(dict.fromkeys(row for way in ways for row in (way.row, way.base)))
+    if any(row.repeats < MIN_REPEATS for row in rows):
+        yield f"A sure time takes --repeats {MIN_REPEATS}, without other programs."
+        return
+    for warning in WARNINGS.values():
+        runs = [run for row in rows if warning.forbids(row.repeats) for run in row.every]
+        if hit := [run for run in runs if getattr(run, warning.name)]:
+            yield f"Times are not sure. {warning.warn(hit)} {warning.fix.advise(hit)}"
 
 
 def _tabulate_savings(found: ReportData) -> Iterator[Sheet]:

@@ -84,6 +84,15 @@ def test_what_is_noted(name: str, tmp_path: Path) -> None:
     assert {label: text for label, text in expected.items() if text not in found[label]} == {}
 
 
+def test_the_power_limit_of_two_gpus_is_none_other_than_that_of_one(tmp_path: Path) -> None:
+    pair = Case(parallel="ddp", world_size=2)
+    for watts, other in ((1400.0, False), (1000.0, True)):
+        rows = [ran(100, power_limit_w=700.0), ran(50, case=pair, power_limit_w=watts)]
+        notices = notices_of(read(tmp_path / f"{watts}", rows))
+        assert ("Other power limits" in notices) == other
+        assert not other or "limited to 500 or 700 W" in notices["Other power limits"]
+
+
 # ------------------------------------------------------------------------------- the next step
 
 GOOD = runs((100, 100.1, 99.9))
@@ -108,6 +117,12 @@ def steps_of(*folders: Path) -> NextStep:
         ([*GOOD, lose(8, Status.INTERRUPTED)], "run the same command again"),
         (GOOD, "page with a figure"),
         ([*GOOD, *SHARED], "do what the first warning says"),
+        # a third repeat ran, and --repeats 3 would run none
+        ([*GOOD[:2], ran(100, 3, status=Status.DIVERGED)], "do what the first warning says"),
+        (
+            [*GOOD[:2], make_record(FP32, repeat=3, status=Status.ERROR, gpu="A card")],
+            "once what failed is mended, the same command with --retry error runs ",
+        ),
     ],
 )
 def test_the_next_step_is_what_helps(records: list[Record], expected: str, tmp_path: Path) -> None:

@@ -76,6 +76,20 @@ def test_a_time_that_is_not_sure_costs_an_unknown_amount(tmp_path: Path) -> None
     assert sentences[1] == "A sure time takes --repeats 3, without other programs."
 
 
+def test_repeats_beside_other_programs_take_a_quiet_machine_and_no_more_repeats(
+    tmp_path: Path,
+) -> None:
+    rows = [*way("adamw", "none", 10, 40), *way("adamw", "blocks", 6, 50)]
+    for row in rows:
+        row.measurement.neighbours_computing, row.measurement.neighbours = 1, "pid 7 (python)"
+    sentences = read_report(tmp_path, rows).answers[0].sentences
+    assert sentences[1] == (
+        "Times are not sure. Another program used the device or the cores of the run (pid 7 "
+        "(python)). Close other programs, and measure again with a new --out."
+    )
+    assert not any("--repeats" in sentence for sentence in sentences)
+
+
 @pytest.mark.parametrize(("ours", "other", "told_as"), [(6, 5.95, 0.6), (9.52, 9.48, 0.95)])
 def test_of_ways_that_save_as_much_the_most_usual_is_told(
     ours: float, other: float, told_as: float, tmp_path: Path

@@ -45,7 +45,7 @@ class Remedy:
         return f"{offer} {self.otherwise}".strip()
 
     def _offer(self, ways: Sequence[str]) -> str:
-        choices = " or ".join(filter(None, (", ".join(ways[:-1]), ways[-1])))
+        choices = " or ".join(filter(None, (", ".join(ways[:-1]), ways[-1].rstrip(","))))
         return capitalize(f"{self.lead} {choices}{self.end}".strip())
 
 
@@ -70,8 +70,15 @@ LONGER = (
     Way("a larger --steps", lambda row: row.case.steps is not None),
 )
 
+_ENOUGH = 5
+
 QUIETER = Remedy(
-    "", (Way("close other programs,", _may_have_company), Way("use --repeats 5 or more"))
+    "",
+    (
+        Way("close other programs,", _may_have_company),
+        Way(f"use --repeats {_ENOUGH} or more", lambda row: row.repeats < _ENOUGH),
+    ),
+    "Rely on the interval over the repeats.",
 )
 """The remedy for noise: the range of five runs holds the median of five more in 83 % of sweeps."""
 

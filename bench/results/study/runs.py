@@ -76,6 +76,7 @@ class Run(Row):
         period: what its time is of, see `bench.results.study.comparable`.
         steps_apart, items_apart: why it is not compared, see `find_unfit`; empty if it can be.
         epoch_images: what its script told of as an epoch, or the images of the data.
+        repeats: how many runs its case has.
         faster_than_rates: how many times a rate measured with its own a step computed at, by number
             format; these rates are not known.
     """
@@ -84,6 +85,7 @@ class Run(Row):
     steps_apart: str = ""
     items_apart: str = ""
     memory_varies: bool = False
+    repeats: int = 1
     epoch_time_s: float
     sweep: str
     timed: bool
@@ -137,6 +139,11 @@ class Run(Row):
         if self.device == "cpu":
             return 1
         return int(self.gpus if self.gpus > 0 else self.world_size)
+
+    @property
+    def gpu_power_limit_w(self) -> float:
+        """The power limit of each of its GPUs, which are stored together."""
+        return float(self.power_limit_w / self.used_gpus)
 
     @property
     def learnt_whole(self) -> bool:
@@ -323,6 +330,7 @@ def link_runs(runs: list[Run]) -> list[Run]:
         _, low, high = find_middle(getattr(run, run.memory_measure) for run in ended)
         for run in alike:
             run.memory_varies = high > (1 + VARIES) * low  # False where an end is not known
+            run.repeats = len(alike)
     return runs
 
 

@@ -214,7 +214,7 @@ _ALL = (
     # only processes that computed during the epoch count: no desktop, none that came later
     WarningRule("contended", "shared",
           "Another program used the device or the cores of the run",
-          QUIETER,
+          say("Close other programs, and measure again with a new --out."),
           lambda r: r.neighbours_computing > 0 or r.other_cores > BUSY_CORES,
           detail=lambda r: r.neighbours),
     WarningRule("beside", "beside other lanes",

@@ -266,6 +266,23 @@ def test_a_remedy_is_one_that_the_row_can_take(
     assert warnings.WARNINGS[warning].fix.advise([run]).startswith(expected)
 
 
+@pytest.mark.parametrize(
+    ("repeats", "values", "expected"),
+    [
+        (4, ALONE, "Use --repeats 5 or more."),
+        (5, ALONE, "Rely on the interval over the repeats."),
+        (5, {"other_cores": 0.9}, "Close other programs."),
+    ],
+)
+def test_a_remedy_is_none_that_was_taken(
+    repeats: int, values: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    rows = [ran(Case(), 10, repeat=n + 1, **SHAKY, **values) for n in range(repeats)]
+    found, results = read_results(read_sweep(write_sweep(tmp_path / "sweep", rows)))
+    for noisy in (found, results):
+        assert warnings.WARNINGS["noisy"].fix.advise(noisy) == expected
+
+
 def test_a_remedy_for_some_rows_and_another_for_others_are_both_said(tmp_path: Path) -> None:
     rows = [ran(settle(axes), 10, **NAN) for axes in ({}, {"command": "t", "batch_size": 128})]
     runs, _ = read_results(read_sweep(write_sweep(tmp_path / "sweep", rows)))
