@@ -141,16 +141,6 @@ class _Side:
         runs = [r for r in self.runs if getattr(r.case, axis) == value and applies(axis, r.case)]
         return replace(self, name=name, title=title, runs=runs)
 
-    def environment(self, name: str) -> list[str]:
-        """Return the distinct values of an environment column, without empty ones; those of each
-        GPU."""
-        of_all = name == "power_limit_w"  # of the GPUs of a run
-        values = dict.fromkeys(
-            str(getattr(run, name) / run.world_size if of_all else getattr(run, name))
-            for run in self.runs
-        )
-        return [value for value in values if value not in ("", "nan")]
-
 
 def read_side(name: str, path: Path) -> _Side:
     """Read one side. Raises UsageError: it has no records of sweeps, or they cannot be read."""
@@ -306,10 +296,9 @@ class Comparison:
             one, two = (" or ".join(dict.fromkeys(map(spell_value, values))) for values in ran)
             if one != two:
                 yield name, one, two
-        for name in (*COMPARABLE, "power_limit_w"):
-            a, b = (side.environment(name) for side in self.sides)
-            if not follows(name, self.axis) and {*a} != {*b}:
-                yield name, " or ".join(a) or "none", " or ".join(b) or "none"
+        for name, *sides in _list_unlike([side.runs for side in self.sides], self.axis):
+            a, b = (" or ".join(values) or "none" for values in sides)
+            yield name, a, b
 
     def list_edited(self) -> list[str]:
         """Return the user's files that runs of both sides opened, with another content in each."""
@@ -479,12 +468,30 @@ def _find_other(match: Match, axis: str) -> str:
     sweeps = {run.sweep for side in match.ran for run in side.runs}
     if axis in ("", "device") or len(sweeps) > 1:
         return ""
-    for name in COMPARABLE:
-        sides = ({tell_known(run, name) for run in side.runs} - {""} for side in match.ran)
-        ours, theirs = sides
-        if ours and theirs and ours.isdisjoint(theirs) and not follows(name, axis):
+    for name, a, b in _list_unlike([side.runs for side in match.ran], axis):
+        if name in COMPARABLE and a and b and {*a}.isdisjoint(b):
             return f"the sides ran with another {name.replace('_', ' ')}: measure both with one"
     return ""
+
+
+def _list_unlike(
+    sides: Sequence[Sequence[Run]], axis: str
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield the columns of `COMPARABLE`, and the power limit of each GPU, that do not depend on
+    ``axis`` and of which the two sides know other values, with these."""
+    for name in (*COMPARABLE, "power_limit_w"):
+        a, b = (
+            [*filter(None, dict.fromkeys(_tell_environment(run, name) for run in runs))]
+            for runs in sides
+        )
+        if not follows(name, axis) and {*a} != {*b}:
+            yield name, a, b
+
+
+def _tell_environment(run: Run, name: str) -> str:
+    if name == "power_limit_w":
+        return "" if math.isnan(run.gpu_power_limit_w) else str(run.gpu_power_limit_w)
+    return tell_known(run, name)
 
 
 def refuse_runs(metric: Metric, *sides: SideCase) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from bench.schema.case import Case
 from bench.schema.record import Environment, Record, Status
+from bench.schema.rules import settle
 from tests.planted.records import make_record, write_sweep
 
 CASE = Case(dataset="synthetic", device="cpu")
@@ -58,6 +59,9 @@ def with_losses(case: Case, losses: Sequence[float]) -> list[Record]:
                 epoch_time_s=1.0)  # fmt: skip
 
 
+ON_GPUS = settle({"command": "torchrun t.py {gpus}", "vary": "gpus=1", "device": "cuda"})
+
+
 def measured(**values: Any) -> list[Record]:
     """Runs under known conditions, with other values of some."""
     common = {"power_limit_w": 700.0, "sm_clock_mhz": 1980.0, "memory_clock_mhz": 3201.0}
@@ -68,7 +72,7 @@ def measured(**values: Any) -> list[Record]:
 
 def at_limit(watts: float, **axes: Any) -> list[Record]:
     """Runs of a case at a power limit, in W, that all its GPUs have together."""
-    return runs(at(CASE, **axes), BASE, environment=CARD, power_limit_w=watts)
+    return runs(at(CASE, device="cuda", **axes), BASE, environment=CARD, power_limit_w=watts)
 
 
 def on(gpu: str, times: Iterable[float], attempt: int = 1, **environment: str) -> list[Record]:
@@ -248,8 +252,14 @@ COMPARISONS = {
     "Two GPUs may take twice the power: of each the limit is the same": plant(
         "a --axis parallel none ddp",
         "axis: parallel; epoch_time_s: faster 1.25 (5:5); differ: world_size",
-        a=[*runs(CASE, BASE, power_limit_w=700.0),
-           *runs(at(CASE, parallel="ddp", world_size=2), FASTER, power_limit_w=1400.0)],
+        a=[*at_limit(700.0), *runs(at(CASE, device="cuda", parallel="ddp", world_size=2), FASTER,
+                                   environment=CARD, power_limit_w=1400.0)],
+    ),
+    "Nor is it of as many GPUs as a command was seen on": plant(
+        "a --axis gpus 1 2",
+        "axis: gpus; epoch_time_s: no verdict (5:5)",
+        a=[*runs(ON_GPUS, BASE, power_limit_w=700.0),
+           *runs(at(ON_GPUS, vary="gpus=2"), BASE, power_limit_w=1400.0, gpus=2)],
     ),
     "A fraction need not match for times, but for losses and energy": plant(
         "a --axis precision",
