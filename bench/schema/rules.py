@@ -329,9 +329,9 @@ def check_batches(case: Case, train_images: int, batchnorm: bool = True) -> None
     if case.world_size > 1:
         batch += f" on each of {case.world_size} {'GPUs' if case.device == 'cuda' else 'processes'}"
     if case.batch_size > most:
-        raise UsageError(
-            f"{batch} is above the dataset's {train_images} {item}s; use at most {most}"
-        )
+        fewer = "a lower --world-size" if train_images else "a lower --length"
+        fix = f"use at most {most}" if most else f"give {fewer}"
+        raise UsageError(f"{batch} is above the dataset's {train_images} {item}s; {fix}")
     if why := _find_apart(case, train_images):
         raise UsageError(f"{batch} leaves {why}; give another")
     if batchnorm and (why := _find_uneven(case, train_images)):

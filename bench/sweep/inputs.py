@@ -9,7 +9,7 @@ from typing import Any
 from bench.base.installation import find_version
 from bench.networks.data import SYNTHETIC, DatasetInfo
 from bench.networks.models import LENGTHS
-from bench.networks.workloads import IMAGES, OWN, Workload, WorkloadFacts
+from bench.networks.workloads import IMAGES, OWN, Workload, WorkloadFacts, load_workload
 from bench.schema.case import Case, format_value
 from bench.schema.optimization import OFFLOADED, OPTIMIZERS, refuse_offload, refuse_plain
 from bench.schema.precision import (
@@ -100,6 +100,8 @@ class Inputs:
             samples = 0
         elif facts := self._find_facts(case):
             samples, classes = facts.samples, facts.classes or 0
+        elif case.workload in LENGTHS:
+            samples = load_workload(case.workload, case.length).samples
         source = SYNTHETIC if case.workload in LENGTHS else ""
         return DatasetInfo(OWN, "", samples, 0, classes, source, "")
 
@@ -108,9 +110,11 @@ class Inputs:
 
     def has_batchnorm(self, case: Case) -> bool:
         """Return whether the network may have BatchNorm that is not frozen; True if not
-        examined."""
+        examined, but for transformers of the harness."""
         model = self.find_model(case)
-        return model is None or (model.batchnorm and case.freeze not in model.still)
+        if model is None:
+            return case.workload not in LENGTHS
+        return model.batchnorm and case.freeze not in model.still
 
     def settle(self, case: Case) -> Case:
         """Return the case with what its workload sets, such as `OWN`. Raises UsageError: it

@@ -196,6 +196,17 @@ def test_a_dry_run_names_what_differs_and_what_all_have_in_common(capsys: Captur
     assert any(line.startswith(note) for line in lines)
 
 
+def test_a_dry_run_knows_how_many_texts_there_are(capsys: Capture) -> None:
+    """And that a transformer has no BatchNorm, which needs two: without torch, as of no user's."""
+    words = "--model gpt-tiny --device cpu --dry-run --length"
+    assert sweep.main(f"{words} 64 --batch-size 1".split()) == 0
+    assert sweep.main(f"{words} 63 --batch-size 3 --accumulate 3".split()) == 0
+    for length, says in (("100000", "2 items; use at most 2"), ("300000", "0 items; give a lower")):
+        capsys.readouterr()
+        assert sweep.main([*words.split(), length, "--batch-size", "4"]) == 2
+        assert f"is above the dataset's {says}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "given", ["--model gpt-tiny", "--workload examples.two_losses:tiny", "--model dpn-small"]
 )
