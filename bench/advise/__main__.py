@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 
 from bench.advise.advisor import Advice, find_advice
-from bench.advise.findings import LEVERS, strip
+from bench.advise.findings import LEVERS, list_levers, strip
 from bench.answers.advice import BUDGET, parse_budget
 from bench.base.errors import UsageError, choose, nearest
 from bench.base.processes import leave
@@ -105,7 +105,15 @@ def _read_now(given: argparse.Namespace, axes: Mapping[str, Sequence[Value]]) ->
     else:
         present.setdefault("dataset", choose_dataset(given))
     (now,) = grid({name: [value] for name, value in present.items()}, asked=())
-    return strip(now)
+    now = strip(now)
+    if now.command is not None and not any(
+        len({*v}) > 1 for v in list_levers(now, axes, 0).values()
+    ):
+        raise UsageError(
+            "--command: nothing in it has two values to try; put in braces what may vary, such as "
+            "{batch_size} with --now batch_size=N, or {precision:fp32=,bf16-amp=--amp}"
+        )
+    return now
 
 
 def _read_command(

@@ -253,6 +253,7 @@ def test_times_of_runs_and_of_items_are_not_compared() -> None:
     [
         ("t.py {batch_size}", "give the one that you use as --now batch_size=N"),
         ("t.py {precision} --now precision=x", "--now precision 'x': "),
+        ("t.py", "nothing in it has two values to try; put in braces what may vary"),
         ("t.py {precision}", "{precision} has no value; give --precision VALUE"),
         ("t.py --now clip=1", "--now 'clip=1': give AXIS=VALUE"),
     ],
