@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bench.base.errors import UnsupportedError, UsageError
+from bench.base.errors import UsageError
 from bench.base.installation import CHECKOUT, HOME, find_version, in_checkout
 from bench.base.processes import leave, stop_signals
 from bench.base.progress import Progress, watch
@@ -41,9 +41,7 @@ from bench.schema.precision import (
 from bench.schema.record import COMPARABLE
 from bench.sweep.preflight import default_out, refuse_unwritable
 from bench.workers.examination import Platform, probe
-from bench.workers.executors import Settings
-from bench.workers.executors.subprocess import SubprocessExecutor
-from bench.workers.job import Lane
+from bench.workers.executors.subprocess import refuse_pair
 
 STATE = "card.json"
 _ENDED, OPEN = ("done", "absent"), ("left", "cut", "interrupted")  # what failed is run again
@@ -90,14 +88,6 @@ def _find_no_compiler(platform: Platform) -> str:
     capability = platform.environment.capability
     old = capability is not None and tuple(map(int, capability.split("."))) < least
     return "torch.compile needs compute capability 7.0 or later" if old else ""
-
-
-def _find_no_pair(platform: Platform) -> str:
-    try:
-        SubprocessExecutor(Settings()).gather(Lane(), "cuda", 2)
-    except UnsupportedError as error:
-        return str(error)
-    return ""
 
 
 def _find_no_fp8(platform: Platform) -> str:
@@ -189,6 +179,7 @@ def list_stages(setup: Setup) -> list[CardStage]:
     fp8 = "--precision bf16-amp fp8 --batch-size 16 --compile"
     tests = ["pytest", "-v", "-p", "no:cacheprovider", "-m", "gpu", "tests/gpu"]
     on_gpu, compiles = [_find_no_gpu], [_find_no_compiler]
+    on_pair = [lambda _: refuse_pair("cuda")]
     graphs = "--precision fp16 --batch-size 128 --cuda-graphs"
     apex = "--precision fp16-apex fp16 --batch-size 256 --optimizer sgd"
     return [
@@ -217,7 +208,7 @@ def list_stages(setup: Setup) -> list[CardStage]:
         CardStage("loader", 30, sweep(some, scale.fp16, "--loader torch --workers 0 4")),
         CardStage("checkpoint", 30, sweep(few, "--checkpoint")),
         CardStage("ddp", 30, sweep(few, "--parallel ddp --world-size 1")),
-        CardStage("ddp-2", 30, sweep(few, "--parallel ddp --world-size 2"), [_find_no_pair]),
+        CardStage("ddp-2", 30, sweep(few, "--parallel ddp --world-size 2"), on_pair),
         CardStage("bare-loop", 60, ["benchmarks.overhead", *device], [_find_no_checkout]),
         CardStage("report", 20, ["bench.report", out, "-o", f"{out}/report.html"]),
     ]

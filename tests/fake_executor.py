@@ -134,6 +134,12 @@ class FakeExecutor(Executor):
             images.name, "", CIFAR10_IMAGES["train"], CIFAR10_IMAGES["test"], CLASSES, "", ""
         )
 
+    def kill(self) -> None:
+        """Do nothing: no case takes time."""
+
+    def close(self) -> None:
+        """Do nothing: no lane holds anything."""
+
     def run(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:
         if stopping():
             return Outcome(Status.INTERRUPTED, "the sweep was stopped")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from bench.base.errors import UnsupportedError, UsageError
+from bench.base.errors import UsageError
 from bench.base.installation import CHECKOUT, in_checkout
 from bench.base.processes import list_children
 from bench.base.progress import Progress
@@ -29,9 +29,7 @@ from bench.results.store.rows import Row
 from bench.results.store.table import RECORDS
 from bench.schema.record import Status
 from bench.workers.examination import probe
-from bench.workers.executors import Settings
-from bench.workers.executors.subprocess import SubprocessExecutor
-from bench.workers.job import Lane
+from bench.workers.executors.subprocess import refuse_pair
 from bench.workers.rating import RATES_VARIABLE
 
 SETUP_S = 3.0
@@ -323,18 +321,9 @@ def _await_worker(child: subprocess.Popen[str]) -> int:
     return 0
 
 
-def _count_ranks(device: str) -> int:
-    """Return 2 where two processes can train together, else 1."""
-    try:
-        SubprocessExecutor(Settings()).gather(Lane(), device, 2)
-    except UnsupportedError:
-        return 1
-    return 2
-
-
 def choose_words(device: str, shared: bool) -> dict[str, str]:
     """Return what the words of `EXPECTATIONS` stand for."""
-    about = {"device": device, "ranks": str(_count_ranks(device))}
+    about = {"device": device, "ranks": "1" if refuse_pair(device) else "2"}
     about["where"] = f"--device {device}" + " --allow-shared" * shared
     about |= {"python": shlex.quote(sys.executable), "root": str(CHECKOUT)}
     return WORDS | SIZES[device] | about

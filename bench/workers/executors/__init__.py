@@ -5,6 +5,7 @@ An executor offers lanes, and each lane runs one case at a time.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -66,21 +67,21 @@ ALL = 0
 """The number of lanes that stands for one per GPU or, on a CPU, one per core."""
 
 
-class Executor:
+class Executor(ABC):
     """A provider of lanes that turns cases into outcomes, one at a time on each lane.
 
-    A subclass defines `run`; the other methods are of this machine, as a single lane.
-    Those that take a lane may be called by several threads at once, each for another lane.
+    Those methods that take a lane may be called by several threads at once, each for another lane.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
+    @abstractmethod
     def run(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:
         """Run one case on ``job.lane``; soon after ``stopping()`` is true, end it as `interrupted`.
         Never raises: every failure is an outcome. ``on_event`` is called in the same thread."""
-        raise NotImplementedError
 
+    @abstractmethod
     def open_lanes(self, device: str, wanted: int | None = None) -> Sequence[Lane]:
         """Open the lanes for cases on ``device`` ("cuda" or "cpu"). Called once, before all else.
 
@@ -88,15 +89,14 @@ class Executor:
         machine is a single lane without pinning or a name. Raises UsageError: there are fewer; it
         says how many.
         """
-        return (Lane(),)
 
+    @abstractmethod
     def gather(self, lane: Lane, device: str, size: int) -> Lane:
         """Return a lane with ``size`` GPUs (on a CPU, shares of cores) for a case of ``lane``.
 
         Its GPUs are in one machine and of the same kind as those of ``lane``. It is used only while
         nothing else runs. Raises UnsupportedError: there are not that many; it says how many.
         """
-        return lane
 
     def examine(
         self, lane: Lane, devices: Sequence[str], models: Sequence[Request], timeout_s: float
@@ -117,9 +117,11 @@ class Executor:
         with hold_to(lane.cores):
             return measure_rates(device, seconds, lane.variables)
 
+    @abstractmethod
     def kill(self) -> None:
         """End everything that runs on any lane, at once. Called by a signal handler."""
 
+    @abstractmethod
     def close(self) -> None:
         """Release the lanes; nothing runs on them any more."""
 

@@ -270,6 +270,15 @@ class SubprocessExecutor(Executor):
                 phase, deadline = message.phase, time.monotonic() + self.settings.timeout_s
 
 
+def refuse_pair(device: str) -> str:
+    """Return why two processes of this machine cannot train together; empty if they can."""
+    try:
+        SubprocessExecutor(Settings()).gather(Lane(), device, 2)
+    except UnsupportedError as error:
+        return str(error)
+    return ""
+
+
 def start_worker(
     job: Job, variables: Mapping[str, str], rendezvous: Rendezvous | None, cold: bool
 ) -> Process:
