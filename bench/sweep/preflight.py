@@ -145,9 +145,7 @@ def is_own(case: Case) -> bool:
 def refuse_unwritable(out: Path | None) -> None:
     """Refuse an --out that cannot be created or written to, before anything takes time."""
     out = out or Path("results")
-    place = out.absolute()
-    while not place.exists() and place != place.parent:
-        place = place.parent
+    place = next(at for at in (out.absolute(), *out.absolute().parents) if at.exists())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         raise UsageError(f"--out {out}: {place} is no folder that can be written to; choose one")
 

@@ -29,7 +29,6 @@ from bench.schema.precision import (
     EMULATE_FP8,
     FP8_RECIPES,
     ask_for_torchao,
-    emulates_fp8,
     refuse_fp8,
 )
 
@@ -121,17 +120,12 @@ def convert(case: Case, model: nn.Module, device: torch.device, workload: Worklo
     """Convert the layers of `find_products` that the network calls by torchao, in place, for the
     batches of ``case``.
 
-    The network, on the CPU in float32, will train on ``device``. On a CPU, fp8 is emulated if
-    `emulates_fp8` allows it. Raises UnsupportedError: there is nothing to convert, or it cannot be
-    found from shapes alone, or torchao or the device does not support it, or nothing trains with
-    the recipe.
+    The network, on the CPU in float32, will train on ``device``. On a CPU, fp8 is emulated. Raises
+    UnsupportedError: there is nothing to convert, or it cannot be found from shapes alone, or
+    torchao does not support it.
     """
     kind, is_mx = FP8_RECIPES[case.fp8_recipe], case.fp8_recipe == "mxfp8"
-    if kind.untrained:
-        raise UnsupportedError(kind.untrained)
     emulated, notes = device.type == "cpu", []
-    if emulated and not emulates_fp8():
-        raise UnsupportedError("fp8 needs an NVIDIA GPU; this is a CPU")
     linear = sum(isinstance(module, nn.Linear) for module in model.modules())
     try:
         products = _follow(model, workload, find_products(model, workload))

@@ -27,7 +27,6 @@ from bench.schema.optimization import (
     OPTIMIZERS,
     SPECIAL,
     count_warmup_steps,
-    refuse_offload,
     refuse_plain,
     scale_lr,
 )
@@ -48,7 +47,7 @@ def build_optimizer(
     `OptimizerKind.fused` ones are, but for SGD on half-precision weights on a CPU and on sharded
     ones. If ``capturable``, which only they can be, steps can be captured in a CUDA graph, and the
     learning rate is a tensor on the weights' device, float32, (). Raises UnsupportedError: torchao
-    is not installed, there is no device to offload from, or no weight is special.
+    is not installed, or no weight is special.
     """
     special = parameters if special is None else special
     if name in SPECIAL and not special:
@@ -191,8 +190,6 @@ def _build_low_bit(name: str, parameters: Sequence[Tensor], lr: float) -> torch.
 
 def _build_offloaded(parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimizer:
     """Make torchao's optimizer, with the state and the hooks that every other of torch has."""
-    if not torch.cuda.is_available():
-        raise UnsupportedError(refuse_offload())
     optim = import_torchao("optim", OFFLOADED)
 
     class Offloaded(optim.CPUOffloadOptimizer):  # type: ignore[misc, name-defined]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -111,14 +110,12 @@ class Platform:
         return find_emulated(format, rates, convolves) if convolves is not None else ""
 
     def check_limit(self, limit: str | None) -> None:
-        """Raise UsageError if no memory limit can be set here, or if this one is above the memory
-        of the device, if that is known, and would limit nothing."""
+        """Raise UsageError if a memory limit is above the memory of the device, if that is known,
+        and would limit nothing."""
         if limit is None:
             return
         total = self.environment.gpu_memory_bytes
         if self.environment.gpu is None:
-            if sys.platform != "linux":
-                raise UsageError(f"--memory-limit {limit}: on a CPU it needs Linux; leave it out")
             import psutil
 
             total = psutil.virtual_memory().total
@@ -264,10 +261,9 @@ def examine(
 
 
 def _free_bytes(place: Path) -> int | None:
-    while not place.exists() and place != place.parent:
-        place = place.parent
     try:
-        return shutil.disk_usage(place).free
+        there = next(folder for folder in (place, *place.parents) if folder.exists())
+        return shutil.disk_usage(there).free
     except OSError:
         return None
 

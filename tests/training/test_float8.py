@@ -223,8 +223,6 @@ def test_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cpu.find_emulation(FP8) == "a CPU has no float8 arithmetic"
     monkeypatch.delenv(EMULATE_FP8)
     assert cpu.refuse(FP8) == needs + "a CPU"
-    with pytest.raises(UnsupportedError, match="fp8 needs an NVIDIA GPU; this is a CPU"):
-        train()
 
 
 def test_mxfp8_needs_a_blackwell_and_blocks_of_32() -> None:
@@ -251,8 +249,6 @@ def test_nvfp4_is_known_and_not_trained(monkeypatch: pytest.MonkeyPatch) -> None
     for platform in (Platform(Environment()), gpu("9.0"), gpu("10.0")):
         refusal = Inputs({"cuda": platform}, {}, data).refuse(case)
         assert refusal.startswith("--fp8-recipe nvfp4 is not trained here yet: torchao has it only")
-    with pytest.raises(UnsupportedError, match="use --fp8-recipe mxfp8 on a Blackwell"):
-        train(recipe="nvfp4")
 
 
 def test_a_network_without_products_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:

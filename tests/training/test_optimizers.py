@@ -18,11 +18,15 @@ from torch import Tensor, nn
 
 from bench.base.errors import UnsupportedError, UsageError
 from bench.networks.workloads import Workload
+from bench.schema.case import Case
 from bench.schema.grid import grid
 from bench.schema.optimization import OFFLOADED, OPTIMIZERS, SPECIAL
+from bench.schema.record import Environment
 from bench.sweep.__main__ import main as sweep
+from bench.sweep.inputs import Inputs
 from bench.training.loop import Training
 from bench.training.memory import measure_parts, watch_gradients
+from bench.workers.examination import Platform
 from tests.pytest_for_tests import Capture
 from tests.training_for_tests import LR, batch, examine, in_parts, run_case, small, training
 
@@ -286,8 +290,9 @@ def test_what_offloading_cannot_do_is_refused_in_one_line() -> None:
             grid({"optimizer": ["adamw-offload"], axis: [value]})
     with pytest.raises(UsageError, match="torch captures fused steps"):
         grid({"optimizer": ["muon"], "cuda_graphs": [True]})
-    with pytest.raises(UnsupportedError, match="this is a CPU; use adamw"):
-        make("adamw-offload")
+    inputs = Inputs({"cpu": Platform(Environment())}, {}, {})
+    why = inputs.refuse(Case(optimizer="adamw-offload", device="cpu"))
+    assert why.endswith("this is a CPU; use adamw")
 
 
 class Layered(Workload):

@@ -16,7 +16,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
-from bench.base.errors import UsageError, nearest
+from bench.base.errors import UsageError
 from bench.base.processes import provide_home
 from bench.base.progress import watch
 from bench.base.text import first_line
@@ -106,11 +106,9 @@ def prepare(
     again. Beyond the ``KEPT`` most recently used entries, those that were not used for a day are
     removed.
 
-    Raises UsageError for an unknown name, an unreadable or invalid file, a download that fails and
-    a cache that cannot be written.
+    Raises UsageError for an unreadable or invalid file, a download that fails and a cache that
+    cannot be written.
     """
-    if name not in DATASETS:
-        raise UsageError(f"unknown dataset {name!r}; {nearest(name, list(DATASETS))}")
     if name == SYNTHETIC:
         shape = synthetic.parse_shape(input) if input else CIFAR10_SHAPE
         source = synthetic.source(shape, classes or CLASSES)
