@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
 
 from bench.answers.choice import Choice, choose_among
 from bench.answers.render.table import (
@@ -26,6 +25,7 @@ from bench.answers.render.table import (
     ratio_cell,
     write_ratio,
 )
+from bench.answers.report_data import ReportData, Target
 from bench.answers.settings import AIMS, Setting, list_least, weigh
 from bench.base.limits import MIN_REPEATS
 from bench.base.text import join_words, write_number, write_percent
@@ -35,9 +35,6 @@ from bench.results.study.comparable import refuse_part, tell_but
 from bench.results.study.quantities import is_number, over
 from bench.results.study.runs import Result
 from bench.schema.case import SAME_QUESTION
-
-if TYPE_CHECKING:
-    from bench.answers.report_data import ReportData, Target
 
 _AXIS = "power_limit"
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.answers.render.table import (
     AnyRow,
@@ -25,6 +25,7 @@ from bench.answers.render.table import (
     ratio_cell,
     write_ratio,
 )
+from bench.answers.report_data import ReportData, Target
 from bench.answers.scaling import find_bounds
 from bench.answers.settings import Setting
 from bench.base.limits import MIN_REPEATS, STEADY
@@ -37,9 +38,6 @@ from bench.results.study.runs import Result, differ_in_memory
 from bench.results.study.warnings import WARNINGS
 from bench.schema.case import AXES, SAME_QUESTION, UNTIMED, Case
 from bench.schema.optimization import OPTIMIZERS
-
-if TYPE_CHECKING:
-    from bench.answers.report_data import ReportData, Target
 
 SAVING_AXES = ("recompute", "optimizer")
 """Axes that save memory, and cost time."""

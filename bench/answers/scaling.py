@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from bench.answers.render.table import (
     AnyRow,
@@ -32,6 +32,7 @@ from bench.answers.render.table import (
     write_ratio,
     write_tenths,
 )
+from bench.answers.report_data import ReportData
 from bench.answers.settings import list_settings
 from bench.results.store.rows import group
 from bench.results.study.axes import find_varying, list_naming_axes
@@ -44,9 +45,6 @@ from bench.results.verdict import Ratio, compare
 from bench.schema.case import FOLLOWS, SAME_QUESTION, Case, spell_value
 from bench.schema.record import MEASURED, REFUSED, RELIABLE
 from bench.sweep.largest_batch import Ending, LargestBatch, read_largest_batches
-
-if TYPE_CHECKING:
-    from bench.answers.report_data import ReportData
 
 _OTHERS = ("batch_size", *SAME_QUESTION)
 
@@ -91,7 +89,7 @@ def list_keys(cases: Sequence[AnyRow], take: Callable[[Any], AnyRow]) -> list[Co
 
 def _tabulate_largest_batches(found: ReportData) -> Iterator[Sheet]:
     rows = [
-        (_describe_search(search), search.largest_batch)
+        (SimpleNamespace(ran_on=search.ran_on, **vars(search.family)), search.largest_batch)
         for search in find_searches(found.runs, found.sweeps)
     ]
     fine = all(largest_batch.ending is Ending.FOUND for _, largest_batch in rows)
@@ -116,10 +114,6 @@ def _tabulate_largest_batches(found: ReportData) -> Iterator[Sheet]:
         "another driver or a neighbour may take that much."
     )
     yield Sheet("Largest batch that fits, by probes of a few steps", columns, rows, [note])
-
-
-def _describe_search(search: BatchSearch) -> AnyRow:
-    return SimpleNamespace(ran_on=search.ran_on, **vars(search.family))
 
 
 LARGEST_BATCH = Section(

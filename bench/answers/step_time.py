@@ -213,14 +213,12 @@ def _find_pairs(
 
 
 def make_side(axis: str, one: Profiled, factor: float = 1.0) -> StepSide:
-    """Return a profiled case as a side of a pair, scaled to ``factor`` times its items. Raises
-    ValueError: it has no profile."""
+    """Return a profiled case as a side of a pair, scaled to ``factor`` times its items."""
     case, step, breakdown = one.run.case, one.step, one.breakdown
     if factor != 1:
         step = scale_step(step, factor)
         breakdown = divide(step)
-    if breakdown is None:
-        raise ValueError(f"{case.label()} has no profile")
+    assert breakdown is not None
     return StepSide(
         name_setting(axis, spell_value(getattr(case, axis))),
         case,

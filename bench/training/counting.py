@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -23,12 +23,10 @@ from bench.schema.work import (
     WorkKind,
     add_items,
 )
+from bench.training.loop import Training
 from bench.training.operations import WorkCounter, is_free_name, is_wrapper, name_kind
 from bench.training.recompute import Recompute
 from bench.training.switches import keep_switches
-
-if TYPE_CHECKING:
-    from bench.training.loop import Training
 
 
 def read_vocabulary() -> Vocabulary:

@@ -9,7 +9,6 @@ import gzip
 import math
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch.profiler import record_function
 
@@ -18,10 +17,8 @@ from bench.networks.data.batches import Supply, repeat
 from bench.profile.timeline import Timeline, name_region, read_trace, summarize
 from bench.schema.work import WorkKind
 from bench.training.counting import mark_input, mark_parts, read_vocabulary
+from bench.training.loop import Training
 from bench.training.recording import Recording
-
-if TYPE_CHECKING:
-    from bench.training.loop import Training
 
 _SECONDS = 1.0
 """Total time of the steps under the profiler, within the limits of `FEWEST` and `MOST` steps.

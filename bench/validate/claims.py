@@ -92,9 +92,6 @@ class Claim:
     find: Callable[[Evidence], Iterator[str]]
     need: Need | None = None
 
-    def is_empty(self, evidence: Evidence) -> bool:
-        return self.need is not None and not any(map(self.need.met, evidence.rows))
-
 
 def _differ(one: float, other: float, within: float) -> bool:
     return not math.isclose(one, other, rel_tol=within, abs_tol=1e-12)
@@ -589,8 +586,9 @@ def validate(folder: Path) -> dict[str, Any]:
     for claim in CLAIMS:
         found = {"name": claim.name, "shows": claim.shows, "faults": [*claim.find(evidence)]}
         found["result"] = FAULT if found["faults"] else OK
-        if not found["faults"] and claim.need and claim.is_empty(evidence):
-            found |= {"result": _NOTHING, "lacks": claim.need.words}
+        need = None if found["faults"] else claim.need
+        if need and not any(map(need.met, evidence.rows)):
+            found |= {"result": _NOTHING, "lacks": need.words}
         if claim.name in known:
             found["reason"] = f"{known[claim.name]} ({file.name} beside the folder)"
             if found["faults"]:

@@ -19,13 +19,12 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from bench.base.limits import MIN_REPEATS, STEADY
 from bench.results.study import quantities
 from bench.results.study.comparable import refuse_base
 from bench.results.study.pairs import Changed, Pair, select_common
-from bench.results.study.quantities import METRICS, is_number
+from bench.results.study.quantities import METRICS, Metric, is_number
 from bench.results.study.runs import Result, list_readings
 from bench.results.verdict import (
     Difference,
@@ -37,9 +36,6 @@ from bench.results.verdict import (
     summarize_middle,
 )
 from bench.results.verdict import estimate as judge
-
-if TYPE_CHECKING:
-    from bench.results.study.quantities import Metric
 
 TIME, LOSS = METRICS["epoch_time_s"], METRICS["train_loss"]
 
@@ -72,10 +68,9 @@ class Estimate:
 
     @property
     def apart(self) -> bool:
-        """Whether the pairs differ so far that no one ratio tells of them: one lies outside the
-        interval of their mean or, without an interval, they differ by more than `STEADY` each."""
-        if not self.each:
-            return False
+        """Whether the pairs, not of a loss, differ so far that no one ratio tells of them: one lies
+        outside the interval of their mean or, without one, they differ by more than `STEADY`
+        each."""
         low, high = self.ratio.low, self.ratio.high
         if low is None or high is None:
             return max(self.each) / min(self.each) > (1 + STEADY) ** 2

@@ -10,7 +10,7 @@ from enum import IntEnum, StrEnum
 from functools import cached_property
 from operator import attrgetter
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.base.limits import STEADY, VARIES
 from bench.base.origin import EXECUTORS, OF_OTHERS
@@ -39,14 +39,11 @@ from bench.results.study.quantities import (
     Quantity,
     over,
 )
+from bench.results.study.sweeps import SweepFolder
 from bench.results.study.warnings import LEAST_KNOWN, WARNINGS
 from bench.schema.case import AXES, SAME_QUESTION, Case, free_axes
 from bench.schema.precision import Arithmetic, find_formats
 from bench.schema.record import COMPARABLE, MEASURED, REFUSED, RELIABLE, Status
-
-if TYPE_CHECKING:
-    from bench.results.study.sweeps import SweepFolder
-
 
 SOURCE = ("sweep", "machine")
 

@@ -81,7 +81,6 @@ def test_a_mean_over_cells_is_geometric_unless_a_value_is_not_above_zero() -> No
         ((0.9, 1.1), (0.9 / (1 + 0.99 * STEADY), 1.0), False),
         ((0.9, 1.1), (1.0, 1.1 * (1 + 1.01 * STEADY)), True),
         ((0.9, 1.1), (1.0, 1.1 * (1 + 0.99 * STEADY)), False),
-        ((0.9, 1.1), (), False),
         # without an interval, from each other
         ((None, None), (1.0, (1 + 1.01 * STEADY) ** 2), True),
         ((None, None), (1.0, (1 + 0.99 * STEADY) ** 2), False),
