@@ -25,7 +25,7 @@ from bench.answers.render.table import (
 from bench.answers.report_data import PLACE, ReportData, Target
 from bench.answers.savings import SAVING_AXES, find_ways, tell_savings
 from bench.answers.scaling import find_bounds
-from bench.answers.settings import NEUTRAL, Setting, choose_base, judge_speeds
+from bench.answers.settings import UNRANKED, Setting, choose_base, judge_speeds
 from bench.base.limits import MIN_REPEATS, NEAR, STEADY
 from bench.base.text import (
     GIB,
@@ -223,7 +223,7 @@ def _warning(found: ReportData, lowest: Setting) -> str:
 
 def describe_setting(found: ReportData, setting: Setting) -> str:
     """Name a setting in a sentence: ``fp16 at batch size 256 (loss scale 128)``."""
-    elsewhere = ("precision", "batch_size", *PLACE, MACHINE, *NEUTRAL)
+    elsewhere = ("precision", "batch_size", *PLACE, MACHINE, "seed")
     others = [axis for axis in list_naming_axes(found.varying) if axis not in elsewhere]
     more = ", ".join(filter(None, (name_case(setting.best, [axis]) for axis in others)))
     row = setting.best
@@ -517,9 +517,9 @@ def write_caveat(settings: Sequence[Setting]) -> str:
 
 
 def _tell_loss(found: ReportData, place: Target, chosen: Setting) -> str:
-    """Say where another of the user's own values, or another command, has a loss that is clearly
-    lower: what the values do to a training is the script's affair."""
-    rivals = [s for s in place.settings if s.timed and s.differs_in(chosen, ("vary", "command"))]
+    """Say where another of the user's own values, another command, or another recipe, has a loss
+    that is clearly lower: what these do to a training no time tells."""
+    rivals = [s for s in place.settings if s.timed and s.differs_in(chosen, UNRANKED)]
     known = [s for s in (chosen, *rivals) if is_number(s.best.train_loss)]
     lowest = min(known, key=lambda setting: setting.best.train_loss, default=chosen)
     mine, least = chosen.best.train_loss, lowest.best.train_loss
@@ -527,9 +527,12 @@ def _tell_loss(found: ReportData, place: Target, chosen: Setting) -> str:
         return ""
     write = QUANTITIES["train_loss"].write
     steps = {one.best.measured_steps for one in (chosen, lowest)}
-    there = _say_with(lowest.best, describe_setting(found, lowest))
+    here, there = (
+        f"{write(one.best.train_loss)} {_say_with(one.best, describe_setting(found, one))}"
+        for one in (chosen, lowest)
+    )
     return (
-        f"Its training loss is {write(mine)}, and {write(least)} {there}"
+        f"The training loss is {here}, and {there}"
         f"{', over another number of steps' * (len(steps) > 1)}: look at what each learns before "
         "you choose by time."
     )

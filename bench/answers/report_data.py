@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from bench.answers.choice import Choice
 from bench.answers.money import Tariff
-from bench.answers.settings import Setting, choose, list_settings
+from bench.answers.settings import UNRANKED, Setting, choose, list_settings
 from bench.base.limits import MIN_REPEATS
 from bench.networks.workloads import OWN
 from bench.results.store.rows import group, latest
@@ -63,10 +63,10 @@ class Target:
 
     @property
     def alike(self) -> list[Setting]:
-        """The chosen setting, and those that differ from it in values of the user's own, or in the
-        command, and are not shown to be slower: nothing chooses one of these."""
+        """The chosen setting, and those that differ from it in `UNRANKED` alone and are not shown
+        to be slower: nothing chooses one of these."""
         among = self.choice.alike if self.choice else ()
-        return [s for s in among if s is self.chosen or s.differs_in(among[0], ("vary", "command"))]
+        return [s for s in among if s is self.chosen or s.differs_in(among[0], UNRANKED)]
 
     @property
     def unsteady(self) -> bool:

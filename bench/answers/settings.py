@@ -26,6 +26,9 @@ from bench.schema.precision import PRECISIONS
 NEUTRAL = tuple(axis for axis in UNTIMED if axis != "optimizer")
 """Axes that cost neither time nor memory."""
 
+UNRANKED = ("vary", "command", *(axis for axis in NEUTRAL if axis != "seed"))
+"""Axes of which no value is the usual one: what is as fast in several is not chosen from."""
+
 
 class Aim(NamedTuple):
     """What a recommendation may be for instead of the usual rule: the least of what ``take``

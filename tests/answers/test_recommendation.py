@@ -298,7 +298,7 @@ def test_a_faster_value_of_the_user_s_own_is_not_recommended_where_its_loss_is_u
     assert "Whether another rate trains as well is not known, so none is recommended" in unknown
     for recommended in (read("loss", train_loss=2.0), read("time", "time", train_loss=None)):
         assert "Run train.py on A card in fp32 at batch size 64 (rate 2): " in recommended
-        assert "Its training loss" not in recommended
+        assert "training loss" not in recommended
 
 
 def test_a_faster_value_of_the_user_s_own_that_learns_less_is_told_with_both_losses(
@@ -309,8 +309,20 @@ def test_a_faster_value_of_the_user_s_own_that_learns_less_is_told_with_both_los
     rows += counted(fast, [0.005, 0.0051, 0.0049], train_loss=8.5)
     (answer,) = read_report(tmp_path, rows).answers
     assert (
-        "Its training loss is 8.500, and 1.400 in fp32 at batch size 64 (rate 1): look at what "
-        "each learns before you choose by time." in answer.sentences
+        "The training loss is 8.500 in fp32 at batch size 64 (rate 2), and 1.400 in fp32 at batch "
+        "size 64 (rate 1): look at what each learns before you choose by time." in answer.sentences
+    )
+
+
+def test_no_time_chooses_a_learning_rate(tmp_path: Path) -> None:
+    low, high = (replace(FP16, lr=lr) for lr in (0.001, 0.1))
+    rows = ran(low, (50, 50.1, 49.9), train_loss=2.3) + ran(high, (50.3, 50, 50.1), train_loss=1.3)
+    (answer,) = read_report(tmp_path, rows).answers
+    assert answer.sentences[:2] == (
+        "Train dpn92 on A card in fp16 at batch size 128 (lr 0.001) or fp16 at batch size 128 "
+        "(lr 0.1), whose times cannot be told apart: 50.00 s and 50.10 s an epoch.",
+        "The training loss is 2.300 in fp16 at batch size 128 (lr 0.001), and 1.300 in fp16 at "
+        "batch size 128 (lr 0.1): look at what each learns before you choose by time.",
     )
 
 

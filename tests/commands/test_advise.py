@@ -235,8 +235,9 @@ def test_a_clearly_higher_loss_of_what_is_advised_is_told(loss: float, tmp_path:
     lines = [*Advice(findings, {}, tmp_path, "", found=found).write()]
     assert lines[0].startswith("Train with fp32, batch size 64, clip 1, ")
     assert (
-        "Its training loss is 1.500, and 1.000 in fp32 at batch size 64 (clip 0), over another "
-        "number of steps: look at what each learns before you choose by time." in lines
+        "The training loss is 1.500 in fp32 at batch size 64 (clip 1), and 1.000 in fp32 at batch "
+        "size 64 (clip 0), over another number of steps: look at what each learns before you "
+        "choose by time." in lines
     ) == (loss > 1.0)
 
 
