@@ -440,7 +440,9 @@ def describe_plan(plan: Plan, options: Options) -> Iterator[str]:
     if plan.cases:
         runs = len(plan_runs(plan.cases, options.repeats))
         cases_named = count(len(plan.cases), "case")
-        yield f"runs: {runs:,}, of {cases_named} with --repeats {options.repeats}"
+        again = runs - len(plan.cases) * options.repeats
+        checks = f", and {count(again, 'drift check')}" if again else ""
+        yield f"runs: {runs:,}, of {cases_named} with --repeats {options.repeats}{checks}"
     varies, others = list_varying(cases), list_varying(cases, but="batch_size")
     labels = [case.label(varies) for case in plan.cases]
     for case, text in plan.searched:
