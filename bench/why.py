@@ -113,7 +113,7 @@ def render_json(answer: Explanations, full: bool = True) -> str:
         "warnings": [notice.line for notice in answer.warnings],
         "explanations": [_lay_out(found) for found in answer.explanations],
     }
-    return dump_document("why", 1, content)
+    return dump_document("why", 2, content)
 
 
 def _lay_out(found: Explanation) -> dict[str, Any]:
@@ -124,8 +124,8 @@ def _lay_out(found: Explanation) -> dict[str, Any]:
         "b": _lay_out_side(found.b),
         "items": found.items,
         "speedup": found.speedup.value,
-        "low": found.speedup.low,
-        "high": found.speedup.high,
+        "speedup_low": found.speedup.low,
+        "speedup_high": found.speedup.high,
         "ceiling": found.ceiling,
         "changes": found.changes,
         "reasons": [{**asdict(reason), "share": found.share(reason)} for reason in found.reasons],

@@ -104,7 +104,8 @@ def test_trials(capsys: Capture) -> None:
 
 
 OPTIONAL = {
-    *("estimated", "speed", "ratio", "difference", "cost", "reason", "lacks"),
+    *("estimated", "cost", "reason", "lacks"),
+    *(f"{what}{end}" for what in ("speed", "ratio", "difference") for end in ("", "_low", "_high")),
 }
 
 

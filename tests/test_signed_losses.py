@@ -59,7 +59,7 @@ def test_differences_are_judged_in_the_direction_of_the_loss(
     apart = sum(b - a for a, b in zip(NEAR, losses, strict=True)) / len(NEAR)
     assert found["difference"] == pytest.approx(apart)
     assert found["verdict"] == verdict
-    assert found["low"] <= found["difference"] <= found["high"]
+    assert found["difference_low"] <= found["difference"] <= found["difference_high"]
     assert report([str(tmp_path / "s"), "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
     (table,) = (table for table in document["tables"] if table["name"] == "effects")

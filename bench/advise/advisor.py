@@ -320,8 +320,8 @@ class Advice:
                 here, there = (self._find_memory(setting) for setting in (advised, now))
                 gain = {
                     "speedup": speedup,
-                    "low": ratio.low,
-                    "high": ratio.high,
+                    "speedup_low": ratio.low,
+                    "speedup_high": ratio.high,
                     "chance": chance,
                     "memory": here / there if here and there else None,
                 }
@@ -339,7 +339,7 @@ class Advice:
             "folder": str(self.folder),
             "stopped": self.stopped,
         }
-        return dump_document("advise", 1, content)
+        return dump_document("advise", 2, content)
 
     def _lay_out(self, setting: Case) -> dict[str, Any]:
         return {"name": name(setting, self.findings.now), "case": lay_out(setting)}

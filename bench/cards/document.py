@@ -437,7 +437,8 @@ def write_json(found: Cards) -> str:
         }
 
     def lay_out_speed(speed: Ratio) -> dict[str, Any]:
-        return {"speed": speed.value, **{n: getattr(speed, n) for n in ("low", "high", "lack")}}
+        ends = {"speed_low": speed.low, "speed_high": speed.high}
+        return {"speed": speed.value, **ends, "lack": speed.lack}
 
     groups = [
         {
@@ -472,7 +473,7 @@ def write_json(found: Cards) -> str:
         for one in found.groups
     ]
     content = {"answers": found.answers, "warnings": list_warnings(found), "groups": groups}
-    return dump_document("cards", 1, content)
+    return dump_document("cards", 2, content)
 
 
 CARDS = Section(

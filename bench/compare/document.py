@@ -344,8 +344,10 @@ def render_json(comparison: Comparison, gates: Sequence[Gate]) -> str:
     for metric, findings in comparison.metrics.items():
         found[metric.name] = [_lay_out(comparison, metric, one) for one in findings]
         if metric.seeded:
+            ends = {"low": "ratio_low", "high": "ratio_high"}
             equivalent[metric.name] = [
-                {**_lay_out_match(one.match), **asdict(one.equivalence),
+                {**_lay_out_match(one.match),
+                 **{ends.get(name, name): value for name, value in asdict(one.equivalence).items()},
                  "verdict": one.equivalence.verdict.value}
                 for one in findings if one.equivalence
             ]  # fmt: skip
@@ -371,7 +373,7 @@ def render_json(comparison: Comparison, gates: Sequence[Gate]) -> str:
             for gate in gates
         ],
     }  # fmt: skip
-    return dump_document("compare", 1, content)
+    return dump_document("compare", 2, content)
 
 
 def _lay_out(comparison: Comparison, metric: Metric, finding: MetricVerdict) -> dict[str, Any]:

@@ -199,7 +199,7 @@ def test_report_and_compare_say_the_same(tmp_path: Path, capsys: Capture) -> Non
     assert effect.time is not None
     ratio = effect.time.ratio
     assert (1 / (ratio.value or 0), 1 / (ratio.high or 0), ratio.p) == pytest.approx(
-        (compared["speed"], compared["low"], compared["p"])
+        (compared["speed"], compared["speed_low"], compared["p"])
     )
 
 

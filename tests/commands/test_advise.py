@@ -159,7 +159,7 @@ def test_what_rests_on_a_doubted_run_may_be_chance(warned: int | None, tmp_path:
     assert (lines[-1] == following) == bool(warned)
     found = read_document(advice.write_json())
     gain = found["gain"]
-    ends = f"{gain['speedup']:.2f}× ({gain['low']:.2f} to {gain['high']:.2f}"
+    ends = f"{gain['speedup']:.2f}× ({gain['speedup_low']:.2f} to {gain['speedup_high']:.2f}"
     assert ends in lines[0]
     assert gain["chance"] == ("which may be chance" in lines[0])
     assert found["warnings"] == ["shared"] * bool(warned)
@@ -350,7 +350,7 @@ def test_the_command_says_what_to_train_with(tmp_path: Path, capsys: Capture) ->
     assert found["now"]["name"] == "fp32, batch size 128"
     assert found["advised"]["name"] == "fp32, batch size 256"
     assert found["gain"]["speedup"] == pytest.approx(1.28, abs=0.005)
-    assert found["gain"]["low"] is None, "times without any spread"
+    assert found["gain"]["speedup_low"] is None, "times without any spread"
     assert found["gain"]["memory"] == pytest.approx(2)
     assert [one["status"] for one in found["tried"]] == ["ok"] * 4
     assert len(found["tried"][0]["times_s"]) == 3

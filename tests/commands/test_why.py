@@ -94,7 +94,7 @@ def test_by_default_each_precision_is_explained_against_fp32(sweep: Path, capsys
     assert pairs == [("fp32", "fp16", 128), ("fp32", "fp16", 256)]
     first = found[0]
     assert first["speedup"] == pytest.approx(80 / 20)
-    assert first["low"] < 4 < first["high"]
+    assert first["speedup_low"] < 4 < first["speedup_high"]
     # 5 ms of products, 8 of traffic, and 3 of casts, whose floor is as long
     assert first["ceiling"]["speedup"] == pytest.approx(80 / (5 + 8 + 3), rel=1e-3)
     changes = {one["name"]: one["after_s"] - one["before_s"] for one in first["changes"]}

@@ -281,7 +281,7 @@ class Metric:
         what = "difference" if apart else "speed" if self.speed else "ratio"
         value, low, high = apart or (shown.value, shown.low, shown.high)
         kept = {name: getattr(ratio, name) for name in ("p", "p_adjusted", "exact", "lack")}
-        return {what: value, "low": low, "high": high, **kept}
+        return {what: value, f"{what}_low": low, f"{what}_high": high, **kept}
 
     def word(self, verdict: Verdict) -> str:
         words = {Verdict.LOWER: self.lower, Verdict.HIGHER: self.higher}
