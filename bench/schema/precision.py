@@ -255,9 +255,14 @@ FP8_RECIPES: dict[str, Recipe] = {
 """The values of the axis ``fp8_recipe``, by torchao's names."""
 
 
+WITH_TORCHAO = "torchao>=0.18 beside torch>=2.11"
+"""The versions of the extra ``fp8`` of pyproject.toml."""
+
+
 def ask_for_torchao(what: str) -> str:
-    """Return the message if torchao, which ``what`` needs, is not installed."""
-    return f"{what} needs the package torchao: {describe_extra('fp8')}"
+    """Return the message if torchao, which ``what`` needs, is not installed, or is for another
+    torch, of which the package itself demands none."""
+    return f"{what} needs {WITH_TORCHAO}: {describe_extra('fp8')}"
 
 
 FP8_INSTALL = ask_for_torchao("fp8")

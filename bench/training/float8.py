@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from bench.base.errors import UnsupportedError, UsageError
+from bench.base.installation import find_version
 from bench.base.text import first_line, name_first
 from bench.networks.workloads import Workload, sketch_batch
 from bench.schema.case import Case, list_micro_batches
@@ -234,6 +235,7 @@ def import_torchao(part: str, what: str) -> Any:
         with warnings.catch_warnings(action="ignore"):
             return import_module(f"torchao.{part}")
     except Exception as error:
+        here = f"torchao {find_version('torchao') or 'none'} and torch {torch.__version__}"
         raise UnsupportedError(
-            f"{ask_for_torchao(what)} (beside torch {torch.__version__}: {first_line(error)})"
+            f"{ask_for_torchao(what)} (here are {here}: {first_line(error)})"
         ) from error

@@ -5,8 +5,10 @@ A CPU emulates it, as the variable `EMULATE_FP8` permits.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -23,12 +25,13 @@ from bench.schema.precision import EMULATE_FP8, FP8_INSTALL, FP8_RECIPES, PRECIS
 from bench.schema.record import Environment, Outcome, Status
 from bench.sweep.inputs import Inputs
 from bench.training.arithmetic import name_arithmetic
-from bench.training.float8 import convert, find_products
+from bench.training.float8 import convert, find_products, import_torchao
 from bench.training.formats import set_flags
 from bench.training.loop import Training
 from bench.training.proof import LayerSetting, Proof, prove
 from bench.workers.examination import Platform
 from examples import transformer
+from tests.planted.records import ROOT
 from tests.training_for_tests import CPU, examine, run_case
 
 pytestmark = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
@@ -266,3 +269,12 @@ def test_a_network_without_products_is_unsupported(monkeypatch: pytest.MonkeyPat
     assert inputs.refuse(ours) == FP8_INSTALL
     with pytest.raises(UnsupportedError, match="no layer of the network is a matrix product"):
         train(Images16(lambda: nn.Sequential(nn.Flatten(), nn.Linear(3072, 16))))
+
+
+def test_torchao_for_another_torch_is_told_with_the_versions_that_go_together() -> None:
+    with pytest.raises(UnsupportedError) as told:
+        import_torchao("no_such_part", "adamw-8bit")
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert str(told.value).startswith(f"adamw-8bit needs {' beside '.join(extra['fp8'])}: pip ins")
+    here = f"(here are torchao {version('torchao')} and torch {torch.__version__}: ModuleNotFound"
+    assert here in str(told.value)
