@@ -123,6 +123,8 @@ FLAGS = [
     (["--config", "no\x1b[2J\nwhere"], "--config no [2J where: No such file or directory"),
     (["--timeout", "0"], "--timeout '0': give a number of seconds, at least 0.001"),
     (["--retry", "oops"], "--retry 'oops': right values: ok, oom"),
+    (["--batch-size=64", "128"], "--batch-size=64 128: give --batch-size 64 128"),
+    (["--out", ""], "--out '': give DIR, or leave out --out"),
     (["--batchsize", "64"], "unknown argument '--batchsize'; did you mean '--batch-size'?"),
     (["--lanes", "3", "--device", "cpu", "cuda"], "--lanes: the cases are of cpu and cuda; give"),
     (["--shard", "5/4"], "give K/N with K from 1 to N"),

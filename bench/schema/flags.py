@@ -13,8 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -134,7 +133,12 @@ class Parser(argparse.ArgumentParser):
             shown = (action for action in self._actions if action.help != argparse.SUPPRESS)
             flags = [flag for action in shown for flag in action.option_strings]
             other = f"{self._whole_help} lists the right ones"
-            if "--command" in flags and unknown[0][0] != "-":
+            for before, word in pairwise(argv):
+                flag, sign, value = before.partition("=")
+                action = self._option_string_actions.get(flag)
+                if sign and action and action.nargs in ("+", "*") and word == unknown[0]:
+                    raise UsageError(f"{before} {word}: give {flag} {value} {word}")
+            if "--command" in flags and unknown[0][:1] != "-":
                 other = f"a command stands in quotes after --command; {other}"
             near = nearest(unknown[0], flags, other)
             raise UsageError(f"unknown argument {unknown[0]!r}; {near}")
@@ -272,9 +276,14 @@ def add_flag(
     dest: str | None = None,
 ) -> None:
     """Add a flag with one value, converted by ``read`` from the flag and its text, as `parse_whole`
-    and `parse_number` do."""
-    kind = partial(read, flag) if read else str
-    group.add_argument(flag, metavar=metavar, help=help, type=kind, default=default, dest=dest)
+    and `parse_number` do. An empty text, as of a shell's variable that is not set, is refused."""
+
+    def parse(text: str) -> Any:
+        if not text and text != default:
+            raise UsageError(f"{flag} '': give {metavar}, or leave out {flag}")
+        return read(flag, text) if read else text
+
+    group.add_argument(flag, metavar=metavar, help=help, type=parse, default=default, dest=dest)
 
 
 def add_filters(parser: argparse.ArgumentParser, example: str) -> None:
