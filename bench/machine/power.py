@@ -112,8 +112,8 @@ def hold_limits(
                 _hold(undone, uuid, watts, nvml)
         except NvmlMissingError as missing:
             raise UnsupportedError(f"--power-limit {watts}: {missing}") from None
-        if not known:
-            raise UnsupportedError(f"--power-limit {watts}: NVML does not know the GPU")
+        if len(known) < max(1, len(uuids)):
+            raise UnsupportedError(f"--power-limit {watts}: NVML does not know every GPU of it")
 
         def find_changed() -> str:
             with suppress(NvmlMissingError):

@@ -111,6 +111,18 @@ def test_two_sweeps_do_not_set_one_card() -> None:
     assert fake.limits[GPU] == 700_000
 
 
+@pytest.mark.parametrize("uuids", [[], [None], [GPU, None]])
+def test_no_case_has_a_limit_on_some_of_its_cards_only(
+    uuids: list[str | None], folder: Path
+) -> None:
+    fake = FakeNvml()
+    refused = pytest.raises(UnsupportedError, match="NVML does not know every GPU of it")
+    with refused, hold_limits(uuids, 300, fake):
+        pass
+    assert fake.limits in ({}, {GPU: 700_000})
+    assert not [*folder.glob("GPU-*")]
+
+
 @pytest.mark.parametrize(
     ("fail", "reason"),
     [
