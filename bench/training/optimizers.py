@@ -100,11 +100,10 @@ def clear_state(optimizer: torch.optim.Optimizer) -> None:
                 # of what is rounded, the table of the codes' values stays
                 for part in {*value.__tensor_flatten__()[0]} - {"qmap"}:
                     getattr(value, part).zero_()
+            elif isinstance(value, Tensor):
+                value.zero_()
             else:
-                if isinstance(value, Tensor):
-                    value.zero_()
-                else:
-                    state[name] = type(value)()
+                state[name] = type(value)()
     copy_to_host(optimizer)
 
 

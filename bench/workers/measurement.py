@@ -161,7 +161,12 @@ class _Run:
             done.append(self._train_epoch(index, rates, others))
             rows = list_epochs(case, done)
             if files.kept:
-                files.save(self.training, rows, _pack(done, others, m))
+                progress = {
+                    "epochs": [asdict(one) for one in done],
+                    "others": others.sums,
+                    "noted": {name: getattr(m, name) for name in _NOTED},
+                }
+                files.save(self.training, rows, progress)
             asks = self.given.judged and len(done) < case.epochs
             if asks and self.channel.ask(EpochEnded(rows[-1])) == END:
                 m.truncated_after = len(done)
@@ -445,14 +450,6 @@ def _describe_training(found: Outcome, training: Training) -> None:
 
 
 # ---------------------------------------------------------------- epochs of an interrupted process
-
-
-def _pack(done: Sequence[TimedEpoch], others: OtherWork, m: Measurement) -> dict[str, Any]:
-    return {
-        "epochs": [asdict(one) for one in done],
-        "others": others.sums,
-        "noted": {name: getattr(m, name) for name in _NOTED},
-    }
 
 
 def _resume(
