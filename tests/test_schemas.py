@@ -104,7 +104,7 @@ def test_trials(capsys: Capture) -> None:
 
 
 OPTIONAL = {
-    *("estimated", "cost", "reason", "lacks"),
+    *("estimated", "recommended", "cost", "reason", "lacks"),
     *(f"{what}{end}" for what in ("speed", "ratio", "difference") for end in ("", "_low", "_high")),
 }
 

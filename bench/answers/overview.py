@@ -40,7 +40,7 @@ from bench.answers.render.table import (
 from bench.answers.report_data import ReportData, Target
 from bench.answers.settings import Setting
 from bench.base.limits import MIN_REPEATS
-from bench.base.text import GIB, capitalize, count, write_number
+from bench.base.text import GIB, capitalize, count, write_number, write_range
 from bench.networks.workloads import OWN
 from bench.results.store.rows import group
 from bench.results.study.axes import (
@@ -182,7 +182,7 @@ def _lay_out(found: ReportData, pivot: _Pivot, title: str, cells: dict[int, Cell
     others = [axis for axis in own if axis not in ("precision", "loss_scale")]
     others = others if len(others) > MOST_DOWN else []
     rows: list[_Line] = []
-    recommended = [place.recommended for place in found.places]
+    recommended = [setting for place in found.places for setting in place.recommended]
     for line in lines:
         filled = {
             value: replace(cells[setting.best.cell], chosen=setting in recommended)
@@ -225,8 +225,11 @@ def _name_values(row: Result, axes: Sequence[str]) -> str:
 def _tabulate_places(found: ReportData) -> Iterator[Sheet]:
     if len(found.places) <= MOST_PLACES:
         return
-    chosen = [(place, place.chosen or place.lowest) for place in found.places]
-    rows = [(place, setting) for place, setting in chosen if setting is not None]
+    rows = [
+        (place, setting)
+        for place in found.places
+        for setting in place.recommended or filter(None, [place.chosen or place.lowest])
+    ]
     several = len({place.machine for place in found.places}) > 1
 
     def name(pair: tuple[Target, Setting]) -> str:
@@ -313,10 +316,24 @@ def _lay_out_cases(found: ReportData, cases: Sequence[Result], title: str) -> Sh
                    lambda row: remarks(row, SAID_BELOW), wrap=True),
         ],
         rows,
-        [*_explain_precisions(found), *([_describe_costs(found)] if found.tariff else [])],
+        [
+            *_explain_precisions(found),
+            *_explain_losses(cases),
+            *([_describe_costs(found)] if found.tariff else []),
+        ],
         groups=groups,
         empty=(NOTHING, "", "0"),
     )  # fmt: skip
+
+
+def _explain_losses(cases: Sequence[Result]) -> Iterator[str]:
+    """Say over how many steps losses of commands without epochs are, where that differs."""
+    steps = {
+        row.measured_steps for row in cases if row.tells_no_epoch and is_number(row.train_loss)
+    }
+    if len(steps) > 1:
+        span = write_range(steps, "{:,.0f}".format)
+        yield f"Each loss is the mean over as many steps as were measured, {span}."
 
 
 _OWN = ({OWN}, {0})

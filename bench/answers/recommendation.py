@@ -104,13 +104,13 @@ def recommend(found: ReportData) -> Iterator[Answer]:
 def _tell_overall(found: ReportData) -> Iterator[str]:
     """Yield what most of many places are best trained with, and where the others are."""
     every, several = len(found.places), len({place.machine for place in found.places}) > 1
-    known = [(place, setting) for place in found.places if (setting := place.recommended)]
-    by_setting = group(known, lambda pair: describe_setting(found, pair[1]))
+    known = [place for place in found.places if place.recommended]
+    by_setting = group(known, lambda place: _name_alike(found, place.recommended))
     for places in sorted(by_setting, key=len, reverse=True)[:MOST_NAMED]:
-        where = [place.name + f" · {place.machine}" * several for place, _ in places]
-        _, setting = places[0]
-        how = "" if setting.best.precision == OWN else "in "
-        what = f"{_name_act(setting.best)} {how}{describe_setting(found, setting)}"
+        where = [place.name + f" · {place.machine}" * several for place in places]
+        recommended = places[0].recommended
+        how = "" if recommended[0].best.precision == OWN else "in "
+        what = f"{_name_act(recommended[0].best)} {how}{_name_alike(found, recommended)}"
         yield f"{what}: {name_first(where, MOST_NAMED)}."
     if len(known) < every:
         yield f"For {every - len(known):,} of {every:,} none is recommended."
@@ -234,6 +234,11 @@ def describe_setting(found: ReportData, setting: Setting) -> str:
     return " ".join(parts) + (f" ({more})" if more else "")
 
 
+def _name_alike(found: ReportData, alike: Sequence[Setting]) -> str:
+    """Name settings of which any is as good: ``fp32 at batch size 64 (lr 0.1) or …``."""
+    return name_first([describe_setting(found, one) for one in alike], MOST_NAMED, " or ")
+
+
 def _say_with(row: Result, name: str) -> str:
     """Say that something was trained with a setting of this name."""
     return f"in {name}" if row.precision != OWN else name if row.batch_size else f"with {name}"
@@ -262,7 +267,7 @@ def _tell_chosen(
 ) -> str:
     """Say what to train with, how long it takes, and what it saves over the baselines."""
     row, alike = chosen.best, place.alike
-    name = name_first([describe_setting(found, one) for one in alike], MOST_NAMED, " or ")
+    name = _name_alike(found, alike)
     sentence = f"{_name_act(row)} {place.model} on {place.machine}"
     sentence += f" {_say_with(row, name)}" * (name != row.model)
     if sum(setting.timed for setting in place.settings) == 1:  # nothing that it was better than

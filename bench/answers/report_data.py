@@ -77,13 +77,13 @@ class Target:
         return few and len(rows) > 1
 
     @property
-    def recommended(self) -> Setting | None:
-        """The setting that is told to train with: no unsteady one, no only one, and none of a
-        search, which is for what learns best and not for what is fastest; and none of which it is
-        not known what it trains."""
+    def recommended(self) -> list[Setting]:
+        """The settings that are told to train with, of which any is as good: no unsteady one, no
+        only one, and none of a search, which is for what learns best and not for what is fastest;
+        and none of which it is not known what it trains."""
         alone = sum(setting.timed for setting in self.settings) == 1
         unsure = self.searched or self.unsteady or self.unknown or alone
-        return None if unsure else self.chosen
+        return [] if unsure else self.alike
 
     @property
     def lowest(self) -> Setting | None:

@@ -95,10 +95,10 @@ class Report(ReportData):
 
     @cached_property
     def warnings(self) -> tuple[Notice, ...]:
-        chosen = [place.chosen for place in self.places]
+        chosen = [setting for place in self.places for setting in place.alike]
         spoken = {
             True: {setting.best.cell for setting in self.settings},
-            False: {setting.best.cell for setting in chosen if setting is not None},
+            False: {setting.best.cell for setting in chosen},
         }
         known = warn(self.runs, self.results, self.everything, self.sweeps, spoken=spoken)
         return tuple(replace(one, found=self.wording.say_period(one.found)) for one in known)

@@ -74,7 +74,7 @@ def list_panels(report: Report) -> list[Panel]:
     apart = [setting for place in report.places if place.apart for setting in place.settings]
     unlike = {case.cell for setting in apart for case in setting.cases}
     valid = [one for one in valid if one.cell not in unlike]
-    chosen = {place.recommended.best.cell for place in report.places if place.recommended}
+    chosen = {one.best.cell for place in report.places for one in place.recommended}
     parts = group((one.best for one in list_settings(valid)), attrgetter(*PANEL))
     several = [n for n in ("model", "dataset") if len({getattr(one, n) for one in valid}) > 1]
     varying = find_varying(valid, [name for name in ORDER if name in FIXED_AXES])

@@ -118,8 +118,9 @@ def _take(one: Any, *names: str) -> dict[str, Any]:
 
 def _table(table: Table) -> dict[str, Any]:
     def write(cell: Cell) -> dict[str, Any]:
-        mark = {"estimated": True} if cell.estimated else {}
-        return {"text": cell.text, "value": _value(cell.value), **mark}
+        marks = {"estimated": cell.estimated, "recommended": cell.chosen}
+        known = {name: True for name, applies in marks.items() if applies}
+        return {"text": cell.text, "value": _value(cell.value), **known}
 
     return {
         **_take(table, "name", "question"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from bench.answers.elsewhere import find_fastest
 from bench.answers.recommendation import name_places
 from bench.answers.render.table import quantity_cell
 from bench.report.document import Report, build
+from bench.report.figures import list_panels
+from bench.report.files import write_json
 from bench.results.study.sweeps import read_sweep
 from bench.schema.case import Case
 from bench.schema.record import Record, Status
@@ -314,6 +317,23 @@ def test_a_faster_value_of_the_user_s_own_that_learns_less_is_told_with_both_los
     )
 
 
+def test_a_script_s_losses_stand_in_its_table_with_the_steps_that_they_are_of(
+    tmp_path: Path,
+) -> None:
+    """A script that tells of no epoch has no part of one, which would say less than a whole."""
+    rows = [*counted(script(64), [0.01], train_loss=2.5)]
+    rows += counted(script(128), [0.01], steps=110, train_loss=2.25)
+    report = read_report(tmp_path, rows)
+    assert tell(report, "overview", "batch_size train_loss") == ["64 | 2.500", "128 | 2.250"]
+    assert "Each loss is the mean over as many steps as were measured, 50 to 100." in str(
+        [table.notes for table in report.tables if table.name == "overview"]
+    )
+    loss = {"train_loss": 2.5}
+    part = [row for size in (64, 128) for row in counted(script(size), [0.01], epoch=500, **loss)]
+    told = read_report(tmp_path / "told", part)
+    assert tell(told, "overview", "batch_size train_loss") == ["64", "128"]
+
+
 def test_no_time_chooses_a_learning_rate(tmp_path: Path) -> None:
     low, high = (replace(FP16, lr=lr) for lr in (0.001, 0.1))
     rows = ran(low, (50, 50.1, 49.9), train_loss=2.3) + ran(high, (50.3, 50, 50.1), train_loss=1.3)
@@ -324,6 +344,33 @@ def test_no_time_chooses_a_learning_rate(tmp_path: Path) -> None:
         "The training loss is 2.300 in fp16 at batch size 128 (lr 0.001), and 1.300 in fp16 at "
         "batch size 128 (lr 0.1): look at what each learns before you choose by time.",
     )
+
+
+def test_all_that_the_first_sentence_names_together_is_marked(tmp_path: Path) -> None:
+    """In tables, in JSON and in figures, and nothing else is."""
+    times = {(0.001, FP16): (50, 50.1, 49.9), (0.1, FP16): (50.3, 50, 50.1)}
+    times |= {(lr, FP32): (100, 101, 99) for lr in (0.001, 0.1)}
+    rows = [row for (lr, case), of in times.items() for row in ran(replace(case, lr=lr), of)]
+    report = read_report(tmp_path, rows)
+    assert "(lr 0.001) or fp16 at batch size 128 (lr 0.1), whose" in report.answers[0].sentences[0]
+    marked = [
+        [cell["text"] for row in table["rows"] for cell in row if cell.get("recommended")]
+        for table in json.loads(write_json(report))["tables"]
+    ]
+    assert [one for one in marked if one] == [["50.00 · 2.00×", "50.10 · 2.00×"], ["4.00", "4.00"]]
+    (panel, *_) = list_panels(report)
+    assert panel.chosen == {row.cell for row in report.results if row.precision == "fp16"}
+
+
+def test_of_many_networks_each_has_all_that_is_as_good(tmp_path: Path) -> None:
+    names = ("dpn92", "dpn26", "dpn-small", "nets:build")
+    cases = [Case(model=name, lr=lr) for name in names for lr in (0.001, 0.1)]
+    report = read_report(tmp_path, [row for case in cases for row in ran(case, (50, 50.1, 49.9))])
+    (answer,) = report.answers
+    assert answer.sentences[0].startswith(
+        "Train in fp32 at batch size 128 (lr 0.001) or fp32 at batch size 128 (lr 0.1): dpn"
+    )
+    assert len(tell(report, "places", "setting")) == len(cases)
 
 
 @pytest.mark.parametrize(

@@ -426,13 +426,13 @@ def axis_column(
 
 def quantity_cell(name: str, row: AnyRow, *, spread: bool) -> Cell:
     """Return the cell of one of `QUANTITIES` of a case, with the ends of its spread and the mark of
-    an estimate, without unit. A case of less than an epoch shows nothing that was learnt; one
-    without a time shows how it ended in place of the epoch time. Ends over repeats are in
-    parentheses, within one run in brackets."""
+    an estimate, without unit. A case of less than an epoch shows nothing that was learnt, unless
+    its command tells of none; one without a time shows how it ended in place of the epoch time.
+    Ends over repeats are in parentheses, within one run in brackets."""
     if name == "epoch_time_s" and row.status not in MEASURED:
         return Cell(name_outcome(row), row.status)
     quantity, value = QUANTITIES[name], getattr(row, name)
-    if not is_number(value) or (quantity.learnt and not row.learnt_whole):
+    if not is_number(value) or (quantity.learnt and not (row.learnt_whole or row.tells_no_epoch)):
         return Cell(NOTHING)
     text = quantity.write(value)
     if spread:

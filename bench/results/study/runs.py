@@ -143,12 +143,16 @@ class Run(Row):
         return float(self.power_limit_w / self.used_gpus)
 
     @property
+    def tells_no_epoch(self) -> bool:
+        """Whether it is a command that tells of no epoch, so that no part of one is measured."""
+        return self.command is not None and math.isnan(self.steps_per_epoch)
+
+    @property
     def learnt_whole(self) -> bool:
         """Whether what it learnt is that of a whole epoch; a command may not tell of any."""
         if self.command is None:
             return self.part >= 1
-        known = self.steps_per_epoch == self.steps_per_epoch
-        return bool(known and self.measured_images >= self.epoch_images)
+        return bool(not self.tells_no_epoch and self.measured_images >= self.epoch_images)
 
 
 _REACHED = ("flops", "moved", "of_peaks", "of_bandwidth", "of_measured", "of_copy")
