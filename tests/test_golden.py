@@ -172,7 +172,7 @@ def test_every_warning_and_notice_is_shown() -> None:
     labels += ["--evaluate failed: ValueError: no luck", "Other steps: repeats took 60, 0 and 0"]
     labels += ["Steps of 64 items: its batch size is 256"]
     labels += ["No result", "Spread", "Mixed environments", "Drift of -14.0 %"]
-    labels += ["Rates too low", "Other power limits"]
+    labels += ["Rates too low", "Other conditions"]
     missing = [label for label in labels if f"! {label}: " not in text]
     assert missing == [], "plant a row that has it in tests/planted/warnings.py"
 

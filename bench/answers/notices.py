@@ -32,7 +32,12 @@ from bench.base.text import ESTIMATE, GIB, capitalize, join_words, name_first, w
 from bench.networks.workloads import IMAGES
 from bench.results.store.rows import group, latest
 from bench.results.study.axes import MACHINE, ORDER, list_naming_axes
-from bench.results.study.comparable import list_mixed, refuse_alone, refuse_together
+from bench.results.study.comparable import (
+    list_conditions,
+    list_mixed,
+    refuse_alone,
+    refuse_together,
+)
 from bench.results.study.quantities import MEMORY_MEASURES, is_number
 from bench.results.study.remedies import QUIETER
 from bench.results.study.runs import Result, Run
@@ -208,7 +213,7 @@ def warn(
         *spread,
         *_describe_drift(everything or every),
         *_describe_mixtures(runs),
-        *_describe_limits(runs),
+        *_describe_conditions(runs),
         *_describe_rates(runs),
         *warned[False],
     ]
@@ -298,18 +303,30 @@ def _describe_mixtures(runs: Sequence[Run]) -> Iterator[Notice]:
             yield Notice("Mixed environments", found, "Use a new --out for each.")
 
 
-def _describe_limits(runs: Sequence[Run]) -> Iterator[Notice]:
-    known = [run for run in runs if is_number(run.power_limit_w)]
-    for part in group(known, attrgetter("sweep", "machine", "power_limit")):
-        limits = [f"{watts:,.0f}" for watts in sorted({run.gpu_power_limit_w for run in part})]
-        if len(limits) > 1:
-            found = (
-                f"Rows of {part[0].sweep} ran while the power of {part[0].machine} was limited to "
-                f"{name_first(limits, 3, ' or ')} W, which no --power-limit chose: of these, a "
-                "difference in time may be the limit's."
-            )
-            fix = "Give --power-limit, or let one limit stand, and measure with a new --out."
-            yield Notice("Other power limits", found, fix)
+def _describe_conditions(runs: Sequence[Run]) -> Iterator[Notice]:
+    found: dict[str, list[str]] = {}
+    for name, values, alike in list_conditions(runs):
+        if what := _CONDITIONS.get(name):
+            told = f"{what} ({name_first(values, 3, ' or ')})"
+            found.setdefault(alike[0].ran_on, []).append(told)
+    for where, differing in found.items():
+        yield Notice(
+            "Other conditions",
+            f"Rows of {where} differ in {join_words(differing)}, which no setting chose: "
+            "between these, a difference in time may be of that.",
+            "Measure all of them under one, with a new --out; --power-limit holds a limit.",
+        )
+
+
+# rows of another kind stand apart, and those beside lanes have a warning of their own
+_CONDITIONS = {
+    "gpu_uuid": "which GPU ran them",
+    "power_limit_w": "the power limit in W",
+    "ecc": "ECC",
+    "mig": "MIG mode",
+    "cpu_governor": "the CPU's governor",
+    "torch_threads": "torch's threads",
+}
 
 
 def _describe_rates(runs: Sequence[Run]) -> Iterator[Notice]:

@@ -25,12 +25,14 @@ from bench.results.store.reader import Sources, find_records, read_sources
 from bench.results.store.rows import group, latest
 from bench.results.study.axes import COMPARED, name_setting, refuse_unknown
 from bench.results.study.comparable import (
+    CONDITIONS,
     find_factor,
     refuse_alone,
     refuse_learnt,
     refuse_part,
     refuse_together,
     take_alike,
+    tell_condition,
     tell_known,
 )
 from bench.results.study.pairs import EnvironmentKey, list_free
@@ -340,9 +342,9 @@ class Comparison:
 
 def follows(column: str, axis: str) -> bool:
     """Return whether an environment column depends on the compared axis."""
-    if column == "power_limit_w":
-        return axis == "power_limit"
     owner = "vary" if is_own(axis) else axis
+    if column in CONDITIONS:
+        return owner in CONDITIONS[column]
     return owner != "device" and owner in COMPARABLE.get(column, ())
 
 
@@ -477,21 +479,18 @@ def _find_other(match: Match, axis: str) -> str:
 def _list_unlike(
     sides: Sequence[Sequence[Run]], axis: str
 ) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yield the columns of `COMPARABLE`, and the power limit of each GPU, that do not depend on
-    ``axis`` and of which the two sides know other values, with these."""
-    for name in (*COMPARABLE, "power_limit_w"):
-        a, b = (
-            [*filter(None, dict.fromkeys(_tell_environment(run, name) for run in runs))]
-            for runs in sides
-        )
-        if not follows(name, axis) and {*a} != {*b}:
+    """Yield the columns of `COMPARABLE` that do not depend on ``axis`` and of which the two sides
+    know other values, with these; then those of `CONDITIONS` that both know. Another GPU has
+    another UUID."""
+    tells = dict.fromkeys(COMPARABLE, tell_known) | dict.fromkeys(CONDITIONS, tell_condition)
+    other = set[str]()
+    for name, tell in tells.items():
+        a, b = ([*filter(None, dict.fromkeys(tell(run, name) for run in runs))] for runs in sides)
+        if follows(name, axis) or {*a} == {*b} or (name == "gpu_uuid" and "gpu" in other):
+            continue
+        if name in COMPARABLE or (a and b):
+            other.add(name)
             yield name, a, b
-
-
-def _tell_environment(run: Run, name: str) -> str:
-    if name == "power_limit_w":
-        return "" if math.isnan(run.gpu_power_limit_w) else str(run.gpu_power_limit_w)
-    return tell_known(run, name)
 
 
 def refuse_runs(metric: Metric, *sides: SideCase) -> str:

@@ -21,6 +21,7 @@ from tests.planted.results import read_results
 from tests.planted.sweeps import Folders
 
 FP32 = Case()
+HALF = Case(precision="bf16-amp")
 
 
 def ran(time_s: float, repeat: int = 1, case: Case = FP32, **values: Any) -> Record:
@@ -89,8 +90,34 @@ def test_the_power_limit_of_two_gpus_is_none_other_than_that_of_one(tmp_path: Pa
     for watts, other in ((1400.0, False), (1000.0, True)):
         rows = [ran(100, power_limit_w=700.0), ran(50, case=pair, power_limit_w=watts)]
         notices = notices_of(read(tmp_path / f"{watts}", rows))
-        assert ("Other power limits" in notices) == other
-        assert not other or "limited to 500 or 700 W" in notices["Other power limits"]
+        assert ("Other conditions" in notices) == other
+        assert not other or "the power limit in W (700 or 500)" in notices["Other conditions"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ({"gpu_uuid": "GPU-1"}, {"gpu_uuid": "GPU-2"}, "which GPU ran them (GPU-1 or GPU-2)"),
+        ({"gpu_uuid": "GPU-1", "lane": "a"}, {"gpu_uuid": "GPU-2", "lane": "b"}, ""),
+        ({"torch_threads": 2}, {"torch_threads": 1}, "torch's threads (2 or 1)"),
+        ({"torch_threads": 2}, {}, ""),  # not known
+        ({"cpu_governor": "performance"}, {"cpu_governor": "powersave"}, "governor (performance"),
+        ({"ecc": "on"}, {"ecc": "off"}, "ECC (on or off)"),
+    ],
+)
+def test_conditions_that_no_setting_chose_are_noted(
+    one: dict[str, Any], other: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    notices = notices_of(read(tmp_path, [ran(100, **one), ran(50, case=HALF, **other)]))
+    assert ("Other conditions" in notices) == bool(expected)
+    assert expected in notices.get("Other conditions", "")
+
+
+def test_conditions_of_one_card_in_two_folders_are_noted(tmp_path: Path) -> None:
+    ends = [(FP32, 700.0), (HALF, 350.0)]
+    rows = [ran(100, case=case, power_limit_w=watts, gpu_uuid="GPU-1") for case, watts in ends]
+    sweeps = [read_sweep(write_sweep(tmp_path / f"{at}", [row])) for at, row in enumerate(rows)]
+    assert "Other conditions" in notices_of(read_runs(sweeps))
 
 
 # ------------------------------------------------------------------------------- the next step

@@ -189,6 +189,17 @@ COMPARISONS = {
                    throttle_during="hardware thermal slowdown", neighbours_computing=1,
                    other_cores=0.5, warmup_steady=False, step_time_last_s=0.104),
     ),
+    "Another card of its kind, beside other lanes, with other threads and from elsewhere": plant(
+        "a b",
+        "epoch_time_s: same 1 (5:5); differ: kind, gpu_uuid, cpu_governor, torch_threads, "
+        "lanes_beside; origin: unknown",
+        a=runs(CASE, BASE, environment=replace(CARD, gpu_uuid="GPU-1", torch_threads=8,
+                                               cpu_governor="performance", ecc="on")),
+        b=[replace(row, executor="loop")
+           for row in runs(CASE, BASE, lanes_beside=1,
+                           environment=replace(CARD, gpu_uuid="GPU-2", torch_threads=4,
+                                               cpu_governor="powersave"))],
+    ),
     "The limit of two GPUs is twice that of one: no other condition": plant(
         "a --axis world_size 2 4",
         "axis: world_size; epoch_time_s: same 1 (5:5)",

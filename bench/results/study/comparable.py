@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from bench.base.inject import VERSIONS
+from bench.base.origin import LABELS
 from bench.base.text import clean, join_words, name_first
 from bench.networks.workloads import IMAGES
 from bench.results.store.rows import Row, group
@@ -272,6 +273,44 @@ def tell_known(row: Row, column: str) -> str:
     """Return the value of one of `COMPARABLE`, empty if a row does not know it."""
     none = "none" if column == "variables" and row.torch else ""
     return str(getattr(row, column) or none)
+
+
+CONDITIONS: dict[str, tuple[str, ...]] = {
+    "kind": (),
+    "gpu_uuid": ("device", "command", "vary"),
+    "power_limit_w": ("power_limit",),
+    "ecc": (),
+    "mig": (),
+    "cpu_governor": (),
+    "torch_threads": ("device", "world_size", "parallel"),
+    "lanes_beside": (),
+}
+"""What times depend on beside `COMPARABLE`, and the axes that choose it. Rows that differ in one of
+these are compared, and it is said: a sweep goes on where a limit was changed, or on another card of
+its kind."""
+
+
+def tell_condition(run: Any, name: str) -> str:
+    """Return the value of one of `CONDITIONS`, empty if a run does not know it: of the power limit
+    that of each GPU in W, and of lanes whether there were others."""
+    if name == "lanes_beside":
+        return "some" if run.lanes_beside > 0 else "none"
+    if name == "kind":
+        return LABELS.get(run.kind, str(run.kind))
+    value = run.gpu_power_limit_w if name == "power_limit_w" else getattr(run, name)
+    return "" if value != value else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def list_conditions(runs: Iterable[Any]) -> Iterator[tuple[str, list[str], list[Any]]]:
+    """Yield the `CONDITIONS` in which runs that stand together differ though no axis chose it, with
+    their values and these runs. Lanes have a GPU each."""
+    runs = [*runs]
+    for name, axes in CONDITIONS.items():
+        lane = ("lane",) if name == "gpu_uuid" else ()
+        for alike in group(runs, attrgetter("ran_on", *lane, *axes)):
+            values = [*filter(None, dict.fromkeys(tell_condition(run, name) for run in alike))]
+            if len(values) > 1:
+                yield name, values, alike
 
 
 def list_mixed(
