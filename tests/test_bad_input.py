@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -94,6 +95,30 @@ FLAGS = [
         r"--vary rate 0.1 1e-2; a comma that is part of a value is written '\,'",
     ),
     (["--command", "true {a}", "--vary", "a", "1,2", "3"], "--vary a 1,2 3: give --vary a 1 2 3;"),
+    (
+        ["--command", "true {a}", "--vary", "a", "b=it's,c="],
+        "--command with the words of --vary: its quotes do not match (No closing quotation)",
+    ),
+    (
+        ["--command", "true {a}", "--vary", "a", "b={x},c="],
+        "--vary a b={x},c=: the words of a value can hold no braces",
+    ),
+    (
+        ["--command", "true {a}", "--vary", "a", "b=1,c=2", "b=3,d=4"],
+        "--vary a b=1,c=2 b=3,d=4: a value is given twice; leave out one",
+    ),
+    (
+        ["--command", "true {a}", "--vary", "a"],
+        "--vary a: give a name once, and then its values, such as --vary depth 12 24",
+    ),
+    (
+        ["--command", "none", "true"],
+        "--command none beside a command: give them in sweeps of their own",
+    ),
+    (
+        ["--command", "true", "--preset", "quick"],
+        "--preset is a grid of the harness's own training; leave it out",
+    ),
     (["--timeout", "9", "python"], "unknown argument 'python'; a command stands in quotes after"),
     (["--batch-size", "50001"], "batch size 50001 is above the dataset's 50000 images"),
     (["--batch-size", "49999"], "batch size 49999 leaves a last batch of one image, and BatchNorm"),
@@ -126,6 +151,25 @@ FLAGS = [
     (["--batch-size=64", "128"], "--batch-size=64 128: give --batch-size 64 128"),
     (["--out", ""], "--out '': give DIR, or leave out --out"),
     (["--batchsize", "64"], "unknown argument '--batchsize'; did you mean '--batch-size'?"),
+    (["--input", "0x3x3"], "--input '0x3x3': the shape of an image is channels, height and width, "
+     "such as 3x224x224, of at most 16,777,216 values"),
+    (["--freeze", ","], "--freeze ',': give none, backbone, bn or names of layers or weights, such "
+     "as layer1 or '*.bias', separated by commas"),
+    (["--start", "~no.such.user/w.pt"],
+     "~ stands for no folder, as this user has no home; write it out"),
+    (["--power-limit", "100"], "--power-limit is of a GPU; give --device cuda, or leave it out"),
+    (["--accumulate", "2", "--compile", "reduce-overhead", "--device", "cuda"],
+     "--accumulate 2 with --compile reduce-overhead fails in torch: its graphs write over the "
+     "gradients that are summed; give --compile default"),
+    (["--precision", "fp16-pure", "--optimizer", "adam"], "--precision fp16-pure with --optimizer "
+     "adam diverges: squares of gradients flush to zero in fp16; leave out one"),
+    (["--address", "x:1"], "--address is that of a Ray cluster; give --executor ray with it"),
+    (["--trace", "--profile", "off"], "--trace keeps the traces of profiles; leave out --profile"),
+    (["--shard", "1/9"], "--shard 1/9: the sweep has 1 case apart from their batch sizes, which "
+     "stay together; give at most 1 shard"),
+    (["--until", "60%"], "how certain a time is to be is a share such as 1%, at most 50%, or"),
+    (["--memory-limit", "1MiB"], "--memory-limit '1MiB': a memory limit is at least 64MiB, or"),
+    (["--config", "."], "--config .: Is a directory; give a readable TOML file"),
     (["--lanes", "3", "--device", "cpu", "cuda"], "--lanes: the cases are of cpu and cuda; give"),
     (["--shard", "5/4"], "give K/N with K from 1 to N"),
     (["--recompute", "budget:0.5"],
@@ -167,9 +211,11 @@ OTHERS = [
     (search, "--evaluate off", "--metric test_accuracy needs the test images"),
     (search, "--executor ray", "--executor ray: bench.search decides while trials run"),
     (search, "--epochs 1", "--epochs 1 leaves nothing to end early"),
+    (search, "--epochs 4 8", "--epochs takes one value here, for all trials"),
     (search, "--grace 9", "--grace '9': give a whole number, from 1 to 8"),
     (advise, "--budget soon", "--budget 'soon': give a time above 0, such as 90s, 10m or 1h"),
     (advise, "--now precison=fp16", "--now 'precison=fp16': give AXIS=VALUE; did you mean"),
+    (advise, "--now precision", "--now 'precision': give precision=VALUE"),
     (advise, "--batch-size 32..auto", "--batch-size 32..auto: give numbers"),
     (advise, "--until 1%", f"--until: bench.advise {TAKEN} decides"),
     (advise, "--lanes 2", "--lanes: bench.advise measures one case at a time"),
@@ -196,6 +242,21 @@ TRAINING = [
         *((main, FAKE, words, expected) for main, words, expected in OTHERS),
         *((main, IMAGES.split(), words, expected) for main, words, expected in TRAINING),
         *((main, [], "--workload no_such:work", "cannot be imported") for main in (check, scales)),
+        (
+            sweep,
+            [],
+            "--command {a} --vary a b=,c=",
+            "--command: '' is no program that can be run here",
+        ),
+        (
+            sweep,
+            [],
+            "--command 'true {batch-size}' --batch-size 64 --device cpu",
+            "{batch-size} is no placeholder; write {batch_size}",
+        ),
+        (advise, [], "--command a b", "--command: bench.advise advises on one command; give one"),
+        (doctor, [], "--device cpu", "are for --trust; add it, or leave them out"),
+        (doctor, [], "--trust --device gpu", "--device gpu: give cuda or cpu"),
         (card.main, [], "--minutes 0", "--minutes '0': give a number above 0"),
     ],
 )
@@ -206,7 +267,7 @@ def test_flags_of_other_commands(
     words: str,
     expected: str,
 ) -> None:
-    expect(capsys, main, join_flags(given, words.split()), expected)
+    expect(capsys, main, join_flags(given, shlex.split(words)), expected)
 
 
 def test_places_that_cannot_be_written(capsys: Capture, tmp_path: Path) -> None:

@@ -94,7 +94,8 @@ def _read_now(given: argparse.Namespace, axes: Mapping[str, Sequence[Value]]) ->
         name, sign, text = part.partition("=")
         name = name.strip().replace("-", "_")
         if name not in known or not sign:
-            raise UsageError(f"--now {part[:40]!r}: give AXIS=VALUE; {nearest(name, known)}")
+            right = f"{name}=VALUE" if name in known else f"AXIS=VALUE; {nearest(name, known)}"
+            raise UsageError(f"--now {part[:40]!r}: give {right}")
         if own_axis(name) in own:
             own[own_axis(name)] = text.strip()
         else:

@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
         refuse_unwritable(out)
         return int(bool(check_trust(device, out, given.allow_shared)))
     if given.device or given.allow_shared:
-        raise UsageError("--device and --allow-shared are of --trust")
+        raise UsageError("--device and --allow-shared are for --trust; add it, or leave them out")
     refuse_missing(["psutil"])
     machine = examine(data_dir=given.data_dir, out=given.out)
     with watch("measuring what this machine can do now"):

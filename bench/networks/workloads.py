@@ -160,7 +160,7 @@ class Workload:
 
     def build_model(self) -> nn.Module:
         """Build the network, on the CPU in float32."""
-        raise NotImplementedError("a workload has a method build_model, which returns the network")
+        raise NotImplementedError("give it a method build_model that returns the network")
 
     def make_batch(self, size: int, device: torch.device, generator: torch.Generator) -> Any:
         """Make a batch of ``size`` items on ``device``: a tensor, or tuples, lists, dicts of them.
@@ -176,7 +176,7 @@ class Workload:
 
     def make_test_batch(self, first: int, size: int, device: torch.device) -> Any:
         """Make a batch of ``size`` test items from item ``first`` on, always the same ones."""
-        raise NotImplementedError("a workload with test_samples has a method make_test_batch")
+        raise NotImplementedError("give it a method make_test_batch, or leave out test_samples")
 
     def compute_loss(self, network: Network, batch: Any) -> Tensor | Loss:
         """Return the loss of a batch, float32 of shape (): the mean over its items.

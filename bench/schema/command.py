@@ -296,7 +296,7 @@ def split_command(command: str) -> tuple[dict[str, str], list[str]]:
 def refuse_program(command: str) -> str:
     """Return why a filled command cannot be started here; empty if it can."""
     variables, words = split_command(command)
-    program, *rest = words
+    program, *rest = words or [""]  # of which a placeholder was all
     if shutil.which(program, path=variables.get("PATH", os.environ.get("PATH"))) is None:
         fix = "give its path, or python SCRIPT" if program.endswith(".py") else "give its path"
         return f"{program!r} is no program that can be run here; {fix}"
