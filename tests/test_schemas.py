@@ -68,15 +68,15 @@ def test_explanations(ask: Callable[..., Any]) -> None:
 
 
 def test_cards(ask: Callable[..., Any], monkeypatch: Patch) -> None:
-    """The page has the same: where it names a speed, so does the document, with the interval."""
+    """The page has the same: where it names a speed-up, so does the document, with the interval."""
     monkeypatch.chdir(ROOT)
     groups = ask(cards, "--price", "2/h")["groups"]
     pair, *_ = [p for p in groups[0]["pairs"] if p["precision"] == "fp16" and "H100" in p["a"]]
     assert "H200" in pair["b"]
-    assert pair["speed"] > 1
+    assert pair["speedup"] > 1
     (fp16,) = [e for e in groups[0]["cards"] if e["precision"] == "fp16" and e["card"] == pair["b"]]
     assert fp16["best"]["epoch_time_s"] <= fp16["recommended"]["epoch_time_s"]
-    equal, over = fp16["at_setting"]["epoch_time_s"], fp16["over"]["fp32"]["speed"]
+    equal, over = fp16["at_setting"]["epoch_time_s"], fp16["over"]["fp32"]["speedup"]
     (fp32,) = [e for e in groups[0]["cards"] if e["precision"] == "fp32" and e["card"] == pair["b"]]
     assert fp32["at_setting"]["epoch_time_s"] / equal == pytest.approx(over)
 
@@ -105,7 +105,11 @@ def test_trials(capsys: Capture) -> None:
 
 OPTIONAL = {
     *("estimated", "recommended", "cost", "reason", "lacks"),
-    *(f"{what}{end}" for what in ("speed", "ratio", "difference") for end in ("", "_low", "_high")),
+    *(
+        f"{what}{end}"
+        for what in ("speedup", "ratio", "difference")
+        for end in ("", "_low", "_high")
+    ),
 }
 
 

@@ -52,12 +52,12 @@ def _tabulate_effects(found: ReportData) -> Iterator[Sheet]:
         Column("change", "change", "what changes, all else equal",
                lambda effect: f"{name_axis(effect.axis)}: {effect.before} → {effect.after}",
                wrap=True),
-        Column("speed", "speed", "epoch time before over after, geometric mean",
-               _write_speed, better="higher"),
+        Column("speedup", "speed-up", "epoch time before over after, geometric mean",
+               _write_speedup, better="higher"),
         Column("verdict", "verdict", f"against a margin of {100 * STEADY:.0f} %",
                lambda effect: _judge_time(found, effect),
                number=False, wrap=True),
-        Column("interval", "95 % interval", "of the speed over these pairs",
+        Column("interval", "95 % interval", "of the speed-up over these pairs",
                _write_interval, keep=8),
         Column("pairs", "pairs", "how many pairs of cases differ in that alone", _write_pairs,
                number=True, keep=8),
@@ -179,7 +179,7 @@ def _tell_left_out(found: ReportData) -> Iterator[str]:
                 )
 
 
-def _write_speed(effect: Effect) -> Cell | None:
+def _write_speedup(effect: Effect) -> Cell | None:
     if (time := effect.time) is None:
         return None
     mark, speed = ESTIMATE * effect.estimated, 1 / (time.ratio.value or 1)

@@ -112,14 +112,14 @@ class Entry:
 
 
 class CardPair(NamedTuple):
-    """A card compared with a slower one in a precision, at a setting that both have; ``speed`` is
+    """A card compared with a slower one in a precision, at a setting that both have; ``speedup`` is
     how many times as fast it is."""
 
     precision: str
     fast: str  # the cards
     slow: str
     cases: tuple[Result, Result]
-    speed: Ratio
+    speedup: Ratio
 
 
 @dataclass(frozen=True)
@@ -293,8 +293,8 @@ def _judge_pairs(cards: Sequence[str], timed: Sequence[Result], usual: Result) -
                 pairs.append((fast, slow, (ours[key], theirs[key])))
     judged = judge_speeds([both for *_, both in pairs])
     return [
-        CardPair(both[0].precision, fast, slow, both, speed)
-        for (fast, slow, both), speed in zip(pairs, judged, strict=True)
+        CardPair(both[0].precision, fast, slow, both, speedup)
+        for (fast, slow, both), speedup in zip(pairs, judged, strict=True)
     ]
 
 
@@ -308,11 +308,11 @@ _NUMBERS = ("epoch_time_s", "images_per_s", "memory_bytes", "images_per_j", "rep
 """Columns of a report that a JSON document has of a case."""
 
 
-def write_speed(speed: Ratio, *rows: Result) -> str:
+def write_speedup(speedup: Ratio, *rows: Result) -> str:
     """Write a ratio of speeds, with its interval if repeats give one: ``1.91 [1.90–1.92]``. A range
     of repeats is in round brackets."""
-    ends = write_ends((speed.low, speed.high), write_ratio)
-    return f"{mark_part(*rows)}{write_ratio(speed.value or 0)}" + (f" [{ends}]" if ends else "")
+    ends = write_ends((speedup.low, speedup.high), write_ratio)
+    return f"{mark_part(*rows)}{write_ratio(speedup.value or 0)}" + (f" [{ends}]" if ends else "")
 
 
 def _name_setup(row: Result) -> str:
@@ -325,9 +325,9 @@ def _tabulate_cards(found: Cards) -> Iterator[Sheet]:
     take_equal, take_best = attrgetter("equal"), attrgetter("best")
 
     def say_over(base: str, entry: Entry) -> Cell | None:
-        if (speed := entry.over.get(base)) is None or entry.equal is None:
+        if (speedup := entry.over.get(base)) is None or entry.equal is None:
             return None
-        return Cell(write_speed(speed, entry.equal, entry.base[base]), speed.value)
+        return Cell(write_speedup(speedup, entry.equal, entry.base[base]), speedup.value)
 
     def say_warnings(entry: Entry) -> str:
         of = [row for row in (entry.equal, entry.best) if row is not None]
@@ -400,16 +400,16 @@ def _tabulate_pairs(found: Cards) -> Iterator[Sheet]:
     rows, headings = join((name, [pair for _, pair in part]) for name, part in parts)
 
     def say_verdict(pair: CardPair) -> str:
-        word = TIME.word(pair.speed.invert().judge(STEADY))
-        return f"{word}: {pair.speed.lack}" if pair.speed.lack else word
+        word = TIME.word(pair.speedup.invert().judge(STEADY))
+        return f"{word}: {pair.speedup.lack}" if pair.speedup.lack else word
 
     columns: list[Column[CardPair]] = [
         Column("pair", "cards", "the first, against the second",
                lambda pair: f"{pair.fast} over {pair.slow}", wrap=True),
         Column("setting", "at", "the setting of both", lambda pair: _name_setup(pair.cases[0]),
                wrap=True, keep=8),
-        Column("speed", "speed (×)", "epoch time of the second over the first's, with its 95 % "
-               "interval", lambda pair: write_speed(pair.speed, *pair.cases), number=True,
+        Column("speedup", "speed-up (×)", "epoch time of the second over the first's, with its "
+               "95 % interval", lambda pair: write_speedup(pair.speedup, *pair.cases), number=True,
                better="higher"),
         Column("verdict", "verdict", f"against a margin of {100 * STEADY:.0f} %", say_verdict,
                wrap=True),
@@ -436,9 +436,9 @@ def write_json(found: Cards) -> str:
             "warnings": [name for name in WARNINGS if getattr(row, name)],
         }
 
-    def lay_out_speed(speed: Ratio) -> dict[str, Any]:
-        ends = {"speed_low": speed.low, "speed_high": speed.high}
-        return {"speed": speed.value, **ends, "lack": speed.lack}
+    def lay_out_speedup(speedup: Ratio) -> dict[str, Any]:
+        ends = {"speedup_low": speedup.low, "speedup_high": speedup.high}
+        return {"speedup": speedup.value, **ends, "lack": speedup.lack}
 
     groups = [
         {
@@ -452,7 +452,7 @@ def write_json(found: Cards) -> str:
                     "kind": entry.best.kind,
                     "precision": entry.precision,
                     "at_setting": lay_out_row(entry.equal),
-                    "over": {base: lay_out_speed(speed) for base, speed in entry.over.items()},
+                    "over": {base: lay_out_speedup(ratio) for base, ratio in entry.over.items()},
                     "best": lay_out_row(entry.best),
                     "recommended": lay_out_row(entry.chosen),
                 }
@@ -464,8 +464,8 @@ def write_json(found: Cards) -> str:
                     "a": pair.slow,
                     "b": pair.fast,
                     "case": lay_out(pair.cases[0].first.case),
-                    **lay_out_speed(pair.speed),
-                    "verdict": TIME.word(pair.speed.invert().judge(STEADY)),
+                    **lay_out_speedup(pair.speedup),
+                    "verdict": TIME.word(pair.speedup.invert().judge(STEADY)),
                 }
                 for pair in one.pairs
             ],
@@ -531,7 +531,7 @@ class Cards(Report):
             line = f"{entry.card}: {time}, at {_name_setup(entry.best)}"
         line += "" if entry.best.trusted else ", but every case has a warning"
         speeds = [
-            f"{write_speed(pair.speed, *pair.cases)} times as fast as {pair.slow} at "
+            f"{write_speedup(pair.speedup, *pair.cases)} times as fast as {pair.slow} at "
             f"{_name_setup(pair.cases[0])}"
             for pair in one.pairs
             if (pair.fast, pair.precision) == (entry.card, entry.precision)

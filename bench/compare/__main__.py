@@ -4,7 +4,7 @@ With ``--axis``, it compares two values of one axis instead: within one sweep, o
 each of two. Cases are matched by all other axes but those that say how a case was measured and,
 where a side ran one case on several GPUs or with several versions, by what ran them. Of each run
 the latest attempt counts; drift checks do not.
-A time is shown as a speed, above 1 is faster; every other metric is better when lower.
+A time is shown as a speed-up, above 1 is faster; every other metric is better when lower.
 `bench.results.verdict` describes how a verdict is reached.
 """
 

@@ -594,7 +594,7 @@ def _check_verdicts(comparison: Comparison, gate: Gate, word: str, margin: float
                 gate.undecided += judged not in possible and word in map(metric.word, possible)
             if metric.word(judged) == word:
                 ratio = write_number(metric.show(one.ratio).value or 0)
-                what = f"{'speed ' * metric.speed}{ratio}×"
+                what = f"{'speed-up ' * metric.speedup}{ratio}×"
                 label = comparison.wording.say_period(metric.label)
                 gate.failures.append(f"{one.match.label}: {label}: {what}")
     gate.unjudged = len(lacks)

@@ -102,7 +102,7 @@ def _tabulate_metric(
                  number=False)] * (metric is _TIME and wording.period == MIXED),
         Column("a", a, "", lambda row: _write_level(row[0], metric, 0)),
         Column("b", b, "", lambda row: _write_level(row[0], metric, 1)),
-        Column("ratio", "speed" if metric.speed else "ratio" if comparison.axis else "B/A", "",
+        Column("ratio", "speed-up" if metric.speedup else "ratio" if comparison.axis else "B/A", "",
                lambda row: _write_ratio(row[0], metric)[0]),
         Column("interval", "95 % interval", "", lambda row: _write_ratio(row[0], metric)[1],
                keep=6),
@@ -117,11 +117,11 @@ def _tabulate_metric(
         Column("remarks", "remarks", "", itemgetter(1), wrap=True),
     ]  # fmt: skip
     notes = []
-    if metric.speed:
+    if metric.speedup:
         notes.append(
-            f"Speed: the time of {a} over that of {b}, above 1 is faster; any other ratio is {b} "
-            f"over {a}. Both are medians of their runs; p is adjusted for the cases of a table "
-            f"(Holm); the margin is {write_percent(margin)}."
+            f"Speed-up: the time of {a} over that of {b}, above 1 is faster; any other ratio is "
+            f"{b} over {a}. Both are medians of their runs; p is adjusted for the cases of a "
+            f"table (Holm); the margin is {write_percent(margin)}."
         )
     if tariff:
         costs = chain.from_iterable(one.list_costs(tariff) for one in findings)
@@ -155,7 +155,7 @@ def _write_level(finding: MetricVerdict, metric: Metric, place: int) -> str:
         return NOTHING
     level = average_seeds(finding.readings[place]) if metric.seeded else median(values)
     part = finding.match.ran[place].runs[0].part
-    return f"{ESTIMATE * (part < 1 and metric.speed)}{write_number(level / metric.scale)}"
+    return f"{ESTIMATE * (part < 1 and metric.speedup)}{write_number(level / metric.scale)}"
 
 
 def _write_p(p: float | None) -> str:
@@ -284,7 +284,7 @@ def _tell_speed(comparison: Comparison) -> Iterator[str]:
     """Yield how many times as fast the second side is, and whether repeats show it."""
     a, b = comparison.names
     for metric, findings in comparison.metrics.items():
-        if not metric.speed:
+        if not metric.speedup:
             continue
         # a setting that was measured in part and whole is one
         settings = group(

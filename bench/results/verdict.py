@@ -248,7 +248,7 @@ class Ratio:
         return self.unit * math.log(self.value), low, high
 
     def invert(self) -> Ratio:
-        """Return the ratio A/B: for times, the speed."""
+        """Return the ratio A/B: for times, the speed-up."""
         value, low, high = (x and 1 / x for x in (self.value, self.high, self.low))
         return replace(self, value=value, low=low, high=high)
 

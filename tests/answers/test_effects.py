@@ -129,7 +129,7 @@ LEARNT: dict[str, tuple[list[Record], list[str]]] = {
 def test_what_is_paired_with_what(name: str, tmp_path: Path) -> None:
     rows, expected = PAIRED[name]
     report = read_report(tmp_path, rows)
-    assert tell(report, "effects", "change speed verdict pairs warnings") == expected
+    assert tell(report, "effects", "change speedup verdict pairs warnings") == expected
 
 
 @pytest.mark.parametrize("name", LEARNT)
@@ -166,7 +166,7 @@ def test_of_several_values_of_what_follows_the_usual_one_is_paired(
     """Without a word there was no compile: off → default where several --dynamic ran, and no
     optimizer where several lr did."""
     report = read_report(tmp_path, rows)
-    found = tell(report, "effects", "change speed")
+    found = tell(report, "effects", "change speedup")
     assert [one for one in found if one.startswith(f"{axis}: ")] == changes
     (table,) = (one for one in report.tables if one.name == "effects")
     assert [*table.words] == words
@@ -184,7 +184,7 @@ def test_the_energy_of_a_part_is_that_of_a_whole_epoch(tmp_path: Path) -> None:
         *ran(replace(FP16, fraction=0.1), HALF, 4, energy_j=50.0, measured_images=5000),
     ]
     report = read_report(tmp_path, rows)
-    assert tell(report, "effects", "speed verdict interval memory energy") == [
+    assert tell(report, "effects", "speedup verdict interval memory energy") == [
         "≈2.00× | faster | 1.91–2.10 | -50.0 % | ≈-50.0 %"
     ]
 
@@ -199,7 +199,7 @@ def test_report_and_compare_say_the_same(tmp_path: Path, capsys: Capture) -> Non
     assert effect.time is not None
     ratio = effect.time.ratio
     assert (1 / (ratio.value or 0), 1 / (ratio.high or 0), ratio.p) == pytest.approx(
-        (compared["speed"], compared["speed_low"], compared["p"])
+        (compared["speedup"], compared["speedup_low"], compared["p"])
     )
 
 
@@ -258,7 +258,7 @@ def test_pairs_that_differ_are_listed_and_not_averaged(tmp_path: Path) -> None:
     for size, half in ((64, 74.0), (128, 66.7), (256, 38.5)):
         rows += ran(replace(FP32, batch_size=size), THREE)
         rows += ran(replace(FP16, batch_size=size), (half, half * 1.01, half * 0.99))
-    cells = tell(read_report(tmp_path, rows), "effects", "change speed verdict interval")
+    cells = tell(read_report(tmp_path, rows), "effects", "change speedup verdict interval")
     assert cells[0] == "precision: fp32 → fp16 | 1.35, 1.50, 2.60× | faster, differs by batch size"
 
 

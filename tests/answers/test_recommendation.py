@@ -572,7 +572,7 @@ def test_one_card_measured_in_two_folders_has_one_answer(tmp_path: Path) -> None
 def test_a_change_is_told_of_one_card_though_each_folder_has_one_side(tmp_path: Path) -> None:
     """Of two folders that have both the pairs of each are told, and none across them."""
     report = read_two(tmp_path)
-    assert tell(report, "effects", "change speed pairs") == [
+    assert tell(report, "effects", "change speedup pairs") == [
         "precision: fp32 → fp16 | 2.50× | 1",
         "batch size: 128 → 256 | 1.02× | 1",
     ]
@@ -581,12 +581,12 @@ def test_a_change_is_told_of_one_card_though_each_folder_has_one_side(tmp_path: 
         for name, time in (("card-3", 50), ("card-4", 25))
     }
     folders = [read_sweep(write_sweep(tmp_path / name, rows)) for name, rows in both.items()]
-    assert tell(build(folders), "effects", "change speed pairs") == [
+    assert tell(build(folders), "effects", "change speedup pairs") == [
         "precision: fp32 → fp16 | 2.00, 4.00× | 2"
     ]
     sides = (("card-5", once(FP32, 100, **CARD_1)), ("card-6", once(FP16, 25, **CARD_1)))
     folders = [read_sweep(write_sweep(tmp_path / name, rows)) for name, rows in sides]
-    assert tell(build(folders), "effects", "change speed pairs") == [
+    assert tell(build(folders), "effects", "change speedup pairs") == [
         "precision: fp32 → fp16 | 4.00× | 1"
     ]
 

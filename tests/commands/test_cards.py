@@ -184,7 +184,7 @@ def test_each_card_is_judged_against_each_slower_one(found: Cards) -> None:
     assert len(pairs) == len(found.groups[0].pairs) == 9  # 3 pairs of cards in 3 precisions
     for (_, fast, slow), pair in pairs.items():
         assert [row.batch_size for row in pair.cases] == [256, 256]
-        assert pair.speed.value == pytest.approx(CARDS[slow] / CARDS[fast], rel=1e-3)
+        assert pair.speedup.value == pytest.approx(CARDS[slow] / CARDS[fast], rel=1e-3)
     (answer, _) = found.answers
     assert "NVIDIA A: 12.50 s an epoch, in fp16" in answer.sentences[0]
     assert "2.00 [1.98–2.02] times as fast as NVIDIA C at batch size 256" in answer.sentences[0]

@@ -82,7 +82,7 @@ def tell(document: dict[str, Any]) -> Iterator[str]:
     for metric, findings in document["metrics"].items():
         verdicts = []
         for found in findings:
-            ratio = found.get("speed") or found.get("ratio")
+            ratio = found.get("speedup") or found.get("ratio")
             value = "" if ratio is None else f" {ratio:.3g}"
             verdicts.append(f"{found['verdict']}{value} ({len(found['a'])}:{len(found['b'])})")
         if verdicts:
@@ -227,7 +227,7 @@ def test_any_axis_is_compared_with_all_others_equal(
         sweep, "--axis", axis, *(spell_value(getattr(case, axis)) for case in cases[:2])
     )
     (finding,) = document["metrics"]["epoch_time_s"]
-    assert (finding["speed"], finding["verdict"]) == (pytest.approx(1), "same")
+    assert (finding["speedup"], finding["verdict"]) == (pytest.approx(1), "same")
     assert finding["case"][axis] != finding["case_b"][axis]
     assert len(document["only_in_b"]) == 1
 
@@ -283,7 +283,7 @@ def test_each_gate_is_judged_against_its_own_margin(
     # 8 % slower, but not shown to be more
     gates = [word for gate in ["slower:5%", "slower", *passing] for word in ("--fail-on", gate)]
     assert main([a, b, *gates]) == 1
-    fails = [f"fail: {gate}: fp32 · batch size 128: epoch time: speed 0.9259×\n"
+    fails = [f"fail: {gate}: fp32 · batch size 128: epoch time: speed-up 0.9259×\n"
              for gate in ("slower:5%", "slower")]  # fmt: skip
     may_be = (
         "warning: --fail-on slower:8%: 1 of 1 cases may still be so, as their intervals reach "
@@ -299,7 +299,7 @@ def test_each_gate_is_judged_against_its_own_margin(
 def test_a_gate_names_what_a_time_is_of(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = (write(n, counted(script(), [s, s * 1.01, s])) for n, s in (("a", 0.01), ("b", 0.02)))
     assert main([a, b, "--fail-on", "slower:5%"]) == 1
-    assert ": time of 10,000 items: speed 0.5000×" in capsys.readouterr().err
+    assert ": time of 10,000 items: speed-up 0.5000×" in capsys.readouterr().err
 
 
 def test_times_of_two_machines_are_compared_whatever_the_recipe(
@@ -311,7 +311,7 @@ def test_times_of_two_machines_are_compared_whatever_the_recipe(
     other = replace(CASE, lr=3e-4, optimizer="adamw")
     theirs = write("b", runs(other, [x / 2 for x in BASE], environment=there))
     metrics = machine(ours, theirs)["metrics"]
-    assert metrics["epoch_time_s"][0]["speed"] == pytest.approx(2)
+    assert metrics["epoch_time_s"][0]["speedup"] == pytest.approx(2)
     assert [row["verdict"] for row in metrics.get("train_loss", [])] in ([], ["no verdict"])
 
 

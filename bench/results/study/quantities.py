@@ -1,8 +1,8 @@
 """The quantities of a case, how each is derived, named and written; and the metrics by which two
 are compared.
 
-Of a metric lower is always better. A verdict is on after / before. Times are displayed as a speed
-instead, before / after: above 1 is faster.
+Of a metric lower is always better. A verdict is on after / before. Times are displayed as a
+speed-up instead, before / after: above 1 is faster.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ class Metric:
             serves the same requests with the same bytes. NVML counts in steps of 2 MiB, which hide
             a smaller spread; with a margin of 2 % this matters below 100 MiB.
         seeded: depends on the seed, and is judged over seeds.
-        speed: its ratios are shown as a speed.
+        speedup: its ratios are shown as a speed-up, before / after.
         timed: depends on other load of the machine, and has a warning if there was much.
         diverged: is valid even if the loss became inf or NaN. Loss is not, nor is energy:
             arithmetic on NaN toggles fewer transistors.
@@ -265,20 +265,20 @@ class Metric:
     scale: float = 1
     deterministic: bool = False
     seeded: bool = False
-    speed: bool = False
+    speedup: bool = False
     timed: bool = False
     diverged: bool = False
     error_of: str = ""
 
     def show(self, ratio: Ratio) -> Ratio:
-        """Return a ratio after / before as displayed: for a time, the speed."""
-        return ratio.invert() if self.speed else ratio
+        """Return a ratio after / before as displayed: for a time, the speed-up."""
+        return ratio.invert() if self.speedup else ratio
 
     def lay_out(self, ratio: Ratio) -> dict[str, Any]:
-        """Return a ratio after / before for JSON; a time has a ``speed`` instead of a ``ratio``, a
-        loss that is not above zero a ``difference``, after - before."""
+        """Return a ratio after / before for JSON; a time has a ``speedup`` instead of a ``ratio``,
+        a loss that is not above zero a ``difference``, after - before."""
         shown, apart = self.show(ratio), ratio.difference
-        what = "difference" if apart else "speed" if self.speed else "ratio"
+        what = "difference" if apart else "speedup" if self.speedup else "ratio"
         value, low, high = apart or (shown.value, shown.low, shown.high)
         kept = {name: getattr(ratio, name) for name in ("p", "p_adjusted", "exact", "lack")}
         return {what: value, f"{what}_low": low, f"{what}_high": high, **kept}
@@ -289,7 +289,7 @@ class Metric:
 
 
 _time = partial(
-    Metric, lower="faster", higher="slower", unit="s", speed=True, timed=True, diverged=True
+    Metric, lower="faster", higher="slower", unit="s", speedup=True, timed=True, diverged=True
 )
 _memory = partial(
     Metric, lower="less", higher="more", unit="GiB", scale=GIB, deterministic=True, diverged=True

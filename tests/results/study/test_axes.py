@@ -45,7 +45,7 @@ def plant(folder: Path) -> Path:
 def test_each_is_an_axis_of_the_report(tmp_path: Path, capsys: Capture) -> None:
     folder = plant(tmp_path)
     assert json.loads(write_json(read(folder).report))["axes"] == ["clip", "amp"]
-    changes = tell(read(folder).report, "effects", "change speed verdict pairs")
+    changes = tell(read(folder).report, "effects", "change speedup verdict pairs")
     assert changes == [
         "clip: 0 → 1 | 0.91× | slower | 2",
         "clip: 1 → 10 | 1.10× | faster | 2",

@@ -210,7 +210,9 @@ def test_only_times_of_the_same_are_compared(name: str, tmp_path: Path) -> None:
 def test_no_effect_is_of_times_that_say_nothing_of_each_other(
     name: str, effects: list[str], tmp_path: Path
 ) -> None:
-    assert tell(read_report(tmp_path, SAID[name][0]), "effects", "change speed verdict") == effects
+    assert (
+        tell(read_report(tmp_path, SAID[name][0]), "effects", "change speedup verdict") == effects
+    )
 
 
 @pytest.mark.parametrize(
