@@ -204,7 +204,7 @@ def find_definition(name: str, value: Any, space: dict[str, Any]) -> _Definition
             found = [node for node in ast.walk(tree) if _defines(node, value, codes)]
             if found and all(_mark(code) in kept for code in codes):
                 return found[-1]  # type: ignore[return-value]
-            raise _refuse(name, value, "its source was edited since, or is in a magic cell")
+            raise _refuse(name, value, "it was edited or patched since, or is in a magic cell")
     raise UsageError(
         f"the source of {name} is not kept: it came from a prompt, python -c or standard input; "
         "write it to a file, and run that or import it"

@@ -73,6 +73,12 @@ NOTED: dict[str, tuple[list[Record], dict[str, str]]] = {
         [*runs((1, 1)), lose(8, Status.INTERRUPTED), lose(16, Status.ERROR)],
         {"No result": "2 of 4 runs. 1 interrupted, 1 error. Run them again with --retry error."},
     ),
+    "a file that several runs wrote": (
+        [ran(1, i, wrote="last.bin; log.txt" if i < 3 else "own.bin") for i in (1, 2, 3)],
+        {"Overwritten: last.bin, log.txt": "sweep wrote last.bin, log.txt, so that only the "
+         "last one's is kept, and nothing of what was there before. Put {out} in --command, a "
+         "folder that each run has for itself."},
+    ),
 }  # fmt: skip
 """Rows, and of each notice its label and a part of it."""
 

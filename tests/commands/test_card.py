@@ -280,11 +280,15 @@ def test_a_complete_folder_is_checked_and_offered(
     output = capfd.readouterr().out
     assert "18 checks: " in output
     if checkout:
-        assert f"git add {folder}" in output
+        assert output.endswith(
+            f"To offer this card to others: git switch -c card, git add {folder}, git commit, and "
+            "open a pull request with the form for a card.\n"
+        )
     else:
         with zipfile.ZipFile(tmp_path / "cpu.zip") as archive:
             assert "cpu/records.csv" in archive.namelist()
-        assert str(tmp_path / "cpu.zip") in output
+        offer = f"To offer this card to others, attach {tmp_path / 'cpu.zip'} to an issue: "
+        assert offer in output
         _, found, form = output.partition(f"{HOME}/issues/new?template=")
         assert found
         assert (ROOT / ".github" / "ISSUE_TEMPLATE" / form.strip()).is_file()

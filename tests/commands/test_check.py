@@ -231,6 +231,27 @@ class Constant(Paired):
     alike = 64
 
 
+class Rowless(Summing):
+    """Its network returns one number for all samples."""
+
+    class Average(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).mean()
+
+    def build_model(self) -> nn.Module:
+        return self.Average(5, 1)
+
+    def compute_loss(self, network: Network, batch: dict[str, Tensor]) -> Tensor:
+        return F.mse_loss(network(batch["numbers"]), batch["sum"].mean())
+
+
+class Scaling(Net):
+    """Divides its images by their deviation, which blank ones have none of."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x / x.std())
+
+
 # ------------------------------------------------------------------------------------ the subject
 
 
@@ -316,10 +337,18 @@ def own(name: str, batch_size: int = 32) -> Subject:
 
 def test_samples_that_are_equal_do_not_count_as_unused() -> None:
     assert failing(own("Paired"), "own-pixels") == set()
-    for alone, why in ((own("Summing", 1), "one sample"), (own("Constant"), "samples are equal")):
-        found = answer(CHECKS["own-pixels"], alone)
-        assert found.result == "skipped"
-        assert why in found.why
+
+
+def test_what_does_not_apply_is_skipped_and_says_why(data: DatasetInfo) -> None:
+    for name, alone, why in (
+        ("initial-loss", own("Summing"), "the workload's own loss has no number of classes"),
+        ("own-pixels", own("Summing", 1), "a batch has one sample: none can replace it"),
+        ("own-pixels", own("Constant"), "all samples are equal: none can replace another"),
+        ("own-pixels", own("Rowless"), "the network returns no row for each sample"),
+        ("baseline", subject(data, "Scaling"), "blank inputs give the network no finite loss"),
+    ):
+        found = answer(CHECKS[name], alone)
+        assert (found.result, found.why) == ("skipped", why)
         assert len(found.why) <= 55
 
 

@@ -293,8 +293,13 @@ def make_map(*cases: ScaleCase, folder: Path = Path("map")) -> ScaleMap:
 def test_the_rule_of_the_window(
     lost: Sequence[int], overflows: Sequence[int], window: tuple[float | None, ...]
 ) -> None:
-    found = find_window(make_case(lost, overflows))
+    found = find_window(case := make_case(lost, overflows))
     assert (found.low, found.high, found.use, found.narrow) == window
+    line = "no scale is safe; try others with --scales, or use bf16-amp."
+    if found.use is not None:
+        narrow = ", or rather a dynamic scale, as the window is narrow" if found.narrow else ""
+        line = f"use {found.use:g}{narrow}: scales from {found.low:g} to {found.high:g} are safe."
+    assert summarize_scale_map(make_map(case)).endswith(f": {line}")
 
 
 def test_of_several_steps_the_one_that_loses_most_counts() -> None:
@@ -332,7 +337,8 @@ def test_a_broken_map_is_refused_in_a_line(tmp_path: Path, capsys: Capture, text
     (tmp_path / MAP).write_text(text)
     assert main(["--show", str(tmp_path)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: {tmp_path}: ")
+    assert error.startswith(f"error: {tmp_path}: {MAP} is not as bench.scales writes it (")
+    assert error.endswith("); run bench.scales again\n")
     assert len(error.splitlines()) == 1
 
 

@@ -194,6 +194,10 @@ def test_only_the_precisions_that_are_asked_for_are_tried(
 BROKEN: dict[str, tuple[Workload, str]] = {
     "samples": (broken(samples=1), "samples is 1; it must be a whole number of at least 2"),
     "no network": (broken(build_model=lambda self: 3), "returned int, and not a torch.nn.Module"),
+    "no build_model": (broken(build_model=Workload.build_model), "build_model fails: "
+     "NotImplementedError: give it a method build_model that returns the network"),
+    "no make_test_batch": (broken(test_samples=4), "make_test_batch fails: NotImplementedError: "
+     "give it a method make_test_batch, or leave out test_samples"),
     "exception": (broken(make_batch=raising),
      "make_batch fails: ValueError: no luck (test_workloads.py, line "),
     "items": (broken(make_batch=lambda self, size, device, generator: torch.zeros(3, 3)),
@@ -240,6 +244,11 @@ def test_a_broken_workload_is_told_how(way: str) -> None:
             "workload",
             "network",
             "returned Linear; its factory returns a bench.Workload",
+        ),
+        (
+            "model",
+            "normalised",
+            f"model '{__name__}:normalised' returned a workload; give it as --workload",
         ),
         ("workload", "wright", "module 'test_workloads' has no function 'wright'; did you mean"),
     ],

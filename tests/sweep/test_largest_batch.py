@@ -219,6 +219,7 @@ def test_the_recommended_batch_is_below_where_the_allocator_retries() -> None:
     check(found, 1000)
     retried = [p.batch_size for p in probes if p.alloc_retries]
     assert found.thrashes_from == min(retried)
+    assert f", from {min(retried)} on the allocator retries, " in describe_largest_batch(found)
     assert found.recommended is not None
     assert found.recommended < min(retried) < 0.95 * 2000 - 1000
     assert found.line is not None

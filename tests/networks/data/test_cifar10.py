@@ -113,6 +113,11 @@ def test_parquet_of_something_else_is_named(tmp_path, columns, expected):
     refused(tmp_path, f"{path} is not CIFAR-10", expected)
 
 
+def test_files_without_images_are_named(tmp_path):
+    write_parquet(tmp_path / "data/train.parquet", draw(0))
+    refused(tmp_path, f"{tmp_path / 'data'} holds no training images")
+
+
 def test_truncated_parquet_is_named(tmp_path):
     path = tmp_path / "data/train.parquet"
     write_parquet(path, draw(20))
@@ -187,7 +192,8 @@ def test_what_is_absent_is_downloaded_once(tmp_path, parts, server):
 def test_a_download_that_fails_names_both_remedies_and_leaves_nothing(tmp_path, server):
     (server / ARCHIVE).write_bytes(b"<html>Sign in to the network</html>")
     remedies = ("--data-dir", "--dataset synthetic", cifar10.URL)
-    refused(tmp_path, "it is truncated or altered", *remedies)
+    start = f"cannot download CIFAR-10 from {cifar10.URL} to {tmp_path / 'data'} ("
+    refused(tmp_path, start, "it is truncated or altered", *remedies)
     (server / ARCHIVE).unlink()
     refused(tmp_path, "No such file", *remedies)
     assert list((tmp_path / "data").iterdir()) == []
