@@ -340,8 +340,6 @@ def adds_up(times: Sequence[float], measured_s: float, epochs: int) -> bool:
 def find_wrong_epochs(row: EvidenceRow) -> Iterator[str]:
     if not row.has("epoch_time_s", "measured_time_s", "train_images"):
         return
-    if row.case.command is not None:  # its steps are its own, and may be unlike
-        return
     time_s, images = row["epoch_time_s"], row["train_images"]
     if row.has("images_per_s") and _differ(row["images_per_s"] * time_s, images, EXACT):
         yield (
@@ -351,16 +349,18 @@ def find_wrong_epochs(row: EvidenceRow) -> Iterator[str]:
     ends = ("epoch_time_low_s", "epoch_time_high_s")
     if row.has(*ends) and not row[ends[0]] <= time_s <= row[ends[1]]:
         yield f"its epoch takes {time_s:.5g} s, outside its interval"
-    per_step = row.case.batch_size * row.case.world_size
-    whole = row["measured_images"] is None or row["measured_images"] >= images
-    if whole:
-        right = row["measured_time_s"] / row.epochs
-        if _differ(time_s, right, EXACT):
-            yield f"its epoch takes {time_s:.5g} s, and was measured in {right:.5g} s"
+    seen, number = row["measured_images"] or images, len(row.times)
+    if row.case.command is not None:  # whose steps may be of other numbers of items
+        steps, whole_s = images / seen * number, row["measured_time_s"] * images / seen
+    else:
+        steps = images / (row.case.batch_size * row.case.world_size)
+        whole_s = row["measured_time_s"] / row.epochs
+    if seen >= images:
+        if _differ(time_s, whole_s, EXACT):
+            yield f"its epoch takes {time_s:.5g} s, and was measured in {whole_s:.5g} s"
     # batches that a loader prepared ahead are left out of the mean as well
-    elif row.times and row.case.loader == "device":
-        left = images / per_step - len(row.times)
-        right = row["measured_time_s"] + left * fmean(leave_out_first(row.times))
+    elif number and row.case.loader == "device":
+        right = row["measured_time_s"] + (steps - number) * fmean(leave_out_first(row.times))
         if _differ(time_s, right, 2e-3):  # a change of that rule moved them by 8e-4
             yield f"its epoch takes {time_s:.5g} s, and {right:.5g} by its steps"
 

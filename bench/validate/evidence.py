@@ -65,11 +65,11 @@ class Evidence:
 
     @cached_property
     def rows(self) -> list[EvidenceRow]:
-        """The own rows whose status says that they were measured, without inferred ones."""
+        """The own rows whose status says that they were measured."""
         return [
             EvidenceRow(self.name(run), run, self.steps.get(run.record_id, ()), work)
             for run in self.own
-            if run.status in MEASURED and not run.inferred
+            if run.status in MEASURED
             for work in [self.sweep.work.get(run.record_id, ())]
         ]
 

@@ -90,6 +90,8 @@ def changed(**values: Any) -> list[Step]:
 PROFILED = {"busy_s": 0.09, "work": [replace(WORK[0], exclusive_s=0.09)]}
 TENTH = replace(PLAIN, fraction=0.1)
 PART = {"train_images": 12_800, "epoch_time_s": 10.0, "images_per_s": 1280.0}
+SCRIPTED = {"train_images": 2560, "epoch_time_s": 2.0}  # twice what was measured
+UNLIKE = [replace(step, images=64 + 128 * (n % 2)) for n, step in enumerate(STEPS)]
 LEARNT = EpochRow(0, 1.0, 2.0, 0.5, 1.8, 0.6)
 SEEN = {"test_loss": 1.8, "test_accuracy": 0.6}
 TF32 = replace(PLAIN, precision="tf32")
@@ -189,7 +191,14 @@ BOUNDS: list[tuple[str, str, dict[str, Any]]] = [
     ("epoch", "", {"epoch_time_s": 1 + 5e-7, "images_per_s": None}),
     ("epoch", "was measured in", {"epoch_time_s": 0.9, "images_per_s": None,
                                   "measured_images": None}),
-    ("epoch", "", {"epoch_time_s": 0.9, "images_per_s": None, "case": SCRIPT}),
+    ("epoch", "", {**SCRIPTED, "case": SCRIPT}),
+    ("epoch", "and an epoch has 640", {"train_images": 640, "case": SCRIPT}),
+    ("epoch", "and was measured in 0.5 s",
+     {"train_images": 640, "images_per_s": 640.0, "case": SCRIPT}),
+    ("epoch", "", {**PART, "steps": UNLIKE, "case": SCRIPT}),
+    ("epoch", "and 10 by its steps",
+     {**PART, "steps": UNLIKE, "case": SCRIPT, "epoch_time_s": 10.1, "images_per_s": None}),
+    ("epoch", "was measured in", {"inferred": True, "epoch_time_s": 0.9, "images_per_s": None}),
     ("epoch", "", {"epoch_time_s": 0.9, "images_per_s": None, "measured_time_s": None}),
     ("epoch", "", {"case": replace(PLAIN, epochs=2), "epoch_time_s": 0.5,
                    "images_per_s": 2560.0}),
