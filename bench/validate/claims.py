@@ -355,6 +355,7 @@ def find_wrong_epochs(row: EvidenceRow) -> Iterator[str]:
     else:
         steps = images / (row.case.batch_size * row.case.world_size)
         whole_s = row["measured_time_s"] / row.epochs
+        yield from _compare_setting(row)
     if seen >= images:
         if _differ(time_s, whole_s, EXACT):
             yield f"its epoch takes {time_s:.5g} s, and was measured in {whole_s:.5g} s"
@@ -363,6 +364,17 @@ def find_wrong_epochs(row: EvidenceRow) -> Iterator[str]:
         right = row["measured_time_s"] + (steps - number) * fmean(leave_out_first(row.times))
         if _differ(time_s, right, 2e-3):  # a change of that rule moved them by 8e-4
             yield f"its epoch takes {time_s:.5g} s, and {right:.5g} by its steps"
+
+
+def _compare_setting(row: EvidenceRow) -> Iterator[str]:
+    """As many steps are measured as ``--fraction`` and ``--steps`` say; ``--until``, at most."""
+    if not row.has("measured_steps", "steps_per_epoch"):
+        return
+    case, measured = row.case, row["measured_steps"]
+    part = math.ceil(case.fraction * row["steps_per_epoch"])
+    asked = row.epochs * min(part, case.steps or part)
+    if measured > asked or (measured < asked and case.until is None):
+        yield f"{measured:,.0f} steps were measured, and its setting says {asked:,}"
 
 
 def find_wrong_learning(evidence: Evidence) -> Iterator[str]:

@@ -47,8 +47,9 @@ WARNED = {
     "clock_down": Planted("noisy", {"sm_clock_first_mhz": 1980, "sm_clock_last_mhz": 1900}),
     "clock_up": Planted("", {"sm_clock_first_mhz": 1900, "sm_clock_last_mhz": 1980}),
     # four workers prepare eight micro-batches ahead
-    "prepared": Planted("unknown", {"measured_steps": 15, "steps_per_epoch": 100}, AHEAD),
-    "half_prepared": Planted("", {"measured_steps": 8, "steps_per_epoch": 100},
+    "prepared": Planted("unknown extrapolated",
+                        {"measured_steps": 15, "steps_per_epoch": 100}, AHEAD),
+    "half_prepared": Planted("extrapolated", {"measured_steps": 8, "steps_per_epoch": 100},
                              {**AHEAD, "accumulate": 2}),
     "waits": Planted("host_bound", {"busy_s": 0.034, "step_time_median_s": 0.045}),
     "waits_unevenly": Planted("host_bound noisy unsettled", {

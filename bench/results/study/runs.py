@@ -339,8 +339,6 @@ def _measure_part(run: Run) -> float:
     if run.command is not None:
         share = over(run.measured_images, run.train_images)
         return 1.0 if math.isnan(share) else min(1.0, share)
-    if run.steps is None and run.until is None:
-        return float(run.fraction)
     share = over(run.measured_steps, run.steps_per_epoch)
     return min(1.0 if math.isnan(share) else share, float(run.fraction))
 
