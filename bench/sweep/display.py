@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Self
 
 from bench.base.progress import EVERY_S, Progress
 from bench.base.text import GIB, count, write_number, write_seconds
-from bench.results.store.rows import Row
+from bench.results.store.rows import PlannedRun, Row, count_checks
 from bench.results.study.comparable import Period
 from bench.schema.case import Case, knows_epochs
 from bench.schema.record import MEASURED, Record, Status, describe_unmet, flatten
@@ -27,8 +27,8 @@ class Display(Progress):
 
     The only lane of a sweep has no name. ``runs`` is the number of runs to make, ``done`` that of
     runs already there; ``runs`` is None if each run decides on the next, as in a ``search``, which
-    may have ``limit_s``. ``axes`` name each case, see `bench.schema.case.list_varying`; ``cases``
-    are those of the runs to make, as far as known.
+    may have ``limit_s``. ``axes`` name each case, see `bench.schema.case.list_varying`; ``planned``
+    are the runs to make, as far as known.
     """
 
     def __init__(
@@ -38,12 +38,13 @@ class Display(Progress):
         done: int,
         axes: Sequence[str] | None = None,
         search: str = "the largest batch",
-        cases: Iterable[Case] = (),
+        planned: Sequence[PlannedRun] = (),
         limit_s: float | None = None,
     ) -> None:
         super().__init__(runs, "run", limit_s)
         self._out, self._there, self._axes, self._search = out, done, axes, search
-        self._left = Counter(cases)
+        self._checks = count_checks(planned)
+        self._left = Counter(case for case, _, _ in planned)
         self._took: dict[
             Case, list[float]
         ] = {}  # of ended runs of cases that have others left, in s
@@ -53,7 +54,11 @@ class Display(Progress):
 
     def __enter__(self) -> Self:
         kept = f", {self._there} already there" if self._there else ""
-        what = f"looking for {self._search}" if self.total is None else f"{self.total} to run"
+        what = (
+            f"looking for {self._search}"
+            if self.total is None
+            else f"{self.total} to run{self._checks}"
+        )
         self.say(f"{what}{kept}, into {self._out}")
         return super().__enter__()
 

@@ -16,6 +16,7 @@ from bench.results.store.rows import (
     LatestAttempt,
     PlannedRun,
     collect_times,
+    count_checks,
     is_known,
     leave_out_known,
     plan_runs,
@@ -273,8 +274,9 @@ def rehearse(asked: Plan, options: Options) -> Iterator[str]:
     yield from describe_plan(inputs.plan, options)
     if rows:
         runs = plan_runs(inputs.plan.cases, options.repeats)
-        left = len(list_left(runs, read_history(rows), options))
-        yield f"{len(runs) - left:,} of them already there, in {out}; {left:,} to run"
+        left = list_left(runs, read_history(rows), options)
+        there = f"{len(runs) - len(left):,} of them already there, in {out}"
+        yield f"{there}; {len(left):,} to run{count_checks(left)}"
     yield from inputs.warnings
 
 
@@ -304,8 +306,7 @@ def _run(loop: Loop, asked: Plan) -> Conclusion:
     left = set(runs)
     ended = {run: past for run, past in done.items() if run not in left}
     axes = list_varying(case for case, _, _ in [*plan, *before])
-    waiting = [case for case, _, _ in runs]
-    with Display(loop.out, len(runs), len(plan) - len(runs), axes, cases=waiting) as display:
+    with Display(loop.out, len(runs), len(plan) - len(runs), axes, planned=runs) as display:
         loop.show_on(display)
         grid = Grid(loop, runs, before, OomSkips(ended), collect_times(done))
         loop.work(grid)

@@ -26,7 +26,7 @@ from bench.networks.data.cifar10 import CLASSES
 from bench.networks.models import LENGTHS, MODELS
 from bench.networks.workloads import IMAGES, NO_DATASET, OWN
 from bench.results.store.reader import read_sources, read_there
-from bench.results.store.rows import Row, plan_runs
+from bench.results.store.rows import Row, count_checks, plan_runs
 from bench.schema.case import (
     AXES,
     Case,
@@ -438,11 +438,9 @@ def describe_plan(plan: Plan, options: Options) -> Iterator[str]:
     that is not the default."""
     cases = [*plan.cases, *(case for case, _ in plan.searched)]
     if plan.cases:
-        runs = len(plan_runs(plan.cases, options.repeats))
-        cases_named = count(len(plan.cases), "case")
-        again = runs - len(plan.cases) * options.repeats
-        checks = f", and {count(again, 'drift check')}" if again else ""
-        yield f"runs: {runs:,}, of {cases_named} with --repeats {options.repeats}{checks}"
+        runs = plan_runs(plan.cases, options.repeats)
+        asked = f"{count(len(plan.cases), 'case')} with --repeats {options.repeats}"
+        yield f"runs: {len(runs):,}, of {asked}{count_checks(runs)}"
     varies, others = list_varying(cases), list_varying(cases, but="batch_size")
     labels = [case.label(varies) for case in plan.cases]
     for case, text in plan.searched:

@@ -138,7 +138,7 @@ def test_nothing_measured_is_a_failure(out: Path, status: str, rc: int) -> None:
 def test_a_dry_run_says_how_many_runs_there_are_to_make(out: Path, capsys: Capture) -> None:
     flags = [*FP32, "8", "16", "--out", str(out), "--dry-run"]
     for more, expected in (
-        (["--fraction", "0.1"], "7, of 2 cases with --repeats 3, and 1 drift check"),
+        (["--fraction", "0.1"], "7, of 2 cases with --repeats 3, 1 of them a drift check"),
         ([], "2, of 2 cases with --repeats 1"),
     ):
         assert sweep.main([*flags, *more]) == 0

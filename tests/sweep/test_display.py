@@ -28,7 +28,9 @@ def record(status: Status = Status.OK, reason: str = "", executor: str = "subpro
 def test_plain_lines_where_there_is_no_terminal(capsys: Capture, monkeypatch: Patch) -> None:
     clock = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    with Display(Path("results/x"), runs=2, done=7, cases=[CASE, CASE]) as display:
+    with Display(
+        Path("results/x"), runs=2, done=7, planned=[(CASE, 1, False), (CASE, 1, True)]
+    ) as display:
         display.start(CASE, 1, False)
         display.hear(PhaseEntered("epoch"), "")
         for clock[0] in (10.0, 31.0, 32.0):
@@ -38,7 +40,7 @@ def test_plain_lines_where_there_is_no_terminal(capsys: Capture, monkeypatch: Pa
         display.conclude(record(Status.OOM, "OutOfMemoryError:\x1b[2J tried\nto [bold]allocate"))
     name = "fp16 · loss scale 128 · batch size 512"
     assert capsys.readouterr().err.splitlines() == [
-        "2 to run, 7 already there, into results/x",
+        "2 to run, 1 of them a drift check, 7 already there, into results/x",
         f"{name}: epoch, step 4 of 20, 1.00 GiB",
         f"[1/2] {name}: ≈11.00 s an epoch, 14.00 GiB, loss 2.053, accuracy 29.0 %; about 32 s left",
         f"[2/2] {name} · again, for drift: oom: OutOfMemoryError: [2J tried to [bold]allocate",
@@ -86,7 +88,8 @@ def test_what_is_left_is_told_by_case(capsys: Capture, monkeypatch: Patch) -> No
     clock = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     small, large = CASE, replace(CASE, batch_size=2048)
-    with Display(Path("x"), runs=4, done=0, cases=[small, large] * 2) as display:
+    planned = [(case, repeat, False) for repeat in (1, 2) for case in (small, large)]
+    with Display(Path("x"), runs=4, done=0, planned=planned) as display:
         for case, took in ((small, 37), (large, 242), (small, 37), (large, 242)):
             display.start(case, 1, False)
             clock[0] += took
@@ -96,7 +99,7 @@ def test_what_is_left_is_told_by_case(capsys: Capture, monkeypatch: Patch) -> No
         "", "about 4.7 min left", "about 4 min left", ""
     ]  # fmt: skip
     others = [replace(CASE, batch_size=size) for size in (1, 2, 3, 4)]
-    with Display(Path("x"), runs=4, done=0, cases=others) as display:
+    with Display(Path("x"), 4, 0, planned=[(case, 1, False) for case in others]) as display:
         for case in others:
             display.start(case, 1, False)
             clock[0] += 60

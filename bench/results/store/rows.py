@@ -201,6 +201,12 @@ def plan_runs(cases: Sequence[Case], repeats: int) -> list[PlannedRun]:
     return [*runs, (cases[0], 1, True)] if repeats > 1 and cases else runs
 
 
+def count_checks(runs: Iterable[PlannedRun]) -> str:
+    """Return what a sentence about a number of runs adds of drift checks; empty without one."""
+    checks = sum(run[2] for run in runs)
+    return f", {checks} of them a drift check" if checks else ""
+
+
 def find_width(times: Sequence[float]) -> float:
     """Return half the width of the 95 % confidence interval of a case's epoch time, as a share:
     Student's interval of the mean logarithm of ``times``, infinite for fewer than two."""
