@@ -256,6 +256,15 @@ def place_varied(
     return {name: [*own] for name, own in read.items()}, placed
 
 
+def hide_words(command: str) -> str:
+    """Return a command without the script's own words in its placeholders, as a sentence has it.
+
+    >>> hide_words("t.py {precision:fp32=,bf16-amp=--amp} {lr}")
+    't.py {precision} {lr}'
+    """
+    return _PLACE.sub(r"{\1}", command)
+
+
 def fill_places(command: str, values: Mapping[str, str], spell: Callable[[str, str], str]) -> str:
     """Return the command of a case. ``values`` has a text for each placeholder; those without words
     of the script's own are quoted as one word. ``spell`` writes a placeholder's value as
@@ -328,6 +337,21 @@ def name_command(command: str) -> str:
     return plain if script else f"{plain} (command)"
 
 
+def runs_from(command: str, name: str) -> bool:
+    """Return whether the values of a placeholder are folders that the code comes from which a
+    command runs, as of two checkouts: that of its script, or one that it enters or imports from.
+
+    >>> runs_from("python {tree}/train.py {depth}", "tree")
+    True
+    >>> runs_from("python {tree}/train.py {depth} -d {data}/a.csv", "data")
+    False
+    """
+    text = _PLACE.sub(lambda found: "\0" if found[1] == name else "x", command)
+    script = next((word for word in _list_words(text) if word.endswith((".py", ".sh"))), "")
+    imported = re.search(r"""(?:\bPYTHONPATH=|\bcd\s)\S*\0""", text)
+    return bool(imported) or "\0" in script.rpartition("/")[0]
+
+
 def list_named(command: str) -> list[Path]:
     """Return the programs and configurations that a command names outside of its placeholders: its
     script, or ``-m`` module, and FILE in ``--config=FILE``, also within ``sh -c '…'``."""
@@ -343,10 +367,11 @@ def list_named(command: str) -> list[Path]:
 
 
 def _list_words(command: str) -> list[str]:
-    words = list[str]()
-    for word in split_command(command)[1]:
+    """Return the words of a command, and in place of what it gives to a shell those of that."""
+    words, given = list[str](), split_command(command)[1]
+    for before, word in zip(["", *given], given, strict=False):
         with suppress(ValueError):  # a text with a quote
-            words += _list_words(word) if " " in word and word != command else [word]
+            words += _list_words(word) if re.fullmatch(r"-\w*c", before) else [word]
     return words
 
 

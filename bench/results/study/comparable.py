@@ -22,7 +22,7 @@ from bench.base.text import clean, join_words, name_first
 from bench.networks.workloads import IMAGES
 from bench.results.store.rows import Row, group
 from bench.results.study.warnings import WARNINGS
-from bench.schema.axis import Trait, name_axis
+from bench.schema.axis import Trait, is_own, name_axis, name_column
 from bench.schema.case import (
     AXES,
     FOLLOWS,
@@ -33,7 +33,7 @@ from bench.schema.case import (
     list_affecting,
     list_axes,
 )
-from bench.schema.command import ITEMS
+from bench.schema.command import ITEMS, runs_from
 from bench.schema.record import COMPARABLE, Environment
 
 AMOUNT = ("batch_size", "accumulate", "world_size", "epochs", "fraction", "vary", "command")
@@ -166,7 +166,8 @@ def refuse_part(a: Any, b: Any) -> str:
 def refuse_learnt(a: Any, b: Any, axis: str) -> str:
     """Return why the losses and errors of two runs or results, which differ in ``axis`` if any, say
     nothing of each other: they are of other data, of another part of an epoch or, before the end of
-    one, of a change to learning. Empty if they can be compared."""
+    one, of a change to learning, which another version of the code is not. Empty if they can be
+    compared."""
     own = () if a.workload == IMAGES else list_affecting(Trait.DRAWS)
     names = ("dataset_fingerprint", *list_affecting(Trait.DATA), *own)
     values = [(name, getattr(a, name), getattr(b, name)) for name in names]
@@ -177,7 +178,9 @@ def refuse_learnt(a: Any, b: Any, axis: str) -> str:
     if why := refuse_part(a, b):
         return why
     learns = axis not in ("", "machine") and Trait.LEARNING in find_axis(axis).affects
-    if a.part_known and a.part < 1 and learns:
+    # versions of the code are compared as two folders are: did what equal steps learn change?
+    versions = is_own(axis) and runs_from(a.command, name_column(axis))
+    if a.part_known and a.part < 1 and learns and not versions:
         fix = "let the script train for one, and tell of it by bench.epoch(loss=…)"
         fix = "use --fraction 1" if a.command is None else fix
         return f"less than an epoch does not show what it does to learning; {fix}"

@@ -287,6 +287,10 @@ def test_what_forbids_a_pair_does_so_on_either_side(values: dict[str, Any], why:
 
 SYNTHETIC = Case(dataset="synthetic", input="3x64x64")
 OTHER_DATA = "losses on other data say nothing of each other"
+LESS = (
+    "less than an epoch does not show what it does to learning; let the script train for one, and "
+    "tell of it by bench.epoch(loss=…)"
+)
 LEARNT: list[tuple[Any, Any, str, str]] = [
     # two rows, the axis that they differ in, and why what they learnt is not compared
     (row(), row(), "", ""),
@@ -309,9 +313,22 @@ LEARNT: list[tuple[Any, Any, str, str]] = [
     (row(part=0.5), row(part=0.5), "lr",
      "less than an epoch does not show what it does to learning; use --fraction 1"),
     (row(part=0.5, command="python a.py"), row(part=0.5, command="python a.py"), "lr",
-     "less than an epoch does not show what it does to learning; let the script train for one, "
-     "and tell of it by bench.epoch(loss=…)"),
+     LESS),
     (row(), row(), "lr", ""),
+    # an own axis is a setting, but where its values are versions of the code
+    *(
+        (row(part=0.5, command=command), row(part=0.5, command=command), "{one}", why)
+        for command, why in (
+            ("python {one}/train.py", ""),
+            ("python -u '{one:a=/x y/a,b=/x y/b}/train it.py' --seed {seed}", ""),
+            ("env PYTHONPATH={one}/src python -m mine.train", ""),
+            ("sh -c 'cd {one} && python train.py'", ""),
+            ("python train.py --depth {one}", LESS),
+            ("python train.py --data {one}/a.csv", LESS),
+            ("python train.py --config {one}/model.py", LESS),
+            ("python train-{one}.py", LESS),
+        )
+    ),
 ]  # fmt: skip
 
 
