@@ -67,6 +67,7 @@ from bench.schema.case import (
     list_varying,
     spell_value,
 )
+from bench.schema.command import hide_words, runs_from
 from bench.schema.flags import parse_percent
 from bench.schema.optimization import UNFUSED
 from bench.schema.record import COMPARABLE, MODEL_PARTS, REPEATED, Status
@@ -138,9 +139,11 @@ class _Side:
 
     def take(self, axis: str, value: Value) -> _Side:
         """Return the cases with one value of an axis."""
-        title = name_setting(axis, spell_value(value))
-        name = format_value(value) if axis in SWITCHES else title
         runs = [r for r in self.runs if getattr(r.case, axis) == value and applies(axis, r.case)]
+        title = name_setting(axis, spell_value(value))
+        if is_own(axis) and all(runs_from(r.command, name_column(axis)) for r in runs):
+            title = spell_value(value)  # base and head need no name of what they are
+        name = format_value(value) if axis in SWITCHES else title
         return replace(self, name=name, title=title, runs=runs)
 
 
@@ -407,7 +410,9 @@ def _name_cases(cases: Sequence[Case], free: Sequence[str]) -> tuple[dict[Case, 
     varying = list_varying(alike if len(alike) == len(distinct) else distinct)
     telling = [name for name in varying if name not in free]
     hidden = {*telling, *free, *SAME_QUESTION}
-    common = asked[cases[0]].label(name for name in list_axes(cases) if name not in hidden)
+    first = asked[cases[0]]
+    first = replace(first, command=first.command and hide_words(first.command))
+    common = first.label(name for name in list_axes(cases) if name not in hidden)
     return {case: one.label(telling) for case, one in asked.items()}, common
 
 

@@ -221,8 +221,9 @@ def describe(comparison: Comparison) -> Iterator[str]:
     """Yield what is compared, what differs, and warnings."""
     (a, b), matches = comparison.sides, comparison.matches
     both = f"{a.title} ({a.path}) and {b.title} ({b.path})"
-    if a.path == b.path:
-        both = f"{a.title} and {b.title} in {a.path}"
+    if a.path == b.path:  # what a runner of CI calls its folders tells nothing
+        there = a.path.name if a.path.is_absolute() else a.path
+        both = f"{a.title} and {b.title} in {there}"
     yield from describe_origin(run.executor for side in (a, b) for run in side.runs)
     if matches:
         axis = name_column(comparison.axis)
@@ -281,7 +282,8 @@ _ask = attrgetter(*(name for name in AXES if name not in SAME_QUESTION))
 
 
 def _tell_speed(comparison: Comparison) -> Iterator[str]:
-    """Yield how many times as fast the second side is, and whether repeats show it."""
+    """Yield how many times as fast the second side is, or as long it takes if that is more, and
+    whether repeats show it."""
     a, b = comparison.names
     for metric, findings in comparison.metrics.items():
         if not metric.speedup:
@@ -295,7 +297,10 @@ def _tell_speed(comparison: Comparison) -> Iterator[str]:
         speeds = sorted(ratio for ratio in first if ratio is not None)
         if not speeds:
             continue
-        sentence = f"{b} is {write_ratio(median(speeds))} times as fast as {a}"
+        verb, word = "is", "fast"
+        if median(speeds) < 1:
+            verb, word, speeds = "takes", "long", [1 / speed for speed in reversed(speeds)]
+        sentence = f"{b} {verb} {write_ratio(median(speeds))} times as {word} as {a}"
         if len(speeds) > _MOST_LISTED:
             ends = f"from {write_ratio(speeds[0])} to {write_ratio(speeds[-1])}"
             sentence += f" (median of {len(speeds)} settings, {ends})"
