@@ -31,6 +31,17 @@ for _ in range(1000):
 """
 
 
+LEARNS = """
+import random, sys
+import bench
+
+draw = random.Random(*sys.argv[1:])
+first = draw.gauss(2, 0.01)
+for step in range(100):
+    bench.step(items=4, loss={} * first / (1 + step / 100))
+"""
+
+
 def run_action(repository: Path, scratch: Path, **inputs: str) -> tuple[int, str, Path]:
     """Run the steps but the installation until one fails; return its code, what all printed, and
     the folder of results."""
@@ -73,13 +84,13 @@ def git(repository: Path, *words: str) -> str:
     return done.stdout.strip()
 
 
-def make_repository(folder: Path, *seconds: float) -> list[str]:
-    """A commit for each time of a step; their names."""
+def make_repository(folder: Path, *values: float, script: str = SCRIPT) -> list[str]:
+    """A commit for each value in the script, by default the time of a step; their names."""
     folder.mkdir()
     git(folder, "init", "--quiet")
     commits = []
-    for number, step_s in enumerate(seconds):
-        (folder / "train it.py").write_text(SCRIPT.format(step_s) + f"# {number}\n")
+    for number, value in enumerate(values):
+        (folder / "train it.py").write_text(script.format(value) + f"# {number}\n")
         git(folder, "add", "-A")
         git(folder, "commit", "--quiet", "-m", f"{number}")
         commits.append(git(folder, "rev-parse", "HEAD"))
@@ -111,9 +122,45 @@ def test_a_step_that_takes_a_tenth_longer_fails_and_another_does_not(
     assert ("fail: slower:3%" in summary) is bool(code)
     assert ("::error::slower:3%: " in printed) is bool(code)
     assert "| 95 % interval |" in summary
+    assert str(tmp_path) not in summary
+    assert re.search(r"^head (is|takes) [\d.]+ times as (fast|long) as base", summary, re.M)
     entries: list[dict[str, Any]] = json.loads((folder / "action.json").read_text())
     assert any(": time of " in entry["name"] for entry in entries)
     assert json.loads((folder / "bencher.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", ["", " {seed}"], ids=["no-seed", "seed"])
+@pytest.mark.parametrize(("after", "code"), [(1.14, 1), (1.0, 0)], ids=["higher", "equal"])
+def test_a_loss_of_equal_steps_that_became_higher_fails_and_another_does_not(
+    after: float, code: int, seed: str, tmp_path: Path
+) -> None:
+    repository = tmp_path / "repository"
+    base, _ = make_repository(repository, 1.0, after, script=LEARNS)
+    found, printed, folder = run_action(
+        repository,
+        tmp_path,
+        command=f"{sys.executable} '{{tree}}/train it.py'{seed}",
+        base=base,
+        sweep="--steps 20 --device cpu",
+        fail_on="higher:5%",
+        repeats="5",
+        undecided="fail",
+    )
+    assert found == code, printed
+    (loss,) = json.loads((folder / "compare.json").read_text())["metrics"]["train_loss"]
+    assert (loss["verdict"] == "higher") is bool(code)
+    assert ("::error::higher:5%: it.py: training loss: 1.1" in printed) is bool(code)
+
+
+def test_what_cannot_be_judged_is_a_warning_with_the_reason(tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    base, _ = make_repository(repository, 1.0, 1.0, script=LEARNS)
+    command = f"{sys.executable} '{{tree}}/train it.py'"
+    words = {"sweep": "--steps 5 --device cpu", "fail_on": "higher:5%", "repeats": "1"}
+    code, printed, _ = run_action(repository, tmp_path, command=command, base=base, **words)
+    assert code == 0
+    assert re.search("^::warning::not judged: higher:5%: .*seed", printed, re.M), printed
 
 
 def test_what_cannot_be_compared_fails_with_the_reason(tmp_path: Path) -> None:
