@@ -324,7 +324,7 @@ def find_wrong_steps(row: EvidenceRow) -> Iterator[str]:
             yield f"its steps are of {size} images, and its batches of {batch}"
     for column, value in right.items():
         if row.has(column) and _differ(row[column], value, EXACT):
-            yield f"{column} is {row[column]:.4g}, not {value:.4g}"
+            yield f"{column} is {row[column]:.8g}, not {value:.8g}"
 
 
 def adds_up(times: Sequence[float], measured_s: float, epochs: int) -> bool:
