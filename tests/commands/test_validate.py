@@ -448,7 +448,7 @@ def test_json_has_every_check_and_no_folder_is_a_usage_error(
     (found,) = json.loads(capsys.readouterr().out)["folders"]
     names = [check["name"] for check in found["checks"]]
     assert names == ["schema", *(c.name for c in CLAIMS)]
-    told = [told for told, *_ in (*TAMPERINGS.values(), *EDITS.values())]
+    told = [*(told for told, _ in TAMPERINGS.values()), *(told for told, *_ in EDITS.values())]
     assert {*names} == {one.partition(": ")[0] for one in told}
     assert main(["nowhere"]) == 2
     assert "no records there" in capsys.readouterr().err
