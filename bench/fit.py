@@ -16,9 +16,10 @@ from bench.base.plain import dump_document
 from bench.base.processes import leave
 from bench.machine.host import list_devices
 from bench.schema.axis import Value
-from bench.schema.case import Case, lay_out, list_varying
+from bench.schema.case import UNFITTED, Case, lay_out, list_varying
 from bench.schema.command import list_places
 from bench.schema.flags import (
+    ABSENT,
     Parser,
     add_axes,
     add_flag,
@@ -32,7 +33,7 @@ from bench.schema.flags import (
 from bench.schema.goals import FREE_MARGIN
 from bench.schema.grid import AUTO
 from bench.schema.preset import Preset
-from bench.sweep.largest_batch import ANSWERED, STEP, UNRELATED_AXES, LargestBatch
+from bench.sweep.largest_batch import ANSWERED, STEP, LargestBatch
 from bench.sweep.options import add_running, choose_dataset, read_running
 from bench.sweep.probing import describe_largest_batch, find_largest
 
@@ -49,7 +50,7 @@ _KEYS = (
 def build_parser() -> Parser:
     parser = Parser(
         prog="python -m bench.fit",
-        absent=dict.fromkeys(("batch_size", *UNRELATED_AXES), "it chooses what its runs measure"),
+        absent=ABSENT["fit"],
         usage="%(prog)s [--precision NAME …] [--command TEXT] [--memory-limit SIZE] […]",
         description=describe(__doc__),
     )
@@ -151,7 +152,7 @@ def _refuse_command(axes: Mapping[str, Sequence[Value]]) -> None:
             )
         if "batch_size" in axes:
             raise UsageError("--vary batch_size: bench.fit chooses the sizes; leave it out")
-        if left := [name for name in places if name in UNRELATED_AXES and name not in axes]:
+        if left := [name for name in places if name in UNFITTED and name not in axes]:
             raise UsageError(
                 f"--command: {{{left[0]}}} has no value; write the value itself in the command"
             )

@@ -249,7 +249,8 @@ def quote_advice() -> str:
         f"CIFAR-10, {row['started_at'][:10]} ([records](../results/{ADVICE.name}/records.csv)); "
         f"times are of up to {100 * rows['fraction'].max():g} % of an epoch."
     )
-    lines = [line for line in answer if "python -m" not in line and not line.endswith(":")]
+    commands = ("  python -m", "Next: python -m")
+    lines = [line for line in answer if not line.startswith(commands) and not line.endswith(":")]
     return f"{quote(lines)}\n{fill(source)}\n"
 
 

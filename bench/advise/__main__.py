@@ -20,9 +20,18 @@ from bench.base.errors import UsageError, choose, nearest
 from bench.base.processes import leave
 from bench.machine.host import has_cuda
 from bench.schema.axis import Value, name_column, own_axis
-from bench.schema.case import AXES, FOLLOWS, SAME_QUESTION, Case, parse_value
+from bench.schema.case import AXES, Case, parse_value
 from bench.schema.command import list_places, list_worded, read_vary, write_vary
-from bench.schema.flags import Parser, add_axes, add_flag, add_format, command, describe, read_axes
+from bench.schema.flags import (
+    ABSENT,
+    Parser,
+    add_axes,
+    add_flag,
+    add_format,
+    command,
+    describe,
+    read_axes,
+)
 from bench.schema.grid import grid
 from bench.schema.preset import ADVICE, Preset
 from bench.sweep.options import add_running, choose_dataset, read_running
@@ -31,14 +40,7 @@ from bench.sweep.options import add_running, choose_dataset, read_running
 def build_parser() -> Parser:
     parser = Parser(
         prog="python -m bench.advise",
-        absent={
-            **dict.fromkeys(
-                ("epochs", *SAME_QUESTION, "checkpoint"), "it decides how much is measured"
-            ),
-            **dict.fromkeys(
-                ("parallel", *FOLLOWS["parallel"]), "it advises on training on one GPU"
-            ),
-        },
+        absent=ABSENT["advise"],
         usage="%(prog)s [--model NAME] [--command TEXT] [--now AXIS=VALUE,…] […]",
         description=describe(__doc__),
         epilog="Return code: 0 with an answer, 3 without one, 2 for a usage error.",

@@ -39,6 +39,7 @@ from bench.base.text import (
 )
 from bench.results.store.rows import Row, keep_latest, read_history
 from bench.results.study.axes import name_setting
+from bench.results.study.remedies import name_taker
 from bench.results.study.sweeps import read_sweep
 from bench.results.study.warnings import WARNINGS
 from bench.results.verdict import Ratio, compare
@@ -419,7 +420,8 @@ class Advice:
         for place in found.places:
             for setting in place.settings:
                 if strip(setting.best.case) == advised:
-                    yield from tell_learnt(found, place, setting)
+                    learnt = tell_learnt(found, place, setting)
+                    yield from (name_taker(sentence, ["advise"]) for sentence in learnt)
 
     def _warn(self, settings: Collection[Case]) -> Iterator[str]:
         """Yield which warnings keep a report from recommending by the runs of these settings."""

@@ -45,7 +45,7 @@ from bench.results.study.sweeps import SweepFolder
 from bench.results.study.warnings import SAID_BELOW, WARNINGS
 from bench.schema.case import find_axis, list_axes
 from bench.schema.command import ask_for_seed
-from bench.schema.flags import change_flags
+from bench.schema.flags import ABSENT, change_flags
 from bench.schema.record import MEASURED, REPEATED, Status
 
 ENVIRONMENT = {
@@ -384,7 +384,8 @@ def choose_next(
     apart = (refuse_together(alike) for alike in group(timed, attrgetter("sweep", "model")))
     if any(map(refuse_alone, timed)) or any(apart):
         return NextStep("fix what keeps times from being compared, and measure with a new --out")
-    if any(result.runs < MIN_REPEATS for result in timed):
+    repeatable = all(sweep.maker not in ABSENT for sweep in sweeps)
+    if repeatable and any(result.runs < MIN_REPEATS for result in timed):
         shown = "which differences are real" if len(timed) > 1 else "how far its time repeats"
         flag = ["--repeats", str(MIN_REPEATS)]
         again = f"the same command with {shlex.join(flag)} shows {shown}"

@@ -39,6 +39,7 @@ from bench.answers.scaling import LARGEST_BATCH, SCALING, find_searches
 from bench.answers.step_time import BREAKDOWNS
 from bench.base.text import count, name_first
 from bench.results.study.axes import Filter
+from bench.results.study.remedies import name_taker
 from bench.results.study.sweeps import SweepFolder
 from bench.schema.record import Status
 
@@ -86,10 +87,17 @@ class Report(ReportData):
     def constants(self) -> tuple[str, ...]:
         return tuple(describe_constants(self.results, self.varying))
 
+    @property
+    def _makers(self) -> list[str]:
+        return [sweep.maker for sweep in self.sweeps]
+
+    def _say(self, sentence: str) -> str:
+        return name_taker(self.wording.say_period(sentence), self._makers)
+
     @cached_property
     def answers(self) -> tuple[Answer, ...]:
         return tuple(
-            replace(answer, sentences=tuple(self.wording.say_period(s) for s in answer.sentences))
+            replace(answer, sentences=tuple(map(self._say, answer.sentences)))
             for answer in recommend(self)
         )
 
@@ -101,7 +109,14 @@ class Report(ReportData):
             False: {setting.best.cell for setting in chosen},
         }
         known = warn(self.runs, self.results, self.everything, self.sweeps, spoken=spoken)
-        return tuple(replace(one, found=self.wording.say_period(one.found)) for one in known)
+        return tuple(
+            replace(
+                one,
+                found=self.wording.say_period(one.found),
+                remedy=name_taker(one.remedy, self._makers),
+            )
+            for one in known
+        )
 
     @cached_property
     def opening(self) -> tuple[Table, ...]:

@@ -25,7 +25,15 @@ from bench.networks.data import SYNTHETIC
 from bench.networks.models import LENGTHS
 from bench.networks.workloads import IMAGES
 from bench.schema.axis import Value, axis_flag
-from bench.schema.case import AXES, SWITCHES, SYNTHETIC_AXES
+from bench.schema.case import (
+    AXES,
+    FOLLOWS,
+    PARTS,
+    SAME_QUESTION,
+    SWITCHES,
+    SYNTHETIC_AXES,
+    UNFITTED,
+)
 from bench.schema.command import MEANT, combine_vary, place_varied
 from bench.schema.grid import parse_values
 
@@ -44,6 +52,23 @@ OF_OTHER_IMAGES = dict.fromkeys(
     SYNTHETIC_AXES, "its images are of 3x32x32 or a --workload's, unlike those of bench.sweep"
 )
 """Axes that a command with images of its own has no flag for, and why."""
+
+ABSENT: Mapping[str, Mapping[str, str]] = {
+    "advise": {
+        **dict.fromkeys(
+            ("epochs", *SAME_QUESTION, "checkpoint"), "it decides how much is measured"
+        ),
+        **dict.fromkeys(("parallel", *FOLLOWS["parallel"]), "it advises on training on one GPU"),
+    },
+    "search": {
+        **dict.fromkeys(PARTS, "trials train whole epochs"),
+        "checkpoint": "a trial that was interrupted begins anew",
+        "profile": "bench.sweep profiles the settings that were found",
+        **dict.fromkeys(("parallel", *FOLLOWS["parallel"]), "each trial trains on one GPU"),
+    },
+    "fit": dict.fromkeys(("batch_size", *UNFITTED), "it chooses what its runs measure"),
+}
+"""Axes that commands which write a sweep's rows have no flag for, and why; bench.sweep has all."""
 
 
 def describe(docstring: str | None) -> str:

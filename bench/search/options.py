@@ -18,8 +18,6 @@ from bench.machine.host import list_devices
 from bench.results.store.reader import read_config
 from bench.schema.axis import Value
 from bench.schema.case import (
-    FOLLOWS,
-    PARTS,
     Case,
     default_lr,
     format_value,
@@ -28,6 +26,7 @@ from bench.schema.case import (
 )
 from bench.schema.command import list_places
 from bench.schema.flags import (
+    ABSENT,
     Parser,
     add_axes,
     add_flag,
@@ -148,12 +147,7 @@ def _draw_rates(
 def build_parser(docstring: str | None) -> Parser:
     parser = Parser(
         prog="python -m bench.search",
-        absent={
-            **dict.fromkeys(PARTS, "trials train whole epochs"),
-            "checkpoint": "a trial that was interrupted begins anew",
-            "profile": "bench.sweep profiles the settings that were found",
-            **dict.fromkeys(("parallel", *FOLLOWS["parallel"]), "each trial trains on one GPU"),
-        },
+        absent=ABSENT["search"],
         usage="%(prog)s [--command TEXT] [--lr LOW..HIGH] [--AXIS VALUE …] [--epochs E] […]",
         description=describe(docstring),
     )

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 from bench.base.errors import UsageError
 from bench.base.text import Explained, parse_bytes
 from bench.results.store.rows import Row, fill_unknown, group
-from bench.schema.axis import Trait
-from bench.schema.case import AXES, Case, default_lr, list_affecting
+from bench.schema.case import UNFITTED, Case, default_lr
 from bench.schema.command import list_places
 from bench.schema.goals import FREE_MARGIN
 from bench.schema.record import MEASURED, REFUSED, Status, read_missing
@@ -324,14 +323,10 @@ class LargestBatch:
 # ------------------------------------------------------------------------------------------ records
 
 
-UNRELATED_AXES = tuple(name for name in AXES if name not in list_affecting(Trait.FIT))
-"""Axes that do not change which batches fit: all families have their defaults."""
-
-
 def name_family(case: Case) -> Case:
     """Return the key of all cases that are searched together: ``case`` without the axes that do not
     matter, with the optimizer's default learning rate. Its batch size is a placeholder."""
-    plain = {name: getattr(Case, name) for name in UNRELATED_AXES}
+    plain = {name: getattr(Case, name) for name in UNFITTED}
     plain |= {"lr": default_lr(case.optimizer), "batch_size": Case.batch_size * case.accumulate}
     if case.command is not None:  # its script takes them as they are given
         kept = {*list_places(case.command), "items"} - {"batch_size", "seed"}

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,11 +19,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.advise.__main__ import build_parser as build_advise
+from bench.fit import build_parser as build_fit
 from bench.report.__main__ import REPORT_FORMATS, main
 from bench.results.store.table import write_lines
 from bench.schema.case import Case
+from bench.schema.preset import ADVICE
 from bench.schema.record import Status
 from bench.schema.rules import settle
+from bench.search.options import build_parser as build_search
+from bench.sweep.options import build_parser as build_sweep
 from tests.planted.records import (
     FP16,
     FP32,
@@ -37,6 +43,7 @@ from tests.planted.records import (
     write_sweep,
 )
 from tests.planted.sweeps import Folders
+from tests.planted.warnings import list_warned
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -251,6 +258,46 @@ def test_csv_cells_are_inert(value: object) -> None:
     ((cell,),) = csv.reader(io.StringIO(write_lines([[value]]).decode()))
     assert not isinstance(value, str) or not cell.startswith(tuple("=+-@＝＋－＠"))
     assert "nan" not in cell or isinstance(value, str)
+
+
+MAKERS = {
+    "sweep": build_sweep(),
+    "advise": build_advise(),
+    "search": build_search(None),
+    "fit": build_fit(),
+}
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_what_helps_is_a_flag_that_the_command_of_the_rows_takes(
+    maker: str, tmp_path: Path, report: Run
+) -> None:
+    """Or one of bench.sweep, which is named then: over all warnings, and in all sentences."""
+    preset = {"advise": ADVICE}.get(maker, maker)
+    once = Case(precision="bf16"), Case(precision="fp16", batch_size=64)
+    warned = [*list_warned(), *(row for case in once for row in ran(case, (9,)))]
+    noisy = write_sweep(tmp_path / "w", warned, f"python -m bench.{maker} --out w", preset)
+    single = [row for case in once for row in ran(case, (9, 9.1), train_loss=9.0)]
+    sound = write_sweep(tmp_path / "s", single, f"python -m bench.{maker} --out s", preset)
+    taken = set()
+    for folder in (noisy, sound):
+        document = json.loads(report(folder, "--format", "json")[1])
+        texts = [one["remedy"] for one in document["warnings"]]
+        texts += [sentence for answer in document["answers"] for sentence in answer["sentences"]]
+        for text in texts:
+            advice, found, named = text.rpartition(" For --")
+            own = re.split(r"\bbench\.", advice if found else text)[0]
+            lacks = {*re.findall("--[a-z-]+", own)} - {*MAKERS[maker]._option_string_actions}
+            assert lacks == {*re.findall("--[a-z-]+", f"--{named}" if found else "")}, text
+            assert not found or text.endswith("use python -m bench.sweep.")
+            taken |= lacks
+        if (step := document["next_step"]) and step["command"]:
+            _, _, name, *words = shlex.split(step["command"])
+            if name.partition(".")[2] in MAKERS:
+                MAKERS[name.partition(".")[2]].parse(words)
+        assert "--repeats" not in (step or {"why": ""})["why"] or maker == "sweep"
+    assert taken <= {*MAKERS["sweep"]._option_string_actions}
+    assert ("--repeats" in taken) == (maker != "sweep")
 
 
 def test_csv_and_json_say_the_same(planted: Folders, report: Run) -> None:

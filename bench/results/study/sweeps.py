@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,12 @@ class SweepFolder:
     halving: Halving | None = None
     plans: Sequence[PlannedRuns] = ()
     advised: bool = False
+
+    @property
+    def maker(self) -> str:
+        """The command that wrote its rows last, such as ``advise``."""
+        found = re.match(r"python -m bench\.(\w+)", self.command.rpartition("\n")[2])
+        return found[1] if found else "sweep"
 
     @cached_property
     def gaps(self) -> list[tuple[str, str]]:

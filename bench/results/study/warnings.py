@@ -22,7 +22,16 @@ from bench.networks.data.loader import PREFETCH
 from bench.networks.workloads import OWN
 from bench.results.store.rows import Row
 from bench.results.study.quantities import over
-from bench.results.study.remedies import LONGER, QUIETER, SPARE_HOST, Remedy, Way, say
+from bench.results.study.remedies import (
+    LONGER,
+    MORE_REPEATS,
+    QUIETER,
+    SPARE_HOST,
+    Remedy,
+    Way,
+    is_whole,
+    say,
+)
 from bench.schema.case import Case
 from bench.schema.precision import EMULATE_FP8, MOSTLY_LABELLED, PRECISIONS, Arithmetic
 from bench.schema.record import MEASURED, RELIABLE, Status, describe_unmet, read_missing
@@ -232,8 +241,7 @@ _ALL = (
     WarningRule("memory_varies", "memory varies",
           f"The memory of repeats differs by more than {100 * VARIES:.0f} %: on a CPU the C "
           "library keeps freed memory for later, in one run more than in another",
-          say("Plan with the upper end of its range, and use --repeats 5 or more to know it "
-              "better."),
+          Remedy("", (Way("plan with the upper end of its range,"), MORE_REPEATS)),
           lambda r: r.memory_varies, fatal=False),
     WarningRule("slow_steps", "slow steps",
           f"Slow steps, of more than {SLOW_STEP:g} times the median one, made the measured time "
@@ -242,7 +250,9 @@ _ALL = (
     WarningRule("unknown", "time not known",
           f"The measured steps are fewer than {FEW_STEPS}, or used batches that a loader had "
           "prepared before, so that an epoch may take another time",
-          Remedy("Use", (*LONGER, Way("fewer --workers", lambda r: r.case.workers > 0)),
+          # fewer workers prepare less, of which no more than a few steps are too few all the same
+          Remedy("Use", (*LONGER, Way("fewer --workers", lambda r: r.case.workers > 0
+                                      and r.measured_steps >= FEW_STEPS)),
                  "Let the script take more steps."),
           _is_unknown),
     WarningRule("host_bound", "host-bound",
@@ -313,8 +323,9 @@ _ALL = (
     WarningRule("energy", "short energy",
           f"Energy was measured over less than {SHORT_ENERGY_S:g} s, too short for the "
           "sensor, and for the card to become as warm as in an epoch",
-          # no more epochs: the sensor is read at both ends of each, so each would be as short
-          Remedy("Use", (*LONGER, Way("more --repeats", _is_ours)),
+          # no more epochs or repeats: the sensor is read at both ends of each, which is as short
+          Remedy("Use", (*LONGER, Way("its energy as a lower bound, where a whole epoch takes no "
+                                      "longer", is_whole)),
                  "Let the script take more steps."),
           lambda r: not math.isnan(r.energy_j) and r.measured_time_s < SHORT_ENERGY_S * r.epochs,
           fatal=False),

@@ -12,6 +12,7 @@ from bench.answers.notices import warn
 from bench.results.study import warnings
 from bench.results.study.runs import Result
 from bench.results.study.sweeps import read_sweep
+from bench.schema.axis import axis_flag
 from bench.schema.case import Case
 from bench.schema.record import Record, Status
 from bench.schema.rules import settle
@@ -210,8 +211,9 @@ def test_a_run_that_failed_after_a_few_steps_has_no_time_to_warn_of(tmp_path: Pa
 GRAPHED = {"busy_s": 0.034, "step_time_median_s": 0.045}
 SHAKY = {"step_time_median_s": 0.1, "step_time_mad_s": 0.006, "measured_steps": 40}
 ALONE = {"other_cores": 0.02}
-SHORT = {"energy_j": 100.0, "measured_time_s": 3.0}
+SHORT = {"energy_j": 100.0, "measured_time_s": 3.0, "steps_per_epoch": 400}
 FEW = {"measured_steps": 3, "steps_per_epoch": 100, "measured_images": 384, "train_images": 12_800}
+AHEAD = FEW | {"measured_steps": 5}
 NAN = {"status": Status.DIVERGED}
 BEYOND = {"flop_per_image": 1e12, "gpu": "NVIDIA H200"}
 
@@ -222,17 +224,20 @@ BEYOND = {"flop_per_image": 1e12, "gpu": "NVIDIA H200"}
         ("noisy", {}, SHAKY, "Close other programs, or use --repeats 5 or more."),
         ("noisy", {}, SHAKY | ALONE, "Use --repeats 5 or more."),
         ("noisy", {"command": "t"}, SHAKY | ALONE, "Use --repeats 5 or more."),
-        ("energy", {"fraction": 0.1, "steps": 9}, SHORT,
-         "Use a larger --fraction, a larger --steps or more --repeats."),
-        ("energy", {"fraction": 0.1}, SHORT, "Use a larger --fraction or more --repeats."),
-        ("energy", {}, SHORT, "Use more --repeats."),
+        ("energy", {"fraction": 0.1, "steps": 9}, SHORT, "Use a larger --steps."),
+        ("energy", {"fraction": 0.1}, SHORT, "Use a larger --fraction."),
+        ("energy", {"fraction": 0.1, "until": 0.05}, SHORT | {"measured_steps": 30},
+         "Use a larger --fraction without --until."),
+        ("energy", {}, SHORT, "Use its energy as a lower bound, where a whole epoch takes no "),
         ("energy", {"command": "t"}, SHORT, "Let the script take more steps."),
         ("energy", {"command": "t", "steps": 9}, SHORT, "Use a larger --steps."),
-        ("unknown", {"loader": "torch", "workers": 4}, FEW, "Use fewer --workers."),
-        ("unknown", {"loader": "torch", "workers": 4, "fraction": 0.1}, FEW,
+        ("unknown", {"loader": "torch", "workers": 4, "fraction": 0.1}, AHEAD,
          "Use a larger --fraction or fewer --workers."),
+        # of three steps no number of workers is the fault
+        ("unknown", {"loader": "torch", "workers": 4, "fraction": 0.1}, FEW,
+         "Use a larger --fraction."),
         ("unknown", {"command": "t"}, FEW, "Let the script take more steps."),
-        ("unknown", {"command": "t -w {workers}", "loader": "torch", "workers": 4}, FEW,
+        ("unknown", {"command": "t -w {workers}", "loader": "torch", "workers": 4}, AHEAD,
          "Use fewer --workers."),
         ("diverged", {"precision": "fp16", "loss_scale": 128.0}, NAN,
          "Use a lower --lr or --loss-scale dynamic."),
@@ -281,6 +286,61 @@ def test_a_remedy_is_none_that_was_taken(
     found, results = read_results(read_sweep(write_sweep(tmp_path / "sweep", rows)))
     for noisy in (found, results):
         assert warnings.WARNINGS["noisy"].fix.advise(noisy) == expected
+
+
+PART = {"fraction": 0.1}
+EARLY = {"fraction": 0.5, "until": 0.05}
+LONG = {**SHORT, "measured_time_s": 8.0}
+CASUAL = {"loader": "torch", "workers": 4, **PART}
+TRANSPOSED = {"epoch_recompilations": 2}
+
+
+@pytest.mark.parametrize(
+    ("warning", "axes", "values", "then", "measured"),
+    [
+        ("energy", PART, SHORT, {"fraction": 0.5}, LONG),
+        ("energy", {"steps": 9}, SHORT, {"steps": 30}, LONG),
+        ("energy", EARLY, SHORT | {"measured_steps": 30}, {"fraction": 1.0, "until": None}, LONG),
+        ("energy", {"until": 0.05}, SHORT | {"measured_steps": 30}, {"until": None}, LONG),
+        ("unknown", PART, FEW, {"fraction": 0.2}, FEW | {"measured_steps": 20}),
+        ("unknown", CASUAL, AHEAD, {"workers": 0}, AHEAD),
+        ("unknown", CASUAL, AHEAD, {"fraction": 0.2}, FEW | {"measured_steps": 20}),
+        ("diverged", {}, NAN, {"lr": 0.01}, {}),
+        ("host_bound", {}, GRAPHED, {"batch_size": 256}, {**GRAPHED, "busy_s": 0.044}),
+        ("recompiled", {"compile": "default"}, TRANSPOSED, {"dynamic": True}, {}),
+        ("extrapolated", PART, {"measured_steps": 40}, {"fraction": 1.0}, {}),
+        ("synthetic", {"dataset": "synthetic"}, {}, {"dataset": "cifar10"}, {}),
+        ("emulated", {"precision": "fp8", "device": "cpu"}, {"gpu": ""}, {"device": "cuda"}, {}),
+    ],
+)
+def test_a_warning_goes_by_what_is_told_to_help(
+    warning: str,
+    axes: dict[str, Any],
+    values: dict[str, Any],
+    then: dict[str, Any],
+    measured: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    """By the flags that its remedy names, and no others."""
+    cases = [(settle({"batch_size": 128, **axes}), values)]
+    cases.append((settle({"batch_size": 128, **axes, **then}), measured))
+    before, after = (
+        read(tmp_path / str(number), ran(case, 10, **known))[0]
+        for number, (case, known) in enumerate(cases)
+    )
+    assert (getattr(before, warning), getattr(after, warning)) == (True, False)
+    remedy = warnings.WARNINGS[warning].fix.advise([before])
+    words = [axis_flag(name) if name != "device" else "on a GPU" for name in then]
+    assert [word for word in words if word not in remedy] == []
+
+
+def test_of_repeats_that_are_enough_no_more_are_asked_for(tmp_path: Path) -> None:
+    for repeats, remedy in ((2, "range, or use --repeats 5 or more."), (5, "end of its range.")):
+        rows = [ran(Case(), 10, repeat=n + 1) for n in range(repeats - 1)]
+        rows.append(ran(Case(), 10, **measured(10, 2 * GIB), repeat=repeats))
+        runs, _ = read_results(read_sweep(write_sweep(tmp_path / f"{repeats}", rows)))
+        assert all(run.memory_varies for run in runs)
+        assert remedy in warnings.WARNINGS["memory_varies"].fix.advise(runs)
 
 
 def test_a_remedy_for_some_rows_and_another_for_others_are_both_said(tmp_path: Path) -> None:
