@@ -316,7 +316,7 @@ def measure_command(given: Job, channel: Channel) -> Outcome:
     if case.memory_limit and not run.limited and found.status in MEASURED:
         why = "it holds where Python imports torch with this harness beside it, and uses --device"
         found.status, found.reason = conclude(
-            found.measurement, f"--memory-limit did not reach the command: {why}"
+            found.measurement, f"--memory-limit did not reach the command: {why}; leave it out"
         )
     if timeline is not None:
         describe_profile(found, timeline)
@@ -471,7 +471,9 @@ def _describe(
 
 def _describe_memory(found: Outcome, reports: Reports) -> None:
     """Say what of its memory is known, of the process that tells its steps."""
-    why = reports.memory.pop("failure", "no step of an optimizer of torch's was seen")
+    none = "no step of an optimizer of torch's was seen"
+    none = "several optimizers step in turn" if reports.who.get("in_turn") else none
+    why = reports.memory.pop("failure", none)
     vars(found.measurement).update(reports.memory)
     found.leave_out(why, *(name for name in PARTS_BYTES if name not in reports.memory))
 

@@ -119,7 +119,9 @@ def test_the_smaller_batch_that_ends_an_epoch_is_no_other_batch_size(
     run = f"{shlex.quote(sys.executable)} t.py {{batch_size}}"
     given = ["--command", run, "--batch-size", "64", "96", "--device", "cpu", "--out", "out"]
     assert sweep([*given, "--no-report"]) == 0
-    assert read_records(Path("out"))["step_items"].tolist() == [64, 96]
+    rows = read_records(Path("out"))
+    assert rows["step_items"].tolist() == [64, 96]
+    assert "train_loss: the command tells no loss; give bench.step(loss=…)" in rows["missing"][0]
     capsys.readouterr()
     assert cards(["out"]) == 0
     assert " in own" not in (output := capsys.readouterr().out)
@@ -250,6 +252,17 @@ for _ in range(12):  # an item takes 2 MiB
 """
 
 
+def test_a_memory_limit_that_reaches_no_torch_is_told(tmp_path: Path) -> None:
+    flags = ["--command", "true", "--memory-limit", "1GiB", "--repeats", "1"]
+    assert sweep([*flags, "--out", str(tmp_path), *QUICK]) == 0
+    (row,) = read_records(tmp_path).to_dict("records")
+    assert (row["status"], row["reason"]) == (
+        "invalid",
+        "--memory-limit did not reach the command: it holds where Python imports torch with this "
+        "harness beside it, and uses --device; leave it out",
+    )
+
+
 @pytest.mark.slow
 def test_a_memory_limit_holds_in_each_process_that_torchrun_starts(tmp_path: Path) -> None:
     """And not for what they hold together."""
@@ -309,6 +322,7 @@ class Own:
             for weight in net.parameters():
                 weight -= 0.1 * weight.grad
 optimizer = Own() if how == "foreign" else torch.optim.AdamW(net.parameters())
+other = torch.optim.SGD(net.parameters(), 1e-3) if how == "turns" else None
 if how == "late":  # only after many steps
     import bench
 if how == "named":
@@ -318,7 +332,7 @@ for i in range(60):
         net(torch.randn(size, 32)).square().mean().backward()
     loss = net(torch.randn(size, 32)).square().mean()
     loss.backward()
-    optimizer.step()
+    (other if i % 2 and how == "turns" else optimizer).step()
     net.zero_grad()
     if (how == "late" and i > 29) or how == "named":
         bench.step(items=3, loss=7.0)
@@ -343,7 +357,7 @@ def run_unedited(
 def test_steps_are_seen_in_a_script_that_tells_of_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = run_unedited(tmp_path, "trains accumulates named")
+    rows = run_unedited(tmp_path, "trains accumulates named turns")
     errors = capsys.readouterr().err
     assert errors.count("is taken to be of its {batch_size} items") == 1
     row = rows["trains"]
@@ -359,6 +373,9 @@ def test_steps_are_seen_in_a_script_that_tells_of_none(
     assert "a step has up to 2 backward passes" in rows["accumulates"]["notes"]
     assert "which number is a step's loss is not known" in rows["accumulates"]["missing"]
     assert (rows["named"]["step_items"], rows["named"]["train_loss"]) == (3, 7)
+    note = "several optimizers step in turn: updates are counted, of any of them"
+    assert (rows["turns"]["unit"], rows["turns"]["notes"]) == ("updates", note)
+    assert "weights_bytes: several optimizers step in turn" in rows["turns"]["missing"]
     assert rows["named"]["flop_per_image"] == row["flop_per_image"] * 16 / 3
 
 
