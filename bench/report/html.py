@@ -28,7 +28,7 @@ def render(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"clean": clean, "keep_whole": keep_whole, "align": align}
+    templates.filters |= {"clean": clean, "prose": prose, "align": align}
     templates.globals["zip"] = zip
     say = report.wording.say
     names = [table.name for table in report.tables]
@@ -57,8 +57,11 @@ def align(head: Head) -> str:
     return Markup(f' class="{kind}"' if kind else "")
 
 
-def keep_whole(text: str) -> Markup:
-    """Escape a text whose flags and shares are not broken over lines: ``--`` at the end of a line
-    reads as a dash, and ``%`` at the start of one as nothing."""
-    marked = re.sub(r"(?<!\S)--[a-z][a-z-]*|[\d.]+ %", r"<span>\g<0></span>", str(escape(text)))
-    return Markup(marked)
+_WHOLE = re.compile(r"(?<!\S)--[a-z][a-z-]*|≈?\d[\d.,]* [%×°µA-Za-z]\S{,11}(?!\S)")
+
+
+def prose(text: str) -> Markup:
+    """Escape a text whose flags are not broken over lines, nor a number and its unit, which is the
+    next word: ``--`` at the end of a line reads as a dash, and ``%`` at the start of one as
+    nothing. A space that does not break would be copied with a command."""
+    return Markup(_WHOLE.sub(r"<span>\g<0></span>", str(escape(clean(text)))))

@@ -210,9 +210,26 @@ def check_opening(page: Page) -> None:
     assert "Next:" not in opening.inner_text(), "what to run is for who measured, not for readers"
 
 
+LIST_BROKEN = r"""() => {
+    const broken = [], texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+        const node = texts.currentNode;
+        if (node.parentElement.closest('.hidden, script, style')) continue;
+        for (const found of node.data.matchAll(/\d (%|s|ms|min|h|W|J|GiB|GB|TFLOP\/s)(?![\w/])/g)) {
+            const range = document.createRange();
+            range.setStart(node, found.index);
+            range.setEnd(node, found.index + found[0].length);
+            const tops = [...range.getClientRects()].map(one => Math.round(one.top));
+            if (new Set(tops).size > 1) broken.push(node.data);
+        }
+    }
+    return broken;
+}"""
+
+
 def check_fit(page: Page, width: int) -> None:
-    """Unfolded: what is wider than the page scrolls in its own box, and only tables are; the
-    drawings' ink is the page's, light or dark."""
+    """Unfolded: what is wider than the page scrolls in its own box, and only tables are; no line
+    ends between a number and its unit; the drawings' ink is the page's, light or dark."""
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     cut = page.evaluate(
         "[...document.querySelectorAll('body *')].filter(node => !node.closest('.scroll, svg')"
@@ -220,6 +237,7 @@ def check_fit(page: Page, width: int) -> None:
         " && node.getBoundingClientRect().right > innerWidth + 1).map(node => node.outerHTML)"
     )
     assert cut == []
+    assert page.evaluate(LIST_BROKEN) == []
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         ink, paper = page.evaluate(
