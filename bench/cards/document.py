@@ -39,7 +39,7 @@ from bench.answers.settings import Setting, choose, choose_base, judge_speeds
 from bench.base.limits import STEADY
 from bench.base.origin import LABELS
 from bench.base.plain import dump_document
-from bench.base.text import count, name_first
+from bench.base.text import count, join_words, name_first
 from bench.networks.workloads import OWN
 from bench.report.document import Report
 from bench.report.files import list_warnings
@@ -166,12 +166,14 @@ def _tell_traits(row: Result) -> dict[str, Any]:
 
 
 def find_groups(found: ReportData) -> list[CardGroup]:
-    """Group cards that may be compared. Measured groups come first, then published and unknown
-    ones; in each, those with a sound time, then with most cards and precisions."""
+    """Group cards that may be compared. Groups with a GPU come first; of these measured ones, then
+    published and unknown ones; in each, those with a sound time, then with most cards and
+    precisions."""
     timed = [row for row in found.results if row.status in RELIABLE and not refuse_alone(row)]
     parts = group(timed, lambda row: tuple(_tell_traits(row).items()))
     order = ["measured", *reversed(LABELS)]
     return sorted((_make_group(part) for part in parts), key=lambda one: (
+        all(entry.best.device == "cpu" for entry in one.entries),
         order.index(one.setting.kind),
         not any(entry.best.trusted for entry in one.entries),
         -len(one.cards),
@@ -493,18 +495,23 @@ class Cards(Report):
         return find_groups(self)
 
     @cached_property
-    def _cards(self) -> list[str]:
-        """The cards by name, one in two groups, or with two versions of torch, once."""
+    def _machines(self) -> tuple[list[str], list[str]]:
+        """The cards by name, one in two groups, or with two versions of torch, once; likewise the
+        machines that trained without one."""
         best = [entry.best for one in self.groups for entry in one.entries]
-        return [*{row.gpu_uuid or row.machine: row.machine for row in best}.values()]
+        cards = {row.gpu_uuid or row.machine: row.machine for row in best if row.device != "cpu"}
+        return [*cards.values()], [*dict.fromkeys(r.machine for r in best if r.device == "cpu")]
 
     @cached_property
     def title(self) -> str:
-        return count(len(self._cards), "card")
+        cards, others = (len(of) for of in self._machines)
+        alone = [count(others, "machine") + " without a GPU"] * bool(others)
+        return join_words([*[count(cards, "card")] * bool(cards or not others), *alone])
 
     @cached_property
     def subject(self) -> str:
-        return f"{self.title}: {name_first(self._cards, 3)}"
+        cards, others = self._machines
+        return f"{self.title}: {name_first(cards + others, 3)}"
 
     @cached_property
     def constants(self) -> tuple[str, ...]:

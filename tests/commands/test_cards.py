@@ -119,6 +119,19 @@ def test_a_card_of_two_groups_is_named_once(folders: list[Path], tmp_path: Path)
     assert found.subject == "3 cards: NVIDIA A, NVIDIA B, NVIDIA C"
 
 
+def test_a_card_is_a_gpu_and_what_trained_without_one_comes_last(
+    folders: list[Path], tmp_path: Path
+) -> None:
+    axes = {"device": "cpu", "model": "dpn-small", "gpu": "", "gpu_uuid": ""}
+    rows = list_rows("none", 9.0, [(128, "off")], cpu="A CPU", **axes)
+    other = write_sweep(tmp_path / "other", rows)
+    found = build(read_sweeps([other, *folders, REFERENCE]), Path())
+    devices = [group.setting.device for group in found.groups]
+    assert devices == ["cuda", "cuda", "cpu"]
+    assert found.title == "4 cards and 1 machine without a GPU"
+    assert build(read_sweeps([other]), Path()).title == "1 machine without a GPU"
+
+
 def test_what_changes_no_step_may_differ_between_cards(folders: list[Path], tmp_path: Path) -> None:
     """Versions, the recipe, and the source of the harness."""
     about = {"torch": "2.11.0+cu126", "driver": "550.2", "cuda": "12.6", "lr": 0.1}
