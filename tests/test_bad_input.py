@@ -124,7 +124,11 @@ FLAGS = [
     (["--batch-size", "49999"], "batch size 49999 leaves a last batch of one image, and BatchNorm"),
     (["--precision", "fp61"], "--precision 'fp61': did you mean 'fp16'?"),
     (["--loss-scale", "128"], "none of the precisions measured scales a loss; add --precision"),
-    (["--loss-scale", "0"], "--loss-scale '0': a loss scale is a finite number above 0, 'dynamic'"),
+    *(
+        (["--loss-scale", text], f"--loss-scale '{text}': a loss scale is a number from 2^-126 to "
+         "2^127, which is what float32 holds; 'dynamic', ")
+        for text in ("0", "1e40", "1e-50", "2^128", "2^-127")
+    ),
     (["--lr", "0"], "--lr '0': a learning rate is a finite number above 0"),
     (["--fraction", "1.5"], "--fraction '1.5': a fraction is a finite number above 0"),
     (["--evaluate", "yes"], "--evaluate 'yes': a boolean value is 'on' or 'off'"),
@@ -223,7 +227,12 @@ OTHERS = [
 IMAGES = "--dataset synthetic --device cpu"
 TRAINING = [
     (scales, "--precision fp32", "--precision fp32: no loss scale is chosen for it; right"),
-    (scales, "--scales 0", "--scales '0': give numbers above 0, such as 128 or 2^16"),
+    (
+        scales,
+        "--scales 0",
+        "--scales '0': a loss scale is a number from 2^-126 to 2^127, "
+        "which is what float32 holds, such as 128 or 2^16",
+    ),
     (scales, "--steps 0", "--steps '0': give a whole number of at least 1"),
     (scales, "--accumulate 2", f"--accumulate: bench.scales {TAKEN} trains"),
     (scales, "--batch-size 1", "batch size 1 leaves a batch of one image, and BatchNorm needs"),

@@ -153,14 +153,11 @@ def choose_cases(axes: Mapping[str, list[Value]], data_dir: Path | None) -> list
 
 
 def parse_scale(text: str) -> float:
-    """Parse a loss scale: ``128``, ``2^16``. Raises UsageError: it is not above 0 and finite."""
+    """Parse a loss scale: ``128``, ``2^16``. Raises UsageError: see `read_scale`."""
     try:
-        scale = read_scale(text)
-    except ValueError:
-        scale = 0.0
-    if not 2.0**-126 <= scale <= 2.0**127:
-        raise UsageError(f"--scales {text[:60]!r}: give numbers above 0, such as 128 or 2^16")
-    return scale
+        return read_scale(text)
+    except ValueError as error:
+        raise UsageError(f"--scales {text[:60]!r}: {error}, such as 128 or 2^16") from None
 
 
 def show(scales: ScaleMap) -> None:
