@@ -110,7 +110,8 @@ def summarize(trials: Sequence[Trial], halving: Halving) -> Iterator[str]:
         named = best.row.case.label(halving.trials[0])
         yield f"Best: {named}, {quantity.label} {value} after {count(len(best.curve), 'epoch')}."
     else:
-        yield "No trial has trained all its epochs yet."
+        yield "No trial has trained all its epochs."
+        return
     spent, longest = sum(len(trial.curve) for trial in trials), _find_longest(trials, halving)
     whole = len(trials) * longest
     if spent < whole:

@@ -266,6 +266,23 @@ def test_the_same_command_goes_on_where_it_was_stopped(
     assert len(run(tmp_path / "cut", *RANGE)) == len(frame), "nothing is left to do"
 
 
+@pytest.mark.parametrize(
+    ("answers", "rc", "outcome"),
+    [("precision=fp32:oom", 1, "out of memory"), ("", 130, "interrupted")],
+)
+def test_where_no_trial_is_whole_none_is_the_best(
+    answers: str, rc: int, outcome: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    monkeypatch.setenv(fake.ANSWERS, answers)
+    if not answers:
+        fake.stop_at(1, monkeypatch)
+    run(tmp_path, *RANGE, rc=rc)
+    output = capsys.readouterr().out
+    assert "\nNo trial has trained all its epochs.\n\n" in output
+    assert outcome in output
+    assert "epochs were trained where" not in output
+
+
 def edit_torch(out: Path, version: str) -> None:
     """Have the rows that are there be of another torch."""
     frame = pd.read_csv(out / RECORDS, dtype=str, keep_default_na=False)
