@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _NormBase
 
 from bench.networks.data.batches import Divided, Supply
 from bench.networks.freezing import NONE, freeze
@@ -153,6 +154,9 @@ def count_flop(workload: Workload, frozen: str = NONE, recompute: str = Case.rec
     with torch.device("meta"):
         with keep_switches({}):
             network = workload.build_model()
+        for norm in network.modules():
+            if isinstance(norm, _NormBase) and norm.momentum is None:
+                norm.momentum = 0.1  # else it reads how many batches it has seen, of a meta tensor
         freeze(network, frozen, workload.find_head)
         Recompute(recompute, workload.blocks).apply(network)
         batch = sketch_batch(workload, 2)

@@ -241,6 +241,16 @@ def test_flop_are_those_that_are_counted_on_shapes(precision: str) -> None:
     assert (WorkKind.CAST in work) is (precision != "fp32")
 
 
+def test_flop_of_a_normalization_that_averages_all_batches_are_known() -> None:
+    """Which asks how many it has seen, as shapes alone do not know."""
+
+    class Normalized(Flat):
+        def build_model(self) -> nn.Module:
+            return nn.Sequential(super().build_model(), nn.BatchNorm1d(10, momentum=None))
+
+    assert count_flop(Normalized()) == count_flop(Flat())
+
+
 def test_a_row_has_the_traffic_of_its_step() -> None:
     asked = {"workload": [f"{__name__}:Flat"], "device": ["cpu"], "accumulate": [2]}
     (case,) = grid({**asked, "precision": ["fp32"], "batch_size": [20]})
