@@ -23,10 +23,12 @@ _LACKS = "*"
 
 class Cost(NamedTuple):
     """What one epoch, or what else a time is of, costs: ``value`` is NaN where it is not known, and
-    ``lacks_energy`` if the price of a kWh is not in it, since the energy is not known."""
+    ``lacks_energy`` if the price of a kWh is not in it, since the energy is not known. ``of_slice``
+    if it is not known since the prices are of whole GPUs, and this is of a MIG slice of one."""
 
     value: float
     lacks_energy: bool = False
+    of_slice: bool = False
 
     def write(self) -> str:
         if math.isnan(self.value):
@@ -51,16 +53,19 @@ class Tariff:
         self, row: AnyRow, time_s: float | None = None, energy_j: float | None = None
     ) -> Cost:
         """Return the cost of an epoch of a run or a result, by its time and energy unless they are
-        given, in s and J. Of a machine without a price, where others have one, it is not known."""
+        given, in s and J. Of a machine without a price, where others have one, it is not known; nor
+        of a MIG slice without one that names it, as others use the rest of the GPU."""
         time_s = row.epoch_time_s if time_s is None else time_s
         energy_j = row.energy_per_epoch_j if energy_j is None else energy_j
         energy = (self.kwh or 0.0) * energy_j / _KWH_J
         if not self.hours:
             return Cost(energy)
         name = row.machine.casefold()
-        priced = [part for part in self.hours if part.casefold() in name]
+        whole, part_of, _ = name.partition(" mig")
+        named = [part for part in self.hours if part.casefold() in name]
+        priced = [part for part in named if not part_of or part.casefold() not in whole]
         if not priced:
-            return Cost(math.nan)
+            return Cost(math.nan, of_slice=bool(named))
         used = self.hours[max(priced, key=len)] * row.used_gpus * time_s / _HOUR_S
         if self.kwh is None:
             return Cost(used)
@@ -83,12 +88,14 @@ class Tariff:
         ]
         if self.kwh is not None:
             prices.append(f"{self.kwh:g} a kWh of the energy that was measured, of GPUs alone")
+        costs = [*costs]
         lacks = (
             f" {_LACKS} without the energy, which is not known: compare it with none that has it."
         )
-        return (
-            f"Cost: {join_words(prices)}.{lacks if any(one.lacks_energy for one in costs) else ''}"
-        )
+        notes = lacks * any(one.lacks_energy for one in costs)
+        if any(one.of_slice for one in costs):
+            notes += " Of a MIG slice, a part of a GPU, it is known by its own price: add MIG=1/h."
+        return f"Cost: {join_words(prices)}.{notes}"
 
     def refuse_unknown(self, rows: Collection[AnyRow]) -> None:
         """Raises UsageError: a price is of a machine, or of an energy, that none of these has."""

@@ -65,6 +65,12 @@ COSTS: dict[str, tuple[list[Record], str, str, float | None]] = {
     "the price of the longest name": (
         list_rows(gpu="H100 NVL"), "--price 9/h h100=2/h 100=3/h", "2.000", 2.0,
     ),
+    "a MIG slice, by the price of a GPU": (
+        [*list_rows(gpu="A100 MIG 1g.5gb"), *list_rows(FP16)], "--price 2/h A100=2/h", "–", None,
+    ),
+    "a MIG slice, by its own": (
+        list_rows(gpu="A100 MIG 1g.5gb"), "--price A100=2/h 1g.5gb=0.3/h", "0.3000", 0.3,
+    ),
     "a machine that has no price of its own": (
         [*list_rows(gpu="B card"), *list_rows(FP16, gpu="H100")],
         "--price H100=2/h --kwh 0.3", "–", None,
@@ -110,6 +116,16 @@ def test_the_first_screen_of_several_settings(tmp_path: Path, capsys: Capture) -
     assert lines == [["fp32", "2.000", "4.000", "2.000?"],
                      ["fp16", "6.000", "8.000", "–"]]  # fmt: skip
     assert table.splitlines()[4].strip() == "Cost: 2 an hour of each GPU (or machine without one)."
+
+
+def test_a_slice_without_a_price_of_its_own_is_told_how_to_give_one(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    folder = write_sweep(tmp_path / "sweep", list_rows(gpu="A100 MIG 1g.5gb"))
+    note = "Of a MIG slice, a part of a GPU, it is known by its own price: add MIG=1/h."
+    for more, asks in (([], True), (["MIG=1/h"], False)):
+        assert report_main([str(folder), "--price", "2/h", *more, "-o", f"{tmp_path}/r.md"]) == 0
+        assert (note in (tmp_path / "r.md").read_text()) is asks
 
 
 def test_two_sides(tmp_path: Path, capsys: Capture) -> None:
