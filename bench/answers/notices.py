@@ -100,7 +100,11 @@ def describe_constants(cases: _Results, varying: Collection[str]) -> Iterator[st
     for part in group(cases, attrgetter("ran_on")):
         constants = [part[0].machine]
         values = {name: name_values(part, name, 4) for name in ENVIRONMENT}
-        constants += [f"{ENVIRONMENT[name]} {value}" for name, value in values.items() if value]
+        constants += [
+            f"{ENVIRONMENT[name]} {value}"
+            for name, value in values.items()
+            if value not in ("", part[0].machine)  # a CPU is the machine itself
+        ]
         yield ", ".join([*constants, *_name_kinds(part)]) + "."
 
 

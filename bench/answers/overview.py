@@ -182,10 +182,9 @@ def _lay_out(found: ReportData, pivot: _Pivot, title: str, cells: dict[int, Cell
     others = [axis for axis in own if axis not in ("precision", "loss_scale")]
     others = others if len(others) > MOST_DOWN else []
     rows: list[_Line] = []
-    recommended = [setting for place in found.places for setting in place.recommended]
     for line in lines:
         filled = {
-            value: replace(cells[setting.best.cell], chosen=setting in recommended)
+            value: replace(cells[setting.best.cell], chosen=setting in found.recommended)
             for value, setting in line.items()
         }
         if any(cell.text != NOTHING for cell in filled.values()):
@@ -270,6 +269,12 @@ def _warning(place: Target, setting: Setting) -> str:
 # --------------------------------------------------------------------------------------- all cases
 
 
+def _mark(column: Column[Result], recommended: Sequence[Setting]) -> Column[Result]:
+    """Return a column whose cells of what is recommended are marked."""
+    chosen = {setting.best.cell for setting in recommended}
+    return replace(column, say=lambda row: replace(column.fill(row), chosen=row.cell in chosen))
+
+
 def _lay_out_cases(found: ReportData, cases: Sequence[Result], title: str) -> Sheet:
     """Return the table of some cases, a row each, with all that was measured of it: under the axis
     that they are grouped by, or else under machines, networks and files."""
@@ -291,7 +296,7 @@ def _lay_out_cases(found: ReportData, cases: Sequence[Result], title: str) -> Sh
             *[Column("sweep", "folder", "where its rows are",
                      lambda row: row.sweep if len(stems) > 1 else
                      f"…{row.sweep.rpartition('-')[2]}", wrap=True)] * folders,
-            replace(quantity_column("epoch_time_s", always=True),
+            replace(_mark(quantity_column("epoch_time_s", always=True), found.recommended),
                     label=QUANTITIES["epoch_time_s"].title + name_spread(cases)),
             *[Column("period", "of", "what the time is of",
                      lambda row: str(row.period) if row.timed else "", wrap=True)] * mixed,

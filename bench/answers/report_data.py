@@ -158,6 +158,11 @@ class ReportData:
         return found
 
     @cached_property
+    def recommended(self) -> list[Setting]:
+        """What is recommended of all places."""
+        return [setting for place in self.places for setting in place.recommended]
+
+    @cached_property
     def effects(self) -> tuple[Effect, ...]:
         return tuple(find_effects(self.results, self.varying))
 

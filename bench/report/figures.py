@@ -74,7 +74,7 @@ def list_panels(report: Report) -> list[Panel]:
     apart = [setting for place in report.places if place.apart for setting in place.settings]
     unlike = {case.cell for setting in apart for case in setting.cases}
     valid = [one for one in valid if one.cell not in unlike]
-    chosen = {one.best.cell for place in report.places for one in place.recommended}
+    chosen = {setting.best.cell for setting in report.recommended}
     parts = group((one.best for one in list_settings(valid)), attrgetter(*PANEL))
     several = [n for n in ("model", "dataset") if len({getattr(one, n) for one in valid}) > 1]
     varying = find_varying(valid, [name for name in ORDER if name in FIXED_AXES])
@@ -265,7 +265,7 @@ class Drawing(NamedTuple):
 DRAWINGS = (
     Drawing(
         "images-per-s", "images/s by batch size",
-        "Higher is better. Each precision at its main loss scale.",
+        "Higher is better.",
         "batch size", "images/s", _draw_rates,
     ),
     Drawing(
@@ -278,9 +278,16 @@ DRAWINGS = (
 
 
 def list_figures(panels: Sequence[Panel]) -> list[tuple[Drawing, list[Panel]]]:
-    """Return the figures that there is data for, with the panels of each."""
-    fit = [(kind, [p for p in panels if len(p.every) > 1 or not kind.costs]) for kind in DRAWINGS]
-    return [(kind, shown) for kind, shown in fit if shown]
+    """Return the figures that there is data for, with the panels of each: costs of several
+    settings, and rates of several batch sizes."""
+    found = []
+    for kind in DRAWINGS:
+        told = [p.every if kind.costs else {case.batch_size for case in p.cases} for p in panels]
+        shown = [panel for panel, several in zip(panels, told, strict=True) if len(several) > 1]
+        if not kind.costs and any(case.loss_scale for panel in shown for case in panel.cases):
+            kind = kind._replace(caption=f"{kind.caption} Each precision at its main loss scale.")
+        found += [(kind, shown)] * bool(shown)
+    return found
 
 
 def draw(kind: Drawing, panels: Sequence[Panel], columns: int, say: Callable[[str], str]) -> Figure:

@@ -21,7 +21,7 @@ from bench.results.study.sweeps import read_sweep
 from bench.schema.case import Case
 from bench.schema.record import Record, Status
 from bench.schema.rules import settle
-from tests.planted.records import FP16, FP32, at, make_record, ran, write_sweep
+from tests.planted.records import FP16, FP32, GIB, at, make_record, ran, write_sweep
 from tests.planted.results import read_report, tell
 from tests.planted.scripts import counted, script
 
@@ -353,11 +353,15 @@ def test_all_that_the_first_sentence_names_together_is_marked(tmp_path: Path) ->
     rows = [row for (lr, case), of in times.items() for row in ran(replace(case, lr=lr), of)]
     report = read_report(tmp_path, rows)
     assert "(lr 0.001) or fp16 at batch size 128 (lr 0.1), whose" in report.answers[0].sentences[0]
-    marked = [
-        [cell["text"] for row in table["rows"] for cell in row if cell.get("recommended")]
-        for table in json.loads(write_json(report))["tables"]
-    ]
-    assert [one for one in marked if one] == [["50.00 · 2.00×", "50.10 · 2.00×"], ["4.00", "4.00"]]
+    tables = json.loads(write_json(report))["tables"]
+    marked = {
+        table["name"]: [c["value"] for row in table["rows"] for c in row if c.get("recommended")]
+        for table in tables
+    }
+    both = [50.0, 50.1]
+    assert {name: values for name, values in marked.items() if values} == {
+        "times": both, "costs": [4 * GIB, 4 * GIB], "overview": both
+    }  # fmt: skip
     (panel, *_) = list_panels(report)
     assert panel.chosen == {row.cell for row in report.results if row.precision == "fp16"}
 

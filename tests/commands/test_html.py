@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -24,11 +25,12 @@ from bench.report.figures import (
     Panel,
     draw,
     find_frontier,
+    list_figures,
     list_panels,
 )
 from bench.results.study.sweeps import read_sweeps
 from bench.schema.case import Case
-from tests.planted.records import ROOT, ran
+from tests.planted.records import FP16, FP32, ROOT, ran
 from tests.planted.results import read_report
 from tests.planted.sweeps import Folders
 
@@ -309,6 +311,27 @@ def test_a_line_holds_cases_that_differ_only_in_batch_size(planted: Folders) -> 
         assert len({getattr(case, name) for case in cases}) == 1, name
     places = [(case.precision, case.batch_size) for case in cases]
     assert len({*places}) == len(places)
+
+
+def test_rates_are_drawn_by_batch_size_where_there_are_several(tmp_path: Path) -> None:
+    """And loss scales are spoken of where a case has one."""
+    shown = {}
+    for name, cases in {
+        "one": (FP32, FP16),
+        "unscaled": (FP32, replace(FP32, batch_size=64)),
+        "scaled": (FP16, replace(FP16, batch_size=64)),
+    }.items():
+        report = read_report(tmp_path / name, [row for case in cases for row in ran(case, (30,))])
+        shown[name] = [
+            (kind.name, "loss scale" in kind.caption)
+            for kind, _ in list_figures(list_panels(report))
+        ]
+    costs = ("time-memory", False)
+    assert shown == {
+        "one": [costs],
+        "unscaled": [("images-per-s", False), costs],
+        "scaled": [("images-per-s", True), costs],
+    }
 
 
 def test_the_baseline_is_what_most_cases_have() -> None:
