@@ -50,7 +50,8 @@ def build_parser() -> Parser:
         group,
         "--budget",
         "TIME",
-        f"wall time, such as 90s, 10m or 1h; a run that has begun is not cut off ({BUDGET})",
+        f"wall time, such as 90s, 10m or 1h; a run that would end more than a tenth of it later is "
+        f"stopped ({BUDGET})",
         parse_budget,
         BUDGET,
     )

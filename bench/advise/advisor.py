@@ -22,7 +22,7 @@ from bench.advise.findings import (
     measure_length,
     strip,
 )
-from bench.answers.advice import propose
+from bench.answers.advice import BUDGET, parse_budget, propose
 from bench.answers.choice import tell_choice
 from bench.answers.halving import spell_case
 from bench.answers.recommendation import tell_learnt
@@ -70,6 +70,12 @@ _LONGER = 1.5  # how many times as many steps of a command are worth another run
 EXPLORE = 0.7
 """Share of the budget for looking for better settings; the rest is for repeats."""
 
+_RUNS = 10
+"""The fewest runs that a proposed budget has time for."""
+
+_LATE = 0.1
+"""Share of the budget by which a run that has begun may end after it, as one that takes somewhat
+longer than others did; then it is stopped."""
 
 SEEDS = 5
 """Seeds by which to compare what two settings learn."""
@@ -96,7 +102,8 @@ def find_advice(
             loop.work(advisor)
         pending = advisor.choose(math.inf) is not None
     found = gather(ReportData, [read_sweep(loop.out)])
-    return Advice(findings, advisor.left_out, loop.out, loop.resume, pending, loop.stopped, found)
+    run_s, left_out, resume = advisor.predict_s(now), advisor.left_out, loop.resume
+    return Advice(findings, left_out, loop.out, resume, pending, loop.stopped, found, run_s)
 
 
 class Advisor(Grid):
@@ -112,6 +119,7 @@ class Advisor(Grid):
     ) -> None:
         super().__init__(loop, [], read_history(rows), OomSkips({}), {})
         self.findings, self._budget_s, self._until = findings, budget_s, until
+        self._cut_s = 0.0  # how long the run had taken that the budget's end stopped
         self.left_out: dict[str, str] = {}  # precisions that cannot be tried here, and why
         for precision in map(str, findings.levers.get("precision", ())):
             reason = loop.refuse(replace(findings.now, precision=precision))
@@ -130,16 +138,18 @@ class Advisor(Grid):
     def choose(self, left_s: float) -> Case | None:
         """Return the next setting to run, with so much time left; None if no run fits in it, or
         none would help."""
+        if left_s <= 0:
+            return None
         runs = self.findings.runs
         spare_s = (1 - EXPLORE) * self._budget_s
         for setting in self.findings.explore():
             if self._has_run(setting) or not self._may_run(setting):
                 continue
-            if not runs or self._predict_s(setting) <= left_s - spare_s:
+            if not runs or self.predict_s(setting) <= left_s - spare_s:
                 return setting
             break
         again = self.findings.list_unrepeated()
-        return next((s for s in again if self._predict_s(s) <= left_s), None)
+        return next((s for s in again if self.predict_s(s) <= left_s), None)
 
     def _has_run(self, setting: Case) -> bool:
         """Return whether a setting was measured for as long as others: the first run of a search,
@@ -173,25 +183,24 @@ class Advisor(Grid):
         room = parse_bytes(limit) if limit else psutil.virtual_memory().available / 2
         return bool(min(each) * setting.batch_size <= room)
 
-    def _predict_s(self, setting: Case) -> float:
-        """Return the seconds that a run takes, like those so far that were compiled alike."""
-        took = [
-            read_time(row.finished_at) - read_time(row.started_at)
-            for row in self.findings.rows
-            if row.compile == setting.compile and row.status is Status.OK
-        ]
-        return median(took) if took else 0.0
+    def predict_s(self, setting: Case) -> float:
+        """Return the seconds that a run takes, like those so far, of which some were compiled
+        alike; if none has trained, what the one took that was stopped, or 0."""
+        rows = [row for row in self.findings.rows if row.status is Status.OK]
+        alike = [row for row in rows if row.compile == setting.compile] or rows
+        return median([*map(_time_run, alike)] or [self._cut_s])
 
     def take(self, lane: Lane, idle: Sequence[Lane]) -> Job | None:
-        self.loop.rate(lane, self.findings.now.device)
-        if self.running:
+        if not self.left:
             return None
+        self.loop.rate(lane, self.findings.now.device)
         if not self._runs and (setting := self.choose(self._until - monotonic())):
             case = self._size(setting)
             again = case == self.findings.cases.get(setting)
             repeat = len(self.findings.runs[setting]) + 1 if again else 1
             self._runs.append((case, repeat, False))
-        return super().take(lane, idle)
+        job = super().take(lane, idle)
+        return job and replace(job, until=self._until + _LATE * self._budget_s)
 
     def _size(self, setting: Case) -> Case:
         """Return the case that measures a setting: the one that did, if it was for longer than
@@ -229,6 +238,8 @@ class Advisor(Grid):
     def settle(self, job: Job, record: Record, outcome: Outcome) -> None:
         """Learn from a run, and say what would be advised and what is left of the budget."""
         super().settle(job, record, outcome)
+        if record.status is Status.INTERRUPTED and not self.loop.stopped:
+            self._cut_s = _time_run(record)
         if record.status in REPEATED:
             return
         self.findings.add(job.case, Row(flatten(record)))
@@ -236,6 +247,11 @@ class Advisor(Grid):
         so_far = f"so far: {name(advised, self.findings.now)}; " if advised else ""
         left = f"{write_seconds(left_s)} left" if left_s > 0 else "nothing left of the budget"
         self.loop.display.say(f"    {so_far}{left}")
+
+
+def _time_run(run: Row | Record) -> float:
+    """Return how long a run took as a whole, in s."""
+    return read_time(run.finished_at) - read_time(run.started_at)
 
 
 # --------------------------------------------------------------------------------------- the answer
@@ -262,6 +278,7 @@ class Advice:
     pending: bool = False  # whether anything is left to run
     stopped: int = 0  # the signal that stopped it before the budget was used; 0 for none
     found: ReportData | None = None  # what a report has of the folder
+    run_s: float = 0.0  # that a run takes, or took until it was stopped; 0 if none ran
 
     @property
     def advised(self) -> Case | None:
@@ -273,10 +290,15 @@ class Advice:
         findings, advised, now = self.findings, self.advised, self.findings.now
         warnings = list[str]()
         if advised is None:
-            yield (
-                f"No advice: {count(len(findings.times), 'setting')} measured, and it takes two; "
-                f"python -m bench.report {shlex.quote(str(self.folder))} says why."
-            )
+            why = f"python -m bench.report {shlex.quote(str(self.folder))} says why"
+            if self.pending and not self.stopped and (self.run_s or not findings.runs):
+                why = "the budget was over before a run began"
+                if self.run_s:
+                    at_least = "at least " * (not findings.times)
+                    why = f"a run takes {at_least}{write_seconds(self.run_s)}"
+                why += "; the last command here has more time"
+            measured = count(len(findings.times), "setting")
+            yield f"No advice: {measured} measured, and it takes two: {why}."
         else:
             lowest = min(findings.times, key=findings.find_time)
             yield self._recommend(advised)
@@ -371,7 +393,11 @@ class Advice:
         """Return the command that goes on, or begins ``anew``; empty if nothing is left to run."""
         if not (self.pending or anew):
             return ""
-        return propose(self.command, self.folder, longer=not self.stopped, anew=anew)
+        known = self.run_s or self.findings.runs
+        least_s = _RUNS * self.run_s if known else parse_budget("--budget", BUDGET)
+        return propose(
+            self.command, self.folder, longer=not self.stopped, anew=anew, least_s=least_s
+        )
 
     def _recommend(self, advised: Case) -> str:
         """Say what to train with, and what that gains over the present setting."""

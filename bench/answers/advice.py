@@ -25,11 +25,17 @@ def parse_budget(flag: str, text: str) -> float:
     return seconds
 
 
-def propose(command: str, folder: Path, *, longer: bool = True, anew: bool) -> str:
+def propose(
+    command: str, folder: Path, *, longer: bool = True, anew: bool, least_s: float = 0.0
+) -> str:
     """Return the command that goes on with a search in its folder, with the budget that it should
-    have, or begins one ``anew`` in a folder beside it, since runs with a warning stay in theirs."""
+    have, of at least ``least_s`` if it is to be ``longer``, or begins one ``anew`` in a folder
+    beside it, since runs with a warning stay in theirs."""
     flags = split_flags(shlex.split(command)[3:])
     given = flags.get("--budget", [BUDGET])[-1].rpartition("=")[2]
-    minutes = math.ceil(parse_budget("--budget", given) * (_MORE if longer else 1) / 60)
+    budget_s = parse_budget("--budget", given)
+    if longer:
+        budget_s = max(_MORE * budget_s, least_s)
+    minutes = math.ceil(budget_s / 60)
     out = folder.with_name(f"{folder.name}-again") if anew else folder
     return change_flags(command, ["--out", str(out), "--budget", f"{minutes}m"])

@@ -224,8 +224,12 @@ class Loop:
         message: Outcome | BaseException
         try:
             message = self._executor.run(
-                job, lambda event: self._messages.put((lane, event)), lambda: bool(self.stopped)
+                job,
+                lambda event: self._messages.put((lane, event)),
+                lambda: bool(self.stopped) or time.monotonic() > job.until,
             )
+            if message.status is Status.INTERRUPTED and not self.stopped:
+                message = replace(message, reason="the time for it was over")
         except BaseException as error:
             message = error
         self._messages.put((lane, message))

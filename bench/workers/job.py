@@ -5,6 +5,7 @@ At each phase it waits for its parent, so that it can take readings of the card 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -71,7 +72,8 @@ class Job:
     ``outputs`` is a folder of its own, ``since_ns`` when the results were begun, and ``sees_steps``
     whether its steps are looked for. The ``trace``
     of a profiled case is kept in a file, as the ``log`` is. ``known`` values are not determined
-    again. ``asked_at`` is the time.monotonic() at which the worker was requested, in s."""
+    again. ``asked_at`` is the time.monotonic() at which the worker was requested, in s, and
+    ``until`` that at which it is stopped."""
 
     case: Case
     folder: str = ""
@@ -88,6 +90,7 @@ class Job:
     outputs: Path | None = None
     rendezvous: Rendezvous | None = None
     asked_at: float = 0.0
+    until: float = math.inf
     judged: bool = False
     repeat: int = 1
     sentinel: bool = False

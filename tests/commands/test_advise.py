@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -24,10 +25,12 @@ from bench.results.store.rows import Row
 from bench.results.study.sweeps import read_sweep
 from bench.schema.case import Case, format_value
 from bench.schema.flags import join_flags
-from bench.schema.record import Record, Status, flatten
+from bench.schema.record import Outcome, Record, Status, flatten
 from bench.schema.rules import settle
 from bench.sweep import __main__ as sweep
 from bench.sweep.options import parse_arguments
+from bench.workers.executors import Stopping
+from bench.workers.job import Job
 from tests import fake_executor as fake
 from tests.planted.records import ROOT, make_run, write_sweep
 from tests.planted.scripts import counted
@@ -377,10 +380,48 @@ def test_where_too_little_was_measured_there_is_no_answer(
     assert output.startswith("No advice: ")
     assert ("Did not train: fp32, batch size 128 (oom: " in output) == bool(answers)
     assert ("Next: python -m bench.advise" in output) == bool(flags)
+    if flags:
+        assert "0 settings measured, and it takes two: the budget was over before a run" in output
+        assert output.endswith(" --budget 10m\n")
+        assert not len(read_records(tmp_path))
     run(tmp_path, *flags.split(), "--format", "json", rc=3)
     found = read_document(capsys.readouterr().out)
     assert (found["advised"], found["gain"], found["time_of"]) == (None, None, "an epoch")
     assert (found["next"] or "").startswith("python -m bench.advise" if flags else "")
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_run_that_outlasts_the_budget_is_stopped(
+    first: bool, tmp_path: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
+    """The first, or the second, which is told to go on for as long as it is let."""
+    real = fake.FakeExecutor.run
+
+    def wait(self: fake.FakeExecutor, job: Job, on_event: Any, stopping: Stopping) -> Outcome:
+        if first or job.case.precision != "fp32":
+            while not stopping():
+                sleep(0.01)
+        return real(self, job, on_event, stopping)
+
+    monkeypatch.setattr(fake.FakeExecutor, "run", wait)
+    run(tmp_path, "--batch-size", "128", "--budget", "3s", rc=3)
+    output = capsys.readouterr().out
+    *_, row = read_records(tmp_path).to_dict("records")
+    assert (row["status"], row["reason"]) == ("interrupted", "the time for it was over")
+    said = "0 settings measured, and it takes two: a run takes at least " if first else "1 setting "
+    assert output.startswith(f"No advice: {said}")
+    assert output.endswith(" --budget 1m\n")
+
+
+def test_the_next_budget_has_time_for_ten_runs(tmp_path: Path) -> None:
+    command = "python -m bench.advise --budget 2m"
+    advice = Advice(show({NOW: [100.0]}), {}, tmp_path, command, pending=True, run_s=90)
+    first, *_, last = advice.write()
+    assert first == (
+        "No advice: 1 setting measured, and it takes two: a run takes 1.5 min; the last command "
+        "here has more time."
+    )
+    assert last == f"Next: python -m bench.advise --out {tmp_path} --budget 15m"
 
 
 def test_a_budget_is_a_time() -> None:
