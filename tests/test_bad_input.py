@@ -24,6 +24,7 @@ from bench.doctor.__main__ import main as doctor
 from bench.export import main as export
 from bench.publish.__main__ import main as publish
 from bench.report.__main__ import main as report
+from bench.results.store.reader import read_records
 from bench.results.store.table import RECORDS
 from bench.scales.__main__ import main as scales
 from bench.schema.flags import join_flags
@@ -202,6 +203,30 @@ FLAGS = [
 @pytest.mark.parametrize(("flags", "parts"), [(f, p) for f, *p in FLAGS], ids=lambda v: str(v)[:40])
 def test_flags(capsys: Capture, flags: list[str], parts: list[str]) -> None:
     expect(capsys, sweep, join_flags(FAKE, flags), *parts)
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ("--optimizer adamw-8bit adamw-4bit", "adamw-8bit needs torchao>=0.18 beside torch>=2.11"),
+        ("--optimizer adamw-offload", "adamw-offload keeps a GPU's state in the host's memory"),
+        ("--precision fp16-apex", "NVIDIA apex needs an NVIDIA GPU"),
+    ],
+)
+def test_a_sweep_of_which_no_case_can_run_is_refused(
+    capsys: Capture, monkeypatch: Patch, flags: str, reason: str, dry: list[str]
+) -> None:
+    """Without torchao; one that another case can run beside has a row."""
+    monkeypatch.setattr("bench.sweep.inputs.find_version", lambda package: None)
+    words = join_flags(FAKE, flags.split())
+    expect(capsys, sweep, [*words, *dry], "error: cannot be trained here: ", reason)
+    if "--optimizer" in flags and not dry:
+        words = join_flags(FAKE, [*flags.split(), "sgd"], ["--repeats", "1", "--out", "out"])
+        assert sweep([*words, "--no-report"]) == 0
+        ends = read_records(Path("out")).query("not sentinel").set_index("optimizer")["status"]
+        assert ends.pop("sgd") == "ok"
+        assert {*ends} == {"unsupported"}
 
 
 TAKEN = "does not take it, because it"

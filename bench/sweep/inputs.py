@@ -44,10 +44,10 @@ class Inputs:
     versions: Versions = field(default_factory=Versions)  # of what the folder's rows trained
 
     def refuse(self, case: Case) -> str:
-        """Return why the case cannot be run here at all, and what to do; empty if it can."""
-        precision = PRECISIONS[case.precision]
-        platform = self.platforms[case.device]
-        if case.command is not None:
+        """Return why the case cannot be run here at all, and what to do; empty if it can, or if its
+        device is not known."""
+        precision, platform = PRECISIONS[case.precision], self.platforms.get(case.device)
+        if case.command is not None or platform is None:
             return ""
         if precision.float8 and (reason := platform.refuse_recipe(case.fp8_recipe)):
             return reason
@@ -67,10 +67,10 @@ class Inputs:
 
     def _refuse_optimizer(self, case: Case) -> str:
         kind, model = OPTIMIZERS.get(case.optimizer), self.find_model(case)
-        if kind and kind.torchao and not find_version("torchao"):
-            return ask_for_torchao(case.optimizer)
         if case.optimizer == OFFLOADED and case.device == "cpu":
             return refuse_offload()
+        if kind and kind.torchao and not find_version("torchao"):
+            return ask_for_torchao(case.optimizer)
         if model is not None and case.optimizer in model.plain:
             return refuse_plain(case.optimizer, case.model)
         return ""

@@ -228,7 +228,8 @@ class Loop:
                 lambda event: self._messages.put((lane, event)),
                 lambda: bool(self.stopped) or time.monotonic() > job.until,
             )
-            if message.status is Status.INTERRUPTED and not self.stopped:
+            late = time.monotonic() > job.until and not self.stopped
+            if late and message.status is Status.INTERRUPTED:
                 message = replace(message, reason="the time for it was over")
         except BaseException as error:
             message = error

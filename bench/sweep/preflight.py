@@ -38,7 +38,7 @@ from bench.schema.case import (
     supposes_items,
 )
 from bench.schema.command import refuse_program
-from bench.schema.precision import PRECISIONS
+from bench.schema.precision import PRECISIONS, find_apex
 from bench.schema.record import MODEL_PARTS
 from bench.schema.rules import takes
 from bench.sweep.inputs import Inputs, name_data
@@ -117,7 +117,8 @@ def check_without_torch(
             known = guess_devices()
         own = list_requests(filter(is_own, cases))
         machine = examine([], own, timeout_s=options.timeout_s) if own else Machine()
-    inputs = check(asked, replace(machine, devices=known), options, prepare)
+    machine = replace(machine, devices=known, apex=find_apex())
+    inputs = check(asked, machine, options, prepare)
     emulated = warn_of_emulation(inputs.plan.all_cases, known)
     return replace(inputs, warnings=[*inputs.warnings, *emulated])
 
@@ -176,12 +177,12 @@ def check(
     """Check the cases of a plan against the machine, and return what they train with, and warnings.
 
     What ``machine`` does not have is not known, as in a dry run, and so not checked. With ``every``
-    each case must be able to run; else one of a precision that no flag gives gets a row that says
-    why it cannot.
+    each case must be able to run, and else any; then one that cannot gets a row that says why.
 
     Raises UsageError: torch cannot use a device, or it has less memory than a memory limit; a
-    precision cannot run there; others use the card and --allow-shared is not given; a model or
-    dataset is broken or missing, or they do not go together; a batch size does not fit.
+    precision that a flag gives cannot run there, or no case can; others use the card and
+    --allow-shared is not given; a model or dataset is broken or missing, or they do not go
+    together; a batch size does not fit.
     """
     cases = plan.all_cases
     platforms = machine.use(dict.fromkeys(case.device for case in cases))
@@ -198,9 +199,10 @@ def check(
     searched = [(settle(case), text) for case, text in plan.searched]
     plan = Plan(list(dict.fromkeys(map(settle, plan.cases))), searched)
     cases = plan.all_cases
-    for case in cases if every else ():
-        if why := inputs.refuse(case):
-            raise UsageError(f"--precision {case.precision}: {why}; leave it out")
+    refused = [*map(inputs.refuse, cases)]
+    if any(refused) and (every or all(refused)):
+        reasons = dict.fromkeys(filter(None, refused))
+        raise UsageError(f"cannot be trained here: {name_first([*reasons], 3, '; ')}")
     for name, case in {name_data(c): c for c in cases if c.workload == IMAGES}.items():
         asked = ImageRequest(case.dataset, options.data_dir, case.input, case.classes)
         datasets[name] = prepare(asked)
