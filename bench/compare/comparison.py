@@ -593,7 +593,7 @@ def _check_verdicts(comparison: Comparison, gate: Gate, word: str, margin: float
             if judged is Verdict.NONE:
                 lacks.append(one.ratio.lack)
             elif len(possible) == 2:
-                lacks.append("its interval rules nothing out")
+                lacks.append("its interval rules nothing out: more --repeats tell")
             else:
                 gate.judged += 1
                 gate.undecided += judged not in possible and word in map(metric.word, possible)

@@ -58,7 +58,10 @@ def build_training(
         # over all processes of a group, if any; otherwise it is ordinary BatchNorm
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         if any(map(find_batchnorm, model.modules())):
-            raise UsageError("--sync-bn: BatchNorm that is scripted or traced cannot be converted")
+            raise UsageError(
+                "--sync-bn: BatchNorm that is scripted or traced cannot be converted; return the "
+                "network as it is written, or leave out --sync-bn"
+            )
     kind = Training
     if find_formats(case.precision, case.opt_level).apex:
         from bench.training.apex import ApexTraining  # only if needed

@@ -295,6 +295,7 @@ def _judge_rates(m: Machine, wrong: Collection[str]) -> Iterator[Remark]:
             yield _fine("rates", what)
         for column, why in device_rates.reasons.items():
             what = f"{column} could not be measured: {why}"
-            yield _note("rates", what, "try again with more memory free", numbers=False)
+            fix = "measure again with nothing else on it: python -m bench.doctor"
+            yield _note("rates", what, fix, numbers=False)
         for what, fix in check_rates(device_rates, gpu):
             yield _note("rates", what, fix)

@@ -296,6 +296,15 @@ def test_each_gate_is_judged_against_its_own_margin(
     assert {gate["gate"] for gate in found if not gate["passed"]} == {"slower:5%"}
 
 
+def test_a_gate_on_times_that_scatter_is_not_judged(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = write("a", runs(CASE, BASE)), write("b", runs(CASE, (10.0, 30.0, 20.0, 25.0, 15.0)))
+    assert main([a, b, "--fail-on", "slower:5%"]) == 1
+    expected = "not judged: slower:5%: its interval rules nothing out: more --repeats tell\n"
+    assert capsys.readouterr().err == expected
+
+
 def test_a_gate_names_what_a_time_is_of(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = (write(n, counted(script(), [s, s * 1.01, s])) for n, s in (("a", 0.01), ("b", 0.02)))
     assert main([a, b, "--fail-on", "slower:5%"]) == 1

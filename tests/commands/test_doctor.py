@@ -17,6 +17,7 @@ from bench.base.processes import Quota
 from bench.doctor import __main__ as doctor
 from bench.doctor.__main__ import main, write_json
 from bench.machine.nvml import NvmlProblem
+from bench.profile.rates import DeviceRates
 from bench.schema.precision import Apex, find_apex
 from bench.schema.record import Environment
 from bench.workers.examination import Cpu, Machine, Platform, describe
@@ -138,6 +139,13 @@ def test_a_quota_is_what_limits(healthy: Machine) -> None:
             assert "docker run --cpus" in found["CPU quota"].fix
         if allowed < 1:
             assert found["CPU"].level is UNBELIEVABLE, "0.2 of 0.3 cores"
+
+
+def test_a_rate_that_could_not_be_measured(healthy: Machine) -> None:
+    rates = {"cuda": DeviceRates(reasons={"rate_copy": "CUDA out of memory"})}
+    found = matter(replace(healthy, device_rates=rates))["rates"]
+    assert found.what == "rate_copy could not be measured: CUDA out of memory"
+    assert found.fix == "measure again with nothing else on it: python -m bench.doctor"
 
 
 def test_a_card_that_is_throttled_at_rest(healthy: Machine) -> None:

@@ -33,6 +33,7 @@ from bench.machine.nvml import (
     spell_uuid,
     throttle_names,
 )
+from bench.schema.case import Case
 from bench.schema.record import Environment
 from bench.sweep.preflight import refuse_places
 from bench.workers.examination import Platform
@@ -260,6 +261,19 @@ class TestProcesses:
         with pytest.raises(UsageError, match=rf"in use by pid {GONE} \(2\.5 GiB\); end them"):
             refuse_places(card, [], options)
         assert nvml.open == 0
+
+    def test_a_card_of_others_that_a_command_may_choose_gets_no_power_limit(self, monkeypatch):
+        nvml = FakeNvml(cards=(GPU, OTHER))
+        monkeypatch.setitem(sys.modules, "pynvml", nvml)
+        nvml.ours = {OTHER: [(GONE, 5 << 29)]}
+        card = {"cuda": Platform(Environment(gpu_uuid=GPU))}
+        options: Any = SimpleNamespace(allow_shared=False, here=True, lanes=None, dry_run=True)
+        expected = (
+            f"^--power-limit: others use {OTHER}, which a --command may choose: name the GPUs that "
+            "it is to use by CUDA_VISIBLE_DEVICES$"
+        )
+        with pytest.raises(UsageError, match=expected):
+            refuse_places(card, [Case(command="true", power_limit=300)], options)
 
     def test_a_notebook_that_holds_memory_of_the_card(self, monkeypatch):
         """It is refused at once, whoever else is there: each row would be invalid."""

@@ -122,7 +122,7 @@ def test_our_fp16_takes_the_same_steps(clip_grad: float | None, start: Start) ->
     assert float((moved - right).norm() / right.norm()) < 5e-3
 
 
-def test_what_is_lacking_is_said_with_what_to_do(start: Start) -> None:
+def test_what_is_lacking_is_said_with_what_to_do(start: Start, tmp_path: Path) -> None:
     assert "NVIDIA apex is not installed: build a commit of NVIDIA/apex" in refuse_apex(
         None, "cuda"
     )
@@ -131,6 +131,10 @@ def test_what_is_lacking_is_said_with_what_to_do(start: Start) -> None:
     assert refuse_apex(old, "cpu").startswith("NVIDIA apex needs an NVIDIA GPU")
     with pytest.raises(UnsupportedError, match="cannot follow dynamic-apex: give --loss-scale dyn"):
         start("O1", "dynamic-apex")
+    (tmp_path / "apex" / "amp" / "__init__.py").write_text("raise ImportError('no amp_C')")
+    lacking = r"^NVIDIA apex cannot be imported \(no amp_C\); build it for this torch$"
+    with pytest.raises(UnsupportedError, match=lacking):
+        start("O1", "dynamic")
 
 
 @pytest.mark.slow

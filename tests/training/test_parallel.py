@@ -25,6 +25,7 @@ from bench.networks.data.batches import MadeBatches, Share, plan_steps
 from bench.networks.workloads import Network, Workload
 from bench.schema.case import Case, divide_items, whole_batch
 from bench.schema.rules import check_batches
+from bench.training.building import build_training
 from bench.training.loop import Epoch, merge
 from bench.training.parallel import Exposed, find_slowest, replicate
 from bench.workers.epochs import TimedEpoch, join_epochs
@@ -328,6 +329,17 @@ def assert_exposed(found: Exposed, seconds: float) -> None:
     assert found.error_s < SLEEP_S / 2
     off = abs(found.sync_step_s - found.no_sync_step_s - seconds)
     assert off < min(SLEEP_S / 2, SLEEP_S / 10 + 2 * found.error_s)
+
+
+def test_batchnorm_that_is_scripted_is_not_synchronised() -> None:
+    case = Case(parallel="ddp", sync_bn=True, device="cpu")
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    with pytest.raises(UsageError) as refused:
+        build_training(case, Workload(), torch.device("cpu"), scripted)
+    assert str(refused.value) == (
+        "--sync-bn: BatchNorm that is scripted or traced cannot be converted; return the network "
+        "as it is written, or leave out --sync-bn"
+    )
 
 
 def test_the_interval_of_exposed_communication_covers_as_often_as_it_says() -> None:
