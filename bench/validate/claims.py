@@ -130,8 +130,28 @@ def find_environments(evidence: Evidence) -> Iterator[str]:
                 yield f"{column} is {name_first(found, 3)} in the rows, and {value} in config.json"
 
 
+_TOLD = (
+    "epoch_time_s",
+    "measured_time_s",
+    "images_per_s",
+    "step_time_median_s",
+    "peak_process_bytes",
+    "peak_device_bytes",
+    "energy_j",
+    "mean_power_w",
+    "train_loss",
+)
+"""Columns that every row which ended well tells, or in ``missing`` the reason why it does not."""
+
+
+def _tells(row: EvidenceRow, name: str) -> bool:
+    if name == "train_loss":  # a script may tell that of some steps alone
+        return row.has(name) or row.case.command is not None
+    return row.has(name) and bool(row[name] > 0)
+
+
 def find_gaps(evidence: Evidence) -> Iterator[str]:
-    """Rows that the last plan, other rows or other tables know of."""
+    """Rows that the last plan, other rows or other tables know of, and figures without a reason."""
     sweep, known = evidence.sweep, {run.record_id for run in evidence.runs}
     yield from (f"{gap} {fix}" for gap, fix in sweep.gaps)
     tables = {"steps": {*evidence.steps}, "epochs": {*sweep.epochs}, "work": {*sweep.work}}
@@ -146,6 +166,10 @@ def find_gaps(evidence: Evidence) -> Iterator[str]:
         lost = {*read_missing(run.shared, ("proof", "flop", "work")).values()} - known
         if lost:
             yield f"{evidence.name(run)}: uses what row {', '.join(sorted(lost))} found, not there"
+    for row in evidence.rows:
+        why = read_missing(row["missing"]) if row["status"] == Status.OK else _TOLD
+        if untold := [name for name in _TOLD if name not in why and not _tells(row, name)]:
+            yield f"{row.name}: tells no {name_first(untold, 3)}, nor why"
     if any(plan.shard for plan in sweep.plans):
         return  # repeats may be in another shard
     for runs in group((run for run in evidence.own if not run.sentinel), _tell_question):

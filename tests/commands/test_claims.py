@@ -304,6 +304,16 @@ BOUNDS: list[tuple[str, str, dict[str, Any]]] = [
     ("code", "do not say which commit", {"commit": ""}),
     ("code", "", {}),
     ("plan", "uses what row other found, not there", {"shared": "work: other"}),
+    ("plan", "tells no epoch_time_s, energy_j, nor why",
+     {"epoch_time_s": None, "energy_j": None}),
+    ("plan", "tells no epoch_time_s, nor why", {"epoch_time_s": -1.0}),
+    ("plan", "tells no peak_process_bytes, nor why", {"peak_process_bytes": 0}),
+    ("plan", "", {"energy_j": None, "missing": "energy_j: no sensor"}),
+    ("plan", "tells no energy_j, nor why", {"energy_j": None, "missing": "mean_power_w: x"}),
+    ("plan", "", {"energy_j": None, "status": "invalid"}),
+    ("plan", "", {"train_loss": -1.0}),
+    ("plan", "tells no train_loss, nor why", {"train_loss": None}),
+    ("plan", "", {"train_loss": None, "case": SCRIPT}),
 ]  # fmt: skip
 
 
