@@ -38,7 +38,7 @@ from bench.results.study.comparable import (
 from bench.results.study.pairs import EnvironmentKey, list_free
 from bench.results.study.pairs import match as match_cases
 from bench.results.study.quantities import MEMORY_MEASURES, METRICS, Metric
-from bench.results.study.runs import Run, list_readings, read_runs
+from bench.results.study.runs import Run, find_middle, list_readings, read_runs
 from bench.results.study.sweeps import read_sweep
 from bench.results.study.warnings import WARNINGS, WarningRule
 from bench.results.verdict import (
@@ -266,6 +266,10 @@ class MetricVerdict:
         return costs
 
 
+CLOCK_STEPS = 0.02
+"""Clocks further apart, as a share, are not the same: cards step them by 15 MHz, 1 % of 1.5 GHz."""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """The comparison of two sides. Margins are fractions: the smallest differences that matter, for
@@ -304,6 +308,18 @@ class Comparison:
         for name, *sides in _list_unlike([side.runs for side in self.sides], self.axis):
             a, b = (" or ".join(values) or "none" for values in sides)
             yield name, a, b
+        yield from self._list_clocks()
+
+    def _list_clocks(self) -> Iterator[tuple[str, str, str]]:
+        """Yield the clocks of one kind of GPU that differ where two sweeps ran the same cases: one
+        may be locked, which no power limit tells."""
+        sides = [[run for m in self.matches for run in m.ran[at].runs] for at in (0, 1)]
+        if self.axis or len({run.gpu for side in sides for run in side}) > 1:
+            return
+        for name in ("sm_clock_mhz", "memory_clock_mhz"):
+            a, b = (find_middle(getattr(run, name) for run in side)[0] for side in sides)
+            if abs(a - b) > CLOCK_STEPS * max(a, b):
+                yield name, f"{a:g}", f"{b:g}"
 
     def list_edited(self) -> list[str]:
         """Return the user's files that runs of both sides opened, with another content in each."""

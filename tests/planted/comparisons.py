@@ -183,7 +183,7 @@ COMPARISONS = {
     "conditions": plant(
         "a b",
         "epoch_time_s: same 1 (5:5); spoilt: throttled in B, shared in B; "
-        "differ: power_limit_w",
+        "differ: power_limit_w, sm_clock_mhz, memory_clock_mhz",
         a=measured(),
         b=measured(power_limit_w=350.0, sm_clock_mhz=1935.0, memory_clock_mhz=2619.0,
                    throttle_during="hardware thermal slowdown", neighbours_computing=1,
