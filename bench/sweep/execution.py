@@ -331,12 +331,12 @@ def _conclude(
     cut = grid.ended[Status.INTERRUPTED] if loop.stopped else 0
     runs = grid.waiting + cut
     searches = sum(largest_batch.ending is None for largest_batch in largest_batches.values())
-    left = ""
+    left, to_find = "", f" and {count(searches, 'batch size')} to be found" * bool(searches)
     if runs or searches:
         left = (
             f"{'stopped' if loop.stopped else 'not finished'}: "
             f"{count(there - cut + grid.ended.total(), 'run')} done, {count(runs, 'run')} left"
-            f"{f' and {searches} batch sizes to be found' if searches else ''}; "
+            f"{to_find}; "
             f"to continue: {change_flags(loop.resume, grid.retry)}"
         )
     measured = grid.measured or any(

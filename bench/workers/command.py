@@ -431,7 +431,7 @@ def _describe(
         if m.test_loss is None and "loss" in [*reports.epochs.values()][-1]:
             found.leave_out("it is inf or NaN", "test_loss")
     if run.lost and steps:
-        found.note(f"it told of its first {count(len(steps), 'step')} alone: {run.lost}")
+        found.note(f"it told only of its first {count(len(steps), 'step')}: {run.lost}")
     if warm is None:  # too few to be steady: the first starts up, and to count takes another longer
         measured = [step for step in steps if step.number not in (0, SAMPLED)]
         found.leave_out("too few steps for a warm-up", "warmup_steps", "warmup_time_s")

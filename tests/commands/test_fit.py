@@ -116,6 +116,17 @@ def test_the_same_command_goes_on_where_it_was_stopped(
     assert len(run_fit(tmp_path / "cut", *LIMIT)) == len(frame), "nothing is left to do"
 
 
+def test_a_sweep_that_was_stopped_says_what_is_to_be_found(
+    tmp_path: Path, memory: Callable[[str], None], monkeypatch: Patch, capsys: Capture
+) -> None:
+    memory(LINE)
+    fake.stop_at(1, monkeypatch)
+    flags = ["--precision", "fp32", "--batch-size", "auto", "--out", str(tmp_path / "out")]
+    assert sweep.main([*FAKE, *LIMIT, *flags]) == 130
+    left = "stopped: 0 runs done, 0 runs left and 1 batch size to be found; to continue: python -m"
+    assert capsys.readouterr().err.splitlines()[-1].startswith(left)
+
+
 def test_what_fails_three_times_is_given_up_and_tried_again_on_request(
     tmp_path: Path, memory: Callable[[str], None], monkeypatch: Patch, capsys: Capture
 ) -> None:

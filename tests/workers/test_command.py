@@ -143,6 +143,26 @@ def test_steps_that_its_warm_up_would_take_up_are_measured(
     assert "warmup_steps: too few steps for a warm-up" in row["missing"]
 
 
+FILLS_DISK = """
+import bench, resource, time
+for i in range(30):
+    time.sleep(0.01)
+    bench.step(items=8, loss=1.0)
+    if i == 9:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, 1))  # of each file, as on a full disk
+"""
+
+
+def test_steps_that_it_could_not_tell_are_said_to_be_lost(tmp_path: Path) -> None:
+    (tmp_path / "t.py").write_text(FILLS_DISK)
+    given = ["--command", f"{sys.executable} {tmp_path}/t.py", "--repeats", "1", *QUICK]
+    assert sweep([*given, "--out", str(tmp_path / "out")]) == 0
+    (row,) = read_records(tmp_path / "out").to_dict("records")
+    assert row["notes"] == (
+        "it told only of its first 10 steps: OSError: [Errno 27] File too large"
+    )
+
+
 def test_what_a_command_alone_tells_is_its_wall_time_and_memory(mistakes: Path) -> None:
     row = read(mistakes)["silent"]
     assert row["unit"] == "runs"

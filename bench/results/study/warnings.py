@@ -272,7 +272,7 @@ _ALL = (
           Remedy("The columns missing, proof_layer, *_error, labelled_flop_share and "
                  "switched_within of the records show why;",
                  (Way("a smaller --batch-size", _is_ours),),
-                 "Of a command --full, or the page, says which of these it is.",
+                 "For a --command, bench.report --full says which of these it is.",
                  " leaves memory for the probe."),
           # flags are read back right before the probe
           lambda r: Arithmetic.UNCLEAR in r.arithmetic.split("/")

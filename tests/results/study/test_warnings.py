@@ -236,6 +236,8 @@ BEYOND = {"flop_per_image": 1e12, "gpu": "NVIDIA H200"}
         # of three steps no number of workers is the fault
         ("unknown", {"loader": "torch", "workers": 4, "fraction": 0.1}, FEW,
          "Use a larger --fraction."),
+        ("unclear", {"command": "t"}, {"switched_within": "cudnn.benchmark=True"},
+         "For a --command, bench.report --full says which of these it is."),
         ("unknown", {"command": "t"}, FEW, "Let the script take more steps."),
         ("unknown", {"command": "t -w {workers}", "loader": "torch", "workers": 4}, AHEAD,
          "Use fewer --workers."),
