@@ -23,6 +23,7 @@ from bench.base.text import clean, count, read_time
 from bench.results.store.reader import name_newest, read_beside
 from bench.results.study import runs
 from bench.results.study.axes import read_own
+from bench.results.study.remedies import name_taker
 from bench.results.study.sweeps import SweepFolder, read_sweeps
 from bench.results.study.warnings import WARNINGS
 from bench.schema.axis import Value, name_column
@@ -97,7 +98,9 @@ def read_runs(sweep: SweepFolder, known: Collection[str]) -> Iterator[TrackedRun
         row: dict[Any, Any] = vars(raw)
         rules = [rule for rule in WARNINGS.values() if rule.find(run)]
         remarks = [rule.label([run]) for rule in rules]
-        warnings = " ".join(f"{clean(d.warn([run]))} {d.fix.advise([run])}" for d in rules)
+        fixes = (name_taker(rule.fix.advise([run]), [sweep.maker]) for rule in rules)
+        told = (f"{clean(d.warn([run]))} {fix}" for d, fix in zip(rules, fixes, strict=True))
+        warnings = " ".join(told)
         facts = _read_facts(row) | {"sweep": sweep.name}
         if rules:
             facts |= {"remarks": "; ".join(remarks), "warnings": warnings[:_LONGEST_TEXT]}

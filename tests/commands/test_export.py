@@ -22,7 +22,7 @@ from bench.results.store.writer import Store
 from bench.results.study.sweeps import SweepFolder, read_sweep
 from bench.schema.case import AXES, Case
 from bench.schema.record import MEASURED, EpochRow, Record, Status, Step
-from tests.planted.records import make_run
+from tests.planted.records import ROOT, make_run
 from tests.pytest_for_tests import Capture, Patch
 
 EXTRAPOLATED = Case(fraction=0.5, dataset="synthetic", model="dpn-small", device="cpu")
@@ -216,6 +216,14 @@ def test_what_arrives(arrived: dict[str, Seen]) -> None:
     epochs = arrived["last"].curves
     assert epochs["epoch/train_loss"] == [(0, 2.5), (1, 2.0)]
     assert epochs["epoch/test_accuracy"] == [(0, 0.375)], "missing is not zero"
+
+
+def test_what_helps_a_run_of_advice_is_a_flag_of_the_command_that_takes_it() -> None:
+    sweep = read_sweep(ROOT / "results" / "advice-epyc-20261129")
+    noisy = [run for run in read_runs(sweep, ()) if "noisy" in str(run.facts["remarks"])]
+    told = [str(run.facts["warnings"]) for run in noisy]
+    assert told
+    assert all("For --repeats use python -m bench.sweep." in text for text in told)
 
 
 def test_every_outcome_arrives(arrived: dict[str, Seen]) -> None:
