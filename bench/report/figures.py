@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
+import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -191,14 +192,18 @@ def _draw_costs(ax: Axes, panel: Panel) -> None:
     ax.plot([x for x, _ in places], [y for _, y in places], drawstyle="steps-post", **_FRONTIER)
     _mark(ax, panel, panel.every, "memory_bytes", "epoch_time_s", GIB)
     also = find_varying(panel.every, [name for name in ORDER if name in FIXED_AXES])
-    last = ""
+    named: list[tuple[tuple[float, float], list[str]]] = []
     for case, place in zip(best, places, strict=True):
         more = [name_case(case, [n]) for n in also if getattr(case, n) != find_axis(n).default]
         text = " · ".join([f"{case.batch_size:g}", *more])
-        # where no other setting is; of two precisions at one place, once
-        ax.annotate(text * (text != last), place, (-6, -6), textcoords="offset points",
+        if named and np.allclose(place, named[-1][0], rtol=STEADY, atol=0):
+            named[-1][1].append(text)  # one name over another could not be read
+        elif not named or text != named[-1][1][-1]:  # of two precisions, once
+            named.append((place, [text]))
+    for place, texts in named:
+        # where no other setting is
+        ax.annotate("\n".join(dict.fromkeys(texts)), place, (-6, -6), textcoords="offset points",
                     ha="right", va="top", fontsize=9)  # fmt: skip
-        last = text
     ax.set_xlim(left=0, right=1.08 * max(case.memory_bytes / GIB for case in panel.every))
 
 

@@ -334,6 +334,14 @@ def test_rates_are_drawn_by_batch_size_where_there_are_several(tmp_path: Path) -
     }
 
 
+def test_names_of_settings_at_one_place_stand_below_each_other(tmp_path: Path) -> None:
+    rates = {0.01: (50, 50.1, 49.9), 0.1: (50.3, 50, 50.1)}
+    rows = [row for lr, times in rates.items() for row in ran(replace(FP16, lr=lr), times)]
+    (panel,) = list_panels(read_report(tmp_path, [*rows, *ran(FP32, (100,))]))
+    (ax,) = draw(DRAWINGS[1], [panel], 1, str).axes
+    assert [text.get_text() for text in ax.texts] == ["128\n128 · lr 0.1"]
+
+
 def test_the_baseline_is_what_most_cases_have() -> None:
     """The H200's cases mostly have cuDNN's autotuning on, which is not the default."""
     report = build(read_sweeps([ROOT / "results" / "reference" / "h200-lab.csv"]))
