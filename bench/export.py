@@ -5,21 +5,22 @@ A record that was exported to the same folder before is left as it is.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, fields, replace
+from io import BytesIO
 from math import isfinite
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from bench.base.errors import UsageError, choose
+from bench.base.errors import StoreError, UsageError, choose
 from bench.base.processes import leave
-from bench.base.text import clean, count, read_time
+from bench.base.text import clean, count, read_time, replace_file
 from bench.results.store.reader import name_newest, read_beside
 from bench.results.study import runs
 from bench.results.study.axes import read_own
@@ -174,7 +175,7 @@ def write_tensorboard(folder: Path, run: TrackedRun) -> None:
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams.summary_v2 import hparams_pb
     from tensorboard.plugins.text.summary_v2 import text_pb
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    from tensorboard.summary.writer.record_writer import RecordWriter
 
     place = folder / re.sub(r"[^0-9A-Za-z._]+", "-", f"{run.name}.{run.record_id}")
     shutil.rmtree(place, ignore_errors=True)
@@ -184,14 +185,18 @@ def write_tensorboard(folder: Path, run: TrackedRun) -> None:
     shown = (*run.axes, *COMPARABLE, "sweep", "repeat", "status", "remarks")
     settings = {n: value for n, value in settings.items() if n in shown and value is not None}
     about = hparams_pb(settings, start_time_secs=run.started_s), text_pb("record", text)
-    # closed whatever happens: the thread of one that is left would write its file again
-    with closing(EventFileWriter(str(place))) as writer:
-        for summary in about:
-            writer.add_event(Event(wall_time=run.started_s, summary=summary))
-        for point in run.points:
-            values = [Summary.Value(tag=n, simple_value=v) for n, v in point.values.items()]
-            summary = Summary(value=values)
-            writer.add_event(Event(wall_time=point.at_s, step=point.number, summary=summary))
+    events = [Event(wall_time=run.started_s, file_version="brain.Event:2")]
+    events += [Event(wall_time=run.started_s, summary=summary) for summary in about]
+    for point in run.points:
+        values = [Summary.Value(tag=n, simple_value=v) for n, v in point.values.items()]
+        summary = Summary(value=values)
+        events.append(Event(wall_time=point.at_s, step=point.number, summary=summary))
+    # EventFileWriter writes in a thread, which on a full disk dies and leaves a part of the file
+    writer = RecordWriter(content := BytesIO())
+    for event in events:
+        writer.write(event.SerializeToString())
+    place.mkdir(parents=True)
+    replace_file(place / f"events.out.tfevents.{run.started_s:.0f}", content.getvalue())
 
 
 def write_wandb(folder: Path, run: TrackedRun) -> None:
@@ -278,7 +283,7 @@ that shows or uploads the runs there."""
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Export. Returns 0, or 2 for a usage error."""
+    """Export. Returns 0; 1 if the disk is full; 2 for a usage error."""
     parser = Parser(
         prog="python -m bench.export", suggest=name_newest, description=describe(__doc__)
     )
@@ -302,6 +307,11 @@ def main(argv: Sequence[str]) -> int:
     except UsageError:
         raise
     except Exception as error:  # most exceptions of trackers mean little to users
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise StoreError(
+                f"--out {folder}: {error.strerror}, after {count(len(known) - there, 'record')}; "
+                "free some, then the same command goes on"
+            ) from error
         what = clean(f"{type(error).__name__}: {error}")[:300]
         fix = f"check {folder}, or pip install {given.to}"
         raise UsageError(f"--to {given.to}: {what}; {fix}") from error

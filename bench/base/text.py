@@ -100,12 +100,17 @@ def write_text(text: str) -> str:
 
 
 def replace_file(file: Path, content: str | bytes) -> None:
-    """Write a file completely or not at all, text as UTF-8: an interrupt leaves the old content. It
-    does not wait for the disk, so a power cut may undo it. Raises OSError: the file cannot be
-    written."""
+    """Write a file completely or not at all, text as UTF-8: an interrupt or a full disk leaves the
+    old content. It does not wait for the disk, so a power cut may undo it. Raises OSError: the file
+    cannot be written."""
     temporary = file.with_name(f".{file.name}")
-    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-    temporary.replace(file)
+    try:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        temporary.replace(file)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def sync_folder(folder: Path) -> None:

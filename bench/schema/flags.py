@@ -20,7 +20,14 @@ from typing import Any, NoReturn
 from bench.base.errors import StoreError, T, UsageError, choose, nearest
 from bench.base.installation import DISTRIBUTION, find_version
 from bench.base.processes import provide_home
-from bench.base.text import capitalize, clean, read_number, read_percent, read_whole
+from bench.base.text import (
+    capitalize,
+    clean,
+    read_number,
+    read_percent,
+    read_whole,
+    replace_file,
+)
 from bench.networks.data import SYNTHETIC
 from bench.networks.models import LENGTHS
 from bench.networks.workloads import IMAGES
@@ -348,22 +355,28 @@ def choose_format(given: argparse.Namespace, formats: Mapping[str, T]) -> T:
 
 @contextmanager
 def writable(flag: str, path: Path) -> Iterator[None]:
-    """Turn an OSError while writing to a flag's path into a UsageError."""
+    """Turn an OSError while writing to a flag's path into a UsageError, or a StoreError if the disk
+    is full."""
     try:
         yield
     except OSError as error:
-        why = f"{error.strerror or error}; choose a place that can be written"
-        raise UsageError(f"{flag} {path}: {why}") from error
+        full = error.errno == errno.ENOSPC
+        fix = "free some, or choose another place" if full else "choose a place that can be written"
+        why = f"{flag} {path}: {error.strerror or error}; {fix}"
+        raise (StoreError if full else UsageError)(why) from error
 
 
 def write_document(document: str, output: Path | None) -> None:
-    """Write to the file given by ``-o``, or to standard output. Raises UsageError: the file cannot
-    be written."""
+    """Write to the file given by ``-o``, whole or not at all, or to standard output. Raises
+    UsageError: the file cannot be written; StoreError: the disk is full."""
     if output is None:
         sys.stdout.write(document)
         return
     with writable("-o", output):
-        output.write_text(document, encoding="utf-8")
+        if output.exists() and not output.is_file():  # a pipe or a device, which stays one
+            output.write_text(document, encoding="utf-8")
+        else:
+            replace_file(output.resolve(), document)
 
 
 def command(run: Callable[[Sequence[str]], int]) -> Callable[..., int]:

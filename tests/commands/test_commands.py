@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import tomllib
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 from bench import __main__ as listing
+from bench.report.__main__ import main as report
 from tests.planted.records import ROOT
 from tests.pytest_for_tests import Capture, Patch
 
@@ -153,6 +156,27 @@ def test_an_output_that_is_closed_or_full_leaves_no_traceback(
     line = f"{sys.executable} -m bench.report {CARD} {to}"
     done = subprocess.run(line, shell=True, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (code, error)
+
+
+def test_a_file_is_written_whole_or_kept(tmp_path: Path, capsys: Capture) -> None:
+    """On a full disk; what is no file stays what it is."""
+    (old := tmp_path / "x.html").write_text("old")
+    (tmp_path / ".x.html").symlink_to("/dev/full")
+    assert report([CARD, "-o", str(old)]) == 1
+    full = "No space left on device; free some, or choose another place"
+    assert capsys.readouterr().err == f"error: -o {old}: {full}\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["x.html"]
+    assert old.read_text() == "old"
+    (link := tmp_path / "y.html").symlink_to(old)
+    assert report([CARD, "-o", str(link)]) == 0
+    assert link.is_symlink()
+    assert old.read_text() != "old"
+    os.mkfifo(pipe := tmp_path / "z.txt")
+    reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    assert report([CARD, "-o", str(pipe)]) == 0
+    assert os.read(reader, 100)
+    os.close(reader)
+    assert pipe.is_fifo()
 
 
 # --------------------------------------------------------------------------- what an output encodes

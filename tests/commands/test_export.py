@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import re
 import struct
 import sys
@@ -285,6 +287,33 @@ def test_points_have_times_and_what_was_not_read_is_left_out(tmp_path: Path) -> 
     assert time.gmtime(run.started_s)[:4] == (2026, 11, 20, 10)
     assert run.facts["warmup_steady"] is True
     assert "warmup_steady" not in unknown.facts
+
+
+def test_on_a_full_disk_a_run_is_whole_or_is_not_there(
+    tmp_path: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
+    """The second run finds half of the space that it takes; later the same command goes on."""
+    sweep = write_sweep(tmp_path / "sweep", *(measure(name) for name in ("a1", "a2", "a3")))
+    real, left = Path.write_bytes, iter([1.0, 0.5])
+
+    def write(path: Path, content: bytes) -> int:
+        written = real(path, content[: round(next(left) * len(content))])
+        if written < len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return written
+
+    words = [str(sweep), "--to", "tensorboard", "--out", str(tmp_path / "out")]
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_bytes", write)
+        assert command.main(words) == 1
+    assert capsys.readouterr().err == (
+        f"error: --out {tmp_path}/out: No space left on device, after 1 record; free some, then "
+        "the same command goes on\n"
+    )
+    assert [*read_tensorboard(tmp_path / "out")] == ["a1"]
+    assert not [*(tmp_path / "out").glob("*/.*")]
+    assert command.main(words) == 0
+    assert {*read_tensorboard(tmp_path / "out")} == {"a1", "a2", "a3"}
 
 
 def test_what_cannot_be_exported_is_one_line(

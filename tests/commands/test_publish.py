@@ -129,3 +129,11 @@ def test_outside_a_checkout_reports_are_published_and_a_folder_that_is_not_there
     write_sweep(tmp_path / "results" / "mine", ran(Case(), (20.0, 20.1, 19.9)))
     assert publish.main([]) == 0
     assert (tmp_path / "html" / "sweeps" / "mine.html").is_file()
+    capsys.readouterr()
+
+    # the disk is full when the page of all cards is written
+    (tmp_path / "html" / ".cards.html").symlink_to("/dev/full")
+    assert publish.main([]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: -o html/cards.html: No space left on device; free some, or")
+    assert not (tmp_path / "html" / "index.html").exists(), "it would name pages that are not there"
