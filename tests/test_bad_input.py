@@ -109,6 +109,10 @@ FLAGS = [
         "--vary a b=1,c=2 b=3,d=4: a value is given twice; leave out one",
     ),
     (
+        ["--command", "true {a:b=,c=-c}", "--vary", "a", "b=,c=-c"],
+        "--vary a and {a:…} both give words; leave out one",
+    ),
+    (
         ["--command", "true {a}", "--vary", "a"],
         "--vary a: give a name once, and then its values, such as --vary depth 12 24",
     ),
@@ -323,6 +327,7 @@ PRESETS = [
     (b"[[grid]]\nbatch_size = 64\n[[grids]]", "unknown key 'grids'; did you mean 'grid'?"),
     (b"[[grid]]\nbatchsize = 64", "[[grid]] 1: unknown key 'batchsize'; did you mean 'batch_size'"),
     (b"[[grid]]\nbatch_size = [64, 0]", "[[grid]] 1: batch_size '0': a batch size is"),
+    (b"[[grid]]\nbatch_size = []", "[[grid]] 1: batch_size: give one value or a list of values"),
     (b"[[grid]]\nprecision = 'half'", "precision 'half': right values: fp32, tf32, fp16"),
     (b"[[grid]]\nloss_scale = 128\nprecision = 'bf16'", "--loss-scale is given, but"),
     (b"\xff\xfe[", "not TOML: 'utf-8' codec can't decode"),

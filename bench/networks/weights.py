@@ -141,7 +141,7 @@ def fit_weights(
         n: t for n, t in weights.items() if n in own and not (in_head and n.startswith(f"{place}."))
     }
     if wrong or not fitting:
-        why = name_first(wrong, _SHOWN) or "the file has nothing but weights of the head"
+        why = name_first(wrong or [*unlike.values()], _SHOWN)  # or all of it is a head
         raise UsageError(f"--start {path} does not fit the network: {why}")
     note = name_first([unlike[name] for name in in_head], _SHOWN)
     return fitting, f"the head starts as it was built: {note}" if in_head else ""

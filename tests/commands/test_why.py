@@ -140,7 +140,10 @@ def test_of_two_batch_sizes_the_first_is_scaled_to_as_many_items(
         (["--axis", "precision", "fp32", "bf16"], "no two profiled cases differ in "
          "precision fp32 bf16 alone"),
         (["--axis", "channels-last"], "or for another --axis"),
-        (["--axis", "precision", "fp16"], "give two different values of precision or none"),
+        (
+            ["--axis", "precision", "fp16"],
+            "give two different values of precision or none, after the sweeps",
+        ),
         (["--where", "batch_size=64"], "no case has it; there is 128, 256"),
     ],
 )  # fmt: skip

@@ -113,6 +113,12 @@ def test_what_is_no_file_of_weights_is_refused_and_not_executed(
     assert not (tmp_path / "m").exists()
 
 
+def test_a_file_of_other_things_than_weights_is_told(tmp_path: Path) -> None:
+    for found in ({}, {"model": {"a": torch.zeros(1), "lr": 0.1}}):
+        with pytest.raises(UsageError, match=r"\(ValueError: it holds other things than weights\)"):
+            read_weights(save(tmp_path / "w.pt", found))
+
+
 def fit(tmp_path: Path, state: dict[str, Tensor], model: nn.Module) -> tuple[list[str], str]:
     fitting, note = fit_weights(model, save(tmp_path / "w.pt", state), find_head)
     return list(fitting), note
@@ -150,6 +156,11 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(UsageError, match=r"weight is \(3, 5\) in the file and \(2, 5\)"):
         fit(tmp_path, nn.Linear(5, 3).state_dict(), nn.Linear(5, 2))  # all head: nothing is left
+    head = nn.Sequential(nn.Flatten(), nn.Linear(5, 2))
+    with pytest.raises(
+        UsageError, match=r"network: 1\.weight is \(3, 5\) in the file and \(2, 5\) in"
+    ):
+        fit(tmp_path, nn.Sequential(nn.Flatten(), nn.Linear(5, 3)).state_dict(), head)
     with pytest.raises(UsageError, match=r"the file lacks 0\.weight"):
         fit(tmp_path, {"4.weight": state["4.weight"]}, small())
 
