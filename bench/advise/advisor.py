@@ -26,6 +26,7 @@ from bench.answers.advice import BUDGET, parse_budget, propose
 from bench.answers.choice import tell_choice
 from bench.answers.halving import spell_case
 from bench.answers.recommendation import tell_learnt
+from bench.answers.render.table import write_ends, write_ratio
 from bench.answers.report_data import ReportData, gather
 from bench.base.errors import UsageError
 from bench.base.plain import dump_document
@@ -482,13 +483,10 @@ class Advice:
         """Return ``3.10× (2.90 to 3.31) as fast as``; without an interval if there are too few
         repeats."""
         speedup, ratio, chance = self._rate(setting, other)
-        parts = []
-        if ratio.low is not None and ratio.high is not None:
-            parts.append(f"{ratio.low:.2f} to {ratio.high:.2f}")
-        if chance:
-            parts.append("which may be chance")
+        ends = write_ends((ratio.low, ratio.high), write_ratio, " to ")
+        parts = [*filter(None, [ends, "which may be chance" * chance])]
         note = f" ({', '.join(parts)})" if parts else ""
-        return f"{speedup:.2f}×{note} as fast as"
+        return f"{write_ratio(speedup)}×{note} as fast as"
 
     def _rate(self, setting: Case, other: Case) -> tuple[float, Ratio, bool]:
         """Return how many times as fast a setting is as another, the same with its interval, and

@@ -35,6 +35,7 @@ from bench.results.study.comparable import (
     tell_condition,
     tell_known,
 )
+from bench.results.study.estimate import LOSS, TIME
 from bench.results.study.pairs import EnvironmentKey, list_free
 from bench.results.study.pairs import match as match_cases
 from bench.results.study.quantities import MEMORY_MEASURES, METRICS, Metric
@@ -120,7 +121,7 @@ class SideCase:
 
 @dataclass(frozen=True, eq=False)
 class _Side:
-    """One side: the latest attempt at each of its runs, without drift_checks. Their ``cell`` tells
+    """One side: the latest attempt at each of its runs, without drift checks. Their ``cell`` tells
     cases in each environment apart."""
 
     name: str  # in tables: A, B, or a value of an axis, such as ``on``
@@ -190,7 +191,7 @@ def take_values(
 
 # --------------------------------------------------------------------------------------- comparison
 
-_TIME, _ENERGY = METRICS["epoch_time_s"], METRICS["energy_j"]
+_ENERGY = METRICS["energy_j"]
 
 SPOILING = tuple(
     name
@@ -233,7 +234,7 @@ class Match:
     @property
     def guessing(self) -> list[bool]:
         """Of each side with a training loss whether it is still that of guessing."""
-        known = ((side.read(METRICS["train_loss"]), side.classes) for side in self.ran)
+        known = ((side.read(LOSS), side.classes) for side in self.ran)
         return [is_guessing(average_seeds(losses), classes) for losses, classes in known if losses]
 
 
@@ -445,7 +446,7 @@ def _judge(
         ours, theirs = (side.read(metric) for side in match.ran)
         if ours or theirs:
             lack = _refuse(metric, match, axis, apart)
-            if metric in (_TIME, _ENERGY) and not lack:
+            if metric in (TIME, _ENERGY) and not lack:
                 theirs = {
                     seed: [v * match.factor for v in values] for seed, values in theirs.items()
                 }
@@ -518,7 +519,7 @@ def refuse_runs(metric: Metric, *sides: SideCase) -> str:
     """Say why runs of the two sides are not compared in a metric; empty if they are."""
     every = [run for side in sides for run in side.runs]
     unfit = next(filter(None, map(refuse_alone, every)), "")
-    return unfit or (refuse_together(every) if metric in (_TIME, _ENERGY) else "")
+    return unfit or (refuse_together(every) if metric in (TIME, _ENERGY) else "")
 
 
 def refuse_other_models(comparison: Comparison) -> None:

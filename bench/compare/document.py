@@ -38,7 +38,6 @@ from bench.base.text import (
     write_percent,
 )
 from bench.compare.comparison import (
-    _TIME,
     Comparison,
     Gate,
     Match,
@@ -47,6 +46,7 @@ from bench.compare.comparison import (
     refuse_runs,
 )
 from bench.results.store.rows import group
+from bench.results.study.estimate import TIME
 from bench.results.study.quantities import Metric
 from bench.results.study.warnings import WARNINGS
 from bench.results.verdict import UNCHECKED, Equivalence, Verdict, average_seeds
@@ -91,7 +91,7 @@ def _tabulate_metric(
     comparison: Comparison, metric: Metric, findings: Sequence[MetricVerdict]
 ) -> Sheet:
     (a, b), margin = comparison.names, comparison.margin
-    tariff = comparison.tariff if metric is _TIME else None
+    tariff = comparison.tariff if metric is TIME else None
     wording = comparison.wording
     counts = Counter(metric.word(one.ratio.judge(margin)) for one in findings)
     own, shared = _share([[*remark(comparison, metric, one)] for one in findings])
@@ -99,7 +99,7 @@ def _tabulate_metric(
         Column("case", "case", "", lambda row: make_printable(row[0].match.label), wrap=True,
                always=True),
         *[Column("of", "of", "", lambda row: str(row[0].match.ran[0].runs[0].period),
-                 number=False)] * (metric is _TIME and wording.period == MIXED),
+                 number=False)] * (metric is TIME and wording.period == MIXED),
         Column("a", a, "", lambda row: _write_level(row[0], metric, 0)),
         Column("b", b, "", lambda row: _write_level(row[0], metric, 1)),
         Column("ratio", "speed-up" if metric.speedup else "ratio" if comparison.axis else "B/A", "",
@@ -204,7 +204,7 @@ def remark(comparison: Comparison, metric: Metric, finding: MetricVerdict) -> It
     pairs = finding.ratio.pairs
     if pairs and max(map(len, finding.readings)) > pairs:
         yield f"only the {count(pairs, 'seed')} that both sides ran"
-    if metric is _TIME and finding.match.factor != 1 and not finding.ratio.lack:
+    if metric is TIME and finding.match.factor != 1 and not finding.ratio.lack:
         whose = finding.match.ran[0].runs[0].period
         first, second = comparison.names
         yield f"the time of {second} is given for {whose}, as that of {first} is"
@@ -232,7 +232,7 @@ def describe(comparison: Comparison) -> Iterator[str]:
     else:
         yield f"{both}: no case in both; --axis NAME compares two values of a setting."
     yield from _tell_speed(comparison)
-    refused = (refuse_runs(_TIME, *one.ran) for one in matches)
+    refused = (refuse_runs(TIME, *one.ran) for one in matches)
     if apart := [*dict.fromkeys(filter(None, refused))]:
         reasons = [why if why.endswith(".") else f"Not compared: {why}." for why in apart]
         yield f"! {name_first(reasons, 3, ' ')}"
@@ -404,7 +404,7 @@ def _lay_out(comparison: Comparison, metric: Metric, finding: MetricVerdict) -> 
 def _lay_out_costs(
     comparison: Comparison, metric: Metric, finding: MetricVerdict
 ) -> dict[str, list[float]]:
-    if metric is not _TIME or comparison.tariff is None:
+    if metric is not TIME or comparison.tariff is None:
         return {}
     return {"cost": [cost.value for cost in finding.list_costs(comparison.tariff)]}
 
