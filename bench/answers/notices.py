@@ -212,12 +212,12 @@ def warn(
     return [
         *(Notice("Incomplete", *gap) for sweep in sweeps for gap in sweep.gaps),
         *_describe_failures(runs),
+        *_describe_conditions(runs),
         *warned[True],
         *_describe_overwritten(runs),
         *spread,
         *_describe_drift(everything or every),
         *_describe_mixtures(runs),
-        *_describe_conditions(runs),
         *_describe_rates(runs),
         *warned[False],
     ]
