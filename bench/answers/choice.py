@@ -164,11 +164,11 @@ class _Noise:
     def bound(self, one: Candidate[Any], other: Candidate[Any]) -> tuple[float, float]:
         """Return the ends of the 95 % interval of the ratio of two times."""
         if min(len(one.times), len(other.times)) >= MIN_REPEATS:
-            (ratio,) = compare([(other.times, one.times)], deterministic=True)
+            (ratio,) = compare([(other.times, one.times)])
             if ratio.low is not None and ratio.high is not None:
                 return ratio.low, ratio.high
         reach = max(math.log1p(STEADY), self._apart)
-        if self._freedom >= MIN_REPEATS:
+        if self._freedom >= MIN_REPEATS and self._deviation:  # copies of a run have none
             number = 1 / len(one.times) + 1 / len(other.times)
             reach = find_quantile(self._freedom) * self._deviation * math.sqrt(number)
         value = one.time_s / other.time_s

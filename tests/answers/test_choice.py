@@ -95,6 +95,13 @@ def test_without_any_repeat_times_are_known_within_2_percent() -> None:
     assert choose({512: [100.0], 256: [113.0]}, present=256).chosen == 512
 
 
+def test_copies_of_a_run_tell_no_more_than_it_does() -> None:
+    """Their times are equal to the last digit, so that they do not show how far others differ."""
+    for repeats in (1, 3):
+        choice = choose({256: [80.0] * repeats, 64: [80.0 * 1.09] * repeats})
+        assert (choice.chosen, choice.open) == (256, (64,))
+
+
 def test_of_settings_alike_the_least_unusual_is_chosen() -> None:
     def choose_recipe(time: float) -> str:
         own = Candidate("recipe", [100.0], 64, (True, 0))
