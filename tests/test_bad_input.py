@@ -129,10 +129,11 @@ FLAGS = [
     (["--batch-size", "49999"], "batch size 49999 leaves a last batch of one image, and BatchNorm"),
     (["--precision", "fp61"], "--precision 'fp61': did you mean 'fp16'?"),
     (["--loss-scale", "128"], "none of the precisions measured scales a loss; add --precision"),
+    (["--loss-scale", "0"], "--loss-scale '0': a loss scale is a finite number above 0, 'dynamic'"),
     *(
-        (["--loss-scale", text], f"--loss-scale '{text}': a loss scale is a number from 2^-126 to "
-         "2^127, which is what float32 holds; 'dynamic', ")
-        for text in ("0", "1e40", "1e-50", "2^128", "2^-127")
+        (["--precision", "fp16", "--loss-scale", text], f"--loss-scale {shown}: a loss scale is "
+         "from 2^-126 to 2^127, which is what float32 holds")
+        for text, shown in (("1e40", "1e+40"), ("3e38", "3e+38"), ("1e-38", "1e-38"))
     ),
     (["--lr", "0"], "--lr '0': a learning rate is a finite number above 0"),
     (["--fraction", "1.5"], "--fraction '1.5': a fraction is a finite number above 0"),
@@ -259,7 +260,7 @@ TRAINING = [
     (
         scales,
         "--scales 0",
-        "--scales '0': a loss scale is a number from 2^-126 to 2^127, "
+        "--scales '0': a loss scale is from 2^-126 to 2^127, "
         "which is what float32 holds, such as 128 or 2^16",
     ),
     (scales, "--steps 0", "--steps '0': give a whole number of at least 1"),

@@ -21,7 +21,7 @@ from bench.results.scale_map import (
     write_map,
 )
 from bench.scales.document import SCALES, tabulate_scale_map
-from bench.schema.axis import Value, read_scale
+from bench.schema.axis import Value, read_scale, refuse_scale
 from bench.schema.case import AXES, Case
 from bench.schema.flags import (
     OF_OTHER_IMAGES,
@@ -153,11 +153,14 @@ def choose_cases(axes: Mapping[str, list[Value]], data_dir: Path | None) -> list
 
 
 def parse_scale(text: str) -> float:
-    """Parse a loss scale: ``128``, ``2^16``. Raises UsageError: see `read_scale`."""
+    """Parse a loss scale: ``128``, ``2^16``. Raises UsageError: it is none, see `refuse_scale`."""
     try:
-        return read_scale(text)
-    except ValueError as error:
-        raise UsageError(f"--scales {text[:60]!r}: {error}, such as 128 or 2^16") from None
+        scale = read_scale(text)
+    except ValueError:
+        scale = 0.0
+    if why := refuse_scale(scale):
+        raise UsageError(f"--scales {text[:60]!r}: {why}, such as 128 or 2^16")
+    return scale
 
 
 def show(scales: ScaleMap) -> None:

@@ -185,13 +185,9 @@ def or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     return lambda text: None if text == "none" else parse(text)
 
 
-SCALE_RANGE = "a number from 2^-126 to 2^127, which is what float32 holds"
-
-
 def read_scale(text: str) -> float:
-    """Read a loss scale, perhaps a power as maps of scales name it. Raises ValueError: float32,
-    which the loss is multiplied in, has it not among its normal numbers, whose exponents are -126
-    to 127 (IEEE 754, binary32): 1e40 is infinite there, and of subnormal ones digits are lost.
+    """Read a loss scale, perhaps a power as maps of scales name it. Raises ValueError: it is not
+    above 0 and finite.
 
     >>> read_scale("128"), read_scale("2^15"), read_scale("2**-3")
     (128.0, 32768.0, 0.125)
@@ -199,9 +195,17 @@ def read_scale(text: str) -> float:
     base, sign, exponent = text.replace("**", "^").partition("^")
     with suppress(OverflowError):
         scale = math.pow(float(base), int(exponent)) if sign else float(base)
-        if 2.0**-126 <= scale <= 2.0**127:
+        if 0 < scale < math.inf:
             return scale
-    raise ValueError(f"a loss scale is {SCALE_RANGE}")
+    raise ValueError("it is not above 0 and finite")
+
+
+def refuse_scale(scale: float) -> str:
+    """Return why a loss is not multiplied by a number; empty if it is. float32, which it is then
+    in, has it among its normal numbers if its exponent is from -126 to 127 (IEEE 754, binary32):
+    1e40 is infinite there, and 1e-50 zero."""
+    held = 2.0**-126 <= scale <= 2.0**127
+    return "" if held else "a loss scale is from 2^-126 to 2^127, which is what float32 holds"
 
 
 def order_scale(scale: Value) -> tuple[float, str]:
@@ -222,7 +226,7 @@ def parse_loss_scale(text: str) -> float | str:
     with suppress(ValueError):
         return read_scale(text)
     names = ", ".join(map(repr, POLICIES))
-    raise ValueError(f"a loss scale is {SCALE_RANGE}; {names}; or 'none' (a scale of 1)")
+    raise ValueError(f"a loss scale is a finite number above 0, {names}, or 'none' (a scale of 1)")
 
 
 def parse_switch(text: str) -> bool:

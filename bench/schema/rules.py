@@ -14,7 +14,7 @@ from bench.base.text import count
 from bench.networks.data import SYNTHETIC
 from bench.networks.models import LENGTHS, USUAL_LRS
 from bench.networks.workloads import COMMAND, IMAGES, OWN
-from bench.schema.axis import OWN_GRAPHS, Value, axis_flag, is_own, read_budget
+from bench.schema.axis import OWN_GRAPHS, Value, axis_flag, is_own, read_budget, refuse_scale
 from bench.schema.case import (
     AXES,
     FOLLOWS,
@@ -289,6 +289,8 @@ def _list_conflicts(case: Case) -> Iterator[str]:
             f"a batch of {case.batch_size} cannot be computed in {case.accumulate} micro-batches, "
             f"all but the last of one size; give --accumulate {made}"
         )
+    if isinstance(case.loss_scale, float) and (why := refuse_scale(case.loss_scale)):
+        yield f"--loss-scale {format_value(case.loss_scale)}: {why}"
     if case.precision == OWN:
         yield f"--precision {OWN} is that of a --command; give another, or leave it out"
     if case.accumulate > 1 and case.own_graphs:  # pytorch issue 169545
