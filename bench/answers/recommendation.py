@@ -601,7 +601,7 @@ def _tell_certainty(found: ReportData, place: Target, chosen: Setting) -> str:
     apart = [(max(values) / min(values) - 1, s) for s, values in times if len(values) > 1]
     alone = sum(setting.timed for setting in place.settings) == 1
     once = all(setting.best.repeats == 1 for setting in place.settings if setting.timed)
-    each, medians = "One run each" if once else "One run", "Medians"
+    each, medians = "One run each" if once else "One run of it", "Medians"
     if alone:
         each, medians = "One run", "Median"
     sentence = each if row.repeats == 1 else f"{medians} of {row.repeats} runs"

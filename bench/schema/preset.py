@@ -93,9 +93,8 @@ def parse_preset(data: bytes, name: str) -> Preset:
         table = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:  # ValueError: also for a number of 5000 digits
         why = " ".join(str(error).split())[:200]
-        raise UsageError(
-            f"{name}: not TOML: {why}; see bench/schema/presets for examples"
-        ) from error
+        right = "a line [[grid]] and then batch_size = [64, 128] would be right"
+        raise UsageError(f"{name}: not TOML: {why}; {right}") from error
     _refuse_unknown(table, ["description", "grid"], name)
     grids = table.get("grid", [])
     if not (isinstance(grids, list) and grids and all(isinstance(g, dict) for g in grids)):

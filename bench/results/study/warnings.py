@@ -315,8 +315,8 @@ _ALL = (
           "out: the data come from a cache, or the times are wrong",
           Remedy("Use", (Way("a larger --batch-size", _is_ours),),
                  "Look whether the script calls bench.step once a step, after the optimizer's.",
-                 ", and check the times: python -m benchmarks.overhead measures a case beside a "
-                 "bare loop."),
+                 ", and check the times: in a checkout python -m benchmarks.overhead measures a "
+                 "case beside a bare loop."),
           # compiled code moves less than is counted
           lambda r: r.of_peaks > 1 or (r.of_bandwidth > 1 and r.compile == Case.compile),
           fatal=False),

@@ -257,7 +257,7 @@ BEYOND = {"flop_per_image": 1e12, "gpu": "NVIDIA H200"}
         ("host_bound", {"parallel": "ddp"}, GRAPHED, "Use a larger --batch-size or --compile; "),
         ("synthetic", {"dataset": "synthetic"}, {}, "Use --dataset cifar10 without --input and --"),
         ("synthetic", {"model": "gpt-tiny"}, {}, "Use a --workload of your own."),
-        ("beyond", {}, BEYOND, "Use a larger --batch-size, and check the times: python -m bench"),
+        ("beyond", {}, BEYOND, "Use a larger --batch-size, and check the times: in a checkout"),
         ("beyond", {"command": "t {batch_size}"}, BEYOND, "Look whether the script calls bench."),
     ],
 )  # fmt: skip
