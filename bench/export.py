@@ -100,8 +100,8 @@ def read_runs(sweep: SweepFolder, known: Collection[str]) -> Iterator[TrackedRun
         rules = [rule for rule in WARNINGS.values() if rule.find(run)]
         remarks = [rule.label([run]) for rule in rules]
         fixes = (name_taker(rule.fix.advise([run]), [sweep.maker]) for rule in rules)
-        told = (f"{clean(d.warn([run]))} {fix}" for d, fix in zip(rules, fixes, strict=True))
-        warnings = " ".join(told)
+        sentences = (f"{clean(d.warn([run]))} {fix}" for d, fix in zip(rules, fixes, strict=True))
+        warnings = " ".join(sentences)
         facts = _read_facts(row) | {"sweep": sweep.name}
         if rules:
             facts |= {"remarks": "; ".join(remarks), "warnings": warnings[:_LONGEST_TEXT]}

@@ -97,6 +97,14 @@ def test_a_name_means_one_thing() -> None:
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 
+def test_no_name_says_only_that_something_was_said() -> None:
+    for file in [*ROOT.glob("bench/**/*.py"), *ROOT.glob("tests/**/*.py")]:
+        nodes = [*ast.walk(ast.parse(file.read_text()))]
+        names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        names |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+        assert not names & {"told", "said", "held"}, f"{file}: name what it holds"
+
+
 def test_a_module_s_name_stands_twice_only_where_its_folder_says_of_what_it_is() -> None:
     files = [f for f in (ROOT / "bench").rglob("*.py") if not f.name.startswith("__")]
     names = Counter(file.stem for file in files)

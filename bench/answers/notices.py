@@ -311,12 +311,12 @@ def _describe_conditions(runs: Sequence[Run]) -> Iterator[Notice]:
     found: dict[str, list[str]] = {}
     for name, values, alike in list_conditions(runs):
         if what := _CONDITIONS.get(name):
-            told = f"{what} ({name_first(values, 3, ' or ')})"
-            found.setdefault(alike[0].ran_on, []).append(told)
-    for where, differing in found.items():
+            differing = f"{what} ({name_first(values, 3, ' or ')})"
+            found.setdefault(alike[0].ran_on, []).append(differing)
+    for where, conditions in found.items():
         yield Notice(
             "Other conditions",
-            f"Rows of {where} differ in {join_words(differing)}, which no setting chose: "
+            f"Rows of {where} differ in {join_words(conditions)}, which no setting chose: "
             "between these, a difference in time may be of that.",
             "Measure all of them under one, with a new --out; --power-limit holds a limit.",
         )

@@ -155,8 +155,8 @@ def _tell(found: ReportData, place: Target) -> Iterator[str]:
         yield _tell_chosen(found, place, chosen, bases)
         yield from _tell_start(found, chosen)
         choice, alike = place.choice, {*place.alike}
-        told = choice and len(alike) > 1 and {choice.fastest, *choice.open} <= alike
-        if choice and not found.aim and not told:
+        named = choice and len(alike) > 1 and {choice.fastest, *choice.open} <= alike
+        if choice and not found.aim and not named:
             yield tell_choice(
                 choice,
                 lambda setting: setting.best.batch_size,
@@ -432,8 +432,8 @@ def _tell_next(found: ReportData, place: Target) -> str:
     choice = place.choice
     if choice is None or found.aim:
         return ""
-    told = (choice.chosen, choice.fastest, *choice.open)  # of one batch size each has its name
-    if choice.open and len({setting.best.batch_size for setting in told}) == 1:
+    named = (choice.chosen, choice.fastest, *choice.open)  # of one batch size each has its name
+    if choice.open and len({setting.best.batch_size for setting in named}) == 1:
         return ""
     chosen, others = choice.chosen.best, [*choice.near, *choice.open]
     others = [s for s in others if s is not choice.chosen and s.best.precision not in _BASELINES]

@@ -287,8 +287,8 @@ def list_figures(panels: Sequence[Panel]) -> list[tuple[Drawing, list[Panel]]]:
     settings, and rates of several batch sizes."""
     found = []
     for kind in DRAWINGS:
-        told = [p.every if kind.costs else {case.batch_size for case in p.cases} for p in panels]
-        shown = [panel for panel, several in zip(panels, told, strict=True) if len(several) > 1]
+        varied = [p.every if kind.costs else {case.batch_size for case in p.cases} for p in panels]
+        shown = [panel for panel, several in zip(panels, varied, strict=True) if len(several) > 1]
         if not kind.costs and any(case.loss_scale for panel in shown for case in panel.cases):
             kind = kind._replace(caption=f"{kind.caption} Each precision at its main loss scale.")
         found += [(kind, shown)] * bool(shown)

@@ -204,8 +204,8 @@ def refuse_scale(scale: float) -> str:
     """Return why a loss is not multiplied by a number; empty if it is. float32, which it is then
     in, has it among its normal numbers if its exponent is from -126 to 127 (IEEE 754, binary32):
     1e40 is infinite there, and 1e-50 zero."""
-    held = 2.0**-126 <= scale <= 2.0**127
-    return "" if held else "a loss scale is from 2^-126 to 2^127, which is what float32 holds"
+    normal = 2.0**-126 <= scale <= 2.0**127
+    return "" if normal else "a loss scale is from 2^-126 to 2^127, which is what float32 holds"
 
 
 def order_scale(scale: Value) -> tuple[float, str]:

@@ -399,6 +399,6 @@ def test_when_a_later_start_has_paid_off(name: str, tmp_path: Path) -> None:
     (table,) = (t for t in report.tables if t.name == "effects")
     assert list(table.words) == expected
     # who follows the recommendation knows what each start costs
-    said = [one for one in report.answers[0].sentences if "longer to start" in one]
+    starts = [one for one in report.answers[0].sentences if "longer to start" in one]
     costs = [one.partition(" it takes ")[2].partition(";")[0].rstrip(".") for one in expected]
-    assert said == [f"Compile default takes {cost}." for cost in costs]
+    assert starts == [f"Compile default takes {cost}." for cost in costs]

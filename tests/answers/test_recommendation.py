@@ -330,8 +330,8 @@ def test_a_script_s_losses_stand_in_its_table_with_the_steps_that_they_are_of(
     )
     loss = {"train_loss": 2.5}
     part = [row for size in (64, 128) for row in counted(script(size), [0.01], epoch=500, **loss)]
-    told = read_report(tmp_path / "told", part)
-    assert tell(told, "overview", "batch_size train_loss") == ["64", "128"]
+    report = read_report(tmp_path / "told", part)
+    assert tell(report, "overview", "batch_size train_loss") == ["64", "128"]
 
 
 def test_no_time_chooses_a_learning_rate(tmp_path: Path) -> None:

@@ -410,8 +410,8 @@ def test_a_run_that_outlasts_the_budget_is_stopped(
     output = capsys.readouterr().out
     *_, row = read_records(tmp_path).to_dict("records")
     assert (row["status"], row["reason"]) == ("interrupted", "the time for it was over")
-    said = "0 settings measured, and it takes two: a run takes at least " if first else "1 setting "
-    assert output.startswith(f"No advice: {said}")
+    why = "0 settings measured, and it takes two: a run takes at least " if first else "1 setting "
+    assert output.startswith(f"No advice: {why}")
     assert output.endswith(" --budget 1m\n")
 
 

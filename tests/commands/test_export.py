@@ -223,9 +223,9 @@ def test_what_arrives(arrived: dict[str, Seen]) -> None:
 def test_what_helps_a_run_of_advice_is_a_flag_of_the_command_that_takes_it() -> None:
     sweep = read_sweep(ROOT / "results" / "advice-epyc-20261129")
     noisy = [run for run in read_runs(sweep, ()) if "noisy" in str(run.facts["remarks"])]
-    told = [str(run.facts["warnings"]) for run in noisy]
-    assert told
-    assert all("For --repeats use python -m bench.sweep." in text for text in told)
+    warned = [str(run.facts["warnings"]) for run in noisy]
+    assert warned
+    assert all("For --repeats use python -m bench.sweep." in text for text in warned)
 
 
 def test_every_outcome_arrives(arrived: dict[str, Seen]) -> None:

@@ -287,8 +287,8 @@ def test_how_long_the_other_searches_take_is_told_after_each(
     clock = count(0.0, 60.0)
     monkeypatch.setattr(probing, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     run_fit(tmp_path, *LIMIT, "--precision", "fp32", "bf16", "fp16")
-    told = [line for line in capsys.readouterr().err.splitlines() if " left for " in line]
-    assert [line.partition(": ")[2] for line in told] == [
+    left = [line for line in capsys.readouterr().err.splitlines() if " left for " in line]
+    assert [line.partition(": ")[2] for line in left] == [
         "about 2 min left for 2 other settings if they take as long",
         "about 60 s left for 1 other setting if they take as long",
     ]

@@ -337,8 +337,8 @@ SAID: dict[str, tuple[str, Path, Callable[[Folder], object]]] = {
 
 @pytest.mark.parametrize("edit", EDITS)
 def test_an_edit_of_a_committed_folder_is_found(edit: str, tmp_path: Path) -> None:
-    told, source, tamper = EDITS[edit]
-    name, _, fault = told.partition(": ")
+    finding, source, tamper = EDITS[edit]
+    name, _, fault = finding.partition(": ")
     folder = Folder(shutil.copytree(source, tmp_path / "edited"))
     before = find_faults(folder.path)
     assert name not in [check for check, faults in before.items() if faults]
@@ -388,8 +388,8 @@ def test_the_committed_folder_has_only_the_fault_that_it_names(sound: dict[str, 
 
 @pytest.mark.parametrize("kind", TAMPERINGS)
 def test_tampering_is_found(kind: str, sound: dict[str, list[str]], copy: Path) -> None:
-    told, tamper = TAMPERINGS[kind]
-    name, _, fault = told.partition(": ")
+    finding, tamper = TAMPERINGS[kind]
+    name, _, fault = finding.partition(": ")
     folder = Folder(copy)
     tamper(folder)
     folder.write()
@@ -448,8 +448,9 @@ def test_json_has_every_check_and_no_folder_is_a_usage_error(
     (found,) = json.loads(capsys.readouterr().out)["folders"]
     names = [check["name"] for check in found["checks"]]
     assert names == ["schema", *(c.name for c in CLAIMS)]
-    told = [*(told for told, _ in TAMPERINGS.values()), *(told for told, *_ in EDITS.values())]
-    assert {*names} == {one.partition(": ")[0] for one in told}
+    findings = [finding for finding, _ in TAMPERINGS.values()]
+    findings += [finding for finding, *_ in EDITS.values()]
+    assert {*names} == {finding.partition(": ")[0] for finding in findings}
     assert main(["nowhere"]) == 2
     assert "no records there" in capsys.readouterr().err
 

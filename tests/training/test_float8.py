@@ -276,9 +276,9 @@ def test_a_network_without_products_is_unsupported(monkeypatch: pytest.MonkeyPat
 
 
 def test_torchao_for_another_torch_is_told_with_the_versions_that_go_together() -> None:
-    with pytest.raises(UnsupportedError) as told:
+    with pytest.raises(UnsupportedError) as error:
         import_torchao("no_such_part", "adamw-8bit")
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert str(told.value).startswith(f"adamw-8bit needs {' beside '.join(extra['fp8'])}: pip ins")
+    assert str(error.value).startswith(f"adamw-8bit needs {' beside '.join(extra['fp8'])}: pip ins")
     here = f"(here are torchao {version('torchao')} and torch {torch.__version__}: ModuleNotFound"
-    assert here in str(told.value)
+    assert here in str(error.value)
