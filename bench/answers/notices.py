@@ -308,17 +308,18 @@ def _describe_mixtures(runs: Sequence[Run]) -> Iterator[Notice]:
 
 
 def _describe_conditions(runs: Sequence[Run]) -> Iterator[Notice]:
-    found: dict[str, list[str]] = {}
+    found: dict[str, dict[str, str]] = {}
     for name, values, alike in list_conditions(runs):
         if what := _CONDITIONS.get(name):
             differing = f"{what} ({name_first(values, 3, ' or ')})"
-            found.setdefault(alike[0].ran_on, []).append(differing)
+            found.setdefault(alike[0].ran_on, {}).setdefault(name, differing)
     for where, conditions in found.items():
+        hold = "; --power-limit holds a limit" * ("power_limit_w" in conditions)
         yield Notice(
             "Other conditions",
-            f"Rows of {where} differ in {join_words(conditions)}, which no setting chose: "
-            "between these, a difference in time may be of that.",
-            "Measure all of them under one, with a new --out; --power-limit holds a limit.",
+            f"Rows of {where} differ in {join_words([*conditions.values()])}, which no setting "
+            "chose: between these, a difference in time may be of that.",
+            f"Measure all of them under one, with a new --out{hold}.",
         )
 
 

@@ -119,6 +119,15 @@ def test_conditions_that_no_setting_chose_are_noted(
     assert expected in notices.get("Other conditions", "")
 
 
+def test_a_condition_is_named_once_with_what_holds_it(tmp_path: Path) -> None:
+    pair = Case(parallel="ddp", world_size=2)
+    ends = [(case, threads) for case in (FP32, pair) for threads in (1, 2)]
+    rows = [ran(100, at, case=case, torch_threads=of) for at, (case, of) in enumerate(ends, 1)]
+    text = notices_of(read(tmp_path, rows))["Other conditions"]
+    assert text.count("torch's threads (1 or 2)") == 1
+    assert "--power-limit" not in text
+
+
 def test_conditions_of_one_card_in_two_folders_are_noted(tmp_path: Path) -> None:
     ends = [(FP32, 700.0), (HALF, 350.0)]
     rows = [ran(100, case=case, power_limit_w=watts, gpu_uuid="GPU-1") for case, watts in ends]
