@@ -97,6 +97,10 @@ FLAGS = [
     ),
     (["--command", "true {a}", "--vary", "a", "1,2", "3"], "--vary a 1,2 3: give --vary a 1 2 3;"),
     (
+        ["--command", "true {a}", "--vary", "a", "1,2", "3 4", "off=,on=--x"],
+        "give --vary a 1 2 '3 4' off=,on=--x;",
+    ),
+    (
         ["--command", "true {a}", "--vary", "a", "b=it's,c="],
         "--command with the words of --vary: its quotes do not match (No closing quotation)",
     ),

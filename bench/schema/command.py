@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 
 from bench.base.errors import UsageError, nearest
@@ -184,7 +184,9 @@ def parse_varied(name: str, texts: Sequence[str]) -> dict[str, str | None]:
     read = dict[str, str | None]()
     where = f"--vary {' '.join([name, *texts])}"[:200]
     if 0 < sum(map(bool, map(PARTED.fullmatch, texts))) < max(2, len(texts)):
-        right = " ".join([name, *texts]).replace(",", " ").rstrip()
+        parted = (PARTED.fullmatch(text) and text.replace(",", " ").split() for text in texts)
+        words = [p or [shlex.quote(text)] for p, text in zip(parted, texts, strict=True)]
+        right = " ".join([name, *chain(*words)])
         raise UsageError(
             rf"{where}: give --vary {right}; a comma that is part of a value is written '\,'"
         )
