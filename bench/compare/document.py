@@ -46,6 +46,7 @@ from bench.compare.comparison import (
     refuse_runs,
 )
 from bench.results.store.rows import group
+from bench.results.store.table import RECORDS
 from bench.results.study.estimate import TIME
 from bench.results.study.quantities import Metric
 from bench.results.study.warnings import WARNINGS
@@ -222,7 +223,8 @@ def describe(comparison: Comparison) -> Iterator[str]:
     (a, b), matches = comparison.sides, comparison.matches
     both = f"{a.title} ({a.path}) and {b.title} ({b.path})"
     if a.path == b.path:  # what a runner of CI calls its folders tells nothing
-        there = a.path.name if a.path.is_absolute() else a.path
+        folder = a.path.parent if a.path.name == RECORDS else a.path
+        there = folder.name if folder.is_absolute() else a.path
         both = f"{a.title} and {b.title} in {there}"
     yield from describe_origin(run.executor for side in (a, b) for run in side.runs)
     if matches:

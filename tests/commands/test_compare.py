@@ -53,6 +53,14 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     return write
 
 
+def test_a_folder_is_named_where_its_records_are_given(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(write("a", [*runs(CASE, (1.0,)), *runs(FP16, (1.0,))])).resolve() / "records.csv"
+    assert main([str(file), "--axis", "precision"]) == 0
+    assert " in a: 1 case with both values of precision" in capsys.readouterr().out
+
+
 @pytest.fixture
 def machine(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
     """Compare into JSON and read it."""
