@@ -103,7 +103,7 @@ def replace_file(file: Path, content: str | bytes) -> None:
     """Write a file completely or not at all, text as UTF-8: an interrupt or a full disk leaves the
     old content. It does not wait for the disk, so a power cut may undo it. Raises OSError: the file
     cannot be written."""
-    temporary = file.with_name(f".{file.name}")
+    temporary = file.with_name(f".{file.name}.part")  # of no user: .env may stand beside env
     try:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
         temporary.replace(file)

@@ -161,16 +161,18 @@ def test_an_output_that_is_closed_or_full_leaves_no_traceback(
 def test_a_file_is_written_whole_or_kept(tmp_path: Path, capsys: Capture) -> None:
     """On a full disk; what is no file stays what it is."""
     (old := tmp_path / "x.html").write_text("old")
-    (tmp_path / ".x.html").symlink_to("/dev/full")
+    (tmp_path / ".x.html.part").symlink_to("/dev/full")
     assert report([CARD, "-o", str(old)]) == 1
     full = "No space left on device; free some, or choose another place"
     assert capsys.readouterr().err == f"error: -o {old}: {full}\n"
     assert [file.name for file in tmp_path.iterdir()] == ["x.html"]
     assert old.read_text() == "old"
+    (own := tmp_path / ".x.html").write_text("of the user")
     (link := tmp_path / "y.html").symlink_to(old)
     assert report([CARD, "-o", str(link)]) == 0
     assert link.is_symlink()
     assert old.read_text() != "old"
+    assert own.read_text() == "of the user"
     os.mkfifo(pipe := tmp_path / "z.txt")
     reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
     assert report([CARD, "-o", str(pipe)]) == 0

@@ -132,7 +132,7 @@ def test_outside_a_checkout_reports_are_published_and_a_folder_that_is_not_there
     capsys.readouterr()
 
     # the disk is full when the page of all cards is written
-    (tmp_path / "html" / ".cards.html").symlink_to("/dev/full")
+    (tmp_path / "html" / ".cards.html.part").symlink_to("/dev/full")
     assert publish.main([]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: -o html/cards.html: No space left on device; free some, or")
