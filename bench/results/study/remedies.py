@@ -92,10 +92,11 @@ def _find_limit(row: Any) -> str:
     """Return the flag that ended the measured steps of a row, or may have; empty for none, as of a
     whole epoch."""
     case, epoch = row.case, row.steps_per_epoch if row.steps_per_epoch > 0 else math.inf
-    if case.until is not None and row.part < 1:
-        return "--until"
     limits: dict[str, float] = {"--fraction": case.fraction * epoch} if case.fraction < 1 else {}
     limits |= {} if case.steps is None else {"--steps": case.steps}
+    most = case.epochs * min(limits.values(), default=epoch)
+    if case.until is not None and not row.measured_steps >= most:
+        return "--until"
     return min(limits, key=limits.__getitem__, default="")
 
 
@@ -105,11 +106,16 @@ def is_whole(row: Any) -> bool:
 
 
 LONGER = (
-    Way("a larger --fraction", lambda row: _find_limit(row) == "--fraction"),
+    Way(
+        "a larger --fraction",
+        lambda row: _find_limit(row) == "--fraction" and row.case.until is None,
+    ),
     Way("a larger --steps", lambda row: _find_limit(row) == "--steps"),
     Way(
         "a larger --fraction without --until",
-        lambda row: _find_limit(row) == "--until" and row.case.fraction < 1,
+        lambda row: (
+            row.case.until is not None and row.case.fraction < 1 and _find_limit(row) != "--steps"
+        ),
     ),
     Way("no --until", lambda row: _find_limit(row) == "--until" and row.case.fraction == 1),
 )

@@ -228,6 +228,12 @@ BEYOND = {"flop_per_image": 1e12, "gpu": "NVIDIA H200"}
         ("energy", {"fraction": 0.1}, SHORT, "Use a larger --fraction."),
         ("energy", {"fraction": 0.1, "until": 0.05}, SHORT | {"measured_steps": 30},
          "Use a larger --fraction without --until."),
+        # it ended before its interval was as narrow as asked
+        ("energy", {"steps": 12, "until": 0.05}, SHORT | {"measured_steps": 12},
+         "Use a larger --steps."),
+        ("energy", {"fraction": 0.1, "until": 0.05}, SHORT | {"measured_steps": 40},
+         "Use a larger --fraction without --until."),
+        ("energy", {"steps": 12, "until": 0.05}, SHORT | {"measured_steps": 9}, "Use no --until."),
         ("energy", {}, SHORT, "Use its energy as a lower bound, where a whole epoch takes no "),
         ("energy", {"command": "t"}, SHORT, "Let the script take more steps."),
         ("energy", {"command": "t", "steps": 9}, SHORT, "Use a larger --steps."),
