@@ -313,12 +313,18 @@ class Comparison:
 
     def _list_clocks(self) -> Iterator[tuple[str, str, str]]:
         """Yield the clocks of one kind of GPU that differ where two sweeps ran the same cases: one
-        may be locked, which no power limit tells."""
-        sides = [[run for m in self.matches for run in m.ran[at].runs] for at in (0, 1)]
-        if self.axis or len({run.gpu for side in sides for run in side}) > 1:
+        may be locked, which no power limit tells. A case of which one side knows none has no
+        part in that: clocks depend on what is computed."""
+        gpus = {run.gpu for match in self.matches for side in match.ran for run in side.runs}
+        if self.axis or len(gpus) > 1:
             return
         for name in ("sm_clock_mhz", "memory_clock_mhz"):
-            a, b = (find_middle(getattr(run, name) for run in side)[0] for side in sides)
+            each = [
+                [find_middle(getattr(run, name) for run in side.runs)[0] for side in match.ran]
+                for match in self.matches
+            ]
+            known = [both for both in each if not any(map(math.isnan, both))]
+            a, b = (find_middle(both[at] for both in known)[0] for at in (0, 1))
             if abs(a - b) > CLOCK_STEPS * max(a, b):
                 yield name, f"{a:g}", f"{b:g}"
 

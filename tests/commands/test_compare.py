@@ -18,7 +18,7 @@ from bench.results.study.quantities import METRICS
 from bench.results.study.warnings import WARNINGS
 from bench.results.verdict import EquivalenceVerdict, Verdict
 from bench.schema.case import Case, spell_value
-from bench.schema.record import Record, Status
+from bench.schema.record import Measurement, Record, Status
 from tests.planted.comparisons import (
     BASE,
     CARD,
@@ -59,6 +59,17 @@ def test_a_folder_is_named_where_its_records_are_given(
     file = Path(write("a", [*runs(CASE, (1.0,)), *runs(FP16, (1.0,))])).resolve() / "records.csv"
     assert main([str(file), "--axis", "precision"]) == 0
     assert " in a: 1 case with both values of precision" in capsys.readouterr().out
+
+
+def test_a_clock_of_what_one_side_alone_measured_is_not_compared(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases = {at(CASE, device="cuda"): 1980.0, at(CASE, device="cuda", batch_size=512): 1500.0}
+    rows = [runs(case, BASE, environment=CARD, sm_clock_mhz=mhz) for case, mhz in cases.items()]
+    small, large = rows
+    failed = [replace(row, status=Status.OOM, measurement=Measurement()) for row in large]
+    assert main([write("a", small + large), write("b", small + failed)]) == 0
+    assert "sm_clock_mhz" not in capsys.readouterr().out
 
 
 @pytest.fixture
