@@ -636,9 +636,10 @@ def validate(folder: Path) -> dict[str, Any]:
     first = evidence.runs[0]
     foreign = "" if evidence.own else "; not measured by this harness"
     rows = count(len(evidence.runs), "row")
+    torch = f", torch {first.torch}" if first.torch else ""  # a command may have none
     return {
         **about,
-        "subject": f"{rows}, {first.machine}, torch {first.torch}{foreign}",
+        "subject": f"{rows}, {first.machine}{torch}{foreign}",
         "checks": checks,
         "discloses": [
             f"{column} {name_first(values, 3)}"

@@ -436,7 +436,7 @@ def test_what_is_lacking_is_told_and_what_is_disclosed(tmp_path: Path) -> None:
         "proof": "a probe of its arithmetic",
     }
     assert found["discloses"] == ["host box", "variables A=1"]
-    assert found["subject"] == "1 row, A card, torch "
+    assert found["subject"] == "1 row, A card"
     assert found["ignored_known_faults"] == ""
     own = tmp_path / "sweep" / KNOWN_FAULTS
     own.write_text("x")
