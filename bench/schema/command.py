@@ -26,6 +26,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _SUCH_AS = "--vary depth 12 24"
 _SHELL = re.compile(r"(?:\||\|\||&&?|;|[0-9&]?>\S*|<|~/\S*|\$\{?[A-Za-z_]\S*)")
 _BETWEEN = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*"|\\[^\n])|(?:\s|\\\n)+""", re.DOTALL)
+_SCRIPT = re.compile(r"^[\w ./+-]+\.(?:py|sh)$|[\w./+-]+\.(?:py|sh)\b")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
@@ -124,22 +125,26 @@ def parse_command(text: str) -> str:
         return found[1] or " " * (found[0] != "\\\n")  # which a shell leaves out
 
     text = _BETWEEN.sub(space, text).strip()
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise ValueError(f"its quotes do not match ({error})") from None
+    if why := _refuse_words(text):
+        raise ValueError(why)
     if not split_command(text)[1]:
         raise ValueError("give what starts your training, such as 'python train.py'")
-    if operator := next(filter(_SHELL.fullmatch, words), ""):
-        raise ValueError(
-            f"{operator} is for a shell, and no shell runs the command; give sh -c '…', or a script"
-        )
     for found in _PLACE.finditer(text):
         try:
             _read_words(found[2] if found[2] is not None else "value=")
         except ValueError as error:
             raise ValueError(f"{{{found[1]}:…}}: {error}") from None
     return text
+
+
+def _refuse_words(text: str) -> str:
+    """Return why the words of a command are none without a shell; empty if they are."""
+    try:
+        operator = next(filter(_SHELL.fullmatch, shlex.split(text)), "")
+    except ValueError as error:
+        return f"its quotes do not match ({error})"
+    no_shell = "is for a shell, and no shell runs the command; give sh -c '…', or a script"
+    return operator and f"{operator} {no_shell}"
 
 
 def parse_vary(text: str) -> str:
@@ -330,10 +335,14 @@ def name_command(command: str) -> str:
 
     >>> name_command("A=1 python -u src/train.py -b 4"), name_command("torchrun --nproc 2 -m m.n")
     ('train.py', 'm.n (command)')
+    >>> name_command("python 'my train.py'"), name_command("sh -c 'cd src && python train.py'")
+    ('my-train.py', 'train.py')
     """
-    _, words = split_command(_PLACE.sub("x", command))
-    scripts = re.findall(r"[\w./+-]+\.(?:py|sh)\b", " ".join(words))  # also in sh -c '…'
-    script = scripts[0] if scripts else ""
+    text = _PLACE.sub("x", command)
+    words = split_command(text)[1]
+    # a whole word may have spaces; the last text has what a shell is given with a quote in it
+    texts = [*_list_words(text), " ".join(words)]
+    script = next((found[0] for found in map(_SCRIPT.search, texts) if found), "")
     name = words[words.index("-m") + 1] if "-m" in words[:-1] and not script else script or words[0]
     plain = re.sub(r"[^\w.+-]", "-", Path(name).name)
     return plain if script else f"{plain} (command)"
@@ -386,6 +395,11 @@ def refuse_places(
     ``given`` are the axes with values, ``own`` the names of ``--vary``, and ``axes`` all that a
     placeholder may name.
     """
+    # not in `parse_command`, which reads rows too: a row of before would refuse its whole folder
+    for found in _PLACE.finditer(command):
+        for word in _read_words(found[2]).values() if found[2] is not None else ():
+            if why := _refuse_words(command[: found.start()] + word + command[found.end() :]):
+                return f"{{{found[1]}}}: {why}"
     places = dict.fromkeys(list_places(command))
     for name in places:
         if name == OUT:
