@@ -16,6 +16,7 @@ from io import BytesIO
 from math import isfinite
 from pathlib import Path
 from shlex import quote
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.base.errors import StoreError, UsageError, choose
@@ -250,8 +251,14 @@ def write_mlflow(folder: Path, run: TrackedRun) -> None:
     from mlflow.tracking import MlflowClient
 
     for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    client = MlflowClient(tracking_uri=f"sqlite:///{folder.resolve() / 'mlflow.db'}")
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # errors are raised too
+    database = folder.resolve() / "mlflow.db"
+    if not database.exists():  # with a part of its tables, MLflow does not go on
+        with TemporaryDirectory(dir=folder, prefix=".") as making:
+            made = Path(making).resolve() / database.name
+            MlflowClient(tracking_uri=f"sqlite:///{made}").search_experiments()
+            made.replace(database)
+    client = MlflowClient(tracking_uri=f"sqlite:///{database}")
     found = client.get_experiment_by_name(PROJECT)
     place = (folder / "artifacts").resolve().as_uri()
     experiment = found.experiment_id if found else client.create_experiment(PROJECT, place)
@@ -307,10 +314,11 @@ def main(argv: Sequence[str]) -> int:
     except UsageError:
         raise
     except Exception as error:  # most exceptions of trackers mean little to users
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        of_system = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        if of_system or "database or disk is full" in str(error):  # as SQLite says it
             raise StoreError(
-                f"--out {folder}: {error.strerror}, after {count(len(known) - there, 'record')}; "
-                "free some, then the same command goes on"
+                f"--out {folder}: {os.strerror(errno.ENOSPC)}, after "
+                f"{count(len(known) - there, 'record')}; free some, then the same command goes on"
             ) from error
         what = clean(f"{type(error).__name__}: {error}")[:300]
         fix = f"check {folder}, or pip install {given.to}"

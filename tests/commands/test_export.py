@@ -316,6 +316,40 @@ def test_on_a_full_disk_a_run_is_whole_or_is_not_there(
     assert {*read_tensorboard(tmp_path / "out")} == {"a1", "a2", "a3"}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("begun", [False, True])
+def test_on_a_full_disk_a_database_is_whole_or_is_not_there(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], begun: bool
+) -> None:
+    """SQLite says of one that may have no more pages what it says of a full disk. 70 are too few
+    for its tables, or it is to stay as large as it was after the first run."""
+    pytest.importorskip("mlflow")
+    from sqlalchemy import Pool, event
+
+    pages = 1 if begun else 70
+
+    def limit(connection: Any, *_: object) -> None:
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+
+    names = [f"a{number}" for number in range(40)]
+    sweep, out = write_sweep(tmp_path / "sweep", *map(measure, names)), tmp_path / "out"
+    if begun:
+        assert export("mlflow", out, write_sweep(tmp_path / "first", measure("a0"))) == 0
+    capfd.readouterr()
+    event.listen(Pool, "checkout", limit)
+    assert export("mlflow", out, sweep) == 1
+    assert re.fullmatch(
+        rf"error: --out {out}: No space left on device, after \d+ records?; free some, .*\n",
+        capfd.readouterr().err,
+    )
+    left = {command.EXPORTED, "mlflow.db"} if begun else set()
+    assert {path.name for path in out.iterdir()} == left
+    pages = 10**6
+    assert export("mlflow", out, sweep) == 0
+    event.remove(Pool, "checkout", limit)
+    assert {*read_mlflow(out)} == {*names}
+
+
 def test_what_cannot_be_exported_is_one_line(
     tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
