@@ -264,9 +264,10 @@ import sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 weight = torch.nn.Parameter(torch.ones(2**18))
 optimizer = torch.optim.SGD([weight], lr=1e-9)
-for _ in range(12):  # an item takes 2 MiB
+items = torch.ones(int(sys.argv[1]), 2**19)  # 2 MiB each, held by both processes in all steps
+for _ in range(12):
     optimizer.zero_grad()
-    (torch.ones(int(sys.argv[1]), 1) * weight).square_().sum().backward()
+    (items[:32, : 2**18] * weight).square_().sum().backward()
     dist.all_reduce(weight.grad)
     optimizer.step()
 """
@@ -289,12 +290,12 @@ def test_a_memory_limit_holds_in_each_process_that_torchrun_starts(tmp_path: Pat
     (tmp_path / "t.py").write_text(LAUNCHED)
     start = f"{shlex.quote(sys.executable)} -m torch.distributed.run --standalone --nproc-per-node"
     command = f"{start} 2 {tmp_path}/t.py {{batch_size}}"
-    flags = ["--batch-size", "130", "900", "--memory-limit", "900MiB", "--out", str(tmp_path / "o")]
+    flags = ["--batch-size", "200", "900", "--memory-limit", "900MiB", "--out", str(tmp_path / "o")]
     assert sweep(["--command", command, *flags, *QUICK]) == 0
     fits, fails = read_records(tmp_path / "o").to_dict("records")
     assert (fits["status"], fails["status"]) == ("ok", "oom")
     assert fits["peak_process_bytes"] > 900 * 2**20
-    assert fits["measured_images"] == 2 * 130 * fits["measured_steps"]
+    assert fits["measured_images"] == 2 * 200 * fits["measured_steps"]
 
 
 def test_the_report_says_of_what_its_times_are(
