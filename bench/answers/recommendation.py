@@ -659,7 +659,7 @@ def _tell_untried(found: ReportData, place: Target, chosen: Setting) -> str:
     known = find_fastest(row, off, [sweep.path for sweep in found.sweeps])
     if known is not None:
         case = known.row.case
-        how = ", ".join(name_setting(a, spell_value(getattr(case, a))) for a in off
+        how = ", ".join(name_setting(a, spell_value(getattr(case, a))) for a in _LEVERS
                         if getattr(case, a) != getattr(Case, a))  # fmt: skip
         sentence += (
             f" With {how}, {case.precision} at batch size {case.batch_size} took "
