@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(prog="python -m bench.cards", description=describe(__doc__))
     add = parser.add_argument
     add("folders", nargs="*", type=Path, metavar="FOLDER",
-        help="sweeps' folders or records files (default: all under results/)")  # fmt: skip
+        help="sweeps' folders, a folder of some, or records files (default: results)")  # fmt: skip
     add_output(parser, "text, md, html or json")
     add_prices(parser)
     add("--full", action="store_true", help="print all warnings, tables and notes")
@@ -45,18 +45,20 @@ def main(argv: Sequence[str]) -> int:
     tariff = read_prices(given)
     module, _, name = choose_format(given, _FORMATS).partition(":")
     from bench.cards.document import build
-    from bench.results.store.reader import list_results
+    from bench.results.store.reader import expand_folders, list_results
     from bench.results.study.sweeps import REFERENCE, read_sweeps
 
     also = [REFERENCE] if REFERENCE.is_file() else []
-    if given.folders:
-        sweeps = read_sweeps([*given.folders, *also])
-    else:  # of all under results/, unreadable ones are left out
-        paths = [path.resolve() for path in list_results(RESULTS)]
+    paths = expand_folders(given.folders) or list_results(RESULTS)
+    if given.folders and paths == given.folders:
+        sweeps = read_sweeps([*paths, *also])
+    else:  # of all in a folder, unreadable ones are left out
+        paths = [path.resolve() for path in paths]
         sweeps = read_sweeps([*paths, *also], partial(print, "left out:", file=sys.stderr))
         if not {sweep.path for sweep in sweeps} & {*paths}:
+            where = ", ".join(map(str, given.folders or [RESULTS]))
             raise UsageError(
-                f"no sweeps under {RESULTS}/; name their folders. {HOME}/tree/main/results has "
+                f"no sweeps under {where}/; name their folders. {HOME}/tree/main/results has "
                 "those of cards that others measured"
             )
     found = build(sweeps, (given.output or Path("cards")).resolve().parent, tariff)

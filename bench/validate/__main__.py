@@ -14,7 +14,7 @@ from bench.base.errors import choose
 from bench.base.plain import dump_document
 from bench.base.processes import leave
 from bench.base.text import count
-from bench.results.store.reader import find_records, name_newest
+from bench.results.store.reader import expand_folders, name_newest
 from bench.schema.flags import Parser, add_format, command
 from bench.validate.claims import FAULT, KNOWN, KNOWN_FAULTS, validate
 
@@ -36,13 +36,17 @@ def main(argv: Sequence[str]) -> int:
         "tell. Return code 1: a check failed. 2: a wrong flag.",
     )
     add = parser.add_argument
-    add("folders", nargs="+", type=Path, metavar="FOLDER", help="a sweep's folder or records file")
+    add(
+        "folders",
+        nargs="+",
+        type=Path,
+        metavar="FOLDER",
+        help="a sweep's folder, a folder of several, or a records file",
+    )
     add_format(parser)
     given = parser.parse(argv)
     write = choose("--format", given.format, _FORMATS)
-    for folder in given.folders:
-        find_records(folder)
-    results = [validate(folder) for folder in given.folders]
+    results = [*map(validate, expand_folders(given.folders))]
     print(write(results), end="")
     return int(any(check["result"] == FAULT for found in results for check in found["checks"]))
 

@@ -274,6 +274,8 @@ def test_the_command_adds_the_card_of_2019_and_leaves_out_what_cannot_be_read(
     assert "measure your own card, and send it in.\n  python -m bench.card\n" in out
     assert "left out: " in err
     assert "broken" in err
+    assert main(["results", "--full"]) == 0
+    assert capsys.readouterr() == (out, err)
     assert main(["results/broken"]) == 2
     monkeypatch.chdir(tmp_path / "results")
     assert main([]) == 2  # there is no results/ here

@@ -63,7 +63,7 @@ def report(capsys: pytest.CaptureFixture[str]) -> Run:
     ("arguments", "expected"),
     [
         (["nowhere"], "no records there"),
-        ([str(REFERENCE.parent)], "no records there; the newest results here are in "),
+        ([str(ROOT / "results")], "no records there; give one in it: "),
         (["{readme}"], "give a sweep's folder"),
         (["{reference}", "--format", "htlm"], "did you mean 'html'?"),
         (["{reference}", "-o", "{folder}/no/such/file"], "choose a place that can be written"),

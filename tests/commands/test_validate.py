@@ -453,6 +453,11 @@ def test_json_has_every_check_and_no_folder_is_a_usage_error(
     assert {*names} == {finding.partition(": ")[0] for finding in findings}
     assert main(["nowhere"]) == 2
     assert "no records there" in capsys.readouterr().err
+    assert main([str(RESULTS), "--format", "json"]) == 0
+    folders = [one["folder"] for one in json.loads(capsys.readouterr().out)["folders"]]
+    assert {path.parent.name for path in RESULTS.glob("*/records.csv")} < {
+        Path(folder).name for folder in folders
+    }, "those that a folder holds, and the published ones"
 
 
 def test_what_there_is_nothing_to_check_of_does_not_pass(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import fields
 from itertools import chain
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bench.base.errors import UsageError
+from bench.base.text import name_first
 from bench.results.store.rows import SHARD, SOURCES, Row, Shard, parse_shard
 from bench.results.store.table import (
     CONFIG,
@@ -46,7 +47,9 @@ def find_records(path: Path) -> list[Path]:
         return [file]
     if shards := find_shards(path):
         return [folder / RECORDS for folder in shards]
-    raise UsageError(f"{path}: no records there; {name_newest(path)}")
+    inside = [*map(str, list_results(path))]
+    each = f"give one in it: {name_first(inside, 3)}" if len(inside) > 1 else name_newest(path)
+    raise UsageError(f"{path}: no records there; {each}")
 
 
 def find_shards(path: Path) -> list[Path]:
@@ -81,6 +84,21 @@ def list_results(folder: Path) -> list[Path]:
     reference = sorted((folder / "reference").glob("*.csv"))
     # a curve belongs to the file that it is named after, and is no sweep
     return [*sweeps, *(file for file in reference if not file.stem.endswith("-curve"))]
+
+
+def expand_folders(paths: Iterable[Path]) -> list[Path]:
+    """Return paths of records, those of `list_results` in place of a folder that only holds
+    folders of sweeps. Raises UsageError: there are no records in one."""
+    found = list[Path]()
+    for path in paths:
+        try:
+            find_records(path)
+            found.append(path)
+        except UsageError:
+            if not (inside := list_results(path)):
+                raise
+            found += inside
+    return found
 
 
 def name_newest(folder: Path = Path("results")) -> str:
