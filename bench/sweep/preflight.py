@@ -451,9 +451,12 @@ def describe_plan(plan: Plan, options: Options) -> Iterator[str]:
     if (more := len(labels) - _SHOWN) > 0:
         yield f"      and {more:,} more"
     if families := len(plan.families):
+        each, duration = "each ", "all take is not known yet, and told after the first"
+        if families == 1:
+            each, duration = "", "it takes is not known yet"
         yield (
-            f"searches: {families:,}, each by about {USUAL} probes of a few steps; how long all "
-            "take is not known yet, and told after the first"
+            f"searches: {families:,}, {each}by about {USUAL} probes of a few steps; how long "
+            f"{duration}"
         )
     own = all(case.command is not None for case in cases)  # which has its axes from --command
     # what the name of a workload brings, of which --model names those of the harness

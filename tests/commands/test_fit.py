@@ -278,6 +278,11 @@ def test_a_dry_run_shows_what_is_yet_to_be_found(capsys: Capture) -> None:
         "searches: 2, each by about 7 probes of a few steps; how long all take is not known yet, "
         "and told after the first",
     ]
+    assert (
+        sweep.main([*FAKE, *LIMIT, "--precision", "fp32", "--batch-size", "auto", "--dry-run"]) == 0
+    )
+    alone = "searches: 1, by about 7 probes of a few steps; how long it takes is not known yet\n"
+    assert alone in capsys.readouterr().out
 
 
 def test_how_long_the_other_searches_take_is_told_after_each(
