@@ -36,7 +36,7 @@ def main(mistake: str) -> int:
         print(os.getpid(), flush=True)
         time.sleep(600)
     if mistake in ("none", "silent", "daemon"):
-        time.sleep(0.05)
+        time.sleep(0.5 if mistake == "silent" else 0.05)  # its memory is sampled while it runs
     if mistake in ("silent", "daemon"):
         return 0
     if mistake == "epochs":
