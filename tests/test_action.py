@@ -150,7 +150,7 @@ def test_a_loss_of_equal_steps_that_became_higher_fails_and_another_does_not(
     assert found == code, printed
     (loss,) = json.loads((folder / "compare.json").read_text())["metrics"]["train_loss"]
     assert (loss["verdict"] == "higher") is bool(code)
-    assert ("::error::higher:5%: it.py: training loss: 1.1" in printed) is bool(code)
+    assert ("::error::higher:5%: train-it.py: training loss: 1.1" in printed) is bool(code)
 
 
 def test_what_cannot_be_judged_is_a_warning_with_the_reason(tmp_path: Path) -> None:
