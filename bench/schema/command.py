@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 
 from bench.base.errors import UsageError, nearest
@@ -188,10 +188,13 @@ def parse_varied(name: str, texts: Sequence[str]) -> dict[str, str | None]:
     """
     read = dict[str, str | None]()
     where = f"--vary {' '.join([name, *texts])}"[:200]
-    if 0 < sum(map(bool, map(PARTED.fullmatch, texts))) < max(2, len(texts)):
-        parted = (PARTED.fullmatch(text) and text.replace(",", " ").split() for text in texts)
-        words = [p or [shlex.quote(text)] for p, text in zip(parted, texts, strict=True)]
-        right = " ".join([name, *chain(*words)])
+    parted = [bool(PARTED.fullmatch(text)) for text in texts]
+    if any(parted) and (len(texts) == 1 or not all(parted)):
+        words = (
+            " ".join(filter(None, text.split(","))) if several else shlex.quote(text)
+            for text, several in zip(texts, parted, strict=True)
+        )
+        right = " ".join([name, *words])
         raise UsageError(
             rf"{where}: give --vary {right}; a comma that is part of a value is written '\,'"
         )
