@@ -310,10 +310,7 @@ def list_conditions(runs: Iterable[Any]) -> Iterator[tuple[str, list[str], list[
     runs = [*runs]
     for name, axes in CONDITIONS.items():
         lane = ("lane",) if name == "gpu_uuid" else ()
-        for alike in group(runs, attrgetter("ran_on", *lane, *axes)):
-            values = [*filter(None, dict.fromkeys(tell_condition(run, name) for run in alike))]
-            if len(values) > 1:
-                yield name, values, alike
+        yield from _list_differing(runs, name, ("ran_on", *lane, *axes), tell_condition)
 
 
 def list_mixed(
@@ -323,10 +320,18 @@ def list_mixed(
     what they are ``within``, with its values and these rows. A row that ended before its worker
     could look has none."""
     for name in columns:
-        for alike in group(rows, attrgetter(*within, *COMPARABLE[name])):
-            values = [*filter(None, dict.fromkeys(tell_known(row, name) for row in alike))]
-            if len(values) > 1:
-                yield name, values, alike
+        yield from _list_differing(rows, name, (*within, *COMPARABLE[name]), tell_known)
+
+
+def _list_differing(
+    rows: Iterable[_R], name: str, within: Iterable[str], tell: Callable[[_R, str], str]
+) -> Iterator[tuple[str, list[str], list[_R]]]:
+    """Yield the column, its values and the rows, for rows that agree on what they are ``within``
+    and of which several know other values."""
+    for alike in group(rows, attrgetter(*within)):
+        values = [*filter(None, dict.fromkeys(tell(row, name) for row in alike))]
+        if len(values) > 1:
+            yield name, values, alike
 
 
 def take_last(
